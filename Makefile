@@ -28,7 +28,8 @@
 # PYTHON is the interpreter that environments are made with, VENV the environment, CONSTRAINTS the file with the
 # versions, WORKERS the number of test processes (0: in this one, for a debugger), ARGS what to pass on:
 #   make test PYTHON=python3.12 VENV=.venv-3.12 WORKERS=0 ARGS="-k layout -x"
-# gpu-report takes PYTHON as it is, with the torch, Triton and pytest that it has, and installs nothing but this package.
+# test-gpu and gpu-report take PYTHON as it is, with the torch, Triton, pytest and hypothesis that it has: they need no
+# network. gpu-report installs this package and nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -71,8 +72,8 @@ test: $(VENV)/installed-test
 test-all: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m "not gpu and not peers and not browser" $(PARALLEL) $(ARGS)
 
-test-gpu: $(VENV)/installed-test
-	$(VENV)/bin/pytest -m gpu $(ARGS)
+test-gpu:
+	$(PYTHON) -m pytest -m gpu $(ARGS)
 
 coverage: $(VENV)/installed-dev
 	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered $(PARALLEL) $(ARGS)

@@ -204,9 +204,18 @@ class Site:
 
 
 class Kept(NamedTuple):
-    """A compiled kernel that Triton took, and the driver that it took it for."""
+    """A compiled kernel, and how Triton called its launcher.
 
-    run: Any
+    Attributes:
+        compiled: The kernel itself: Triton 3.9 unloads its module when nothing refers to it any more.
+        launcher: Its launcher.
+        function: Its handle.
+        metadata: What the launcher wants to know of it.
+        driver: The driver that it was compiled for.
+    """
+
+    compiled: Any
+    launcher: Callable[..., object]
     function: Any
     metadata: Any
     driver: Any
@@ -267,6 +276,11 @@ class Launch:
         return self.site.kernel
 
     @property
+    def device(self) -> torch.device:
+        """The device that it runs on."""
+        return self.operands.device
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Every parameter of the kernel by name, tables as tensors."""
         return self.site.arguments(self.operands)
@@ -281,27 +295,38 @@ class Launch:
 
     def run(self) -> None:
         """Launch it on the current stream of its device, which is the current one."""
-        values, _, _, key, device = self.operands
-        kept = self.site.compiled.get(key)
-        if kept is None or kept.driver is not plain_driver():
+        kept = self.site.compiled.get(self.operands.key)
+        if kept is None or kept.driver is not plain_driver(self.site.kernel):
             self._dispatch()
-            return
-        run, function, metadata, driver = kept
-        stream = driver.get_current_stream(device.index or 0)
-        # As Triton's dispatch calls it where there is no hook to be called.
-        run(self.programs, 1, 1, stream, function, metadata, None, None, None, *self.site.pick(values))
+        else:
+            kept.launcher(*self._call(kept))
+
+    def _call(self, kept: Kept) -> tuple[Any, ...]:
+        """List the arguments of a launcher, as Triton's dispatch gives them where there is no hook to be called."""
+        stream = kept.driver.get_current_stream(self.device.index or 0)
+        arguments = self.site.pick(self.operands.values)
+        return self.programs, 1, 1, stream, kept.function, kept.metadata, None, None, None, *arguments
 
     def _dispatch(self) -> None:
-        """Launch it through Triton, and keep the kernel that it takes."""
-        device = self.operands.device
-        options = self.options(warp_size(device), device.type == "cuda" and torch.version.hip is None)
+        """Launch it through Triton, and keep the kernel that it takes if `run` would launch that in the same way."""
+        kernel, grid, named = self.kernel, (self.programs,), self.arguments
+        options = self.options(warp_size(self.device), self.device.type == "cuda" and torch.version.hip is None)
         if getattr(_THREAD, "only_compiles", False):
-            self.kernel.warmup(**self.arguments, grid=(self.programs,), **options)
+            kernel.warmup(**named, grid=grid, **options)
             return
-        driver = plain_driver() if self.site.known else None
-        taken = self.kernel[(self.programs,)](**self.arguments, **options)
-        if driver is not None and isinstance(taken, triton.compiler.CompiledKernel):
-            self.site.compiled[self.operands.key] = Kept(taken.run, taken.function, taken.packed_metadata, driver)
+        driver = plain_driver(kernel) if self.site.known else None
+        if driver is None:
+            kernel[grid](**named, **options)
+            return
+        compiled = kernel.warmup(**named, grid=grid, **options)
+        with recorded(compiled) as calls:
+            kernel[grid](**named, **options)
+        for launcher, call in calls:
+            # The grid and the stream, these two, what hooks are told, the hooks, and the kernel's arguments.
+            if len(call) > 9:
+                kept = Kept(compiled, launcher, function=call[4], metadata=call[5], driver=driver)
+                if is_same_call(call, self._call(kept)):
+                    self.site.compiled[self.operands.key] = kept
 
 
 # Of this thread alone: what others launch meanwhile is launched.
@@ -323,19 +348,64 @@ def compiled_beside(threads: int) -> Iterator[Sequence[Future[Any]]]:
             _THREAD.only_compiles = False
 
 
-def plain_driver() -> Any:
+@contextmanager
+def recorded(compiled: Any) -> Iterator[list[tuple[Callable[..., object], tuple[Any, ...]]]]:
+    """Record how Triton calls the launcher of a compiled kernel in this thread: the launcher, and its arguments.
+
+    Nothing promises that call. Where Triton has its launchers elsewhere nothing is recorded.
+    """
+    calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+    if not hasattr(compiled, "_run") or compiled.run is not compiled._run:
+        yield calls
+        return
+    thread, launcher = threading.get_ident(), compiled.run
+
+    def record(*arguments: Any, **named: Any) -> None:
+        if threading.get_ident() == thread and not named:
+            calls.append((launcher, arguments))
+        launcher(*arguments, **named)
+
+    compiled._run = record
+    try:
+        yield calls
+    finally:
+        compiled._run = launcher
+
+
+def is_same_call(call: tuple[Any, ...], mine: tuple[Any, ...]) -> bool:
+    """Tell whether a launcher takes two calls alike. Triton's, the first, has tensors, and hooks that are empty."""
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    if len(call) != len(mine) or any(x is not hook for x, hook in zip(call[7:9], hooks, strict=True)):
+        return False
+    return all(map(is_same, call[:6] + call[9:], mine[:6] + mine[9:]))
+
+
+def is_same(x: Any, mine: Any) -> bool:
+    """Tell whether a launcher takes two arguments alike: a tensor is its address."""
+    if type(x) is tuple and type(mine) is tuple:
+        return len(x) == len(mine) and all(map(is_same, x, mine))
+    x, mine = (one.data_ptr() if isinstance(one, Tensor) else one for one in (x, mine))
+    return type(x) is type(mine) and x == mine
+
+
+def plain_driver(kernel: Any) -> Any:
     """Give the driver that Triton launches on; None if its dispatch has more to do than to find a kernel and launch it.
 
-    That is so where functions are called around launches, and where kernels are compiled for debugging or profiling.
+    That is so where functions are called around launches or before those of this kernel, where kernels are compiled
+    for debugging or profiling, and in a Triton that has none of these switches.
     """
     runtime = knobs.runtime
-    if (
-        runtime.debug
-        or runtime.launch_enter_hook.calls
-        or runtime.launch_exit_hook.calls
-        or knobs.compilation.instrumentation_mode
-        or (HAS_STAGES and runtime.add_stages_inspection_hook is not None)
-    ):
+    try:
+        if (
+            runtime.debug
+            or runtime.launch_enter_hook.calls
+            or runtime.launch_exit_hook.calls
+            or kernel.pre_run_hooks
+            or knobs.compilation.instrumentation_mode
+            or (HAS_STAGES and runtime.add_stages_inspection_hook is not None)
+        ):
+            return None
+    except AttributeError:
         return None
     return DRIVERS.active
 
@@ -348,9 +418,9 @@ HAS_STAGES = hasattr(knobs.runtime, "add_stages_inspection_hook")
 def _is_known(kernel: Any) -> bool:
     """Tell whether compilations of a kernel depend on nothing but dtypes, alignments and constants.
 
-    That is so where Triton is told not to look at values of numbers, and nobody is to be called before a launch.
+    That is so where Triton is told not to look at values of numbers.
     """
-    if type(kernel) is not JITFunction or getattr(kernel, "pre_run_hooks", None):
+    if type(kernel) is not JITFunction:
         return False
     numbers = [one for one in kernel.params if not one.is_constexpr and one.annotation_type]
     return all(one.do_not_specialize for one in numbers)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import warnings
-from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -77,19 +76,11 @@ def launched(request):
     if not on_gpu(request.config):
         yield
         return
-    from rollout_corr.backends import operators
-    from rollout_corr.kernels.launches import Launch
+    from builders.launches import counted_launches
 
-    run, count = Launch.run, 0
-
-    def counted(self):
-        nonlocal count
-        count += self.device.type == "cuda" and not operators.interprets()
-        run(self)
-
-    with mock.patch.object(Launch, "run", counted):
+    with counted_launches() as count:
         yield
-    assert count, "no kernel was launched on a GPU"
+    assert count["cuda"], "no kernel was launched on a GPU"
 
 
 @pytest.fixture

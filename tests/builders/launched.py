@@ -59,7 +59,7 @@ class Driver:
     def load(self, kernel, options):
         """Make a compiled kernel one whose launches are recorded."""
 
-        def run(programs, one, other, stream, function, metadata, about, enter, leave, *arguments):
+        def run(programs, one, other, stream, function, metadata, about, enter, leave, *arguments, **others):
             assert (one, other, function, metadata) == (1, 1, kernel.function, kernel.packed_metadata)
             for hook in (enter, leave):
                 if hook is not None:
@@ -83,9 +83,9 @@ def forget():
 
 
 @contextlib.contextmanager
-def dispatched(backend="cuda"):
+def dispatched(backend="cuda", driver=None):
     """Launch kernels through Triton's dispatch over a driver that records, and give the driver."""
-    driver = Driver(backend)
+    driver = Driver(backend) if driver is None else driver
     before = triton.runtime.driver.active if triton.runtime.driver._active is not None else None
     with contextlib.ExitStack() as stack:
         for module, names in KERNELS.items():

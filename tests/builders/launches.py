@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from unittest import mock
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -44,3 +48,16 @@ def launch_of(kernel, programs, threads, arguments):
     held = tuple(tensors.values())
     operands = names.operands(held, NOTHING, (), (), tuple(others.values()), None, held[0].device)
     return Launch(Site(kernel, names), programs, threads, operands)
+
+
+@contextlib.contextmanager
+def counted_launches():
+    """Count the launches by the type of their device."""
+    run, count = Launch.run, Counter()
+
+    def counted(launch):
+        run(launch)
+        count[launch.device.type] += 1
+
+    with mock.patch.object(Launch, "run", counted):
+        yield count

@@ -326,12 +326,12 @@ def test_an_open_side_is_open(device):
 
 
 @pytest.mark.gpu
-def test_a_captured_search_replays(device):
+def test_a_captured_search_replays():
     """A graph holds the rounds of the search, and finds the bounds of another batch."""
     spec = rc.Spec(
         W("token", upper=rc.KeepESS(0.9)), (C("abs", upper=rc.Quantile(0.8)), C("k2", upper=rc.MeanBelow(0.03)))
     )
-    held, other = (torch.randn(2, 3000, device=device) * 0.3 - 1.0 for _ in range(2))
+    held, other = (torch.randn(2, 3000, device="cuda") * 0.3 - 1.0 for _ in range(2))
     rc.correct(*held.unbind(), spec=spec)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

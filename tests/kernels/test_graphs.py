@@ -70,12 +70,12 @@ def test_launches_alone_are_a_replay(quick_interpreter, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_captured_step_replays(device, example):
+def test_a_captured_step_replays(example):
     """The step of the example: correction, loss and gradient, on batches whose sequences have other lengths."""
-    held = example.random_batch(0, device)
+    held = example.random_batch(0, "cuda")
     replay, outputs = example.captured(held)
     for seed in (1, 2):
-        batch = example.random_batch(seed, device)
+        batch = example.random_batch(seed, "cuda")
         for place, x in zip(held, batch, strict=True):
             place.copy_(x)
         with mock.patch.object(launches.Launch, "run", side_effect=AssertionError("a replay launches nothing itself")):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 import triton
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
 
 import rollout_corr as rc
 from builders.kernel_cases import unchecked, watched
-from builders.launched import dispatched
+from builders.launched import Driver, dispatched
+from builders.launches import counted_launches
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import launches
@@ -125,6 +130,95 @@ def test_hooks_are_called_around_every_launch(name):
     assert len(called) == 2
 
 
+def test_hooks_of_a_kernel_are_called_before_its_launches():
+    """Added after its first launch, when a kernel is kept; what a hook is given are tensors, as by Triton."""
+    called = []
+    with dispatched() as driver:
+        launch = one_launch()
+        launch.run()
+        launch.kernel.add_pre_run_hook(lambda *args, **named: called.append(named["train_logp"]))
+        launch.run()
+        launch.run()
+        assert [x.data_ptr() for x in called] == 2 * [launch.arguments["train_logp"].data_ptr()]
+        launch.kernel.pre_run_hooks.clear()
+        launch.run()
+        assert len(called) == 2 and len(driver.launched) == 5
+
+
+class Unloading(Driver):
+    """A driver that unloads a kernel when its object is gone, as Triton 3.9 does; its launches hold nothing."""
+
+    def load(self, kernel, options):
+        loaded, launched = self.loaded, self.launched
+
+        def run(programs, one, other, stream, function, *others):
+            assert function in loaded, "the module of this kernel was unloaded"
+            launched.append(function)
+
+        super().load(kernel, options)
+        kernel._run = run
+        loaded.add(kernel.function)
+        weakref.finalize(kernel, loaded.discard, kernel.function)
+        return kernel
+
+    def __init__(self):
+        super().__init__()
+        self.loaded = set()
+
+
+def test_what_is_kept_outlives_the_cache_of_triton():
+    with dispatched(driver=Unloading()) as driver:
+        launch = one_launch()
+        launch.kernel.device_caches.clear()
+        gc.collect()
+        launch.run()
+        assert len(driver.launched) == 2 and len(driver.loaded) == len(driver.compiled) == 1
+        launch.site.compiled.clear()
+        gc.collect()
+        assert not driver.loaded
+
+
+def another_call(change):
+    """A Triton whose dispatch calls launchers in another way."""
+    run = JITFunction.run
+
+    def called(kernel, *args, warmup, **others):
+        compiled = run(kernel, *args, warmup=True, **others)
+        if not warmup:
+            launcher, compiled._run = compiled.run, lambda *arguments: change(launcher, *arguments)
+            try:
+                run(kernel, *args, warmup=False, **others)
+            finally:
+                compiled._run = launcher
+        return compiled
+
+    return JITFunction, "run", called
+
+
+OTHER_TRITONS = {
+    "a launcher that cannot be replaced": (CompiledKernel, "run", property(lambda x: lambda *given: x._run(*given))),
+    "no chain of hooks": (triton.knobs.runtime, "launch_enter_hook", None),
+    "one argument more": another_call(lambda launcher, *given: launcher(*given, "more")),
+    "an argument by keyword": another_call(lambda launcher, *given: launcher(*given, more=None)),
+    "no hooks": another_call(lambda launcher, *given: launcher(*given[:7], None, None, *given[9:])),
+    "another stream": another_call(lambda launcher, *given: launcher(*given[:3], 0, *given[4:])),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_TRITONS)
+def test_another_triton_launches_by_itself(other, monkeypatch):
+    """Where it calls launchers in another way than this one does: every launch once, as its own dispatch makes it."""
+    monkeypatch.setattr(*OTHER_TRITONS[other])
+    with dispatched() as driver:
+        launch = one_launch()
+        for launched in (2, 3):
+            launch.run()
+            assert len(driver.launched) == launched and len(driver.compiled) == 1
+        assert not launch.site.compiled
+        (_, programs, _, arguments), wanted = driver.launched[-1], addresses(tuple(launch.arguments.values()))
+        assert programs == launch.programs and addresses(arguments)[: len(wanted)] == wanted
+
+
 def test_kernels_for_debugging_are_others(monkeypatch):
     with dispatched() as driver:
         launch = one_launch()
@@ -139,7 +233,7 @@ def test_kernels_for_debugging_are_others(monkeypatch):
 
 def test_a_kernel_whose_numbers_triton_looks_at_is_left_to_triton():
     with dispatched():
-        kernel = triton.runtime.jit.JITFunction(correct.read_kernel.fn)
+        kernel = JITFunction(correct.read_kernel.fn)
         kernel.hash = "another"
         names = launches.Names(dict.fromkeys(launches.parameters_of(kernel), True), (), (), ())
         assert not launches.Site(kernel, names).known and launches.Site(correct.read_kernel, names).known
@@ -204,6 +298,13 @@ def test_what_changes_a_compilation_takes_another_kernel(change):
         compiled = len(driver.compiled)
         assert kernels(*others[change])[0] is not first[0] and len(driver.compiled) > compiled
         assert kernels(train, rollout, offsets, token) == first
+
+
+def test_launches_are_counted_by_device():
+    """What a run on a GPU counts, so that it fails if nothing ran there."""
+    with counted_launches() as count, unchecked(), dispatched():
+        rc.correct(torch.zeros(64), torch.zeros(64), cu_seqlens=torch.tensor([0, 64]), backend="triton")
+    assert dict(count) == {"cpu": 2}
 
 
 # --- workspaces ---

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,13 @@ def test_no_index_beside_the_main_one():
     files = [*WORKFLOWS, ROOT / "Makefile", ROOT / "setup.py", ROOT / "constraints.txt", *(ROOT / ".ci").iterdir()]
     beside = re.compile("extra[-_]index|find-links", re.IGNORECASE)
     assert not [path.name for path in files if path.is_file() and beside.search(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.slow
+def test_tests_for_a_gpu_take_no_tensors_of_the_cpu():
+    """What `make test-gpu` selects, in a process of its own: the fixture `device` refuses "cpu" there."""
+    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-m", "gpu", "--collect-only", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    selected = [line for line in done.stdout.splitlines() if "::" in line and line.startswith("tests/")]
+    assert done.returncode == 0 and len(selected) > 500
+    assert not [line for line in selected if re.search(r"\bcpu\b", line.partition("[")[2])]
