@@ -23,6 +23,7 @@ from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.collect import Collector
+from rollout_corr.metrics.known import known_statistics
 from rollout_corr.spec.correction import Spec
 
 # Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Chosen by measurement on
@@ -256,7 +257,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     assert batch.bounds is not None or not spec.asks_batch, "a block is not the batch"
     adopts = is_one_block(batch, slots_of(batch, spec)) and batch.weights_out is None
     weights, mask = new_outputs(batch, spec, not adopts)
-    collector, keep = Collector(spec, look=True, labelled=batch.labels), []
+    collector, keep = Collector(spec, True, batch.labels, known_statistics), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
     for block in blocks_under(batch, spec):
         found = _run_block(block, spec, collector, weights, mask)

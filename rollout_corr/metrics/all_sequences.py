@@ -12,9 +12,10 @@ from torch import Tensor
 from rollout_corr.definition.bounds import OPEN, WeightBounds
 from rollout_corr.definition.facts import Named, SequenceFacts
 from rollout_corr.definition.findings import Numbers, above, below
-from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, extrema, select
+from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.rows import Column
+from rollout_corr.metrics.sums import OfBatch, Sums
 from rollout_corr.spec.bounds_of_batch import Side
 from rollout_corr.spec.correction import Spec
 
@@ -46,18 +47,20 @@ class AllSequences:
     """
 
     def __init__(
-        self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, look: bool, bounds: WeightBounds = OPEN
+        self, facts: SequenceFacts, tokens_outside: Number, spec: Spec, on_host: bool, bounds: WeightBounds = OPEN
     ) -> None:
         self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
         self.bounds = bounds
         # The values of sequences and turns that were summed, by name.
         self.each: Numbers = {}
-        self._look = look
+        # What reduces values of sequences.
+        self.by: Sums = OfBatch(facts.d)
+        self._on_host = on_host
         self._standing: Number | None = None
         self._max_size: Number | None = None
         self.count = facts.keep.shape[0]
         # What statistics are taken among: None is all.
-        every = look and self.count > 0 and int(facts.measured.amin()) > 0
+        every = on_host and self.count > 0 and int(facts.measured.amin()) > 0
         self.among = None if every else facts.measured > 0
         n = facts.measured if every else facts.measured.clamp(min=1)
         # The gap from the sum of D, which is exact, and not from the difference of two large sums.
@@ -67,7 +70,7 @@ class AllSequences:
         chi2 = d.clamp(-spec.clamp, spec.clamp).mul_(2.0).expm1_()
         self._columns: Named = {}
         self._parts = parts = [logs, perplexity(logs), sizes, chi2, d]
-        if look:
+        if on_host:
             self._join(parts)
         else:
             self._split(parts)
@@ -107,7 +110,7 @@ class AllSequences:
 
     def column(self, name: Column) -> Number:
         """[S] float64: a column, or the product of two; or where values are read, its sum over measured sequences."""
-        if self._look:
+        if self._on_host:
             return self._sums[name]
         if not isinstance(name, str):
             first, second = (getattr(self.facts, one) for one in name)
@@ -116,7 +119,7 @@ class AllSequences:
 
     def tokens(self, counts: Tensor) -> Number:
         """[S] int64, tokens of each sequence, as they are; or how many there are, if they are all and that is known."""
-        known = self._look and counts is self.facts.tokens and self.facts.total is not None
+        known = self._on_host and counts is self.facts.tokens and self.facts.total is not None
         return float(self.facts.total or 0) if known else counts
 
     @property
@@ -124,24 +127,24 @@ class AllSequences:
         """[S] int64: the tokens whose D is NaN or infinite; or that there is none."""
         counts = self.facts.nonfinite
         if counts is None:
-            return 0.0 if self._look else torch.zeros_like(self.facts.tokens)
+            return 0.0 if self._on_host else torch.zeros_like(self.facts.tokens)
         return counts
 
     def ends(self, name: str) -> tuple[Number, Number]:
-        """(-minimum, maximum) of a column over measured sequences; -inf, -inf when there is none."""
-        if self._look:
+        """The largest and the largest negated value of a column over measured sequences; -inf when there is none."""
+        if self._on_host:
             low, high = self._ends[name]
-            return -low, high
+            return high, -low
         column = self.column(name)
         assert isinstance(column, Tensor)
-        return extrema(column, self.among)
+        return self.by.ends(column, self.among)
 
     def unread(self) -> AllSequences:
         """Give a view of which every value is per sequence."""
-        if not self._look:
+        if not self._on_host:
             return self
         found = copy(self)
-        found._look, found._max_size, found.among = False, None, self.facts.measured > 0
+        found._on_host, found._max_size, found.among = False, None, self.facts.measured > 0
         found._split(self._parts)
         return found
 
@@ -161,7 +164,7 @@ class AllSequences:
     @property
     def standing(self) -> Number:
         """[S] bool: it has a valid token, and no criterion rejected it; or how many do."""
-        if self._look and not self.facts.rejects:
+        if self._on_host and not self.facts.rejects:
             return self.nonempty
         if self._standing is None:
             self._standing = self.facts.keep if self.among is None else self.facts.keep & (self.facts.tokens > 0)
@@ -171,18 +174,18 @@ class AllSequences:
     def max_size(self) -> Number:
         """The largest |sum of D|."""
         if self._max_size is None:
-            self._max_size = self.ends("size")[1]
+            self._max_size = self.ends("size")[0]
         return self._max_size
 
     def sequences_clamped(self) -> Number:
         """[S] bool: |sum of D| is beyond the clamp; or how many are."""
-        if self._look and float(self.max_size) <= self.spec.clamp:
+        if self._on_host and float(self.max_size) <= self.spec.clamp:
             return 0.0
         return self.facts.d.abs() > self.spec.clamp
 
     def without_survivors(self) -> Number:
         """[S] bool: it stands, and criteria rejected its tokens one by one; or how many do."""
-        if self._look and not self.facts.drops:
+        if self._on_host and not self.facts.drops:
             return 0.0
         standing = self.standing
         # Where nothing rejects sequences, all of those with a token stand.
@@ -191,10 +194,10 @@ class AllSequences:
     def beyond(self, side: Side) -> Number:
         """[S] bool: the weight before the bounds is beyond one of them; or that none is, of an open one."""
         bound = self.bounds.high if side == "upper" else self.bounds.low
-        if bound is None and self._look:
+        if bound is None and self._on_host:
             return 0.0
         return (above if side == "upper" else below)(self.facts.log_weight, bound)
 
     def among_all(self, which: Tensor) -> Tensor | None:
         """[S] bool, or None where values are read and all are True."""
-        return None if self._look and bool(which.all()) else which
+        return None if self._on_host and bool(which.all()) else which

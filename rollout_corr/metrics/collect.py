@@ -19,6 +19,7 @@ from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
 from rollout_corr.metrics.rows import At
 from rollout_corr.metrics.statistics import Statistics, of_vector
+from rollout_corr.metrics.sums import OfBatch
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
@@ -26,19 +27,21 @@ if TYPE_CHECKING:
     from rollout_corr.metrics.labels import Labelled
 
 
+# Sums and maxima of a block by name.
+Known = Callable[[Findings], tuple[Numbers, Numbers]]
+
+
 class Plan(NamedTuple):
     """All that statistics under a Spec are taken by.
 
     Attributes:
         of_blocks: The rows at "tokens" and "blocks".
-        of_call: Those at "call".
         of_units: Those at other places.
         sums: The names of the sums, in order.
         maxima: Those of the maxima.
     """
 
     of_blocks: Rows
-    of_call: Rows
     of_units: dict[At, Rows]
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
@@ -47,24 +50,35 @@ class Plan(NamedTuple):
 @cached(maxsize=256)
 def plan_of(spec: Spec) -> Plan:
     """Make the plan of a Spec, which every call fetches once."""
-    units: tuple[At, ...] = ("sequences", "measured", "turns", "measured turns")
+    units: tuple[At, ...] = ("sequences", "measured", "turns", "measured turns", "call")
     return Plan(
         Rows.of(rows_at(spec, "tokens", "blocks")),
-        Rows.of(rows_at(spec, "call")),
         {place: Rows.of(rows_at(spec, place)) for place in units},
         *schema.layout(spec),
     )
 
 
-def of_block(found: Findings, rows: Rows) -> tuple[Numbers, Numbers]:
+def of_block(found: Findings, rows: Rows, known: Known | None) -> tuple[Numbers, Numbers]:
     """Sums and maxima of some whole sequences, 0-d each by name; "histogram" is [512].
 
     Args:
         found: The sequences.
         rows: Those at "tokens" and "blocks".
+        known: As of `Collector`.
     """
-    spec = found.spec
-    sums, maxima = _taken(rows, found)
+    spec, by = found.spec, OfBatch(found.tokens.d)
+    sums: Numbers = {}
+    maxima: Numbers = {}
+    known_sums, known_maxima = (sums, maxima) if known is None else known(found)
+    for value, names, ends in rows.several:
+        if names and names[0] in known_sums:
+            for name in names:
+                sums[name] = known_sums[name]
+        elif not names and ends[0] in known_maxima:
+            for name in ends:
+                maxima[name] = known_maxima[name]
+        else:
+            _put(value(found, by), names, ends, sums, maxima)
     if spec.detail == "full":
         sums["histogram"] = histogram(found.tokens.d, found.tokens.measured)
     if len(spec.report) > 1:
@@ -74,24 +88,44 @@ def of_block(found: Findings, rows: Rows) -> tuple[Numbers, Numbers]:
     return sums, maxima
 
 
-def of_sequences(view: AllSequences, plan: Plan, look: bool = False) -> tuple[Numbers, Numbers]:
-    """Sums and maxima over all sequences of a batch, each counting once; `look` reads values, as `evaluate` does."""
-    sums, maxima = _taken(plan.of_call, view)
-    everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.among)]
+def _put(
+    values: tuple[Number, ...], names: tuple[str, ...], ends: tuple[str, ...], sums: Numbers, maxima: Numbers
+) -> None:
+    """Name sums and the maxima behind them."""
+    # torch 2.6 compiles zip(strict=False) as a strict one, so both have their part of the values.
+    if names:
+        sums.update(zip(names, values[: len(names)], strict=True))
+    if ends:
+        maxima.update(zip(ends, values[len(names) :], strict=True))
+
+
+def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> tuple[Numbers, Numbers]:
+    """Sums and maxima over all sequences of a batch, each counting once.
+
+    Args:
+        view: The sequences.
+        plan: The rows.
+        on_host: Read values, as `evaluate` does.
+    """
+    sums: Numbers = {}
+    maxima: Numbers = {}
+    everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.among), ("call", None)]
     if view.turns is not None:
         everywhere += [("turns", None), ("measured turns", view.turns.measured)]
     for place, among in everywhere:
         rows = plan.of_units[place]
-        each: Numbers = {name: one(view) for name, one in rows.ones}
+        for value, names, ends in rows.several:
+            _put(value(view), names, ends, sums, maxima)
+        each: Numbers = {name: one(view) for name, one in rows.each}
         view.each |= each
         columns = zip(rows.named, map(view.column, rows.columns), strict=True)
-        if not look:
-            each.update(columns)
-            each = dict(totals({name: tensor_of(x) for name, x in each.items()}, among))
-        else:
+        if on_host:
             sums.update(columns)
             if tensors := {name: x for name, x in each.items() if isinstance(x, Tensor)}:
                 each.update(_read(tensors, among))
+        else:
+            each.update(columns)
+            each = dict(totals({name: tensor_of(x) for name, x in each.items()}, among)) if each else each
         sums.update(each)
     return sums, maxima
 
@@ -113,20 +147,6 @@ def _read(per_sequence: Named, among: Tensor | None) -> dict[str, float]:
     return {name: sums[id(x)] for name, x in per_sequence.items()}
 
 
-def _taken(rows: Rows, view: Findings | AllSequences) -> tuple[Numbers, Numbers]:
-    """Sums and maxima by name, 0-d each."""
-    sums: Numbers = {name: one(view) for name, one in rows.ones}
-    maxima: Numbers = {}
-    for value, names, ends in rows.several:
-        values = value(view)
-        # torch 2.6 compiles zip(strict=False) as a strict one, so both have their part of the values.
-        if names:
-            sums.update(zip(names, values[: len(names)], strict=True))
-        if ends:
-            maxima.update(zip(ends, values[len(names) :], strict=True))
-    return sums, maxima
-
-
 def totals(per_sequence: Named, among: Tensor | None) -> Named:
     """The sum of each [S] tensor over the chosen sequences, in float64."""
     # One operation joins numbers of different dtypes. float64 holds the sums of integers.
@@ -137,9 +157,9 @@ def totals(per_sequence: Named, among: Tensor | None) -> Named:
     return dict(zip(per_sequence, summed.double().unbind(), strict=True))
 
 
-def _stack(values: Iterable[Number], look: bool) -> Tensor:
+def _stack(values: Iterable[Number], on_host: bool) -> Tensor:
     """Stack numbers of any dtypes in float64."""
-    if look:
+    if on_host:
         # A third of the time of making a tensor of a list.
         return torch.frombuffer(array("d", map(float, values)), dtype=torch.float64)
     return torch.stack([x.double() for x in values if isinstance(x, Tensor)])
@@ -150,17 +170,24 @@ class Collector:
 
     Args:
         spec: The Spec.
-        look: Read every number at once, which on a CPU takes less time than an operation on it.
+        on_host: Read every number at once, which on a CPU takes less time than an operation on it.
         labelled: Labels of the batch.
+        known: Gives statistics of a block, by name, that its backend has already; their rows are not taken.
     """
 
-    def __init__(self, spec: Spec, look: bool = False, labelled: tuple[Labelled, ...] = ()) -> None:
-        self._spec, self._look, self._plan = spec, look, plan_of(spec)
+    def __init__(
+        self,
+        spec: Spec,
+        on_host: bool = False,
+        labelled: tuple[Labelled, ...] = (),
+        known: Known | None = None,
+    ) -> None:
+        self._spec, self._on_host, self._plan, self._known = spec, on_host, plan_of(spec), known
         self._labels = None
         if labelled:
             from rollout_corr.metrics.label_collector import LabelCollector
 
-            self._labels = LabelCollector(spec, look, labelled)
+            self._labels = LabelCollector(spec, on_host, labelled)
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
         self._maxima: list[Numbers] = []
@@ -174,7 +201,7 @@ class Collector:
             found: The block.
             choose: Gives its tokens' values of a tensor of the shape of the batch; None: all of them.
         """
-        self.add(found.facts, *of_block(found, self._plan.of_blocks))
+        self.add(found.facts, *of_block(found, self._plan.of_blocks, self._known))
         if found.weighing is not None:
             self._bounds = found.weighing.bounds
         if self._labels is not None:
@@ -201,8 +228,8 @@ class Collector:
         if self._sums[1:]:
             sums = self._named(sums, self._stacked(self._sums).sum(0))
             maxima = self._named(maxima, self._stacked(self._maxima).amax(0))
-        view = AllSequences(facts, tokens_outside, spec, self._look, self._bounds)
-        more_sums, more_maxima = of_sequences(view, plan, self._look)
+        view = AllSequences(facts, tokens_outside, spec, self._on_host, self._bounds)
+        more_sums, more_maxima = of_sequences(view, plan, self._on_host)
         sums, maxima = sums | more_sums, maxima | more_maxima
         if len(spec.report) > 1:
             device = facts.keep.device
@@ -215,11 +242,11 @@ class Collector:
         if self._histograms:
             sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
         every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
-        whole = of_vector(spec, _stack(every, self._look), len(plan.sums))
+        whole = of_vector(spec, _stack(every, self._on_host), len(plan.sums))
         return whole if self._labels is None else self._labels.beside(whole, view)
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
-        return torch.stack([_stack(numbers.values(), self._look) for numbers in blocks])
+        return torch.stack([_stack(numbers.values(), self._on_host) for numbers in blocks])
 
     def _named(self, names: Iterable[str], values: Tensor) -> Numbers:
-        return dict(zip(names, values.tolist() if self._look else values.unbind(), strict=True))
+        return dict(zip(names, values.tolist() if self._on_host else values.unbind(), strict=True))

@@ -105,7 +105,7 @@ def _of_sequences(spec: Spec) -> Columns:
         value = f"{criterion.label}/value"
         (sums if criterion.per_token else more_sums).extend((value, f"{value}2"))
         (ends if criterion.per_token else more_ends).append(value)
-    more_sums += [row.sums[0] for row in rows_at(spec, "sequences", "measured")]
+    more_sums += [row.sums[0] for row in rows_at(spec, "sequences", "measured") if row.each]
     return Columns(tuple(sums), _both(ends), tuple(more_sums), ("max_abs_sum_d", *_both(more_ends)))
 
 

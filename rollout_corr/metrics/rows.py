@@ -8,9 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from torch import Tensor
 
 from rollout_corr.definition.tokens import Number
+
+if TYPE_CHECKING:
+    from rollout_corr.definition.findings import Findings
+    from rollout_corr.metrics.sums import Sums
 
 Values = Mapping[str, float]
 
@@ -19,12 +25,15 @@ Column = str | tuple[str, str]
 
 # Where statistics are taken:
 # "tokens": in every block, over its tokens. Each rank of a sequence group adds those of the tokens that it holds.
-# "blocks": in every block, over its whole sequences.
-# "sequences": once a call, as the sum of a value per sequence; "measured": over sequences with a measured token alone.
-# "turns", "measured turns": likewise of a value per turn.
-# "call": once a call, over all sequences.
+# "blocks": in every block, over its turns or sequences, each counted by its tokens.
+# "sequences": once a call, over all sequences; "measured": over those with a measured token alone.
+# "turns", "measured turns": likewise over turns.
+# "call": once a call.
 # The first rank of a sequence group alone adds what is taken over whole sequences.
 At = Literal["tokens", "blocks", "sequences", "measured", "turns", "measured turns", "call"]
+
+# The sums and then the maxima of a row, from what a block found and what reduces its tokens.
+OfTokens = Callable[["Findings", "Sums"], tuple[Number, ...]]
 
 
 def always(_: Any) -> bool:
@@ -39,42 +48,68 @@ class Aggregate(NamedTuple):
         sums: Names of the sums.
         maxima: Names of the maxima. A minimum travels as the maximum of the negated value, under "-min_...".
         at: Where they are taken.
-        value: Gives the sums and then the maxima, from the `Findings` of a block or from `AllSequences`: each 0-d or
-            read, or per sequence or turn, [S] or [U], where they are added up ("sequences" and what follows it, of one
-            name each).
         when: Tells from a Spec if it needs them.
+        of_tokens: Formula over tokens. Of a row over sequences or turns it gives the same statistic for a label of
+            tokens; None: it has no meaning for a part of a sequence.
+        each: The value of each sequence or turn whose sum this is, [S] or [U], from `AllSequences`; where values are
+            read on the host, the sum itself.
+        of_all: Sums and maxima over all sequences or turns, from `AllSequences`.
+        column: The column of `AllSequences` whose sum this is; None: another value.
         local: Counted by every rank of a sequence group, although it is taken over sequences.
-        one: Gives the one sum of a row that has no more; None for others.
-        column: The column of `AllSequences` that this sum is of; None: it is of something else.
     """
 
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
     at: At
-    value: Callable[[Any], tuple[Number, ...]]
     when: Callable[[Any], bool] = always
-    local: bool = False
-    one: Callable[[Any], Number] | None = None
+    of_tokens: OfTokens | None = None
+    each: Callable[[Any], Number] | None = None
+    of_all: Callable[[Any], tuple[Number, ...]] | None = None
     column: Column | None = None
+    local: bool = False
+
+
+def summed(name: str, x: Callable[[Findings], Tensor], when: Callable[[Any], bool] = always) -> Aggregate:
+    """Make the row of the sum of a value of each token, 0 where the token is not measured."""
+    return Aggregate((name,), (), "tokens", when, lambda f, by: (by.sum(x(f)),))
+
+
+def squared_sum(name: str, x: Callable[[Findings], Tensor], when: Callable[[Any], bool] = always) -> Aggregate:
+    """Make the row of the sum of squares of such a value."""
+    return Aggregate((name,), (), "tokens", when, lambda f, by: (by.squares(x(f)),))
+
+
+def counted(name: str, which: Callable[[Findings], Tensor], when: Callable[[Any], bool] = always) -> Aggregate:
+    """Make the row of the number of tokens of which something is true."""
+    return Aggregate((name,), (), "tokens", when, lambda f, by: (by.count(which(f)),))
+
+
+def both_ends(name: str) -> tuple[str, str]:
+    """Names of a maximum and a minimum."""
+    return f"max_{name}", f"-min_{name}"
 
 
 def total(
-    name: str, at: At, value: Callable[[Any], Number], when: Callable[[Any], bool] = always, local: bool = False
+    name: str,
+    at: At,
+    each: Callable[[Any], Number],
+    when: Callable[[Any], bool] = always,
+    of_tokens: OfTokens | None = None,
 ) -> Aggregate:
-    """Make the row of a sum."""
-    return Aggregate((name,), (), at, lambda view: (value(view),), when, local, value)
+    """Make the row of the sum of a value of each sequence or turn."""
+    return Aggregate((name,), (), at, when, of_tokens, each)
 
 
-def of_column(name: str, column: Column, when: Callable[[Any], bool] = always) -> Aggregate:
+def of_column(
+    name: str, column: Column, when: Callable[[Any], bool] = always, of_tokens: OfTokens | None = None
+) -> Aggregate:
     """Make the row of the sum of a column of sequences, over the measured ones."""
-    return total(name, "measured", lambda s: s.column(column), when)._replace(column=column)
+    return Aggregate((name,), (), "measured", when, of_tokens, lambda s: s.column(column), column=column)
 
 
-def extremes(
-    name: str, at: At, value: Callable[[Any], tuple[Number, Number]], when: Callable[[Any], bool] = always
-) -> Aggregate:
-    """Make the row of a maximum and a minimum; `value` gives (-minimum, maximum)."""
-    return Aggregate((), (f"max_{name}", f"-min_{name}"), at, lambda view: value(view)[::-1], when)
+def ends_of_column(name: str, column: str, when: Callable[[Any], bool] = always) -> Aggregate:
+    """Make the row of the maximum and the minimum of a column of sequences, over the measured ones."""
+    return Aggregate((), both_ends(name), "measured", when, of_all=lambda s: s.ends(column))
 
 
 class Over(NamedTuple):

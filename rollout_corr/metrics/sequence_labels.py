@@ -139,11 +139,12 @@ def of_facts(view: AllSequences) -> PerSequence:
     unread, among = view.unread(), view.among
 
     def value(row: Aggregate) -> Tensor:
+        assert row.each is not None
         found = known.get(row.sums[0])
-        return found if isinstance(found, Tensor) else tensor_of(row.value(unread)[0])
+        return found if isinstance(found, Tensor) else tensor_of(row.each(unread))
 
-    sums: Named = {row.sums[0]: value(row) for row in rows_at(spec, "sequences")}
-    over = {row.sums[0]: value(row) for row in rows_at(spec, "measured")}
+    sums: Named = {row.sums[0]: value(row) for row in rows_at(spec, "sequences") if row.each}
+    over = {row.sums[0]: value(row) for row in rows_at(spec, "measured") if row.each}
     if among is not None:
         # Chosen in one operation for all of them.
         chosen = select(among, stacked(over, tuple(over)))

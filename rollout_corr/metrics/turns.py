@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from rollout_corr.definition.facts import TurnFacts
 from rollout_corr.definition.findings import above, below
-from rollout_corr.definition.tokens import extrema
+from rollout_corr.definition.tokens import Number
 from rollout_corr.definition.turns import FIRST, LAST, MIDDLE
-from rollout_corr.metrics.rows import Aggregate, Metric, Over, extremes, mean, plain, ratio_of, total
+from rollout_corr.metrics.rows import Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
+from rollout_corr.metrics.sums import squares_of_weight, sum_of_weight
 from rollout_corr.spec.correction import Spec
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
@@ -81,9 +83,18 @@ def _plain(name: str, fact: str) -> list[Aggregate]:
     return [
         total(f"turn_{name}_plain", "measured turns", lambda s: getattr(s.turns.facts, fact), weighed_here),
         total(f"turn_{name}_plain2", "measured turns", lambda s: _squared(s, fact), weighed_here),
-        total(f"{name}_plain", "measured turns", lambda s: of_tokens(s, False), weighed_here),
-        total(f"{name}_plain2", "measured turns", lambda s: of_tokens(s, True), weighed_here),
+        total(f"{name}_plain", "measured turns", lambda s: of_tokens(s, False), weighed_here, sum_of_weight(fact)),
+        total(f"{name}_plain2", "measured turns", lambda s: of_tokens(s, True), weighed_here, squares_of_weight(fact)),
     ]
+
+
+def _ends(name: str, x: Callable[[TurnFacts], Tensor], when: Callable[[Spec], bool]) -> Aggregate:
+    """The maximum and the minimum over measured turns."""
+
+    def of_all(s: Any) -> tuple[Number, ...]:
+        return s.by.ends(x(s.turns.facts), s.turns.measured)
+
+    return Aggregate((), both_ends(name), "measured turns", when, of_all=of_all)
 
 
 AGGREGATES: list[Aggregate] = [
@@ -92,7 +103,7 @@ AGGREGATES: list[Aggregate] = [
     total("turns_kept", "turns", lambda s: s.turns.facts.keep & s.turns.nonempty, measured_here),
     total("chi2_turn", "measured turns", _chi2, measured_here),
     total("abs_sum_d_turn", "measured turns", lambda s: s.turns.facts.d.abs(), measured_here),
-    extremes("turn_sum_d", "call", lambda s: extrema(s.turns.facts.d, s.turns.measured), measured_here),
+    _ends("turn_sum_d", lambda turns: turns.d, measured_here),
     *(row for name, place in PLACES.items() for row in _of_place(name, place)),
     *_weight("raw", "raw"),
     *_weight("weight", "bounded"),
@@ -110,8 +121,8 @@ AGGREGATES: list[Aggregate] = [
         lambda s: below(s.turns.facts.log_weight, s.bounds.low),
         weighed_here,
     ),
-    extremes("turn_raw", "call", lambda s: extrema(s.turns.facts.raw, s.turns.measured), weighed_here),
-    extremes("turn_weight", "call", lambda s: extrema(s.turns.facts.bounded, s.turns.measured), weighed_here),
+    _ends("turn_raw", lambda turns: turns.raw, weighed_here),
+    _ends("turn_weight", lambda turns: turns.bounded, weighed_here),
 ]
 
 

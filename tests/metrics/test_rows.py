@@ -14,7 +14,7 @@ from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics import aggregates, collect, docs, loss, native, peers, schema
-from rollout_corr.metrics.rows import Metric, mean, total
+from rollout_corr.metrics.rows import Metric, mean, summed, total
 from rollout_corr.spec.choices import REPORTS
 
 PACKAGE = Path(rc.__file__).parent
@@ -23,8 +23,14 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
-# The rows, the reader of the histogram, and those that labels have.
-NAMING = {"metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py"}
+# The rows, the reader of the histogram, those that labels have, and those that the CPU takes by a series.
+NAMING = {
+    "metrics/known.py",
+    "backends/cpu_sums.py",
+    "metrics/aggregates.py",
+    "metrics/native.py",
+    "metrics/histogram.py",
+}
 NAMING |= {f"metrics/{name}.py" for name in ("labels", "near_weights", "sequence_labels", "token_labels")}
 
 
@@ -61,7 +67,7 @@ def another(monkeypatch):
         schema.of_whole_sequences.cache_clear()
 
     rows = [
-        total("d4", "tokens", lambda f: (f.tokens.saturated**4).sum()),
+        summed("d4", lambda f: f.tokens.saturated**4),
         total("longest", "measured", lambda s: s.facts.measured * s.facts.measured),
     ]
     metrics = [
