@@ -30,11 +30,11 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.dump import dump as dump
     from rollout_corr.api.groups import FilteredGroups as FilteredGroups
     from rollout_corr.api.groups import filter_groups as filter_groups
+    from rollout_corr.api.per_token import early_token_weights as early_token_weights
+    from rollout_corr.api.per_token import future_kl_weights as future_kl_weights
+    from rollout_corr.api.per_token import proximal as proximal
     from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
     from rollout_corr.api.policy_loss import policy_loss as policy_loss
-    from rollout_corr.api.position_weights import early_token_weights as early_token_weights
-    from rollout_corr.api.position_weights import future_kl_weights as future_kl_weights
-    from rollout_corr.api.proximal import proximal as proximal
     from rollout_corr.api.routes import RouteAgreement as RouteAgreement
     from rollout_corr.api.routes import route_agreement as route_agreement
     from rollout_corr.api.suggest import Suggestion as Suggestion
@@ -153,13 +153,13 @@ _IMPORTED_WHEN_USED = {
     "DPPO": "spec.score_losses",
     "DRO": "spec.score_losses",
     "dump": "api.dump",
-    "early_token_weights": "api.position_weights",
+    "early_token_weights": "api.per_token",
     "EntropyBonus": "spec.entropy_bonus",
     "EntropyClip": "spec.entropy_losses",
     "filter_groups": "api.groups",
     "FilteredGroups": "api.groups",
     "from_config": "frameworks.shared.lookup",
-    "future_kl_weights": "api.position_weights",
+    "future_kl_weights": "api.per_token",
     "GMPO": "spec.ratio_losses",
     "GPG": "spec.score_losses",
     "GSPO": "spec.ratio_losses",
@@ -173,7 +173,7 @@ _IMPORTED_WHEN_USED = {
     "PPO": "spec.ratio_losses",
     "preset": "frameworks.shared.lookup",
     "presets": "frameworks.shared",
-    "proximal": "api.proximal",
+    "proximal": "api.per_token",
     "Quantile": "spec.bounds_of_batch",
     "REAL": "spec.group_losses",
     "REC": "spec.signed_losses",

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
-from rollout_corr.api.by_keyword import mask_by_keyword
 from rollout_corr.api.outputs import Outputs, take_outputs
-from rollout_corr.backends import claims
-from rollout_corr.backends.batch import Batch, check_validate
-from rollout_corr.backends.choose import BACKENDS, BackendName, Groups, chosen_backend
+from rollout_corr.backends.batch import Batch, Result, check_validate
+from rollout_corr.backends.choose import BACKENDS, BackendName, chosen_backend
 from rollout_corr.backends.completed import check_dtype, check_groups, completed
+from rollout_corr.backends.groups import Claims, Groups, claims_of
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels, labels_beyond_split_kernels
 from rollout_corr.backends.read import Given, read_batch
-from rollout_corr.backends.result import Result
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
 from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
 from rollout_corr.backends.staleness import versions_given
@@ -31,6 +33,9 @@ from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Renormalized = Literal["rollout", "train"]
 # Offsets, ids in the layout of the log-probs, or the runs of the mask.
@@ -64,6 +69,24 @@ class Correction(HasStatistics):
         names = ("weights", "mask", "keep", *(() if self.turns is None else ("keep_turns", "turns")))
         found = ", ".join(f"{name}={described(getattr(self, name))}" for name in names)
         return f"Correction({found}, device='{self.keep.device}')"
+
+
+def mask_by_keyword(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a call warn about a mask by position: swapped with a tensor before it, nothing would notice."""
+    names = list(inspect.signature(call).parameters)
+    first = names.index("mask")
+    message = (
+        f"{call.__name__}: pass the mask by keyword, mask=...; from 0.2.0 on only {', '.join(names[:first])} are taken "
+        "by position"
+    )
+
+    @functools.wraps(call)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > first and not torch.compiler.is_compiling():
+            warnings.warn(message, FutureWarning, stacklevel=2)
+        return call(*args, **kwargs)
+
+    return called
 
 
 @mask_by_keyword
@@ -330,10 +353,10 @@ def read_request(
             claimed.call.update({} if grouping is None else grouping.claims())
     except (TypeError, ValueError) as error:
         if validate:
-            claims.tell(groups, error)
+            groups.tell(error)
         raise
     if claimed is not None:
-        claims.compare(groups, claimed)
+        groups.compare(claimed)
     return CorrectionRequest(batch, spec, backend, groups)
 
 
@@ -351,9 +374,7 @@ def _check_names(spec: object, backend: object) -> None:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
 
 
-def _claims(
-    batch: Batch, spec: Spec, backend: BackendName, order: SequenceOrder | None, current: object
-) -> claims.Claims:
+def _claims(batch: Batch, spec: Spec, backend: BackendName, order: SequenceOrder | None, current: object) -> Claims:
     """The call as other ranks compare it."""
     logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
     fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend), "sequence_order": str(order)}
@@ -366,4 +387,4 @@ def _claims(
         fixed["current_version"] = str(current)
     if batch.labels:
         fixed["labels"] = str([one.labels for one in batch.labels])
-    return claims.claims_of("correct", batch, logps, fixed)
+    return claims_of("correct", batch, logps, fixed)

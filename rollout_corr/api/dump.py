@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api import dump_threads
-from rollout_corr.api.by_keyword import mask_by_keyword
+from rollout_corr.api.correct import mask_by_keyword
 from rollout_corr.api.dump_files import append, json_line, write_shard
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.layouts import LogProbs

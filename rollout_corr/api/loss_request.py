@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction
-from rollout_corr.api.loss_divisor import Divisor
+from rollout_corr.backends import whole
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
-from rollout_corr.backends.choose import BACKENDS, Groups, chosen_backend
-from rollout_corr.backends.claims import Claims, claims_of
-from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.choose import BACKENDS, chosen_backend
+from rollout_corr.backends.groups import Claims, Groups, claims_of
+from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import read_mass
-from rollout_corr.backends.sequence_groups import GroupsGiven, read_groups, wanted_by
+from rollout_corr.backends.sequence_groups import INDEX_DTYPES, GroupsGiven, read_groups, wanted_by
 from rollout_corr.backends.staleness import Versions
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.entropy_bonus import EntropyBonus
-from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of
 from rollout_corr.spec.no_spec import no_spec
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
-from rollout_corr.spec.validate import shown
+from rollout_corr.spec.validate import number, shown
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds
+
 
 # --- the mode ---
 
@@ -385,3 +387,68 @@ class LossRequest:
                 f"surrogate: expected {type(self.surrogate).__name__}() without bounds of its own where weights take "
                 f"the place of its ratio, got {self.surrogate!r}"
             )
+
+
+def read_ids(batch: Batch, given: object) -> Tensor:
+    """Check `sequence_ids`: [S] int64."""
+    if not isinstance(given, Tensor):
+        raise TypeError(f"sequence_ids: expected a tensor, got {type(given).__name__}")
+    if given.dtype not in INDEX_DTYPES:
+        raise ValueError(f"sequence_ids: expected int32 or int64, got {str(given.dtype).removeprefix('torch.')}")
+    if tuple(given.shape) not in ((batch.count,), (batch.count, 1)):
+        raise ValueError(f"sequence_ids: expected shape [{batch.count}] or [{batch.count}, 1], got {shape_of(given)}")
+    if given.device != batch.train.device:
+        raise ValueError(f"sequence_ids: expected device {batch.train.device}, got {given.device}")
+    return given.detach().reshape(-1).long()
+
+
+def read_scales(read: Reader, batch: Batch, scale: object) -> Tensor:
+    """Read factors per token or per sequence, and give each token its own."""
+    found, per_sequence = read.per_token_or_sequence("scale", scale)
+    found = found.to(batch.dtype)
+    return whole.sequences_of(batch)[0].spread(found).expand(batch.train.shape) if per_sequence else found
+
+
+class Divisor(NamedTuple):
+    """A denominator as it was read.
+
+    Attributes:
+        counted: The tokens or sequences that the loss counts where nobody else has.
+        known: The count that is known beforehand, 0-d float64, or None.
+        of_this_rank: It is this rank's share, to be added up over the batch group.
+    """
+
+    counted: Counted
+    known: Tensor | None = None
+    of_this_rank: bool = False
+
+
+def read_denominator(given: object, reduction: str, read: Reader, batch: Batch) -> Divisor:
+    """Read the denominator of a call."""
+    device = read.first.device
+    if reduction == "sum" and given != "original":
+        raise ValueError(
+            f"denominator: expected the default with reduction='sum', which does not divide, got {shown(given)}; "
+            "reduction='token_mean' divides the sum by this denominator"
+        )
+    if isinstance(given, str) and given == "rows":
+        if reduction_of(reduction).unit != "sequences":
+            raise ValueError(
+                f"denominator: expected 'rows' with a reduction over sequences, got it with reduction={reduction!r}"
+            )
+        rows = torch.full((), batch.count, dtype=torch.float64, device=device)
+        return Divisor("original", rows, of_this_rank=True)
+    if isinstance(given, str) and given in DENOMINATORS:
+        return Divisor("kept" if given == "kept" else "original")
+    if isinstance(given, Tensor):
+        if given.numel() != 1 or given.dtype == torch.bool or given.is_complex():
+            got = f"{dtype_of(given)} of shape {shape_of(given)}"
+            raise ValueError(f"denominator: expected a tensor that holds one number, got {got}")
+        count = given.detach().reshape(()).to(device=device, dtype=torch.float64, non_blocking=True)
+        return Divisor("original", count)
+    if isinstance(given, Real) and not isinstance(given, bool):
+        value = number("denominator", given)
+        if not 0.0 <= value < float("inf"):
+            raise ValueError(f"denominator: expected a finite number >= 0, got {value!r}")
+        return Divisor("original", torch.full((), value, dtype=torch.float64, device=device))
+    raise ValueError(f"denominator: expected one of {list(DENOMINATORS)}, a number or a 0-d tensor, got {shown(given)}")

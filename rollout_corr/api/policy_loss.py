@@ -4,38 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.api.by_keyword import mask_by_keyword
-from rollout_corr.api.correct import Correction, Renormalized, Turns
-from rollout_corr.api.entropy_bonus import bonus_of
-from rollout_corr.api.inner_correction import correct_inside
-from rollout_corr.api.loss_divisor import Divisor, read_denominator, read_scales
-from rollout_corr.api.loss_look import looked_at, read_ids
-from rollout_corr.api.loss_request import LossRequest, LossTensors, read_ready, read_tensors, read_turns_of
-from rollout_corr.backends import claims, loss_blocks, loss_operators, whole
-from rollout_corr.backends.batch import Batch, check_validate
-from rollout_corr.backends.choose import BackendName, Groups
-from rollout_corr.backends.completed import completed
+from rollout_corr.api.correct import Correction, Renormalized, Turns, mask_by_keyword
+from rollout_corr.api.loss_request import (
+    Divisor,
+    LossRequest,
+    LossTensors,
+    read_denominator,
+    read_ids,
+    read_ready,
+    read_scales,
+    read_tensors,
+    read_turns_of,
+)
+from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
+from rollout_corr.backends.batch import Batch, Result, check_validate, external_names
+from rollout_corr.backends.choose import BackendName
+from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
-from rollout_corr.backends.entropy import read_entropy, statistics_of_entropy
+from rollout_corr.backends.groups import Groups
+from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.loss_blocks import LossResult, LossTask
-from rollout_corr.backends.run import mask_back
-from rollout_corr.backends.sequence_groups import groups_given
+from rollout_corr.backends.loss_blocks import LossResult, LossTask, finite_tokens
+from rollout_corr.backends.read import add_ages, add_entropy, read_entropy
+from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, statistics_of_entropy
+from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
 from rollout_corr.backends.staleness import versions_given
+from rollout_corr.definition.entropy import total_of
+from rollout_corr.definition.loss import both
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector
+from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector, under
 from rollout_corr.spec.choices import SequenceOrder
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.entropy_bonus import EntropyBonus
 from rollout_corr.spec.loss import KL, Denominator, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.ratio_losses import DEFAULT_SURROGATE
 from rollout_corr.spec.score_losses import without_ratio
-from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.spec.surrogate import Looked, Surrogate
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds
@@ -239,10 +248,10 @@ def policy_loss(
             claimed = request.claims()
     except (TypeError, ValueError) as error:
         if validate:
-            claims.tell(groups, error)
+            groups.tell(error)
         raise
     if claimed is not None:
-        claims.compare(groups, claimed)
+        groups.compare(claimed)
     return _run(request)
 
 
@@ -292,7 +301,7 @@ def _run(request: LossRequest) -> PolicyLoss:
     if wanted.surrogate.reads_entropy and request.entropy is not None:
         task.entropy = request.entropy.detach()
     if wanted.surrogate.looks:
-        task.looked = looked_at(request, task, _runner(request) == "triton")
+        task.looked = _looked_at(request, task, _runner(request) == "triton")
     kl = wanted.kl
     if kl is None or kl.reduction is None:
         value, found, divisor = _reduced(request, task, request.divisor)
@@ -349,6 +358,16 @@ def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: Lo
     return replace(task, objective=wanted, advantages=task.advantages * 0.0, looked=None, block=None), divisor
 
 
+def _looked_at(request: LossRequest, task: LossTask, by_kernels: bool) -> Looked:
+    """Let the surrogate of a call look at the batch; kernels read the sequences where groups of them are compared."""
+    ids, groups = request.ids, request.groups
+    if task.objective.surrogate.by_group:
+        return (loss_operators if by_kernels else loss_blocks).look_at_groups(task, groups)
+    if ids is None:
+        ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank() << 32)
+    return loss_blocks.look(task, ids, groups)
+
+
 def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:
     """Set the mask given to 0 where a ready training mask is 0; None without one."""
     if train_mask is None:
@@ -360,3 +379,106 @@ def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:
         # Half of the time of `where` on a CPU; a product of floats would keep NaN.
         return batch.mask * train_mask.bool()
     return torch.where(train_mask != 0, batch.mask, 0).to(batch.mask.dtype)
+
+
+class InnerCorrection(NamedTuple):
+    """A correction made in the same call.
+
+    Attributes:
+        factors: Factors of the surrogate's loss, in the shape of the batch, or None.
+        trains: Non-zero at tokens that train, or None for all valid ones.
+        result: Weights, mask, keep and statistics that the caller gets.
+    """
+
+    factors: Tensor | None
+    trains: Tensor | None
+    result: Result
+
+
+def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
+    """Correct from old/rollout, or from new/rollout where there is no old_logp."""
+    read, batch, old = request.tensors.read, request.tensors.batch, request.tensors.old
+    new, rollout = batch.train, request.tensors.rollout
+    if rollout is None:
+        rollout = read.tensor("rollout_logp", None)  # raises
+    for criterion in spec.criteria:
+        if criterion.of == "new/old" and old is None:
+            raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
+    run = _spec_to_run(spec, old is not None, request.use.multiply)
+    denominators = {"new/rollout": rollout, "new/old": old}
+    pairs: dict[str, tuple[Tensor, Tensor]] = {
+        c.of: (new, other) for c in run.criteria if (other := denominators.get(c.of)) is not None
+    }
+    if request.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
+        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
+    batch = batch.of(new if old is None else old, rollout, pairs)
+    batch.bounds = request.bounds
+    if all(criterion.when == "any" for criterion in run.criteria):
+        batch.advantages = None
+    batch.external = read.external(external_names(spec), request.external)
+    if request.versions is not None or spec.reads_versions:
+        add_ages(read, batch, request.versions, spec)
+        request.groups.check_versions(batch, read.first, request.versions)
+    if request.labels is not None:
+        split = request.groups.sequence is not None
+        batch.labels = read_labels(read, batch, *request.labels, request.versions, split)
+        request.groups.check_labels(batch, read.first, request.labels[0])
+    if request.entropy is not None or spec.reads_entropy:
+        add_entropy(batch, request.entropy, spec)
+    if request.grouping is not None or run.needs_groups:
+        over_ranks = request.groups.batch is not None
+        of_batch = batch.count, batch.train.device
+        batch.groups = read_groups(request.grouping, wanted_by(run), *of_batch, over_ranks, request.validate)
+    if request.bounds is not None:
+        check_groups(request.bounds, batch.groups)
+        check_dtype(request.bounds, batch.dtype)
+    found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
+    # Under the caller's Spec, whose criteria have the same labels.
+    statistics = under(found.statistics, spec)
+    factors, trains = found.weights, found.mask
+    if not request.use.multiply:
+        factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)
+        trains = None if spec.rejected == "zero" else trains
+    return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics, found.keep_turns))
+
+
+def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
+    """Derive the Spec of the correction inside the loss.
+
+    Without old_logp, new/rollout is train/rollout. Where weights do not multiply, zero weights cannot reject, so
+    rejections are written into a mask even if the Spec only zeroes weights.
+    """
+    criteria = [
+        replace(criterion, of="train/rollout") if criterion.of == "new/rollout" and not has_old else criterion
+        for criterion in spec.criteria
+    ]
+    rejected = "both" if spec.rejected == "zero" and not multiply else spec.rejected
+    return replace(spec, criteria=tuple(criteria), rejected=rejected)
+
+
+def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor: Tensor) -> Tensor:
+    """0-d float64: the term of the loss, of this rank's tokens, with its gradient to the caller's entropy.
+
+    Args:
+        request: The call, whose entropy has its history.
+        bonus: The bonus.
+        task: The loss that it is a term of: a token that the loss leaves out does not train.
+        divisor: 0-d, what the policy loss is divided by.
+    """
+    batch, objective = request.tensors.batch, request.objective
+    assert request.entropy is not None
+    entropy = request.entropy.to(batch.dtype)
+    if request.scales is not None:
+        entropy = entropy * torch.where(request.scales.isfinite(), request.scales, 0.0)
+    kept = both(None if task.trains is None else task.trains != 0, finite_tokens(task))
+    if request.groups.sequence is None or not objective.reduced.averages:
+        sequences, valid = whole.sequences_of(batch)
+        total = total_of(entropy, valid, kept, bonus.scope, sequences, objective)
+    else:
+        split, valid = whole.split_sequences_of(batch, request.groups.sequence)
+        with torch.no_grad():
+            total_of(entropy, valid, kept, bonus.scope, split, objective)
+        split.start("policy_loss: the tokens of each sequence")
+        split.wait()
+        total = total_of(entropy, valid, kept, bonus.scope, split, objective)
+    return -bonus.coef * (total / divisor.detach())

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.by_keyword import mask_by_keyword
-from rollout_corr.api.correct import Renormalized, Turns, read_request
+from rollout_corr.api.correct import Renormalized, Turns, mask_by_keyword, read_request
 from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
-from rollout_corr.backends.choose import Groups, chosen_backend
+from rollout_corr.backends.choose import chosen_backend
 from rollout_corr.backends.completed import check_groups
 from rollout_corr.backends.count_tokens import counters_of
+from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.read import Given
 from rollout_corr.backends.sequence_groups import groups_given

@@ -20,6 +20,7 @@ from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.labels import Labelled
+from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.criterion import ENTROPY
 from rollout_corr.spec.validate import shown
@@ -132,6 +133,17 @@ class Batch:
         found = Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
         found.turns, found.ages, found.labels, found.groups = self.turns, self.ages, self.labels, self.groups
         return found
+
+
+@dataclass(eq=False, repr=False)
+class Result:
+    """A correction in the batch's own shape, before batch normalisation."""
+
+    weights: Tensor | None
+    mask: Tensor | None  # None: the mask given
+    keep: Tensor  # [S] bool
+    statistics: Statistics
+    keep_turns: Tensor | None = None  # [U] bool; None without turns
 
 
 def is_plain(

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.result import Result
+from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.turns import BlockOfTurns, block_of_turns
 from rollout_corr.definition.findings import Findings, Operands, evaluate
 from rollout_corr.definition.sequences import Packed

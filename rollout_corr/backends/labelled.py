@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollout_corr.backends import operators, whole
-from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.result import Result
+from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.labels import Labelled
 from rollout_corr.metrics.sequence_labels import PerSequence, by_label

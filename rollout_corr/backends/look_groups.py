@@ -17,7 +17,7 @@ from rollout_corr.definition.sequences import Sequences
 from rollout_corr.spec.surrogate import Looked, Surrogate
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.choose import Groups
+    from rollout_corr.backends.groups import Groups
 
 # Exponentials are at most 1 and multiples of 1 / GRID: room for 2^21 sequences of a group.
 GRID = 2.0**42

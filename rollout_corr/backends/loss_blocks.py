@@ -24,7 +24,7 @@ from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.surrogate import Looked
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.choose import Groups
+    from rollout_corr.backends.groups import Groups
     from rollout_corr.backends.split import Split
 
 

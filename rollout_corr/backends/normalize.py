@@ -21,9 +21,8 @@ from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.batch import Batch
-    from rollout_corr.backends.choose import Groups
-    from rollout_corr.backends.result import Result
+    from rollout_corr.backends.batch import Batch, Result
+    from rollout_corr.backends.groups import Groups
     from rollout_corr.backends.split import Split
     from rollout_corr.definition.sequences import Packed, Rows
 

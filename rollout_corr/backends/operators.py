@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import Batch, external_names, offsets_for_kernels, read_offsets
+from rollout_corr.backends.batch import Batch, Result, external_names, offsets_for_kernels, read_offsets
 from rollout_corr.backends.registration import define, seen_by_others
-from rollout_corr.backends.result import Result
 from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema

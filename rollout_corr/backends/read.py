@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, external_names, reader
-from rollout_corr.backends.entropy import add_entropy, read_entropy
+from rollout_corr.backends.batch import LOGP_DTYPES, MASK_DTYPES, Batch, Reader, checked_tensor, external_names, reader
 from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.sequence_groups import GroupsGiven
@@ -17,7 +16,7 @@ from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.criterion import AGE
+from rollout_corr.spec.criterion import AGE, ENTROPY
 from rollout_corr.spec.validate import shown
 
 # The sides whose log-probs may be over the set that truncated sampling kept.
@@ -120,3 +119,30 @@ def read_mass(read: Reader, batch: Batch, log_mass: object, renormalized: object
                 f"{log[above].max().item():.6g}; of a mass pass its log"
             )
     return KeptMass(log, from_rollout=renormalized == "train")
+
+
+def read_entropy(read: Reader, entropy: object) -> Tensor:
+    """Check the entropy of a call, and give it in the shape of the batch with its history."""
+    first = read.first
+    like = first if first.dim() == len(read.shape) else first.view(read.shape)
+    return checked_tensor("entropy", read.layout.open("entropy", entropy), LOGP_DTYPES, like, read.leader).reshape(
+        first.shape
+    )
+
+
+def add_entropy(batch: Batch, entropy: Tensor | None, spec: Spec) -> None:
+    """Let a correction measure the entropy of tokens and test it; refuse none where a criterion does.
+
+    Args:
+        batch: Gets it.
+        entropy: As `read_entropy` gives it; None: the call brings none.
+        spec: The Spec.
+    """
+    if entropy is None:
+        raise ValueError(
+            "entropy: expected the entropy of each token for a criterion with stat='entropy', as the head that gives "
+            "log-probs returns it, got None"
+        )
+    batch.entropy = entropy.detach()
+    if ENTROPY in external_names(spec):
+        batch.external[ENTROPY] = batch.entropy

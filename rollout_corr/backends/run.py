@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, normalize, operators, whole
-from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.choose import Groups, chosen_backend
-from rollout_corr.backends.entropy import statistics_of_entropy
-from rollout_corr.backends.result import Result
+from rollout_corr.backends.batch import Batch, Result
+from rollout_corr.backends.choose import chosen_backend
+from rollout_corr.backends.groups import Groups
 from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import extra, native, peers
-from rollout_corr.metrics.extra import Extra
+from rollout_corr.metrics.extra import Extra, entropy_of
 from rollout_corr.metrics.statistics import Statistics, sum_of
 from rollout_corr.spec.correction import Spec
 
@@ -197,3 +196,18 @@ def mask_back(batch: Batch, edited: Tensor | None) -> Any:
     if batch.given_mask is not None:
         return batch.given_mask
     return batch.restore(whole.inside(batch))
+
+
+def statistics_of_entropy(entropy: Tensor, batch: Batch, beside: Statistics | None = None) -> Statistics:
+    """Append the statistics of entropy to others, or make statistics of them alone.
+
+    Args:
+        entropy: Per token, in the shape of the batch, detached.
+        batch: Tells which tokens are valid.
+        beside: Statistics of a correction; None: there are none.
+    """
+    _, valid = whole.sequences_of(batch)
+    sums, maxima = entropy_of(entropy.to(batch.dtype), valid)
+    if beside is None:
+        return Statistics(None, sums, maxima, extra=Extra(entropy=True))
+    return beside.beside(Extra(entropy=True), sums, maxima)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.labelled import kept_of, with_labels
 from rollout_corr.backends.operators import given_of, operands_of, statistics_of
-from rollout_corr.backends.result import Result
 from rollout_corr.backends.split import PendingTables, rank_in, ranks_in
 from rollout_corr.backends.split_prefixes import Shares, Stretches, carry
 from rollout_corr.kernels.correct.launch import prepare

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.result import Result
+from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.turns import sequence_offsets
 from rollout_corr.definition.bounds import OPEN
 from rollout_corr.definition.findings import Findings, Operands, evaluate

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.api.suggestion import Sequences, Suggestion, suggested
+from rollout_corr.api.suggest import Sequences, Suggestion, suggested
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.dump import Dump

@@ -12,10 +12,9 @@ from torch import Tensor
 
 import rollout_corr as rc
 from rollout_corr.backends import blocks
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.blocks import Compaction
 from rollout_corr.backends.read import Given, read_batch
-from rollout_corr.backends.result import Result
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.definition import findings, tokens
 from rollout_corr.definition.near import SMALL

@@ -14,8 +14,8 @@ from builders.kernel_cases import between_fences, fenced, unchecked, watched
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import look_groups, loss_blocks
 from rollout_corr.backends.batch import Batch
-from rollout_corr.backends.choose import Groups
 from rollout_corr.backends.differentiable import scaled
+from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.loss_blocks import LossTask
 from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.tokens import KeptMass
