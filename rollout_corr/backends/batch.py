@@ -16,7 +16,6 @@ from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, name_of, shape_of
-from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.labels import Labelled
@@ -26,6 +25,7 @@ from rollout_corr.spec.criterion import ENTROPY
 from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:
+    from rollout_corr.backends.bounds_of_batch import Found
     from rollout_corr.backends.sequence_groups import SequenceGroups
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
@@ -104,7 +104,7 @@ class Batch:
     mask_out: Tensor | None = None
     labels: tuple[Labelled, ...] = ()
     groups: SequenceGroups | None = None
-    bounds: BoundsOfBatch | None = None
+    bounds: Found | None = None
     _outside: tuple[int, int] | None = None
 
     @property

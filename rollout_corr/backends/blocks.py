@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import Batch, Result
+from rollout_corr.backends.cpu_sums import CpuPacked, known_statistics, reader_of
 from rollout_corr.backends.turns import BlockOfTurns, block_of_turns
 from rollout_corr.definition.findings import Findings, Operands, evaluate
 from rollout_corr.definition.sequences import Packed
@@ -22,7 +23,6 @@ from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.collect import Collector
-from rollout_corr.metrics.known import known_statistics
 from rollout_corr.spec.correction import Spec
 
 # Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Chosen by measurement on
@@ -104,7 +104,7 @@ class Block:
     slots: slice  # of a packed batch its tokens, of a padded one its rows
     rows: slice  # its sequences
     compaction: Compaction
-    sequences: Packed
+    sequences: CpuPacked
     n_valid: Tensor  # [S] int64
     turns: BlockOfTurns | None
 
@@ -168,7 +168,9 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
             starts = offsets[:-1] if batch.mask is not None or batch.turns is not None else offsets
         if batch.mask is None:
             compaction, n_valid = Compaction(None, slots_here), lengths
-            whole = Packed.of_lengths(lengths, slots_here) if batch.offsets is None else Packed(offsets, slots_here)
+            whole = (
+                CpuPacked.of_lengths(lengths, slots_here) if batch.offsets is None else CpuPacked(offsets, slots_here)
+            )
             turns = None if batch.turns is None else block_of_turns(batch, slots, starts, None, slots_here)
             yield Block(batch, slots, rows, compaction, whole, n_valid, turns)
             continue
@@ -177,9 +179,9 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
             # As int64 the mask would be copied first, eight times as large; a row has less than 2^31 slots.
             n_valid = valid.sum(1, dtype=torch.int32).long()
         else:
-            n_valid = Packed(offsets, slots_here).sum_integers(valid)
+            n_valid = CpuPacked(offsets, slots_here).sum_integers(valid)
         total = int(n_valid.sum())
-        whole = Packed.of_lengths(n_valid, total)
+        whole = CpuPacked.of_lengths(n_valid, total)
         index = None if total == slots_here else _index(valid.reshape(-1), starts, lengths, n_valid, whole)
         compaction = Compaction(index, total)
         turns = None if batch.turns is None else block_of_turns(batch, slots, starts, valid.reshape(-1), total)
@@ -283,7 +285,7 @@ def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor |
     found = evaluate(operands_of(block, spec))
     collector.take(found, block.take)
     # Statistics need these no more, and what follows has temporaries of its own.
-    found.few = found.weighing = None
+    found.weighing = None
     found.tokens.forget()
     if weights is not None and found.weights is not None:
         compaction.put(block.part(weights), found.weights)
@@ -309,12 +311,12 @@ def operands_of(block: Block, spec: Spec) -> Operands:
         spec=spec,
         advantages=None if batch.advantages is None else block.advantages(batch.advantages),
         external={name: block.take(x) for name, x in batch.external.items()},
-        look=True,
         pairs={of: (logp(one), logp(other)) for of, (one, other) in batch.pairs.items()},
         mass=block.mass(batch.mass),
         turns=None if block.turns is None else block.turns.turns,
         bounds=batch.bounds,
         groups=batch.groups.placed()[block.rows] if batch.groups is not None and spec.asks_groups else None,
+        reader=reader_of((None, None) if batch.bounds is None else batch.bounds.known_of_weight()),
     )
 
 

@@ -5,6 +5,7 @@ The gradient is computed in the forward pass, by autograd of the definition; bac
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, ppo_blocks, whole
 from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.cpu_sums import k3_within
 from rollout_corr.definition import loss
-from rollout_corr.definition.loss import Operands
+from rollout_corr.definition.loss import Operands, TokensThatTrain
 from rollout_corr.definition.sequences import Packed, Rows
-from rollout_corr.definition.tokens import KeptMass, Number
+from rollout_corr.definition.tokens import KeptMass, Number, extrema
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.surrogate import Looked
@@ -108,9 +110,8 @@ def run_blocks(task: LossTask) -> LossResult:
     read = ((block, _operands_of(block, task)) for block in blocks.blocks_of(batch, size))
     for block, operands in read if task.block is None else (task.block,):
         operands.looked = _looked_of(block, task.looked)
-        found = ppo_blocks.run(operands, task.objective, task.differentiable) or _with_gradient(
-            operands, task, look=True
-        )
+        by_hand = ppo_blocks.run(operands, task.objective, task.differentiable)
+        found: Run = _with_gradient(_read_on_host(operands), task) if by_hand is None else by_hand
         total, slope, more_sums, more_maxima = found
         if gradient is not None and slope is not None:
             block.compaction.put(block.part(gradient), slope)
@@ -142,11 +143,68 @@ def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
         weights=take(task.weights),
         ref=take(task.ref),
         valid=None,
-        trains=None if task.trains is None else block.take(task.trains).bool(),
+        trains=None if task.trains is None else some_of(block.take(task.trains).bool()),
         mass=block.mass(task.mass),
         scales=take(task.scales),
         turns=None if block.turns is None else block.turns.turns.units,
     )
+
+
+def some_of(which: Tensor) -> Tensor | None:
+    """Bools on the CPU; None where all are True."""
+    # The minimum of bytes is vectorised, `all` is not.
+    every = not which.numel() or bool(which.contiguous().view(torch.uint8).amin())
+    return None if every else which
+
+
+def _read_on_host(given: Operands) -> Operands:
+    """The operands of a block on the CPU, with what their values tell.
+
+    Where sums over all tokens are finite everything is that the loss needs. A sum takes a thirtieth of the time of
+    finding what is not finite. One that overflows is not finite either.
+    """
+    new = given.new.detach()
+    parts = [new if given.base is None else loss.gap(given, new, given.base), given.advantages]
+    others = given.weights, given.scales, None if given.ref is None else new - given.ref
+    parts += [x for x in others if x is not None]
+    given.all_finite = all(math.isfinite(x.sum().item()) for x in parts)
+    given.reader = CpuTokensThatTrain
+    return given
+
+
+class CpuTokensThatTrain(TokensThatTrain):
+    """The tokens of a block on the CPU that train: selected by a product where all is finite, and their ends known."""
+
+    def __init__(self, given: Operands, *others: Any) -> None:
+        self._multiplies = given.all_finite
+        self._ones: Tensor | None = None
+        self._ends: tuple[float, float] | None = None
+        super().__init__(given, *others)
+
+    def chosen(self, x: Tensor) -> Tensor:
+        """Values of tokens that train, 0 elsewhere."""
+        if self._counted is None or not self._multiplies:
+            return super().chosen(x)
+        # Five times as fast as `where`, forward and backward.
+        self._ones = self._counted.to(x.dtype) if self._ones is None else self._ones
+        return x * self._ones
+
+    def limited(self, x: Tensor, clamp: float) -> Tensor:
+        """The log-ratio that is `clamped`: as it is where none lies beyond."""
+        low, high = (end.item() for end in extrema(x.detach(), None))
+        if max(low, high) <= clamp:
+            self._ends = low, high
+            return x
+        return super().limited(x, clamp)
+
+    def k3(self, used: Tensor) -> Tensor:
+        """k3 of `clamped`, 0 at tokens that do not train."""
+        return super().k3(used) if self._ends is None else k3_within(used, max(self._ends))
+
+    def extrema(self, used: Tensor) -> tuple[Number, Number]:
+        """(-minimum, maximum) of `clamped` over the tokens that train."""
+        # A 0 at a token that does not train may be an end, and with a sequence's mean the mean itself.
+        return super().extrema(used) if self._ends is None or self._counted is not None else self._ends
 
 
 def _looked_of(block: blocks.Block, looked: Looked | None) -> Looked | None:
@@ -196,7 +254,7 @@ def look(task: LossTask, ids: Tensor, ranks: Groups) -> Looked:
         # All of the batch in one block.
         for block in blocks.blocks_of(batch, batch.train.numel()):
             operands = _operands_of(block, task)
-            found = loss.read(operands, task.objective, look=True)
+            found = loss.read(_read_on_host(operands), task.objective)
             seen = looks.WholeBatch(batch, found, ids[block.rows], ranks.sum, block.sequences, ranks.batch is None)
             seen.entropy = None if task.entropy is None else block.take(task.entropy).to(batch.dtype)
             looked = surrogate.look(seen)
@@ -260,16 +318,16 @@ def _operands(task: LossTask, new: Tensor, sequences: Rows | Packed | Split, val
     )
 
 
-def _with_gradient(operands: Operands, task: LossTask, look: bool = False) -> Run:
+def _with_gradient(operands: Operands, task: LossTask) -> Run:
     """Evaluate the definition, and autograd of it where a gradient is wanted."""
     if not task.differentiable:
         with torch.no_grad():
-            total, sums, maxima = loss.evaluate(operands, task.objective, look)
+            total, sums, maxima = loss.evaluate(operands, task.objective)
         return total, None, sums, maxima
     with torch.enable_grad():
         # detach() copies nothing; the new leaf keeps gradients off the caller's tensor.
         operands.new = operands.new.detach().requires_grad_()
-        total, sums, maxima = loss.evaluate(operands, task.objective, look)
+        total, sums, maxima = loss.evaluate(operands, task.objective)
         gradient = operands.sequences.gradient(total, operands.new)
     return total.detach(), gradient, sums, maxima
 
@@ -309,7 +367,8 @@ def _divisor(count: Number, wanted: Objective) -> Tensor:
 
 def counted(statistics: Tensor, wanted: Objective) -> Tensor:
     """0-d float64: the count of tokens or sequences that divides the loss, from its statistics."""
-    return loss.divisor(dict(zip(loss_metrics.sum_names(wanted), statistics.unbind(), strict=False)), wanted)
+    name, names = loss.counted_by(wanted), loss_metrics.sum_names(wanted)
+    return torch.ones_like(statistics[0]) if name is None else statistics[names.index(name)]
 
 
 def divided_by(result: LossResult, count: Tensor, wanted: Objective) -> LossResult:

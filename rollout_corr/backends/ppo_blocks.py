@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor
 
+from rollout_corr.backends.cpu_sums import SMALL, CpuPacked, ExactSums, k3_within
 from rollout_corr.definition.bounds import limits
-from rollout_corr.definition.loss import Operands, all_true
-from rollout_corr.definition.near import SMALL, Each
-from rollout_corr.definition.sequences import Packed
-from rollout_corr.definition.tokens import LARGEST_D, Number, k3_within
+from rollout_corr.definition.loss import Operands
+from rollout_corr.definition.tokens import LARGEST_D, Number
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.ratio_losses import PPO
 from rollout_corr.spec.surrogate import Surrogate
@@ -76,9 +75,9 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
     n = given.n_valid
     # Compaction has left valid tokens alone.
     trained = valid = float(x.shape[0]), float(torch.count_nonzero(n).item())
-    if given.trains is not None and not all_true(given.trains):
+    if given.trains is not None:
         ones = given.trains.to(x.dtype)
-        n = given.sequences.sum_integers(ones, 1.0)
+        n = given.sequences.sum_integers(given.trains)
         trained = n.sum().item(), torch.count_nonzero(n).item()
         x.mul_(ones)
         low, high = _ends(x, ones) if trained[0] else (math.inf, -math.inf)
@@ -179,8 +178,8 @@ def _clipped(
 
 def _of_ratios(x: Tensor, given: Operands, largest: float) -> Sums:
     """The sums of log-ratios and ratios of the tokens that train, 0 elsewhere."""
-    if isinstance(given.sequences, Packed) and x.shape[0] <= SMALL:
-        each = Each(x, given.sequences, largest, largest)
+    if isinstance(given.sequences, CpuPacked) and x.shape[0] <= SMALL:
+        each = ExactSums(x, given.sequences, largest, largest)
         return {
             "ppo_d": each.sum,
             "ppo_ratio": each.excess(given.n_valid),

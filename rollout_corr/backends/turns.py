@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import Batch, Reader, checked_tensor
+from rollout_corr.backends.cpu_sums import CpuPacked
 from rollout_corr.backends.layouts import shape_of
 from rollout_corr.definition.offsets import OffsetsError, checked_offsets
-from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
@@ -48,9 +48,9 @@ def block_of_turns(batch: Batch, slots: slice, starts: Tensor, valid: Tensor | N
     first, last = slots.start * width, slots.stop * width
     begin, end = torch.searchsorted(batch.turns, torch.tensor([first, last], device="cpu")).tolist()
     offsets = batch.turns[begin : end + 1] - first
-    n_valid = offsets.diff() if valid is None else Packed(offsets, last - first).sum_integers(valid)
+    n_valid = offsets.diff() if valid is None else CpuPacked(offsets, last - first).sum_integers(valid)
     within = turns_within(offsets, torch.cat([starts, starts.new_tensor([last - first])]))
-    return BlockOfTurns(Turns(Packed.of_lengths(n_valid, total), within, n_valid), slice(begin, end))
+    return BlockOfTurns(Turns(CpuPacked.of_lengths(n_valid, total), within, n_valid), slice(begin, end))
 
 
 # --- reading ---

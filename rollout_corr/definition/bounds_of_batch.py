@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import Bound, Sides
+from rollout_corr.definition.bounds import Bound
 from rollout_corr.spec.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
 from rollout_corr.spec.correction import Criterion, Weight
 from rollout_corr.spec.thresholds import log_bound
@@ -50,9 +50,6 @@ class BoundsOfBatch(Protocol):
             among: Bool of the same shape: the batch; None: all.
         """
 
-    def known_of_weight(self) -> Sides:
-        """Give those logarithms where they are known as numbers; None for each other side."""
-
 
 class Sorted:
     """The bounds of a batch of which all values are at hand."""
@@ -62,10 +59,6 @@ class Sorted:
         values = log_ratio.reshape(-1) if among is None else log_ratio[among]
         found = {side: bound_of(rule, side, ordered_of(weight, rule, values)) for side, rule in weight.rules.items()}
         return found.get("lower"), found.get("upper")
-
-    def known_of_weight(self) -> Sides:
-        """Nothing is known before the ratios are."""
-        return None, None
 
     def of(
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.correction import Decision, Outcome
-from rollout_corr.definition.few import FewBounded
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import LARGEST_D, Tokens, select
+from rollout_corr.definition.tokens import Tokens, select
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing
 from rollout_corr.spec.correction import Spec
@@ -65,7 +64,7 @@ class SequenceFacts:
     weight: Tensor  # after the bounds
     log_weight: Tensor  # log of the ratio before the bounds
     turns: TurnFacts | None  # where turns are measured
-    total: int | None  # the valid tokens of all of them, if somebody looked
+    total: int | None  # the valid tokens of all of them, where the shape tells
     rejects: bool  # keep may be False
     drops: bool  # a sequence that is kept may have lost tokens
 
@@ -77,19 +76,13 @@ def sequence_facts(
     decision: Decision,
     weighing: Weighing | None,
     spec: Spec,
-    few: FewBounded | None,
 ) -> SequenceFacts:
     """Gather the facts of each sequence, and take the sums over sequences that no outcome needed."""
-    sequences = tokens.sequences
-    train = sequences.sum(tokens.train)
+    train, rollout = tokens.sums_of_log_probs
     of_turns = None
     if tokens.turns is not None:
         of_turns = _turn_facts(tokens, tokens.turns, decision, weighing, spec)
-    weight = _weight_facts(tokens, n_measured, weighing, spec, few, of_turns)
-    if tokens.largest is not None and tokens.largest <= LARGEST_D:
-        rollout = train - tokens.sum_d
-    else:
-        rollout = sequences.sum(tokens.rollout)
+    weight = _weight_facts(tokens, n_measured, weighing, spec, of_turns)
     return SequenceFacts(
         criteria=[_criterion_facts(outcome, tokens, n_valid, n_measured) for outcome in decision.outcomes],
         tokens=n_valid,
@@ -101,7 +94,7 @@ def sequence_facts(
         rollout=rollout,
         d=tokens.sum_d,
         turns=of_turns,
-        total=tokens.d.numel() if tokens.largest is not None and tokens.valid is None else None,
+        total=tokens.d.numel() if tokens.valid is None else None,
         rejects=decision.rejects,
         drops=decision.dropped is not None or decision.keep_turns is not None,
         **weight,
@@ -127,7 +120,7 @@ def _turn_facts(tokens: Tokens, turns: Turns, decision: Decision, weighing: Weig
 
 
 def _nothing(tokens: Tokens) -> Named:
-    """The weight where there is none: tensors that are there already, and that nobody reads."""
+    """Placeholders where the Spec has no weight; never read."""
     return dict.fromkeys(("raw", "bounded", "ratio", "weight", "log_weight"), tokens.sum_d)
 
 
@@ -141,12 +134,7 @@ def _of_units(weighing: Weighing) -> Named:
 
 
 def _weight_facts(
-    tokens: Tokens,
-    n_measured: Tensor,
-    weighing: Weighing | None,
-    spec: Spec,
-    few: FewBounded | None,
-    of_turns: TurnFacts | None,
+    tokens: Tokens, n_measured: Tensor, weighing: Weighing | None, spec: Spec, of_turns: TurnFacts | None
 ) -> Named:
     """The weight of each sequence; of weights of tokens and turns the means over its measured tokens."""
     if weighing is None or spec.weight is None:
@@ -164,11 +152,7 @@ def _weight_facts(
         total = tokens.excess_of_sequences
     else:
         total = tokens.sequences.sum(select(tokens.measured, weighing.raw))
-    total_bounded = total
-    if few is not None:
-        total_bounded = tokens.of_sequences(few.few)
-    elif spec.weight.bounded:
-        total_bounded = tokens.sequences.sum(select(tokens.measured, weighing.bounded))
+    total_bounded = tokens.bounded_of_sequences(weighing) if spec.weight.bounded else total
     found = _means(total, total_bounded, n_measured)
     if spec.asks_batch and spec.weight.rules:
         found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, tokens.measured, tokens.sequences)

@@ -14,10 +14,8 @@ from rollout_corr.definition.bounds import Bound, within
 from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.correction import Decision
 from rollout_corr.definition.facts import SequenceFacts, sequence_facts
-from rollout_corr.definition.few import FewBounded, few_bounded
-from rollout_corr.definition.near import near_up_to
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import KeptMass, Number, Tokens, read_tokens
+from rollout_corr.definition.tokens import KeptMass, Number, Reader, Tokens, read_tokens
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing, weigh, weights_of
 from rollout_corr.definition.when import Advantages
@@ -37,13 +35,13 @@ class Operands(NamedTuple):
         spec: The Spec.
         advantages: For criteria with `when`.
         external: For criteria with stat="external", by name.
-        look: Read values to leave out what they make unnecessary: CPU tensors only, and all of them valid.
         pairs: Log-probs of other pairs of policies, by `Criterion.of`.
         mass: The mass that truncated sampling kept, per token in the dtype that computes; it comes between a policy of
             the trainer and the rollout's, so not into new/old.
         turns: The turns of the sequences, where the Spec measures them.
         bounds: Gives the bounds that the batch decides; None: these sequences are the batch.
         groups: [S] int64, the group of each sequence, where groups decide bounds.
+        reader: Reads the tokens.
     """
 
     train: Tensor
@@ -54,12 +52,12 @@ class Operands(NamedTuple):
     spec: Spec
     advantages: Advantages | None
     external: Mapping[str, Tensor]
-    look: bool = False
     pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None
     mass: KeptMass | None = None
     turns: Turns | None = None
     bounds: BoundsOfBatch | None = None
     groups: Tensor | None = None
+    reader: Reader = read_tokens
 
 
 class Decided(NamedTuple):
@@ -89,7 +87,6 @@ class Findings:
     decision: Decision
     weighing: Weighing | None
     weights: Tensor | None  # per token, before batch normalisation; None when the Spec hands none back
-    few: FewBounded | None  # of a token weight
     facts: SequenceFacts
 
     @property
@@ -107,10 +104,8 @@ def decided(given: Operands) -> Decided:
         train, rollout = mass.taken_from(train, rollout)
         pairs = {of: two if of == "new/old" else mass.taken_from(*two) for of, two in pairs.items()}
 
-    near = near_up_to(spec, None if given.bounds is None else given.bounds.known_of_weight())
-
     def read(train: Tensor, rollout: Tensor) -> Tokens:
-        return read_tokens(train, rollout, given.valid, given.sequences, spec, given.look, given.turns, near)
+        return given.reader(train, rollout, given.valid, given.sequences, spec, given.turns)
 
     tokens = read(train, rollout)
     n_measured = given.n_valid
@@ -128,9 +123,8 @@ def evaluate(given: Operands) -> Findings:
     tokens, n_valid, n_measured, decision = decided(given)
     weighing = weigh(tokens, decision, spec, given.bounds)
     weights = weights_of(tokens, decision, weighing, spec)
-    few = few_bounded(tokens, spec, weighing)
-    facts = sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec, few)
-    return Findings(spec, tokens, n_valid, n_measured, decision, weighing, weights, few, facts)
+    facts = sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec)
+    return Findings(spec, tokens, n_valid, n_measured, decision, weighing, weights, facts)
 
 
 def above(log_ratio: Tensor, bound: Bound) -> Tensor:

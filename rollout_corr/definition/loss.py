@@ -7,7 +7,6 @@ count are replaced before anything is computed from them, so that no gradient re
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,10 +15,9 @@ from torch import Tensor
 
 from rollout_corr.definition import findings
 from rollout_corr.definition import tokens as formulas
-from rollout_corr.definition.facts import Named
 from rollout_corr.definition.loss_tokens import cuts, kl, over, saturated, under
 from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import KeptMass, extrema, k3, select, sum_of_d, sum_of_statistic
+from rollout_corr.definition.tokens import KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
 from rollout_corr.spec.loss import KL, Objective
 from rollout_corr.spec.surrogate import Looked, Surrogate, TokenLoss
 from rollout_corr.spec.thresholds import log_bound
@@ -41,7 +39,9 @@ class Operands:
     mass: KeptMass | None = None  # between new and base, where base is the rollout's
     turns: Sequences | None = None  # for a surrogate of turns
     scales: Tensor | None = None  # factors of all that a token adds to the loss
-    looked: Looked | None = None  # for a surrogate that looks at the whole batch
+    looked: Looked | None = None  # for a surrogate that sees the whole batch
+    all_finite: bool = False  # of every token all that the loss needs is known to be finite
+    reader: type[TokensThatTrain] | None = None  # a backend's own; None: `TokensThatTrain`
 
     def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """Give both log-probs as the ratio compares them: over the set that truncated sampling kept."""
@@ -66,24 +66,6 @@ def finite(given: Operands, objective: Objective) -> Tensor:
         if factor is not None:
             found = found & factor.isfinite()
     return found if given.ref is None else found & (new - given.ref).isfinite()
-
-
-def all_finite(given: Operands) -> bool:
-    """Tell whether sums over all tokens are finite, so that everything `finite` asks for is. Reads values.
-
-    A sum takes a thirtieth of the time of finding what is not finite. One that overflows is not finite either.
-    """
-    new = given.new.detach()
-    parts = [new if given.base is None else gap(given, new, given.base), given.advantages]
-    others = given.weights, given.scales, None if given.ref is None else new - given.ref
-    parts += [x for x in others if x is not None]
-    return all(math.isfinite(x.sum().item()) for x in parts)
-
-
-def all_true(which: Tensor) -> bool:
-    """Tell whether bools are all True. Reads a value."""
-    # The minimum of bytes is vectorised, `all` is not.
-    return not which.numel() or bool(which.contiguous().view(torch.uint8).amin())
 
 
 def gap(given: Operands, new: Tensor, base: Tensor) -> Tensor:
@@ -133,25 +115,28 @@ class TokensThatTrain:
 
     def __init__(
         self,
+        given: Operands,
         objective: Objective,
         new: Tensor,
         x: Tensor,
-        advantages: Tensor,
         weights: Tensor | None,
         counted: Tensor | None,
-        units: Sequences,
         n: Tensor,
-        look: bool,
     ) -> None:
-        self.new, self.x, self.advantages = new, x, advantages
-        self.own_ratio, self.weights = not objective.weights_are_the_ratio, weights
-        self._counted, self._units, self._n = counted, units, n
+        self._counted, self._units, self._n = counted, given.sequences, n
+        self.new, self.x, self.advantages = self.chosen(new), self.chosen(x), self.chosen(given.advantages)
+        self.own_ratio, self.weights = (
+            not objective.weights_are_the_ratio,
+            None if weights is None else self.chosen(weights),
+        )
         self._propagate = objective.nonfinite == "propagate"
         surrogate = objective.surrogate
-        self.clamped = surrogate.log_ratio(self)
-        self.ends = extrema(self.clamped.detach(), None) if look else None
-        if self.ends is None or not max(x.item() for x in self.ends) <= surrogate.clamp:
-            self.clamped, self.ends = self.clamped.clamp(-surrogate.clamp, surrogate.clamp), None
+        if surrogate.unit == "turn" and given.turns is not None:
+            trained = torch.ones_like(x, dtype=torch.bool) if counted is None else counted
+            self._units, self._n = given.turns, given.turns.sum_integers(trained)
+        if given.looked is not None:
+            self.looked = given.looked
+        self.clamped = self.limited(surrogate.log_ratio(self), surrogate.clamp)
 
     looked = Looked((), (), {})
     over = staticmethod(over)
@@ -180,6 +165,22 @@ class TokensThatTrain:
     def trained(self, x: Tensor) -> Tensor:
         return select(self._counted, x)
 
+    def chosen(self, x: Tensor) -> Tensor:
+        """Values of tokens that train, 0 elsewhere."""
+        return select(self._counted, x)
+
+    def limited(self, x: Tensor, clamp: float) -> Tensor:
+        """The log-ratio that is `clamped`."""
+        return x.clamp(-clamp, clamp)
+
+    def k3(self, used: Tensor) -> Tensor:
+        """k3 of `clamped`, 0 at tokens that do not train."""
+        return k3(used)
+
+    def extrema(self, used: Tensor) -> tuple[Number, Number]:
+        """(-minimum, maximum) of `clamped` over the tokens that train."""
+        return extrema(used, self._counted)
+
 
 class Read(NamedTuple):
     """The tokens of some whole sequences, read. A mask of None is True everywhere.
@@ -188,7 +189,6 @@ class Read(NamedTuple):
         known: Bool per token: all that the loss needs of it is finite.
         everywhere: Bool per token: it is valid, and known or passed on.
         counted: Bool per token: it trains too.
-        ones: `counted` as numbers where a product may select; None: `where` selects.
         n: [S] int64, the tokens that train.
         new, x, weights: Those of `everywhere`, 0 elsewhere.
         tokens: Those that train, as a surrogate reads them.
@@ -197,69 +197,44 @@ class Read(NamedTuple):
     known: Tensor | None
     everywhere: Tensor | None
     counted: Tensor | None
-    ones: Tensor | None
     n: Tensor
     new: Tensor
     x: Tensor
     weights: Tensor | None
     tokens: TokensThatTrain
 
-    def chosen(self, x: Tensor) -> Tensor:
-        """Values of tokens that train, 0 elsewhere."""
-        return select(self.counted, x) if self.ones is None else x * self.ones
 
-
-def read(given: Operands, objective: Objective, look: bool = False) -> Read:
-    """Read the tokens of some whole sequences; arguments are those of `evaluate`."""
-    sequences = given.sequences
-    known: Tensor | None = None if look and all_finite(given) else finite(given, objective)
-    trains = None if look and given.trains is not None and all_true(given.trains) else given.trains
+def read(given: Operands, objective: Objective) -> Read:
+    """Read the tokens of some whole sequences."""
+    known = None if given.all_finite else finite(given, objective)
     everywhere = given.valid if objective.nonfinite == "propagate" else both(given.valid, known)
-    counted = both(everywhere, trains)
-    n = given.n_valid if counted is None else sequences.sum_integers(counted)
+    counted = both(everywhere, given.trains)
+    n = given.n_valid if counted is None else given.sequences.sum_integers(counted)
     new = select(everywhere, given.new)
     x, compared = log_ratio(given, new, everywhere, objective)
-    # Where all is finite a product selects, five times as fast forward and backward.
-    ones = counted.to(x.dtype) if look and known is None and counted is not None else None
-
-    def chosen(x: Tensor) -> Tensor:
-        return select(counted, x) if ones is None else x * ones
-
-    advantages = chosen(given.advantages)
     weights = None if given.weights is None else select(everywhere, given.weights)
-
-    policies = chosen(compared), chosen(x)
-    units = sequences, n
-    if objective.surrogate.unit == "turn" and given.turns is not None:
-        trained = torch.ones_like(x, dtype=torch.bool) if counted is None else counted
-        units = given.turns, given.turns.sum_integers(trained)
-    of_trained = None if weights is None else chosen(weights)
-    tokens = TokensThatTrain(objective, *policies, advantages, of_trained, counted, *units, look)
-    return Read(known, everywhere, counted, ones, n, new, x, weights, tokens)
+    tokens = (given.reader or TokensThatTrain)(given, objective, compared, x, weights, counted, n)
+    return Read(known, everywhere, counted, n, new, x, weights, tokens)
 
 
-def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple[Tensor, Named, Named]:
+def evaluate(given: Operands, objective: Objective) -> tuple[Tensor, dict[str, Number], dict[str, Number]]:
     """Sum the loss over some whole sequences, before it is divided, and collect its statistics.
 
     Args:
         given: The sequences.
         objective: Everything that is fixed about the loss.
-        look: Leave out selections that select everything. Reads a value, so CPU tensors only.
 
     Returns:
         The sum, 0-d float64, with a graph to `given.new`; sums and maxima of the statistics.
     """
-    found = read(given, objective, look)
-    known, everywhere, counted, _, n, new, x, weights, tokens = found
-    sequences, chosen = given.sequences, found.chosen
-    if given.looked is not None:
-        tokens.looked = given.looked
+    known, everywhere, counted, n, new, x, weights, tokens = read(given, objective)
+    sequences, chosen = given.sequences, tokens.chosen
     loss = objective.surrogate.loss(tokens)
     policy = loss.value if objective.surrogate.coef == 1.0 else objective.surrogate.coef * loss.value
     if weights is not None:
         policy = policy * objective.surrogate.factor(tokens, weights)
     policy = total = chosen(policy)
-    more: Named = {}
+    more: dict[str, Number] = {}
     if objective.kl is not None and given.ref is not None:
         among = everywhere if objective.kl.scope == "all" else counted
         penalty = kl(objective.kl, new - select(everywhere, given.ref))
@@ -281,7 +256,7 @@ def evaluate(given: Operands, objective: Objective, look: bool = False) -> tuple
         inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
         total = total * sequences.spread((1.0 / inner).to(total.dtype))
     used = chosen(tokens.clamped.detach())
-    sums, maxima = statistics(given, known, counted, n, policy, loss, tokens.x.detach(), used, tokens.ends)
+    sums, maxima = statistics(given, known, counted, n, policy, loss, tokens, used)
     return total.sum(dtype=torch.float64), {**sums, **more}, maxima
 
 
@@ -305,10 +280,9 @@ def statistics(
     n: Tensor,
     policy: Tensor,
     loss: TokenLoss,
-    x: Tensor,
+    tokens: TokensThatTrain,
     used: Tensor,
-    ends: tuple[Tensor, Tensor] | None,
-) -> tuple[Named, Named]:
+) -> tuple[dict[str, Number], dict[str, Number]]:
     """Sums and maxima over the tokens that train.
 
     Args:
@@ -318,13 +292,11 @@ def statistics(
         n: [S] int64, how many do.
         policy: The policy loss per token.
         loss: The surrogate's loss per token.
-        x: The log-ratio per token, 0 where it does not train.
-        used: The same at the surrogate's own level.
-        ends: -minimum and maximum of `used` before that selection, or None.
+        tokens: The tokens that train.
+        used: The log-ratio at the surrogate's own level, 0 where a token does not train.
     """
-    # A 0 at a token that does not train may be among the ends, and with a sequence's mean the mean itself.
-    low, high = extrema(used, counted) if ends is None or counted is not None else ends
-    beyond = k3(used) if ends is None else formulas.k3_within(used, max(end.item() for end in ends))
+    low, high = tokens.extrema(used)
+    beyond = tokens.k3(used)
     excess = beyond + used
     valid, broken = given.n_valid.sum(), None if known is None else both(given.valid, ~known)
 
@@ -332,7 +304,7 @@ def statistics(
         which = both(which, among) if which is not None else None
         return torch.zeros_like(valid) if which is None else torch.count_nonzero(which)
 
-    sums: Named = {
+    sums: dict[str, Number] = {
         "loss_valid_tokens": valid,
         "loss_valid_sequences": torch.count_nonzero(given.n_valid),
         "loss_tokens": n.sum(),
@@ -342,7 +314,7 @@ def statistics(
         "clip_low": count(loss.low, counted),
         "clip_high": count(loss.high, counted),
         "clip_dual": count(loss.dual, counted),
-        "ppo_d": saturated(x).sum(dtype=torch.float64),
+        "ppo_d": saturated(tokens.x.detach()).sum(dtype=torch.float64),
         "ppo_ratio": excess.sum(dtype=torch.float64),
         "ppo_ratio2": excess.square().sum(dtype=torch.float64),
         "ppo_k3": beyond.sum(dtype=torch.float64),
@@ -356,9 +328,3 @@ def counted_by(objective: Objective) -> str | None:
     if unit is None:
         return None
     return f"loss_{unit}" if objective.denominator == "kept" else f"loss_valid_{unit}"
-
-
-def divisor(sums: Named, objective: Objective) -> Tensor:
-    """The number that the sum is divided by: 0-d float64, from the statistics of the whole batch."""
-    name = counted_by(objective)
-    return torch.ones_like(sums["loss_policy"]) if name is None else sums[name].double()

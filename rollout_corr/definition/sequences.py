@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
-import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Sequences(Protocol):
@@ -21,11 +23,10 @@ class Sequences(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """Add floating x up: [S] float64."""
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor) -> Tensor:
         """Add int64 or bool x up, or whole numbers up to 2^38 as floats: [S] int64, exact in any order.
 
-        May overwrite x unless it is bool. No |x| is above `largest`, which is not asked for where it is not known; with
-        it the sums may come as float64 that holds them.
+        May overwrite x unless it is bool.
         """
 
     def max(self, x: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class Rows(Whole):
         """[B, T] floating -> [B] float64."""
         return x.sum(1, dtype=torch.float64)
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor) -> Tensor:
         """[B, T] int64, bool, or floating whole numbers -> [B] int64, exact whatever the order."""
         return (x.to(torch.int64) if x.is_floating_point() else x).sum(1)
 
@@ -120,94 +121,6 @@ def scan_max(x: Tensor, place: Tensor, before: bool) -> Tensor:
     return x
 
 
-# Tokens of a tile: stretches of equal length that packed tokens are cut into on the CPU, wherever sequences end.
-TILE = 64
-
-# What float64 holds exactly, with all integers below; and the most of what is added where nobody has looked.
-FLOAT64, UNKNOWN = 2.0**53, 2.0**38
-
-# Tokens from which on that is less time than the operations which it takes more.
-TILED = 65_536
-
-
-class Tiles:
-    """Sums of packed tokens on the CPU: along tiles, [n, TILE], then over the tiles and the ends of each sequence.
-
-    A tile in which a sequence begins or ends is cut: it counts nothing as a whole, and its tokens are summed one by one
-    with those behind the last whole tile. So nothing in one sequence touches another.
-
-    Args:
-        offsets: [S + 1] int64, as of `Packed`.
-        size: Tokens.
-    """
-
-    def __init__(self, offsets: Tensor, size: int) -> None:
-        self._whole, self._count = size // TILE, offsets.shape[0] - 1
-        tile, inside = offsets // TILE, offsets % TILE
-        within = inside != 0
-        self._cut = torch.unique_consecutive(tile[within & (tile < self._whole)])
-        # Where each sequence begins among the tiles, and behind them among the tokens of those that are cut.
-        tokens = torch.searchsorted(self._cut, tile).mul_(TILE).add_(inside)
-        self._offsets = torch.cat([(tile + within).clamp_(max=self._whole), tokens.add_(self._whole)])
-
-    def sum(self, x: Tensor) -> Tensor:
-        """[N] float32 -> [S] float64. A tile is summed in float32."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        every = torch.cat([tiles.sum(1).index_fill_(0, self._cut, 0.0), *self._ends(x, tiles)])
-        return self._added(torch.segment_reduce(every.double(), "sum", offsets=self._offsets, unsafe=True))
-
-    def sum_squares(self, x: Tensor) -> Tensor:
-        """[N] float32 -> [S] float64: the sums of squares, of a tile from its length, without a tensor of squares."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        lengths = torch.linalg.vector_norm(tiles, dim=1).index_fill_(0, self._cut, 0.0)
-        every = torch.cat([lengths, *self._ends(x, tiles)]).double()
-        return self._added(torch.segment_reduce(every.mul_(every), "sum", offsets=self._offsets, unsafe=True))
-
-    def sum_integers(self, x: Tensor, largest: float) -> Tensor:
-        """[N] float32 whole numbers up to 2^38 -> [S] int64, exact; or float64 that holds every sum."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        # float64 holds the sum of a tile.
-        over = tiles.double().sum(1).index_fill_(0, self._cut, 0.0)
-        ends = self._ends(x, tiles)
-        if held(largest, x.shape[0]):
-            every = torch.cat([over, *ends])
-            return self._added(torch.segment_reduce(every, "sum", offsets=self._offsets, unsafe=True))
-        running = torch.cat([torch.zeros(1, dtype=torch.float64, device="cpu"), over, *ends]).long().cumsum_(0)
-        return self._added(running.index_select(0, self._offsets).diff())
-
-    def max(self, x: Tensor) -> Tensor:
-        """[N] floating -> [S]; -inf for a sequence without tokens."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        every = torch.cat([tiles.amax(1).index_fill_(0, self._cut, -torch.inf), *self._ends(x, tiles)])
-        parts = torch.segment_reduce(every, "max", offsets=self._offsets, unsafe=True)
-        return torch.maximum(parts[: self._count], parts[self._count + 1 :])
-
-    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] floating -> [S] each: the largest x, and the largest -x, from one look at the tiles that are cut."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        ends, found = self._ends(x, tiles), []
-        for whole, of, nothing in ((tiles.amax(1), "max", -torch.inf), (tiles.amin(1), "min", torch.inf)):
-            every = torch.cat([whole.index_fill_(0, self._cut, nothing), *ends])
-            found.append(torch.segment_reduce(every, of, offsets=self._offsets, unsafe=True))
-        (high, more_high), (low, more_low) = ((x[: self._count], x[self._count + 1 :]) for x in found)
-        return torch.maximum(high, more_high), torch.minimum(low, more_low).neg_()
-
-    def _ends(self, x: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
-        return tiles.index_select(0, self._cut).view(-1), x[self._whole * TILE :]
-
-    def _added(self, parts: Tensor) -> Tensor:
-        """Sums over tiles, one number that is no sequence's, and sums over tokens, [2 S + 1] -> [S]."""
-        return parts[: self._count] + parts[self._count + 1 :]
-
-
-def held(largest: float, size: int) -> bool:
-    """Tell whether float64 holds every sum of so many whole numbers, none of which is larger; not where nobody looked.
-
-    The number of tokens may then be a compiler's symbol, which is not to be compared.
-    """
-    return largest < UNKNOWN and largest * size <= FLOAT64
-
-
 def _differences(x: Tensor, offsets: Tensor) -> Tensor:
     """The sum of int64 or bool x from each offset to the next, from a running sum: it may wrap around, they do not."""
     if not x.shape[0]:
@@ -231,11 +144,9 @@ class Packed(Whole):
         self.count = offsets.shape[0] - 1
         self._ids: Tensor | None = None
         self._lengths: Tensor | None = None
-        self._tiles: Tiles | None = None
-        self._tiled: bool | None = None
 
     @classmethod
-    def of_lengths(cls, lengths: Tensor, size: int) -> Packed:
+    def of_lengths(cls, lengths: Tensor, size: int) -> Self:
         """Build from [S] lengths that sum to N, for sequences without gaps between them."""
         packed = cls(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), size)
         packed._lengths = lengths
@@ -245,66 +156,25 @@ class Packed(Whole):
         """[N] floating -> [S] float64; nothing in one sequence touches another."""
         if self.size == 0 or self.count == 0:
             return torch.zeros(self.count, dtype=torch.float64, device=x.device)
-        tiles = self._in_tiles(x)
-        if tiles is not None:
-            return tiles.sum(x)
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
-    def sum_squares(self, x: Tensor) -> Tensor:
-        """[N] floating -> [S] float64: the sums of squares."""
-        tiles = self._in_tiles(x) if self.count else None
-        return self.sum(x * x) if tiles is None else tiles.sum_squares(x)
-
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
-        """[N] int64, bool, or floating whole numbers -> [S], exact. May overwrite x.
+    def sum_integers(self, x: Tensor) -> Tensor:
+        """[N] int64, bool, or floating whole numbers -> [S] int64, exact. May overwrite x.
 
         With floats a running sum would let a sequence take part in its neighbours' rounding.
         """
-        if x.is_floating_point():
-            tiles = self._in_tiles(x)
-            if tiles is not None:
-                return tiles.sum_integers(x, largest)
-            if self.count and held(largest, self.size):
-                # A third of the operations of a running sum.
-                return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
-            x = x.to(torch.int64)
-        return _differences(x, self.offsets)
-
-    def _in_tiles(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tiles | None:
-        """Tiles of a dtype, where sequences are long enough for most of them to be whole, and memory is the CPU's."""
-        if self._tiled is None:
-            may = x.device.type == "cpu" and not torch.compiler.is_compiling()
-            self._tiled = may and self.size >= max(TILED, 2 * TILE * self.count)
-        if not self._tiled or x.dtype != dtype or x.requires_grad:
-            return None
-        if self._tiles is None:
-            self._tiles = Tiles(self.offsets, self.size)
-        return self._tiles
+        return _differences(x.to(torch.int64) if x.is_floating_point() else x, self.offsets)
 
     def max(self, x: Tensor) -> Tensor:
         """[N] floating -> [S]; -inf for a sequence without tokens."""
         if self.size == 0 or self.count == 0:
             return x.new_full((self.count,), -torch.inf)
-        tiles = self._in_tiles(x, x.dtype)
-        if tiles is not None:
-            return tiles.max(x)
         return torch.segment_reduce(x, "max", offsets=self.offsets, unsafe=True)
-
-    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] floating -> [S] each: the largest x, and the largest -x."""
-        tiles = self._in_tiles(x, x.dtype) if self.count else None
-        return super().ends(x) if tiles is None else tiles.ends(x)
 
     def spread(self, per_sequence: Tensor) -> Tensor:
         """[S] -> [N]."""
         if self.count == 0:
             return per_sequence.new_zeros(self.size)
-        if per_sequence.dtype == torch.bool and self._ids is None and not torch.compiler.is_compiling():
-            # A running sum of where it changes, in bytes: a fifth of the time of the index.
-            flags = per_sequence.to(torch.int8)
-            changes = torch.cat([flags[:1], flags.diff()])
-            running = torch.zeros(self.size + 1, dtype=torch.int8, device=flags.device)
-            return running.index_add_(0, self.offsets[:-1], changes).cumsum_(0)[:-1].view(torch.bool)
         return per_sequence.index_select(0, self.ids)
 
     def running(self, x: Tensor) -> Tensor:
@@ -363,9 +233,9 @@ class Flattened(Whole):
         """[B, T] floating -> [U] float64."""
         return self.packed.sum(x.reshape(-1))
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor) -> Tensor:
         """[B, T] int64, bool, or floating whole numbers -> [U] int64, exact. May overwrite x."""
-        return self.packed.sum_integers(x.reshape(-1), largest)
+        return self.packed.sum_integers(x.reshape(-1))
 
     def max(self, x: Tensor) -> Tensor:
         """[B, T] -> [U]; -inf for a stretch without tokens."""

@@ -4,6 +4,8 @@
    `KeptMass` brings log-probs over the whole vocabulary to the set that truncated sampling kept, before anything else.
 2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
 3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
+
+`Tokens` answers by the plain formulas, on every device, and reads no value. A backend may hand in a reader of its own.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from struct import Struct
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.near import SMALL, WIDE, Each, Near, few_above, series_of_k3
-from rollout_corr.definition.sequences import Packed, Sequences
+from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.turns import Turns
 from rollout_corr.spec.correction import Spec
+
+if TYPE_CHECKING:
+    from rollout_corr.definition.weights import Weighing
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
@@ -31,11 +34,8 @@ GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
 LARGEST_LOG_PERPLEXITY = 500.0
 
 
-# 0-d, or what was read of it.
+# 0-d, or a number that is known on the host.
 Number = Tensor | float
-
-# Two float32.
-FLOATS = Struct("2f")
 
 
 # --- formulas ---
@@ -47,7 +47,7 @@ def select(keep: Tensor | None, x: Tensor) -> Tensor:
 
 
 def tensor_of(x: Number) -> Tensor:
-    """x as a tensor where it lies: `as_tensor` alone moves one to the default device, where somebody has set that."""
+    """x as a tensor on its own device; `as_tensor` would move one to a default device that a caller has set."""
     return x if isinstance(x, Tensor) else torch.as_tensor(x)
 
 
@@ -61,20 +61,6 @@ def k3(d: Tensor) -> Tensor:
         series = series.mul_(x).add_(1.0 / math.factorial(n))
     series = series.mul_(x).mul_(x)
     return torch.where(d.abs() <= 0.5, series, d.exp().sub_(1.0).sub_(d))
-
-
-def k3_within(d: Tensor, largest: float) -> Tensor:
-    """Compute k3 of tokens whose largest |D| is known: by a series alone where that is as exact."""
-    return series_of_k3(d, largest).mul_(d).mul_(d) if largest <= WIDE else k3(d)
-
-
-def rounded(ends: tuple[float, float], dtype: torch.dtype) -> tuple[float, float]:
-    """Two numbers as a dtype holds them."""
-    if dtype == torch.float32:
-        # A tensor would take twenty times as long.
-        return cast("tuple[float, float]", FLOATS.unpack(FLOATS.pack(*ends)))
-    low, high = torch.tensor(ends, dtype=dtype, device="cpu").tolist()
-    return low, high
 
 
 def squares(x: Tensor) -> Tensor:
@@ -124,7 +110,7 @@ def to_grid(x: Tensor, grid: float) -> Tensor:
     return x.sign().add_(x, alpha=2.0 * grid).div_(2.0, rounding_mode="trunc")
 
 
-def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor, largest: float = LARGEST_D) -> Tensor:
+def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
     """[S] float64: the sum of D, -D or |D| saturated at +-1024, exact and so independent of any order.
 
     Args:
@@ -132,13 +118,12 @@ def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor
         sequences: Which tokens belong together.
         propagate: Let NaN and infinity of `d` into the sum.
         d: Per token, before saturation.
-        largest: No |D| is above it, as far as somebody looked.
     """
     finite = _finite(saturated, propagate)
     if d.dtype == torch.float64:
         total = sequences.sum(finite)
     else:
-        total = sequences.sum_integers(to_grid(finite, GRID_OF_D), GRID_OF_D * largest + 1.0).double() / GRID_OF_D
+        total = sequences.sum_integers(to_grid(finite, GRID_OF_D)).double() / GRID_OF_D
     return total + sequences.sum(d - _finite(d, True)) if propagate else total
 
 
@@ -195,7 +180,7 @@ class Tokens:
     """The tokens of some sequences, read under a Spec. Tensors are per token, [N] or [B, T], unless they say [S].
 
     `valid` (the mask is not 0) and `measured` (valid, and D finite or taken as it is) are bool, or None if all are.
-    Log-probs and D are 0 where a token is not measured.
+    Log-probs and D are 0 where a token is not measured. What is derived is computed once.
     """
 
     sequences: Sequences
@@ -207,13 +192,9 @@ class Tokens:
     nonfinite: Tensor | None  # [S] int64: valid tokens whose D is NaN or infinite; None: there is none
     clamp: float
     propagate: bool
-    largest: float | None = None  # the largest |D|, if `read_tokens` looked
-    near_up_to: float | None = None  # the |D| above which a token is looked at alone; None: not to be asked
-    ends: tuple[Number, Number] | None = None  # -min D and max D, if it looked or somebody asked
     turns: Turns | None = None  # where the Spec measures them
     bad: Tensor | None = None  # bool: valid, and D is NaN or infinite; None: there is none
-    _known: dict[str, Tensor] = field(default_factory=dict)
-    _near: list[Near | None] = field(default_factory=list)
+    derived: dict[str, Tensor] = field(default_factory=dict)
 
     def count(self, which: Tensor) -> Tensor:
         """[S] int64: how many tokens of each sequence are True in `which`."""
@@ -226,94 +207,40 @@ class Tokens:
         assert self.turns is not None
         return self.turns.units
 
+    def limited(self, limit: float) -> Tensor:
+        """D within +-limit."""
+        return self.d.clamp(-limit, limit)
+
     def clamped(self, token_clamp: float | None = None) -> Tensor:
         """D after the token clamp, and after the clamp that guards every exp."""
         if token_clamp is not None:
-            return self._limited(min(self.clamp, token_clamp))
-        return self.d if self.is_within(self.clamp) else self._once("clamped", lambda: self._limited(self.clamp))
+            return self.limited(min(self.clamp, token_clamp))
+        return self.once("clamped", lambda: self.limited(self.clamp))
 
     @property
     def saturated(self) -> Tensor:
         """D within +-1024, as it enters every sum."""
-        return self.d if self.is_within(LARGEST_D) else self._once("saturated", lambda: self._limited(LARGEST_D))
-
-    @property
-    def near(self) -> Near | None:
-        """Sums by a short series; None where nobody looked, or where too many tokens are not near 0."""
-        if not self._near:
-            self._near.append(self._look())
-        return self._near[0]
-
-    def _look(self) -> Near | None:
-        up_to, sequences = self.near_up_to, self.sequences
-        if self.largest is None or self.largest > LARGEST_D or not isinstance(sequences, Packed):
-            return None
-        if sequences.size <= SMALL:
-            return Each(self.d, sequences, self.clamp, self.largest)
-        if up_to is None:
-            return None
-        few = few_above(self.size, min(up_to, self.clamp))
-        return None if few is None else Near(self.d, sequences, few, self.clamp, self.largest)
+        return self.once("saturated", lambda: self.limited(LARGEST_D))
 
     @property
     def size(self) -> Tensor:
         """|D|, saturated."""
-        return self._once("size", lambda: self.saturated.abs())
+        return self.once("size", lambda: self.saturated.abs())
 
     @property
     def k3(self) -> Tensor:
         """k3 of the clamped D."""
-        near = self.near
-        return self._once("k3", lambda: k3(self.clamped()) if near is None else near.k3_of_tokens())
+        return self.once("k3", lambda: k3(self.clamped()))
 
     @property
     def excess(self) -> Tensor:
         """e^D - 1 of the clamped D, without cancellation."""
-        return self._once("excess", lambda: self.clamped() + self.k3)
-
-    def sums(self) -> tuple[Number, Number, Number, Number, Number]:
-        """The sums of |D| and D^2, saturated, of k3, e^D - 1 and (e^D - 1)^2."""
-        saturated, near = self.saturated, self.near
-        # |D| is not kept for its sum.
-        size = (self._known["size"] if "size" in self._known else saturated.abs()).sum()
-        if near is not None:
-            return size, near.d2, near.k3, near.excess(self.sum_d), near.excess2
-        return size, squares(saturated), self.k3.sum(), self.excess.sum(), self.sum_excess2
-
-    @property
-    def sum_excess2(self) -> Number:
-        """The sum of (e^D - 1)^2, which a weight without bounds or token clamp needs again."""
-        if self.near is not None:
-            return self.near.excess2
-        return self._once("excess2", lambda: squares(self.excess))
-
-    @property
-    def excess_of_sequences(self) -> Tensor:
-        """[S] float64: the sums of e^D - 1."""
-        return self._once("excess_of_sequences", self._excess_of_sequences)
-
-    def _excess_of_sequences(self) -> Tensor:
-        if self.near is None:
-            return self.sequences.sum(select(self.measured, self.excess))
-        return self.of_sequences(self.near.few_excess)
-
-    def of_sequences(self, of_few: Tensor) -> Tensor:
-        """[S] float64: the sums of e^D - 1, of which the few that are not near 0 have another value, [k] float64."""
-        assert self.near is not None
-        return self.near.excess_of_sequences(self.sum_d, of_few)
+        return self.once("excess", lambda: self.clamped() + self.k3)
 
     @property
     def extrema(self) -> tuple[Number, Number]:
         """(-min D, max D) over measured tokens; -inf, -inf when there is none."""
-        if self.ends is None:
-            self.ends = extrema(self.d, self.measured)
-        return self.ends
-
-    @property
-    def excess_ends(self) -> tuple[float, float]:
-        """-min and max of e^D - 1, where somebody looked; rounded as the value of a token is."""
-        low, high = (min(max(float(x), -self.clamp), self.clamp) for x in self.extrema)
-        return rounded((-math.expm1(-low), math.expm1(high)), self.d.dtype)
+        return extrema(self.d, self.measured)
 
     @property
     def sum_d(self) -> Tensor:
@@ -322,39 +249,36 @@ class Tokens:
 
     def sum_d_over(self, over: str) -> Tensor:
         """[S] or [U] float64: the sum of D over the measured tokens of a unit."""
-        found = self._known.get(name := f"sum_d/{over}")
-        if found is None:
-            largest = LARGEST_D if self.largest is None else self.largest
-            found = self._known[name] = sum_of_d(self.saturated, self.units(over), self.propagate, self.d, largest)
-        return found
+        units = self.units(over)
+        return self.once(f"sum_d/{over}", lambda: sum_of_d(self.saturated, units, self.propagate, self.d))
+
+    @property
+    def sums_of_log_probs(self) -> tuple[Tensor, Tensor]:
+        """[S] float64 each: the sums of train_logp and of rollout_logp over measured tokens."""
+        return self.sequences.sum(self.train), self.sequences.sum(self.rollout)
+
+    @property
+    def excess_of_sequences(self) -> Tensor:
+        """[S] float64: the sums of e^D - 1 over measured tokens."""
+        return self.once("excess/sequences", lambda: self.sequences.sum(select(self.measured, self.excess)))
+
+    def bounded_of_sequences(self, weighing: Weighing) -> Tensor:
+        """[S] float64: the sums of ratio - 1 after the bounds, of a weight of tokens, over measured tokens."""
+        return self.sequences.sum(select(self.measured, weighing.bounded))
 
     def forget(self) -> None:
         """Let go of what was derived and is as large as the tokens, after its last use."""
-        self._near.clear()
-        self._known.clear()
+        self.derived.clear()
 
-    def is_within(self, limit: float) -> bool:
-        """Tell whether somebody looked, and no |D| is above a limit."""
-        return self.largest is not None and self.largest <= limit
-
-    def _limited(self, limit: float) -> Tensor:
-        return self.d if self.is_within(limit) else self.d.clamp(-limit, limit)
-
-    def _once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        if name not in self._known:
-            self._known[name] = compute()
-        return self._known[name]
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What is derived under a name, computed the first time."""
+        if name not in self.derived:
+            self.derived[name] = compute()
+        return self.derived[name]
 
 
 def read_tokens(
-    train: Tensor,
-    rollout: Tensor,
-    valid: Tensor | None,
-    sequences: Sequences,
-    spec: Spec,
-    look: bool = False,
-    turns: Turns | None = None,
-    near: float | None = None,
+    train: Tensor, rollout: Tensor, valid: Tensor | None, sequences: Sequences, spec: Spec, turns: Turns | None = None
 ) -> Tokens:
     """Subtract the log-probs, find what is not finite and apply `Spec.nonfinite`.
 
@@ -363,18 +287,9 @@ def read_tokens(
         valid: Bool of the same shape, or None when all tokens are valid.
         sequences: Which tokens belong together.
         spec: The Spec; its `nonfinite` and `clamp` are read.
-        look: Find the largest |D| and skip what it makes unnecessary. Reads a value, so it is for CPU tensors, and only
-            where all tokens are valid.
         turns: The turns of the sequences, where the Spec measures them.
-        near: As `near.near_up_to` gives it; read with `look` alone.
     """
     d = train - rollout
-    if look and d.numel():
-        low, high = (x.item() for x in torch.aminmax(d))
-        largest = max(-low, high)
-        if math.isfinite(largest):
-            seen = largest, near, (-low, high)
-            return Tokens(sequences, train, rollout, d, valid, valid, None, spec.clamp, False, *seen, turns)
     bad = ~d.isfinite()
     counted = bad if valid is None else bad & valid
     nonfinite = sequences.sum_integers(counted)
@@ -387,5 +302,8 @@ def read_tokens(
         train, rollout, d = (torch.where(bad, 0.0, x) for x in (train, rollout, d))
     train, rollout, d = (select(measured, x) for x in (train, rollout, d))
     propagate = spec.nonfinite == "propagate"
-    read = valid, measured, nonfinite, spec.clamp, propagate
-    return Tokens(sequences, train, rollout, d, *read, turns=turns, bad=counted)
+    return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate, turns, counted)
+
+
+# Reads tokens as `read_tokens` does.
+Reader = Callable[[Tensor, Tensor, Tensor | None, Sequences, Spec, Turns | None], Tokens]

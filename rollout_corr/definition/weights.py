@@ -42,18 +42,18 @@ class Weighing:
     """An importance weight: per token at token level, per prefix in float64, per turn or sequence (float64) otherwise.
 
     Args:
-        weight: Level, and what happens outside the bounds.
+        asked: Level, and what happens outside the bounds.
         ratios: The ratios.
         bounds: The bounds.
     """
 
-    def __init__(self, weight: Weight, ratios: Ratios, bounds: WeightBounds) -> None:
-        self._outside, self._excess = weight.outside, ratios.excess
+    def __init__(self, asked: Weight, ratios: Ratios, bounds: WeightBounds) -> None:
+        self.asked, self._excess = asked, ratios.excess
         self.log_ratio, self.growth, self.bounds = ratios.log, ratios.growth, bounds
         ratio = ratios.log.exp()
-        self.weight = after_bounds(bounds, weight.outside, ratio, ratios.log, 0.0, ratios.growth)
+        self.weight = after_bounds(bounds, asked.outside, ratio, ratios.log, 0.0, ratios.growth)
         # Before the bounds; at token level nothing reads it.
-        self.ratio = None if weight.level == "token" else ratio
+        self.ratio = None if asked.level == "token" else ratio
         self._known: dict[str, Tensor] = {}
 
     @property
@@ -67,7 +67,7 @@ class Weighing:
     def bounded(self) -> Tensor:
         """Ratio - 1 after the bounds."""
         if "bounded" not in self._known:
-            known = after_bounds(self.bounds, self._outside, self.raw, self.log_ratio, 1.0, self.growth)
+            known = after_bounds(self.bounds, self.asked.outside, self.raw, self.log_ratio, 1.0, self.growth)
             self._known["bounded"] = known
         return self._known["bounded"]
 

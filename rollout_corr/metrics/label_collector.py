@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.findings import Findings
-from rollout_corr.definition.near import SMALL
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import Number
 from rollout_corr.metrics import sequence_labels, token_labels
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.deferred import Deferred, Later, OfLabels
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import Labelled, Labels, count_outside, narrow_places, places_of
+from rollout_corr.metrics.labels import SMALL, Labelled, Labels, count_outside, narrow_places, places_of
 from rollout_corr.metrics.schema import layout
 from rollout_corr.metrics.sequence_labels import PerSequence
 from rollout_corr.metrics.statistics import Statistics, deferring
@@ -146,6 +145,6 @@ def own(found: Findings) -> Findings:
     sequences.offsets = sequences.offsets.clone()
     # Log-probs are the caller's, and no statistic of labels reads them. A weight is of the former tokens.
     found.tokens.train = found.tokens.rollout = tokens.train = tokens.rollout = tokens.d
-    tokens._known, tokens._near = dict(tokens._known), list(tokens._near)
+    tokens.derived = dict(tokens.derived)
     kept.tokens, kept.decision, kept.weights = tokens, decision, None
     return kept

@@ -16,6 +16,9 @@ from rollout_corr.metrics.aggregates import rows_at, weighs_sequences
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Criterion, Spec
 
+# Tokens up to which a batch is small.
+SMALL = 65_536
+
 Units = Literal["sequences", "tokens"]
 SEQUENCES: Units = "sequences"
 TOKENS: Units = "tokens"

@@ -26,9 +26,15 @@ from rollout_corr.metrics.labels import (
     sorted_by,
     weighs,
 )
-from rollout_corr.metrics.near_weights import OfUnits, Taken, near_weights
 from rollout_corr.metrics.rows import Aggregate
 from rollout_corr.spec.caches import cached
+
+
+class Taken(NamedTuple):
+    """Sums and maxima of the tokens of each sequence, by name."""
+
+    sums: Named
+    maxima: Named
 
 
 class PerSequence(NamedTuple):
@@ -73,25 +79,13 @@ def of_block(f: Findings) -> PerSequence:
 
 def _of_block(f: Findings) -> Taken:
     tokens, spec, sequences = f.tokens, f.spec, f.tokens.sequences
-    near = tokens.near
     sums = {"abs_d": sequences.sum(tokens.size), "tokens_clamped": _clamped(f)}
-    if near is not None:
-        squares = near.d2_of_sequences(), near.k3_of_sequences(), near.excess2_of_sequences(near.few_excess)
-    else:
-        each = tokens.saturated * tokens.saturated, tokens.k3, tokens.excess * tokens.excess
-        squares = sequences.sum(each[0]), sequences.sum(each[1]), sequences.sum(each[2])
-    sums |= dict(zip(("d2", "k3", "ratio2"), squares, strict=True))
-    # e^D - 1 is D and k3, whose sums are at hand where no D is clamped.
-    plain = near is not None and tokens.clamped() is tokens.d
-    sums["ratio"] = tokens.sum_d + sums["k3"] if plain else tokens.excess_of_sequences
+    each = tokens.saturated * tokens.saturated, tokens.k3, tokens.excess * tokens.excess
+    sums |= {name: sequences.sum(x) for name, x in zip(("d2", "k3", "ratio2"), each, strict=True)}
+    sums["ratio"] = tokens.excess_of_sequences
     maxima = _ends("d", tokens.d, f, tokens.measured)
     weight, weighing = spec.weight, f.weighing
-    if near is not None and f.few is not None and weight is not None and weight.outside == "clamp":
-        negated, largest = (min(max(float(x), -near.clamp), near.clamp) for x in tokens.extrema)
-        units = OfUnits(sums["ratio2"], maxima, near.added, near.excess2_of_sequences)
-        more = near_weights(near, f.few, units, (-negated, largest))
-        sums, maxima = sums | more.sums, maxima | more.maxima
-    elif weight is not None and weighing is not None and spec.weighs_tokens:
+    if weight is not None and weighing is not None and spec.weighs_tokens:
         raw, bounded = weighing.raw, weighing.bounded
         counted = [select(tokens.measured, x) for x in (raw, bounded)]
         sums |= {name: sequences.sum(x * x) for name, x in zip(("raw2", "weight2"), counted, strict=True)}

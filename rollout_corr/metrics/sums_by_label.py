@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.near import SMALL
-from rollout_corr.metrics.labels import sorted_by
+from rollout_corr.metrics.labels import SMALL, sorted_by
 
 # Neighbours that are summed together where they have one label, on the CPU.
 TILE = 64

@@ -6,7 +6,6 @@ and the rejection of a token are those that it got in its whole sequence.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,13 +15,11 @@ from rollout_corr.definition.bounds import grown
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.findings import Findings, above, below
-from rollout_corr.definition.near import Each, Near
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, Tokens, select
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.aggregates import moment_values
 from rollout_corr.metrics.labels import BEYOND, PLAIN, Columns, Labels, columns_of
-from rollout_corr.metrics.near_weights import OfUnits, near_weights
 from rollout_corr.metrics.sums_by_label import Sorted, Tiled
 
 
@@ -90,12 +87,6 @@ class ByLabel:
         sides = (x, x) if among is None else [torch.where(among, x, end) for end in (-torch.inf, torch.inf)]
         self.maxima |= zip((f"max_{name}", f"-min_{name}"), self._tokens.ends(*sides), strict=True)
 
-    def added(self, places: Tensor, totals: Tensor, of_few: Tensor) -> Tensor:
-        """Add numbers of a few tokens, [k] float64 at places [k], to totals of their labels, [many] float64."""
-        if self._few is None:
-            self._few = self._each.index_select(0, places).long()
-        return totals.index_add(0, self._few, of_few)
-
     def by_unit(self, units: Packed) -> Tensor | None:
         """[many, U] float64: the tokens of each label in each unit; None where that is more than there are tokens."""
         tokens = self._each.shape[0]
@@ -123,14 +114,8 @@ def of_block(f: Findings, labels: Labels, place: Tensor, look: bool) -> PerLabel
     """
     taken = ByLabel(place.reshape(-1), len(labels.every), look)
     _of_valid(f, taken)
-    near, weight = f.tokens.near, f.spec.weight
-    if near is not None and not isinstance(near, Each) and f.tokens.measured is None:
-        _of_near(f, near, taken)
-        if weight is not None and (f.few is None or weight.outside != "clamp"):
-            _of_weights(f, taken)
-    else:
-        _of_d(f, taken)
-        _of_weights(f, taken)
+    _of_d(f, taken)
+    _of_weights(f, taken)
     for outcome in f.decision.outcomes:
         _of_criterion(f, outcome, taken)
     return taken.by_label(columns_of(f.spec, "tokens"))
@@ -164,36 +149,6 @@ def _of_d(f: Findings, taken: ByLabel) -> None:
         taken.add("ratio", excess)
 
 
-def _of_near(f: Findings, near: Near, taken: ByLabel) -> None:
-    """Sum D and what it becomes: all but a few tokens at once, these few in float64. Token weights come from it too."""
-    d, k3 = near.without_few()
-    added = partial(taken.added, near.places)
-    few_d, raw = near.few_d, near.few_excess
-    taken.add("d", d)
-    # Not kept, as `size` would be: memory beyond what the call without labels takes is what costs most here.
-    taken.add("abs_d", near.d.abs())
-    taken.add_squares("d2", d)
-    taken.add("k3", k3)
-    taken.add_squares("ratio2", d + k3)
-    taken.ends("d", near.d, None)
-    sums = taken.sums
-    near_excess, near_excess2 = sums["d"] + sums["k3"], sums["ratio2"]
-    sums["d"], sums["d2"] = added(sums["d"], few_d), added(sums["d2"], few_d * few_d)
-    sums["k3"] = added(sums["k3"], raw - near.few)
-    sums["ratio"], sums["ratio2"] = added(near_excess, raw), added(near_excess2, raw * raw)
-    sums["tokens_clamped"] = added(torch.zeros_like(near_excess), (near.few != few_d).double())
-    weight, few = f.spec.weight, f.few
-    if weight is None or few is None or weight.outside != "clamp":
-        return
-    units = OfUnits(sums["ratio2"], taken.maxima, added, lambda of_few: added(near_excess2, of_few * of_few))
-    ends = (min(max(float(x), -near.clamp), near.clamp) for x in f.tokens.extrema)
-    negated, largest = ends
-    found = near_weights(near, few, units, (-negated, largest))
-    sums["raw"], sums["weight"] = sums["ratio"], added(near_excess, few.few)
-    sums |= found.sums
-    taken.maxima |= found.maxima
-
-
 def _excess(f: Findings, taken: ByLabel) -> Tensor:
     """e^D - 1 of measured tokens, in the order in which it is reduced."""
     tokens = f.tokens
@@ -219,7 +174,7 @@ def _of_weights(f: Findings, taken: ByLabel) -> None:
     if weight is None or weighing is None:
         return
     measured = f.tokens.measured
-    if not weight.per_token and taken.look and f.tokens.largest is not None and _of_unit_weights(f, taken):
+    if not weight.per_token and taken.look and measured is None and _of_unit_weights(f, taken):
         return
 
     def of_tokens(x: Tensor) -> Tensor:
@@ -281,11 +236,9 @@ def _of_unit_weights(f: Findings, taken: ByLabel) -> bool:
 
 def _is_bounded(f: Findings, look: bool) -> bool:
     """Tell whether a bound may have changed a weight: not where somebody looked, and none lies beyond."""
-    weight, weighing, few = f.spec.weight, f.weighing, f.few
+    weight, weighing = f.spec.weight, f.weighing
     if weight is None or weighing is None or not look:
         return True
-    if few is not None:
-        return few.count(weighing.bounds.low, weighing.bounds.high) > 0
     return weight.per_token or not torch.equal(weighing.raw, weighing.bounded)
 
 

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from rollout_corr.backends import blocks
+from rollout_corr.backends import blocks, cpu_sums
 from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.blocks import Compaction
+from rollout_corr.backends.cpu_sums import SMALL
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.definition import findings, tokens
-from rollout_corr.definition.near import SMALL
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.testing import example_batch, pad
 
@@ -192,14 +191,14 @@ def test_every_slot_is_written(
 @pytest.mark.parametrize("outside", ["clamp", "zero"])
 @pytest.mark.parametrize("beyond", [0, 3, 2000])
 @pytest.mark.parametrize("small", [0, SMALL])
-def test_few_tokens_beyond_the_bounds_are_counted_like_many(
+def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
     outside: str, beyond: int, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With few, their sequences' sums are corrected; with many, or where values may not be read, all are summed.
+    """Of few outliers the sums of their sequences are corrected; with many, or without the CPU's sums, all are summed.
 
     Up to a number of tokens all are taken one by one.
     """
-    monkeypatch.setattr(tokens, "SMALL", small)
+    monkeypatch.setattr(cpu_sums, "SMALL", small)
     generator = torch.Generator().manual_seed(8)
     rollout = -torch.rand((4, 1500), generator=generator)
     train = rollout + 0.02 * torch.randn(rollout.shape, generator=generator)
@@ -210,10 +209,9 @@ def test_few_tokens_beyond_the_bounds_are_counted_like_many(
     given: dict[str, Tensor | None] = {"train_logp": train, "rollout_logp": rollout, "mask": mask}
     given |= {"cu_seqlens": None, "advantages": None}
     spec = rc.Spec(weight=rc.Weight("token", lower=0.3, upper=2.0, outside=outside))
-    with mock.patch.object(findings, "few_bounded", wraps=findings.few_bounded) as looked:
+    with mock.patch.object(cpu_sums, "BoundedSums", wraps=cpu_sums.BoundedSums) as bounded:
         found = rc.correct(**given, spec=spec)
-    few = [call for call in looked.call_args_list if findings.few_bounded(*call.args) is not None]
-    assert len(few) == (beyond < 2000 or small > 0)
+    assert bounded.call_count == (beyond < 2000 or small > 0)
     wanted = rc.Correction(None, None, found.keep, whole(given, spec).statistics)
     # Measured: 2e-7, because float32 sums have another order; e^20 adds 1e-8.
     assert_same_metrics(found, wanted, 1e-6)

@@ -25,13 +25,12 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
 # The rows, the reader of the histogram, those that labels have, and those that the CPU takes by a series.
 NAMING = {
-    "metrics/known.py",
     "backends/cpu_sums.py",
     "metrics/aggregates.py",
     "metrics/native.py",
     "metrics/histogram.py",
 }
-NAMING |= {f"metrics/{name}.py" for name in ("labels", "near_weights", "sequence_labels", "token_labels")}
+NAMING |= {f"metrics/{name}.py" for name in ("labels", "sequence_labels", "token_labels")}
 
 
 def literals(path: Path) -> set[str]:

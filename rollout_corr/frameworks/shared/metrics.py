@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.findings import Findings, outside
-from rollout_corr.definition.tokens import LARGEST_D, Tokens, extrema, k3, select
+from rollout_corr.definition.tokens import Tokens, extrema, k3, select
 from rollout_corr.metrics.all_sequences import perplexity as perplexity
 from rollout_corr.metrics.rows import exp as exp
 from rollout_corr.metrics.rows import log as log
@@ -23,14 +23,14 @@ from rollout_corr.spec.correction import Spec
 def log_difference(found: Findings) -> Tensor:
     """[S] float64: the sum of rollout_logp - train_logp, with every token in full; the native sum of D saturates."""
     tokens = found.tokens
-    if tokens.largest is not None and tokens.largest <= LARGEST_D:
+    if tokens.saturated is tokens.d:
         return -found.facts.d
     return -found.facts.d - tokens.sequences.sum(tokens.d - tokens.saturated)
 
 
 def k3_beyond_clamp(tokens: Tokens) -> Tensor:
     """0-d: the part of the sum of k3 that the native one lacks, where |D| lies beyond Spec.clamp."""
-    if tokens.largest is not None and tokens.largest <= tokens.clamp:
+    if tokens.clamped() is tokens.d:
         return torch.zeros((), dtype=torch.float64, device=tokens.d.device)
     return select(tokens.d.abs() > tokens.clamp, k3(tokens.d) - tokens.k3).sum()
 
