@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,7 +12,6 @@ from rollout_corr.backends import whole
 from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.staleness import Versions, ages_of, per_token, read_versions
-from rollout_corr.definition.suffix import decayed_suffix_sums, sums_before
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.spec.correction import LARGEST_CLAMP
 from rollout_corr.spec.validate import choice, number, positive
@@ -185,3 +185,33 @@ def proximal(
     else:
         between = torch.logaddexp(start + (-alpha).log1p(), end + alpha.log())
     return read.layout.give_back(torch.where(inside, between, rollout))
+
+
+# --- sums along a sequence ---
+
+# Decays below the smallest float64 add nothing.
+_LEAST_LOG = -745.0
+
+
+def decayed_suffix_sums(x: Tensor, sequence: Tensor, decay: float) -> Tensor:
+    """Sum decay^(u - t) x_u over the tokens u at and behind t of its sequence, [N].
+
+    In rounds of which each doubles the tokens that a sum has, until decays are 0: no value is read, and no sum depends
+    on what is packed around a sequence.
+
+    Args:
+        x: [N], finite.
+        sequence: [N], the sequence that each token belongs to; those of one are neighbours.
+        decay: Above 0, at most 1.
+    """
+    reach, found = 1, x
+    while reach < x.shape[0] and reach * math.log(decay) > _LEAST_LOG:
+        behind = torch.where(sequence[reach:] == sequence[:-reach], found[reach:], 0.0)
+        found = torch.cat((found[:-reach] + decay**reach * behind, found[-reach:]))
+        reach *= 2
+    return found
+
+
+def sums_before(x: Tensor, sequence: Tensor) -> Tensor:
+    """Sum x over the tokens before t of its sequence, [N]."""
+    return decayed_suffix_sums(x.flip(0), sequence.flip(0), 1.0).flip(0) - x

@@ -17,11 +17,11 @@ from torch import Tensor
 from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.cpu_sums import CpuPacked, known_statistics, reader_of
 from rollout_corr.backends.turns import BlockOfTurns, block_of_turns
+from rollout_corr.definition.correction import Advantages
 from rollout_corr.definition.findings import Findings, Operands, evaluate
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.definition.weights import kept_tokens
-from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.collect import Collector
 from rollout_corr.spec.correction import Spec
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.turns import sequence_offsets
 from rollout_corr.definition.bounds import OPEN
+from rollout_corr.definition.correction import Advantages
 from rollout_corr.definition.findings import Findings, Operands, evaluate
 from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.definition.weights import kept_tokens
-from rollout_corr.definition.when import Advantages
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.collect import Collector
 from rollout_corr.metrics.labels import Labelled

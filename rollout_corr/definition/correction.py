@@ -35,17 +35,72 @@ from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import (
     LARGEST_D,
     Tokens,
+    binary_kl,
+    k3,
+    probability,
     select,
     sum_of_d,
     sum_of_statistic,
 )
-from rollout_corr.definition.values import CriterionValues
-from rollout_corr.definition.when import Advantages, selected_tokens, selected_units
 from rollout_corr.spec.bounds_of_batch import by_group
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.criterion import AGE, Criterion
 from rollout_corr.spec.thresholds import threshold_of
 
 # --- one token ---
+
+
+class CriterionValues:
+    """The quantities that formulas in spec/statistics.py read (`TokenValues` there), for one criterion."""
+
+    def __init__(self, criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> None:
+        self._criterion = criterion
+        self._tokens = tokens
+        self._external = external
+
+    @property
+    def d(self) -> Tensor:
+        """D after the criterion's token clamp."""
+        limit, d = self._criterion.token_clamp, self._tokens.d
+        return d if limit is None else d.clamp(-limit, limit)
+
+    @property
+    def clamped_d(self) -> Tensor:
+        """`d` within +-Spec.clamp."""
+        return self._tokens.clamped(self._criterion.token_clamp)
+
+    @property
+    def p(self) -> Tensor:
+        """exp(rollout_logp)."""
+        return probability(self._tokens.rollout)
+
+    @property
+    def q(self) -> Tensor:
+        """exp(train_logp)."""
+        return probability(self._tokens.train)
+
+    @property
+    def binary_kl(self) -> Tensor:
+        """KL(rollout || train) of {this token, any other}."""
+        tokens = self._tokens
+        return select(tokens.measured, binary_kl(tokens.rollout, tokens.train, tokens.d, self._criterion.eps))
+
+    @property
+    def binary_kl_reverse(self) -> Tensor:
+        """KL(train || rollout) of {this token, any other}."""
+        tokens = self._tokens
+        return select(tokens.measured, binary_kl(tokens.train, tokens.rollout, -tokens.d, self._criterion.eps))
+
+    @property
+    def external(self) -> Tensor:
+        """The caller's tensor, entropies or ages."""
+        given = self._external[self._criterion.tensor_name or AGE]
+        return select(self._tokens.measured, given.to(self._tokens.d.dtype))
+
+    def k3(self, x: Tensor) -> Tensor:
+        """e^x - 1 - x."""
+        # Not tokens.k3: what decides must not depend on how large D is elsewhere in the block.
+        return k3(x)
 
 
 def statistic(criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> Tensor:
@@ -100,6 +155,41 @@ def extremum(x: Tensor, largest: bool, units: Sequences, among: Tensor | None, n
     signed = sign * x
     found = units.max(signed if among is None else torch.where(among, signed, -torch.inf))
     return torch.where(n > 0, sign * found.double(), 0.0)
+
+
+# --- `Criterion.when`: the signs of advantages ---
+
+
+@dataclass(eq=False, repr=False)
+class Advantages:
+    """Advantages per token, and per sequence, [S], when they were given so."""
+
+    token: Tensor
+    sequence: Tensor | None
+
+
+def selected_tokens(when: str, tokens: Tokens, advantages: Tensor) -> Tensor:
+    """Bool per token: those that `when` selects. A NaN advantage selects nothing, nor does 0."""
+    if when == "outward":
+        return advantages.sign() * tokens.d.sign() > 0
+    wanted = advantages < 0 if when == "negative_advantage" else advantages > 0
+    return wanted if tokens.measured is None else wanted & tokens.measured
+
+
+def selected_units(when: str, over: str, tokens: Tokens, advantages: Advantages) -> Tensor:
+    """Bool per unit: by the sign of the mean advantage over its valid tokens; for "outward", those with one."""
+    units = tokens.units(over)
+    if when == "outward":
+        return units.sum_integers(selected_tokens(when, tokens, advantages.token)) > 0
+    if advantages.sequence is not None:
+        mean = advantages.sequence
+        if over == "turn" and tokens.turns is not None:
+            mean = tokens.turns.of_sequences.spread(mean)
+    else:
+        finite = advantages.token.isfinite()
+        counted = finite if tokens.valid is None else finite & tokens.valid
+        mean = sum_of_statistic(select(counted, advantages.token), units, False)
+    return mean < 0 if when == "negative_advantage" else mean > 0
 
 
 # --- bounds ---

@@ -12,13 +12,12 @@ from torch import Tensor
 from rollout_corr.definition import correction
 from rollout_corr.definition.bounds import Bound, within
 from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
-from rollout_corr.definition.correction import Decision
+from rollout_corr.definition.correction import Advantages, Decision
 from rollout_corr.definition.facts import SequenceFacts, sequence_facts
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import KeptMass, Number, Reader, Tokens, read_tokens
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing, weigh, weights_of
-from rollout_corr.definition.when import Advantages
 from rollout_corr.spec.correction import Spec
 
 Numbers = dict[str, Number]

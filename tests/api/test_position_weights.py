@@ -12,7 +12,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
 from builders.loss_cases import LaidLoss, only, random_batch
-from rollout_corr.definition.suffix import decayed_suffix_sums
+from rollout_corr.api.per_token import decayed_suffix_sums
 
 BATCHES = [only(random_batch(seed), "old") for seed in (0, 1)] + [only(random_batch(3, broken=True), "old")]
 
