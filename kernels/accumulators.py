@@ -137,8 +137,7 @@ def kind_of(plan: Tables, place: int) -> tl.dtype:
         return tl.int64 if plan.recorded[place][1] in SQUARED else tl.int32
     if table == "integers":
         return tl.int64
-    extrema = table == "token_maxima" or (table == "peaks" and plan.recorded[place][1].startswith("label/"))
-    if plan.nonfinite == "propagate" if extrema else table == "peaks":
+    if plan.nonfinite == "propagate" if table == "token_maxima" else table == "peaks":
         return tl.int64 if plan.double else tl.int32
     wide = plan.double or (table == "token_sums" and is_wide(plan, place))
     return tl.float64 if wide else tl.float32

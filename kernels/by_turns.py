@@ -40,22 +40,6 @@ def by_turns(given: Given, turns: Tensor, like: Tensor, names: Sequence[str]) ->
     return replace(given, offsets=turns, advantages=advantages, **flat), within
 
 
-def heads_of(within: Tensor, many: int) -> Tensor:
-    """[U + 2] int64: of each turn, numbered from 1, the number of the first turn of its sequence.
-
-    What is before all turns is 0, what is behind them U + 1, each by itself as turns of no sequence are.
-
-    Args:
-        within: [S + 1] int64, of `by_turns`.
-        many: U.
-    """
-    numbers = torch.arange(-1, many + 1, device=within.device)
-    owners = torch.searchsorted(within, numbers, right=True)
-    first = torch.cat([within.new_full((1,), -1), within]).index_select(0, owners)
-    of_none = (owners == 0) | (owners == within.shape[0])
-    return torch.where(of_none, numbers, first) + 1
-
-
 @dataclass(eq=False)
 class PartsOfTurns:
     """Turns of which this rank holds parts: one without a token here may belong to either of two sequences.
@@ -64,7 +48,7 @@ class PartsOfTurns:
         owners: [2, U] int64, to be added up over the ranks: the sequence of each turn, of those ranks that have a token
             of it, and how many they are.
         within: [S + 1] int64, where the kernels read which turns a sequence has.
-        advantages: [U], of halves [2 U], where they read the advantage of a sequence at its first turn; None without
+        advantages: [U], where they read the advantage of a sequence at its first turn; None without
             one per sequence.
         per_sequence: [S], these advantages.
     """
@@ -82,8 +66,7 @@ class PartsOfTurns:
         self.within.copy_(torch.searchsorted(owners, sequences))
         if self.advantages is not None and self.per_sequence is not None:
             of_turns = _of_turns(self.per_sequence, self.within, owners.shape[0])
-            # Halves of turns have one each.
-            self.advantages.view(of_turns.shape[0], -1).copy_(of_turns[:, None])
+            self.advantages.copy_(of_turns)
 
 
 def rows_as_offsets(like: Tensor) -> Tensor:

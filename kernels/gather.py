@@ -111,12 +111,9 @@ def slots_of(
     """Find the sequence of each owner, its first slot, and how many slots it has; all [SEQUENCES].
 
     An empty one has none. In a packed batch the first and the last owner are no sequence, as in `slots.edge`.
-    BY_OWNER: `gather_kernel` has left one slot of each, or of each half.
+    BY_OWNER: `gather_kernel` has left one slot of each.
     """
-    if BY_OWNER and PLAN.halves:
-        first, many = slots_between(offsets, owner, owner + 1, extents, PLAN, BY_OWNER)
-        return owner - 1, first, many
-    elif BY_OWNER:
+    if BY_OWNER:
         return owner - PLAN.packed, owner, owner * 0 + 1
     elif PLAN.packed:
         sequence = owner - 1
@@ -153,11 +150,7 @@ def slots_between(
     BY_OWNER: tl.constexpr = False,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Find the first slot of turns from low to before high, and how many there are. BY_OWNER: as in `slots_of`."""
-    if BY_OWNER and PLAN.halves:
-        # What is before all of them has one, and all others two.
-        first = tl.maximum(2 * low - 1, 0)
-        return first, tl.maximum(2 * high - 1 - first, 0)
-    elif BY_OWNER:
+    if BY_OWNER:
         return low, tl.maximum(high - low, 0)
     else:
         first = (edge(offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low

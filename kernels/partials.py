@@ -23,18 +23,8 @@ ROWS, GROUP, LANES = tl.constexpr(16), tl.constexpr(16), tl.constexpr(32)
 class Partials(NamedTuple):
     """The tables in which programs over sequences store what they add to the statistics, float64."""
 
-    sums: tl.tensor  # [programs, sequence_sums]; of a plan with labels an `Each`
-    maxima: tl.tensor  # [programs, sequence_maxima]; a minimum is the maximum of what is negated; likewise
-
-
-class Each(NamedTuple):
-    """A table of `Partials`, and beside it one of each sequence, which labels add up."""
-
-    partial: tl.tensor
-    each: tl.tensor  # [label_sums or label_maxima, sequences] float64
-    sequence: tl.tensor  # [SEQUENCES] int64, those of this program
-    known: tl.tensor  # [SEQUENCES] bool: it is a sequence, and this program is the one to store it
-    count: tl.tensor  # sequences
+    sums: tl.tensor  # [programs, sequence_sums]
+    maxima: tl.tensor  # [programs, sequence_maxima]; a minimum is the maximum of what is negated
 
 
 @triton.constexpr_function
@@ -71,26 +61,13 @@ def groups(plan: Tables) -> int:
 def put(table: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
     """Store this program's entry of a column, a scalar, if the plan has the column."""
     if has(PLAN, TABLE, name):
-        if size(PLAN, "label_sums") > 0:
-            table = table.partial
         row = table + tl.program_id(0).to(tl.int64) * size(PLAN, TABLE)
         tl.store(row + at(PLAN, TABLE, name), x.to(table.dtype.element_ty))
 
 
 @triton.jit
-def put_each(
-    table: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
-) -> None:  # fmt: skip
-    """Store a column of each sequence of this program, if labels have the column."""
-    if has(PLAN, TABLE, name):
-        column = table.each + at(PLAN, TABLE, name) * table.count
-        tl.store(column + table.sequence, x.to(tl.float64), mask=table.known)
-
-
-@triton.jit
 def add(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
     """Add x up over the sequences of this program, [SEQUENCES]; x is 0 at those that do not count."""
-    put_each(sums, PLAN, "label_sums", name, x)
     if has(PLAN, "sequence_sums", name):
         # A warp adds up int32 in one instruction, and int64 in two.
         kind: tl.constexpr = tl.int32 if x.dtype == tl.int1 else tl.int64 if x.dtype == tl.int64 else tl.float64
@@ -111,8 +88,6 @@ def put_extrema(
     maxima: tl.tensor, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
 ) -> None:
     """Store the largest of -x and of x among some sequences of this program."""
-    put_each(maxima, PLAN, "label_maxima", low, tl.where(among, -x, float("-inf")))
-    put_each(maxima, PLAN, "label_maxima", high, tl.where(among, x, float("-inf")))
     if has(PLAN, "sequence_maxima", low):
         least = of_key(largest_key(key_of(tl.where(among, -x, float("-inf")))))
         put(maxima, PLAN, "sequence_maxima", low, least)

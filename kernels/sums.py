@@ -44,7 +44,6 @@ from rollout_corr.kernels.tokens import (
     log1p,
     named,
     of_key,
-    of_label,
     product_less_one,
     size,
     without_powers,
@@ -70,23 +69,13 @@ def record(
 
     Those of the batch may be [LANES] already, and a sum a number for all lanes.
     """
-    if TABLE == "token_sums" and has(PLAN, "floats", of_label(name)):
-        found = with_column(found, PLAN, "floats", of_label(name), x)
     if has(PLAN, TABLE, name):
         if TABLE == "token_sums" and len(x.shape) == 3:
             x = tl.sum(tl.sum(x, 2), 0)
         elif TABLE == "token_maxima" and len(x.shape) == 3:
             x = tl.max(tl.max(x, 2), 0)
-        found = with_column(found, PLAN, TABLE, name, x)
+        found = found[: place_of(PLAN, TABLE, name)] + (x,) + found[place_of(PLAN, TABLE, name) + 1 :]
     return found
-
-
-@triton.jit
-def with_column(
-    found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
-) -> tl.tuple:  # fmt: skip
-    """Exchange one column of a step."""
-    return found[: place_of(PLAN, TABLE, name)] + (x,) + found[place_of(PLAN, TABLE, name) + 1 :]
 
 
 @triton.jit
@@ -161,10 +150,6 @@ def record_extrema(
         else:
             negated = -tl.min(tl.min(tl.where(among, x, float("inf")), 2), 0)
         found = record(found, PLAN, "token_maxima", low, negated)
-    if has(PLAN, "peaks", of_label(high)):
-        found = record(found, PLAN, "peaks", of_label(high), ordered(tl.where(among, x, float("-inf")), PLAN))
-    if has(PLAN, "peaks", of_label(low)):
-        found = record(found, PLAN, "peaks", of_label(low), ordered(tl.where(among, -x, float("-inf")), PLAN))
     return found
 
 

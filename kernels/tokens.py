@@ -71,12 +71,6 @@ def of_test(side: str, i: int) -> str:
 
 
 @triton.constexpr_function
-def of_label(name: str) -> str:
-    """Name the column of a slot that holds, for labels, what another holds of the batch."""
-    return f"label/{name}"
-
-
-@triton.constexpr_function
 def class_name(i: int) -> str:
     """Name the i-th class of tokens; see plan.CLASSES."""
     return CLASSES[i]

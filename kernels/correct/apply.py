@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import selected
-from rollout_corr.kernels.correct.rest import rest_bit
 from rollout_corr.kernels.correct.verdicts import REJECTED, WEIGHTLESS, thinning_bit
 from rollout_corr.kernels.io import PerToken, addresses, contiguous, either, load_tokens, of_sequence, store_tokens
 from rollout_corr.kernels.slots import Extents, Stretch, inside_of, is_full, positions, slots_of_program, stretch_of
@@ -82,7 +81,7 @@ def thinned_tokens(
 @triton.jit
 def apply_to_tokens(
     inputs: Inputs, weights: tl.tensor, mask_out: tl.tensor, sequence_weights: tl.tensor, state: tl.tensor,
-    rests: tl.tensor, stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
+    stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write weights of sequences to their tokens, and zero weights and mask of what is rejected. state: [ROWS]."""
     place = positions(0, TILING.tile // TILING.vec, TILING.vec)
@@ -96,10 +95,6 @@ def apply_to_tokens(
         valid = load_at(inputs.mask, stretch, place, interior, PLAN, TILING, TILING.unit) != 0
     if thins:
         lost = thinned_tokens(inputs, valid, states, stretch, extents, place, interior, PLAN, TILING)
-    if PLAN.rests:
-        begins = tl.load(rests + stretch.sequence, mask=(state & rest_bit(PLAN)) != 0, other=0x7FFFFFFFFFFFFFFF)
-        behind = (stretch.tile.to(tl.int64) * TILING.tile)[:, None, None] + place >= begins[:, None, None]
-        lost = lost | (inside & behind)
     if PLAN.spreads:
         where = addresses(contiguous(weights, extents), stretch, place, PLAN, TILING, True)
         if PLAN.marks:
@@ -130,7 +125,6 @@ def apply_to_tokens(
 )  # fmt: skip
 def apply_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, offsets, states, sequence_weights, weights, mask_out,
-    rests,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
@@ -150,5 +144,4 @@ def apply_kernel(
             contiguous(either(log_mass, train_logp), extents),
             either(advantages, train_logp),
         )
-        each = either(rests, states)
-        apply_to_tokens(inputs, weights, mask_out, sequence_weights, state, each, stretch, extents, PLAN, TILING)
+        apply_to_tokens(inputs, weights, mask_out, sequence_weights, state, stretch, extents, PLAN, TILING)

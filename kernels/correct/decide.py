@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.finish import Leftover, add_up_bins, finish
-from rollout_corr.kernels.correct.labels import keep_tokens
 from rollout_corr.kernels.correct.measures import (
     Rows,
     measure_criterion,
@@ -20,16 +19,6 @@ from rollout_corr.kernels.correct.measures import (
     weigh_sequences,
 )
 from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
-from rollout_corr.kernels.correct.rest import (
-    alive_until,
-    at_lost,
-    first_failed,
-    first_of_all,
-    loses_rest,
-    lost_from,
-    rest_bit,
-    store_rests,
-)
 from rollout_corr.kernels.correct.turns import (
     Turns,
     Verdicts,
@@ -41,7 +30,6 @@ from rollout_corr.kernels.correct.turns import (
     weights_of_turns,
 )
 from rollout_corr.kernels.correct.verdicts import (
-    among_of,
     count_kept,
     measured_of,
     measured_tokens,
@@ -63,7 +51,7 @@ from rollout_corr.kernels.gather import (
     turns_of,
 )
 from rollout_corr.kernels.io import either
-from rollout_corr.kernels.partials import Each, Partials, add, add_up_part, groups, is_last
+from rollout_corr.kernels.partials import Partials, add, add_up_part, groups, is_last
 from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.tokens import named, of_pair, size, test, thresholds
 
@@ -84,31 +72,6 @@ def decide_by_tokens(
             add(out.sums, PLAN, named(i, "units"), measured_of(found, valid, n, test(PLAN, i).pair, PLAN))
             add(out.sums, PLAN, named(i, "tokens"), lost)
             add(out.sums, PLAN, named(i, "sequences"), lost > 0)
-    return keep
-
-
-@triton.jit
-def decide_by_prefixes(
-    found: Gathered, tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, rows: Rows,
-    standing: tl.tensor, keep: tl.tensor, out: Partials, PLAN: tl.constexpr, SHAPE: tl.constexpr,
-    BY_OWNER: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Reject sequences of which a prefix failed a criterion that drops them; report all criteria of prefixes."""
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "prefix":
-            lost = integer(found, PLAN, named(i, "lost"))
-            if test(PLAN, i).drop == "sequence":
-                keep = keep & (lost == 0)
-                lost = tl.where(lost > 0, rows.valid, 0)
-            elif test(PLAN, i).drop == "rest" and test(PLAN, i).within == "sequence" and not BY_OWNER:
-                failed = first_failed(tables, first, many, slots, at_lost(PLAN, i), SHAPE)
-                lost = lost_from(tables, first, many, failed, slots, at_lost(PLAN, i), PLAN, SHAPE)
-            lost = tl.where(rows.valid > 0, lost, 0)
-            add(out.sums, PLAN, named(i, "units"), among_of(found, rows, standing, test(PLAN, i).pair, PLAN))
-            # `report_turns` has what is lost of the rests of turns.
-            if test(PLAN, i).drop != "rest" or test(PLAN, i).within == "sequence":
-                add(out.sums, PLAN, named(i, "tokens"), lost)
-                add(out.sums, PLAN, named(i, "sequences"), lost > 0)
     return keep
 
 
@@ -172,7 +135,7 @@ def report_kept(rows: Rows, keep: tl.tensor, kept: tl.tensor, out: Partials, PLA
 @triton.jit
 def decide(
     tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first: tl.tensor, many: tl.tensor, known: tl.tensor,
-    slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple, rests: tl.tensor, tile_bits: tl.tensor,
+    slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple,
     PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
@@ -188,8 +151,6 @@ def decide(
         out: Where this program's share of the statistics goes.
         numbers: The thresholds.
         turns: The `Turns`, where the plan has any.
-        rests: [S] int64, where to store from which token on a sequence is lost, if that can be.
-        tile_bits: A tile has 2^tile_bits tokens.
         PLAN: The plan.
         SHAPE: The shape.
         BY_OWNER: Every turn has one slot, as in `gather.slots_of`.
@@ -209,24 +170,9 @@ def decide(
         place, some = sequence, known
         if PLAN.turns:
             place, some = turns.low - 1, known & (turns.low < turns.high)
-        if PLAN.halves:
-            place = 2 * place
         advantage = tl.load(advantages + place, mask=some).to(tl.float64)
     standing = keep
-    keep = decide_by_prefixes(found, tables, first, many, slots, rows, standing, keep, out, PLAN, SHAPE, BY_OWNER)
     keep, state, vetoed = decide_by_sequences(found, rows, advantage, standing, keep, out, numbers, PLAN)
-    failed = many
-    if PLAN.rests and BY_OWNER:
-        if PLAN.applies and not PLAN.turns:
-            state |= tl.where(known & loses_rest(found, PLAN), rest_bit(PLAN), 0)
-    elif PLAN.rests:
-        failed = first_of_all(tables, first, many, slots, "sequence", PLAN, SHAPE)
-    if PLAN.rests and not PLAN.turns and not BY_OWNER:
-        found = alive_until(found, tables, first, many, failed, slots, PLAN, SHAPE)
-        fails = known & (failed < tl.minimum(many, slots - first))
-        if PLAN.applies:
-            state |= tl.where(fails, rest_bit(PLAN), 0)
-            store_rests(rests, tables, sequence, first, failed, fails, slots, tile_bits, PLAN)
     keep = without_nonfinite(found, nonfinite, keep, PLAN)
 
     # Ahead of the turns, whose loop would hold it all in registers until then.
@@ -242,7 +188,7 @@ def decide(
         if drops_sequences(PLAN):
             keep = keep & (rejected_by_turns(turns, known, given, numbers, PLAN, SHAPE, BY_OWNER) == 0)
             given = Verdicts(standing, keep, state, nonfinite, advantage, weight)
-        sums, maxima = walk_turns(turns, known, given, first + failed, rests, tile_bits, PLAN, SHAPE, BY_OWNER)
+        sums, maxima = walk_turns(turns, known, given, PLAN, SHAPE, BY_OWNER)
         report_turns(sums, maxima, rows, out, PLAN)
         kept = total(sums, PLAN, "of_sequence/kept").to(tl.int64)
         if PLAN.weighs_turns:
@@ -250,7 +196,6 @@ def decide(
     else:
         kept = count_kept(found, valid, keep, state, PLAN)
     report_kept(rows, keep, kept, out, PLAN)
-    keep_tokens(found, rows.sum_d, out, numbers, PLAN)
     if PLAN.level is not None:
         measure_sequence_weights(rows, weights, out, numbers, PLAN)
         if size(PLAN, "schemes") > 0:
@@ -272,7 +217,7 @@ def decide(
 def decide_kernel(
     numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
     mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, histogram, counter,
-    statistics, within, keep_turns_out, label_sums, label_maxima, rests,
+    statistics, within, keep_turns_out,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, shares: tl.int32, parts: tl.int32, part: tl.int32,
     owner_count: tl.int64,
@@ -286,8 +231,6 @@ def decide_kernel(
     """
     in_memory, numbers = numbers, thresholds(numbers, PLAN)
     program = tl.program_id(0)
-    if PLAN.halves:
-        sequences = sequences >> 1
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     # Where there is nothing to zero, none are launched to share it.
     shares = shares if PLAN.zeroes else 1
@@ -308,14 +251,9 @@ def decide_kernel(
     rejected, weightless = known, known
     if share < shares:
         out = Partials(sequence_sums, sequence_maxima)
-        if size(PLAN, "label_sums") > 0:
-            mine = tl.where(share == 0, known, False)
-            out = Partials(Each(sequence_sums, label_sums, sequence, mine, known_sequences),
-                           Each(sequence_maxima, label_maxima, sequence, mine, known_sequences))  # fmt: skip
         keep, state, nonfinite, weight = decide(
-            tables, advantages, sequence, first, many, known, slots, out, numbers, turns, either(rests, counts),
-            tile_bits, PLAN, SHAPE, BY_OWNER,
-        )  # fmt: skip
+            tables, advantages, sequence, first, many, known, slots, out, numbers, turns, PLAN, SHAPE, BY_OWNER
+        )
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
         if PLAN.applies and not PLAN.turns:

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.by_halves import by_halves, heads_of_halves, middles_of
-from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, heads_of, owners_here
+from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, owners_here
 from rollout_corr.kernels.correct.measures import COPIES
-from rollout_corr.kernels.correct.numbers import with_found
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
-from rollout_corr.kernels.correct.scans import crosses, runs
 from rollout_corr.kernels.grid import current, grid_for, of_units, strides_of
 from rollout_corr.kernels.launches import Launch, Workspace, dtypes_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
@@ -43,8 +40,6 @@ class Given:
         turns: [U + 1] int32 or int64, the offsets of turns among the tokens, where the Spec measures them; tokens of a
             padded batch are counted row after row.
         weights_out, mask_out: Where to write, contiguous and aligned to 16 bytes; None: to new tensors.
-        labelled: Keep what labels add up of each sequence.
-        bounds: [K] float64, the bounds that the batch has decided, in the order of the Spec's places.
     """
 
     train: Tensor
@@ -60,8 +55,6 @@ class Given:
     turns: Tensor | None = None
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
-    labelled: bool = False
-    bounds: Tensor | None = None
 
 
 # Those of its fields that turns make flat.
@@ -72,49 +65,13 @@ PER_TOKEN = ("train", "rollout", "mask", "new", "log_mass", "weights_out", "mask
 class TableBuffers:
     """The sums and maxima of slots by owner, [columns, S], if packed [columns, 1 + S + 1].
 
-    The first and the last column of a packed batch are of no sequence. Owners are turns where there are any, and the
-    halves of these or of sequences where a rank holds two stretches.
+    The first and the last column of a packed batch are of no sequence. Owners are turns where there are any.
     """
 
     counts: Tensor  # int64
     integers: Tensor | None  # int64
     floats: Tensor  # float64
     peaks: Tensor | None  # int32 or int64: floats as integers of the same order
-
-
-@dataclass
-class Joins:
-    """Tables that ranks exchange of prefixes, which run along sequences past their own tokens.
-
-    Attributes:
-        plan: The plan, which has the names of all columns.
-        carries: By owner: what runs along it here, to be replaced by what does on the ranks before.
-        within: [S + 1] int64, which turns a sequence has; None without turns.
-        rests: [owners] int64, from which token on `apply` drops; to be 0 where an owner has failed before its tokens
-            here. None where nothing is dropped so.
-    """
-
-    plan: Plan
-    carries: TableBuffers
-    within: Tensor | None
-    rests: Tensor | None
-
-    def reach(self, table: str) -> list[str]:
-        """Name how far each column of a table of carries reaches.
-
-        "before" is what stretches before have, "past" too, but along sequences past the turns that are owners; "all" is
-        what all stretches have, and "" of no use to others.
-        """
-        ahead = self.plan.ahead
-        assert ahead is not None
-        found = []
-        for name in getattr(ahead, table):
-            place = ahead.recorded.index((table, name))
-            if runs(ahead, place):
-                found.append("past" if crosses(ahead, place) else "before")
-            else:
-                found.append("" if name == "valid" else "all")
-        return found
 
 
 @dataclass
@@ -129,10 +86,6 @@ class Found:
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
     parts_of_turns: PartsOfTurns | None = None  # of a split batch with turns
     keep_turns: Tensor | None = None  # [U] bool
-    # What labels add up of each sequence, [columns, S] float64, in the order of `metrics.labels.columns_of`.
-    label_sums: Tensor | None = None
-    label_maxima: Tensor | None = None
-    joins: Joins | None = None  # of a split batch with prefixes
 
 
 def run(given: Given, spec: Spec) -> Found:
@@ -145,7 +98,7 @@ def run(given: Given, spec: Spec) -> Found:
 
 
 def prepare(
-    given: Given, spec: Spec, wanted: Wanted | None = None, split: bool = False, halves: bool = False
+    given: Given, spec: Spec, wanted: Wanted | None = None, split: bool = False
 ) -> tuple[Found, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone.
 
@@ -153,22 +106,14 @@ def prepare(
 
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third. So they do with the owners in `Found.parts_of_turns`, then `settle` it.
-    With prefixes there are two more: the second fills `Found.joins.carries` before the third reads them. With `halves`
-    the tokens of a sequence here are two stretches of equal length, which are its owners.
     """
     within, keep_turns, whole, turns = None, None, given, given.turns
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
-    units, middles = given, None
-    if turns is not None or halves:
+    if turns is not None:
         wanted = wanted or Wanted.by(spec, given.mask is not None, given.offsets is not None)
-        middles = middles_of(given) if halves else None
-        if turns is not None:
-            given, within = by_turns(given, turns, given.train, PER_TOKEN)
-            given.externals = [x.reshape(-1) for x in given.externals]
-            keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
-        units = given
-        if middles is not None:
-            given = by_halves(given, middles, within, PER_TOKEN)
+        given, within = by_turns(given, turns, given.train, PER_TOKEN)
+        given.externals = [x.reshape(-1) for x in given.externals]
+        keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
     extras = () if not given.externals and given.new is None else contiguous_extras(given)
@@ -181,16 +126,14 @@ def prepare(
         given.mass_of_rollout,
         wanted,
         split,
-        given.labelled,
-        halves,
     )
     plan = recipe.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
     grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
-    if within is not None or halves:
+    if within is not None:
         grid = of_units(grid, count)
-    weights, mask_out, histogram, by_owner, carries = given.weights_out, given.mask_out, None, None, None
+    weights, mask_out, histogram, by_owner = given.weights_out, given.mask_out, None, None
     if plan.writes_weights and weights is None:
         weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
     if plan.writes_mask and mask_out is None:
@@ -199,47 +142,25 @@ def prepare(
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
-    if recipe.gather_ahead is not None and plan.ahead is not None:
-        carries = _by_owner(plan.ahead, grid.unit_count, device)
-    label_sums = label_maxima = None
-    if given.labelled:
-        label_sums = torch.empty((len(plan.label_sums), count), dtype=torch.float64, device=device)
-        label_maxima = torch.empty((len(plan.label_maxima), count), dtype=torch.float64, device=device)
-    heads = None
-    if within is not None and keep_turns is not None and plan.crosses_turns:
-        heads = heads_of(within, keep_turns.shape[0])
-        if middles is not None:
-            heads = heads_of_halves(heads, units.offsets, middles, within)
     keep = torch.empty(count, dtype=torch.bool, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
     workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if log_mass is None else log_mass.contiguous()
     advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
-    numbers = recipe.upload.read()
-    if given.bounds is not None:
-        numbers = with_found(numbers, given.bounds, recipe.found)
     tensors = (
-        train, rollout, mask, log_mass, advantages, offsets, numbers, weights, mask_out, keep, statistics,
-        histogram, within, keep_turns, heads, label_sums, label_maxima,
-        *(NO_TABLES if by_owner is None else vars(by_owner).values()),
-        *(NO_TABLES if carries is None else vars(carries).values()),
+        train, rollout, mask, log_mass, advantages, offsets, recipe.upload.read(), weights, mask_out, keep, statistics,
+        histogram, within, keep_turns, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
     )  # fmt: skip
     sized = sized_for(recipe, grid)
     operands = recipe.names.operands(
         tensors, workspace, strides_of((train, rollout, mask), grid), extras, sized.values, grid.cut, device
     )
-    if keep_turns is not None or halves:
+    if keep_turns is not None:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
-    found = Found(
-        weights, mask_out, keep, statistics, recipe.sums, by_owner, None, keep_turns, label_sums, label_maxima
-    )
-    if split:
-        if within is not None and turns is not None:
-            of_sequences = (advantages, whole.advantages) if whole.per_sequence else (None, None)
-            found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)
-        if carries is not None:
-            rests = workspace.tensor("rests") if "rests" in recipe.scratch.names else None
-            found.joins = Joins(plan, carries, within, rests)
+    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, None, keep_turns)
+    if split and within is not None and turns is not None:
+        of_sequences = (advantages, whole.advantages) if whole.per_sequence else (None, None)
+        found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)
     return found, sized.on(operands)
 
 

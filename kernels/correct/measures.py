@@ -9,7 +9,6 @@ import triton.language as tl
 
 from rollout_corr.kernels.accumulators import counts_probabilities
 from rollout_corr.kernels.correct.criteria import Pair
-from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.gather import Gathered, exact, plain
 from rollout_corr.kernels.partials import Partials, add, put_extrema
 from rollout_corr.kernels.sums import record, record_extrema
@@ -159,18 +158,14 @@ def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor, PLAN: tl.
 
 
 @triton.jit
-def add_each(table: tl.tensor, place: tl.tensor, among: tl.tensor, amount: tl.tensor | None = None) -> None:
-    """Add amounts, int64, or 1 to the entries of a table at places, for some tokens."""
+def add_each(table: tl.tensor, place: tl.tensor, among: tl.tensor) -> None:
+    """Add 1 to the entries of a table at places, for some tokens."""
     # One of a thread's neighbours at a time: all at once would be moved to other threads, through shared memory.
     for i in tl.static_range(place.shape[2]):
         here = tl.arange(0, place.shape[2])[None, None, :] == i
         place_of_one = tl.sum(tl.where(here, place, 0), 2)
         counted = tl.reduce(here & among, 2, either_of)
-        if amount is None:
-            one = tl.full(place_of_one.shape, 1, tl.int64)
-        else:
-            one = tl.sum(tl.where(here, amount, 0), 2)
-            counted = counted & (one != 0)
+        one = tl.full(place_of_one.shape, 1, tl.int64)
         tl.atomic_add(table + place_of_one, one, mask=counted, sem="relaxed")
 
 
@@ -322,9 +317,9 @@ def mean_weights(raw: tl.tensor, bounded: tl.tensor, rows: Rows) -> SequenceWeig
 
 @triton.jit
 def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.constexpr) -> SequenceWeights:
-    """Compute the weight of every unit; of weights of tokens and prefixes, the mean of its tokens'."""
+    """Compute the weight of every unit; of weights of tokens, the mean of its tokens'."""
     n_among = rows.n_among
-    if PLAN.weighs_tokens:
+    if PLAN.level == "token":
         return mean_weights(plain(found, PLAN, "raw"), plain(found, PLAN, "bounded"), rows)
     else:
         if PLAN.token_clamp:
@@ -344,12 +339,6 @@ def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.con
         return SequenceWeights(log_ratio, raw, ratio, bounded, weight)
 
 
-@triton.constexpr_function
-def of_sequences(plan: Plan, side: str) -> str:
-    """Name the bound that weights of sequences count beyond: means of tokens' may have one of their own."""
-    return f"mean/{side}" if f"mean/{side}" in plan.numbers else f"log/{side}"
-
-
 @triton.jit
 def measure_sequence_weights(
     rows: Rows, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
@@ -357,7 +346,7 @@ def measure_sequence_weights(
     """Report the weights of sequences; those of tokens by `read`, but for their sums, and those of turns by turns."""
     n, some = rows.n, rows.n > 0
     log_ratio, raw, ratio, bounded, weight = weights
-    low, high = number(numbers, PLAN, of_sequences(PLAN, "lower")), number(numbers, PLAN, of_sequences(PLAN, "upper"))
+    low, high = number(numbers, PLAN, "log/lower"), number(numbers, PLAN, "log/upper")
     above, below = beyond_bounds(log_ratio, low, high, some, PLAN)
     tokens = tl.where(some, n, 0).to(tl.float64)
     raw_some, bounded_some = tl.where(some, raw, 0.0), tl.where(some, bounded, 0.0)
@@ -376,7 +365,7 @@ def measure_sequence_weights(
     add(out.sums, PLAN, "sequence_weight_plain2", weight_some * weight_some)
     put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", raw, some)
     put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", bounded, some)
-    if not PLAN.weighs_tokens and not PLAN.weighs_turns:
+    if PLAN.level != "token" and not PLAN.weighs_turns:
         add(out.sums, PLAN, "raw2", tokens * raw_some * raw_some)
         add(out.sums, PLAN, "weight2", tokens * bounded_some * bounded_some)
         add(out.sums, PLAN, "tokens_above", tl.where(above, n, 0))

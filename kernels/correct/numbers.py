@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
-
-from torch import Tensor
 
 from rollout_corr.metrics import peers
-from rollout_corr.spec.bounds_of_batch import WEIGHT
-from rollout_corr.spec.correction import Criterion, Spec, places_of
+from rollout_corr.spec.correction import Criterion, Spec
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
 
@@ -26,9 +22,6 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
         rounds = weight.level == "token" and not double
         numbers |= {"lower": _low(weight.low), "upper": _high(weight.high)}
         numbers |= _interval("log", log_bound(weight.low), log_bound(weight.high), rounds)
-        if (weight.per_token or weight.per_turn) and weight.rules:
-            # Of the means of sequences: where a bound is one of the ratios, a mean of equal ones may be it.
-            numbers |= _interval("mean", log_bound(weight.low), log_bound(weight.high), False)
         if weight.token_clamp is not None:
             numbers["token_clamp"] = weight.token_clamp
     for i, criterion in enumerate(spec.criteria):
@@ -40,57 +33,6 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
         numbers |= _settings(f"{i}", criterion)
     for name, sides in peers.intervals(spec, indices(spec)).items():
         numbers |= _closed_sides(name, *sides, False) | _closed_sides(f"{name}/token", *sides, not double)
-    return numbers
-
-
-# A mean of equal ratios is rounded: one whose log is no farther beyond a bound does not lie beyond it.
-ROUNDED = 2.0**-20
-
-
-class FoundNumber(NamedTuple):
-    """A number that the batch decides.
-
-    Attributes:
-        place: Its place among the numbers.
-        bound: That of the bound among those found, in the order of `places_of`.
-        taken: The bound itself ("log"), its exp ("ratio"), or a number a little above ("above") or below it ("below").
-    """
-
-    place: int
-    bound: int
-    taken: Literal["log", "ratio", "above", "below"]
-
-
-def found_numbers(spec: Spec, double: bool) -> tuple[FoundNumber, ...]:
-    """List the numbers that the batch decides; until it has, their sides are open."""
-    names, labels, found = list(numbers_of(spec, double)), [criterion.label for criterion in spec.criteria], []
-    for k, (label, side) in enumerate(places_of(spec)):
-        of_criterion = None if label == WEIGHT else labels.index(label)
-        prefix = "log" if of_criterion is None else f"{of_criterion}"
-        found.append(FoundNumber(names.index(f"{prefix}/{side}"), k, "log"))
-        if of_criterion is None:
-            found.append(FoundNumber(names.index(side), k, "ratio"))
-        if of_criterion is None and f"mean/{side}" in names:
-            found.append(FoundNumber(names.index(f"mean/{side}"), k, "above" if side == "upper" else "below"))
-    return tuple(found)
-
-
-def with_found(numbers: Tensor, bounds: Tensor, places: tuple[FoundNumber, ...]) -> Tensor:
-    """Give the numbers with those that the batch has decided, on their device; nothing is read.
-
-    Args:
-        numbers: [n] float64.
-        bounds: [K] float64, those of a weight as logarithms. They are numbers of the dtype that is compared with them.
-        places: Where they go.
-    """
-    numbers = numbers.clone()
-    for place, number, taken in places:
-        bound = bounds[number]
-        if taken == "ratio":
-            bound = bound.exp()
-        elif taken != "log":
-            bound = bound.add(bound.abs().clamp(min=1.0), alpha=ROUNDED if taken == "above" else -ROUNDED)
-        numbers[place] = bound
     return numbers
 
 

@@ -43,8 +43,6 @@ class Shared(NamedTuple):
     whole: tl.tensor  # all of the step lies within sequences
     extents: Extents
     offsets: tl.tensor
-    heads: tl.tensor  # [U + 2] int64, of what runs along sequences beside turns
-    carries: tl.tuple  # of columns by owner, from the ranks before; see ranks.py
     advantages: tl.tensor  # [N], [B, T] or [S]
     externals: tl.tuple  # per-token tensors: those of the criteria, then new_logp
     histogram: tl.tensor  # [COPIES * BINS] int64, for detail="full"

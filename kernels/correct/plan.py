@@ -40,19 +40,11 @@ class Test:
     external: int  # index of its external tensor; -1: none
     pair: int  # index of the two policies it compares: 0 is train and rollout, k the k-th of Plan.pairs
     role: str | None  # its part in one of the schemes reported; see metrics/peers.py
-    grows: bool = False  # its bounds do, with the place of a token in its sequence
-    along: str = ""  # of prefixes: the name of what runs along a sequence, "" of others
-    within: str = "sequence"  # of prefixes: where they begin, with the sequence or with the "turn"
 
     @property
     def per_token(self) -> bool:
-        """Test for `Criterion.per_token`: every token is tested, alone or with those before it."""
-        return self.over in ("token", "prefix")
-
-    @property
-    def rejects_early(self) -> bool:
-        """Test whether a token that fails by itself rejects its sequence."""
-        return self.over == "token" and self.drop == "sequence"
+        """Test whether every token is tested by itself."""
+        return self.over == "token"
 
     @property
     def thins(self) -> bool:
@@ -69,29 +61,8 @@ class Test:
         """Name the column with the sum that decides, None without one."""
         if self.over == "token" or self.reduce not in ("sum", "mean"):
             return None
-        if self.over == "prefix":
-            return self.along
         plain = self.stat in ("ratio", "k1") and not self.token_clamp and self.pair == 0
         return "d" if plain else f"{self.index}/sum"
-
-
-@dataclass(frozen=True)
-class Searched:
-    """A bound of tokens that the batch decides, as the kernel counts for it; see count.py."""
-
-    index: int  # of its criterion; -1: it is the weight's
-    upper: bool
-    sums: str  # beside counts: "nothing", "amounts" that a rule averages, or "weights" of a sample size
-
-    @property
-    def of_weight(self) -> bool:
-        """Test for a bound of the weight."""
-        return self.index < 0
-
-    @property
-    def rows(self) -> int:
-        """Count the rows of its table."""
-        return {"nothing": 1, "amounts": 3, "weights": 4}[self.sums]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +81,6 @@ class Tables:
     masked: bool  # a mask is given
     nonfinite: str  # `Spec.nonfinite`, or that of the loss
     numbers: tuple[str, ...] = ()  # those that a kernel loads
-    # What is kept of each sequence, for labels to add up.
-    label_sums: tuple[str, ...] = ()
-    label_maxima: tuple[str, ...] = ()
-    halves: bool = False  # slots are of halves of sequences or turns: a rank holds two stretches of each
     of_slots = ("counts", "integers", "floats", "peaks")
     # Numbers that repeat another one, and which.
     same_numbers: tuple[tuple[str, str], ...] = ()
@@ -172,12 +139,6 @@ class Plan(Tables):
     mass: str | None = None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
     weighs_turns: bool  # `level` is of turns
-    prefix: str | None = None  # of level "prefix", `Weight.reduce`
-    prefix_within: str = "sequence"  # and where these prefixes begin
-    grows: bool = False  # the bounds of the weight do, with the place of a token in its sequence
-    carries: bool = False  # the pass over tokens before that of a plan with prefixes; see prefixes.py
-    ahead: Plan | None = None  # the plan of that pass; None without prefixes
-    joins: bool = False  # what runs along a sequence begins with what other ranks hold before
     # Columns of the batch beside those of its tokens.
     sequence_sums: tuple[str, ...] = ()
     call_sums: tuple[str, ...] = ()
@@ -205,51 +166,18 @@ class Plan(Tables):
         """
         criteria, columns = len(self.tests) * (1 if self.advantages is None else 2), len(self.recorded)
         few = not self.packed and columns < FEW_COLUMNS
-        # The cap spills 112 bytes where labels keep extrema that are keys; prefixes take more than 168 registers.
-        propagates = self.nonfinite == "propagate"
-        spilled = self.double or (bool(self.label_sums) and propagates) or self.ahead is not None
-        if few or spilled or criteria > MOST_CRITERIA:
+        if few or self.double or criteria > MOST_CRITERIA:
             return None
         if self.full and not self.packed:
             # With all columns 192 spill 16 bytes on sm_100; with few 120 are taken without a cap.
-            return 200 if columns > MOST_COLUMNS and not propagates else None
-        # With 128 those of labels spill 48 bytes.
-        many = self.full or columns > MOST_COLUMNS or bool(self.label_sums)
-        many = many or (self.packed and self.advantages is not None)
+            return 200 if columns > MOST_COLUMNS and self.nonfinite != "propagate" else None
+        many = self.full or columns > MOST_COLUMNS or (self.packed and self.advantages is not None)
         return 168 if many else 128
 
     @property
     def drops_tokens(self) -> bool:
         """Test whether `read` drops single tokens."""
         return any(test.per_token and test.drop != "sequence" for test in self.tests)
-
-    @property
-    def rests(self) -> bool:
-        """Test whether a token that fails can take all behind it along."""
-        return any(test.drop == "rest" for test in self.tests)
-
-    @property
-    def crosses_turns(self) -> bool:
-        """Test whether something runs along sequences, whose slots are those of their turns."""
-        begins = [test.within for test in self.tests if test.over == "prefix"]
-        begins += [self.prefix_within] * (self.prefix is not None)
-        return self.turns and "sequence" in begins
-
-    @property
-    def rejects_before(self) -> bool:
-        """Test whether a token can reject its sequence before prefixes, which then run over nothing."""
-        prefixes = self.carries or self.ahead is not None
-        return prefixes and self.kept and any(test.rejects_early for test in self.tests)
-
-    @property
-    def gathers_ahead(self) -> bool:
-        """Test whether what the pass before leaves is gathered by owner, for prefixes to begin with or to depend on."""
-        return self.ahead is not None and (self.joins or self.rejects_before)
-
-    @property
-    def weighs_tokens(self) -> bool:
-        """Test whether every token has a weight of its own."""
-        return self.level in ("token", "prefix")
 
     @property
     def thinning_tests(self) -> tuple[Test, ...]:
@@ -285,7 +213,7 @@ class Plan(Tables):
     @property
     def rejects_units(self) -> bool:
         """Test whether a sequence or a turn, or some tokens of one, can be dropped."""
-        return self.rejects_sequences or self.rejects_turns or bool(self.thinning_tests) or self.rests
+        return self.rejects_sequences or self.rejects_turns or bool(self.thinning_tests)
 
     @property
     def spreads(self) -> bool:
@@ -322,7 +250,7 @@ class Plan(Tables):
     @property
     def applies(self) -> bool:
         """Test whether `apply` is launched: it looks at every token again."""
-        late = self.turns or self.halves or bool(self.thinning_tests) or self.rests
+        late = self.turns or bool(self.thinning_tests)
         return self.spreads or (late and (self.zeroes_weights or self.zeroes_mask))
 
 

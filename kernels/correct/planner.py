@@ -8,29 +8,23 @@ from typing import Any
 from rollout_corr.kernels.correct import peers_plan
 from rollout_corr.kernels.correct.numbers import indices, numbers_of
 from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
-from rollout_corr.kernels.correct.prefixes import named_places
 from rollout_corr.kernels.tokens import of_pair
-from rollout_corr.metrics import labels as of_labels
 from rollout_corr.metrics import peers
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of
 from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.thresholds import threshold_of
 
 
 @cached(maxsize=256)
-def plan_of(
-    spec: Spec, *, double: bool, advantages: str | None, labelled: bool = False, split: bool = False, **of_batch: Any
-) -> Plan:
+def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any) -> Plan:
     """Make the plan of a Spec for one kind of batch.
 
     Args:
         spec: The Spec.
         double: Compute in float64.
         advantages: "token", "sequence" or None.
-        labelled: Sequences have labels.
-        split: Sequences lie on several ranks.
         of_batch: Further fields of a plan that follow from what a batch has and is to get back.
     """
     weight = spec.weight
@@ -54,17 +48,9 @@ def plan_of(
         pairs=pairs_of(spec),
         turns=spec.measures_turns,
         weighs_turns=weight is not None and weight.per_turn,
-        prefix=None if weight is None else weight.reduce,
-        prefix_within="sequence" if weight is None else weight.over,
-        grows=weight is not None and weight.growth is not None,
-        joins=split and spec.has_prefixes,
         **of_batch,
     )
-    if spec.has_prefixes:
-        plan = replace(plan, ahead=_ahead(plan, tuple(numbers_of(spec, double))))
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
-    if labelled:
-        tables = _with_labels(tables, spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
     return replace(plan, same_numbers=peers_plan.same_numbers(plan))
 
@@ -84,75 +70,15 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
                 reduce=criterion.reduce,
                 when=criterion.when,
                 drop=criterion.drop,
-                # What the batch decides is a value.
-                compared="value" if criterion.rules and not criterion.statistic.log_space else threshold.on,
+                compared=threshold.on,
                 holed=threshold.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
                 external=-1 if criterion.tensor_name is None else names.index(criterion.tensor_name),
                 pair=pairs.index(criterion.of),
                 role=peers.role(criterion, spec),
-                grows=criterion.growth is not None,
-                along=_along(spec, i),
-                within=criterion.within,
             )
         )
     return tuple(tests)
-
-
-def _along(spec: Spec, i: int) -> str:
-    """Name what runs along sequences for a criterion: for the weight or an earlier criterion it may do so already."""
-    criteria, weight = spec.criteria, spec.weight
-    if criteria[i].over != "prefix":
-        return ""
-    same = [_quantity(criterion) == _quantity(criteria[i]) for criterion in criteria[:i]]
-    of_d = criteria[i].within == ("sequence" if weight is None else weight.over)
-    of_d = of_d and criteria[i].stat == "ratio" and criteria[i].of == "train/rollout"
-    of_d = of_d and criteria[i].reduce in ("sum", "mean")
-    clamps = () if weight is None or weight.reduce not in ("sum", "mean") else (weight.token_clamp,)
-    if of_d and criteria[i].token_clamp in clamps:
-        return "weight"
-    return f"{same.index(True) if True in same else i}/along"
-
-
-def _quantity(criterion: Criterion) -> tuple[object, ...]:
-    """Tell apart what runs along sequences for criteria."""
-    summed = criterion.reduce in ("sum", "mean")
-    reduce = "sum" if summed else (criterion.reduce, threshold_of(criterion).on)
-    of_tokens = criterion.stat, criterion.tensor_name, criterion.of, criterion.token_clamp, criterion.eps
-    return (criterion.over, criterion.within, reduce, *of_tokens)
-
-
-def _ahead(plan: Plan, numbers: tuple[str, ...]) -> Plan:
-    """Make the plan of the pass before, whose columns are what runs along sequences."""
-    propagate = plan.nonfinite == "propagate"
-    found: dict[str, tuple[int, bool]] = {}  # name: limbs of a sum, 0 of a maximum; whether it can be poisoned
-    if plan.prefix is not None:
-        found["weight"] = (0 if plan.prefix == "min" else 1), propagate
-    for test in plan.tests:
-        if test.over == "prefix":
-            limbs = 0 if test.sum is None else 1 if test.one_limb else 2
-            found.setdefault(test.along, (limbs, propagate or test.external >= 0))
-    places = {named_places(0, plan.prefix_within)} if plan.prefix is not None else set()
-    for test in plan.tests:
-        if test.over == "prefix" and (test.reduce == "mean" or test.grows):
-            places.add(named_places(test.pair, test.within))
-    integers, floats = [], []
-    for name, (limbs, poisoned) in found.items():
-        integers += [name, f"{name}/fraction"][:limbs] if not plan.double else []
-        floats += [name] * (plan.double and limbs > 0) + [f"{name}/rest"] * (poisoned and limbs > 0)
-    return replace(
-        plan,
-        level=None,
-        full=False,
-        writes_weights=False,
-        writes_mask=False,
-        carries=True,
-        counts=("valid", *sorted(places), *(f"{t.index}/lost" for t in plan.tests if plan.kept and t.rejects_early)),
-        integers=tuple(integers),
-        floats=tuple(floats),
-        peaks=tuple(name for name, (limbs, _) in found.items() if not limbs),
-        numbers=numbers,
-    )
 
 
 def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -167,7 +93,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
     exact += [("advantage", 2, False)] * plan.averages_advantages
     limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
-    floats = ["train", "rollout", *["raw", "bounded"] * plan.weighs_tokens, *["abs_d", "k3"] * plan.turns]
+    floats = ["train", "rollout", *["raw", "bounded"] * (plan.level == "token"), *["abs_d", "k3"] * plan.turns]
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 
@@ -185,7 +111,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
         "counts": (*counts, *of_peers.counts),
         "integers": () if plan.double else tuple(limbs),
         "floats": (*floats, *of_peers.floats),
-        "peaks": (*peaks, *["rest"] * plan.rests),
+        "peaks": tuple(peaks),
     }
 
 
@@ -203,36 +129,5 @@ def _turn_columns(spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:
     for i in (test.index for test in plan.tests if test.over == "turn"):
         value = f"{i}/value"
         names += [f"{i}/lost", f"{i}/units", value, f"{value}2", f"max_{value}", f"-min_{value}"]
-    names += [f"{test.index}/lost" for test in plan.tests if test.drop == "rest" and test.within == "turn"]
     maxima = tuple(name for name in names if name.startswith(("max_", "-min_")))
     return {"turn_sums": tuple(name for name in names if name not in maxima), "turn_maxima": maxima}
-
-
-def _with_labels(tables: dict[str, tuple[str, ...]], spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Keep what labels add up of each sequence: of a slot what is else of the batch, but for what follows from it."""
-    columns, own = of_labels.columns_of(spec, "sequences"), dict(zip(_labels(spec), indices(spec), strict=True))
-    sums, maxima = (tuple(_by_index(name, own) for name in names) for names in (columns.all_sums, columns.all_maxima))
-    of_slots = {
-        "floats": [name for name in sums if name in tables["token_sums"] and _varies(name, plan)],
-        "peaks": [name for name in maxima if name in tables["token_maxima"][plan.derived :]],
-    }
-    more = {table: (*tables[table], *(f"label/{name}" for name in names)) for table, names in of_slots.items()}
-    return tables | more | {"label_sums": sums, "label_maxima": maxima}
-
-
-def _labels(spec: Spec) -> list[str]:
-    return [criterion.label for criterion in spec.criteria]
-
-
-def _by_index(name: str, own: dict[str, str]) -> str:
-    """Name a column of a criterion by its index, as the tables of a plan do, in the place of its label."""
-    for side in ("max_", "-min_", ""):
-        label, slash, column = name.removeprefix(side).rpartition("/")
-        if slash and name.startswith(side) and label in own:
-            return f"{side}{own[label]}/{column}"
-    return name
-
-
-def _varies(name: str, plan: Plan) -> bool:
-    """Tell whether a sum can be anything but 0: beyond a bound that is open there is no token."""
-    return {"tokens_above": plan.has_upper, "tokens_below": plan.has_lower}.get(name, True)

@@ -38,11 +38,8 @@ from rollout_corr.kernels.correct.parts import (
 )
 from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
 from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.prefixes import ahead_of, decide_prefixes, record_prefixes
-from rollout_corr.kernels.correct.ranks import with_carry
-from rollout_corr.kernels.correct.scans import carried_into, moves
 from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
-from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.slots import Extents, Tiling
 from rollout_corr.kernels.sums import (
     emptied,
     empty,
@@ -81,12 +78,9 @@ from rollout_corr.kernels.tokens import (
 
 @triton.jit
 def read_part(
-    part: Part, shared: Shared, running: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tuple[tl.tuple, tl.tensor, tl.tensor, tl.tuple]:
-    """Measure and test a step; return what was found, and the weights and the mask to write, if they are written.
-
-    And what runs along sequences, where there are prefixes; see scans.py.
-    """
+    part: Part, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
+    """Measure and test a step; return what was found, and the weights and the mask to write, if they are written."""
     numbers = shared.numbers
     train, rollout = part.train.to(real(PLAN)), part.rollout.to(real(PLAN))
     found = nothing(PLAN)
@@ -137,11 +131,6 @@ def read_part(
     if size(PLAN, "schemes") > 0:
         found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, weight, numbers,
                               PLAN)  # fmt: skip
-    if PLAN.carries:
-        found = record_prefixes(found, pairs, dropped, shared, PLAN, TILING)
-    elif PLAN.ahead is not None:
-        found, running, weight, dropped = decide_prefixes(found, running, pairs, advantage, valid, weight, dropped,
-                                                          shared, PLAN, TILING)  # fmt: skip
     found = count_classes(found, pairs, advantage, valid, dropped, PLAN)
     if PLAN.averages_advantages:
         counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
@@ -158,7 +147,7 @@ def read_part(
         if PLAN.edits_mask and PLAN.drops_tokens:
             kept = valid & (dropped == 0)
         mask = tl.where(kept, part.mask, 0).to(part.mask.dtype)
-    return found, weight, mask, running
+    return found, weight, mask
 
 
 @triton.constexpr_function
@@ -232,6 +221,18 @@ def write(
 # --- the kernel ---
 
 
+@triton.constexpr_function
+def moves(plan: Plan, tiling: Tiling) -> bool:
+    """Test whether LLVM may move operations on what a step gives to where that is used, or a branch keeps it from that.
+
+    Sums over the tokens kept of packed sequences would go through the loop over sequences on NVIDIA, in registers that
+    spill up to 28 bytes. Out of a branch, which a tile without tokens alone does not take, nothing moves. Of float64
+    they spill 72 with branches; AMD's threads have twice the registers, and take more with branches.
+    """
+    waits = plan.packed and plan.kept and plan.level in (None, "token") and not plan.double
+    return tiling.lanes > 32 or not waits
+
+
 # No length and no stride is in a compile key: they are annotated, and not specialised on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "train_row", "train_step",
            "rollout_row", "rollout_step", "mask_row", "mask_step"]  # fmt: skip
@@ -241,8 +242,6 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps
 def read_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
     weights, mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
-    ahead_counts, ahead_integers, ahead_floats, ahead_peaks, heads,
-    carry_counts, carry_integers, carry_floats, carry_peaks,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
@@ -269,16 +268,6 @@ def read_kernel(
         contiguous(either(log_mass, train_logp), extents),
     )
     kept = empty(PLAN, TILING)
-    running = (tile.length * 0,)
-    if PLAN.ahead is not None:
-        ahead = (either(ahead_counts, counts), either(ahead_integers, counts), either(ahead_floats, counts),
-                 either(ahead_peaks, counts))  # fmt: skip
-        running = carried_into(ahead, slots, offsets, heads, span, tile, extents, ahead_of(PLAN))
-    carries = (either(carry_counts, counts), either(carry_integers, counts), either(carry_floats, counts),
-               either(carry_peaks, counts))  # fmt: skip
-    if PLAN.joins and PLAN.ahead is not None:
-        running = with_carry(running, carries, span, extents, ahead_of(PLAN))
-    heads = either(heads, counts)
     outside = tile.length * 0
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
@@ -288,9 +277,9 @@ def read_kernel(
         else:
             part = load_part(inputs, tile, first, PLAN, TILING, False)
             outside += count_outside(part, tile, first, PLAN, TILING)
-        shared = Shared(tile, span, first, whole, extents, offsets, heads, carries, either(advantages, train_logp),
-                        externals, either(histogram, train_logp), numbers)  # fmt: skip
-        found, new_weights, new_mask, running = read_part(part, shared, running, PLAN, TILING)
+        shared = Shared(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
+                        either(histogram, train_logp), numbers)  # fmt: skip
+        found, new_weights, new_mask = read_part(part, shared, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:
             if whole:
                 write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, True)

@@ -9,7 +9,7 @@ import torch
 
 from rollout_corr.kernels.correct.apply import apply_kernel
 from rollout_corr.kernels.correct.decide import decide_kernel
-from rollout_corr.kernels.correct.numbers import FoundNumber, found_numbers, numbers_of
+from rollout_corr.kernels.correct.numbers import numbers_of
 from rollout_corr.kernels.correct.plan import Plan, Tables
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.ranks import gather_kernel
@@ -51,12 +51,10 @@ class Recipe:
         kind: The dtype that computes.
         scratch: The tables.
         names: Names what launches take: `prepare` lists the tensors in the same order.
-        ahead, gather_ahead, read, gather, decide, apply: The kernels; None for one that is not launched. `ahead` is
-            `read` by the plan of the pass before.
+        read, gather, decide, apply: The kernels; None for one that is not launched.
         statistics: How many.
         sums: How many of them are sums.
         upload: The thresholds.
-        found: Those of them that the batch decides.
         constants: Values of `CONSTANTS`.
         groups: Of the columns that programs of `decide` add up.
     """
@@ -65,8 +63,6 @@ class Recipe:
     kind: torch.dtype
     scratch: WorkspaceLayout
     names: Names
-    ahead: Site | None
-    gather_ahead: Site | None
     read: Site
     gather: Site | None
     decide: Site
@@ -74,13 +70,12 @@ class Recipe:
     statistics: int
     sums: int
     upload: Upload
-    found: tuple[FoundNumber, ...]
     constants: tuple[Any, ...]
     groups: int
 
 
 STRIDED = ("train", "rollout", "mask")
-CONSTANTS = ("PLAN", "AHEAD", "BY_OWNER")
+CONSTANTS = ("PLAN", "BY_OWNER")
 # The tables of slots, which a split batch also has by owner.
 BY_OWNER = Tables.of_slots
 
@@ -91,9 +86,8 @@ def kind_and_plan(
     per_sequence: bool,
     mass_of_rollout: bool,
     wanted: Wanted | None = None,
-    **more: bool,
 ) -> tuple[torch.dtype, Plan]:
-    """Choose the dtype that computes, and the plan; arguments are those of `recipe_of`, more those of `plan_of`."""
+    """Choose the dtype that computes, and the plan; arguments are those of `recipe_of`."""
     train, rollout, mask, offsets, advantages, log_mass = dtypes
     assert train is not None and rollout is not None
     kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
@@ -108,7 +102,6 @@ def kind_and_plan(
         writes_mask=wanted.mask,
         edits_mask=wanted.edits_mask,
         mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
-        **more,
     )
 
 
@@ -122,8 +115,6 @@ def recipe_of(
     mass_of_rollout: bool,
     wanted: Wanted | None,
     split: bool,
-    labelled: bool = False,
-    halves: bool = False,
 ) -> Recipe:
     """Make the recipe for a Spec and the dtypes of a batch. Every argument of a launch has a type that these decide.
 
@@ -136,34 +127,26 @@ def recipe_of(
         mass_of_rollout: As in `Given`.
         wanted: The outputs; None: all that the Spec asks for.
         split: Sequences lie on several ranks.
-        labelled: Sequences have labels.
-        halves: This rank holds two stretches of each.
     """
     del extras
-    more = {"labelled": labelled, "split": split, "halves": halves}
-    kind, plan = kind_and_plan(spec, dtypes, per_sequence, mass_of_rollout, wanted, **more)
+    kind, plan = kind_and_plan(spec, dtypes, per_sequence, mass_of_rollout, wanted)
     maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
     bins = HISTOGRAM_BINS if plan.full else 0
     statistics = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums) + maxima
     scratch = _scratch_of(plan, kind)
     _, _, mask, offsets, _, log_mass = dtypes
-    # Given, and handed back; three of turns, two of labels.
+    # Given, and handed back; two of turns.
     tensors: dict[str, object] = {"train_logp": True, "rollout_logp": True, "mask": mask, "log_mass": log_mass}
     tensors |= {"advantages": plan.advantages, "offsets": offsets, "numbers": True, "weights": plan.writes_weights}
     tensors |= {"mask_out": plan.writes_mask, "keep_out": True, "statistics": True, "histogram": plan.full}
-    tensors |= {"within": plan.turns, "keep_turns_out": plan.turns, "heads": plan.crosses_turns}
-    tensors |= {"label_sums": labelled, "label_maxima": labelled}
-    # Of a split batch its sums by owner, and what owners have on the ranks before.
+    tensors |= {"within": plan.turns, "keep_turns_out": plan.turns}
+    # Of a split batch its sums by owner.
     tensors |= {f"{table}_out": split and getattr(plan, table) for table in BY_OWNER}
-    tensors |= {f"carry_{table}": plan.gathers_ahead and getattr(plan.ahead, table) for table in BY_OWNER}
     names = Names(tensors, scratch.names, STRIDED, (*SIZES, *CONSTANTS))
     # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
     of_decide = {"advantages": "nothing"} if plan.advantages == "token" else {}
     if split:
         of_decide |= {table: f"{table}_out" for table in BY_OWNER} | {"slots": "unit_count"}
-    of_ahead = {table: f"ahead_{table}" for table in BY_OWNER} | {"PLAN": "AHEAD"}
-    of_gather = of_ahead | {f"{table}_out": f"carry_{table}" for table in BY_OWNER}
-    of_ahead |= dict.fromkeys([f"{side}_{table}" for side in ("ahead", "carry") for table in BY_OWNER], "nothing")
     # `apply` has slots of its own.
     of_apply = {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
     return Recipe(
@@ -171,8 +154,6 @@ def recipe_of(
         kind=kind,
         scratch=scratch,
         names=names,
-        ahead=Site(read_kernel, names, of_ahead) if plan.ahead is not None else None,
-        gather_ahead=Site(gather_kernel, names, of_gather) if plan.gathers_ahead else None,
         read=Site(read_kernel, names),
         gather=Site(gather_kernel, names) if split else None,
         decide=Site(decide_kernel, names, of_decide),
@@ -180,8 +161,7 @@ def recipe_of(
         statistics=statistics,
         sums=statistics - maxima,
         upload=upload_of(tuple(numbers_of(spec, plan.double).values()), device),
-        found=found_numbers(spec, plan.double),
-        constants=(plan, plan.ahead, split),
+        constants=(plan, split),
         groups=groups(plan),
     )
 
@@ -193,20 +173,15 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
     table.
     """
     keys, exact = torch.int64 if plan.double else torch.int32, torch.float64
-
-    def of_slots(tables: Plan, prefix: str) -> list[Field | None]:
-        return [
-            Field(f"{prefix}counts", len(tables.counts), torch.int32),
-            Field(f"{prefix}integers", len(tables.integers), torch.int64) if tables.integers else None,
-            Field(f"{prefix}floats", len(tables.floats), kind) if tables.floats else None,
-            Field(f"{prefix}peaks", len(tables.peaks), keys) if tables.peaks else None,
-        ]
-
-    slots = of_slots(plan, "") + ([] if plan.ahead is None else of_slots(plan.ahead, "ahead_"))
+    slots = [
+        Field("counts", len(plan.counts), torch.int32),
+        Field("integers", len(plan.integers), torch.int64) if plan.integers else None,
+        Field("floats", len(plan.floats), kind) if plan.floats else None,
+        Field("peaks", len(plan.peaks), keys) if plan.peaks else None,
+    ]
     sequences = [
         Field("states", None, torch.int32) if plan.applies else None,  # bits; see decide.py
         Field("sequence_weights", None, kind) if plan.spreads else None,
-        Field("rests", None, torch.int64) if plan.rests and plan.applies else None,
     ]
     return WorkspaceLayout(
         [field for field in slots if field is not None],
@@ -230,12 +205,9 @@ def _scratch_of(plan: Plan, kind: torch.dtype) -> WorkspaceLayout:
 @cached(maxsize=1024)
 def sized_for(recipe: Recipe, grid: Grid) -> Sized:
     """List the launches of a recipe on batches of a size."""
-    launches = []
-    for read, gather in ((recipe.ahead, recipe.gather_ahead), (recipe.read, recipe.gather)):
-        if read is not None:
-            launches.append((read, grid.token_programs, grid.cut.warp))
-        if gather is not None:
-            launches.append((gather, grid.unit_programs, SEQUENCE_THREADS))
+    launches = [(recipe.read, grid.token_programs, grid.cut.warp)]
+    if recipe.gather is not None:
+        launches.append((recipe.gather, grid.unit_programs, SEQUENCE_THREADS))
     adding = grid.parts * recipe.groups + recipe.plan.full
     deciding = grid.sequence_programs * (grid.shares if grid.shares > 1 and recipe.plan.zeroes else 1)
     launches.append((recipe.decide, deciding + adding, SEQUENCE_THREADS))

@@ -21,16 +21,6 @@ from rollout_corr.kernels.correct.measures import (
     weigh_sequences,
 )
 from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.rest import (
-    alive_until,
-    at_lost,
-    first_failed,
-    first_of_all,
-    loses_rest,
-    lost_from,
-    rest_bit,
-    store_rests,
-)
 from rollout_corr.kernels.correct.verdicts import count_kept, rows_of, store_states, tested, thinning_bit, weightless_of
 from rollout_corr.kernels.gather import Gathered, SlotTables, gathered, integer, plain, slots_between
 from rollout_corr.kernels.partials import Partials, add, largest_key, name_of, put
@@ -151,15 +141,15 @@ def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, PLAN: tl.constexpr,
-            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows, tl.tensor, tl.tensor]:  # fmt: skip
-    """Gather the j-th turn of each sequence, and find its slots; of one that has no such turn, nothing."""
+            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
+    """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
     first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, PLAN,
                                 BY_OWNER)  # fmt: skip
     found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
     valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
     nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
-    return found, rows_of(found, valid, nonfinite, standing, PLAN), first, many
+    return found, rows_of(found, valid, nonfinite, standing, PLAN)
 
 
 @triton.jit
@@ -170,7 +160,7 @@ def rejected_by_turns(
     """Select the sequences with a turn that failed a criterion which rejects its sequence."""
     fallen = given.state * 0
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
-        found, rows, _, _ = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
+        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
         for i in tl.static_range(size(PLAN, "tests")):
             if test(PLAN, i).over == "turn" and test(PLAN, i).drop == "sequence":
                 _, _, failed, _ = tested(found, rows, given.advantage, given.standing, numbers, test(PLAN, i), PLAN)
@@ -272,34 +262,14 @@ def decide_by_turns(
     return sums, maxima, keep, state
 
 
-@triton.jit
-def lose_rest(
-    sums: tl.tuple, turns: Turns, found: Gathered, rows: Rows, first: tl.tensor, many: tl.tensor, PLAN: tl.constexpr,
-    SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
-    """Count what criteria take of the rest of a turn."""
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn":
-            lost = found.counts[at_lost(PLAN, i)]
-            if not BY_OWNER:
-                failed = first_failed(turns.tables, first, many, turns.slots, at_lost(PLAN, i), SHAPE)
-                lost = lost_from(turns.tables, first, many, failed, turns.slots, at_lost(PLAN, i), PLAN, SHAPE)
-            sums = tally(sums, PLAN, named(i, "lost"), tl.where(rows.valid > 0, lost, 0))
-    return sums
-
-
 # --- all turns of the sequences of a program ---
 
 
 @triton.jit
 def walk_turns(
-    turns: Turns, known: tl.tensor, given: Verdicts, failed: tl.tensor, rests: tl.tensor, tile_bits: tl.tensor,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
-) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
-    """Decide about every turn, store what it gets, and add up what turns give.
-
-    failed: The slot from which on a sequence has lost its rest; one behind all of its own where it has not.
-    """
+    turns: Turns, known: tl.tensor, given: Verdicts, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple]:
+    """Decide about every turn, store what it gets, and add up what turns give."""
     sums, maxima = no_turns(given.keep, PLAN, "turn_sums"), no_turns(given.keep, PLAN, "turn_maxima")
     met = given.nonfinite * 0  # turns with a measured token
     nothing = tl.zeros(met.shape, tl.float64)
@@ -308,24 +278,11 @@ def walk_turns(
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
         # Not held beside the sums, for which there are too few registers.
         numbers = thresholds(turns.numbers, PLAN)
-        found, rows, first, many = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
+        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
         sums, maxima, keep, state = decide_by_turns(sums, maxima, found, rows, given, numbers, PLAN)
         stays, state = keep & given.keep, state | given.state
         turn = turns.low + j - 1
         real = (turn >= 0) & (turn < turns.extents.sequences) & (turn + 1 < turns.high)
-        if PLAN.rests:
-            sums = lose_rest(sums, turns, found, rows, first, many, PLAN, SHAPE, BY_OWNER)
-        if PLAN.rests and BY_OWNER:
-            if PLAN.applies:
-                state |= tl.where(real & known & loses_rest(found, PLAN), rest_bit(PLAN), 0)
-        elif PLAN.rests:
-            lost_at = first_of_all(turns.tables, first, many, turns.slots, "turn", PLAN, SHAPE)
-            lost_at = tl.minimum(lost_at, failed - first)
-            found = alive_until(found, turns.tables, first, many, lost_at, turns.slots, PLAN, SHAPE)
-            fails = real & known & (lost_at < tl.minimum(many, turns.slots - first))
-            if PLAN.applies:
-                state |= tl.where(fails, rest_bit(PLAN), 0)
-                store_rests(rests, turns.tables, turn, first, lost_at, fails, turns.slots, tile_bits, PLAN)
         sums = tally(sums, PLAN, "of_sequence/kept", count_kept(found, rows.valid, stays, state, PLAN))
         sums, maxima = measure_turn(sums, maxima, rows, stays, numbers, PLAN)
 
@@ -363,7 +320,7 @@ def report_turns(
         put(out.maxima, PLAN, "sequence_maxima", name_of(PLAN, "turn_maxima", k), most)
         put(out.maxima, PLAN, "sequence_maxima", of_tokens(name_of(PLAN, "turn_maxima", k)), most)
     for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "turn" or (test(PLAN, i).drop == "rest" and test(PLAN, i).within == "turn"):
+        if test(PLAN, i).over == "turn":
             lost = total(sums, PLAN, named(i, "lost"))
             if test(PLAN, i).drop == "sequence":
                 lost = tl.where(lost > 0, rows.valid, 0).to(tl.float64)

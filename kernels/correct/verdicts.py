@@ -176,11 +176,6 @@ def store_states(
     state |= tl.where(rejected, REJECTED, 0) | tl.where(weightless, WEIGHTLESS, 0)
     if PLAN.spreads:
         weight = tl.where(weightless, 0.0, weight).to(weights.dtype.element_ty)
-    if PLAN.halves:
-        sequence = 2 * sequence
-        tl.store(states + sequence + 1, state, mask=known)
-        if PLAN.spreads:
-            tl.store(weights + sequence + 1, weight, mask=known)
     tl.store(states + sequence, state, mask=known)
     if PLAN.spreads:
         tl.store(weights + sequence, weight, mask=known)

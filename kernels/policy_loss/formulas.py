@@ -23,8 +23,7 @@ class Token(NamedTuple):
     weight: tl.tensor  # the factor of the loss
     level: tl.tensor  # the mean or the total log-ratio of its sequence, where the surrogate needs it
     pull: tl.tensor  # GMPO: the loss of the sequence; GSPO through the sequence: its derivative. Weights are in both
-    loss: tl.tensor  # REAL: that of the group, and `pull` is its derivative by the sequence's score
-    looked: tl.tensor  # of the look at the batch: non-zero where it chose the token, or the logarithm of its bound
+    looked: tl.tensor  # non-zero where the look at the batch chose the token
 
 
 class Clipped(NamedTuple):
@@ -42,7 +41,6 @@ class Term(NamedTuple):
 
     value: tl.tensor
     slope: tl.tensor  # d(value) / d(new_logp)
-    pull: tl.tensor  # d(value) / d(the mean of its sequence), where the gradient is through both; else anything
     low: tl.tensor  # where a bound held from below
     high: tl.tensor
     dual: tl.tensor
@@ -70,47 +68,14 @@ def clipped(
 
 
 @triton.jit
-def clipped_at(
-    cut: tl.tensor, ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> Clipped:
-    """Bound a ratio as `clipped` does, by each token's own bound. cut: its logarithm, of the side of the advantage."""
-    down = advantage < 0
-    low, above = down & (clamped < cut), (down == 0) & (clamped > cut)
-    most, _, _ = exponential(cut, PLAN)
-    bounded, far = tl.where(low | above, most, ratio), tl.zeros_like(down)
-    if PLAN.has_upper:
-        far = down & (clamped > number(numbers, PLAN, "far/upper").to(clamped.dtype))
-        bounded = tl.where(far, number(numbers, PLAN, "furthest").to(ratio.dtype), bounded)
-    return Clipped(bounded, low | above | far, low, (advantage > 0) & above, far)
-
-
-@triton.jit
 def log_ratio(x: tl.tensor, level: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
-    """Take the log-ratio that the surrogate's ratio is made of: a token's, its sequence's, or one between."""
+    """Take the log-ratio that the surrogate's ratio is made of: a token's or its sequence's."""
     if PLAN.takes == "token":
         return x
-    elif PLAN.takes == "geometric_average":
-        return 0.5 * (x + level)
-    elif PLAN.takes == "average":
-        # ln of (e^x + e^level) / 2, whichever is larger taken out.
-        most, apart = tl.maximum(x, level), tl.abs(x - level)
-        if PLAN.nonfinite == "propagate":
-            # Two infinities are equal, and their difference is none.
-            apart = tl.where(x == level, 0.0, apart)
-        return most + (tl.log(1.0 + tl.exp(-apart)) - 0.6931471805599453)
     elif PLAN.surrogate == "VESPO":
         return tl.maximum(level, number(numbers, PLAN, "log_smallest").to(x.dtype))
     else:
         return level
-
-
-@triton.jit
-def share_of_mean(x: tl.tensor, level: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Compute the derivative of `log_ratio` by the mean; that by the token's own x is the rest of 1."""
-    if PLAN.takes == "geometric_average":
-        return tl.full(x.shape, 0.5, x.dtype)
-    else:
-        return 1.0 / (1.0 + tl.exp(x - level))
 
 
 @triton.jit
@@ -154,10 +119,7 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
     ratio, excess, k3 = exponential(clamped, PLAN)
     low, high, dual = tl.zeros_like(free), tl.zeros_like(free), tl.zeros_like(free)
     if PLAN.clips:
-        if PLAN.surrogate == "EntropyClip":
-            bound = clipped_at(token.looked.to(x.dtype), ratio, clamped, advantage, numbers, PLAN)
-        else:
-            bound = clipped(ratio, clamped, advantage, numbers, PLAN)
+        bound = clipped(ratio, clamped, advantage, numbers, PLAN)
         low, high, dual = bound.low, bound.high, bound.far
         value, slope = -advantage * bound.ratio, -advantage * ratio
         free = free & (bound.held == 0)
@@ -187,10 +149,6 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
         low = (advantage < 0) & (clamped < -number(numbers, PLAN, "low").to(x.dtype))
         value, slope = token.pull, token.pull
         free = free & ((low | high) == 0)
-    elif PLAN.surrogate == "REAL":
-        value, slope, free = token.loss, token.pull, tl.abs(x) <= LARGEST_D
-        if PLAN.nonfinite == "propagate":
-            value = tl.where(x == x, value, x)
     elif PLAN.surrogate == "DRO":
         beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
         square, pull, flows = saturated * saturated, saturated, tl.abs(x) <= LARGEST_D
@@ -228,11 +186,7 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
     if PLAN.scaled:
         coef = number(numbers, PLAN, "coef").to(x.dtype)
         value, slope = value * coef, slope * coef
-    slope, pull = tl.where(free, slope, 0.0), slope
-    if PLAN.pulls_too:
-        pull = slope * share_of_mean(x, token.level, PLAN)
-        slope = slope - pull
-    return Term(value, slope, pull, low, high, dual, clamped, excess, k3)
+    return Term(value, tl.where(free, slope, 0.0), low, high, dual, clamped, excess, k3)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The policy loss over tokens: read every input, write the gradient, add up the statistics.
 
 tiles.py says which tokens a program has, sums.py how they add up. A surrogate whose gradient depends on whole
-sequences takes two passes over the tokens, or three, of which only the last writes; see `LossPlan.phase`.
+sequences takes two passes over the tokens, of which only the last writes; see `LossPlan.phase`.
 
 One launch for a pass, and one of `scale` in backward; docs/kernels.md counts what they execute a token.
 """
@@ -65,7 +65,7 @@ class Part(NamedTuple):
     valid: tl.tensor  # bool; False outside of sequences
     mass: tl.tensor
     scale: tl.tensor  # the factor of all that the token adds
-    looked: tl.tensor  # what the look at the batch found of the token
+    looked: tl.tensor  # non-zero where the look at the batch chose the token
 
 
 class Shared(NamedTuple):
@@ -74,7 +74,6 @@ class Shared(NamedTuple):
     advantage: tl.tensor
     level: tl.tensor  # the mean or the total log-ratio of a sequence
     pull: tl.tensor  # the term of a sequence in the gradient of its tokens; see formulas.Token
-    loss: tl.tensor  # that of its group
     inner: tl.tensor  # the factor of each sequence's gradient
     numbers: tl.tuple
 
@@ -163,14 +162,9 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     if PLAN.masked:
         found = record_count(found, PLAN, "valid", valid)
     found = record_count(found, PLAN, "counted", counted)
-    token = Token(compared, x, advantage, weight, shared.level, shared.pull, shared.loss, part.looked)
+    token = Token(compared, x, advantage, weight, shared.level, shared.pull, part.looked)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, shared.numbers, PLAN), x
-    elif PLAN.phase == "pull":
-        pull = policy(token, shared.numbers, PLAN).pull
-        if PLAN.has_scales:
-            pull = pull * scale
-        return record_statistic(found, PLAN, "pull", tl.where(counted, pull, 0.0)), x
     else:
         broken = valid & (known == 0)
         return loss_of_tokens(found, token, k, scale, broken, among, counted, shared, PLAN)
@@ -201,8 +195,6 @@ def sum_of_sequence(
         down = advantage < 0
         found = record_statistic(found, PLAN, "down", tl.where(counted & down, weighted, 0.0))
         found = record_statistic(found, PLAN, "up", tl.where(counted & (down == 0), weighted, 0.0))
-    elif PLAN.compares:
-        found = record_statistic(found, PLAN, "advantage", tl.where(counted, advantage, 0.0))
     elif PLAN.surrogate == "VESPO":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         x = limited(x, -clamp, clamp, PLAN)
@@ -235,8 +227,6 @@ def loss_of_tokens(
     pulled = gradient
     if PLAN.has_scales and PLAN.pulls:
         gradient = tl.zeros_like(gradient)
-    if PLAN.pulls_too:
-        pulled = tl.where(counted & (tl.abs(x) <= LARGEST_D), token.pull, 0.0)
     found = record(found, PLAN, "token_sums", "loss_tokens_nonfinite", tl.where(broken, 1.0, 0.0).to(new.dtype))
     found = record(found, PLAN, "token_sums", "loss_policy", total)
     found = record(found, PLAN, "token_sums", "clip_low", tl.where(term.low & counted, 1.0, 0.0).to(new.dtype))
@@ -274,8 +264,6 @@ def loss_of_tokens(
         if PLAN.pulls:
             # The factors of all tokens of the sequence are in its derivative already.
             gradient += pulled
-    if PLAN.pulls_too:
-        gradient += pulled
     if PLAN.averages and PLAN.phase == "write":
         total = total * shared.inner
     found = record(found, PLAN, "token_sums", "total", total)
@@ -332,22 +320,17 @@ def gradient_kernel(
         else:
             part = load_part(inputs, tile, first, PLAN, TILING, False)
         like = part.new.to(real(PLAN))
-        advantage, level, pull, loss, inner = like, like, like, like, like
+        advantage, level, pull, inner = like, like, like, like
         if PLAN.advantages == "sequence":
             advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING)
         if PLAN.levels and PLAN.phase != "sum":
             level = of_sequences(levels, like, span, first, offsets, tile, extents, PLAN, TILING)
-        if PLAN.compares and PLAN.writes:
-            rows = levels + extents.sequences
-            loss = of_sequences(rows, like, span, first, offsets, tile, extents, PLAN, TILING)
-            rows += extents.sequences
-            pull = of_sequences(rows, like, span, first, offsets, tile, extents, PLAN, TILING)
         if PLAN.phase == "write":
-            if PLAN.pulls or PLAN.pulls_too:
+            if PLAN.pulls:
                 pull = of_sequences(pulls, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.averages:
                 inner = of_sequences(inners, like, span, first, offsets, tile, extents, PLAN, TILING)
-        found, slope = loss_of_part(part, Shared(advantage, level, pull, loss, inner, numbers), PLAN)
+        found, slope = loss_of_part(part, Shared(advantage, level, pull, inner, numbers), PLAN)
         if PLAN.writes and PLAN.differentiable:
             if whole:
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)

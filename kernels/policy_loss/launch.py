@@ -34,10 +34,7 @@ class LossGiven:
         log_mass: Per token, the log of the mass that truncated sampling kept.
         mass_of_base: True if it is taken from the base, and not from new_logp.
         double: float64 computes.
-        looked: Per token, what the look at the batch found of it: see `Surrogate.hands_tokens`.
-        decided: [K] float64, the last numbers of the objective, which the look at the batch found.
-        by_sequence: [3, S] in the dtype that computes, of a look at groups: the score of each sequence, the loss of its
-            group, the derivative of that by the score.
+        looked: Per token, non-zero where the look at the batch chose it.
         turns: [U + 1] int32 or int64, offsets of turns among the tokens, for a surrogate of turns.
     """
 
@@ -57,8 +54,6 @@ class LossGiven:
     double: bool = False
     turns: Tensor | None = None
     looked: Tensor | None = None
-    decided: Tensor | None = None
-    by_sequence: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -95,43 +90,21 @@ def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFou
     return found
 
 
-def facts(given: LossGiven, objective: Objective) -> Tensor:
-    """Find the facts of each sequence that a surrogate of groups looks at, in two launches.
-
-    Args:
-        given: The batch, without `by_sequence`.
-        objective: Everything that is fixed about the loss.
-
-    Returns:
-        [3, S] in the dtype that computes: of the tokens that train the mean log-ratio, the mean advantage, the number.
-    """
-    with current(given.new):
-        found, launches = prepare_facts(given, objective)
-        for launch in launches:
-            launch.run()
-    return found
-
-
-# A batch as its launches take it, its strided tensors, its recipe, its division among programs, and `within` of turns.
-Laid = tuple[LossGiven, tuple[Tensor | None, ...], LossRecipe, Grid, Tensor | None]
-
-
-def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
-    """Find the recipe of a batch and divide it."""
-    turns, within = given.turns, None
+def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
+    """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
+    shape, device, turns, within = given.new.shape, given.new.device, given.turns, None
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
     new, base, offsets, tensors = given.new, given.base, given.offsets, given.tensors
     recipe = recipe_of(
         objective,
-        new.device,
+        device,
         dtypes_of(tensors),
         given.double,
         given.per_sequence,
         given.mass_of_base,
         differentiable,
         turns is not None,
-        given.by_sequence is not None,
     )
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
@@ -140,51 +113,22 @@ def _laid(given: LossGiven, objective: Objective, differentiable: bool) -> Laid:
     grid = grid_for(sequences, width, recipe.strided(strided), element, given.double, alone)
     if within is not None:
         grid = of_units(grid, within.shape[0] - 1, beside=True)
-    return given, strided, recipe, grid, within
-
-
-def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
-    """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
-    shape, device = given.new.shape, given.new.device
-    laid = _, _, recipe, grid, within = _laid(given, objective, differentiable)
-    kind = recipe.kind
-    gradient = torch.empty(*shape, dtype=kind, device=device) if differentiable else None
-    inners = torch.empty(grid.sequences, dtype=kind, device=device) if recipe.averages else None
-    value = torch.empty((), dtype=kind, device=device)
+    gradient = torch.empty(*shape, dtype=recipe.kind, device=device) if differentiable else None
+    inners = torch.empty(grid.sequences, dtype=recipe.kind, device=device) if recipe.averages else None
+    value = torch.empty((), dtype=recipe.kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
     statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
-    outputs = gradient, inners, value, divisor, statistics, within, given.by_sequence
-    return LossFound(value, gradient, inners, divisor, statistics), _launches(laid, outputs)
-
-
-def prepare_facts(given: LossGiven, objective: Objective) -> tuple[Tensor, tuple[Launch, ...]]:
-    """Allocate everything and list what has to be launched, from metadata alone; see `facts`."""
-    laid = _, _, recipe, grid, _ = _laid(given, objective, False)
-    found = torch.empty(3, grid.sequences, dtype=recipe.kind, device=given.new.device)
-    return found, _launches(laid, (None, None, None, None, None, None, found))
-
-
-def _launches(laid: Laid, outputs: tuple[Tensor | None, ...]) -> tuple[Launch, ...]:
-    """List the launches on a batch. outputs: the tensors behind the numbers, see `recipe_of`."""
-    given, strided, recipe, grid, _ = laid
-    device = given.new.device
     workspace = Workspace(recipe.scratch, grid.counted, device)
     log_mass = None if given.log_mass is None else given.log_mass.contiguous()
     scales = None if given.scales is None else given.scales.contiguous()
     looked = None if given.looked is None else given.looked.contiguous()
-    numbers = recipe.upload.read()
     tensors = (
-        *strided, given.advantages.contiguous(), given.offsets, given.divisor, log_mass, scales, looked,
-        numbers if given.decided is None else _with(numbers, given.decided), *outputs,
+        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass, scales, looked,
+        recipe.upload.read(), gradient, inners, value, divisor, statistics, within,
     )  # fmt: skip
     sized = _sized(recipe, grid)
     operands = recipe.names.operands(tensors, workspace, strides_of(strided, grid), (), sized.values, grid.cut, device)
-    return sized.on(operands)
-
-
-def _with(numbers: Tensor, decided: Tensor) -> Tensor:
-    """Copy the numbers with those that the look at the batch found, which come last; nothing is read."""
-    return torch.cat((numbers[: -decided.shape[0]], decided))
+    return LossFound(value, gradient, inners, divisor, statistics), sized.on(operands)
 
 
 @cached(maxsize=1024)

@@ -18,9 +18,7 @@ class LossPlan(Tables):
     """Everything the kernels of `policy_loss` branch on.
 
     Where the gradient of a token depends on its sequence, a first pass over the tokens adds up (phase "sum") and a
-    last one writes ("write"); otherwise one pass does everything ("whole"). Between the two, where each token pulls at
-    the others by an amount that depends on the sequence's mean, a pass adds these up ("pull"). Where torch compares the
-    sequences of a group, a first pass finds their facts ("sum"), and another call does everything ("whole").
+    last one writes ("write"); otherwise one pass does everything ("whole").
     """
 
     phase: str
@@ -51,8 +49,7 @@ class LossPlan(Tables):
     differentiable: bool  # the gradient is handed back
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     has_scales: bool  # factors of all that a token adds
-    looked: bool  # the look at the batch found something of each token
-    by_sequence: bool  # what a look at groups found of each sequence is given
+    looked: bool  # the look at the batch chose tokens
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
     sequence_sums: tuple[str, ...] = ()
     clip_counts: tuple[str, ...] = ()  # clips that can happen
@@ -70,7 +67,7 @@ class LossPlan(Tables):
     @property
     def clips(self) -> bool:
         """Test whether the surrogate clips as PPO does."""
-        return self.surrogate in ("PPO", "GSPO", "AveragePPO", "ClipCov", "BAPO", "EntropyClip")
+        return self.surrogate in ("PPO", "GSPO", "ClipCov")
 
     @property
     def levels(self) -> bool:
@@ -83,23 +80,9 @@ class LossPlan(Tables):
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
-    def compares(self) -> bool:
-        """Test whether a token reads what a look at groups of sequences decided of its sequence."""
-        return self.surrogate == "REAL"
-
-    @property
-    def pulls_too(self) -> bool:
-        """Test whether the gradient of a token has a part of its own and a part that is computed for its sequence."""
-        return self.surrogate == "AveragePPO" and self.differentiable
-
-    @property
     def phases(self) -> tuple[str, ...]:
         """The passes over the tokens."""
-        if self.compares:
-            return ("whole",) if self.by_sequence else ("sum",)
-        if not (self.levels or self.pulls):
-            return ("whole",)
-        return ("sum", "pull", "write") if self.pulls_too else ("sum", "write")
+        return ("sum", "write") if self.levels or self.pulls else ("whole",)
 
     @property
     def adds_up(self) -> bool:
@@ -172,8 +155,7 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
     of_sequences = (*OF_SEQUENCES, *(["total"] if plan.averages and plan.phase == "whole" else []))
     counts = ("valid", "counted") if plan.adds_up else ()
     if not plan.writes:
-        sums = of_sequences if plan.phase == "sum" and not plan.compares else ()
-        return {"counts": counts, "sequence_sums": sums} | _of_sequences(plan)
+        return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
     empty = {"clip_low", "clip_high", "clip_dual", *plan.of_look} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
     total_of_slots = plan.averages and plan.phase == "whole"
@@ -189,12 +171,8 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
 def _of_sequences(plan: LossPlan) -> dict[str, Any]:
     """Name the sums of a slot that a pass before the last stores: exact, so that tiles do not affect the gradient."""
     ratios, others = ["level"], []
-    if plan.phase == "pull":
-        ratios, others = [], ["pull"]
-    elif plan.surrogate == "GMPO":
+    if plan.surrogate == "GMPO":
         ratios += ["log_weight"] if plan.weighted else []
-        others += ["advantage"]
-    elif plan.compares:
         others += ["advantage"]
     elif plan.pulls:
         others += ["up", "down"]
@@ -227,6 +205,4 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
         cut("kl_weight", None, kl.weight_upper)
     if objective.regulariser is not None:
         numbers |= {"regulariser": objective.regulariser.coef}
-    # Last, so that those that the look at the batch finds replace the end.
-    decided = {name: numbers.pop(name) for name in surrogate.hands_numbers}
-    return numbers | decided
+    return numbers

@@ -1,7 +1,7 @@
 """The recipe of calls of `policy_loss`: everything about them that no size and no address affects.
 
 A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and its last program
-finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice, AveragePPO three times.
+finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ def recipe_of(
     mass_of_base: bool,
     differentiable: bool,
     turns: bool,
-    by_sequence: bool,
 ) -> LossRecipe:
     """Make the recipe for an objective and the dtypes of `LossGiven.tensors`, by which every argument has its type."""
     _, base, ref, weights, trains, mask, _, offsets, divisor, log_mass, scales, looked = dtypes
@@ -106,7 +105,6 @@ def recipe_of(
         mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
         has_scales=scales is not None,
         looked=looked is not None,
-        by_sequence=by_sequence,
         turns=turns,
     )
     last = plans[-1]
@@ -114,7 +112,7 @@ def recipe_of(
     tensors: dict[str, object] = dict(zip(TENSORS, dtypes, strict=True))
     tensors |= {"numbers": True, "gradient": differentiable, "inners": last.averages and last.writes}
     tensors |= dict.fromkeys(("value", "divisor", "statistics"), last.writes)
-    tensors |= {"within": turns, "levels": last.compares}
+    tensors |= {"within": turns}
     plan_names = [f"PLAN {number}" for number in range(len(plans))]
     names = Names(tensors, scratch.names, STRIDED, (*SIZES, *plan_names))
     passes = []
@@ -146,7 +144,6 @@ def recipe_of(
 # dtype and alignment would be part of its compile key. Those that a phase does not read of sequences:
 OF_SEQUENCES = {
     "sum": ("levels", "pulls", "inners"),
-    "pull": ("pulls", "inners"),
     "write": (),
     "whole": ("inners",),
 }
@@ -167,7 +164,7 @@ def _scratch_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> WorkspaceLayo
     first, last = plans[0], plans[-1]
     # Passes use them one after the other, and some need more columns.
     integers, floats = (max((getattr(plan, name) for plan in plans), key=len) for name in ("integers", "floats"))
-    of_sequences = ("levels", last.levels and not last.compares), ("pulls", last.pulls or last.pulls_too)
+    of_sequences = ("levels", last.levels), ("pulls", last.pulls)
     return WorkspaceLayout(
         tables(("counts", first.counts, torch.int32), ("integers", integers, torch.int64), ("floats", floats, kind)),
         tables(("token_sums", last.token_sums, torch.float64), ("token_maxima", last.token_maxima, torch.float64)),

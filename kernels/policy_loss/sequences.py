@@ -84,27 +84,18 @@ def store_sequences(
     # Turns are no sequences, which others count.
     add(sums, PLAN, "loss_valid_sequences", (valid > 0) & (not PLAN.turns))
     add(sums, PLAN, "loss_sequences", (n > 0) & (not PLAN.turns))
-    if PLAN.averages and not PLAN.turns and not (PLAN.compares and PLAN.phase == "sum"):
+    if PLAN.averages and not PLAN.turns:
         length = n if PLAN.denominator == "kept" else valid
         inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
         tl.store(inners + sequence, inner.to(inners.dtype.element_ty), mask=known)
         if has(PLAN, "floats", "total"):
             add(sums, PLAN, "total", tl.where(known, plain(found, PLAN, "total") * inner, 0.0))
-    if PLAN.phase == "pull":
-        pull = exact(found, PLAN, "pull", False) / tl.maximum(n, 1).to(tl.float64)
-        tl.store(pulls + sequence, pull.to(pulls.dtype.element_ty), mask=known)
-    elif PLAN.phase == "sum":
+    if PLAN.phase == "sum":
         level = exact(found, PLAN, "level", True)
         if PLAN.shared != "total":
             level = level / tl.maximum(n, 1).to(tl.float64)
         if PLAN.levels:
             tl.store(levels + sequence, level.to(levels.dtype.element_ty), mask=known)
-        if PLAN.compares:
-            # Three rows: the mean log-ratio, the mean advantage, and how many tokens train.
-            advantage = exact(found, PLAN, "advantage", False) / tl.maximum(n, 1).to(tl.float64)
-            entry = levels + (extents.sequences + sequence)
-            tl.store(entry, advantage.to(levels.dtype.element_ty), mask=known)
-            tl.store(entry + extents.sequences, n.to(levels.dtype.element_ty), mask=known)
         if PLAN.pulls:
             pull = pull_of(found, level, n, numbers, PLAN)
             tl.store(pulls + sequence, pull.to(pulls.dtype.element_ty), mask=known)
@@ -196,7 +187,7 @@ def sequences_kernel(
 ):  # fmt: skip
     """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program.
 
-    The phases "sum" and "pull" only pass over sequences, and the phase "write", behind them, does the others.
+    The phase "sum" only passes over sequences, and the phase "write", behind it, does the others.
     """
     numbers = thresholds(numbers, PLAN)
     program = tl.program_id(0)

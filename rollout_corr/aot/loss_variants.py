@@ -10,21 +10,17 @@ import torch
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
 from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.surrogates import (
-    BAPO,
     DPPO,
     DRO,
     GMPO,
     GPG,
     GSPO,
     PPO,
-    REAL,
     REC,
     SAPO,
     TOPR,
     VESPO,
-    AveragePPO,
     ClipCov,
-    EntropyClip,
     KLCov,
     Reinforce,
     Score,
@@ -99,15 +95,6 @@ _DECLARED = (
     LossVariant("gspo_token", Objective(GSPO(through="token"), denominator="kept"), weights=None, length=SHORT),
     LossVariant("gspo_fp64", Objective(GSPO()), new=FP64, base=FP64, packed=False, length=SHORT),
     LossVariant("gmpo", Objective(GMPO(), reduction=_MEAN), trains=BOOL),
-    # Those of which a token has a gradient of its own too.
-    LossVariant("ppo_average", Objective(AveragePPO(), KL("k3", 0.1), reduction=_MEAN), ref=FP32, scales=True),
-    LossVariant(
-        "ppo_geometric",
-        Objective(AveragePPO(0.1, 0.2, dual=3.0, level="geometric_average", coef=0.5), nonfinite="propagate"),
-        packed=False,
-        trains=BOOL,
-        length=MEDIUM,
-    ),
     # The mass that truncated sampling kept, from either side.
     LossVariant("ppo_kept_set", Objective(PPO(), KL("k3", 0.1)), ref=FP32, weights=None, mass="train"),
     LossVariant("dppo_replayed", Objective(DPPO(), nonfinite="neutral"), packed=False, length=MEDIUM, mass="rollout"),
@@ -118,8 +105,6 @@ _DECLARED = (
     LossVariant("rec_ring", Objective(REC("ring", 0.1, 0.1, 0.3, 0.4, weight="ratio")), packed=False, length=MEDIUM),
     LossVariant("rec_sequence", Objective(REC("two_side", 0.1, 0.1, level="sequence")), weights=None, length=SHORT),
     LossVariant("sapo_stopped", Objective(SAPO(1.0, 1.5, gate="stopped")), packed=False, mask=I32),
-    LossVariant("score_average", Objective(Score(upper=5.0, level="average")), weights=None, trains=BOOL),
-    LossVariant("score_geometric", Objective(Score(0.5, 1.5, "zero", "geometric_average"), reduction=_MEAN), base=BF16),
     # Whole sequences, summed.
     LossVariant("vespo", Objective(VESPO()), advantages="sequence", mask=U8),
     # Factors of all that a token adds: of sequences whose gradient is one, too.
@@ -128,16 +113,6 @@ _DECLARED = (
     # Tokens that a look at the batch chose.
     LossVariant("clip_cov", Objective(ClipCov(dual=3.0), KL("k3", 0.1, weight="weights")), ref=FP32, trains=BOOL),
     LossVariant("kl_cov", Objective(KLCov(), reduction=_MEAN), packed=False, mask=I32, length=MEDIUM),
-    # Bounds that the look found: of all tokens, and of each.
-    LossVariant("bapo", Objective(BAPO(dual=3.0), reduction=_MEAN), packed=False, mask=U8, length=MEDIUM),
-    LossVariant(
-        "entropy_clip", Objective(EntropyClip(dual=3.0), KL("k3", 0.1)), new=BF16, base=BF16, ref=BF16, trains=BOOL
-    ),
-    # Groups of sequences, whose facts are found before.
-    LossVariant("real", Objective(REAL(coef=0.5), KL("k3", 0.1), reduction=_MEAN), ref=FP32, trains=BOOL, scales=True),
-    LossVariant(
-        "real_padded", Objective(REAL(), nonfinite="propagate"), packed=False, advantages="sequence", length=MEDIUM
-    ),
     LossVariant("dro_sequence", Objective(DRO(0.5, "sequence"), reduction=_MEAN), packed=False, length=SHORT),
 )
 

@@ -21,12 +21,9 @@ from pathlib import Path
 
 from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from rollout_corr.aot.machine_code import MachineCode, read_machine_code
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
-    BATCH_VARIANTS,
     FEW,
-    LABEL_VARIANTS,
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
     TURN_VARIANTS,
@@ -42,10 +39,13 @@ MOST_SPILLED = 16
 
 # Of both operators.
 EVERY: dict[str, Variant | LossVariant] = {
-    **VARIANTS, **OF_NEW_VARIANTS, **SPLIT_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS,
-    **SPLIT_PREFIX_VARIANTS, **BATCH_VARIANTS, **LOSS_VARIANTS,
-}  # fmt: skip
-SEQUENCE_KERNELS = ("gather", "values", "decide", "sequences", "finish")
+    **VARIANTS,
+    **OF_NEW_VARIANTS,
+    **SPLIT_VARIANTS,
+    **TURN_VARIANTS,
+    **LOSS_VARIANTS,
+}
+SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 
 NUMBERS = ("registers", "spilled", "in loops", "shared", "instructions", "a token", "cpu s")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")
@@ -58,8 +58,8 @@ class KernelRow:
     Attributes:
         variant: Its name.
         target: The GPU.
-        kernel: "count", "values", "ahead", "read", "gather", "decide" or "apply" of `correct`; "sum", "pull",
-            "gradient", "sequences", "finish" or "scale" of `policy_loss`.
+        kernel: "read", "gather", "decide" or "apply" of `correct`; "sum", "gradient", "sequences", "finish" or "scale"
+            of `policy_loss`.
         shared: Bytes of shared memory of a program.
         tokens: How many tokens a thread has; 0 if the kernel looks at none.
         seconds: CPU seconds of the compilation; next to none if Triton had it on disk.
@@ -171,11 +171,9 @@ def compile_one(name: str, target: str) -> list[KernelRow]:
         binary = compile_launch(launch, target)
         seconds = sum(os.times()[:4]) - before
         kernel, constants = launch.kernel.__name__.removesuffix("_kernel"), launch.arguments
-        if kernel == "read" and constants["PLAN"].carries:
-            kernel = "ahead"
-        if kernel == "gradient" and constants["PLAN"].phase in ("sum", "pull"):
-            # Passes before the one that writes, which load less.
-            kernel = constants["PLAN"].phase
+        if kernel == "gradient" and constants["PLAN"].phase == "sum":
+            # The pass before the one that writes, which loads less.
+            kernel = "sum"
         looks = kernel not in SEQUENCE_KERNELS and (kernel != "apply" or constants["PLAN"].applies)
         code = read_machine_code(binary.text)
         rows.append(KernelRow(name, target, kernel, binary.shared, binary.tokens if looks else 0, seconds, code))

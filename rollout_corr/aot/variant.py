@@ -6,17 +6,15 @@ sequences are on average. Lengths and thresholds are in no key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
-from rollout_corr.backends.bounds_of_batch import begin, rules_of_sequences, rules_of_tokens
-from rollout_corr.backends.count_tokens import rounds_of
 from rollout_corr.kernels.correct.plan import pairs_of
-from rollout_corr.spec.correction import Spec, places_of
+from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
@@ -94,10 +92,8 @@ class Variant(VariantLayout):
         train: Dtype of the trainer's log-probs.
         rollout: Dtype of the engine's log-probs.
         split: Sequences lie on several ranks.
-        halves: This rank holds two stretches of each of them.
         mass: "train" or "rollout", from whose log-probs the kept mass is taken; None without one.
         turns: A batch brings turns, as many as sequences, whose mean length is `length`.
-        labelled: Sequences have labels.
     """
 
     name: str
@@ -105,10 +101,8 @@ class Variant(VariantLayout):
     train: torch.dtype = field(default=torch.float32, kw_only=True)
     rollout: torch.dtype = field(default=torch.float32, kw_only=True)
     split: bool = field(default=False, kw_only=True)
-    halves: bool = field(default=False, kw_only=True)
     mass: str | None = field(default=None, kw_only=True)
     turns: bool = field(default=False, kw_only=True)
-    labelled: bool = field(default=False, kw_only=True)
 
     @property
     def wide_bytes(self) -> int:
@@ -149,8 +143,6 @@ class Variant(VariantLayout):
             log_mass=None if self.mass is None else empty(computes, *shape),
             mass_of_rollout=self.mass == "rollout",
             turns=empty(self.offsets, sequences + 1) if self.turns else None,
-            labelled=self.labelled,
-            bounds=empty(torch.float64, len(places_of(self.spec))) if self.spec.asks_batch else None,
         )
 
     def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
@@ -158,18 +150,7 @@ class Variant(VariantLayout):
         from rollout_corr.kernels.correct.launch import prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        return (*self._searching(given), *prepare(given, self.spec, split=self.split, halves=self.halves)[1])
-
-    def _searching(self, given: Given) -> tuple[Launch, ...]:
-        """List the launches of the first round of the search for bounds that the batch decides."""
-        from rollout_corr.kernels.correct.counting import prepare_count
-        from rollout_corr.kernels.correct.valuing import prepare_values
-
-        kind = torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
-        rules, units = rules_of_tokens(self.spec), tuple(rules_of_sequences(self.spec))
-        searches = {place: begin(rule, place.side, kind, given.train.device) for place, rule in rules.items()}
-        counting = tuple([prepare_count(given, self.spec, one)[1] for one in rounds_of(searches)])
-        return (*counting, *(prepare_values(given, self.spec, units)[2] if units else ()))
+        return prepare(given, self.spec, split=self.split)[1]
 
 
 @dataclass(frozen=True)
@@ -224,7 +205,6 @@ class LossVariant(VariantLayout):
             return None if dtype is None else self.place(empty(dtype, *shape))
 
         kind = torch.float64 if double else torch.float32
-        surrogate, hands = self.objective.surrogate, self.objective.surrogate.hands_tokens
         return LossGiven(
             new=self.place(empty(self.new, *shape)),
             base=line(self.base),
@@ -240,20 +220,16 @@ class LossVariant(VariantLayout):
             log_mass=None if self.mass is None else empty(kind, *shape),
             mass_of_base=self.mass == "rollout",
             double=double,
-            looked=None if hands is None else empty(torch.bool if hands == "mask" else kind, *shape),
-            decided=empty(torch.float64, len(surrogate.hands_numbers)) if surrogate.hands_numbers else None,
-            by_sequence=empty(kind, 3, sequences) if surrogate.by_group else None,
+            looked=empty(torch.bool, *shape) if self.objective.surrogate.looks else None,
         )
 
     def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
         from rollout_corr.kernels.policy_loss.backward import Slope, prepare_scale
-        from rollout_corr.kernels.policy_loss.launch import prepare, prepare_facts
+        from rollout_corr.kernels.policy_loss.launch import prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         found, launches = prepare(given, self.objective, self.differentiable)
-        if self.objective.surrogate.by_group:
-            launches = (*prepare_facts(replace(given, by_sequence=None), self.objective)[1], *launches)
         if found.gradient is None:
             return launches
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)

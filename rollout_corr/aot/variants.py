@@ -9,7 +9,6 @@ import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.frameworks.shared.lookup import preset
-from rollout_corr.spec.bounds_of_batch import KeepESS, MeanBelow, Quantile, TopK
 from rollout_corr.spec.choices import Reduce, Scheme
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.statistics import Stat
@@ -336,52 +335,6 @@ TURN_VARIANTS = {
         length=MEDIUM,
         turns=True,
         split=True,
-    ),
-}
-
-# Labels of sequences, which add up what is kept of each of them.
-LABEL_VARIANTS = {
-    "labels_measured": Variant("labels_measured", labelled=True),
-    "labels_token": Variant(
-        "labels_token", Spec(BOUNDED, (*_tokens("k3"), GEOMETRIC)), packed=False, mask=I64, labelled=True
-    ),
-    "labels_icepop": Variant(
-        "labels_icepop",
-        Spec(Weight("token", upper=1.2, outside="zero"), _tokens("abs"), nonfinite="propagate"),
-        length=SHORT,
-        labelled=True,
-    ),
-    "labels_turns": Variant("labels_turns", Spec(PRODUCT, (_TURN_MEAN,)), labelled=True, turns=True),
-    "labels_split": Variant("labels_split", Spec(PRODUCT, (VETO,)), labelled=True, split=True),
-}
-
-# Bounds that the batch decides are numbers that come with the call. Only what compares values in the place of D has
-# kernels of its own.
-BATCH_VARIANTS = {
-    "bounds_of_batch": Variant(
-        "bounds_of_batch",
-        Spec(
-            Weight("token", upper=KeepESS(0.97)),
-            (
-                Criterion("k2", upper=MeanBelow(0.004), label="m2"),
-                Criterion("ratio", "sequence", "mean", lower=TopK(share=0.8), upper=Quantile(0.9), label="mean"),
-                Criterion("k2", "sequence", "max", upper=Quantile(0.9), label="max"),
-            ),
-            rejected="both",
-            sums_over="kept",
-        ),
-        length=MEDIUM,
-    ),
-    "bounds_when": Variant(
-        "bounds_when",
-        Spec(
-            criteria=(
-                Criterion("abs", upper=Quantile(0.95), when="negative_advantage", label="abs"),
-                Criterion("ratio", "sequence", "mean", upper=Quantile(0.8), when="negative_advantage", label="mean"),
-            )
-        ),
-        advantages="sequence",
-        length=SHORT,
     ),
 }
 

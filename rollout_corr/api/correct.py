@@ -18,7 +18,7 @@ from rollout_corr.backends.choose import BACKENDS, BackendName, chosen_backend
 from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.groups import Claims, Groups, claims_of
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.operators import beyond_kernels, labels_beyond_split_kernels
+from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
 from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
@@ -323,17 +323,13 @@ def read_request(
         if given.turns is not None or given.max_turns is not None or spec.measures_turns:
             check_turns(spec, given.turns, given.max_turns)
             spec = measuring_turns(spec)
-        if backend == "triton" and (spec.criteria or spec.asks_batch):
+        if backend == "triton":
             reason = beyond_kernels(spec)
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
         batch = read_batch(given)
         if backend == "triton" and batch.labels and groups.sequence is not None:
-            beside = labels_beyond_split_kernels(batch, spec)
-            if beside is not None:
-                raise ValueError(
-                    f"backend: expected 'auto' or 'torch' beside {beside} and a sequence_group, got 'triton'"
-                )
+            raise ValueError("backend: expected 'auto' or 'torch' beside labels and a sequence_group, got 'triton'")
         groups.check_advantages(batch, given.train_logp, given.advantages)
         if versions is not None:
             groups.check_versions(batch, given.train_logp, versions)

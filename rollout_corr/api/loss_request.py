@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction
-from rollout_corr.backends import whole
+from rollout_corr.backends import loss_operators, whole
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.choose import BACKENDS, chosen_backend
 from rollout_corr.backends.groups import Claims, Groups, claims_of
@@ -305,7 +305,7 @@ class LossRequest:
                 f"sequence_ids: expected None for a surrogate that draws nothing, such as {self.surrogate!r}, got both"
             )
         if self.backend == "triton" and self.beyond_kernels is not None:
-            raise ValueError(f"backend: expected 'auto' or 'torch' for {self.beyond_kernels}, got 'triton'")
+            raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {self.beyond_kernels}")
         if spec is None and self.labels is not None:
             raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
         if self.surrogate.reads_entropy and self.entropy is None:
@@ -338,9 +338,8 @@ class LossRequest:
 
     @property
     def beyond_kernels(self) -> str | None:
-        """Name what the kernels do not compute, or None."""
-        of_whole = self.scales is not None and self.surrogate.pools
-        return f"{self.surrogate!r} beside scale" if of_whole else None
+        """The reason why the kernels do not compute this loss; None if they do."""
+        return loss_operators.beyond_kernels(self.surrogate, self.scales is not None)
 
     def claims(self) -> Claims:
         """The call as other ranks compare it; reads a count that the caller brings."""

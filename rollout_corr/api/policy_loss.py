@@ -301,7 +301,7 @@ def _run(request: LossRequest) -> PolicyLoss:
     if wanted.surrogate.reads_entropy and request.entropy is not None:
         task.entropy = request.entropy.detach()
     if wanted.surrogate.looks:
-        task.looked = _looked_at(request, task, _runner(request) == "triton")
+        task.looked = _looked_at(request, task)
     kl = wanted.kl
     if kl is None or kl.reduction is None:
         value, found, divisor = _reduced(request, task, request.divisor)
@@ -358,11 +358,11 @@ def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: Lo
     return replace(task, objective=wanted, advantages=task.advantages * 0.0, looked=None, block=None), divisor
 
 
-def _looked_at(request: LossRequest, task: LossTask, by_kernels: bool) -> Looked:
-    """Let the surrogate of a call look at the batch; kernels read the sequences where groups of them are compared."""
+def _looked_at(request: LossRequest, task: LossTask) -> Looked:
+    """Let the surrogate of a call look at the batch."""
     ids, groups = request.ids, request.groups
     if task.objective.surrogate.by_group:
-        return (loss_operators if by_kernels else loss_blocks).look_at_groups(task, groups)
+        return loss_blocks.look_at_groups(task, groups)
     if ids is None:
         ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank() << 32)
     return loss_blocks.look(task, ids, groups)

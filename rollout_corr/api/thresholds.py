@@ -12,9 +12,7 @@ from torch import Tensor
 from rollout_corr.api.correct import Renormalized, Turns, mask_by_keyword, read_request
 from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
-from rollout_corr.backends.choose import chosen_backend
 from rollout_corr.backends.completed import check_groups
-from rollout_corr.backends.count_tokens import counters_of
 from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.read import Given
@@ -174,9 +172,7 @@ def threshold_statistics(
         raise ValueError("known: expected bounds that are not all known, got complete Thresholds; pass them to correct")
     check_groups(known, request.batch.groups)
     with torch.no_grad():
-        chosen = chosen_backend(request.batch.train, request.backend)
-        counters = counters_of(request.batch, request.spec, chosen)
-        recording = record(request.batch, request.spec, known.progress, counters)
+        recording = record(request.batch, request.spec, known.progress)
         return ThresholdStatistics(known, recording.searches, recording.tables())
 
 

@@ -16,7 +16,6 @@ from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.spec.choices import SEQUENCE_ORDERS
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.criterion import ENTROPY
 from rollout_corr.spec.no_spec import no_spec
@@ -108,9 +107,7 @@ def warmup(
 
     def batch(layout: LayoutName, length: int, skip: int) -> None:
         """Run one small batch through a step of the loop."""
-        # Halves of a zigzag have half the length of a sequence; twice as many tokens leave whole ones in their shape.
-        halves = spec is not None and spec.has_prefixes and sequence_group is not None
-        width = max(16, 2 * length if halves else length)
+        width = max(16, length)
         shape = (2 * width,) if layout == "packed" else (2, width)
 
         def zeros(dtype: torch.dtype) -> Tensor:
@@ -123,7 +120,8 @@ def warmup(
         options: dict[str, Any] = {
             "cu_seqlens": offsets if layout == "packed" else None,
             "sequence_group": sequence_group,
-            "backend": "triton",
+            # A Spec or a loss beyond the kernels has none to compile; the interpreter is chosen by name alone.
+            "backend": "auto" if device.type in operators.DEVICES else "triton",
         }
         if log_mass_dtype is not None:
             options |= {"log_mass": zeros(log_mass_dtype), "renormalized": renormalized}
@@ -218,11 +216,10 @@ def _step(
 
     arguments = dict(loss or {})
     if spec is not None:
-        # Kernels of prefixes over ranks differ by how sequences are cut.
-        over_ranks = spec.has_prefixes and options["sequence_group"] is not None
-        for order in SEQUENCE_ORDERS if over_ranks else (None,):
-            ordered = options | {"sequence_order": order}
-            found = correct(train, rollout, mask=mask, spec=spec, advantages=advantages, **beside(spec), **ordered)
+        # A Spec with prefixes asks for it, of split sequences.
+        order = "contiguous" if spec.has_prefixes and options["sequence_group"] is not None else None
+        ordered = options | {"sequence_order": order}
+        found = correct(train, rollout, mask=mask, spec=spec, advantages=advantages, **beside(spec), **ordered)
         if decoupled and arguments.get("spec") is None:
             arguments["correction"] = found
     if loss is None or options["sequence_group"] is not None:

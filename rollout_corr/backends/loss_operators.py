@@ -18,10 +18,9 @@ from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.surrogate import Looked
+from rollout_corr.spec.surrogate import Surrogate
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.groups import Groups
     from rollout_corr.kernels.policy_loss.launch import LossGiven
 
 
@@ -43,9 +42,7 @@ class LossOperands(NamedTuple):
     mass_of_base: bool  # log_mass is taken from base, and not from new_logp
     double: bool
     turns: Tensor | None  # [U + 1], for a surrogate of turns
-    looked: Tensor | None  # what the look at the batch found of each token
-    decided: Tensor | None  # the numbers that it found
-    by_sequence: Tensor | None  # [3, S], what a look at groups found of each sequence
+    looked: Tensor | None  # non-zero where the look at the batch chose the token
     differentiable: bool
 
 
@@ -74,11 +71,9 @@ def _operands(task: LossTask) -> LossOperands:
     """Give a batch as the operators take it."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
-    looked = decided = by_sequence = None
+    looked = None
     if task.looked is not None:
         (looked,) = task.looked.tokens or (None,)
-        decided = torch.stack(task.looked.numbers).double() if task.looked.numbers else None
-        by_sequence = torch.stack(task.looked.sequences) if task.looked.sequences else None
     return LossOperands(
         new_logp=batch.train,
         base=task.base,
@@ -96,8 +91,6 @@ def _operands(task: LossTask) -> LossOperands:
         double=batch.dtype == torch.float64,
         turns=batch.turns if wanted.surrogate.unit == "turn" else None,
         looked=looked,
-        decided=decided,
-        by_sequence=by_sequence,
         differentiable=task.differentiable,
     )
 
@@ -115,19 +108,19 @@ def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
     return encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
 
 
-@torch.no_grad()
-def look_at_groups(task: LossTask, ranks: Groups) -> Looked:
-    """Let the surrogate look at the groups of sequences, whose scores a kernel has found."""
-    from rollout_corr.backends import look_groups
+def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
+    """Say why the kernels leave a surrogate to plain torch; None if they do not.
 
-    surrogate, operands, text = task.objective.surrogate, _operands(task), _encoded(task)
-    if text is None:
-        found = kernels().facts(_given(operands), task.objective)
-    else:
-        found = torch.ops.rollout_corr.sequence_facts(*operands, *text)
-    scores, advantages, counts = found.unbind()
-    facts = look_groups.Facts(counts > 0, scores.clamp(-surrogate.clamp, surrogate.clamp), advantages)
-    return look_groups.look(surrogate, facts, task.batch.groups, ranks)
+    Args:
+        surrogate: The surrogate.
+        scaled: Factors of all that a token adds are given.
+    """
+    if surrogate.takes in ("average", "geometric_average"):
+        return f"{surrogate!r} takes an average of two ratios, which runs on plain torch"
+    if surrogate.looks and surrogate.hands_tokens != "mask":
+        units = "groups of sequences" if surrogate.by_group else "the batch for bounds"
+        return f"{surrogate!r} looks at {units}, which runs on plain torch"
+    return f"{surrogate!r} beside scale runs on plain torch" if scaled and surrogate.pools else None
 
 
 def run_fused(task: LossTask) -> LossResult:
@@ -204,26 +197,10 @@ def _given(operands: LossOperands) -> LossGiven:
     return given
 
 
-def _facts(operands: LossOperands, objective: Objective) -> Tensor:
-    found: Tensor = kernels().facts(_given(operands), objective)
-    return found
-
-
-def _shape_of_facts(operands: LossOperands, objective: Objective) -> Tensor:
-    kind = torch.float64 if operands.double else torch.float32
-    return torch.empty(3, _count(operands), dtype=kind, device=operands.new_logp.device)
-
-
-def _count(operands: LossOperands) -> int:
-    """Count the sequences."""
-    new, offsets = operands.new_logp, operands.cu_seqlens
-    return new.shape[0] if offsets is None else offsets.shape[0] - 1
-
-
 def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
-    new = operands.new_logp
+    new, offsets = operands.new_logp, operands.cu_seqlens
     kind = torch.float64 if operands.double else torch.float32
-    sequences = _count(operands)
+    sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
     if operands.turns is not None:
         sequences = operands.turns.shape[0] - 1
 
@@ -249,5 +226,4 @@ def _scaled_shape(operands: ScaleOperands) -> Tensor:
 
 
 define("policy_loss", LossOperands, LossOutputs, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
-define("sequence_facts", LossOperands, None, cuda=_facts, cpu=_facts, fake=_shape_of_facts, encoded="objective")
 define("scale_gradient", ScaleOperands, None, cuda=_scale, cpu=_scale, fake=_scaled_shape)

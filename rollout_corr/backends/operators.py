@@ -7,7 +7,6 @@ its results for tracing. Triton is imported by the first call that needs it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,10 +19,10 @@ from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
+from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.statistics import Statistics, of_vector
 from rollout_corr.spec.caches import cached, registered
-from rollout_corr.spec.correction import Spec, places_of
-from rollout_corr.spec.thresholds import threshold_of
+from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.correct.launch import Found, Given
@@ -33,7 +32,7 @@ OLDEST_TRITON = (3, 5)
 
 DEVICES = ("cuda",)
 
-# The state of a sequence is an int32 without a sign: two bits, one for each criterion that thins, one for a lost rest.
+# The state of a sequence is an int32 without a sign: two bits, and one for each criterion that thins.
 MOST_THINNING = 28
 
 
@@ -51,7 +50,6 @@ class CorrectOperands(NamedTuple):
     log_mass: Tensor | None
     mass_of_rollout: bool  # log_mass is taken from rollout_logp, and not from train_logp
     turns: Tensor | None = None  # [U + 1]
-    bounds: Tensor | None = None  # [K] float64, of the batch, in the order of the Spec's places
 
 
 class CorrectOutputs(NamedTuple):
@@ -108,7 +106,19 @@ def why_not(device: torch.device) -> str | None:
 
 
 def run_fused(batch: Batch, spec: Spec) -> Result:
-    """Run the kernels on a batch: directly, or as the operator where something has to see that."""
+    """Run the kernels on a batch: directly, or as the operator where something has to see that.
+
+    The kernels know no labels: statistics of these are the definition's.
+    """
+    result = _run_fused(batch, spec)
+    if batch.labels:
+        with torch.no_grad():
+            for one, found in zip(batch.labels, whole.statistics_of_labels(batch, spec, batch.labels), strict=True):
+                result.statistics = result.statistics.beside(Extra((one.labels,)), *found)
+    return result
+
+
+def _run_fused(batch: Batch, spec: Spec) -> Result:
     operands = operands_of(batch, spec)
     if is_operator(operands):
         from rollout_corr.spec.encode import encode, encode_once
@@ -122,38 +132,22 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
             statistics_of(statistics, spec),
             None if batch.turns is None else keep_turns,
         )
-    return result_of(run_kernels(batch, operands, spec), spec)
+    given = given_of(operands)
+    given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
+    found: Found = kernels().run(given, spec)
+    return Result(
+        found.weights, found.mask, found.keep, of_vector(spec, found.statistics, found.sums), found.keep_turns
+    )
 
 
 def is_operator(operands: CorrectOperands) -> bool:
     """Tell whether something has to see the kernels as an operator, such as a compiler."""
     # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
-    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _, _ = operands
+    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _ = operands
     # The operator on the CPU is the reference; there the kernels were asked for by name.
     return seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass)) and (
         torch.compiler.is_compiling() or train.device.type != "cpu"
     )
-
-
-def run_kernels(batch: Batch, operands: CorrectOperands, spec: Spec, labelled: bool = False) -> Found:
-    """Run the kernels directly.
-
-    Args:
-        batch: The batch.
-        operands: Of `operands_of`.
-        spec: The Spec.
-        labelled: Keep what labels add up of each sequence.
-    """
-    given = given_of(operands)
-    given.weights_out, given.mask_out, given.labelled = batch.weights_out, batch.mask_out, labelled
-    found: Found = kernels().run(given, spec)
-    return found
-
-
-def result_of(found: Found, spec: Spec) -> Result:
-    """Give what the kernels found as a result."""
-    statistics = of_vector(spec, found.statistics, found.sums)
-    return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns)
 
 
 @cached(maxsize=1)
@@ -164,27 +158,20 @@ def kernels() -> Any:
     return launch
 
 
-def operands_of(batch: Batch, spec: Spec, bounded: bool = True) -> CorrectOperands:
-    """Give a batch as the operator takes it, with the bounds that it has decided or before it has."""
+def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
+    """Give a batch as the operator takes it."""
     external = [batch.external[name] for name in external_names(spec)] if spec.criteria else []
     new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
     log, of_rollout = (None, False) if batch.mass is None else batch.mass
-    bounds = None
-    if spec.asks_batch and bounded:
-        from rollout_corr.backends.bounds_of_batch import Found, in_order
-
-        assert isinstance(batch.bounds, Found), "the kernels look for no bounds"
-        bounds = in_order(batch.bounds.bounds, spec, batch.train.device)
     return CorrectOperands(
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
-        of_rollout, batch.turns, bounds,
+        of_rollout, batch.turns,
     )  # fmt: skip
 
 
 def given_of(operands: CorrectOperands) -> Given:
     """Give a batch as the kernels take it."""
-    *tensors, bounds = operands
-    given: Given = kernels().Given(*tensors, bounds=bounds)
+    given: Given = kernels().Given(*operands)
     given.offsets = offsets_for_kernels(given.offsets, given.train.device)
     given.turns = offsets_for_kernels(given.turns, given.train.device)
     return given
@@ -200,19 +187,14 @@ def beyond_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch; None for nothing.
 
     In two places they know no D but that of train/rollout: where they count the tokens that a failed sequence drops
-    one by one, and in the metrics of frameworks. Beside turns they know prefixes of sequences that nothing rejects
-    before. Bounds that the batch decides are values of plain torch: theirs have the same bits where no exponential is
-    in them.
+    one by one, and in the metrics of frameworks.
     """
-    if spec.asks_batch and (reason := _beyond_numbers(spec)) is not None:
-        return reason
+    if spec.has_prefixes:
+        return "weights and criteria over prefixes run on plain torch"
+    if spec.asks_batch:
+        return "bounds that the batch decides run on plain torch"
     if len(spec.criteria) > MOST_THINNING and sum(criterion.thins for criterion in spec.criteria) > MOST_THINNING:
         return f"more than {MOST_THINNING} criteria drop single tokens of sequences"
-    if spec.has_prefixes:
-        for criterion in spec.criteria:
-            early = criterion.over == "token" and criterion.drop == "sequence"
-            if early and spec.sums_over == "kept" and spec.measures_turns:
-                return f"beside turns criterion {criterion.label!r} rejects sequences before prefixes of what is kept"
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
             thins = criterion.thins
@@ -222,34 +204,6 @@ def beyond_kernels(spec: Spec) -> str | None:
                 )
                 return f"criterion {criterion.label!r} of {criterion.of} {why}"
     return None
-
-
-def _beyond_numbers(spec: Spec) -> str | None:
-    """Say which bound that the batch decides is more than a number to the kernels; None for none."""
-    if spec.asks_groups:
-        return "the kernels know no bounds that groups decide"
-    for criterion in spec.criteria:
-        if not criterion.rules:
-            continue
-        if criterion.statistic.by_exp:
-            return (
-                f"criterion {criterion.label!r} compares {criterion.stat} with one of its values in this batch, whose "
-                "last bits the kernels do not share"
-            )
-        known = criterion.low is not None or criterion.high is not None
-        if known and not criterion.statistic.log_space and threshold_of(criterion).on != "value":
-            return f"criterion {criterion.label!r} has a bound that is a number beside one that the batch decides"
-    return None
-
-
-def labels_beyond_split_kernels(batch: Batch, spec: Spec) -> str | None:
-    """Say which labels leave a call to plain torch where ranks hold parts of sequences; None for none.
-
-    There a rank cannot take their statistics behind the kernels, as it does of whole sequences.
-    """
-    if batch.has_labels_of_tokens:
-        return "labels of tokens or turns"
-    return "prefixes, labels" if batch.labels and spec.has_prefixes else None
 
 
 def counts(spec: Spec) -> tuple[int, int]:
@@ -267,20 +221,12 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    if spec.has_prefixes and beyond_kernels(spec):
-        return _plain(operands, spec, whole.run_whole)
     found = kernels().run(given_of(operands), spec)
     return _filled(operands, found.weights, found.mask, found.keep, found.statistics, found.keep_turns)
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    return _plain(operands, spec, blocks.run_blocks)
-
-
-def _plain(operands: CorrectOperands, spec: Spec, run: Callable[[Batch, Spec], Result]) -> CorrectOutputs:
-    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout, turns, bounds = (
-        operands
-    )
+    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout, turns = operands
     if offsets is not None:
         offsets = read_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -290,11 +236,7 @@ def _plain(operands: CorrectOperands, spec: Spec, run: Callable[[Batch, Spec], R
     batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
     batch.mass = None if log_mass is None else KeptMass(log_mass, of_rollout)
     batch.turns = None if turns is None else read_offsets_of_turns(turns, batch, False)
-    if bounds is not None:
-        from rollout_corr.backends.bounds_of_batch import Found
-
-        batch.bounds = Found(dict(zip(places_of(spec), bounds.unbind(), strict=True)))
-    result = run(batch, spec)
+    result = blocks.run_blocks(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
         edited = whole.inside(batch)

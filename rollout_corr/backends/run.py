@@ -80,10 +80,9 @@ def run_correction(request: CorrectionRequest) -> Result:
     peers.load(spec)
     if spec.asks_batch and batch.bounds is None:
         from rollout_corr.backends.bounds_of_batch import find_bounds
-        from rollout_corr.backends.count_tokens import counters_of
 
         with torch.no_grad():
-            batch.bounds = find_bounds(batch, spec, request.groups.sum, counters_of(batch, spec, chosen))
+            batch.bounds = find_bounds(batch, spec, request.groups.sum)
     if run is operators.run_fused:
         # Nothing of it is known to autograd.
         return _finished(run(batch, spec), request)
@@ -93,27 +92,14 @@ def run_correction(request: CorrectionRequest) -> Result:
 
 def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
     """Choose how a batch runs without a sequence group; a Spec beyond the kernels runs on plain torch."""
-    if batch.labels:
-        # The operators know of no labels.
-        if backend == "triton" and operators.beyond_kernels(spec) is None:
-            from rollout_corr.backends.labelled import run_labelled
-
-            return run_labelled
-        on_blocks = batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
-        return blocks.run_blocks if on_blocks else whole.run_whole
-    beyond = spec.weighs_prefixes
-    if backend == "triton" and not spec.criteria and not beyond:
+    fits = operators.beyond_kernels(spec) is None
+    if backend == "triton" and fits:
         return operators.run_fused
-    on_cpu, compiling = batch.train.device.type == "cpu", torch.compiler.is_compiling()
-    if spec.asks_batch and compiling and (on_cpu or spec.has_prefixes):
+    if batch.train.device.type != "cpu":
         return whole.run_whole
-    if compiling and (spec.has_prefixes or (spec.measures_turns and on_cpu)):
-        return operators.run_fused
-    if (beyond or spec.criteria) and operators.beyond_kernels(spec) and (not on_cpu or compiling):
-        return whole.run_whole
-    if backend == "triton" or (on_cpu and compiling):
-        return operators.run_fused
-    return blocks.run_blocks if on_cpu else whole.run_whole
+    if not torch.compiler.is_compiling():
+        return blocks.run_blocks
+    return operators.run_fused if fits and not batch.labels else whole.run_whole
 
 
 def _exchange(
@@ -121,11 +107,11 @@ def _exchange(
 ) -> whole.PendingSplit | split_kernels.PendingKernels:
     """Compute the sums of this rank's tokens and start to add them up over the group."""
     batch, spec = request.batch, normalize.before_division(request.spec)
-    beyond = operators.beyond_kernels(spec) or operators.labels_beyond_split_kernels(batch, spec)
-    if backend == "triton" and beyond is None:
+    # Behind the kernels a rank could take the statistics of labels of whole sequences alone.
+    if backend == "triton" and operators.beyond_kernels(spec) is None and not batch.labels:
         from rollout_corr.backends import split_kernels
 
-        return split_kernels.PendingKernels(batch, spec, group, request.groups.order)
+        return split_kernels.PendingKernels(batch, spec, group)
     return whole.PendingSplit(batch, spec, group, request.groups.order)
 
 

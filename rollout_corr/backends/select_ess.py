@@ -205,8 +205,7 @@ def _units(device: torch.device) -> list[Tensor]:
     bits, shift = digit_of(DIGITS, 0)
     smallest = _log_ratios(torch.arange(1 << bits, device=device) << shift)
     exponent = (smallest.double() * math.log2(math.e)).floor().long()
-    # 24 bits of a float32, 48 of its square, and one or two for roundings of the smallest. The kernel makes the other
-    # two of the first: kernels/correct/count.py.
+    # 24 bits of a float32, 48 of its square, and one or two for roundings of the smallest.
     return [_power_of_two(x) for x in (exponent - 25, 2 * exponent - 26, 2 * exponent - 50)]
 
 

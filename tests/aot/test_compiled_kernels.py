@@ -20,11 +20,9 @@ from builders.cases import one_in
 from rollout_corr.aot import ahead_of_time
 from rollout_corr.aot import report as kernel_report
 from rollout_corr.aot.machine_code import MachineCode
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.report import Failure, KernelRow
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.aot.variants import (
-    BATCH_VARIANTS,
     FEW,
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
@@ -38,12 +36,8 @@ from rollout_corr.spec.correction import Criterion, Spec, Weight
 
 # --- the variants ---
 
-EVERY = [
-    one
-    for variants in (VARIANTS, OF_NEW_VARIANTS, TURN_VARIANTS, PREFIX_VARIANTS, BATCH_VARIANTS)
-    for one in variants.values()
-]
-SPECS = [variant.spec for variant in (*VARIANTS.values(), *TURN_VARIANTS.values(), *PREFIX_VARIANTS.values())]
+EVERY = [one for variants in (VARIANTS, OF_NEW_VARIANTS, TURN_VARIANTS) for one in variants.values()]
+SPECS = [variant.spec for variant in (*VARIANTS.values(), *TURN_VARIANTS.values())]
 WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
 CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
 
@@ -58,20 +52,24 @@ USED = {
     "REDUCTIONS": {criterion.reduce for criterion in CRITERIA} - {None},
     "WHEN": {criterion.when for criterion in CRITERIA},
     "DROP": {criterion.drop for criterion in CRITERIA},
-    "PREFIX_REDUCTIONS": {weight.reduce for weight in WEIGHTS} - {None},
-    "GROWTH": {x.growth for x in (*WEIGHTS, *CRITERIA)} - {None},
     "POLICIES": {criterion.of for variant in EVERY for criterion in variant.spec.criteria},
     "REJECTED": {x.rejected for x in SPECS},
     "NONFINITE": {x.nonfinite for x in SPECS},
     "SUMS_OVER": {x.sums_over for x in SPECS},
     "DETAIL": {x.detail for x in SPECS},
-    "SEQUENCE_ORDERS": {"zigzag" if variant.halves else "contiguous" for variant in SPLIT_PREFIX_VARIANTS.values()},
     "REPORTS": {scheme for x in SPECS for scheme in x.report},
 }
 BEYOND = {
     # The kernels are given ages and entropies as external statistics; other means divide weights behind them.
     "STATS": {"age", "entropy"},
     "NORMALIZE": {"group", "sequence"},
+    # Prefixes run on plain torch.
+    "LEVELS": {"prefix"},
+    "UNITS": {"prefix"},
+    "DROP": {"rest"},
+    "PREFIX_REDUCTIONS": set(choices.PREFIX_REDUCTIONS),
+    "GROWTH": set(choices.GROWTH),
+    "SEQUENCE_ORDERS": set(choices.SEQUENCE_ORDERS),
 }
 
 # Every field of the three types: one without options to choose from is named with the variants that use it.
@@ -88,7 +86,7 @@ FREE = {
     "criteria": any(not x.criteria for x in SPECS) and bool(CRITERIA),
     "clamp": True,
     "apply": {x.apply for x in SPECS} == {True, False},
-    "growth": any(x.growth for x in WEIGHTS) and any(x.growth for x in CRITERIA),
+    "growth": True,
     "within": True,
     # Applied to the weights that the kernels hand back.
     "decay": True,

@@ -12,12 +12,10 @@ import torch
 from builders.batches import GARBAGE
 from builders.kernel_cases import between_fences, fenced, unchecked, watched
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.backends import look_groups, loss_blocks
+from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.differentiable import scaled
-from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.loss_blocks import LossTask
-from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import backward
 from rollout_corr.kernels.policy_loss import launch as kernels
@@ -68,11 +66,6 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width
         made["advantages"][~valid] = NAN
     made["mask"] = valid.double() * (2.0 if variant.mask not in (None, torch.bool) else 1.0)
     made["looked"] = (torch.rand(shape, generator=generator) < 0.3).double()
-    if variant.objective.surrogate.hands_tokens == "number":
-        made["looked"] = torch.where(made["advantages"] < 0, -0.3, 0.25) * (1.0 + made["looked"])
-        made["looked"][~valid] = GARBAGE[seed % len(GARBAGE)]
-    if variant.objective.surrogate.hands_numbers:
-        made["decided"] = torch.tensor([0.75, 1.25, math.log(0.75), math.log(1.25)]).double()
     for name, values in made.items():
         x = getattr(given, name)
         if x is not None:
@@ -90,11 +83,6 @@ def on(given, device):
     return replace(given, **{name: fenced(x, device) for name, x in made.items() if isinstance(x, torch.Tensor)})
 
 
-def groups_of(count, device="cpu"):
-    """The groups of the sequences of a batch: every fifth is of one."""
-    return SequenceGroups(torch.arange(count, device=device) % 5, 5, whole=True)
-
-
 def by_reference(given, wanted, dtype, differentiable=True):
     """Compute the loss and its gradient by the plain-torch definition, in a dtype."""
     cast = {
@@ -110,11 +98,8 @@ def by_reference(given, wanted, dtype, differentiable=True):
     tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
     mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
     looked, nothing = None, dict.fromkeys(wanted.surrogate.found, torch.zeros(()))
-    if wanted.surrogate.looks and not wanted.surrogate.by_group:
-        tokens, numbers = (() if x is None else (x,) for x in (given.looked, given.decided))
-        tokens = tuple(x if x.dtype == torch.bool else x.to(dtype) for x in tokens)
-        numbers = tuple(x.to(dtype) for each in numbers for x in each)
-        looked = Looked(tokens, numbers, nothing)
+    if wanted.surrogate.looks:
+        looked = Looked((given.looked,), (), nothing)
     task = LossTask(
         cast["new"],
         batch,
@@ -126,9 +111,6 @@ def by_reference(given, wanted, dtype, differentiable=True):
         scales=cast["scales"],
         looked=looked,
     )
-    if wanted.surrogate.by_group:
-        batch.groups = groups_of(count)
-        task.looked = loss_blocks.look_at_groups(task, Groups())._replace(sums=nothing)
     done = loss_blocks.run_whole(task)
     slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.divisor, dtype)
     return done, slope
@@ -138,11 +120,6 @@ def by_kernels(given, wanted, device, differentiable=True):
     """Compute the loss by the kernels, and the gradient that backward gives."""
     placed = on(given, device)
     with watched():
-        if wanted.surrogate.by_group:
-            scores, advantages, counts = kernels.facts(replace(placed, by_sequence=None), wanted)
-            facts = look_groups.Facts(counts > 0, scores, advantages)
-            looked = look_groups.look(wanted.surrogate, facts, groups_of(counts.shape[0], device), Groups())
-            placed.by_sequence = torch.stack(looked.sequences)
         found = kernels.run(placed, wanted, differentiable)
         if found.gradient is None:
             return found, None

@@ -257,12 +257,9 @@ def test_compiled():
 
 
 def test_the_kernels_say_what_they_have_not():
-    before = rc.Criterion("k1", upper=1, drop="sequence", label="before")
-    spec = rc.Spec(rc.Weight("prefix"), (before,), sums_over="kept")
-    words = "beside turns criterion 'before' rejects sequences before prefixes of what is kept"
-    with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {words}"):
-        rc.correct(
-            torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, turns="runs", mask=torch.ones(1, 2), backend="triton"
-        )
+    words = "weights and criteria over prefixes run on plain torch"
+    for spec in (rc.Spec(rc.Weight("prefix")), rc.Spec(criteria=(rc.Criterion("k1", "prefix", "sum", upper=1),))):
+        with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {words}"):
+            rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, backend="triton")
     with pytest.raises(ValueError, match=r"Spec.report: expected .'native',. beside prefixes"):
         rc.Spec(rc.Weight("prefix"), report=("verl",))

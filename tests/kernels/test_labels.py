@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ from builders.kernel_cases import (
 )
 from builders.labels import assert_same_labels
 from builders.turns import offsets_of, random_turns
-from rollout_corr.aot.variants import LABEL_VARIANTS
-from rollout_corr.kernels.correct.plan import RECORDED
 from rollout_corr.metrics.schema import layout as columns
 
 pytestmark = INTERPRETED
@@ -49,7 +46,6 @@ def test_labels_of_sequences_and_of_tokens(number, device):
     ids = torch.tensor([rng.choice((0, 1, 1, 2, -1, 9)) for _ in sequences])
     of_tokens = number % 2 == 0
     labels = {"environment": laid.versions if of_tokens else ids}
-    given = {"labels": labels, "label_names": NAMES}
     given = {"labels": labels, "label_names": NAMES}
     on_device = given | {"labels": {name: moved(x, device) for name, x in labels.items()}}
     with shaped(SHAPES[number % 3]), watched(seed=number):
@@ -100,17 +96,3 @@ def test_no_sequence_and_no_valid_token(device):
         out = between_fences(laid, device).correct(SPECS[1], backend="triton", **given)
         found = out.metrics(by="environment")
         assert found == laid.correct(SPECS[1], **given).metrics(by="environment")
-
-
-@pytest.mark.parametrize("name", LABEL_VARIANTS)
-def test_what_is_kept_changes_nothing_else(name):
-    """The launches of a call without labels, and their number; a plan without labels has no column of them."""
-    variant = LABEL_VARIANTS[name]
-    without = replace(variant, labelled=False)
-    mine, others = (x.launches(x.given(4096, 8, "cpu")) for x in (variant, without))
-    assert [x.kernel for x in mine] == [x.kernel for x in others]
-    assert [x.programs for x in mine] == [x.programs for x in others]
-    plan, other = (x[0].arguments["PLAN"] for x in (mine, others))
-    assert not any("label" in column for table in RECORDED for column in getattr(other, table))
-    assert plan.label_sums and plan.label_maxima and not other.label_sums
-    assert all(len(getattr(plan, table)) == len(getattr(other, table)) for table in ("counts", "integers"))

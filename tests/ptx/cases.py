@@ -22,18 +22,14 @@ from builders.kernel_cases import (
     shaped,
     unchecked,
 )
-from builders.labels import assert_same_labels
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
-from builders.split_cases import Rank, picked, tokens_of, turns_of
-from builders.threaded_ranks import Ranks
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.variant import Variant
-from rollout_corr.aot.variants import BATCH_VARIANTS, LABEL_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+from rollout_corr.aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.grid import Shape, cut_for
 from rollout_corr.kernels.launches import Launch
@@ -117,62 +113,6 @@ def run_turns(name: str, seed: int = 0, **settings) -> Session:
     assert {True, False} == set(reference.keep_turns.tolist())
     assert_like_reference(out, reference, name)
     assert out.keep_turns.equal(reference.keep_turns)
-    return session
-
-
-def run_labels(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with labels of sequences, beside plain torch."""
-    variant, number = LABEL_VARIANTS[name], list(LABEL_VARIANTS).index(name)
-    laid, given = batch_of(variant, number, spoiled=variant.spec.nonfinite != "propagate")
-    ids = torch.arange(len(lengths_for(shape_of(variant)))) * 7 % 5 - 1
-    given |= {"labels": {"place": ids}, "label_names": {"place": 3}}
-    session, out, reference = run_both(variant, laid, seed, settings, **given)
-    assert_same_labels(out, reference, name)
-    return session
-
-
-def run_prefixes(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with prefixes, beside plain torch."""
-    variant = PREFIX_VARIANTS[name]
-    laid, given = batch_of(variant, list(PREFIX_VARIANTS).index(name))
-    session, out, reference = run_both(variant, laid, seed, settings, **given)
-    assert_like_reference(out, reference, name)
-    return session
-
-
-def run_split_prefixes(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with prefixes whose sequences lie on two ranks, beside plain torch: its layout, in its own shape."""
-    variant, number = SPLIT_PREFIX_VARIANTS[name], list(SPLIT_PREFIX_VARIANTS).index(name)
-    shape, way = shape_of(variant), "zigzag" if variant.halves else "contiguous"
-    lengths = [n // 4 * 4 for n in lengths_for(shape)]
-    sequences = random_sequences(number, lengths, scale=0.1, advantages=variant.advantages)
-    turns, group = random_turns(sequences, number), Ranks(2)
-
-    def of_rank(rank: int, backend: str):
-        laid = laid_out(variant, picked(sequences, tokens_of(sequences, way, 2, rank)))
-        if variant.advantages == "sequence" and variant.packed:
-            laid.advantages = laid.advantages[:, None]
-        given = {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": way}
-        if variant.turns:
-            here = turns_of(turns, tokens_of(sequences, way, 2, rank))
-            given["turns"] = offsets_of(laid, here).to(variant.offsets)
-        return laid.correct(variant.spec, backend=backend, **given)
-
-    references = group.run(partial(of_rank, backend="torch"))
-    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        found = group.run(partial(of_rank, backend="triton"))
-    for out, reference in zip(found, references, strict=True):
-        assert_like_reference(out, reference, name)
-    return session
-
-
-def run_bounds_of_batch(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with bounds that the batch decides, beside plain torch: what is at a bound, and what is next to it."""
-    variant = BATCH_VARIANTS[name]
-    laid, given = batch_of(variant, list(BATCH_VARIANTS).index(name))
-    session, out, reference = run_both(variant, laid, seed, settings, **given)
-    assert {True, False} == set(reference.keep.tolist())
-    assert_like_reference(out, reference, name)
     return session
 
 
@@ -290,10 +230,6 @@ CASES = {
     **{name: partial(run_correct, name) for name in VARIANTS},
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
-    **{name: partial(run_labels, name) for name in LABEL_VARIANTS},
-    **{name: partial(run_prefixes, name) for name in PREFIX_VARIANTS},
-    **{name: partial(run_split_prefixes, name) for name in SPLIT_PREFIX_VARIANTS},
-    **{name: partial(run_bounds_of_batch, name) for name in BATCH_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     "loss_of_turns": run_loss_of_turns,
 }

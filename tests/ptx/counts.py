@@ -20,11 +20,8 @@ import triton
 from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.prefix_variants import PREFIX_VARIANTS, SPLIT_PREFIX_VARIANTS
 from rollout_corr.aot.variant import LossVariant, Variant
 from rollout_corr.aot.variants import (
-    BATCH_VARIANTS,
-    LABEL_VARIANTS,
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
     TURN_VARIANTS,
@@ -61,8 +58,7 @@ def variant_of(name: str) -> Variant | LossVariant:
     """Look a variant up by the name of its case."""
     if name.startswith("loss_"):
         return LOSS_VARIANTS[name.removeprefix("loss_")]
-    found = {**VARIANTS, **SPLIT_VARIANTS, **OF_NEW_VARIANTS, **TURN_VARIANTS, **LABEL_VARIANTS, **PREFIX_VARIANTS}
-    return (found | SPLIT_PREFIX_VARIANTS | BATCH_VARIANTS)[name]
+    return (VARIANTS | SPLIT_VARIANTS | OF_NEW_VARIANTS | TURN_VARIANTS)[name]
 
 
 def _offsets(tokens: int, sequences: int) -> torch.Tensor:
