@@ -36,7 +36,7 @@ RENAMED = (
     ),
     ("backends/registration.py", r'f"rollout_corr::\{name\}"', "add_op_namespace_prefix(name)", 1),
     ("backends/operators.py", r"torch\.ops\.rollout_corr\.correct\(", "ops.correct(", 1),
-    ("backends/loss_operators.py", r"torch\.ops\.rollout_corr\.(\w+)\(", r"ops.\1(", 3),
+    ("backends/loss_operators.py", r"torch\.ops\.rollout_corr\.(\w+)\(", r"ops.\1(", 2),
     ("metrics/peers.py", r'f"rollout_corr\.frameworks', "f\"{__name__.partition('.')[0]}.frameworks", 1),
     # Another folder of this name is not in the way there.
     ("kernels/__init__.py", r"(?s)\n\nif __name__ != .*", "\n", 1),

@@ -40,7 +40,6 @@ def warmup(
     log_mass_dtype: torch.dtype | None = None,
     renormalized: Renormalized = "rollout",
     scale: bool = False,
-    labels: bool = False,
     aligned: bool | None = None,
     mean_lengths: tuple[float, float] = (0.0, float("inf")),
     threads: int | None = None,
@@ -68,8 +67,6 @@ def warmup(
         log_mass_dtype: Dtype of log_mass; None for calls without one.
         renormalized: As the loop passes it beside log_mass.
         scale: The loop passes `scale` to the loss.
-        labels: The loop passes labels of sequences, for which the kernels keep the sums of each sequence. Labels of
-            turns and tokens need no kernel.
         aligned: True if all tensors begin at multiples of 16 bytes, as new ones do, and padded rows have a multiple of
             16 tokens; False if never; None: both can be.
         mean_lengths: The least and the largest mean length that sequences of a batch can have.
@@ -130,8 +127,7 @@ def warmup(
         scales = {"scale": zeros(torch.float32)} if scale else {}
         of_loss = None if loss is None else {**loss, **scales}
         turns = torch.tensor([0, width, 2 * width], device=device)
-        beside = {"turns": turns, "labels": labels}
-        _step(spec, of_loss, decoupled, logps, mask, given[advantages], beside, options)
+        _step(spec, of_loss, decoupled, logps, mask, given[advantages], turns, options)
 
     batches = list(product(layouts, shapes, skips))
     if not operators.interprets():
@@ -178,7 +174,7 @@ def _step(
     log_probs: tuple[Tensor, Tensor],
     mask: Tensor | None,
     advantages: Tensor | None,
-    given: dict[str, Any],
+    turns: Tensor,
     options: dict[str, Any],
 ) -> None:
     """Run one step of a loop: `correct`, then the loss forward and backward.
@@ -190,16 +186,10 @@ def _step(
         log_probs: train_logp and rollout_logp.
         mask: Of both calls.
         advantages: Of both calls.
-        given: `turns` for what is over them, and `labels`: give each sequence one.
+        turns: Of both calls, for what is over them.
         options: Further arguments of both calls.
     """
     train, rollout = log_probs
-    turns, of_sequences = given["turns"], {}
-    if given["labels"]:
-        ids = torch.zeros(2, 1, dtype=torch.int64, device=train.device)
-        if options["cu_seqlens"] is None:
-            ids = ids.view(2)
-        of_sequences = {"labels": {"label": ids}, "label_names": {"label": 1}}
 
     def beside(of: Spec) -> dict[str, Any]:
         """The tensors that a Spec reads beside log-probs."""
@@ -212,7 +202,7 @@ def _step(
         groups: dict[str, Any] = {"group_size": 1} if of.needs_groups else {}
         groups |= {"entropy": torch.zeros_like(train, dtype=torch.float32)} if of.reads_entropy else {}
         groups |= {"turns": turns} if of.measures_turns else {}
-        return {"external": named, **(versions if of.reads_versions else {}), **groups, **of_sequences}
+        return {"external": named, **(versions if of.reads_versions else {}), **groups}
 
     arguments = dict(loss or {})
     if spec is not None:

@@ -59,7 +59,7 @@ def test_a_loop_with_scale_is_warm(driver):
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_a_loop_with_labels_is_warm(driver, layout):
-    """Labels of sequences have kernels of their own; those of tokens have none."""
+    """Labels have no kernels of their own."""
     given = {"layouts": (layout,), "aligned": True, "mean_lengths": (512.0, 1000.0)}
     train, labels = -torch.rand(8, 640), {"labels": {"e": torch.arange(8)[:, None]}, "label_names": {"e": 64}}
     offsets = None
@@ -71,14 +71,10 @@ def test_a_loop_with_labels_is_warm(driver, layout):
         rc.correct(train, train - 0.1, spec=SPEC, **others, **more)
 
     rc.warmup("cpu", SPEC, **given)
-    correct()
-    plain = len(driver.compiled)
-    rc.warmup("cpu", SPEC, labels=True, **given)
     compiled = len(driver.compiled)
     correct(**labels)
-    assert plain < compiled == len(driver.compiled)
     correct(labels={"e": torch.zeros_like(train, dtype=torch.int64)}, label_names={"e": 2})
-    assert compiled == len(driver.compiled)
+    assert 0 < compiled == len(driver.compiled)
 
 
 def test_a_loop_with_turns_is_warm(driver):
@@ -97,32 +93,15 @@ def test_a_loop_with_turns_is_warm(driver):
     assert 0 < compiled == len(driver.compiled)
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_a_loop_whose_batch_decides_bounds_is_warm(driver, layout):
-    """The kernels that count tokens and those that give the values of sequences, in every round."""
-    mean = rc.Criterion("ratio", "sequence", "mean", upper=rc.Quantile(0.9))
-    moment = rc.Criterion("k2", upper=rc.MeanBelow(0.01))
-    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)), (moment, mean), sums_over="kept")
-    rc.warmup("cpu", spec, layouts=(layout,), aligned=True, mean_lengths=(512.0, 1000.0))
-    compiled, train, offsets = len(driver.compiled), -torch.rand(8, 640), None
-    if layout == "packed":
-        train, offsets = train.view(-1), torch.arange(0, 5121, 640).int()
-    given = {"mask": torch.ones_like(train, dtype=torch.bool), "cu_seqlens": offsets, "backend": "triton"}
-    rc.correct(train, train - 0.1, spec=spec, **given)
-    # Two kernels that count, read, one for values, decide.
-    assert 5 <= compiled == len(driver.compiled)
-
-
-@pytest.mark.parametrize("surrogate", [rc.KLCov(), rc.BAPO(), rc.EntropyClip(), rc.REAL(), rc.AveragePPO()])
-def test_a_loop_whose_loss_looks_or_passes_often_is_warm(driver, surrogate):
-    """An entropy is given where the surrogate reads it, and where a bonus does; so are groups."""
+@pytest.mark.parametrize("surrogate", [rc.KLCov(), rc.ClipCov()])
+def test_a_loop_whose_loss_looks_is_warm(driver, surrogate):
+    """An entropy is given where a bonus reads it."""
     loss = {"surrogate": surrogate, "entropy_bonus": rc.EntropyBonus(0.1)}
     rc.warmup("cpu", None, loss=loss, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
     compiled, train = len(driver.compiled), -torch.rand(5000)
     given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.arange(0, 5001, 625).int()}
     new = train.clone().requires_grad_()
     others = {"old_logp": train, "rollout_logp": train, "entropy": torch.rand(5000), "backend": "triton"}
-    others |= {"group_size": 4} if surrogate.by_group else {}
     rc.policy_loss(new, torch.ones(5000), **given, **others, **loss).value.backward()
     assert 0 < compiled == len(driver.compiled)
 

@@ -70,17 +70,16 @@ def test_every_preset_survives_the_operator():
         assert decode(*encode(spec)) == spec
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if beyond_kernels(spec) is None])
 def test_operator_keeps_its_promises(name):
     train, rollout, mask, offsets = inputs()
     spec = SPECS[name]
     external = [torch.zeros(40) for _ in external_names(spec)]
     text = encode(spec)
-    bounds = torch.tensor([0.1, 0.3], dtype=torch.float64) if spec.asks_batch else None
     rows = [x.view(4, 10) for x in (train, rollout, *external)]
     for arguments in (
-        (train, rollout, mask, offsets, None, False, external, None, None, False, None, bounds, *text),
-        (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, None, bounds, *text),
+        (train, rollout, mask, offsets, None, False, external, None, None, False, None, *text),
+        (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, None, *text),
     ):
         torch.library.opcheck(torch.ops.rollout_corr.correct, arguments)
 
@@ -244,7 +243,7 @@ def test_criteria_beyond_the_bits_of_a_state_run_on_plain_torch(many, device):
     criteria = [C("k2", "sequence", "mean", upper=x, drop="token", label=f"mean_{x:g}") for x in bounds]
     spec, fits = rc.Spec(criteria=tuple(criteria)), many == 28
     assert (beyond_kernels(spec) is None) == fits
-    assert (thinning_bit(made_plan(spec), many - 1) < 2**31) == fits
+    assert thinning_bit(made_plan(spec), 27) == 2**29
     if not fits:
         train, rollout, mask, offsets = (x.to(device) for x in inputs())
         with pytest.raises(ValueError, match="got 'triton': more than 28 criteria drop single tokens"):

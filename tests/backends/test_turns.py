@@ -137,7 +137,7 @@ def test_the_operator_keeps_its_promises_with_turns():
     laid = lay_out(batch, "packed", torch.float32)
     operands = laid.train, laid.rollout, laid.mask, laid.cu_seqlens, laid.advantages, False, [], None, None, False
     offsets = offsets_of(laid, random_turns(batch, 1))
-    torch.library.opcheck(torch.ops.rollout_corr.correct, (*operands, offsets, None, *encode(TURN_SPECS["unit"])))
+    torch.library.opcheck(torch.ops.rollout_corr.correct, (*operands, offsets, *encode(TURN_SPECS["unit"])))
 
 
 # --- losses ---

@@ -11,7 +11,6 @@ import triton.compiler
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from rollout_corr.kernels.correct import counting, valuing
 from rollout_corr.kernels.correct import recipe as correct
 from rollout_corr.kernels.policy_loss import backward
 from rollout_corr.kernels.policy_loss import recipe as policy_loss
@@ -19,8 +18,6 @@ from rollout_corr.kernels.policy_loss import recipe as policy_loss
 TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
 KERNELS = {
     correct: ("read_kernel", "gather_kernel", "decide_kernel", "apply_kernel"),
-    counting: ("count_kernel",),
-    valuing: ("values_kernel",),
     policy_loss: ("gradient_kernel", "sequences_kernel"),
     backward: ("scale_kernel",),
 }
@@ -76,8 +73,6 @@ class Driver:
 def forget():
     """Drop all recipes, whose sites hold kernels."""
     correct.recipe_of.cache_clear()
-    counting.recipe_of.cache_clear()
-    valuing.site_of.cache_clear()
     policy_loss.recipe_of.cache_clear()
     backward._recipe_of_scaling.cache_clear()
 

@@ -11,11 +11,13 @@ import torch
 
 from builders.batches import GARBAGE
 from builders.kernel_cases import between_fences, fenced, unchecked, watched
+from builders.loss_cases import SURROGATES
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.differentiable import scaled
 from rollout_corr.backends.loss_blocks import LossTask
+from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import backward
 from rollout_corr.kernels.policy_loss import launch as kernels
@@ -25,6 +27,7 @@ from rollout_corr.spec.surrogate import Looked
 INF, NAN = math.inf, math.nan
 
 PLAIN = LOSS_VARIANTS["ppo_packed"]
+ON_KERNELS = {name: one for name, one in SURROGATES.items() if beyond_kernels(one, False) is None}
 
 
 def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width=48):

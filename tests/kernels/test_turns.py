@@ -28,7 +28,6 @@ from oracles import turns as oracle
 from rollout_corr.aot.variants import TURN_VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.backends import turns as reading
-from rollout_corr.backends.whole import run_whole
 from rollout_corr.spec.choices import STATS
 from rollout_corr.spec.loss import LOSS_REDUCTIONS
 
@@ -191,7 +190,7 @@ def test_the_operator_runs_them(device):
     offsets = offsets_of(laid, random_turns(batch, 2)).to(device)
     given = laid.train, laid.rollout, laid.mask, laid.cu_seqlens, laid.advantages, False, [], None, None, False, offsets
     operands = operators.CorrectOperands(*given)
-    found, wanted = operators._kernels(operands, spec), operators._plain(operands, spec, run_whole)
+    found, wanted = operators._kernels(operands, spec), operators._reference(operands, spec)
     assert found.keep_turns.equal(wanted.keep_turns) and found.keep.equal(wanted.keep)
     assert found.mask.equal(wanted.mask) and torch.allclose(found.weights, wanted.weights, rtol=3e-7, atol=0)
     assert torch.allclose(found.statistics, wanted.statistics, rtol=1e-5, atol=1e-6)
