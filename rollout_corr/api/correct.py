@@ -71,14 +71,17 @@ class Correction(HasStatistics):
         return f"Correction({found}, device='{self.keep.device}')"
 
 
-def mask_by_keyword(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a call warn about a mask by position: swapped with a tensor before it, nothing would notice."""
+def _by_position(call: Callable[..., Any], name: str) -> tuple[int, str]:
+    """The place of the mask among the parameters of a call, and the warning for one that is passed by position."""
     names = list(inspect.signature(call).parameters)
     first = names.index("mask")
-    message = (
-        f"{call.__name__}: pass the mask by keyword, mask=...; from 0.2.0 on only {', '.join(names[:first])} are taken "
-        "by position"
-    )
+    before = ", ".join(names[:first])
+    return first, f"{name}: pass the mask by keyword, mask=...; from 0.2.0 on only {before} are taken by position"
+
+
+def mask_by_keyword(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a call warn about a mask by position: swapped with a tensor before it, nothing would notice."""
+    first, message = _by_position(call, call.__name__)
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -145,16 +148,20 @@ def given_by(
 
 
 def _takes(bundle: Callable[P, Given]) -> Callable[[Callable[[Given], R]], Callable[P, R]]:
-    """Let a public call take the arguments that `bundle` makes one record of."""
+    """Let a public call take the arguments that `bundle` makes one record of, its mask by keyword."""
 
     def decorate(call: Callable[[Given], R]) -> Callable[P, R]:
+        first, message = _by_position(bundle, call.__name__)
+
+        @functools.wraps(call)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > first and not torch.compiler.is_compiling():
+                warnings.warn(message, FutureWarning, stacklevel=2)
             return call(bundle(*args, **kwargs))
 
-        functools.update_wrapper(called, call)
-        signature = inspect.signature(bundle)
-        called.__signature__ = signature.replace(return_annotation=call.__annotations__["return"])  # type: ignore[attr-defined]
-        return mask_by_keyword(called)
+        signature = inspect.signature(bundle).replace(return_annotation=call.__annotations__["return"])
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        return called
 
     return decorate
 

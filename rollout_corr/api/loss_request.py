@@ -14,7 +14,7 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction
 from rollout_corr.backends import loss_operators, whole
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
-from rollout_corr.backends.choose import BACKENDS, Call, chosen, chosen_backend
+from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
 from rollout_corr.backends.groups import Claims, Groups, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import read_mass
@@ -339,7 +339,7 @@ class LossRequest:
         self.runs_on = chosen_backend(tensors.read.first, self.backend)
         on_cpu, split = tensors.read.first.device.type == "cpu", self.groups.sequence is not None
         beyond = "a sequence_group" if split else self.beyond_kernels
-        self.runner = chosen(Call(self.runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split)).name
+        self.runner = chosen(self.runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
 
     @property
     def beyond_kernels(self) -> str | None:

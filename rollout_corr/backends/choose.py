@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import operators
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.no_spec import no_spec
 
@@ -63,12 +64,11 @@ RUNNERS = (
 )
 
 
-def chosen(call: Call) -> Runner:
-    """The first row of the table that fits."""
-    for runner in RUNNERS:
-        if runner.when(call):
-            return runner
-    raise AssertionError("the last row fits every call")
+@cached(maxsize=256)
+def chosen(backend: str, beyond: str | None, on_cpu: bool, compiling: bool, split: bool = False) -> Runner:
+    """The first row of the table that fits; the arguments are the fields of `Call`."""
+    call = Call(backend, beyond, on_cpu, compiling, split)
+    return next(runner for runner in RUNNERS if runner.when(call))
 
 
 class Backend(NamedTuple):
@@ -99,7 +99,7 @@ def backend_for(tensor: Tensor, spec: Spec | None = None) -> Backend:
     where = tensor.device.type
     backend = chosen_backend(tensor, "auto")
     beyond = None if spec is None else operators.beyond_kernels(spec)
-    runner = chosen(Call(backend, beyond, where == "cpu", torch.compiler.is_compiling(), False))
+    runner = chosen(backend, beyond, where == "cpu", torch.compiler.is_compiling())
     reason = f"tensors on {where} run on {runner.reason}"
     if where in operators.DEVICES and runner.name != "kernels":
         reason = f"{operators.why_not(tensor.device) or beyond}; {reason}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, normalize, operators, whole
 from rollout_corr.backends.batch import Batch, Result
-from rollout_corr.backends.choose import Call, chosen, chosen_backend
+from rollout_corr.backends.choose import chosen, chosen_backend
 from rollout_corr.backends.groups import Groups
 from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import extra, native, peers
@@ -32,8 +32,8 @@ CORRECTIONS: dict[str, Callable[[Batch, Spec], Result]] = {
 }
 
 
-def call_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> Call:
-    """What decides how a correction runs.
+def runner_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> str:
+    """Choose how a correction runs: a row of the table of runners.
 
     Args:
         batch: The batch.
@@ -46,7 +46,7 @@ def call_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> Call
     if batch.labels and beyond is None and (split or backend == "torch"):
         # Beside a batch of its own, plain torch takes the statistics of labels behind the kernels.
         beyond = "labels of sequences that lie on several ranks" if split else "the operator knows no labels"
-    return Call(backend, beyond, batch.train.device.type == "cpu", compiling, split)
+    return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split).name
 
 
 def run_correction(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Result:
@@ -62,7 +62,7 @@ def run_correction(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Re
         _, complete = start_correction(batch, spec, backend, groups)
         return complete()
     undivided = normalize.before_division(spec)
-    name = chosen(call_of(batch, undivided, backend)).name
+    name = runner_of(batch, undivided, backend)
     peers.load(undivided)
     if name in ("kernels", "operator"):
         # Nothing of it is known to autograd.
@@ -91,7 +91,7 @@ def start_correction(
             "spec: expected bounds that are numbers beside a sequence_group, got some that the batch decides"
         )
     undivided = normalize.before_division(spec)
-    on_kernels = chosen(call_of(batch, undivided, backend, split=True)).name == "split kernels"
+    on_kernels = runner_of(batch, undivided, backend, split=True) == "split kernels"
     peers.load(spec)
     with torch.no_grad():
         if on_kernels:

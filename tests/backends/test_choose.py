@@ -93,7 +93,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("call", "name"), CALLS)
 def test_the_table_of_runners(call: Call, name: str) -> None:
-    assert chosen(call).name == name
+    assert chosen(*call).name == name
 
 
 def test_both_calls_have_a_function_for_every_row() -> None:
