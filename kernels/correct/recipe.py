@@ -12,8 +12,8 @@ from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.numbers import numbers_of
 from rollout_corr.kernels.correct.plan import Plan, Tables
 from rollout_corr.kernels.correct.planner import plan_of
-from rollout_corr.kernels.correct.ranks import gather_kernel
 from rollout_corr.kernels.correct.read import read_kernel
+from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import SEQUENCE_THREADS, SIZES, Grid, sizes_of
 from rollout_corr.kernels.launches import Field, Names, Site, Sized, WorkspaceLayout
 from rollout_corr.kernels.partials import groups

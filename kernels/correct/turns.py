@@ -146,8 +146,7 @@ def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, P
             SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
     """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
-    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, PLAN,
-                                BY_OWNER)  # fmt: skip
+    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
     found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
     valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
     nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
