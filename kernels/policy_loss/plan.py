@@ -61,22 +61,22 @@ class LossPlan(Tables):
 
     @property
     def averages(self) -> bool:
-        """Whether every sequence is divided by its own length."""
+        """Test whether every sequence is divided by its own length."""
         return self.reduction == "sequence_mean_token_mean"
 
     @property
     def clips(self) -> bool:
-        """Whether the surrogate clips as PPO does."""
+        """Test whether the surrogate clips as PPO does."""
         return self.surrogate in ("PPO", "GSPO", "ClipCov")
 
     @property
     def levels(self) -> bool:
-        """Whether a token needs the mean or the total log-ratio of its sequence."""
+        """Test whether a token needs the mean or the total log-ratio of its sequence."""
         return self.shared is not None
 
     @property
     def pulls(self) -> bool:
-        """Whether the gradient of a token is computed for its sequence."""
+        """Test whether the gradient of a token is computed for its sequence."""
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
@@ -86,12 +86,12 @@ class LossPlan(Tables):
 
     @property
     def adds_up(self) -> bool:
-        """Whether this pass stores sums of slots, which programs over sequences add up."""
+        """Test whether this pass stores sums of slots, which programs over sequences add up."""
         return self.phase != "write"
 
     @property
     def writes(self) -> bool:
-        """Whether this pass writes the gradient and adds up the loss."""
+        """Test whether this pass writes the gradient and adds up the loss."""
         return self.phase in ("whole", "write")
 
 
