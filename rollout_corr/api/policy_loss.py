@@ -37,7 +37,7 @@ from rollout_corr.backends.staleness import versions_given
 from rollout_corr.definition.entropy import total_of
 from rollout_corr.definition.loss import both
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.metrics.statistics import HasStatistics, Statistics, of_vector, under
+from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.choices import SequenceOrder
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.entropy_bonus import EntropyBonus
@@ -309,7 +309,8 @@ def _run(request: LossRequest) -> PolicyLoss:
         value, found, divisor = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.divisor)
         penalty, beside, _ = _reduced(request, *_penalty_apart(task, kl, kl.reduction, tensors))
         value, found = value + penalty, loss_metrics.with_kl_of(found, beside, wanted)
-    statistics = of_vector(None, found, len(loss_metrics.sum_names(wanted)), wanted)
+    sums = len(loss_metrics.sum_names(wanted))
+    statistics = Statistics(None, found[:sums], found[sums:], wanted)
     if request.entropy is not None:
         if request.bonus is not None:
             value = value + bonus_of(request, request.bonus, task, divisor).to(value.dtype)
@@ -434,7 +435,7 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
         check_dtype(request.bounds, batch.dtype)
     found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
     # Under the caller's Spec, whose criteria have the same labels.
-    statistics = under(found.statistics, spec)
+    statistics = replace(found.statistics, spec=spec)
     factors, trains = found.weights, found.mask
     if not request.use.multiply:
         factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)

@@ -268,8 +268,6 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
         weights = found.weights if adopts else weights
     statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
     keeps = torch.cat(keep) if keep[1:] else keep[0]
-    # Statistics of labels may yet read the tensor itself, into which the caller may write.
-    keeps = keeps.clone() if batch.labels and not keep[1:] else keeps
     return Result(weights, mask, keeps, statistics, keep_turns)
 
 

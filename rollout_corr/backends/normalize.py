@@ -16,7 +16,6 @@ from rollout_corr.backends import whole
 from rollout_corr.definition import normalize
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics.extra import Extra, divisors_of
-from rollout_corr.metrics.statistics import under
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 
@@ -76,7 +75,7 @@ def divide(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
             result.mask = None
     result.weights = weights
     divisors = divisors_of(mean, divides, counted)
-    result.statistics = under(result.statistics, spec).beside(Extra(divisors=True), *divisors)
+    result.statistics = replace(result.statistics, spec=spec).beside(Extra(divisors=True), *divisors)
 
 
 def _totals(batch: Batch, weights: Tensor, spec: Spec, groups: Groups) -> Tensor:

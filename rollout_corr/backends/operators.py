@@ -20,7 +20,7 @@ from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.statistics import Statistics, of_vector
+from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.caches import cached, registered
 from rollout_corr.spec.correction import Spec
 
@@ -135,9 +135,8 @@ def _run_fused(batch: Batch, spec: Spec) -> Result:
     given = given_of(operands)
     given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
     found: Found = kernels().run(given, spec)
-    return Result(
-        found.weights, found.mask, found.keep, of_vector(spec, found.statistics, found.sums), found.keep_turns
-    )
+    sums, maxima = found.statistics.tensor_split((found.sums,))
+    return Result(found.weights, found.mask, found.keep, Statistics(spec, sums, maxima), found.keep_turns)
 
 
 def is_operator(operands: CorrectOperands) -> bool:

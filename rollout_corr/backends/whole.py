@@ -19,7 +19,7 @@ from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.all_sequences import AllSequences
-from rollout_corr.metrics.collect import Collector
+from rollout_corr.metrics.collect import Collector, LabelCollector
 from rollout_corr.metrics.labels import Labelled
 from rollout_corr.spec.correction import Spec
 
@@ -134,10 +134,8 @@ def run_whole(batch: Batch, spec: Spec) -> Result:
 
 def statistics_of_labels(batch: Batch, spec: Spec, labelled: tuple[Labelled, ...]) -> list[tuple[Tensor, Tensor]]:
     """Take the sums and maxima of labels alone, beside another backend."""
-    from rollout_corr.metrics.label_collector import LabelCollector
-
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
-    collector = LabelCollector(spec, False, labelled)
+    collector = LabelCollector(spec, labelled)
     collector.take(found)
     bounds = OPEN if found.weighing is None else found.weighing.bounds
     return collector.found(AllSequences(found.facts, 0.0, spec, False, bounds))
@@ -156,11 +154,11 @@ class PendingSplit:
         # A prefix needs the tokens before it, what is counted needs prefixes, the rest after a failure too.
         steps = spec.has_prefixes + any(criterion.drop == "rest" for criterion in spec.criteria)
         for _ in range(steps):
-            Collector(spec, labelled=batch.labels).take(self._evaluated())
+            Collector(spec).take(self._evaluated())
             self._sequences.start("correct: the sums of the tokens before")
             self._sequences.wait()
             self._sequences.again()
-        Collector(spec, labelled=batch.labels).take(self._evaluated())
+        Collector(spec).take(self._evaluated())
         self._sequences.start("correct: the sums of each sequence")
 
     def _evaluated(self) -> Findings:

@@ -34,7 +34,7 @@ from rollout_corr.metrics.rows import (
     summed,
     total,
 )
-from rollout_corr.metrics.sums import Sums, by_weight, squares_of_weight, sum_of_weight
+from rollout_corr.metrics.sums import Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Criterion, Spec
 
@@ -249,24 +249,16 @@ def _lost(outcome: Outcome, tokens: Tokens) -> Tensor | None:
     return lost if lost is None or tokens.valid is None else lost & tokens.valid
 
 
-def moment_values(
-    criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec
-) -> tuple[Tensor, Tensor | None]:
-    """A criterion's values as its statistics take them, a ratio's around 1, and the units that count."""
+def _moments(
+    criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec, by: Reducer
+) -> tuple[Number, Number, Number, Number]:
+    """Sum, sum of squares, maximum and -minimum of a criterion's value over its units; a ratio's around 1."""
     if criterion.statistic.log_space:
         value = value.clamp(-spec.clamp, spec.clamp)
         value = value + k3(value) if criterion.over == "token" else value.expm1()
     if criterion.statistic.may_be_nan():
         finite = value.isfinite()
         among = finite if among is None else among & finite
-    return value, among
-
-
-def _moments(
-    criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec, by: Sums
-) -> tuple[Number, Number, Number, Number]:
-    """Sum, sum of squares, maximum and -minimum of a criterion's value over its units; a ratio's around 1."""
-    value, among = moment_values(criterion, value, among, spec)
     there = select(among, value)
     if not criterion.statistic.log_space or exp(spec.clamp) > LARGEST_STATISTIC:
         # Squares of what is larger would overflow float32.

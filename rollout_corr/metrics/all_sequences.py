@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rollout_corr.definition.bounds import OPEN, WeightBounds
 from rollout_corr.definition.facts import Named, SequenceFacts
-from rollout_corr.definition.findings import Numbers, above, below
+from rollout_corr.definition.findings import above, below
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.rows import Column
-from rollout_corr.metrics.sums import OfBatch, Sums
+from rollout_corr.metrics.sums import OfBatch, OfLabels, Reducer
 from rollout_corr.spec.bounds_of_batch import Side
 from rollout_corr.spec.correction import Spec
 
@@ -51,10 +51,8 @@ class AllSequences:
     ) -> None:
         self.facts, self.tokens_outside, self.spec = facts, tokens_outside, spec
         self.bounds = bounds
-        # The values of sequences and turns that were summed, by name.
-        self.each: Numbers = {}
         # What reduces values of sequences.
-        self.by: Sums = OfBatch(facts.d)
+        self.by: Reducer = OfBatch(facts.d)
         self._on_host = on_host
         self._standing: Number | None = None
         self._max_size: Number | None = None
@@ -139,13 +137,14 @@ class AllSequences:
         assert isinstance(column, Tensor)
         return self.by.ends(column, self.among)
 
-    def unread(self) -> AllSequences:
-        """Give a view of which every value is per sequence."""
-        if not self._on_host:
-            return self
+    def by_label(self, by: OfLabels) -> AllSequences:
+        """A view whose values are per sequence and whose ends are of each label."""
         found = copy(self)
-        found._on_host, found._max_size, found.among = False, None, self.facts.measured > 0
-        found._split(self._parts)
+        found.by = by
+        if self._on_host:
+            found._on_host, found.among = False, self.facts.measured > 0
+            found._split(self._parts)
+        found._max_size = None
         return found
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +16,14 @@ from rollout_corr.definition.tokens import Number, select, tensor_of
 from rollout_corr.metrics import peers, schema
 from rollout_corr.metrics.aggregates import Rows, rows_at
 from rollout_corr.metrics.all_sequences import AllSequences
+from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
+from rollout_corr.metrics.labels import SEQUENCES, Columns, Labelled, columns_of, places_of
 from rollout_corr.metrics.rows import At
-from rollout_corr.metrics.statistics import Statistics, of_vector
-from rollout_corr.metrics.sums import OfBatch
+from rollout_corr.metrics.statistics import Statistics
+from rollout_corr.metrics.sums import OfBatch, OfLabels
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
-
-if TYPE_CHECKING:
-    from rollout_corr.metrics.labels import Labelled
-
 
 # Sums and maxima of a block by name.
 Known = Callable[[Findings], tuple[Numbers, Numbers]]
@@ -117,7 +115,6 @@ def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> tuple
         for value, names, ends in rows.several:
             _put(value(view), names, ends, sums, maxima)
         each: Numbers = {name: one(view) for name, one in rows.each}
-        view.each |= each
         columns = zip(rows.named, map(view.column, rows.columns), strict=True)
         if on_host:
             sums.update(columns)
@@ -183,11 +180,7 @@ class Collector:
         known: Known | None = None,
     ) -> None:
         self._spec, self._on_host, self._plan, self._known = spec, on_host, plan_of(spec), known
-        self._labels = None
-        if labelled:
-            from rollout_corr.metrics.label_collector import LabelCollector
-
-            self._labels = LabelCollector(spec, on_host, labelled)
+        self._labels = LabelCollector(spec, labelled) if labelled else None
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
         self._maxima: list[Numbers] = []
@@ -241,8 +234,11 @@ class Collector:
                 numbers.update(more)
         if self._histograms:
             sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
-        every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
-        whole = of_vector(spec, _stack(every, self._on_host), len(plan.sums))
+        whole = Statistics(
+            spec,
+            _stack(map(sums.__getitem__, plan.sums), self._on_host),
+            _stack(map(maxima.__getitem__, plan.maxima), self._on_host),
+        )
         return whole if self._labels is None else self._labels.beside(whole, view)
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
@@ -250,3 +246,83 @@ class Collector:
 
     def _named(self, names: Iterable[str], values: Tensor) -> Numbers:
         return dict(zip(names, values.tolist() if self._on_host else values.unbind(), strict=True))
+
+
+class LabelCollector:
+    """The statistics of labels from consecutive blocks.
+
+    Args:
+        spec: The Spec.
+        labelled: Labels of the batch.
+    """
+
+    def __init__(self, spec: Spec, labelled: tuple[Labelled, ...]) -> None:
+        self._spec = spec
+        self._labels = [(one.labels, places_of(one), columns_of(spec, one.labels.units)) for one in labelled]
+        self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in labelled]
+        self._sequences = 0
+
+    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Take the next block, as `Collector.take` does."""
+        tokens, first = found.tokens, self._sequences
+        self._sequences += found.facts.keep.shape[0]
+        for (labels, place, columns), blocks in zip(self._labels, self._blocks, strict=True):
+            if labels.units == SEQUENCES:
+                here = tokens.sequences.spread(place[first : self._sequences]).expand(tokens.d.shape)
+            else:
+                here = place if choose is None else choose(place)
+            by = OfLabels(here, len(labels.every))
+            sums: list[Number] = []
+            maxima: list[Number] = []
+            for row in columns.of_tokens:
+                assert row.of_tokens is not None
+                values = row.of_tokens(found, by)
+                sums += values[: len(row.sums)]
+                maxima += values[len(row.sums) :]
+            blocks.append((_table(sums), _table(maxima)))
+
+    def found(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
+        """The sums and maxima of each of the labels, in the order of `sums_of` and `maxima_of`.
+
+        Args:
+            view: Of all sequences of the batch.
+        """
+        every = []
+        for (labels, place, columns), blocks in zip(self._labels, self._blocks, strict=True):
+            sums, maxima = blocks[0]
+            for more_sums, more_maxima in blocks[1:]:
+                sums, maxima = sums + more_sums, torch.maximum(maxima, more_maxima)
+            if columns.of_sequences:
+                of_label = _of_sequences(columns, place, len(labels.every), view)
+                sums, maxima = (torch.cat(pair) for pair in zip((sums, maxima), of_label, strict=True))
+            every.append((sums.view(-1), maxima.view(-1)))
+        return every
+
+    def beside(self, whole: Statistics, view: AllSequences) -> Statistics:
+        """Append the statistics of all labels to those of the batch."""
+        sums, maxima = (torch.cat(parts) for parts in zip(*self.found(view), strict=True))
+        return whole.beside(Extra(tuple(labels for labels, _, _ in self._labels)), sums, maxima)
+
+
+def _of_sequences(columns: Columns, place: Tensor, many: int, view: AllSequences) -> tuple[Tensor, Tensor]:
+    """Sums and maxima over the sequences of each label, [names, labels] float64 each."""
+    by = OfLabels(place, many)
+    mine = view.by_label(by)
+    sums: Numbers = {}
+    maxima: Numbers = {}
+    for at, among in (("sequences", None), ("measured", mine.among)):
+        each = {row.sums[0]: row.each(mine) for row in columns.of_sequences if row.at == at and row.each is not None}
+        # One operation joins numbers of different dtypes.
+        table = torch.cat([tensor_of(x) for x in each.values()]).double().view(len(each), -1)
+        sums.update(zip(each, by.rows(select(among, table)).unbind(), strict=True))
+    for row in columns.of_sequences:
+        if row.of_all is not None:
+            _put(row.of_all(mine), row.sums, row.maxima, sums, maxima)
+    return (
+        _table([sums[name] for name in columns.all_sums[len(columns.sums) :]]),
+        _table([maxima[name] for name in columns.all_maxima[len(columns.maxima) :]]),
+    )
+
+
+def _table(numbers: list[Number]) -> Tensor:
+    return torch.stack([x for x in numbers if isinstance(x, Tensor)])

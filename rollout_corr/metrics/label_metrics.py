@@ -88,7 +88,13 @@ def _of_some(x: Tensor, n: Tensor) -> Tensor:
 def _other(row: Metric, held: Held) -> Tensor:
     """[labels]: a metric whose formula is of no kind."""
     n = held[row.over.units or ""]
-    found: Any = row.value(held, cast("float", n))
+    try:
+        found: Any = row.value(held, cast("float", n))
+    except TypeError:
+        # It decides by values.
+        columns = {name: column.tolist() for name, column in zip(held, held.table, strict=True)}
+        every = ({name: of_labels[i] for name, of_labels in columns.items()} for i in range(held.table.shape[1]))
+        return torch.tensor([row.read(values) for values in every], dtype=torch.float64, device="cpu")
     return _of_some(found.value, n.value)
 
 
@@ -159,7 +165,7 @@ def read(labels: Labels, spec: Spec, sums: Tensor, maxima: Tensor) -> dict[str, 
     """
     reading, many = _reading(labels, spec), len(labels.every)
     table = torch.cat([sums.view(-1, many), maxima.view(-1, many)])
-    held = Held((table, reading.names))
+    held = Held(table, reading.names)
     found = [group.formula(table, group) for group in reading.groups]
     found.append(torch.stack([_other(row, held) for row in reading.others]))
     of_rows = torch.cat(found).index_select(0, reading.order)

@@ -6,6 +6,7 @@ Labels have them on tensors of a number for each label.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -86,15 +87,15 @@ class Held(Mapping[str, Any]):
     """Statistics by name, each taken from its tensor when a formula asks for it.
 
     Args:
-        named: Tensors, and the names of what they hold along their first dimension.
+        table: The statistics along the first dimension.
+        names: Their names.
     """
 
-    def __init__(self, *named: tuple[Tensor, Iterable[str]]) -> None:
-        self._places = {name: (held, i) for held, names in named for i, name in enumerate(names)}
+    def __init__(self, table: Tensor, names: Iterable[str]) -> None:
+        self.table, self._places = table, {name: i for i, name in enumerate(names)}
 
     def __getitem__(self, name: str) -> OnDevice:
-        held, place = self._places[name]
-        return OnDevice(held[place])
+        return OnDevice(self.table[self._places[name]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -108,8 +109,7 @@ def metric_on_device(key: str, measured: Measured, sums: Tensor, maxima: Tensor)
     rows = {row.key: row for row in measured.rows()}
     if key not in rows:
         raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; they have {list(rows)}")
-    of_sums, of_maxima = schema.layout(*measured)
-    row, held = rows[key], Held((sums, of_sums), (maxima, of_maxima))
+    row, held = rows[key], Held(torch.cat([sums, maxima]), chain(*schema.layout(*measured)))
     try:
         found = row.read(held)
     except TypeError as error:

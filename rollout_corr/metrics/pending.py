@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -14,21 +12,11 @@ from rollout_corr.spec.choices import REPORTS
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
-if TYPE_CHECKING:
-    from rollout_corr.metrics.deferred import Deferred
-
 
 class PendingMetrics:
     """Metrics on their way to the host."""
 
-    def __init__(
-        self,
-        spec: Spec | None,
-        objective: Objective | None,
-        extra: Extra | None,
-        packed: Tensor,
-        deferred: Deferred | None,
-    ) -> None:
+    def __init__(self, spec: Spec | None, objective: Objective | None, extra: Extra | None, packed: Tensor) -> None:
         """Start the copy.
 
         Args:
@@ -36,9 +24,8 @@ class PendingMetrics:
             objective: Their loss.
             extra: Their further columns.
             packed: [N], sums, maxima and ranks; of CPU tensors nobody else may write into it.
-            deferred: Statistics of labels that wait.
         """
-        self._spec, self._objective, self._extra, self._deferred = spec, objective, extra, deferred
+        self._spec, self._objective, self._extra = spec, objective, extra
         self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
@@ -55,12 +42,7 @@ class PendingMetrics:
     def values(self) -> dict[str, float]:
         """Read the statistics of the batch by name, those of single labels left out; waits for the copy."""
         names, pick, count = schema.of_the_batch(self._spec, self._objective, self._extra)
-        deferred, extra = self._deferred, self._extra
-        if deferred is None or extra is None:
-            return dict(zip(names, self._numbers(count, pick), strict=True))
-        here, _, count = schema.of_the_batch(self._spec, self._objective, extra._replace(labels=()))
-        found = deferred.outside | dict(zip(here, self._numbers(count), strict=True))
-        return {name: found[name] for name in names}
+        return dict(zip(names, self._numbers(count, pick), strict=True))
 
     def _numbers(self, count: int, pick: Tensor | None = None) -> list[float]:
         """Read so many sums and maxima, or those at some places: a float for each of them takes its time."""
@@ -90,8 +72,6 @@ class PendingMetrics:
         assert spec is not None, "statistics of a loss alone have no labels"
         from rollout_corr.metrics.label_metrics import read
 
-        if self._deferred is not None:
-            return read(one, spec, *self._deferred.of(one))
         if self._event is not None:
             self._event.synchronize()
         places = schema.of_labels(spec, self._objective, extra, one)

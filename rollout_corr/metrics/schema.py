@@ -17,6 +17,7 @@ from rollout_corr.metrics import aggregates, loss, peers
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.labels import Labels, maxima_of, sums_of
+from rollout_corr.metrics.labels import columns_of as of_label_columns
 from rollout_corr.metrics.peers import Columns
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
@@ -144,8 +145,11 @@ class Stretches(NamedTuple):
 
 
 @cached(maxsize=256)
-def of_whole_sequences(spec: Spec) -> Stretches:
-    """Find the statistics of whole sequences, which one rank of a sequence group alone may add."""
+def of_whole_sequences(spec: Spec, objective: Objective | None = None, extra: Extra | None = None) -> Stretches:
+    """Find the statistics of whole sequences, which one rank of a sequence group alone may add.
+
+    All of an `Extra` but those of labels are added on the first rank.
+    """
     found = columns_of(spec)
     here = {name for row in aggregates.aggregates_of(spec) if row.local for name in row.sums} | peers.local_sums(spec)
     local = {*found.token_sums, *HISTOGRAM, *here}, set(found.token_maxima)
@@ -153,5 +157,11 @@ def of_whole_sequences(spec: Spec) -> Stretches:
     for names, own in zip(layout(spec), local, strict=True):
         wanted = [False, *(name not in own for name in names), False]
         edges = [i for i in range(len(names) + 1) if wanted[i] != wanted[i + 1]]
-        stretches.append(tuple(zip(edges[::2], edges[1::2], strict=True)))
-    return Stretches(*stretches)
+        stretches.append(list(zip(edges[::2], edges[1::2], strict=True)))
+    if extra is not None:
+        for one in extra.labels:
+            columns, places = of_label_columns(spec, one.units), of_labels(spec, objective, extra, one)
+            parts = (places.sums, len(columns.sums)), (places.maxima, len(columns.maxima))
+            for part, (place, of_tokens) in zip(stretches, parts, strict=True):
+                part.append((place.start + of_tokens * len(one.every), place.stop))
+    return Stretches(*map(tuple, stretches))

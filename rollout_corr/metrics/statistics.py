@@ -20,8 +20,6 @@ from rollout_corr.spec.loss import Objective
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from rollout_corr.metrics.deferred import Deferred
-
 # The lengths that `all_reduce` pads to. Twenty criteria with detail="full" and all peers' metrics have 700 sums and 58
 # maxima.
 SUMS_BLOCK, MAXIMA_BLOCK = 1024, 128
@@ -37,9 +35,9 @@ class Statistics:
         sums: [K] float64, additive.
         maxima: [M] float64, merged by maximum; minima are negated.
         objective: Everything that is fixed about the policy loss; None where there was none.
-        extra: What else is in them, from arguments such as `versions`; None: nothing.
         ranks: [2] float64: the largest digest of Spec and objective among the ranks that these statistics were reduced
             over, and the negated smallest; None before `all_reduce`.
+        extra: What else is in them, from arguments such as `versions`; None: nothing.
     """
 
     spec: Spec | None
@@ -48,22 +46,6 @@ class Statistics:
     objective: Objective | None = None
     ranks: Tensor | None = None
     extra: Extra | None = None
-
-    if not TYPE_CHECKING:  # a checker shall go on refusing every unknown name
-
-        def __getattr__(self, name: str) -> object:
-            """Divide the vector of the kernels into sums and maxima."""
-            held = self.__dict__
-            if name not in ("sums", "maxima") or "_vector" not in held:
-                raise AttributeError(f"'Statistics' object has no attribute {name!r}")
-            found = held["_vector"].tensor_split((held["_sums"],))
-            deferred = held.get("_deferred")
-            held["sums"], held["maxima"] = found if deferred is None else deferred.beside(*found)
-            return held[name]
-
-        def __getstate__(self) -> dict[str, object]:
-            """Give what a copy or another process needs, with all statistics taken."""
-            return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def __repr__(self) -> str:
         """Name no value: reading one would wait for the device."""
@@ -103,28 +85,14 @@ class Statistics:
 
     def join(self, loss: Statistics) -> Statistics:
         """Append the statistics of the policy loss of the same tokens to a correction's."""
-        return self._longer(loss.sums, loss.maxima, self.extra, loss.objective)
-
-    @property
-    def _waits(self) -> Deferred | None:
-        # Who has been given the sums may have written to them, so from then on they are what is read.
-        given = torch.compiler.is_compiling() or "maxima" in self.__dict__
-        return None if given else self.__dict__.get("_deferred")
+        sums, maxima = torch.cat([self.sums, loss.sums]), torch.cat([self.maxima, loss.maxima])
+        return Statistics(self.spec, sums, maxima, loss.objective, extra=self.extra)
 
     def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
         """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""
-        return self._longer(sums, maxima, extra if self.extra is None else self.extra.beside(extra), None)
-
-    def _longer(self, sums: Tensor, maxima: Tensor, extra: Extra | None, objective: Objective | None) -> Statistics:
-        """Append sums and maxima; statistics that wait go on waiting."""
-        deferred = self._waits
-        if deferred is None:
-            found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
-            return Statistics(self.spec, *found, objective, extra=extra)
-        held = self.__dict__
-        first, second = held["_vector"].tensor_split((held["_sums"],))
-        vector = torch.cat([first, sums, second, maxima])
-        return _deferring(of_vector(self.spec, vector, held["_sums"] + sums.shape[0], objective), extra, deferred)
+        extra = extra if self.extra is None else self.extra.beside(extra)
+        found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
+        return Statistics(self.spec, *found, self.objective, extra=extra)
 
     def __add__(self, other: Statistics) -> Statistics:
         return self.merge(other)
@@ -157,13 +125,8 @@ class Statistics:
             extra: `extra` of their statistics.
         """
         sums, maxima = (len(names) for names in schema.layout(spec, objective, extra))
-        return Statistics(
-            spec,
-            torch.zeros(sums, dtype=torch.float64, device=device),
-            torch.full((maxima,), -torch.inf, dtype=torch.float64, device=device),
-            objective,
-            extra=extra,
-        )
+        nothing = torch.zeros(sums, dtype=torch.float64, device=device)
+        return Statistics(spec, nothing, nothing.new_full((maxima,), -torch.inf), objective, extra=extra)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Statistics:
         """Copy to another device."""
@@ -178,18 +141,12 @@ class Statistics:
         """Zero the statistics of whole sequences, which the first rank of a sequence group alone contributes."""
         if self.spec is None:
             raise ValueError("spec: expected statistics of a correction, got those of a policy loss alone")
-        whole = schema.of_whole_sequences(self.spec)
+        whole = schema.of_whole_sequences(self.spec, self.objective, self.extra)
         sums, maxima = self.sums.clone(), self.maxima.clone()
         for first, last in whole.sums:
             sums[first:last] = 0.0
         for first, last in whole.maxima:
             maxima[first:last] = -torch.inf
-        if self.extra is not None:
-            for one in self.extra.labels:
-                if one.units == "sequences":
-                    places = schema.of_labels(self.spec, self.objective, self.extra, one)
-                    sums[places.sums] = 0.0
-                    maxima[places.maxima] = -torch.inf
         return replace(self, sums=sums, maxima=maxima)
 
     def all_reduce(self, group: ProcessGroup | None = None) -> Statistics:
@@ -250,52 +207,14 @@ class Statistics:
 
     def metrics_async(self) -> PendingMetrics:
         """Start the copy to the host and return at once; read the result when it is wanted."""
-        held, deferred = self.__dict__, self._waits
-        packed: Tensor | None = None if deferred is None and "_deferred" in held else held.get("_vector")
-        if packed is None or self.ranks is not None:
-            packed = torch.cat([x for x in (self.sums, self.maxima, self.ranks) if x is not None])
-        elif not packed.is_cuda:
-            # A caller may write into the sums before the result is read.
-            packed = packed.clone()
-        return PendingMetrics(self.spec, self.objective, self.extra, packed, deferred)
-
-
-def of_vector(spec: Spec | None, vector: Tensor, sums: int, objective: Objective | None = None) -> Statistics:
-    """Make statistics from one vector of so many sums and then the maxima; it is divided when they are asked for.
-
-    Two views cost more host time than all else that a result needs, and reading metrics needs none.
-    """
-    if torch.compiler.is_compiling():
-        return Statistics(spec, vector[:sums], vector[sums:], objective)
-    found = object.__new__(Statistics)
-    found.__dict__.update(spec=spec, objective=objective, ranks=None, extra=None, _vector=vector, _sums=sums)
-    return found
-
-
-def under(statistics: Statistics, spec: Spec) -> Statistics:
-    """Give statistics to another Spec that has the same ones."""
-    if torch.compiler.is_compiling():
-        given = statistics.objective, statistics.ranks, statistics.extra
-        return Statistics(spec, statistics.sums, statistics.maxima, *given)
-    found = object.__new__(Statistics)
-    found.__dict__.update(statistics.__dict__, spec=spec)
-    return found
+        # A copy: a caller may write into the sums before the result is read.
+        packed = torch.cat([x for x in (self.sums, self.maxima, self.ranks) if x is not None])
+        return PendingMetrics(self.spec, self.objective, self.extra, packed)
 
 
 def sum_of(statistics: Statistics, name: str) -> Tensor:
-    """Give a sum that the Spec alone asks for, 0-d, without waiting for those of labels."""
-    sums = statistics.sums if statistics._waits is None else statistics.__dict__["_vector"]
-    return sums[schema.layout(statistics.spec)[0].index(name)]
-
-
-def deferring(whole: Statistics, deferred: Deferred) -> Statistics:
-    """Give statistics of a batch, as `of_vector` made them, those of labels to be taken when somebody asks for them."""
-    return _deferring(whole, Extra(deferred.labels), deferred)
-
-
-def _deferring(found: Statistics, extra: Extra | None, deferred: Deferred) -> Statistics:
-    found.__dict__.update(extra=extra, _deferred=deferred)
-    return found
+    """A sum that the Spec asks for, 0-d."""
+    return statistics.sums[schema.layout(statistics.spec)[0].index(name)]
 
 
 def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -> Tensor:

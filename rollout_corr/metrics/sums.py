@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Sequences
+from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.tokens import Number, extrema, select, squares
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rollout_corr.metrics.rows import OfTokens
 
 
-class Sums(Protocol):
-    """Reduces values of tokens: to 0-d for the batch, to [labels] for labels. `among` is bool; None: every token."""
+class Reducer(Protocol):
+    """Reduces values: to 0-d for the batch, to [labels] for labels. `among` is bool; None: every value counts."""
 
     def sum(self, x: Tensor, among: Tensor | None = None) -> Number:
         """Add x up."""
@@ -36,7 +36,11 @@ class Sums(Protocol):
     def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Number, Number]:
         """Find the largest x and the largest -x; -inf where there is no token."""
 
-    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> Sums:
+
+class Sums(Reducer, Protocol):
+    """Reduces values of tokens."""
+
+    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> Reducer:
         """Reduce values of turns or sequences, each counted by its tokens.
 
         Args:
@@ -120,10 +124,128 @@ class OfUnits(OfBatch):
         return super().ends(x, self._counts > 0)
 
 
+# Sums of a label on the CPU, of every so many-th token: an addition to the one before would wait for that.
+LANES = 8
+
+
+class OfLabels:
+    """The tokens of each label, or its sequences: [labels] float64.
+
+    On the CPU each number is added where it lies. On a device, where atomics would add in another order every time,
+    they are sorted by label first.
+
+    Args:
+        place: Integers, the label of each token, in the shape of the tokens.
+        many: How many labels there are.
+    """
+
+    def __init__(self, place: Tensor, many: int) -> None:
+        self._shape, self._many, self._size = place.shape, many, place.numel()
+        flat = place.reshape(-1).long()
+        self._order: Tensor | None = None
+        if flat.device.type != "cpu" or torch.compiler.is_compiling():
+            ordered, self._order = flat.sort(stable=True)
+            starts = torch.searchsorted(ordered, torch.arange(many, device=flat.device))
+            self._runs = Packed(torch.cat([starts, starts.new_full((1,), self._size)]), self._size)
+        else:
+            self._place = flat
+            self._lanes = flat * LANES + torch.arange(self._size, device="cpu") % LANES
+
+    def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
+        """[labels] float64: the sums."""
+        return self._added(select(among, x).reshape(-1).double())
+
+    def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
+        """[labels] float64: the sums of squares."""
+        wide = select(among, x).reshape(-1).double()
+        return self._added(wide * wide)
+
+    def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
+        """[labels] float64: how many are True."""
+        which = among if which is None else which if among is None else which & among
+        if which is not None:
+            return self._added(which.reshape(-1).double())
+        if self._order is not None:
+            return self._runs.offsets.diff().double()
+        return torch.bincount(self._place, minlength=self._many).double()
+
+    def none(self) -> Tensor:
+        """[labels] float64: 0."""
+        device = "cpu" if self._order is None else self._order.device
+        return torch.zeros(self._many, dtype=torch.float64, device=device)
+
+    def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[labels] float64 each: the largest x and the largest -x."""
+        sides = (x, -x) if among is None else [torch.where(among, side, -torch.inf) for side in (x, -x)]
+        largest, negated = (self._largest(side.reshape(-1)).double() for side in sides)
+        return largest, negated
+
+    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> OfUnitsByLabel:
+        """Values of units, at each of their tokens."""
+        return OfUnitsByLabel(self, units, among, self._shape)
+
+    def rows(self, table: Tensor) -> Tensor:
+        """[rows, labels] float64: the sums of each row of a table, [rows, S] float64."""
+        count = table.shape[0]
+        if self._order is None:
+            found = torch.zeros(count, self._many, dtype=torch.float64, device="cpu")
+            return found.index_add_(1, self._place, table)
+        starts = torch.arange(count, device=table.device)[:, None] * self._size
+        offsets = torch.cat([(starts + self._runs.offsets[:-1]).view(-1), self._runs.offsets[-1:] * count])
+        flat = table.index_select(1, self._order).view(-1)
+        return Packed(offsets, flat.shape[0]).sum(flat).view(count, self._many)
+
+    def _added(self, x: Tensor) -> Tensor:
+        """The sums of [N] float64."""
+        if self._order is not None:
+            return self._runs.sum(x.index_select(0, self._order))
+        found = torch.zeros(self._many * LANES, dtype=torch.float64, device="cpu")
+        return found.scatter_add_(0, self._lanes, x).view(self._many, LANES).sum(1)
+
+    def _largest(self, x: Tensor) -> Tensor:
+        if self._order is not None:
+            return self._runs.max(x.index_select(0, self._order))
+        return x.new_full((self._many,), -torch.inf).scatter_reduce_(0, self._place, x, "amax")
+
+
+class OfUnitsByLabel:
+    """Values of turns or sequences, spread over their tokens, by the label of each token.
+
+    Args:
+        by: The tokens of each label.
+        units: Which tokens belong together.
+        among: Bool per token: it counts; None: every one does.
+        shape: Of the tokens.
+    """
+
+    def __init__(self, by: OfLabels, units: Sequences, among: Tensor | None, shape: torch.Size) -> None:
+        self._by, self._units, self._among, self._shape = by, units, among, shape
+        self.none = by.none
+
+    def _spread(self, x: Tensor) -> Tensor:
+        return self._units.spread(x).expand(self._shape)
+
+    def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
+        """[labels] float64: the sums over tokens."""
+        return self._by.sum(self._spread(x), self._among)
+
+    def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
+        """[labels] float64: the sums of squares over tokens."""
+        return self._by.squares(self._spread(x), self._among)
+
+    def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
+        """[labels] float64: the tokens of the units that are True."""
+        return self._by.count(None if which is None else self._spread(which), self._among)
+
+    def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[labels] float64 each: the largest x and the largest -x of units with a token."""
+        return self._by.ends(self._spread(x), self._among)
+
+
 # --- weights ---
 
 
-def by_weight(f: Findings, by: Sums) -> tuple[Sums, Tensor | None]:
+def by_weight(f: Findings, by: Sums) -> tuple[Reducer, Tensor | None]:
     """Give what reduces a weight where it is, at tokens or at their units, and which of them count."""
     weight, measured = f.spec.weight, f.tokens.measured
     assert weight is not None

@@ -13,7 +13,7 @@ from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import aggregates, collect, docs, loss, native, peers, schema
+from rollout_corr.metrics import aggregates, collect, docs, label_metrics, labels, loss, native, peers, schema
 from rollout_corr.metrics.rows import Metric, mean, summed, total
 from rollout_corr.spec.choices import REPORTS
 
@@ -23,14 +23,8 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
-# The rows, the reader of the histogram, those that labels have, and those that the CPU takes by a series.
-NAMING = {
-    "backends/cpu_sums.py",
-    "metrics/aggregates.py",
-    "metrics/native.py",
-    "metrics/histogram.py",
-}
-NAMING |= {f"metrics/{name}.py" for name in ("labels", "sequence_labels", "token_labels")}
+# The rows, the reader of the histogram, and those that the CPU takes by a series.
+NAMING = {"backends/cpu_sums.py", "metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py"}
 
 
 def literals(path: Path) -> set[str]:
@@ -64,6 +58,9 @@ def another(monkeypatch):
         schema.layout.cache_clear()
         schema.of_the_batch.cache_clear()
         schema.of_whole_sequences.cache_clear()
+        labels.columns_of.cache_clear()
+        label_metrics.metrics_of.cache_clear()
+        label_metrics._reading.cache_clear()
 
     rows = [
         summed("d4", lambda f: f.tokens.saturated**4),
@@ -100,7 +97,21 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
     of_tokens = dict(zip(names, found.statistics.of_tokens().sums.tolist(), strict=True))
     assert of_tokens["d4"] > 0.0
     assert of_tokens["longest"] == 0.0
+    assert_by_label(rows, spec, wanted)
     assert "| `d_fourth` | mean D^4 | nats^4 | measured tokens | - |" in docs.markdown()
+
+
+def assert_by_label(rows, spec, wanted):
+    """One label for all has the metrics of the batch; a label of tokens has those of tokens."""
+    train, rollout, mask = tensors(rows)
+    ids = {"environment": torch.zeros(len(rows), dtype=torch.int64), "kind": torch.zeros(mask.shape, dtype=torch.int64)}
+    names = {"environment": ["all"], "kind": ["all"]}
+    out = rc.correct(train, rollout, mask=mask, spec=spec, labels=ids, label_names=names)
+    of_sequences, of_tokens = (out.metrics(by=name) for name in ids)
+    found = [of_sequences[f"environment/all/{key}"] for key in ("tokens/d_fourth", "sequences/square_length")]
+    assert found == pytest.approx(list(wanted.values()), rel=1e-12)
+    assert of_tokens["kind/all/tokens/d_fourth"] == pytest.approx(wanted["d_fourth"], rel=1e-12)
+    assert not any("square_length" in key for key in of_tokens)
 
 
 @pytest.mark.parametrize("report", [(), REPORTS])

@@ -18,7 +18,6 @@ from oracles import metrics as oracle_metrics
 from oracles.labels import of_label
 from rollout_corr.backends import blocks
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import sums_by_label
 from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,19 +175,18 @@ def test_micro_batches_merge():
         found[0].merge(of_sequences.statistics)
 
 
-def test_several_blocks_and_tokens_one_by_one_give_the_same(monkeypatch):
+def test_several_blocks_and_the_whole_batch_give_the_same(monkeypatch):
     sequences = random_sequences(5, (400, 70, 3, 0, 900), scale=0.05)
     sequences = [replace(q, versions=[t // 50 % 3 for t in range(len(q))], current_version=0) for q in sequences]
     laid = lay_out(sequences, "packed", torch.float32)
     wanted = by_token(laid, SPECS[1]).metrics(by="label")
     monkeypatch.setattr(blocks, "BLOCK", 256)
     blocked = by_token(laid, SPECS[1]).metrics(by="label")
-    monkeypatch.setattr(sums_by_label, "SMALL", 100)
-    monkeypatch.setattr(sums_by_label, "TILE", 10**9)
-    single = by_token(laid, SPECS[1]).metrics(by="label")
+    monkeypatch.setattr(blocks, "run_blocks", run_whole)
+    whole = by_token(laid, SPECS[1]).metrics(by="label")
     for key, value in wanted.items():
         exact = key.endswith(("tokens", "_kept", "d_min", "d_max", "rejected_tokens_fraction"))
-        for other in (blocked, single):
+        for other in (blocked, whole):
             assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
 
 
@@ -253,7 +251,7 @@ def test_more_labels_than_a_byte_names(spec):
     assert all(more[key] == pytest.approx(value, rel=1e-12, abs=1e-15) for key, value in fewer.items())
 
 
-@pytest.mark.parametrize("turns", [None, "runs"])  # which nothing waits beside
+@pytest.mark.parametrize("turns", [None, "runs"])
 @pytest.mark.parametrize("spec", SPECS[:4], ids=range(4))
 def test_no_valid_token(spec, turns):
     zeros, ids = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
