@@ -101,12 +101,6 @@ def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def record_count(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
-    """Count tokens of a slot."""
-    return record(found, PLAN, "counts", name, which)
-
-
-@triton.jit
 def record_sum(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
     """Sum D or something bounded like it: saturated and exact on D's grid; plainly in float64."""
     finite = x

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.sums import record, record_count, record_extrema, record_statistic, record_sum
+from rollout_corr.kernels.sums import record, record_extrema, record_statistic, record_sum
 from rollout_corr.kernels.tokens import (
     LARGEST_SQUARED,
     LARGEST_STATISTIC,
@@ -161,7 +161,7 @@ def test_tokens(
     else:
         tested = log_ratio_of(d, numbers, TEST, PLAN)
     fails = selected(d, advantage, measured, TEST) & (passes(tested, numbers, TEST, PLAN) == 0)
-    found = record_count(found, PLAN, named(TEST.index, "lost"), fails)
+    found = record(found, PLAN, "counts", named(TEST.index, "lost"), fails)
     among = measured
     if TEST.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)

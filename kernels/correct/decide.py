@@ -39,7 +39,6 @@ from rollout_corr.kernels.correct.verdicts import (
     thinning_bit,
     weightless_of,
 )
-from rollout_corr.kernels.correct.zero import zero_rejected
 from rollout_corr.kernels.gather import (
     Gathered,
     SlotTables,
@@ -54,6 +53,9 @@ from rollout_corr.kernels.io import either
 from rollout_corr.kernels.partials import Partials, add, add_up_part, groups, is_last
 from rollout_corr.kernels.slots import Extents, edge
 from rollout_corr.kernels.tokens import named, of_pair, size, test, thresholds
+
+# Tokens that are zeroed at a time.
+BLOCK = tl.constexpr(512)
 
 # --- deciding ---
 
@@ -205,6 +207,49 @@ def decide(
     return keep, state, nonfinite, weight
 
 
+# --- zeroing the tokens of rejected sequences, in the programs that rejected them ---
+
+
+@triton.jit
+def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor, share: tl.tensor, shares: tl.tensor) -> None:
+    """Zero a share of a stretch of a contiguous tensor, in whole blocks where it has some, so that stores are wide."""
+    for block in range(begin // BLOCK + share, (end + BLOCK - 1) // BLOCK, shares):
+        place = block * BLOCK + tl.arange(0, BLOCK)
+        nothing = tl.zeros((BLOCK,), tensor.dtype.element_ty)
+        if (block * BLOCK >= begin) & ((block + 1) * BLOCK <= end):
+            tl.store(tensor + place, nothing)
+        else:
+            tl.store(tensor + place, nothing, mask=(place >= begin) & (place < end))
+
+
+@triton.jit
+def chosen(x: tl.tensor, which: tl.tensor) -> tl.tensor:
+    """Take one of some values: a scalar."""
+    return tl.sum(tl.where(which, x.to(tl.int64), 0), 0)
+
+
+@triton.jit
+def zero_rejected(
+    weights: tl.tensor, mask: tl.tensor, begin: tl.tensor, end: tl.tensor, rejected: tl.tensor, weightless: tl.tensor,
+    share: tl.tensor, shares: tl.tensor, PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Zero a share of each sequence that is rejected (its mask) or weightless (its weights), one after the other."""
+    place = tl.arange(0, rejected.shape[0])
+    left = tl.zeros_like(place)
+    if PLAN.zeroes_weights:
+        left |= weightless.to(tl.int32)
+    if PLAN.zeroes_mask:
+        left |= rejected.to(tl.int32)
+    while tl.max(left, 0) > 0:
+        which = place == tl.min(tl.where(left > 0, place, rejected.shape[0]), 0)
+        first = chosen(begin, which)
+        if PLAN.zeroes_weights:
+            zero(weights, first, chosen(tl.where(weightless, end, begin), which), share, shares)
+        if PLAN.zeroes_mask:
+            zero(mask, first, chosen(tl.where(rejected, end, begin), which), share, shares)
+        left = tl.where(which, 0, left)
+
+
 # --- the kernel ---
 
 
@@ -241,7 +286,7 @@ def decide_kernel(
     if PLAN.turns:
         known_sequences = owner_count - 2
         low, high = turns_of(within, owner, known_sequences, sequences)
-        first, many = slots_between(offsets, low, high, extents, PLAN, BY_OWNER)
+        first, many = slots_between(offsets, low, high, extents, BY_OWNER)
         sequence = owner - 1
         turns = Turns(low, high, offsets, extents, tables, slots, keep_turns_out, either(states, counts),
                       either(sequence_weights, counts), in_memory)  # fmt: skip

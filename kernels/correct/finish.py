@@ -41,12 +41,6 @@ def some_bins(plan: Plan) -> int:
     return BINS.value // SOME_BINS.value if plan.full else 0
 
 
-@triton.constexpr_function
-def derived(plan: Plan) -> int:
-    """Count the maxima of tokens that follow from others."""
-    return plan.derived
-
-
 @triton.jit
 def derived_maximum(k: tl.constexpr, found: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
     """Compute the k-th extremum of token weights of the batch from those of D, even k from above."""
@@ -102,5 +96,6 @@ def finish(
     found = largest_of_rows(rows.part_maxima, parts, kept_maxima(PLAN))
     out = statistics + place_of_table(PLAN, "token_maxima")
     put_all(out + PLAN.derived, found, kept_maxima(PLAN))
-    for k in tl.static_range(derived(PLAN)):
+    many: tl.constexpr = PLAN.derived
+    for k in tl.static_range(many):
         tl.store(out + k, derived_maximum(k, found, numbers, PLAN))

@@ -245,15 +245,32 @@ def measure_weights(
 
 @triton.jit
 def beyond_bounds(
-    log_ratio: tl.tensor, low: tl.tensor, high: tl.tensor, among: tl.tensor, PLAN: tl.constexpr
+    log_ratio: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Select the units above and below the bounds of the weight, as far as there are bounds."""
     above, below = tl.zeros_like(among), tl.zeros_like(among)
     if PLAN.has_upper:
-        above = among & ((log_ratio <= high) == 0)
+        above = among & ((log_ratio <= number(numbers, PLAN, "log/upper")) == 0)
     if PLAN.has_lower:
-        below = among & ((log_ratio >= low) == 0)
+        below = among & ((log_ratio >= number(numbers, PLAN, "log/lower")) == 0)
     return above, below
+
+
+# What statistics add up of the weights of units, and of the squares: see `parts_of`.
+PARTS = ("raw", "weight", "raw_plain", "weight_plain")
+
+
+@triton.constexpr_function
+def of_part(unit: str, i: int, power: str = "") -> str:
+    """Name the sum of a part of the weights of units, or of its squares."""
+    return f"{unit}{PARTS[i]}{power}"
+
+
+@triton.jit
+def parts_of(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
+    """Give ratio - 1, weight - 1, the ratio and the weight, 0 where there is none."""
+    raw, bounded = tl.where(some, weights.raw, 0.0), tl.where(some, weights.bounded, 0.0)
+    return raw, bounded, tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0)
 
 
 # --- sequences ---
@@ -345,34 +362,22 @@ def measure_sequence_weights(
 ) -> None:
     """Report the weights of sequences; those of tokens by `read`, but for their sums, and those of turns by turns."""
     n, some = rows.n, rows.n > 0
-    log_ratio, raw, ratio, bounded, weight = weights
-    low, high = number(numbers, PLAN, "log/lower"), number(numbers, PLAN, "log/upper")
-    above, below = beyond_bounds(log_ratio, low, high, some, PLAN)
-    tokens = tl.where(some, n, 0).to(tl.float64)
-    raw_some, bounded_some = tl.where(some, raw, 0.0), tl.where(some, bounded, 0.0)
-    ratio_some, weight_some = tl.where(some, ratio, 0.0), tl.where(some, weight, 0.0)
-    add(out.sums, PLAN, "raw", tokens * raw_some)
-    add(out.sums, PLAN, "weight", tokens * bounded_some)
-    add(out.sums, PLAN, "sequence_raw", raw_some)
-    add(out.sums, PLAN, "sequence_raw2", raw_some * raw_some)
-    add(out.sums, PLAN, "sequence_weight", bounded_some)
-    add(out.sums, PLAN, "sequence_weight2", bounded_some * bounded_some)
+    above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)
+    tokens, parts = tl.where(some, n, 0).to(tl.float64), parts_of(weights, some)
+    by_sequences: tl.constexpr = PLAN.level != "token" and not PLAN.weighs_turns
+    for i in tl.static_range(len(parts)):
+        add(out.sums, PLAN, of_part("sequence_", i), parts[i])
+        add(out.sums, PLAN, of_part("sequence_", i, "2"), parts[i] * parts[i])
+        if by_sequences or i < 2:
+            add(out.sums, PLAN, of_part("", i), tokens * parts[i])
+        if by_sequences:
+            add(out.sums, PLAN, of_part("", i, "2"), tokens * parts[i] * parts[i])
     add(out.sums, PLAN, "sequences_above", above)
     add(out.sums, PLAN, "sequences_below", below)
-    add(out.sums, PLAN, "sequence_raw_plain", ratio_some)
-    add(out.sums, PLAN, "sequence_raw_plain2", ratio_some * ratio_some)
-    add(out.sums, PLAN, "sequence_weight_plain", weight_some)
-    add(out.sums, PLAN, "sequence_weight_plain2", weight_some * weight_some)
-    put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", raw, some)
-    put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", bounded, some)
-    if PLAN.level != "token" and not PLAN.weighs_turns:
-        add(out.sums, PLAN, "raw2", tokens * raw_some * raw_some)
-        add(out.sums, PLAN, "weight2", tokens * bounded_some * bounded_some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", weights.raw, some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", weights.bounded, some)
+    if by_sequences:
         add(out.sums, PLAN, "tokens_above", tl.where(above, n, 0))
         add(out.sums, PLAN, "tokens_below", tl.where(below, n, 0))
-        add(out.sums, PLAN, "raw_plain", tokens * ratio_some)
-        add(out.sums, PLAN, "raw_plain2", tokens * ratio_some * ratio_some)
-        add(out.sums, PLAN, "weight_plain", tokens * weight_some)
-        add(out.sums, PLAN, "weight_plain2", tokens * weight_some * weight_some)
-        put_extrema(out.maxima, PLAN, "-min_raw", "max_raw", raw, some)
-        put_extrema(out.maxima, PLAN, "-min_weight", "max_weight", bounded, some)
+        put_extrema(out.maxima, PLAN, "-min_raw", "max_raw", weights.raw, some)
+        put_extrema(out.maxima, PLAN, "-min_weight", "max_weight", weights.bounded, some)

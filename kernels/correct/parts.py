@@ -110,12 +110,6 @@ def count_outside(
 
 
 @triton.jit
-def token_tensor(shared: Shared, WHICH: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
-    """Load extra input WHICH: the external tensors come first, then new_logp."""
-    return extra(shared, shared.externals[WHICH], PLAN, TILING)
-
-
-@triton.jit
 def extra(shared: Shared, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
     """Load a step of a contiguous per-token tensor in the dtype that computes."""
     if shared.whole:
@@ -131,7 +125,7 @@ def external_of(
 ) -> tl.tensor:
     """Load the external tensor of a criterion; without one return the default, which is not used."""
     if TEST.external >= 0:
-        return token_tensor(shared, TEST.external, PLAN, TILING)
+        return extra(shared, shared.externals[TEST.external], PLAN, TILING)
     else:
         return default
 

@@ -14,7 +14,7 @@ from rollout_corr.kernels.correct.measures import Ratio, Rows, SequenceWeights
 from rollout_corr.kernels.correct.plan import Plan, Test
 from rollout_corr.kernels.gather import Gathered, integer, plain
 from rollout_corr.kernels.partials import Partials, add, entry, put_extrema
-from rollout_corr.kernels.sums import record, record_count, record_extrema
+from rollout_corr.kernels.sums import record, record_extrema
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
@@ -134,8 +134,8 @@ def report_tokens(
                 value = limited(d, -most, most, PLAN)
             over = above(value, measured, numbers, PLAN, named(named("skyrl", i), "token"))
             under = below(value, measured, numbers, PLAN, named(named("skyrl", i), "token"))
-            found = record_count(found, PLAN, named(named("skyrl", i), "over_high"), over)
-            found = record_count(found, PLAN, named(named("skyrl", i), "under_low"), under)
+            found = record(found, PLAN, "counts", named(named("skyrl", i), "over_high"), over)
+            found = record(found, PLAN, "counts", named(named("skyrl", i), "under_low"), under)
         if looks_for(PLAN, i):
             catastrophic += above(d, measured, numbers, PLAN, named(named("xtuner", i), "token")).to(tl.int32)
             catastrophic += below(d, measured, numbers, PLAN, named(named("xtuner", i), "token")).to(tl.int32)
@@ -168,7 +168,7 @@ def report_token_weights(
         found = count_tokens(found, PLAN, "xtuner/tokens_below", under)
     if has(PLAN, "counts", "skyrl/clipped"):
         clipped = above(log_ratio, among, numbers, PLAN, "skyrl/log/token")
-        found = record_count(found, PLAN, "skyrl/clipped", clipped)
+        found = record(found, PLAN, "counts", "skyrl/clipped", clipped)
     return found
 
 

@@ -43,22 +43,22 @@ class Test:
 
     @property
     def per_token(self) -> bool:
-        """Test whether every token is tested by itself."""
+        """Whether every token is tested by itself."""
         return self.over == "token"
 
     @property
     def thins(self) -> bool:
-        """Test for `Criterion.thins`: a failure drops some tokens, which `apply` has to find again."""
+        """Whether this is `Criterion.thins`: a failure drops some tokens, which `apply` has to find again."""
         return not self.per_token and self.drop == "token"
 
     @property
     def one_limb(self) -> bool:
-        """Test for a statistic whose sums are sums of D, on D's grid in one limb."""
+        """Whether this is a statistic whose sums are sums of D, on D's grid in one limb."""
         return STATISTICS[self.stat].one_limb
 
     @property
     def sum(self) -> str | None:
-        """Name the column with the sum that decides, None without one."""
+        """The column with the sum that decides; None without one."""
         if self.over == "token" or self.reduce not in ("sum", "mean"):
             return None
         plain = self.stat in ("ratio", "k1") and not self.token_clamp and self.pair == 0
@@ -95,24 +95,24 @@ class Tables:
 
     @property
     def derived(self) -> int:
-        """Count the first token maxima that are not kept, because they follow from others."""
+        """The number of the first token maxima that are not kept, because they follow from others."""
         return 0
 
     @property
     def exponents(self) -> tuple[str, ...]:
-        """List the sums of logarithms that a pass keeps as a product, and its power of two apart."""
+        """The sums of logarithms that a pass keeps as a product, and its power of two apart."""
         return ("log_cosh",) if "log_cosh" in self.token_sums and not self.double else ()
 
     @property
     def recorded(self) -> tuple[tuple[str, str], ...]:
-        """List every accumulator of a pass over tokens as (table, column), in order."""
+        """Every accumulator of a pass over tokens as (table, column), in order."""
         found = [(table, name) for table in RECORDED for name in getattr(self, table)]
         kept = len(found) - len(self.token_maxima)
         return (*found[:kept], *found[kept + self.derived :])
 
     @property
     def registers(self) -> int | None:
-        """Choose the most registers of a thread of a pass over tokens on NVIDIA; None: as many as ptxas likes."""
+        """The most registers of a thread of a pass over tokens on NVIDIA; None: as many as ptxas likes."""
         return None
 
 
@@ -152,14 +152,14 @@ class Plan(Tables):
 
     @property
     def derived(self) -> int:
-        """Count the first token maxima that follow from the extrema of D: those of weights that grow with it."""
+        """The number of the first token maxima that follow from the extrema of D, as weights that grow with it do."""
         if self.level != "token":
             return 0
         return 2 if self.outside == "zero" else 4
 
     @property
     def registers(self) -> int | None:
-        """Choose the most registers of a thread of `read` on NVIDIA: 16 warps of a multiprocessor, or 12.
+        """The most registers of a thread of `read` on NVIDIA: for 16 warps of a multiprocessor, or 12.
 
         None is as many as ptxas likes: so few that it needs no cap, or so many that a cap spills hundreds of bytes. The
         bounds follow from its own counts for sm_90, see docs/kernels.md.
@@ -176,80 +176,80 @@ class Plan(Tables):
 
     @property
     def drops_tokens(self) -> bool:
-        """Test whether `read` drops single tokens."""
+        """Whether `read` drops single tokens."""
         return any(test.per_token and test.drop != "sequence" for test in self.tests)
 
     @property
     def thinning_tests(self) -> tuple[Test, ...]:
-        """List the criteria that drop single tokens of a sequence that fails."""
+        """The criteria that drop single tokens of a sequence that fails."""
         return tuple(test for test in self.tests if test.thins)
 
     def classes_of(self, pair: int) -> bool:
-        """Test whether tokens of a pair of policies have to be counted by class."""
+        """Whether tokens of a pair of policies have to be counted by class."""
         return any(not test.per_token and test.when != "any" and test.pair == pair for test in self.tests)
 
     @property
     def averages_advantages(self) -> bool:
-        """Test whether the mean advantage of a sequence is computed here."""
+        """Whether the mean advantage of a sequence is computed here."""
         any_pair = any(self.classes_of(k) for k in range(1 + len(self.pairs)))
         return self.advantages == "token" and any_pair
 
     @property
     def rejects_nonfinite(self) -> bool:
-        """Test whether a non-finite token rejects its sequence."""
+        """Whether a non-finite token rejects its sequence."""
         return self.nonfinite == "reject" and (self.level is not None or bool(self.tests))
 
     @property
     def rejects_sequences(self) -> bool:
-        """Test whether `keep` can be False."""
+        """Whether `keep` can be False."""
         whole = (test.drop == "sequence" or (test.drop == "unit" and test.over == "sequence") for test in self.tests)
         return self.rejects_nonfinite or any(whole)
 
     @property
     def rejects_turns(self) -> bool:
-        """Test whether a turn can be dropped whole."""
+        """Whether a turn can be dropped whole."""
         return any(test.over == "turn" and test.drop == "unit" for test in self.tests)
 
     @property
     def rejects_units(self) -> bool:
-        """Test whether a sequence or a turn, or some tokens of one, can be dropped."""
+        """Whether a sequence or a turn, or some tokens of one, can be dropped."""
         return self.rejects_sequences or self.rejects_turns or bool(self.thinning_tests)
 
     @property
     def spreads(self) -> bool:
-        """Test whether weights are of sequences, so that `apply` writes them."""
+        """Whether weights are of sequences, so that `apply` writes them."""
         return self.writes_weights and self.level in ("product", "geometric")
 
     @property
     def marks(self) -> bool:
-        """Test whether `read` marks in the weights, by 0 or 1, which tokens have one: the mask does not tell."""
+        """Whether `read` marks in the weights, by 0 or 1, which tokens have one: the mask does not tell."""
         return self.spreads and self.rejected != "mask" and self.drops_tokens
 
     @property
     def writes_token_weights(self) -> bool:
-        """Test whether `read` writes weights."""
+        """Whether `read` writes weights."""
         return self.writes_weights and (self.marks or not self.spreads)
 
     @property
     def zeroes_weights(self) -> bool:
-        """Test whether weights that `read` wrote have to be zeroed."""
+        """Whether weights that `read` wrote have to be zeroed."""
         if not self.writes_weights or self.spreads:
             return False
         return self.rejects_nonfinite or (self.rejected != "mask" and self.rejects_units)
 
     @property
     def zeroes_mask(self) -> bool:
-        """Test whether what `read` wrote into the mask has to be zeroed."""
+        """Whether what `read` wrote into the mask has to be zeroed."""
         return self.edits_mask and self.rejects_units
 
     @property
     def zeroes(self) -> bool:
-        """Test whether `decide` zeroes what `read` wrote of rejected sequences."""
+        """Whether `decide` zeroes what `read` wrote of rejected sequences."""
         return not self.applies and (self.zeroes_weights or self.zeroes_mask)
 
     @property
     def applies(self) -> bool:
-        """Test whether `apply` is launched: it looks at every token again."""
+        """Whether `apply` is launched: it looks at every token again."""
         late = self.turns or bool(self.thinning_tests)
         return self.spreads or (late and (self.zeroes_weights or self.zeroes_mask))
 

@@ -116,7 +116,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 # What a weight of turns adds up over tokens, and what its sequences have of it.
-OF_TURN_WEIGHTS = ("raw2", "weight2", "tokens_above", "tokens_below", "of_sequence/raw", "of_sequence/bounded")
+OF_TURN_WEIGHTS = ("raw2", "weight2", "tokens_above", "tokens_below", "of_sequence/raw", "of_sequence/weight")
 
 
 def _turn_columns(spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:

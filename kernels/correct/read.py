@@ -31,10 +31,10 @@ from rollout_corr.kernels.correct.parts import (
     compares_with_rollout,
     count_outside,
     external_of,
+    extra,
     load_part,
     pair_of,
     survivors,
-    token_tensor,
 )
 from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
 from rollout_corr.kernels.correct.plan import Plan
@@ -48,7 +48,6 @@ from rollout_corr.kernels.sums import (
     put_outside,
     put_slot,
     record,
-    record_count,
     record_statistic,
     record_sum,
     with_batch,
@@ -86,19 +85,19 @@ def read_part(
     found = nothing(PLAN)
     valid = part.valid
     if PLAN.masked:
-        found = record_count(found, PLAN, "valid", valid)
+        found = record(found, PLAN, "counts", "valid", valid)
     advantage = advantage_of(shared, train, PLAN, TILING)
 
     pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), valid, PLAN)
     pairs = (pair,)
     for k in tl.static_range(size(PLAN, "pairs")):
-        new = token_tensor(shared, PLAN.externals, PLAN, TILING)
+        new = extra(shared, shared.externals[PLAN.externals], PLAN, TILING)
         if compares_with_rollout(PLAN, k):
             pairs = pairs + (compare(*over_kept_set(new, rollout, part.mass, PLAN), valid, PLAN),)
         else:
             pairs = pairs + (compare(new, train, valid, PLAN),)
-        found = record_count(found, PLAN, of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).finite)
-    found = record_count(found, PLAN, "nonfinite", pair.finite)
+        found = record(found, PLAN, "counts", of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).finite)
+    found = record(found, PLAN, "counts", "nonfinite", pair.finite)
 
     clamp = number(numbers, PLAN, "clamp").to(pair.d.dtype)
     k3_more = pair.d
@@ -165,14 +164,14 @@ def aggregate_part(
     pair = pair_of(pairs[0])
     among = survivors(pair, dropped, PLAN)
     if PLAN.kept:
-        found = record_count(found, PLAN, "survivors", among)
+        found = record(found, PLAN, "counts", "survivors", among)
         if rounds_once(PLAN):
             d = found[place_of(PLAN, "integers", "d")]
             found = record(found, PLAN, "integers", "d_kept", tl.where(among, d, 0))
         else:
             found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0))
         for k in tl.static_range(1, len(pairs)):
-            found = record_count(found, PLAN, of_pair(k, "survivors"), survivors(pair_of(pairs[k]), dropped, PLAN))
+            found = record(found, PLAN, "counts", of_pair(k, "survivors"), survivors(pair_of(pairs[k]), dropped, PLAN))
     if PLAN.level != "token" and PLAN.token_clamp:
         most = number(shared.numbers, PLAN, "token_clamp").to(pair.d.dtype)
         found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0))
@@ -191,14 +190,14 @@ def count_classes(
 ) -> tl.tuple:
     """Count the tokens that are not dropped, and the tokens of each class that a criterion over sequences asks for."""
     if PLAN.drops_tokens:
-        found = record_count(found, PLAN, "alive", valid & (dropped == 0))
+        found = record(found, PLAN, "counts", "alive", valid & (dropped == 0))
     for k in tl.static_range(len(pairs)):
         if has_classes(PLAN, k):
             for c in tl.static_range(4):
                 which = class_of(pair_of(pairs[k]), advantage, class_name(c))
-                found = record_count(found, PLAN, of_pair(k, class_name(c)), which)
+                found = record(found, PLAN, "counts", of_pair(k, class_name(c)), which)
                 if k == 0 and PLAN.drops_tokens:
-                    found = record_count(found, PLAN, named("alive", class_name(c)), which & (dropped == 0))
+                    found = record(found, PLAN, "counts", named("alive", class_name(c)), which & (dropped == 0))
     return found
 
 

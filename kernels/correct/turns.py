@@ -18,6 +18,8 @@ from rollout_corr.kernels.correct.measures import (
     beyond_bounds,
     counted_of,
     mean_weights,
+    of_part,
+    parts_of,
     weigh_sequences,
 )
 from rollout_corr.kernels.correct.plan import Plan
@@ -144,8 +146,7 @@ def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, P
             SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
     """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
-    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, PLAN,
-                                BY_OWNER)  # fmt: skip
+    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
     found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
     valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
     nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
@@ -209,33 +210,20 @@ def measure_turn_weights(
 ) -> tuple[tl.tuple, tl.tuple]:
     """Report a turn's weight, and what its sequence needs of it."""
     some, n = rows.n > 0, rows.n.to(tl.float64)
-    log_ratio, raw, ratio, bounded, weight = weights
-    low, high = number(numbers, PLAN, "log/lower"), number(numbers, PLAN, "log/upper")
-    above, below = beyond_bounds(log_ratio, low, high, some, PLAN)
+    above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)
     sums = tally(sums, PLAN, "turns_above", above)
     sums = tally(sums, PLAN, "turns_below", below)
     sums = tally(sums, PLAN, "tokens_above", tl.where(above, n, 0.0))
     sums = tally(sums, PLAN, "tokens_below", tl.where(below, n, 0.0))
-    maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", raw, some)
-    maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", bounded, some)
-    raw, ratio = tl.where(some, raw, 0.0), tl.where(some, ratio, 0.0)
-    bounded, weight = tl.where(some, bounded, 0.0), tl.where(some, weight, 0.0)
-    sums = tally(sums, PLAN, "of_sequence/raw", n * raw)
-    sums = tally(sums, PLAN, "of_sequence/bounded", n * bounded)
-    sums = tally(sums, PLAN, "turn_raw", raw)
-    sums = tally(sums, PLAN, "turn_raw2", raw * raw)
-    sums = tally(sums, PLAN, "turn_weight", bounded)
-    sums = tally(sums, PLAN, "turn_weight2", bounded * bounded)
-    sums = tally(sums, PLAN, "turn_raw_plain", ratio)
-    sums = tally(sums, PLAN, "turn_raw_plain2", ratio * ratio)
-    sums = tally(sums, PLAN, "turn_weight_plain", weight)
-    sums = tally(sums, PLAN, "turn_weight_plain2", weight * weight)
-    sums = tally(sums, PLAN, "raw2", n * raw * raw)
-    sums = tally(sums, PLAN, "weight2", n * bounded * bounded)
-    sums = tally(sums, PLAN, "raw_plain", n * ratio)
-    sums = tally(sums, PLAN, "raw_plain2", n * ratio * ratio)
-    sums = tally(sums, PLAN, "weight_plain", n * weight)
-    return tally(sums, PLAN, "weight_plain2", n * weight * weight), maxima
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", weights.raw, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", weights.bounded, some)
+    parts = parts_of(weights, some)
+    for i in tl.static_range(len(parts)):
+        sums = tally(sums, PLAN, of_part("turn_", i), parts[i])
+        sums = tally(sums, PLAN, of_part("turn_", i, "2"), parts[i] * parts[i])
+        sums = tally(sums, PLAN, of_part("of_sequence/" if i < 2 else "", i), n * parts[i])
+        sums = tally(sums, PLAN, of_part("", i, "2"), n * parts[i] * parts[i])
+    return sums, maxima
 
 
 @triton.jit
@@ -331,4 +319,4 @@ def report_turns(
 @triton.jit
 def weights_of_turns(sums: tl.tuple, rows: Rows, PLAN: tl.constexpr) -> SequenceWeights:
     """Give sequences the means of their turns' weights over tokens."""
-    return mean_weights(total(sums, PLAN, "of_sequence/raw"), total(sums, PLAN, "of_sequence/bounded"), rows)
+    return mean_weights(total(sums, PLAN, "of_sequence/raw"), total(sums, PLAN, "of_sequence/weight"), rows)

@@ -23,7 +23,6 @@ from rollout_corr.kernels.sums import (
     put_batch,
     put_slot,
     record,
-    record_count,
     record_extrema,
     record_statistic,
     record_sum,
@@ -160,8 +159,8 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     if PLAN.trained:
         counted = among & (part.trains != 0)
     if PLAN.masked:
-        found = record_count(found, PLAN, "valid", valid)
-    found = record_count(found, PLAN, "counted", counted)
+        found = record(found, PLAN, "counts", "valid", valid)
+    found = record(found, PLAN, "counts", "counted", counted)
     token = Token(compared, x, advantage, weight, shared.level, shared.pull, part.looked)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, shared.numbers, PLAN), x

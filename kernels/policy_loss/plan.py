@@ -61,22 +61,22 @@ class LossPlan(Tables):
 
     @property
     def averages(self) -> bool:
-        """Test whether every sequence is divided by its own length."""
+        """Whether every sequence is divided by its own length."""
         return self.reduction == "sequence_mean_token_mean"
 
     @property
     def clips(self) -> bool:
-        """Test whether the surrogate clips as PPO does."""
+        """Whether the surrogate clips as PPO does."""
         return self.surrogate in ("PPO", "GSPO", "ClipCov")
 
     @property
     def levels(self) -> bool:
-        """Test whether a token needs the mean or the total log-ratio of its sequence."""
+        """Whether a token needs the mean or the total log-ratio of its sequence."""
         return self.shared is not None
 
     @property
     def pulls(self) -> bool:
-        """Test whether the gradient of a token is computed for its sequence."""
+        """Whether the gradient of a token is computed for its sequence."""
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
@@ -86,12 +86,12 @@ class LossPlan(Tables):
 
     @property
     def adds_up(self) -> bool:
-        """Test whether this pass stores sums of slots, which programs over sequences add up."""
+        """Whether this pass stores sums of slots, which programs over sequences add up."""
         return self.phase != "write"
 
     @property
     def writes(self) -> bool:
-        """Test whether this pass writes the gradient and adds up the loss."""
+        """Whether this pass writes the gradient and adds up the loss."""
         return self.phase in ("whole", "write")
 
 

@@ -109,7 +109,7 @@ def count_sequences(
     """Count SHAPE.sequences sequences of turns, and give the turns the factors of their gradients."""
     owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     low, high = turns_of(within, owner, sequences, extents.sequences)
-    first, many = slots_between(offsets, low, high, extents, PLAN)
+    first, many = slots_between(offsets, low, high, extents)
     known = (owner > 0) & (owner <= sequences)
     found = gathered(tables, first, many, slots, PLAN, SHAPE)
     valid = tl.where(known, integer(found, PLAN, "valid"), 0)

@@ -20,7 +20,7 @@ from rollout_corr.backends.groups import Claims, Groups, claims_of
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.read import Given, read_batch
-from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, run_correction
+from rollout_corr.backends.run import mask_back, run_correction, start_correction
 from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.backends.turns import check_turns, measuring_turns
@@ -71,14 +71,17 @@ class Correction(HasStatistics):
         return f"Correction({found}, device='{self.keep.device}')"
 
 
-def mask_by_keyword(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a call warn about a mask by position: swapped with a tensor before it, nothing would notice."""
+def _by_position(call: Callable[..., Any], name: str) -> tuple[int, str]:
+    """The place of the mask among the parameters of a call, and the warning for one that is passed by position."""
     names = list(inspect.signature(call).parameters)
     first = names.index("mask")
-    message = (
-        f"{call.__name__}: pass the mask by keyword, mask=...; from 0.2.0 on only {', '.join(names[:first])} are taken "
-        "by position"
-    )
+    before = ", ".join(names[:first])
+    return first, f"{name}: pass the mask by keyword, mask=...; from 0.2.0 on only {before} are taken by position"
+
+
+def mask_by_keyword(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a call warn about a mask by position: swapped with a tensor before it, nothing would notice."""
+    first, message = _by_position(call, call.__name__)
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -89,8 +92,7 @@ def mask_by_keyword(call: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-@mask_by_keyword
-def correct(
+def given_by(
     train_logp: LogProbs,
     rollout_logp: LogProbs,
     mask: LogProbs | None = None,
@@ -118,7 +120,54 @@ def correct(
     sequence_order: SequenceOrder | None = None,
     out: Outputs | None = None,
     thresholds: Thresholds | None = None,
-) -> Correction:
+) -> Given:
+    """Bundle the arguments of `correct`: what travels together becomes one record."""
+    return Given(
+        train_logp,
+        rollout_logp,
+        mask,
+        cu_seqlens,
+        spec=spec,
+        advantages=advantages,
+        external=external,
+        log_mass=log_mass,
+        renormalized=renormalized,
+        turns=turns,
+        max_turns=max_turns,
+        entropy=entropy,
+        versions=versions_given(versions, current_version),
+        labels=labels,
+        label_names=label_names,
+        grouping=groups_given(group_index, group_size, group_count),
+        backend=backend,
+        validate=validate,
+        ranks=Groups(batch_group, sequence_group, sequence_order),
+        out=out,
+        thresholds=thresholds,
+    )
+
+
+def _takes(bundle: Callable[P, Given]) -> Callable[[Callable[[Given], R]], Callable[P, R]]:
+    """Let a public call take the arguments that `bundle` makes one record of, its mask by keyword."""
+
+    def decorate(call: Callable[[Given], R]) -> Callable[P, R]:
+        first, message = _by_position(bundle, call.__name__)
+
+        @functools.wraps(call)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > first and not torch.compiler.is_compiling():
+                warnings.warn(message, FutureWarning, stacklevel=2)
+            return call(bundle(*args, **kwargs))
+
+        signature = inspect.signature(bundle).replace(return_annotation=call.__annotations__["return"])
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+@_takes(given_by)
+def correct(given: Given) -> Correction:
     """Correct a rollout: weights, mask, keep and statistics from the two log-probs.
 
     The shapes alone tell the layout. Inputs are detached and never modified.
@@ -193,49 +242,43 @@ def correct(
             the given value.
         TypeError: An argument of the wrong type.
     """
-    given = Given(
-        train_logp,
-        rollout_logp,
-        mask,
-        cu_seqlens,
-        spec=spec,
-        advantages=advantages,
-        external=external,
-        log_mass=log_mass,
-        renormalized=renormalized,
-        turns=turns,
-        max_turns=max_turns,
-        entropy=entropy,
-        versions=versions_given(versions, current_version),
-        labels=labels,
-        label_names=label_names,
-        grouping=groups_given(group_index, group_size, group_count),
-        validate=validate,
-        split=sequence_group is not None,
-    )
-    groups = Groups(batch_group, sequence_group, sequence_order)
-    request = read_request(given, backend, groups, out, thresholds)
-    if sequence_group is None:
-        return _given_back(request.batch, run_correction(request), out)
-    return PendingCorrection(request.batch, RunningCorrection(request), out).result()
+    batch, spec = read_request(given)
+    return _given_back(batch, run_correction(batch, spec, given.backend, given.ranks), given.out)
 
 
 class PendingCorrection:
-    """A correction whose sequences are on their way to the other ranks."""
+    """A correction whose sequences are on their way to the other ranks.
 
-    def __init__(self, batch: Batch, running: RunningCorrection, out: Outputs | None = None) -> None:
-        self._batch, self._running, self._out = batch, running, out
+    Args:
+        done: Tells whether `complete` would return without waiting for another rank.
+        complete: Waits, and gives the correction.
+    """
+
+    def __init__(self, done: Callable[[], bool], complete: Callable[[], Correction]) -> None:
+        self._done, self._complete = done, complete
         self._found: Correction | None = None
 
     def done(self) -> bool:
-        """Tell whether `result` would return without waiting for another rank."""
-        return self._running.done()
+        """True if `result` returns without waiting for another rank."""
+        return self._found is not None or self._done()
 
     def result(self) -> Correction:
         """Give the correction, the same object at every call."""
         if self._found is None:
-            self._found = _given_back(self._batch, self._running.result(), self._out)
+            self._found = self._complete()
         return self._found
+
+
+@_takes(given_by)
+def correct_async(given: Given) -> PendingCorrection:
+    """Start a correction and return while the ranks of `sequence_group` exchange their sums.
+
+    Args and errors are those of `correct`. Without a `sequence_group` there is nothing to wait for. The inputs must not
+    change before `result()`, which is to be called on every rank.
+    """
+    batch, spec = read_request(given)
+    done, complete = start_correction(batch, spec, given.backend, given.ranks)
+    return PendingCorrection(done, lambda: _given_back(batch, complete(), given.out))
 
 
 def _given_back(batch: Batch, found: Result, out: Outputs | None) -> Correction:
@@ -250,71 +293,10 @@ def _given_back(batch: Batch, found: Result, out: Outputs | None) -> Correction:
     return Correction(weights, mask, found.keep, found.statistics, *more)
 
 
-@mask_by_keyword
-def correct_async(
-    train_logp: LogProbs,
-    rollout_logp: LogProbs,
-    mask: LogProbs | None = None,
-    *,
-    cu_seqlens: Tensor | None = None,
-    spec: Spec = Spec(),  # noqa: B008  (frozen)
-    advantages: LogProbs | None = None,
-    external: Mapping[str, LogProbs] | None = None,
-    log_mass: LogProbs | None = None,
-    renormalized: Renormalized = "rollout",
-    turns: Turns | None = None,
-    max_turns: int | None = None,
-    entropy: LogProbs | None = None,
-    versions: LogProbs | None = None,
-    current_version: int | None = None,
-    labels: Mapping[str, Tensor] | None = None,
-    label_names: Mapping[str, Sequence[str] | int] | None = None,
-    group_index: Tensor | None = None,
-    group_size: int | None = None,
-    group_count: int | None = None,
-    backend: BackendName = "auto",
-    validate: bool = False,
-    batch_group: Any = None,
-    sequence_group: Any = None,
-    sequence_order: SequenceOrder | None = None,
-    out: Outputs | None = None,
-    thresholds: Thresholds | None = None,
-) -> PendingCorrection:
-    """Start a correction and return while the ranks of `sequence_group` exchange their sums.
-
-    Args and errors are those of `correct`. Without a `sequence_group` there is nothing to wait for. The inputs must not
-    change before `result()`, which is to be called on every rank.
-    """
-    given = Given(
-        train_logp,
-        rollout_logp,
-        mask,
-        cu_seqlens,
-        spec=spec,
-        advantages=advantages,
-        external=external,
-        log_mass=log_mass,
-        renormalized=renormalized,
-        turns=turns,
-        max_turns=max_turns,
-        entropy=entropy,
-        versions=versions_given(versions, current_version),
-        labels=labels,
-        label_names=label_names,
-        grouping=groups_given(group_index, group_size, group_count),
-        validate=validate,
-        split=sequence_group is not None,
-    )
-    groups = Groups(batch_group, sequence_group, sequence_order)
-    request = read_request(given, backend, groups, out, thresholds)
-    return PendingCorrection(request.batch, RunningCorrection(request), out)
-
-
-def read_request(
-    given: Given, backend: BackendName, groups: Groups, out: object = None, thresholds: Thresholds | None = None
-) -> CorrectionRequest:
-    """Check all arguments of `correct`, which says what they are, and read the batch."""
+def read_request(given: Given) -> tuple[Batch, Spec]:
+    """Check all arguments of `correct`, which says what they are: the batch, and the Spec that runs."""
     spec, validate, versions, grouping = given.spec, given.validate, given.versions, given.grouping
+    groups, backend, thresholds = given.ranks, given.backend, given.thresholds
     groups.check()
     check_validate(validate)
     claimed = None
@@ -342,8 +324,8 @@ def read_request(
             batch.bounds = completed(thresholds, given.spec)
             check_groups(batch.bounds, batch.groups)
             check_dtype(batch.bounds, batch.dtype)
-        if out is not None:
-            take_outputs(out, batch, given.train_logp, spec)
+        if given.out is not None:
+            take_outputs(given.out, batch, given.train_logp, spec)
         if validate and groups.some():
             claimed = _claims(batch, spec, backend, groups.order, None if versions is None else versions.current)
             claimed.call.update({} if grouping is None else grouping.claims())
@@ -353,7 +335,7 @@ def read_request(
         raise
     if claimed is not None:
         groups.compare(claimed)
-    return CorrectionRequest(batch, spec, backend, groups)
+    return batch, spec
 
 
 def _check_names(spec: object, backend: object) -> None:
@@ -370,7 +352,7 @@ def _check_names(spec: object, backend: object) -> None:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
 
 
-def _claims(batch: Batch, spec: Spec, backend: BackendName, order: SequenceOrder | None, current: object) -> Claims:
+def _claims(batch: Batch, spec: Spec, backend: str, order: SequenceOrder | None, current: object) -> Claims:
     """The call as other ranks compare it."""
     logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
     fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend), "sequence_order": str(order)}

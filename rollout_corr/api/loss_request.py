@@ -14,7 +14,7 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction
 from rollout_corr.backends import loss_operators, whole
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
-from rollout_corr.backends.choose import BACKENDS, chosen_backend
+from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
 from rollout_corr.backends.groups import Claims, Groups, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import read_mass
@@ -224,7 +224,7 @@ _known_objective = cached(maxsize=256, typed=True)(Objective)
 
 @dataclass(eq=False, repr=False)
 class LossRequest:
-    """A call of `policy_loss`, checked; `mode`, `use`, `objective` and `runs_on` follow from the rest.
+    """A call of `policy_loss`, checked; `mode`, `use`, `objective`, `runs_on` and `runner` follow from the rest.
 
     Attributes:
         tensors: Log-probs, mask and advantages.
@@ -248,6 +248,7 @@ class LossRequest:
         use: How weights and rejections enter the loss.
         objective: Everything that is fixed about the loss.
         runs_on: The backend that runs: "triton" or "torch".
+        runner: A key of `policy_loss.LOSSES`.
     """
 
     tensors: LossTensors
@@ -275,6 +276,7 @@ class LossRequest:
     use: Use = field(init=False)
     objective: Objective = field(init=False)
     runs_on: str = field(init=False)
+    runner: str = field(init=False)
 
     def __post_init__(self) -> None:
         tensors, spec = self.tensors, self.spec
@@ -335,6 +337,9 @@ class LossRequest:
         )
         self.mode, self.use, self.objective = mode, use, objective
         self.runs_on = chosen_backend(tensors.read.first, self.backend)
+        on_cpu, split = tensors.read.first.device.type == "cpu", self.groups.sequence is not None
+        beyond = "a sequence_group" if split else self.beyond_kernels
+        self.runner = chosen(self.runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
 
     @property
     def beyond_kernels(self) -> str | None:

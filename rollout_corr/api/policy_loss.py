@@ -31,7 +31,7 @@ from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask, finite_tokens
 from rollout_corr.backends.read import add_ages, add_entropy, read_entropy
-from rollout_corr.backends.run import CorrectionRequest, RunningCorrection, mask_back, statistics_of_entropy
+from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
 from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.definition.entropy import total_of
@@ -257,24 +257,15 @@ def policy_loss(
 
 # --- running it ---
 
-RUNNERS: dict[str, Callable[[LossTask], LossResult]] = {
+# The functions of the runners, by the names of `choose.RUNNERS`.
+LOSSES: dict[str, Callable[[LossTask], LossResult]] = {
     "split": loss_blocks.run_split,
-    "triton": loss_operators.run_fused,
+    "kernels": loss_operators.run_fused,
+    "operator": loss_blocks.run_traced,
     "traced": loss_blocks.run_traced,
     "blocks": loss_blocks.run_blocks,
     "whole": loss_blocks.run_whole,
 }
-
-
-def _runner(request: LossRequest) -> str:
-    """Choose a key of RUNNERS."""
-    if request.groups.sequence is not None:
-        return "split"
-    if request.runs_on == "triton" and request.beyond_kernels is None:
-        return "triton"
-    if torch.compiler.is_compiling():
-        return "traced"
-    return "blocks" if request.tensors.read.first.device.type == "cpu" else "whole"
 
 
 def _run(request: LossRequest) -> PolicyLoss:
@@ -331,7 +322,7 @@ def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Te
     if count is not None and divisor.of_this_rank:
         count = groups.sum(count)
     task.divisor = count
-    result = RUNNERS[_runner(request)](task)
+    result = LOSSES[request.runner](task)
     if count is None and groups.batch is not None and wanted.reduction != "sum":
         result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
     if not groups.first():
@@ -433,7 +424,7 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     if request.bounds is not None:
         check_groups(request.bounds, batch.groups)
         check_dtype(request.bounds, batch.dtype)
-    found = RunningCorrection(CorrectionRequest(batch, run, request.runs_on, request.groups)).result()
+    found = run_correction(batch, run, request.runs_on, request.groups)
     # Under the caller's Spec, whose criteria have the same labels.
     statistics = replace(found.statistics, spec=spec)
     factors, trains = found.weights, found.mask

@@ -13,7 +13,6 @@ from rollout_corr.api.correct import Renormalized, Turns, mask_by_keyword, read_
 from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
 from rollout_corr.backends.completed import check_groups
-from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.read import Given
 from rollout_corr.backends.sequence_groups import groups_given
@@ -161,7 +160,7 @@ def threshold_statistics(
         grouping=groups_given(group_index, None, group_count) if of_groups else None,
         validate=validate,
     )
-    request = read_request(given, "auto", Groups())
+    batch, run = read_request(given)
     if not spec.asks_batch:
         raise ValueError(f"spec: expected a bound that the batch decides, got {spec!r}")
     if known is None:
@@ -170,9 +169,9 @@ def threshold_statistics(
         raise ValueError(f"known: expected Thresholds of the same Spec {spec!r}, got those of {known.spec!r}")
     if known.complete:
         raise ValueError("known: expected bounds that are not all known, got complete Thresholds; pass them to correct")
-    check_groups(known, request.batch.groups)
+    check_groups(known, batch.groups)
     with torch.no_grad():
-        recording = record(request.batch, request.spec, known.progress)
+        recording = record(batch, run, known.progress)
         return ThresholdStatistics(known, recording.searches, recording.tables())
 
 

@@ -1,45 +1,116 @@
-"""The backend that runs a call, and the process groups that it runs over."""
+"""The backend of a tensor, and one table of runners for corrections and losses, whose rows `backend_for` prints."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from rollout_corr.backends import operators
+from rollout_corr.spec.caches import cached
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.no_spec import no_spec
 
 BackendName = Literal["auto", "triton", "torch"]
 
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 
-class Backend(NamedTuple):
-    """A backend and the reason why it was chosen."""
+class Call(NamedTuple):
+    """What decides how a call runs.
+
+    Attributes:
+        backend: "triton" or "torch", as `chosen_backend` names it.
+        beyond: Why the kernels leave it to plain torch; None: they do not.
+        on_cpu: Its tensors are on the CPU.
+        compiling: A compiler follows it.
+        split: The tokens of its sequences lie on several ranks.
+    """
+
+    backend: str
+    beyond: str | None
+    on_cpu: bool
+    compiling: bool
+    split: bool
+
+
+class Runner(NamedTuple):
+    """A way in which calls run: `backends.run.CORRECTIONS` and `api.policy_loss.LOSSES` have its functions by name."""
 
     name: str
+    when: Callable[[Call], bool]
     reason: str
 
 
-def backend_for(tensor: Tensor) -> Backend:
+# The first whose condition holds.
+RUNNERS = (
+    Runner(
+        "split kernels",
+        lambda call: call.split and call.backend == "triton" and call.beyond is None,
+        "the Triton kernels, with one all-reduce of the sums of sequences",
+    ),
+    Runner("split", lambda call: call.split, "the definition twice, with one all-reduce of the sums of sequences"),
+    Runner("kernels", lambda call: call.backend == "triton" and call.beyond is None, "the Triton kernels"),
+    Runner(
+        "operator",
+        lambda call: call.compiling and call.on_cpu and call.beyond is None,
+        "blocks of whole sequences, inside one operator of torch",
+    ),
+    Runner("traced", lambda call: call.compiling, "the definition on the whole batch, which the compiler follows"),
+    Runner("blocks", lambda call: call.on_cpu, "the definition on blocks of whole sequences, which stay in cache"),
+    Runner("whole", lambda call: True, "the definition on the whole batch at once"),
+)
+
+
+@cached(maxsize=256)
+def chosen(backend: str, beyond: str | None, on_cpu: bool, compiling: bool, split: bool = False) -> Runner:
+    """The first row of the table that fits; the arguments are the fields of `Call`."""
+    call = Call(backend, beyond, on_cpu, compiling, split)
+    return next(runner for runner in RUNNERS if runner.when(call))
+
+
+class Backend(NamedTuple):
+    """A backend and the reason why it was chosen.
+
+    Attributes:
+        name: "triton" or "torch".
+        runner: The row of the table of runners.
+        reason: Why, in words.
+    """
+
+    name: str
+    runner: str
+    reason: str
+
+
+def backend_for(tensor: Tensor, spec: Spec | None = None) -> Backend:
     """Say which backend `backend="auto"` takes for this tensor, and why.
 
     Args:
         tensor: Any tensor on the device in question.
+        spec: A Spec that `correct` or `policy_loss` is given; None: one that the kernels know.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor: expected a tensor, got {type(tensor).__name__}")
+    if spec is not None and not isinstance(spec, Spec):
+        raise no_spec(spec, "a Spec or None")
     where = tensor.device.type
-    if where not in operators.DEVICES:
-        return Backend("torch", f"tensors on {where} run on the plain-torch reference")
-    reason = operators.why_not(tensor.device)
-    if reason is not None:
-        return Backend("torch", reason)
-    return Backend("triton", f"tensors on {where} run on the Triton kernels")
+    backend = chosen_backend(tensor, "auto")
+    beyond = None if spec is None else operators.beyond_kernels(spec)
+    runner = chosen(backend, beyond, where == "cpu", torch.compiler.is_compiling())
+    reason = f"tensors on {where} run on {runner.reason}"
+    if where in operators.DEVICES and runner.name != "kernels":
+        reason = f"{operators.why_not(tensor.device) or beyond}; {reason}"
+    return Backend("triton" if runner.name == "kernels" else "torch", runner.name, reason)
 
 
 def chosen_backend(tensor: Tensor, backend: str) -> str:
     """Name the backend that runs for a tensor; raise if the one asked for cannot."""
-    chosen = backend_for(tensor).name if backend == "auto" else backend
-    if chosen == "triton" and (reason := operators.why_not(tensor.device)) is not None:
-        raise ValueError(f"backend: expected 'auto' or 'torch' for {tensor.device} tensors, got 'triton': {reason}")
-    return chosen
+    device = tensor.device
+    if backend == "auto":
+        return "triton" if device.type in operators.DEVICES and operators.why_not(device) is None else "torch"
+    if backend == "triton" and (reason := operators.why_not(device)) is not None:
+        raise ValueError(f"backend: expected 'auto' or 'torch' for {device} tensors, got 'triton': {reason}")
+    return backend

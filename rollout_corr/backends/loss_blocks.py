@@ -367,8 +367,7 @@ def _divisor(count: Number, wanted: Objective) -> Tensor:
 
 def counted(statistics: Tensor, wanted: Objective) -> Tensor:
     """0-d float64: the count of tokens or sequences that divides the loss, from its statistics."""
-    name, names = loss.counted_by(wanted), loss_metrics.sum_names(wanted)
-    return torch.ones_like(statistics[0]) if name is None else statistics[names.index(name)]
+    return loss.divisor(dict(zip(loss_metrics.sum_names(wanted), statistics.unbind(), strict=False)), wanted)
 
 
 def divided_by(result: LossResult, count: Tensor, wanted: Objective) -> LossResult:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import LOGP_DTYPES, MASK_DTYPES, Batch, Reader, checked_tensor, external_names, reader
+from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.sequence_groups import GroupsGiven
@@ -19,6 +20,9 @@ from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.criterion import AGE, ENTROPY
 from rollout_corr.spec.validate import shown
 
+if TYPE_CHECKING:
+    from rollout_corr.backends.bounds_of_batch import Thresholds
+
 # The sides whose log-probs may be over the set that truncated sampling kept.
 RENORMALIZED = ("rollout", "train")
 
@@ -27,14 +31,14 @@ LARGEST_LOG_MASS = 0.01
 
 
 class Given(NamedTuple):
-    """The arguments of `correct` that say what a batch is.
+    """The arguments of `correct`.
 
     Attributes:
         train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, log_mass, renormalized, turns,
-            max_turns, entropy, labels, label_names, validate: As `correct` takes them.
+            max_turns, entropy, labels, label_names, backend, validate, out, thresholds: As `correct` takes them.
         versions: Both of its arguments about versions; None: neither was given.
         grouping: Its arguments about groups of sequences; None: none was given.
-        split: Each sequence lies on several ranks.
+        ranks: The process groups.
     """
 
     train_logp: LogProbs
@@ -53,8 +57,11 @@ class Given(NamedTuple):
     labels: object = None
     label_names: object = None
     grouping: GroupsGiven | None = None
+    backend: str = "auto"
     validate: bool = False
-    split: bool = False
+    ranks: Groups = Groups()
+    out: Any = None
+    thresholds: Thresholds | None = None
 
     # No property, as everywhere in named tuples that a call reads: the compilers of torch 2.8 and 2.10 follow none.
     def has_labels(self) -> bool:
@@ -64,7 +71,7 @@ class Given(NamedTuple):
 
 def read_batch(given: Given) -> Batch:
     """Check every argument of `correct` and read it. Copies nothing, except for a list."""
-    spec, advantages, validate = given.spec, given.advantages, given.validate
+    spec, advantages, validate, split = given.spec, given.advantages, given.validate, given.ranks.sequence is not None
     read = reader("train_logp", given.train_logp, given.cu_seqlens, validate)
     rollout = read.tensor("rollout_logp", given.rollout_logp)
     mask = read.optional("mask", given.mask, MASK_DTYPES)
@@ -83,9 +90,11 @@ def read_batch(given: Given) -> Batch:
     if advantages is not None:
         batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
     if given.turns is not None:
-        batch.turns = read_turns(read, batch, given.turns, given.max_turns, validate, given.split)
+        batch.turns = read_turns(read, batch, given.turns, given.max_turns, validate, split)
     if given.has_labels():
-        batch.labels = read_labels(read, batch, given.labels, given.label_names, given.versions, given.split)
+        batch.labels = read_labels(
+            read, batch, given.labels, given.label_names, given.versions, given.ranks.sequence is not None
+        )
     return batch
 
 

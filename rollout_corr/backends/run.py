@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, normalize, operators, whole
 from rollout_corr.backends.batch import Batch, Result
-from rollout_corr.backends.choose import chosen_backend
+from rollout_corr.backends.choose import chosen, chosen_backend
 from rollout_corr.backends.groups import Groups
 from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import extra, native, peers
@@ -19,106 +19,101 @@ from rollout_corr.metrics.statistics import Statistics, sum_of
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
-    from rollout_corr.backends import split_kernels
     from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 
 
-class CorrectionRequest(NamedTuple):
-    """A correction to run.
+# The functions of the runners without a sequence group, by the names of `choose.RUNNERS`.
+CORRECTIONS: dict[str, Callable[[Batch, Spec], Result]] = {
+    "kernels": operators.run_fused,
+    "operator": operators.run_fused,
+    "traced": whole.run_whole,
+    "blocks": blocks.run_blocks,
+    "whole": whole.run_whole,
+}
 
-    Attributes:
+
+def runner_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> str:
+    """Choose how a correction runs: a row of the table of runners.
+
+    Args:
+        batch: The batch.
+        spec: The Spec.
+        backend: A backend by name, or "auto".
+        split: The tokens of its sequences lie on several ranks.
+    """
+    backend, compiling = chosen_backend(batch.train, backend), torch.compiler.is_compiling()
+    beyond = operators.beyond_kernels(spec) if backend == "triton" or compiling else None
+    if batch.labels and beyond is None and (split or backend == "torch"):
+        # Beside a batch of its own, plain torch takes the statistics of labels behind the kernels.
+        beyond = "labels of sequences that lie on several ranks" if split else "the operator knows no labels"
+    return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split).name
+
+
+def run_correction(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Result:
+    """Correct a batch: choose the runner, run it, and do what comes after.
+
+    Args:
         batch: The batch as it was read.
         spec: The Spec.
         backend: A backend by name, or "auto".
         groups: The process groups.
     """
-
-    batch: Batch
-    spec: Spec
-    backend: str
-    groups: Groups
-
-
-class RunningCorrection:
-    """A correction that has begun: done, or with the sums of its sequences on their way to the other ranks."""
-
-    def __init__(self, request: CorrectionRequest) -> None:
-        self._request = request
-        self._found: Result | None = None
-        group = request.groups.sequence
-        if group is None:
-            self._found = run_correction(request)
-            return
-        if request.spec.asks_batch:
-            raise ValueError(
-                "spec: expected bounds that are numbers beside a sequence_group, got some that the batch decides"
-            )
-        chosen = chosen_backend(request.batch.train, request.backend)
-        peers.load(request.spec)
-        with torch.no_grad():
-            self._exchange = _exchange(request, chosen, group)
-
-    def done(self) -> bool:
-        """Tell whether `result` would return without waiting for another rank."""
-        return self._found is not None or self._exchange.done()
-
-    def result(self) -> Result:
-        """Wait for the other ranks and give the result, in the shape of the batch."""
-        if self._found is None:
-            with torch.no_grad():
-                self._found = _finished(self._exchange.result(), self._request)
-                if not self._request.groups.first():
-                    self._found.statistics = self._found.statistics.of_tokens()
-        return self._found
-
-
-def run_correction(request: CorrectionRequest) -> Result:
-    """Run a correction without a sequence group."""
-    batch, spec = request.batch, normalize.before_division(request.spec)
-    chosen = chosen_backend(batch.train, request.backend)
-    run = _runner(batch, spec, chosen)
-    peers.load(spec)
-    if spec.asks_batch and batch.bounds is None:
-        from rollout_corr.backends.bounds_of_batch import find_bounds
-
-        with torch.no_grad():
-            batch.bounds = find_bounds(batch, spec, request.groups.sum)
-    if run is operators.run_fused:
+    if groups.sequence is not None:
+        _, complete = start_correction(batch, spec, backend, groups)
+        return complete()
+    undivided = normalize.before_division(spec)
+    name = runner_of(batch, undivided, backend)
+    peers.load(undivided)
+    if name in ("kernels", "operator"):
         # Nothing of it is known to autograd.
-        return _finished(run(batch, spec), request)
+        return _finished(CORRECTIONS[name](batch, undivided), batch, spec, groups)
     with torch.no_grad():
-        return _finished(run(batch, spec), request)
+        if spec.asks_batch and batch.bounds is None:
+            from rollout_corr.backends.bounds_of_batch import find_bounds
+
+            batch.bounds = find_bounds(batch, undivided, groups.sum)
+        return _finished(CORRECTIONS[name](batch, undivided), batch, spec, groups)
 
 
-def _runner(batch: Batch, spec: Spec, backend: str) -> Callable[[Batch, Spec], Result]:
-    """Choose how a batch runs without a sequence group; a Spec beyond the kernels runs on plain torch."""
-    fits = operators.beyond_kernels(spec) is None
-    if backend == "triton" and fits:
-        return operators.run_fused
-    if batch.train.device.type != "cpu":
-        return whole.run_whole
-    if not torch.compiler.is_compiling():
-        return blocks.run_blocks
-    return operators.run_fused if fits and not batch.labels else whole.run_whole
+def start_correction(
+    batch: Batch, spec: Spec, backend: str, groups: Groups
+) -> tuple[Callable[[], bool], Callable[[], Result]]:
+    """Start a correction, whose sums of sequences travel to the other ranks of a sequence group.
+
+    Returns:
+        Whether all sums are there, and what waits for them and completes the correction.
+    """
+    if groups.sequence is None:
+        found = run_correction(batch, spec, backend, groups)
+        return lambda: True, lambda: found
+    if spec.asks_batch:
+        raise ValueError(
+            "spec: expected bounds that are numbers beside a sequence_group, got some that the batch decides"
+        )
+    undivided = normalize.before_division(spec)
+    on_kernels = runner_of(batch, undivided, backend, split=True) == "split kernels"
+    peers.load(spec)
+    with torch.no_grad():
+        if on_kernels:
+            from rollout_corr.backends.split_kernels import start_kernels
+
+            done, decide = start_kernels(batch, undivided, groups.sequence)
+        else:
+            done, decide = whole.start_split(batch, undivided, groups.sequence, groups.order)
+
+    def complete() -> Result:
+        with torch.no_grad():
+            result = _finished(decide(), batch, spec, groups)
+        if not groups.first():
+            result.statistics = result.statistics.of_tokens()
+        return result
+
+    return done, complete
 
 
-def _exchange(
-    request: CorrectionRequest, backend: str, group: Any
-) -> whole.PendingSplit | split_kernels.PendingKernels:
-    """Compute the sums of this rank's tokens and start to add them up over the group."""
-    batch, spec = request.batch, normalize.before_division(request.spec)
-    # Behind the kernels a rank could take the statistics of labels of whole sequences alone.
-    if backend == "triton" and operators.beyond_kernels(spec) is None and not batch.labels:
-        from rollout_corr.backends import split_kernels
-
-        return split_kernels.PendingKernels(batch, spec, group)
-    return whole.PendingSplit(batch, spec, group, request.groups.order)
-
-
-def _finished(result: Result, request: CorrectionRequest) -> Result:
-    """Do what comes after the backends: normalisation, ages of tokens, and the caller's tensors."""
-    _normalize(result, request)
-    batch, spec = request.batch, request.spec
+def _finished(result: Result, batch: Batch, spec: Spec, groups: Groups) -> Result:
+    """Do what comes after the runners: normalisation, ages of tokens, and the caller's tensors."""
+    _normalize(result, batch, spec, groups)
     if batch.entropy is not None:
         result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
     if batch.ages is not None:
@@ -143,15 +138,15 @@ def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> S
     return statistics.beside(Extra(bounds=places), *extra.bounds_of(found))
 
 
-def _normalize(result: Result, request: CorrectionRequest) -> None:
+def _normalize(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
     """Divide the weights by their mean where the Spec says so."""
-    spec, weights = request.spec, result.weights
+    weights = result.weights
     if weights is None or spec.weight is None or spec.weight.normalize is None:
         return
     if spec.weight.self_normalized:
-        normalize.divide(result, request.batch, spec, request.groups)
+        normalize.divide(result, batch, spec, groups)
     else:
-        mean = _batch_mean(result.statistics, spec, request.groups).to(weights.dtype)
+        mean = _batch_mean(result.statistics, spec, groups).to(weights.dtype)
         if spec.nonfinite == "propagate":
             # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.
             result.weights = torch.where(weights == 0, weights, weights / mean)

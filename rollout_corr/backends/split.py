@@ -213,7 +213,7 @@ class Split:
         return gradient
 
 
-class PendingTables:
+class ExchangedTables:
     """Sums and maxima per sequence, on their way to the other ranks.
 
     Args:

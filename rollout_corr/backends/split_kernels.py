@@ -6,48 +6,47 @@ for `decide` and `apply` they are a batch's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.operators import given_of, operands_of, statistics_of
-from rollout_corr.backends.split import PendingTables
+from rollout_corr.backends.split import ExchangedTables
 from rollout_corr.kernels.correct.launch import prepare
 from rollout_corr.kernels.grid import current
 from rollout_corr.spec.correction import Spec
 
 
-class PendingKernels:
-    """A correction of parts of sequences by the kernels, awaiting the sequence group's all-reduce."""
+def start_kernels(batch: Batch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
+    """Start to correct parts of sequences by the kernels; the sums of sequences travel to the other ranks of the group.
 
-    def __init__(self, batch: Batch, spec: Spec, group: Any) -> None:
-        self._batch, self._spec = batch, spec
-        given = given_of(operands_of(batch, spec))
-        # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank. With
-        # turns every batch is packed.
-        packed = given.offsets is not None or given.turns is not None
-        inner = slice(1, -1) if packed else slice(None)
-        with current(given.train):
-            self._found, launches = prepare(given, spec, split=True)
-            for launch in launches[:2]:
-                launch.run()
-            self._later = launches[2:]
-        tables = self._found.by_owner
-        assert tables is not None
-        integers = [x[:, inner] for x in (tables.counts, tables.integers) if x is not None]
-        floats, peaks = tables.floats[:, inner], None if tables.peaks is None else tables.peaks[:, inner]
-        if self._found.parts_of_turns is not None:
-            integers.append(self._found.parts_of_turns.owners)
-        self._tables = PendingTables(integers, floats, peaks, group)
-        self.done = self._tables.done
+    Returns:
+        Whether all sums are there, and what waits for them, decides and applies.
+    """
+    given = given_of(operands_of(batch, spec))
+    # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank. With
+    # turns every batch is packed.
+    packed = given.offsets is not None or given.turns is not None
+    inner = slice(1, -1) if packed else slice(None)
+    with current(given.train):
+        found, launches = prepare(given, spec, split=True)
+        for launch in launches[:2]:
+            launch.run()
+    tables = found.by_owner
+    assert tables is not None
+    integers = [x[:, inner] for x in (tables.counts, tables.integers) if x is not None]
+    floats, peaks = tables.floats[:, inner], None if tables.peaks is None else tables.peaks[:, inner]
+    if found.parts_of_turns is not None:
+        integers.append(found.parts_of_turns.owners)
+    exchanged = ExchangedTables(integers, floats, peaks, group)
 
-    def result(self) -> Result:
-        """Wait for the other ranks and complete the correction: decide, then apply."""
-        self._tables.complete()
-        with current(self._batch.train):
-            if self._found.parts_of_turns is not None:
-                self._found.parts_of_turns.settle()
-            for launch in self._later:
+    def complete() -> Result:
+        exchanged.complete()
+        with current(batch.train):
+            if found.parts_of_turns is not None:
+                found.parts_of_turns.settle()
+            for launch in launches[2:]:
                 launch.run()
-        found = self._found
-        statistics = statistics_of(found.statistics, self._spec)
-        return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns)
+        return Result(found.weights, found.mask, found.keep, statistics_of(found.statistics, spec), found.keep_turns)
+
+    return exchanged.done, complete

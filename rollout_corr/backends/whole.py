@@ -5,6 +5,7 @@ There are no blocks and no compaction, because both need values. CPU tensors go 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from rollout_corr.backends.batch import Batch, Result
 from rollout_corr.backends.turns import sequence_offsets
 from rollout_corr.definition.bounds import OPEN
 from rollout_corr.definition.correction import Advantages
-from rollout_corr.definition.findings import Findings, Operands, evaluate
+from rollout_corr.definition.findings import Operands, evaluate
 from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.definition.weights import kept_tokens
@@ -141,38 +142,36 @@ def statistics_of_labels(batch: Batch, spec: Spec, labelled: tuple[Labelled, ...
     return collector.found(AllSequences(found.facts, 0.0, spec, False, bounds))
 
 
-class PendingSplit:
-    """A correction of parts of sequences, awaiting the sequence group's all-reduce.
+def start_split(
+    batch: Batch, spec: Spec, group: Any, order: SequenceOrder | None = None
+) -> tuple[Callable[[], bool], Callable[[], Result]]:
+    """Start to correct parts of sequences, whose sums travel to the other ranks of the group.
 
     Everything is computed twice: before the all-reduce to record the sums that it needs, after it from the totals. The
     statistics are then those of whole sequences, and of the tokens that this rank holds. Prefixes take more rounds.
+
+    Returns:
+        Whether all sums are there, and what waits for them and completes the correction.
     """
+    sequences, valid = split_sequences_of(batch, group, order)
 
-    def __init__(self, batch: Batch, spec: Spec, group: Any, order: SequenceOrder | None = None) -> None:
-        self._batch, self._spec = batch, spec
-        self._sequences, self._valid = split_sequences_of(batch, group, order)
-        # A prefix needs the tokens before it, what is counted needs prefixes, the rest after a failure too.
-        steps = spec.has_prefixes + any(criterion.drop == "rest" for criterion in spec.criteria)
-        for _ in range(steps):
-            Collector(spec).take(self._evaluated())
-            self._sequences.start("correct: the sums of the tokens before")
-            self._sequences.wait()
-            self._sequences.again()
-        Collector(spec).take(self._evaluated())
-        self._sequences.start("correct: the sums of each sequence")
+    def record() -> None:
+        Collector(spec).take(evaluate(operands_of(batch, spec, sequences, valid)))
 
-    def _evaluated(self) -> Findings:
-        """Run the definition on what is known of the other ranks."""
-        return evaluate(operands_of(self._batch, self._spec, self._sequences, self._valid))
+    # A prefix needs the tokens before it, what is counted needs prefixes, the rest after a failure too.
+    for _ in range(spec.has_prefixes + any(criterion.drop == "rest" for criterion in spec.criteria)):
+        record()
+        sequences.start("correct: the sums of the tokens before")
+        sequences.wait()
+        sequences.again()
+    record()
+    sequences.start("correct: the sums of each sequence")
 
-    def done(self) -> bool:
-        """Tell whether `result` would return without waiting."""
-        return self._sequences.done()
+    def complete() -> Result:
+        sequences.wait()
+        return _result(batch, spec, sequences, valid)
 
-    def result(self) -> Result:
-        """Wait for the other ranks and complete the correction."""
-        self._sequences.wait()
-        return _result(self._batch, self._spec, self._sequences, self._valid)
+    return sequences.done, complete
 
 
 def operands_of(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:

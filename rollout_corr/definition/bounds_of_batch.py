@@ -22,6 +22,9 @@ from rollout_corr.spec.thresholds import log_bound
 # Beyond every log-ratio, which LARGEST_CLAMP bounds.
 BEYOND_CLAMP = 42.0
 
+# So often the stretch between its negative and itself is halved until its ends are neighbours in float32, wherever.
+HALVINGS = 160
+
 # From the end that a side keeps: what turns its order into an ascending one.
 SIGN: dict[Side, float] = {"upper": 1.0, "lower": -1.0}
 
@@ -56,7 +59,7 @@ class Sorted:
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
         """Sort the ratios."""
-        values = log_ratio.reshape(-1) if among is None else log_ratio[among]
+        values = numbers_of(log_ratio, among)
         found = {side: bound_of(rule, side, ordered_of(weight, rule, values)) for side, rule in weight.rules.items()}
         return found.get("lower"), found.get("upper")
 
@@ -64,16 +67,22 @@ class Sorted:
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
     ) -> tuple[Bound, Bound]:
         """Sort the values."""
-        tested = torch.ones_like(value, dtype=torch.bool) if tested is None else tested.expand(value.shape)
         found: dict[Side, Tensor] = {}
         for side, rule in criterion.rules.items():
             if not rule.by_group or groups is None:
-                found[side] = bound_of(rule, side, value[tested])
+                found[side] = bound_of(rule, side, numbers_of(value, tested))
                 continue
             found[side] = torch.full_like(value, torch.nan)
             for group in groups.unique():
-                found[side][groups == group] = bound_of(rule, side, value[tested & (groups == group)])
+                here = groups == group
+                among = here if tested is None else tested & here
+                found[side] = torch.where(here, bound_of(rule, side, numbers_of(value, among)), found[side])
         return found.get("lower"), found.get("upper")
+
+
+def numbers_of(x: Tensor, among: Tensor | None) -> Tensor:
+    """[n]: the values among some, and NaN for all others, which has no place in the order."""
+    return (x if among is None else torch.where(among, x, torch.nan)).reshape(-1)
 
 
 def bound_of(rule: OfBatch, side: Side, values: Tensor) -> Tensor:
@@ -90,21 +99,24 @@ def by_sort(rule: Counting, side: Side, values: Tensor) -> Tensor:
     Args:
         rule: The rule.
         side: The side that it bounds.
-        values: [n] float32 or float64.
+        values: [n] float32 or float64; NaN counts in nothing.
     """
-    x = (SIGN[side] * values[~values.isnan()]).sort().values
-    kept = torch.searchsorted(x, x, right=True)
+    if not values.shape[0]:
+        return SIGN[side] * values.new_full((), math.inf)
+    places = torch.arange(values.shape[0], device=values.device)
+    count = values.isnan().logical_not_().sum()
+    # Behind all numbers, infinite ones among them, whatever is NaN.
+    x = (SIGN[side] * values).sort().values.nan_to_num(math.inf, math.inf, -math.inf)
+    kept = torch.searchsorted(x, x, right=True).minimum(count)
     amount = rule.amount(SIGN[side] * x)
-    if amount is not None and x.shape[0]:
-        amount = amount.cumsum(0)[kept - 1].floor().long()
-    goes_on = rule.goes_on(Before(kept, amount, torch.full_like(kept, x.shape[0])), side)
-    place = int(goes_on.sum())
-    if place == x.shape[0]:
-        return SIGN[side] * x.new_full((), math.inf)
-    bound = x[place]
-    if not rule.KEEPS_LAST and place > 0:
-        bound = bound.nextafter(bound.new_full((), -math.inf))
-    return SIGN[side] * bound
+    if amount is not None:
+        amount = amount.cumsum(0).gather(0, (kept - 1).clamp(min=0)).floor().long()
+    goes_on = rule.goes_on(Before(kept, amount, count.expand_as(kept)), side)
+    place = (goes_on & (places < count)).sum()
+    bound = x.gather(0, place.clamp(max=values.shape[0] - 1)[None])[0]
+    if not rule.KEEPS_LAST:
+        bound = torch.where(place > 0, bound.nextafter(bound.new_full((), -math.inf)), bound)
+    return SIGN[side] * torch.where(place < count, bound, math.inf)
 
 
 def ordered_of(weight: Weight, rule: OfBatch, log_ratio: Tensor) -> Tensor:
@@ -144,22 +156,22 @@ def by_bisection(rule: KeepESS, log_ratio: Tensor) -> Tensor:
         rule: The rule.
         log_ratio: [n] float32 or float64, within +-LARGEST_CLAMP; NaN counts in nothing.
     """
-    x = float32_above(log_ratio[~log_ratio.isnan()])
-    n = torch.tensor(float(x.shape[0]), dtype=torch.float64)
+    x = float32_above(log_ratio)
+    n = x.isnan().logical_not_().sum().double()
 
-    def reaches(bound: Tensor) -> bool:
-        weights = weights_of(torch.minimum(x, bound))
-        return bool(rule.reached(weights.sum(), weights.square().sum(), n))
+    def reaches(bound: Tensor) -> Tensor:
+        weights = weights_of(torch.minimum(x, bound)).nan_to_num(0.0)
+        return rule.reached(weights.sum(), weights.square().sum(), n)
 
-    low, high = (x.new_tensor(end) for end in (-BEYOND_CLAMP, BEYOND_CLAMP))
-    if reaches(high):
-        return high + math.inf
-    while low.nextafter(high) < high:
+    low, high = (x.new_full((), end) for end in (-BEYOND_CLAMP, BEYOND_CLAMP))
+    is_open = reaches(high)
+    for _ in range(HALVINGS):
         middle = ((low.double() + high.double()) / 2.0).float()
-        # Two neighbours of different size may have no float32 halfway.
+        # Two neighbours of different size may have no float32 halfway. Between neighbours this is `high`, as it was.
         middle = torch.where((middle > low) & (middle < high), middle, low.nextafter(high))
-        low, high = (middle, high) if reaches(middle) else (low, middle)
-    return low
+        reached = reaches(middle)
+        low, high = torch.where(reached, middle, low), torch.where(reached, high, middle)
+    return torch.where(is_open, math.inf, low)
 
 
 def beyond(value: Tensor, bounds: tuple[Bound, Bound]) -> Tensor:

@@ -393,3 +393,9 @@ def counted_by(objective: Objective) -> str | None:
     if unit is None:
         return None
     return f"loss_{unit}" if objective.denominator == "kept" else f"loss_valid_{unit}"
+
+
+def divisor(sums: dict[str, Tensor], objective: Objective) -> Tensor:
+    """The number that the sum is divided by: 0-d float64, from the statistics of the whole batch."""
+    name = counted_by(objective)
+    return torch.ones_like(sums["loss_policy"]) if name is None else sums[name].double()

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from rollout_corr.backends import blocks, bounds_of_batch
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 
 
@@ -20,7 +21,7 @@ def way(request):
             yield
     else:
         with (
-            mock.patch.object(blocks, "run_blocks", run_whole),
+            mock.patch.dict(CORRECTIONS, blocks=run_whole),
             mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
         ):
             yield

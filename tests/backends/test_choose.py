@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 import rollout_corr as rc
+from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import operators
+from rollout_corr.backends.choose import RUNNERS, Call, chosen
+from rollout_corr.backends.run import CORRECTIONS
 
 
 @pytest.mark.parametrize(
@@ -45,8 +50,55 @@ def test_explicit_choices_do_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_backend_for_says_which_and_why() -> None:
-    name, reason = rc.backend_for(torch.zeros(1))
-    assert name == "torch"
-    assert "cpu" in reason
+    name, runner, reason = rc.backend_for(torch.zeros(1))
+    assert (name, runner) == ("torch", "blocks")
+    assert reason == "tensors on cpu run on the definition on blocks of whole sequences, which stay in cache"
     with pytest.raises(TypeError, match="tensor: expected a tensor, got int"):
         rc.backend_for(3)  # type: ignore[arg-type]  # the wrong type is the point
+    with pytest.raises(TypeError, match="spec: expected a Spec or None"):
+        rc.backend_for(torch.zeros(1), 3)  # type: ignore[arg-type]  # the wrong type is the point
+
+
+def test_backend_for_names_what_a_spec_leaves_to_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is the one by which an explicit backend="triton" refuses the Spec."""
+    monkeypatch.setattr(operators, "MISSING_TRITON", None)
+    on_gpu = torch.zeros(1, device="meta")
+    monkeypatch.setattr(operators, "DEVICES", ("meta",))
+    weights = rc.Spec(weight=rc.Weight("token", upper=2.0))
+    assert rc.backend_for(on_gpu, weights) == ("triton", "kernels", "tensors on meta run on the Triton kernels")
+    decided = rc.Spec(criteria=(rc.Criterion("abs", over="token", upper=rc.Quantile(0.9)),))
+    name, runner, reason = rc.backend_for(on_gpu, decided)
+    refused = operators.beyond_kernels(decided)
+    assert refused is not None and (name, runner) == ("torch", "whole") and reason.startswith(refused)
+    with pytest.raises(ValueError, match=f"got 'triton': {re.escape(refused)}"):
+        rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), spec=decided, backend="triton")
+
+
+CALLS = [
+    (Call("triton", None, False, False, True), "split kernels"),
+    (Call("triton", "prefixes", False, False, True), "split"),
+    (Call("torch", None, True, False, True), "split"),
+    (Call("triton", None, False, False, False), "kernels"),
+    (Call("triton", None, False, True, False), "kernels"),
+    (Call("triton", None, True, False, False), "kernels"),  # the interpreter
+    (Call("torch", None, True, True, False), "operator"),
+    (Call("torch", "prefixes", True, True, False), "traced"),
+    (Call("torch", None, False, True, False), "traced"),
+    (Call("triton", "prefixes", False, True, False), "traced"),
+    (Call("torch", "prefixes", True, False, False), "blocks"),
+    (Call("torch", None, False, False, False), "whole"),
+    (Call("triton", "prefixes", False, False, False), "whole"),
+]
+
+
+@pytest.mark.parametrize(("call", "name"), CALLS)
+def test_the_table_of_runners(call: Call, name: str) -> None:
+    assert chosen(*call).name == name
+
+
+def test_both_calls_have_a_function_for_every_row() -> None:
+    """But for ranks that share sequences: corrections are started, and a loss has no kernels for them."""
+    names = [runner.name for runner in RUNNERS]
+    assert list(CORRECTIONS) == [name for name in names if "split" not in name]
+    assert set(LOSSES) == set(names) - {"split kernels"}
+    assert {name for _, name in CALLS} == set(names)

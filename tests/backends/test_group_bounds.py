@@ -18,6 +18,7 @@ from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from rollout_corr.backends import select_groups
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.definition.bounds_of_batch import by_sort
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -266,11 +267,11 @@ def test_a_table_stays_small():
 
 
 def test_no_read_and_no_sort_on_a_device(monkeypatch):
-    from rollout_corr.backends import blocks, bounds_of_batch, sequence_groups, whole
+    from rollout_corr.backends import bounds_of_batch, sequence_groups, whole
 
     laid = lay_out(coarse(2), "padded_right", torch.float32)
     given_ = {"group_index": torch.tensor(INDEX), "group_count": 5}
-    monkeypatch.setattr(blocks, "run_blocks", whole.run_whole)
+    monkeypatch.setitem(CORRECTIONS, "blocks", whole.run_whole)
     monkeypatch.setattr(bounds_of_batch, "in_blocks", lambda batch: False)
     monkeypatch.setattr(sequence_groups.torch, "aminmax", lambda x: (0, 4))
     with Reads() as mode:

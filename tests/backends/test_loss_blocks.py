@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.api.policy_loss import RUNNERS
+from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import loss_blocks
 
 
@@ -21,7 +21,7 @@ def loss_of(new, **changed):
 
 def same_as_whole(monkeypatch, new, **changed):
     out, gradient = loss_of(new, **changed)
-    monkeypatch.setitem(RUNNERS, "blocks", loss_blocks.run_whole)
+    monkeypatch.setitem(LOSSES, "blocks", loss_blocks.run_whole)
     plain, expected = loss_of(new, **changed)
     assert torch.allclose(out.value, plain.value, rtol=1e-6, equal_nan=True)
     assert torch.allclose(gradient, expected, rtol=1e-6, atol=1e-9, equal_nan=True)

@@ -16,7 +16,8 @@ from builders.same_bits import assert_same_results, assert_same_statistics, outc
 from builders.split_cases import lockstep
 from builders.turns import offsets_of, random_turns
 from oracles import turns as oracle
-from rollout_corr.backends import run, whole
+from rollout_corr.backends import whole
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.spec.encode import encode
 
 pytestmark = INTERPRETED
@@ -104,10 +105,6 @@ def test_a_compiled_function_corrects_by_turns():
     assert torch.allclose(found[3], wanted.statistics.sums, rtol=2e-6, atol=2e-6)
 
 
-def _whole(*_):
-    return whole.run_whole
-
-
 def test_on_a_device_without_kernels_a_compiler_sees_the_definition():
     batch = random_sequences(1, (5, 1, 7, 4))
     laid = lay_out(batch, "packed", torch.float32)
@@ -126,7 +123,7 @@ def test_on_a_device_without_kernels_a_compiler_sees_the_definition():
         )
         return out.weights, out.mask, out.keep_turns
 
-    with mock.patch.object(run, "_runner", _whole):
+    with mock.patch.dict(CORRECTIONS, operator=whole.run_whole, traced=whole.run_whole):
         found = step(laid.train, laid.rollout, offsets)
     wanted = laid.correct(spec, turns=offsets)
     assert found[0].equal(wanted.weights) and found[1].equal(wanted.mask) and found[2].equal(wanted.keep_turns)

@@ -16,6 +16,7 @@ from builders import around_one
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 from rollout_corr.backends import blocks
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 
 LAYOUTS = (
@@ -328,7 +329,7 @@ def check(
     `whole` takes the way that other devices go, all sequences at once. Returns the correction and the oracle's answer.
     """
     laid = lay_out(sequences, layout, dtype, mask_dtype)
-    with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+    with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
         out = laid.correct(spec)
     expected = oracle.correct(sequences if dtype == torch.float64 else rounded(sequences, dtype), spec)
     case = f"{'whole ' * whole}{layout} {dtype} {mask_dtype} {spec.to_dict()}"

@@ -13,7 +13,7 @@ import rollout_corr as rc
 from builders.batches import GARBAGE, error, lay_out
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
-from rollout_corr.api.policy_loss import RUNNERS
+from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import loss_blocks
 from rollout_corr.spec.loss import Objective
 
@@ -190,7 +190,7 @@ def check(
         del laid.arguments["ref_logp"]
         sequences = [replace(q, ref=None) for q in sequences]
     run = loss_blocks.run_whole if whole else loss_blocks.run_blocks
-    with mock.patch.dict(RUNNERS, blocks=run):
+    with mock.patch.dict(LOSSES, blocks=run):
         out = laid(**options)
     compare(out, laid, sequences, objective, f"{layout} {objective} {given}", given=given, within=within, by=by)
     return out

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from rollout_corr.api.policy_loss import RUNNERS
+from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import blocks, looks, loss_blocks
 
 
@@ -20,7 +20,7 @@ def way(request):
             yield
     else:
         with (
-            mock.patch.dict(RUNNERS, blocks=loss_blocks.run_whole),
+            mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
             mock.patch.object(looks, "in_blocks", return_value=False),
         ):
             yield

@@ -16,7 +16,7 @@ from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import entropy_losses as oracle
-from rollout_corr.api.policy_loss import RUNNERS
+from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import looks, loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,7 +102,7 @@ def test_no_gradient_to_the_entropy_and_nothing_to_see():
 def test_no_read_and_no_sort_on_a_device():
     laid, entropy, _, _ = with_entropy(1, "padded_right", LENGTHS, torch.float32)
     with (
-        mock.patch.dict(RUNNERS, blocks=loss_blocks.run_whole),
+        mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
         mock.patch.object(looks, "in_blocks", return_value=False),
         Reads() as mode,
     ):

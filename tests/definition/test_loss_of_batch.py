@@ -19,7 +19,7 @@ from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import looks as oracle
-from rollout_corr.api.policy_loss import RUNNERS
+from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import looks, loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -245,7 +245,7 @@ def test_no_read_and_no_sort_on_a_device(name):
     batch = only(random_batch(1, LENGTHS), "old")
     laid = LaidLoss(batch, "padded_right", torch.float32)
     with (
-        mock.patch.dict(RUNNERS, blocks=loss_blocks.run_whole),
+        mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
         mock.patch.object(looks, "in_blocks", return_value=False),
         Reads() as mode,
     ):

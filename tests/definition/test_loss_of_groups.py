@@ -20,7 +20,7 @@ from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import group_losses as oracle
 from oracles.loss import valid
-from rollout_corr.api.policy_loss import RUNNERS
+from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -225,7 +225,7 @@ def test_no_read_and_no_sort_on_a_device():
     laid = LaidLoss(made(1), "padded_right", torch.float32)
     groups = torch.tensor(GROUPS)
     with (
-        mock.patch.dict(RUNNERS, blocks=loss_blocks.run_whole),
+        mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
         mock.patch("rollout_corr.backends.sequence_groups.torch.aminmax", return_value=(0, 4)),
         Reads() as mode,
     ):

@@ -19,6 +19,7 @@ from builders.same_bits import assert_same_results, outcome, pick
 from builders.strategies import sequences, specs
 from oracles import normalized as oracle
 from rollout_corr.backends import blocks
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.spec.choices import LEVELS, NONFINITE, OUTSIDE, REJECTED
 
@@ -65,7 +66,7 @@ def test_against_loops(layout, whole):
         groups = torch.tensor(GROUPS, dtype=rng.choice((torch.int32, torch.int64)))
         for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
             laid = lay_out(batch, layout, dtype)
-            with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+            with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
                 out = laid.correct(spec, group_index=groups)
             expected = oracle.correct(batch if dtype == torch.float64 else rounded(batch, dtype), spec, GROUPS)
             compare(laid, out, expected, torch.bool, tolerance, f"{layout} {dtype} {spec!r}")
@@ -113,7 +114,7 @@ def test_a_nan_that_propagates_stays_at_valid_tokens():
 @pytest.mark.parametrize("backend", ["torch", "whole"])
 def test_tokens_of_no_sequence_alone_weigh_0(normalize, backend):
     x, spec = torch.zeros(5), rc.Spec(rc.Weight("token", normalize=normalize), CRITERIA)
-    with mock.patch.object(blocks, "run_blocks", run_whole if backend == "whole" else blocks.run_blocks):
+    with mock.patch.dict(CORRECTIONS, blocks=run_whole if backend == "whole" else blocks.run_blocks):
         found = rc.correct(x, x, cu_seqlens=torch.tensor([3]), spec=spec, group_size=2)
     assert found.weights.tolist() == [0.0] * 5 and found.keep.shape == (0,)
     assert all(math.isfinite(value) for value in found.metrics().values())

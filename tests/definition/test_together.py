@@ -12,6 +12,7 @@ from builders.batches import LAYOUTS, error
 from builders.unit_cases import LABELS, made
 from oracles import together as oracle
 from rollout_corr.backends import blocks
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,7 +54,7 @@ def check(seed, layout):
     dtype = DTYPES[seed % len(DTYPES)]
     case = made(seed, layout, dtype)
     for way, (whole, block) in WAYS.items():
-        runs = mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks)
+        runs = mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks)
         with mock.patch.object(blocks, "BLOCK", block), runs:
             assert not off(case, case.correct(), WITHIN[dtype]), f"{way} {seed} {layout} {dtype} {case.spec}"
     assert rc.Spec.from_dict(case.spec.to_dict()) == case.spec and case.spec.explain()

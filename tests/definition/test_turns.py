@@ -14,6 +14,7 @@ from builders.same_bits import in_hex
 from builders.turns import ids_of, made, offsets_of, places_begin, random_turns, specs_over
 from oracles import turns as oracle
 from rollout_corr.backends import blocks
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +38,7 @@ def test_every_layout_against_loops(layout, whole):
     for seed in range(12):
         batch, turns, spec = made(100 * LAYOUTS.index(layout) + seed)
         laid = lay_out(batch, layout)
-        with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+        with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
             out = laid.correct(spec, turns=offsets_of(laid, turns))
         expected, case = oracle.correct(batch, turns, spec), f"{seed} {layout} {spec!r}"
         compare(laid, out, expected, turns, case)

@@ -57,11 +57,11 @@ def _sizes(sizes: tuple[tuple[str, int], ...]) -> list[tuple[Any, str, Any]]:
 def _ways(path: str) -> list[tuple[Any, str, Any]]:
     """What is exchanged for a path: (owner, name, value)."""
     if path == "whole":
-        from rollout_corr.backends import blocks, bounds_of_batch, looks, loss_blocks, whole
+        from rollout_corr.backends import bounds_of_batch, looks, loss_blocks, run, whole
 
         return [
-            (blocks, "run_blocks", whole.run_whole),
-            (sys.modules["rollout_corr.api.policy_loss"].RUNNERS, "blocks", loss_blocks.run_whole),
+            (run.CORRECTIONS, "blocks", whole.run_whole),
+            (sys.modules["rollout_corr.api.policy_loss"].LOSSES, "blocks", loss_blocks.run_whole),
             (bounds_of_batch, "in_blocks", lambda batch: False),
             (looks, "in_blocks", lambda batch: False),
         ]

@@ -11,6 +11,7 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, compare_metrics, lay_out, random_sequences, spoil, wild
 from oracles import correction as oracle
 from rollout_corr.backends import blocks
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics.label_metrics import metrics_of as of_label
 from rollout_corr.metrics.label_metrics import read, unit_of
@@ -66,7 +67,7 @@ def test_a_label_has_the_metrics_of_its_sequences(layout, whole):
     for number, spec in enumerate(SPECS):
         sequences = sequences_of(number)
         laid = lay_out(sequences, layout)
-        with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+        with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
             out = labelled(laid, spec)
         found = out.metrics(by="environment")
         for place, name in enumerate(NAMES):

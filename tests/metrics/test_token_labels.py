@@ -17,6 +17,7 @@ from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 from oracles.labels import of_label
 from rollout_corr.backends import blocks
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics.statistics import Statistics
 
@@ -74,7 +75,7 @@ def test_a_label_has_the_metrics_of_its_tokens(layout, whole):
     for number, spec in enumerate(SPECS):
         sequences = labelled_sequences(number, long_runs=number in (1, 4))
         laid, answer = lay_out(sequences, layout), oracle.correct(sequences, spec)
-        with mock.patch.object(blocks, "run_blocks", run_whole if whole else blocks.run_blocks):
+        with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
             out = by_token(laid, spec)
         found = out.metrics(by="label")
         labels = [q.versions for q in sequences]
