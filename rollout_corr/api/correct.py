@@ -15,13 +15,12 @@ from torch import Tensor
 from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends.batch import Batch, Result, check_validate
 from rollout_corr.backends.choose import BACKENDS, BackendName, chosen_backend
-from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.groups import Claims, Groups, claims_of
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.run import mask_back, run_correction, start_correction
-from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
+from rollout_corr.backends.sequence_groups import groups_given
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
@@ -295,13 +294,12 @@ def _given_back(batch: Batch, found: Result, out: Outputs | None) -> Correction:
 
 def read_request(given: Given) -> tuple[Batch, Spec]:
     """Check all arguments of `correct`, which says what they are: the batch, and the Spec that runs."""
-    spec, validate, versions, grouping = given.spec, given.validate, given.versions, given.grouping
-    groups, backend, thresholds = given.ranks, given.backend, given.thresholds
+    groups, backend = given.ranks, given.backend
     groups.check()
-    check_validate(validate)
+    check_validate(given.validate)
     claimed = None
     try:
-        _check_names(spec, backend)
+        spec = _checked_spec(given.spec, backend)
         if given.turns is not None or given.max_turns is not None or spec.measures_turns:
             check_turns(spec, given.turns, given.max_turns)
             spec = measuring_turns(spec)
@@ -309,28 +307,15 @@ def read_request(given: Given) -> tuple[Batch, Spec]:
             reason = beyond_kernels(spec)
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-        batch = read_batch(given)
+        batch = read_batch(given, spec)
         if backend == "triton" and batch.labels and groups.sequence is not None:
             raise ValueError("backend: expected 'auto' or 'torch' beside labels and a sequence_group, got 'triton'")
-        groups.check_advantages(batch, given.train_logp, given.advantages)
-        if versions is not None:
-            groups.check_versions(batch, given.train_logp, versions)
-        if given.labels is not None:
-            groups.check_labels(batch, given.train_logp, given.labels)
-        if grouping is not None or spec.needs_groups:
-            over_ranks = groups.batch is not None
-            batch.groups = read_groups(grouping, wanted_by(spec), batch.count, batch.train.device, over_ranks, validate)
-        if thresholds is not None:
-            batch.bounds = completed(thresholds, given.spec)
-            check_groups(batch.bounds, batch.groups)
-            check_dtype(batch.bounds, batch.dtype)
         if given.out is not None:
             take_outputs(given.out, batch, given.train_logp, spec)
-        if validate and groups.some():
-            claimed = _claims(batch, spec, backend, groups.order, None if versions is None else versions.current)
-            claimed.call.update({} if grouping is None else grouping.claims())
+        if given.validate and groups.some():
+            claimed = _claims(batch, spec, given)
     except (TypeError, ValueError) as error:
-        if validate:
+        if given.validate:
             groups.tell(error)
         raise
     if claimed is not None:
@@ -338,7 +323,7 @@ def read_request(given: Given) -> tuple[Batch, Spec]:
     return batch, spec
 
 
-def _check_names(spec: object, backend: object) -> None:
+def _checked_spec(spec: object, backend: object) -> Spec:
     """Refuse what is no Spec for `correct`, and no backend."""
     if not isinstance(spec, Spec):
         raise no_spec(spec)
@@ -350,19 +335,23 @@ def _check_names(spec: object, backend: object) -> None:
             )
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
+    return spec
 
 
-def _claims(batch: Batch, spec: Spec, backend: str, order: SequenceOrder | None, current: object) -> Claims:
+def _claims(batch: Batch, spec: Spec, given: Given) -> Claims:
     """The call as other ranks compare it."""
     logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
-    fixed = by_path("Spec", spec) | {"backend": chosen_backend(batch.train, backend), "sequence_order": str(order)}
+    backend = chosen_backend(batch.train, given.backend)
+    fixed = by_path("Spec", spec) | {"backend": backend, "sequence_order": str(given.ranks.order)}
     if batch.mass is not None:
         logps["log_mass"] = batch.mass.log
         fixed["renormalized"] = "train" if batch.mass.from_rollout else "rollout"
     if batch.entropy is not None:
         logps["entropy"] = batch.entropy
-    if batch.ages is not None:
-        fixed["current_version"] = str(current)
+    if given.versions is not None:
+        fixed["current_version"] = str(given.versions.current)
+    if given.grouping is not None:
+        fixed |= given.grouping.claims()
     if batch.labels:
         fixed["labels"] = str([one.labels for one in batch.labels])
     return claims_of("correct", batch, logps, fixed)

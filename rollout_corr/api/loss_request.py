@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
@@ -15,11 +14,11 @@ from rollout_corr.api.correct import Correction
 from rollout_corr.backends import loss_operators, whole
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
-from rollout_corr.backends.groups import Claims, Groups, claims_of
+from rollout_corr.backends.completed import completed
+from rollout_corr.backends.groups import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
-from rollout_corr.backends.read import read_mass
-from rollout_corr.backends.sequence_groups import INDEX_DTYPES, GroupsGiven, read_groups, wanted_by
-from rollout_corr.backends.staleness import Versions
+from rollout_corr.backends.read import Given, read_mass
+from rollout_corr.backends.sequence_groups import INDEX_DTYPES, read_groups, wanted_by
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
@@ -31,7 +30,7 @@ from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
 from rollout_corr.spec.validate import number, shown
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.bounds_of_batch import Thresholds
+    pass
 
 
 # --- the mode ---
@@ -113,49 +112,32 @@ class LossTensors(NamedTuple):
     advantages: Tensor
 
 
-def read_tensors(
-    new_logp: LogProbs,
-    advantages: LogProbs,
-    mask: LogProbs | None,
-    old_logp: LogProbs | None,
-    rollout_logp: LogProbs | None,
-    ref_logp: LogProbs | None,
-    cu_seqlens: Tensor | None,
-    validate: bool,
-    log_mass: LogProbs | None,
-    renormalized: object,
-) -> LossTensors:
+def read_tensors(given: Given, old_logp: LogProbs | None, ref_logp: LogProbs | None) -> LossTensors:
     """Check and open the tensors that every call may have."""
-    read = reader("new_logp", new_logp, cu_seqlens, validate)
+    read = reader("new_logp", given.train_logp, given.cu_seqlens, given.validate)
     old = read.optional("old_logp", old_logp)
-    rollout = read.optional("rollout_logp", rollout_logp)
+    rollout = read.optional("rollout_logp", given.rollout_logp)
     ref = read.optional("ref_logp", ref_logp)
-    new, flat_mask = read.first.detach(), read.optional("mask", mask, MASK_DTYPES)
+    new, flat_mask = read.first.detach(), read.optional("mask", given.mask, MASK_DTYPES)
     # The batch computes in the widest of its two dtypes, so the widest of the other log-probs stands beside new_logp.
     beside = new
     for x in (old, rollout, ref):
         if x is not None and x.element_size() > beside.element_size():
             beside = x
-    batch = Batch(new, beside, flat_mask, read.offsets, read.count, read.layout.give_back, mask)
-    if advantages is None:
+    batch = Batch(new, beside, flat_mask, read.offsets, read.count, read.layout.give_back, given.mask)
+    if given.advantages is None:
         raise ValueError("advantages: expected one per token or per sequence, got None")
-    batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
-    batch.mass = read_mass(read, batch, log_mass, renormalized, validate)
+    batch.advantages, batch.per_sequence = read.advantages(given.advantages, batch.dtype)
+    given.ranks.check_advantages(batch, given.train_logp, given.advantages)
+    batch.mass = read_mass(read, batch, given.log_mass, given.renormalized, given.validate)
     if batch.mass is not None and rollout is None:
         raise ValueError("rollout_logp: expected log-probs, because log_mass corrects only ratios to them, got None")
     return LossTensors(read, batch, old, rollout, ref, batch.advantages)
 
 
-def read_turns_of(
-    tensors: LossTensors,
-    spec: Spec | None,
-    surrogate: object,
-    turns: object,
-    max_turns: int | None,
-    validate: bool,
-    split: bool,
-) -> Spec | None:
+def read_turns_of(tensors: LossTensors, given: Given, surrogate: object) -> Spec | None:
     """Read the turns of a call into its batch, and give the Spec that measures them."""
+    spec, turns, max_turns = given.spec, given.turns, given.max_turns
     of_turns = isinstance(surrogate, Surrogate) and surrogate.unit == "turn"
     if of_turns and turns is None:
         raise ValueError(f"turns: expected offsets, ids or 'runs' for {surrogate!r}, got None")
@@ -168,7 +150,9 @@ def read_turns_of(
             "turns: expected None without a spec, which weighs, tests or measures them, or a surrogate whose ratio is "
             "a turn's, such as GSPO(over='turn'); got turns"
         )
-    tensors.batch.turns = read_turns(tensors.read, tensors.batch, turns, max_turns, validate, split)
+    tensors.batch.turns = read_turns(
+        tensors.read, tensors.batch, turns, max_turns, given.validate, given.ranks.sequence is not None
+    )
     return measuring_turns(spec) if isinstance(spec, Spec) else spec
 
 
@@ -227,23 +211,16 @@ class LossRequest:
     """A call of `policy_loss`, checked; `mode`, `use`, `objective`, `runs_on` and `runner` follow from the rest.
 
     Attributes:
+        given: The arguments that it shares with `correct`.
+        spec: The Spec to correct by in the same call, which measures turns where there are some; or None.
         tensors: Log-probs, mask and advantages.
         surrogate, kl, regulariser, reduction, max_length: As for `policy_loss`.
         divisor: The denominator.
         ready: Ready weights and training mask.
         scales: Factors of all that a token adds, in the shape of the batch, or None.
-        spec: The Spec to correct by in the same call, or None.
-        external: Per-token statistics by name, as the caller gave them.
         entropy: Of each token, in the shape of the batch, with its history.
         bonus: The entropy bonus, or None.
-        versions: Versions of policies, as the caller gave them.
-        labels: Labels and their names, as the caller gave them.
-        grouping: Groups of sequences, as the caller gave them.
         ids: [S] int64, the numbers of the sequences, or None.
-        backend: The backend as the caller named it.
-        groups: The process groups.
-        validate: Look at values on a device too.
-        bounds: The bounds of the Spec that several calls have decided, or None.
         mode: The mode.
         use: How weights and rejections enter the loss.
         objective: Everything that is fixed about the loss.
@@ -251,6 +228,8 @@ class LossRequest:
         runner: A key of `policy_loss.LOSSES`.
     """
 
+    given: Given
+    spec: Spec | None
     tensors: LossTensors
     surrogate: Surrogate
     kl: KL | None
@@ -260,18 +239,9 @@ class LossRequest:
     max_length: float | None
     ready: ReadyWeights
     scales: Tensor | None
-    spec: Spec | None
-    external: Mapping[str, LogProbs] | None
     entropy: Tensor | None
     bonus: EntropyBonus | None
-    versions: Versions | None
-    labels: tuple[object, object] | None
-    grouping: GroupsGiven | None
     ids: Tensor | None
-    backend: str
-    groups: Groups
-    validate: bool
-    bounds: Thresholds | None
     mode: Mode = field(init=False)
     use: Use = field(init=False)
     objective: Objective = field(init=False)
@@ -279,10 +249,11 @@ class LossRequest:
     runner: str = field(init=False)
 
     def __post_init__(self) -> None:
-        tensors, spec = self.tensors, self.spec
-        if not isinstance(self.backend, str) or self.backend not in BACKENDS:
-            raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {shown(self.backend)}")
-        if self.groups.sequence is not None and self.backend == "triton":
+        given, tensors, spec = self.given, self.tensors, self.spec
+        split = given.ranks.sequence is not None
+        if not isinstance(given.backend, str) or given.backend not in BACKENDS:
+            raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {shown(given.backend)}")
+        if split and given.backend == "triton":
             raise ValueError("backend: expected 'auto' or 'torch' for a loss with a sequence_group, got 'triton'")
         if spec is not None and not isinstance(spec, Spec):
             raise no_spec(spec, "a Spec or None")
@@ -294,10 +265,12 @@ class LossRequest:
                 raise TypeError(f"entropy_bonus: expected an EntropyBonus or None, got {type(self.bonus).__name__}")
             if self.entropy is None:
                 raise ValueError("entropy: expected a value, because entropy_bonus is given, got None")
-        if spec is None and self.versions is not None:
+        if spec is None and given.thresholds is not None:
+            completed(given.thresholds, None)  # raises
+        if spec is None and given.versions is not None:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
         looks = checked_surrogate(self.surrogate).looks
-        if looks and self.groups.sequence is not None:
+        if looks and split:
             raise ValueError(
                 "surrogate: expected one that does not look at the whole batch with a sequence_group, got "
                 f"{self.surrogate!r}"
@@ -306,18 +279,18 @@ class LossRequest:
             raise ValueError(
                 f"sequence_ids: expected None for a surrogate that draws nothing, such as {self.surrogate!r}, got both"
             )
-        if self.backend == "triton" and self.beyond_kernels is not None:
+        if given.backend == "triton" and self.beyond_kernels is not None:
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {self.beyond_kernels}")
-        if spec is None and self.labels is not None:
+        if spec is None and given.has_labels():
             raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
         if self.surrogate.reads_entropy and self.entropy is None:
             raise ValueError(f"entropy: expected a value for the surrogate {self.surrogate!r}, got None")
         if self.surrogate.by_group:
             of_batch = tensors.batch.count, tensors.batch.train.device
-            over_ranks = self.groups.batch is not None
+            over_ranks = given.ranks.batch is not None
             wants = wanted_by(spec, self.surrogate)
-            tensors.batch.groups = read_groups(self.grouping, wants, *of_batch, over_ranks, self.validate)
-        elif spec is None and self.grouping is not None:
+            tensors.batch.groups = read_groups(given.grouping, wants, *of_batch, over_ranks, given.validate)
+        elif spec is None and given.grouping is not None:
             raise ValueError(
                 "group_index: expected None without a Spec or a surrogate that is of groups, such as REAL, got groups "
                 f"beside {self.surrogate!r}"
@@ -336,8 +309,8 @@ class LossRequest:
             "reject" if spec is None else spec.nonfinite,
         )
         self.mode, self.use, self.objective = mode, use, objective
-        self.runs_on = chosen_backend(tensors.read.first, self.backend)
-        on_cpu, split = tensors.read.first.device.type == "cpu", self.groups.sequence is not None
+        self.runs_on = chosen_backend(tensors.read.first, given.backend)
+        on_cpu = tensors.read.first.device.type == "cpu"
         beyond = "a sequence_group" if split else self.beyond_kernels
         self.runner = chosen(self.runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
 
@@ -355,11 +328,11 @@ class LossRequest:
             **by_path("Objective", self.objective),
             **by_path("Spec", self.spec),
             **by_path("EntropyBonus", self.bonus),
-            **({} if self.grouping is None else self.grouping.claims()),
+            **({} if self.given.grouping is None else self.given.grouping.claims()),
             "mode": self.mode.name,
             "backend": self.runs_on,
-            "external": str(sorted(self.external or ())),
-            "current_version": str(None if self.versions is None else self.versions.current),
+            "external": str(sorted(self.given.external or ())),
+            "current_version": str(None if self.given.versions is None else self.given.versions.current),
             "wants a gradient": str(torch.is_grad_enabled() and tensors.read.first.requires_grad),
         }
         if tensors.batch.mass is not None:

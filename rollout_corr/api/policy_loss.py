@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction, Renormalized, Turns, mask_by_keyword
+from rollout_corr.api.correct import Correction, Renormalized, Turns, given_by, mask_by_keyword
 from rollout_corr.api.loss_request import (
     Divisor,
     LossRequest,
@@ -22,18 +22,13 @@ from rollout_corr.api.loss_request import (
     read_turns_of,
 )
 from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
-from rollout_corr.backends.batch import Batch, Result, check_validate, external_names
+from rollout_corr.backends.batch import Batch, Result, check_validate
 from rollout_corr.backends.choose import BackendName
-from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
-from rollout_corr.backends.groups import Groups
-from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import LossResult, LossTask, finite_tokens
-from rollout_corr.backends.read import add_ages, add_entropy, read_entropy
+from rollout_corr.backends.read import read_beside, read_entropy
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
-from rollout_corr.backends.sequence_groups import groups_given, read_groups, wanted_by
-from rollout_corr.backends.staleness import versions_given
 from rollout_corr.definition.entropy import total_of
 from rollout_corr.definition.loss import both
 from rollout_corr.metrics import loss as loss_metrics
@@ -210,18 +205,42 @@ def policy_loss(
         ValueError: A wrong shape, dtype, device, length or name, or arguments that exclude each other.
         TypeError: An argument of the wrong type.
     """
-    groups = Groups(batch_group, sequence_group, sequence_order)
+    given = given_by(
+        new_logp,
+        rollout_logp,  # type: ignore[arg-type]  # None where nothing is corrected
+        mask,
+        cu_seqlens=cu_seqlens,
+        spec=spec,  # type: ignore[arg-type]  # the same
+        advantages=advantages,
+        external=external,
+        log_mass=log_mass,
+        renormalized=renormalized,
+        turns=turns,
+        max_turns=max_turns,
+        entropy=entropy,
+        versions=versions,
+        current_version=current_version,
+        labels=labels,
+        label_names=label_names,
+        group_index=group_index,
+        group_size=group_size,
+        group_count=group_count,
+        backend=backend,
+        validate=validate,
+        batch_group=batch_group,
+        sequence_group=sequence_group,
+        sequence_order=sequence_order,
+        thresholds=thresholds,
+    )
+    groups = given.ranks
     groups.check()
     check_validate(validate)
     claimed = None
     try:
-        policies = old_logp, rollout_logp, ref_logp
-        kept_set = log_mass, renormalized
-        bounds = None if thresholds is None else completed(thresholds, spec)
-        tensors = read_tensors(new_logp, advantages, mask, *policies, cu_seqlens, validate, *kept_set)
-        spec = read_turns_of(tensors, spec, surrogate, turns, max_turns, validate, sequence_group is not None)
-        groups.check_advantages(tensors.batch, new_logp, advantages)
+        tensors = read_tensors(given, old_logp, ref_logp)
         request = LossRequest(
+            given=given,
+            spec=read_turns_of(tensors, given, surrogate),
             tensors=tensors,
             surrogate=surrogate,
             kl=kl,
@@ -231,19 +250,11 @@ def policy_loss(
             max_length=max_length,
             ready=read_ready(tensors, spec, correction, weights, train_mask),
             scales=None if scale is None else read_scales(tensors.read, tensors.batch, scale),
-            spec=spec,
-            external=external,
             entropy=None if entropy is None else read_entropy(tensors.read, entropy),
             bonus=entropy_bonus,
-            versions=versions_given(versions, current_version),
-            labels=None if labels is None and label_names is None else (labels, label_names),
-            grouping=groups_given(group_index, group_size, group_count),
             ids=None if sequence_ids is None else read_ids(tensors.batch, sequence_ids),
-            backend=backend,
-            groups=groups,
-            validate=validate,
-            bounds=bounds,
         )
+        inner = None if request.spec is None else _read_inner(request, request.spec)
         if validate and groups.some():
             claimed = request.claims()
     except (TypeError, ValueError) as error:
@@ -252,7 +263,7 @@ def policy_loss(
         raise
     if claimed is not None:
         groups.compare(claimed)
-    return _run(request)
+    return _run(request, inner)
 
 
 # --- running it ---
@@ -268,12 +279,12 @@ LOSSES: dict[str, Callable[[LossTask], LossResult]] = {
 }
 
 
-def _run(request: LossRequest) -> PolicyLoss:
+def _run(request: LossRequest, corrected: tuple[Batch, Spec] | None) -> PolicyLoss:
     """Correct where a Spec is given, run the loss, and put the result in the caller's layout."""
     tensors, wanted = request.tensors, request.objective
     batch, new = tensors.batch, tensors.read.first
     refuse_other_derivatives(new)
-    inner = None if request.spec is None else correct_inside(request, request.spec)
+    inner = None if corrected is None else _correct_inside(request, *corrected)
     weights, trains = request.ready if inner is None else (inner.factors, inner.trains)
     task = LossTask(
         new=new,
@@ -285,7 +296,7 @@ def _run(request: LossRequest) -> PolicyLoss:
         trains=trains,
         objective=wanted,
         differentiable=torch.is_grad_enabled() and new.requires_grad,
-        group=request.groups.sequence,
+        group=request.given.ranks.sequence,
         mass=batch.mass if request.mode.name == "bypass" else None,
         scales=request.scales,
     )
@@ -317,7 +328,7 @@ def _run(request: LossRequest) -> PolicyLoss:
 
 def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Tensor, Tensor, Tensor]:
     """Run a loss with its divisor: the value, which has the gradient, the statistics, and the divisor as a number."""
-    groups, wanted, batch = request.groups, task.objective, task.batch
+    groups, wanted, batch = request.given.ranks, task.objective, task.batch
     count = divisor.known
     if count is not None and divisor.of_this_rank:
         count = groups.sum(count)
@@ -352,7 +363,7 @@ def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: Lo
 
 def _looked_at(request: LossRequest, task: LossTask) -> Looked:
     """Let the surrogate of a call look at the batch."""
-    ids, groups = request.ids, request.groups
+    ids, groups = request.ids, request.given.ranks
     if task.objective.surrogate.by_group:
         return loss_blocks.look_at_groups(task, groups)
     if ids is None:
@@ -387,10 +398,10 @@ class InnerCorrection(NamedTuple):
     result: Result
 
 
-def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
-    """Correct from old/rollout, or from new/rollout where there is no old_logp."""
-    read, batch, old = request.tensors.read, request.tensors.batch, request.tensors.old
-    new, rollout = batch.train, request.tensors.rollout
+def _read_inner(request: LossRequest, spec: Spec) -> tuple[Batch, Spec]:
+    """Read the batch of the correction, from old/rollout, or from new/rollout where there is no old_logp; its Spec."""
+    given, read, old = request.given, request.tensors.read, request.tensors.old
+    new, rollout = request.tensors.batch.train, request.tensors.rollout
     if rollout is None:
         rollout = read.tensor("rollout_logp", None)  # raises
     for criterion in spec.criteria:
@@ -401,31 +412,20 @@ def correct_inside(request: LossRequest, spec: Spec) -> InnerCorrection:
     pairs: dict[str, tuple[Tensor, Tensor]] = {
         c.of: (new, other) for c in run.criteria if (other := denominators.get(c.of)) is not None
     }
-    if request.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
+    if given.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-    batch = batch.of(new if old is None else old, rollout, pairs)
-    batch.bounds = request.bounds
+    batch = request.tensors.batch.of(new if old is None else old, rollout, pairs)
     if all(criterion.when == "any" for criterion in run.criteria):
         batch.advantages = None
-    batch.external = read.external(external_names(spec), request.external)
-    if request.versions is not None or spec.reads_versions:
-        add_ages(read, batch, request.versions, spec)
-        request.groups.check_versions(batch, read.first, request.versions)
-    if request.labels is not None:
-        split = request.groups.sequence is not None
-        batch.labels = read_labels(read, batch, *request.labels, request.versions, split)
-        request.groups.check_labels(batch, read.first, request.labels[0])
-    if request.entropy is not None or spec.reads_entropy:
-        add_entropy(batch, request.entropy, spec)
-    if request.grouping is not None or run.needs_groups:
-        over_ranks = request.groups.batch is not None
-        of_batch = batch.count, batch.train.device
-        batch.groups = read_groups(request.grouping, wanted_by(run), *of_batch, over_ranks, request.validate)
-    if request.bounds is not None:
-        check_groups(request.bounds, batch.groups)
-        check_dtype(request.bounds, batch.dtype)
-    found = run_correction(batch, run, request.runs_on, request.groups)
-    # Under the caller's Spec, whose criteria have the same labels.
+    read_beside(read, batch, given, run)
+    return batch, run
+
+
+def _correct_inside(request: LossRequest, batch: Batch, run: Spec) -> InnerCorrection:
+    """Correct in the same call; statistics are under the caller's Spec, whose criteria have the same labels."""
+    spec = request.spec
+    assert spec is not None
+    found = run_correction(batch, run, request.runs_on, request.given.ranks)
     statistics = replace(found.statistics, spec=spec)
     factors, trains = found.weights, found.mask
     if not request.use.multiply:
@@ -463,11 +463,11 @@ def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor:
     if request.scales is not None:
         entropy = entropy * torch.where(request.scales.isfinite(), request.scales, 0.0)
     kept = both(None if task.trains is None else task.trains != 0, finite_tokens(task))
-    if request.groups.sequence is None or not objective.reduced.averages:
+    if request.given.ranks.sequence is None or not objective.reduced.averages:
         sequences, valid = whole.sequences_of(batch)
         total = total_of(entropy, valid, kept, bonus.scope, sequences, objective)
     else:
-        split, valid = whole.split_sequences_of(batch, request.groups.sequence)
+        split, valid = whole.split_sequences_of(batch, request.given.ranks.sequence)
         with torch.no_grad():
             total_of(entropy, valid, kept, bonus.scope, split, objective)
         split.start("policy_loss: the tokens of each sequence")

@@ -9,14 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Renormalized, Turns, mask_by_keyword, read_request
+from rollout_corr.api.correct import Renormalized, Turns, given_by, mask_by_keyword, read_request
 from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
 from rollout_corr.backends.completed import check_groups
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.read import Given
-from rollout_corr.backends.sequence_groups import groups_given
-from rollout_corr.backends.staleness import versions_given
 from rollout_corr.metrics.collectives import all_reduce, check_group
 from rollout_corr.spec.bounds_of_batch import Place
 from rollout_corr.spec.correction import Spec
@@ -143,11 +140,11 @@ def threshold_statistics(
             f"all micro-batches, got group_index={described(group_index)}, group_count={group_count!r}; groups that "
             "lie whole in one micro-batch need no other: give correct the bound"
         )
-    given = Given(
+    given = given_by(
         train_logp,
         rollout_logp,
         mask,
-        cu_seqlens,
+        cu_seqlens=cu_seqlens,
         spec=_without_groups(spec),
         advantages=advantages,
         external=external,
@@ -156,8 +153,10 @@ def threshold_statistics(
         turns=turns,
         max_turns=max_turns,
         entropy=entropy,
-        versions=versions_given(versions, current_version),
-        grouping=groups_given(group_index, None, group_count) if of_groups else None,
+        versions=versions,
+        current_version=current_version,
+        group_index=group_index if of_groups else None,
+        group_count=group_count if of_groups else None,
         validate=validate,
     )
     batch, run = read_request(given)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import LOGP_DTYPES, MASK_DTYPES, Batch, Reader, checked_tensor, external_names, reader
+from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.sequence_groups import GroupsGiven
+from rollout_corr.backends.sequence_groups import GroupsGiven, read_groups, wanted_by
 from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
 from rollout_corr.definition.tokens import KeptMass
@@ -31,7 +32,7 @@ LARGEST_LOG_MASS = 0.01
 
 
 class Given(NamedTuple):
-    """The arguments of `correct`.
+    """The arguments of `correct`, and those that `policy_loss` shares with it: there train_logp is new_logp.
 
     Attributes:
         train_logp, rollout_logp, mask, cu_seqlens, spec, advantages, external, log_mass, renormalized, turns,
@@ -45,7 +46,7 @@ class Given(NamedTuple):
     rollout_logp: LogProbs
     mask: LogProbs | None = None
     cu_seqlens: Tensor | None = None
-    spec: Spec = Spec()
+    spec: Spec | None = Spec()
     advantages: LogProbs | None = None
     external: Mapping[str, LogProbs] | None = None
     log_mass: LogProbs | None = None
@@ -69,33 +70,54 @@ class Given(NamedTuple):
         return self.labels is not None or self.label_names is not None
 
 
-def read_batch(given: Given) -> Batch:
-    """Check every argument of `correct` and read it. Copies nothing, except for a list."""
-    spec, advantages, validate, split = given.spec, given.advantages, given.validate, given.ranks.sequence is not None
+def read_batch(given: Given, spec: Spec) -> Batch:
+    """Check every argument of `correct` and read it. Copies nothing, except for a list.
+
+    Args:
+        given: The arguments.
+        spec: The Spec, which measures turns where there are some.
+    """
+    advantages, validate = given.advantages, given.validate
     read = reader("train_logp", given.train_logp, given.cu_seqlens, validate)
     rollout = read.tensor("rollout_logp", given.rollout_logp)
     mask = read.optional("mask", given.mask, MASK_DTYPES)
     batch = Batch(read.detached(read.first), rollout, mask, read.offsets, read.count, read.layout.give_back, given.mask)
     if given.log_mass is not None or given.renormalized != "rollout":
         batch.mass = read_mass(read, batch, given.log_mass, given.renormalized, validate)
-    if spec.criteria or given.external is not None:
-        batch.external = read.external(external_names(spec), given.external)
-    if given.versions is not None or spec.reads_versions:
-        add_ages(read, batch, given.versions, spec)
-    if given.entropy is not None or spec.reads_entropy:
-        add_entropy(batch, None if given.entropy is None else read_entropy(read, given.entropy), spec)
     for criterion in spec.criteria:
         if criterion.when != "any" and advantages is None:
             raise ValueError(f"advantages: expected a tensor for the criterion with when={criterion.when!r}, got None")
     if advantages is not None:
         batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
+        given.ranks.check_advantages(batch, given.train_logp, advantages)
     if given.turns is not None:
+        split = given.ranks.sequence is not None
         batch.turns = read_turns(read, batch, given.turns, given.max_turns, validate, split)
-    if given.has_labels():
-        batch.labels = read_labels(
-            read, batch, given.labels, given.label_names, given.versions, given.ranks.sequence is not None
-        )
+    read_beside(read, batch, given, spec)
     return batch
+
+
+def read_beside(read: Reader, batch: Batch, given: Given, spec: Spec) -> None:
+    """Read what a correction tests, measures or divides by beside log-probs into a batch, and bounds that are known."""
+    ranks, leader = given.ranks, given.train_logp
+    if spec.criteria or given.external is not None:
+        batch.external = read.external(external_names(spec), given.external)
+    if given.versions is not None or spec.reads_versions:
+        add_ages(read, batch, given.versions, spec)
+        ranks.check_versions(batch, leader, given.versions)
+    if given.entropy is not None or spec.reads_entropy:
+        add_entropy(batch, None if given.entropy is None else read_entropy(read, given.entropy), spec)
+    if given.has_labels():
+        split = ranks.sequence is not None
+        batch.labels = read_labels(read, batch, given.labels, given.label_names, given.versions, split)
+        ranks.check_labels(batch, leader, given.labels)
+    if given.grouping is not None or spec.needs_groups:
+        of_batch, over_ranks = (batch.count, batch.train.device), ranks.batch is not None
+        batch.groups = read_groups(given.grouping, wanted_by(spec), *of_batch, over_ranks, given.validate)
+    if given.thresholds is not None:
+        batch.bounds = completed(given.thresholds, given.spec)
+        check_groups(batch.bounds, batch.groups)
+        check_dtype(batch.bounds, batch.dtype)
 
 
 def add_ages(read: Reader, batch: Batch, versions: Versions | None, spec: Spec) -> None:
