@@ -26,9 +26,9 @@ SLOW = (
     "product_propagate", "geometric_clamped", "geometric_mixed", "tokens_of_d", "tokens_of_probabilities",
     "sequences_of_d", "sequences_of_exp", "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late",
     "late_zeroed", "skyrl.tldr", "slime.mis", "areal.kpop", "open_instruct.vaco", "kept_set_replayed", "split_padded",
-    "split_fp64", "labels_token", "labels_icepop", "labels_turns", "prefix_budget", "prefix_kept",
-    "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence", "loss_kl_cov", "turns_split", "prefix_turns",
-    "metrics_huge", "token_fp16", "token_bf16_rollout", "dry_run", "late_after_tokens", "turns_product", "prefix_split",
+    "split_fp64",
+    "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence", "loss_kl_cov", "turns_split",
+    "metrics_huge", "token_fp16", "token_bf16_rollout", "dry_run", "late_after_tokens", "turns_product",
     "loss_gmpo_padded", "loss_gspo_token", "loss_ppo_bf16",
 )  # fmt: skip
 OFTEN_RUN = [name for name in CASES if name not in SLOW]
