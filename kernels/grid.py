@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rollout_corr.kernels import slots, tiles
-from rollout_corr.kernels.launches import warp_size
 from rollout_corr.kernels.slots import Tiling
 from rollout_corr.spec.caches import cached, registered
 
@@ -132,7 +131,7 @@ class Grid:
         unit_count, unit_programs: Owners of slots, which with turns are these, and programs that pass over them.
         TILING, TILING_OF_APPLY, SHAPE: Those of the cut.
         cut: The shape with its tilings.
-        counted: What the columns of tables count, in the order of `WorkspaceLayout`s.
+        sequence_rows: Rows of the tables that programs over sequences fill.
         contiguous: All tensors that are read with strides of their own are.
     """
 
@@ -158,7 +157,7 @@ class Grid:
     TILING_OF_APPLY: Tiling
     SHAPE: Shape
     cut: Cut
-    counted: tuple[int, int, int, int, int]
+    sequence_rows: int
     contiguous: bool
 
 
@@ -259,7 +258,7 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         TILING_OF_APPLY=cut.spread,
         SHAPE=shape,
         cut=cut,
-        counted=(slots_of_read, token_programs, sequence_programs * shares, sequences, parts),
+        sequence_rows=sequence_programs * shares,
         contiguous=contiguous,
     )
 
@@ -274,14 +273,7 @@ def of_units(grid: Grid, sequences: int, beside: bool = False) -> Grid:
         beside: Programs over sequences stand behind those over turns.
     """
     programs = -(-(sequences + 2) // grid.SHAPE.sequences) + (grid.sequence_programs if beside else 0)
-    slots, tokens, _, turns, parts = grid.counted
-    return replace(
-        grid,
-        sequence_programs=programs,
-        shares=1,
-        owner_count=sequences + 2,
-        counted=(slots, tokens, programs, turns, parts),
-    )
+    return replace(grid, sequence_programs=programs, shares=1, owner_count=sequences + 2, sequence_rows=programs)
 
 
 def _reads_of(tensors: Sequence[Tensor], packed: bool) -> tuple[bool, bool]:
@@ -290,6 +282,22 @@ def _reads_of(tensors: Sequence[Tensor], packed: bool) -> tuple[bool, bool]:
     unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in apart)
     rows = packed or all(x.stride(0) % 16 == 0 or x.shape[0] <= 1 for x in apart)
     return unit, unit and rows and all(x.data_ptr() % 16 == 0 for x in tensors)
+
+
+@cached(maxsize=16)
+def warp_size(device: torch.device) -> int:
+    """Count the threads of a warp: 32, or 64 on some of AMD's GPUs."""
+    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
+
+
+def over_tokens(grid: Grid) -> tuple[int, int]:
+    """Programs of a kernel that passes over tokens, and the threads of each."""
+    return grid.token_programs, grid.cut.warp
+
+
+def over_units(grid: Grid) -> tuple[int, int]:
+    """Programs of a kernel that passes over the owners of slots, and the threads of each."""
+    return grid.unit_programs, SEQUENCE_THREADS
 
 
 # For tensors of the device that is the current one already.

@@ -1,4 +1,4 @@
-"""Launch kernels without Triton's dispatch: by the compiled kernel that it took before for a launch of the same kind.
+"""Launches of kernels: operations, whose kernels share tensors and tables, and launches past Triton's dispatch.
 
 Triton finds a compiled kernel by a key that it makes of every argument, 25 microseconds a launch. All of that key
 follows from a few things that a launcher knows anyway: dtypes, constants, the shape class, and which addresses are
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import reduce
 from inspect import signature
 from itertools import accumulate, repeat
+from math import prod
 from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
@@ -23,252 +24,227 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
+from rollout_corr.kernels.grid import SIZES, Grid, sizes_of, strides_of, warp_size
 from rollout_corr.spec.caches import cached
 
-# Bytes from one slice of a workspace to the next, beyond what alignment takes; tests look there for stray writes.
+# Bytes from one table to the next, beyond what alignment takes; tests look there for stray writes.
 GAP = 0
-# Elements of a slice are counted in multiples of this, so that every slice begins at a multiple of 16 bytes.
+# Elements of a table are counted in multiples of this, so that every table begins at a multiple of 16 bytes.
 ROUNDED = 16
 # AMD's compiler is told of tensors in storages up to this size.
 SMALL_STORAGE = 2**31 - 1
 
 
-def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Give what picks values by their places, as a tuple however many there are."""
+# --- scratch memory ---
+
+
+class Table(NamedTuple):
+    """A table in the scratch memory of a call, [rows, columns] or [columns]."""
+
+    name: str  # the parameter of kernels that takes it
+    per: str  # the field of `Grid` that counts its columns
+    rows: int | None  # None: one dimension; 0: there is no such table, and kernels take None
+    dtype: torch.dtype
+
+
+def tables_of_partials(sums: int, maxima: int) -> list[Table]:
+    """List the tables of so many columns that programs over tokens store, and those of parts of these."""
+    return [
+        Table("token_sums", "token_programs", sums, torch.float64),
+        Table("token_maxima", "token_programs", maxima, torch.float64),
+        Table("part_sums", "parts", sums, torch.float64),
+        Table("part_maxima", "parts", maxima, torch.float64),
+    ]
+
+
+class Scratch:
+    """All scratch memory of a call: one allocation, and the addresses of tables within it.
+
+    Whether a pointer is aligned is part of a compile key, so every table begins at a multiple of 16 bytes, whatever
+    the size of the batch.
+    """
+
+    __slots__ = ("_grid", "address", "addresses", "memory", "tables")
+
+    def __init__(
+        self, tables: tuple[Table, ...], places: Sequence[int], size: int, grid: Grid | None, device: torch.device
+    ) -> None:
+        # Tests exchange torch.empty by what takes its arguments like this.
+        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self.address = address = self.memory.data_ptr()
+        self.addresses = list(map(address.__add__, places))
+        self.tables, self._grid = tables, grid
+
+    def tensor(self, name: str) -> Tensor:
+        """View a table as a tensor: for Triton when it compiles, for its interpreter, for tests."""
+        place = [table.name for table in self.tables].index(name)
+        table, start = self.tables[place], self.addresses[place] - self.address
+        columns: int = getattr(self._grid, table.per)
+        size = (columns,) if table.rows is None else (table.rows, columns)
+        return self.memory[start : start + prod(size) * table.dtype.itemsize].view(table.dtype).view(size)
+
+
+def places_of(tables: tuple[Table, ...], grid: Grid, gap: int) -> tuple[list[int], int]:
+    """Lay tables side by side, so many bytes apart: the first byte of each, and the bytes of all."""
+    columns = [-(-getattr(grid, table.per) // ROUNDED) * ROUNDED for table in tables]
+    widths = [table.dtype.itemsize * (1 if table.rows is None else table.rows) for table in tables]
+    *places, size = accumulate([gap + many * width for many, width in zip(columns, widths, strict=True)], initial=0)
+    return places, size
+
+
+# --- operations ---
+
+
+def picker(places: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Make what picks entries by their places or names, as a tuple however many there are."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda values: tuple([values[place] for place in places])
 
 
-# --- scratch memory ---
-
-
-class Field(NamedTuple):
-    """A table that a workspace holds, [rows, count] or [count]."""
-
-    name: str
-    rows: int | None  # None: one dimension
-    dtype: torch.dtype
-
-    @property
-    def width(self) -> int:
-        """Bytes for each of what its columns count."""
-        return self.dtype.itemsize * (1 if self.rows is None else self.rows)
-
-
-class WorkspaceLayout:
-    """The tables of an operation, grouped by what their columns count.
+class Site:
+    """A kernel at its place in an operation, with what was compiled for its launches there.
 
     Args:
-        groups: Tables for each of the counts that `Workspace` is given, in order.
+        kernel: The kernel.
+        size: Gives its programs, and the threads of a program, for a grid.
+        fixed: Parameters that have the same value in all launches: constants, and None.
+        renamed: Names of values by the parameters of the kernel that go by another name.
     """
 
-    def __init__(self, *groups: Sequence[Field]) -> None:
-        tables = [(number, field) for number, group in enumerate(groups) for field in group]
-        self.fields = [field for _, field in tables]
-        self.names = tuple([field.name for field in self.fields])
-        self.groups = [number for number, _ in tables]
+    __slots__ = ("compiled", "fixed", "is_known", "kernel", "pick", "places", "renamed", "size")
+
+    def __init__(
+        self,
+        kernel: Any,
+        size: Callable[[Grid], tuple[int, int]],
+        fixed: Mapping[str, object],
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        self.kernel, self.size, self.fixed, self.renamed = kernel, size, fixed, dict(renamed or {})
+        self.compiled: dict[object, Kept] = {}
+        self.is_known = is_known(kernel)
+        # The place of each argument among the values of a call, and what picks them; see `Operation`.
+        self.places: dict[str, int] = {}
+        self.pick = picker(())
 
 
-class Workspace:
-    """All scratch memory of a call: one allocation, and the addresses of tables within it, side by side.
+class Call(NamedTuple):
+    """What the launches of a call have in common."""
 
-    Whether a pointer is aligned is part of a compile key, so every table begins at a multiple of 16 bytes, whatever
-    the counts.
+    # Addresses of tensors and tables, strides, external tensors, sizes, constants: kernels take their arguments here.
+    values: tuple[Any, ...]
+    tensors: tuple[Tensor, ...]  # which have to live until the launches
+    scratch: Scratch
+    key: object  # tells launches of a site apart that Triton may compile apart
+    device: torch.device
+
+
+class Operation:
+    """Kernels that are launched one after the other, with the tensors and the tables that they take by name.
+
+    Its calls are alike in everything that decides how a kernel is compiled, but for the grid and for alignments: in
+    dtypes, in the device, and in which of the tensors are None.
+
+    Args:
+        sites: The kernels.
+        tables: Tables that they leave results in for each other.
+        strided: Tensors that may lie in memory anyhow. Kernels take the strides of "x" or "x_logp" as x_row and x_step.
     """
 
-    __slots__ = ("_made", "addresses", "counts", "first", "layout", "memory")
+    def __init__(self, sites: Sequence[Site], tables: Sequence[Table] = (), strided: Sequence[str] = ()) -> None:
+        self.sites, self.strided = tuple(sites), tuple(strided)
+        self.tables = tuple([table for table in tables if table.rows != 0])
+        self._missing = [table.name for table in tables if table.rows == 0]
+        self.constants = (None, *[x for site in self.sites for x in site.fixed.values()])
+        # Picks the tensors that are not None; made from those of the first call.
+        self._held: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None
 
-    def __init__(self, layout: WorkspaceLayout, counts: tuple[int, ...], device: torch.device) -> None:
-        places, total = places_of(layout, counts, GAP)
-        # Tests exchange torch.empty by what takes its arguments like this.
-        self.memory = torch.empty(total, dtype=torch.uint8, device=device)
-        self.first = first = self.memory.data_ptr()
-        self.addresses = list(map(first.__add__, places))
-        self.layout, self.counts = layout, counts
-        self._made: dict[str, Tensor] | None = None
+    def launches(
+        self, tensors: Mapping[str, Tensor | None], grid: Grid, externals: tuple[Tensor, ...] = ()
+    ) -> tuple[Launch, ...]:
+        """Allocate the tables of a call and list its launches.
 
-    def tensor(self, name: str) -> Tensor:
-        """Give a table as a tensor: to Triton when it compiles, to its interpreter, to tests."""
-        if self._made is None:
-            self._made = {}
-        if name not in self._made:
-            place = self.layout.names.index(name)
-            field, count = self.layout.fields[place], self.counts[self.layout.groups[place]]
-            start = self.addresses[place] - self.memory.data_ptr()
-            size = (count,) if field.rows is None else (field.rows, count)
-            self._made[name] = self.memory[start : start + field.width * count].view(field.dtype).view(size)
-        return self._made[name]
+        Args:
+            tensors: All tensors by name.
+            grid: The division of the batch.
+            externals: Tensors that a kernel takes as a tuple, by the name "externals".
+        """
+        held = (self._held or self._bind(tensors))(tensors)
+        device = held[0].device
+        strides, constants, sites, (places, size) = sized_for(self, grid, GAP)
+        if not grid.contiguous and self.strided:
+            strides = strides_of([tensors[name] for name in self.strided], grid)
+        scratch = Scratch(self.tables, places, size, grid, device) if places else NOTHING
+        addresses = tuple(map(Tensor.data_ptr, held))
+        values = *addresses, *scratch.addresses, *strides, externals, *constants
+        if externals:
+            addresses = *addresses, *map(Tensor.data_ptr, externals)
+        key = grid.cut, alignment_of(addresses, held + externals, scratch)
+        call = Call(values, held, scratch, key, device)
+        return tuple([Launch(*one, call) for one in sites])
+
+    def _bind(self, tensors: Mapping[str, Tensor | None]) -> Callable[[Mapping[str, Any]], tuple[Tensor, ...]]:
+        """Find the place of everything that kernels take among the values of a call; give what picks the tensors."""
+        held = [name for name, x in tensors.items() if x is not None]
+        prefixes = [name.removesuffix("_logp") for name in self.strided]
+        strides = [f"{prefix}_{one}" for prefix in prefixes for one in ("row", "step")]
+        fixed = [(site, parameter) for site in self.sites for parameter in site.fixed]
+        names = [*held, *[table.name for table in self.tables], *strides, "externals", *SIZES, None, *fixed]
+        places: dict[object, int] = {name: place for place, name in enumerate(names)}
+        places |= dict.fromkeys({*tensors, *self._missing} - {*held}, places[None])
+        for site in self.sites:
+            takes = {name: (site, name) if name in site.fixed else name for name in parameters_of(site.kernel)}
+            site.places = {name: places[value] for name, value in (takes | site.renamed).items()}
+            site.pick = picker(tuple(site.places.values()))
+        self._held = picker(held)
+        return self._held
+
+
+class Sized(NamedTuple):
+    """What calls of an operation have in common that divide their batches alike."""
+
+    strides: list[int]  # of strided tensors, if they are contiguous
+    constants: tuple[Any, ...]  # and sizes
+    sites: tuple[tuple[Site, int, int], ...]  # with the programs of each launch, and the threads of a program
+    tables: tuple[list[int], int]  # see `places_of`
 
 
 @cached(maxsize=1024)
-def places_of(layout: WorkspaceLayout, counts: tuple[int, ...], gap: int) -> tuple[list[int], int]:
-    """Lay tables side by side, and that many bytes apart: the first byte of each, and the bytes of all."""
-    lengths = [
-        gap + -(-counts[group] // ROUNDED) * ROUNDED * field.width
-        for group, field in zip(layout.groups, layout.fields, strict=True)
-    ]
-    *places, total = accumulate(lengths, initial=0)
-    return places, total
+def sized_for(operation: Operation, grid: Grid, gap: int) -> Sized:
+    """Find what calls of an operation have in common on batches of a size."""
+    return Sized(
+        [grid.width, 1] * len(operation.strided),
+        (*sizes_of(grid), *operation.constants),
+        tuple([(site, *site.size(grid)) for site in operation.sites]),
+        places_of(operation.tables, grid, gap),
+    )
 
 
-# Of launches that need no scratch memory.
-NOTHING = Workspace(WorkspaceLayout(), (), torch.device("cpu"))
+# Of operations without tables.
+NOTHING = Scratch((), (), 0, None, torch.device("cpu"))
 
 
 # --- launches ---
 
 
-class Names:
-    """The names of the values that the launches of an operation take their arguments from, in order.
-
-    Args:
-        tensors: All tensors that they may take, and which of them are there; values hold those by address.
-        tables: Tables of the workspace, by address too.
-        strided: Tensors that are read with strides of their own, see `grid.strides_of`. Behind them, "externals" are
-            further tensors.
-        others: What values hold as it is. Behind them stands None, by the name "nothing".
-    """
-
-    def __init__(
-        self, tensors: Mapping[str, object], tables: Sequence[str], strided: Sequence[str], others: Sequence[str]
-    ) -> None:
-        self.tensors, self.tables = tuple([name for name, there in tensors.items() if there]), tuple(tables)
-        self._held = picker([place for place, there in enumerate(tensors.values()) if there])
-        strides = [f"{name}_{one}" for name in strided for one in ("row", "step")]
-        every = (*self.tensors, *tables, *strides, "externals", *others, "nothing")
-        self.places = {name: place for place, name in enumerate(every)}
-
-    def operands(
-        self,
-        tensors: Sequence[Tensor | None],
-        workspace: Workspace,
-        strides: Sequence[int],
-        extras: tuple[Tensor, ...],
-        others: Sequence[Any],
-        key: object,
-        device: torch.device,
-    ) -> Operands:
-        """Give the operands of a call.
-
-        Args:
-            tensors: All tensors in order; those that are not there are not looked at.
-            workspace: The tables.
-            strides: Those of strided tensors.
-            extras: The further tensors.
-            others: The other values.
-            key: What tells launches apart beside alignments.
-            device: The device of the tensors.
-        """
-        held = self._held(tensors)
-        addresses = tuple(map(Tensor.data_ptr, held))
-        values = *addresses, *workspace.addresses, *strides, extras, *others, None
-        key = key, alignment_of(addresses, held, workspace, extras)
-        return Operands(values, held, workspace, key, device)
-
-
-class Site:
-    """A kernel at its place in an operation, with what was compiled for its launches there.
-
-    Everything that a compilation depends on is the same for all of its launches, but for their keys.
-
-    Args:
-        kernel: The kernel.
-        names: The names of values.
-        renamed: Names of values by parameters of the kernel that go by another name. One without a value takes None.
-    """
-
-    __slots__ = ("_names", "compiled", "kernel", "known", "pick", "takes")
-
-    def __init__(self, kernel: Any, names: Names, renamed: Mapping[str, str] | None = None) -> None:
-        renamed = {} if renamed is None else renamed
-        self.kernel, self._names = kernel, names
-        self.compiled: dict[Any, Kept] = {}
-        # The name of the value that each parameter takes, and what picks these values.
-        takes = {name: renamed.get(name, name) for name in parameters_of(kernel)}
-        self.takes = {name: value if value in names.places else "nothing" for name, value in takes.items()}
-        self.pick = picker([names.places[name] for name in self.takes.values()])
-        self.known = _is_known(kernel)
-
-    def arguments(self, call: Operands) -> dict[str, Any]:
-        """Give every parameter by name, as Triton's dispatch takes it: tensors in the place of addresses."""
-        names, found = self._names, {}
-        for parameter, name in self.takes.items():
-            if name in names.tensors:
-                found[parameter] = as_bytes(call.tensors[names.tensors.index(name)])
-            elif name in names.tables:
-                found[parameter] = call.workspace.tensor(name)
-            else:
-                found[parameter] = call.values[names.places[name]]
-        return found
-
-
 class Kept(NamedTuple):
-    """A compiled kernel, and how Triton called its launcher.
+    """A compiled kernel, and what Triton gives its launcher."""
 
-    Attributes:
-        compiled: The kernel itself: Triton 3.9 unloads its module when nothing refers to it any more.
-        launcher: Its launcher.
-        function: Its handle.
-        metadata: What the launcher wants to know of it.
-        driver: The driver that it was compiled for.
-    """
-
-    compiled: Any
+    compiled: Any  # Triton 3.9 unloads its module when nothing refers to it any more
     launcher: Callable[..., object]
     function: Any
     metadata: Any
-    driver: Any
-
-
-class Operands(NamedTuple):
-    """All that the launches of a call have in common.
-
-    Attributes:
-        values: What they take their arguments from, in the order of `Names`.
-        tensors: The tensors whose addresses are among them, which have to live until the launches.
-        workspace: The tables whose addresses are among them.
-        key: Tells launches of a site apart that Triton may compile apart.
-        device: The device of the tensors.
-    """
-
-    values: tuple[Any, ...]
-    tensors: tuple[Tensor, ...]
-    workspace: Workspace
-    key: object
-    device: torch.device
-
-
-class Sized(NamedTuple):
-    """The launches that calls of one recipe and one division have in common.
-
-    Attributes:
-        values: Values that are no addresses.
-        launches: Of each launch the site, the number of programs, and the threads of a program.
-    """
-
-    values: tuple[Any, ...]
-    launches: tuple[tuple[Site, int, int], ...]
-
-    def on(self, operands: Operands) -> tuple[Launch, ...]:
-        """List the launches of a call."""
-        return tuple([Launch(*one, operands) for one in self.launches])
+    driver: Any  # that it was compiled for
 
 
 class Launch:
-    """A kernel launch, ready to run or to be compiled ahead of time.
+    """A launch of so many programs of a kernel, ready to run or to be compiled ahead of time."""
 
-    Attributes:
-        site: The kernel, and what has been compiled for it.
-        programs: The number of programs.
-        threads: Threads of a program.
-        operands: What it takes its arguments from.
-    """
+    __slots__ = ("call", "programs", "site", "threads")
 
-    __slots__ = ("operands", "programs", "site", "threads")
-
-    def __init__(self, site: Site, programs: int, threads: int, operands: Operands) -> None:
-        self.site, self.programs, self.threads, self.operands = site, programs, threads, operands
+    def __init__(self, site: Site, programs: int, threads: int, call: Call) -> None:
+        self.site, self.programs, self.threads, self.call = site, programs, threads, call
 
     @property
     def kernel(self) -> Any:
@@ -278,12 +254,15 @@ class Launch:
     @property
     def device(self) -> torch.device:
         """The device that it runs on."""
-        return self.operands.device
+        return self.call.device
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Every parameter of the kernel by name, tables as tensors."""
-        return self.site.arguments(self.operands)
+        """Every parameter of the kernel by name, with tensors in the place of addresses, as Triton takes them."""
+        values, tensors, scratch, _, _ = self.call
+        first = [*map(as_bytes, tensors), *[scratch.tensor(table.name) for table in scratch.tables]]
+        every = (*first, *values[len(first) :])
+        return {name: every[place] for name, place in self.site.places.items()}
 
     def options(self, warp: int, nvidia: bool) -> dict[str, int]:
         """Give Triton's options: warps of so many threads and, of a pass over tokens on NVIDIA, a cap of registers."""
@@ -295,17 +274,17 @@ class Launch:
 
     def run(self) -> None:
         """Launch it on the current stream of its device, which is the current one."""
-        kept = self.site.compiled.get(self.operands.key)
+        kept = self.site.compiled.get(self.call.key)
         if kept is None or kept.driver is not plain_driver(self.site.kernel):
             self._dispatch()
         else:
-            kept.launcher(*self._call(kept))
+            kept.launcher(*self._as_kept(kept))
 
-    def _call(self, kept: Kept) -> tuple[Any, ...]:
-        """List the arguments of a launcher, as Triton's dispatch gives them where there is no hook to be called."""
-        stream = kept.driver.get_current_stream(self.device.index or 0)
-        arguments = self.site.pick(self.operands.values)
-        return self.programs, 1, 1, stream, kept.function, kept.metadata, None, None, None, *arguments
+    def _as_kept(self, kept: Kept) -> tuple[Any, ...]:
+        """List the arguments of the launcher, as Triton's dispatch gives them where there is no hook to be called."""
+        call, (_, _, function, metadata, driver) = self.call, kept
+        stream = driver.get_current_stream(call.device.index or 0)
+        return self.programs, 1, 1, stream, function, metadata, None, None, None, *self.site.pick(call.values)
 
     def _dispatch(self) -> None:
         """Launch it through Triton, and keep the kernel that it takes if `run` would launch that in the same way."""
@@ -314,7 +293,7 @@ class Launch:
         if getattr(_THREAD, "only_compiles", False):
             kernel.warmup(**named, grid=grid, **options)
             return
-        driver = plain_driver(kernel) if self.site.known else None
+        driver = plain_driver(kernel) if self.site.is_known else None
         if driver is None:
             kernel[grid](**named, **options)
             return
@@ -325,8 +304,8 @@ class Launch:
             # The grid and the stream, these two, what hooks are told, the hooks, and the kernel's arguments.
             if len(call) > 9:
                 kept = Kept(compiled, launcher, function=call[4], metadata=call[5], driver=driver)
-                if is_same_call(call, self._call(kept)):
-                    self.site.compiled[self.operands.key] = kept
+                if is_same_call(call, self._as_kept(kept)):
+                    self.site.compiled[self.call.key] = kept
 
 
 # Of this thread alone: what others launch meanwhile is launched.
@@ -402,7 +381,7 @@ def plain_driver(kernel: Any) -> Any:
             or runtime.launch_exit_hook.calls
             or kernel.pre_run_hooks
             or knobs.compilation.instrumentation_mode
-            or (HAS_STAGES and runtime.add_stages_inspection_hook is not None)
+            or getattr(runtime, "add_stages_inspection_hook", None) is not None
         ):
             return None
     except AttributeError:
@@ -412,18 +391,13 @@ def plain_driver(kernel: Any) -> Any:
 
 # Triton's own, beside which stands the module of this name.
 DRIVERS = triton.runtime.driver
-HAS_STAGES = hasattr(knobs.runtime, "add_stages_inspection_hook")
 
 
-def _is_known(kernel: Any) -> bool:
-    """Tell whether compilations of a kernel depend on nothing but dtypes, alignments and constants.
-
-    That is so where Triton is told not to look at values of numbers.
-    """
-    if type(kernel) is not JITFunction:
-        return False
-    numbers = [one for one in kernel.params if not one.is_constexpr and one.annotation_type]
-    return all(one.do_not_specialize for one in numbers)
+def is_known(kernel: Any) -> bool:
+    """Tell whether compilations of a kernel depend on dtypes, alignments and constants, and on no value of a number."""
+    return type(kernel) is JITFunction and all(
+        one.do_not_specialize for one in kernel.params if not one.is_constexpr and one.annotation_type
+    )
 
 
 @cached(maxsize=64)
@@ -432,36 +406,19 @@ def parameters_of(kernel: Any) -> tuple[str, ...]:
     return tuple(signature(kernel.fn).parameters)
 
 
-@cached(maxsize=16)
-def warp_size(device: torch.device) -> int:
-    """Count the threads of a warp: 32, or 64 on some of AMD's GPUs."""
-    return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
-
-
 def as_bytes(x: Any) -> Any:
     """View a bool tensor as the bytes it holds: a byte of 2 is valid too."""
     return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == torch.bool else x
 
 
-def alignment_of(
-    addresses: tuple[int, ...], tensors: tuple[Tensor, ...], workspace: Workspace, extras: tuple[Tensor, ...]
-) -> object:
-    """Give what Triton tells the compiler of pointers to tensors beside their dtypes, as a part of a key.
-
-    Args:
-        addresses: The addresses of the tensors.
-        tensors: The tensors.
-        workspace: The tables.
-        extras: Further tensors.
-    """
-    if extras:
-        tensors, addresses = (*tensors, *extras), (*addresses, *map(Tensor.data_ptr, extras))
-    if torch.version.hip is None and (reduce(or_, addresses) | workspace.first) & 15 == 0:
+def alignment_of(addresses: tuple[int, ...], tensors: tuple[Tensor, ...], scratch: Scratch) -> object:
+    """Give what Triton tells the compiler of pointers to tensors beside their dtypes, as a part of a key."""
+    if torch.version.hip is None and (reduce(or_, addresses) | scratch.address) & 15 == 0:
         return 0  # all of them are aligned, which is the rule
-    aligned = tuple([x & 15 == 0 for x in (*addresses, workspace.first)])
+    aligned = tuple([x & 15 == 0 for x in (*addresses, scratch.address)])
     if torch.version.hip is None:
         return aligned
-    return aligned, tuple([x.untyped_storage().nbytes() <= SMALL_STORAGE for x in (*tensors, workspace.memory)])
+    return aligned, tuple([x.untyped_storage().nbytes() <= SMALL_STORAGE for x in (*tensors, scratch.memory)])
 
 
 def dtypes_of(tensors: Sequence[Tensor | None]) -> tuple[torch.dtype | None, ...]:

@@ -13,13 +13,23 @@ import torch
 from torch import Tensor
 
 from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, owners_here
+from rollout_corr.kernels.correct.apply import apply_kernel
+from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.measures import COPIES
-from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.recipe import BY_OWNER, Wanted, recipe_of, sized_for
-from rollout_corr.kernels.grid import current, grid_for, of_units, strides_of
-from rollout_corr.kernels.launches import Launch, Workspace, dtypes_of
+from rollout_corr.kernels.correct.numbers import numbers_of
+from rollout_corr.kernels.correct.plan import Plan, Tables
+from rollout_corr.kernels.correct.planner import plan_of
+from rollout_corr.kernels.correct.read import read_kernel
+from rollout_corr.kernels.gather import gather_kernel
+from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
+from rollout_corr.kernels.launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
+from rollout_corr.kernels.partials import groups, kept_maxima
+from rollout_corr.kernels.uploads import upload_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
+from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
+
+# --- what comes and goes ---
 
 
 @dataclass
@@ -88,6 +98,115 @@ class Found:
     keep_turns: Tensor | None = None  # [U] bool
 
 
+# --- the operation ---
+
+STRIDED = ("train_logp", "rollout_logp", "mask")
+# The tables of slots, which a split batch also has by owner.
+BY_OWNER = Tables.of_slots
+
+
+class CorrectOperation(Operation):
+    """The kernels of `correct` for a Spec, the dtypes of a batch and a device.
+
+    Attributes:
+        plan: The plan of the kernels.
+        kind: The dtype that computes.
+        statistics: How many.
+        sums: How many of them are sums.
+        numbers: The thresholds.
+    """
+
+    def __init__(self, spec: Spec, device: torch.device, plan: Plan, kind: torch.dtype, split: bool) -> None:
+        maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
+        bins = HISTOGRAM_BINS if plan.full else 0
+        self.plan, self.kind = plan, kind
+        self.sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
+        self.statistics = self.sums + maxima
+        self.numbers = upload_of(tuple(numbers_of(spec, plan.double).values()), device)
+        # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
+        unread = {"advantages": None} if plan.advantages == "token" else {}
+        gathered = {table: f"{table}_out" for table in BY_OWNER} | {"slots": "unit_count"} if split else {}
+
+        def deciding(grid: Grid) -> tuple[int, int]:
+            programs = grid.sequence_programs * (grid.shares if grid.shares > 1 and plan.zeroes else 1)
+            return programs + grid.parts * groups(plan) + plan.full, SEQUENCE_THREADS
+
+        sites = [Site(read_kernel, over_tokens, {"PLAN": plan})]
+        if split:
+            sites.append(Site(gather_kernel, over_units, {"PLAN": plan}))
+        sites.append(Site(decide_kernel, deciding, {"PLAN": plan, "BY_OWNER": split} | unread, gathered))
+        if plan.applies:
+            # It has slots of its own.
+            own = {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
+            sites.append(
+                Site(apply_kernel, lambda grid: (grid.programs_of_apply, grid.cut.threads), {"PLAN": plan}, own)
+            )
+        super().__init__(sites, _tables_of(plan, kind), STRIDED)
+
+
+def _tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
+    """List the tables of a plan. Those of programs over sequences are [rows, columns] to the kernels.
+
+    The counter is the first of its table.
+    """
+    return [
+        Table("counts", "slots", len(plan.counts), torch.int32),
+        Table("integers", "slots", len(plan.integers), torch.int64),
+        Table("floats", "slots", len(plan.floats), kind),
+        Table("peaks", "slots", len(plan.peaks), torch.int64 if plan.double else torch.int32),
+        *tables_of_partials(len(plan.token_sums), kept_maxima(plan)),
+        Table("sequence_sums", "sequence_rows", len(plan.sequence_sums), torch.float64),
+        Table("sequence_maxima", "sequence_rows", len(plan.sequence_maxima), torch.float64),
+        Table("counter", "sequence_rows", None, torch.int32),
+        Table("states", "sequences", None if plan.applies else 0, torch.int32),  # bits; see decide.py
+        Table("sequence_weights", "sequences", None if plan.spreads else 0, kind),
+    ]
+
+
+@cached(maxsize=256)
+def operation_for(
+    spec: Spec,
+    device: torch.device,
+    dtypes: tuple[torch.dtype | None, ...],
+    externals: tuple[torch.dtype | None, ...],
+    per_sequence: bool,
+    mass_of_rollout: bool,
+    packed: bool,
+    split: bool,
+) -> CorrectOperation:
+    """Make the operation for a Spec and the dtypes of a batch, by which every argument of a launch has its type.
+
+    Args:
+        spec: The Spec.
+        device: The device.
+        dtypes: Of log-probs, mask, offsets, advantages and mass.
+        externals: Of externals and further log-probs, which are part of the key of the cache alone.
+        per_sequence: Advantages are [S].
+        mass_of_rollout: As in `Given`.
+        packed: The layout is packed, which with turns that of the kernels always is.
+        split: Sequences lie on several ranks.
+    """
+    train, rollout, mask, offsets, advantages, log_mass = dtypes
+    assert train is not None and rollout is not None
+    kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
+    plan = plan_of(
+        spec,
+        double=kind == torch.float64,
+        packed=offsets is not None,
+        masked=mask is not None,
+        advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
+        writes_weights=spec.returns_weights,
+        # Without a mask a packed batch gets one of its sequences' tokens.
+        writes_mask=spec.edits_mask or (packed and mask is None),
+        edits_mask=spec.edits_mask,
+        mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
+    )
+    return CorrectOperation(spec, device, plan, kind, split)
+
+
+# --- a call ---
+
+
 def run(given: Given, spec: Spec) -> Found:
     """Run the kernels on tensors that `backends.read.read_batch` has checked."""
     with current(given.train):
@@ -97,12 +216,8 @@ def run(given: Given, spec: Spec) -> Found:
     return found
 
 
-def prepare(
-    given: Given, spec: Spec, wanted: Wanted | None = None, split: bool = False
-) -> tuple[Found, tuple[Launch, ...]]:
+def prepare(given: Given, spec: Spec, split: bool = False) -> tuple[Found, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone.
-
-    Without `wanted` all is handed back that the Spec asks for.
 
     With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
     sequences have to add up before the third. So they do with the owners in `Found.parts_of_turns`, then `settle` it.
@@ -110,24 +225,25 @@ def prepare(
     within, keep_turns, whole, turns = None, None, given, given.turns
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     if turns is not None:
-        wanted = wanted or Wanted.by(spec, given.mask is not None, given.offsets is not None)
         given, within = by_turns(given, turns, given.train, PER_TOKEN)
         given.externals = [x.reshape(-1) for x in given.externals]
         keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
-    extras = () if not given.externals and given.new is None else contiguous_extras(given)
-    recipe = recipe_of(
+    externals: tuple[Tensor, ...] = ()
+    if given.externals or given.new is not None:
+        externals = tuple([x.contiguous() for x in (*given.externals, given.new) if x is not None])
+    operation = operation_for(
         spec,
         device,
         dtypes_of((train, rollout, mask, offsets, advantages, log_mass)),
-        dtypes_of(extras) if extras else (),
+        dtypes_of(externals) if externals else (),
         given.per_sequence,
         given.mass_of_rollout,
-        wanted,
+        whole.offsets is not None,
         split,
     )
-    plan = recipe.plan
+    plan = operation.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
     grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
@@ -135,48 +251,45 @@ def prepare(
         grid = of_units(grid, count)
     weights, mask_out, histogram, by_owner = given.weights_out, given.mask_out, None, None
     if plan.writes_weights and weights is None:
-        weights = torch.empty(*train.shape, dtype=recipe.kind, device=device)
+        weights = torch.empty(*train.shape, dtype=operation.kind, device=device)
     if plan.writes_mask and mask_out is None:
         mask_out = torch.empty(*train.shape, dtype=torch.bool if mask is None else mask.dtype, device=device)
     if plan.full:
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
+    keep = torch.empty(count, dtype=torch.bool, device=device)
+    statistics = torch.empty(operation.statistics, dtype=torch.float64, device=device)
+    tensors = {
+        "train_logp": train,
+        "rollout_logp": rollout,
+        "mask": mask,
+        "log_mass": None if log_mass is None else log_mass.contiguous(),
+        "advantages": advantages.contiguous() if plan.advantages and advantages is not None else None,
+        "offsets": offsets,
+        "numbers": operation.numbers.read(),
+        "weights": weights if plan.writes_weights else None,
+        "mask_out": mask_out if plan.writes_mask else None,
+        "keep_out": keep,
+        "statistics": statistics,
+        "histogram": histogram,
+        "within": within,
+        "keep_turns_out": keep_turns,
+    }
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
-    keep = torch.empty(count, dtype=torch.bool, device=device)
-    statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
-    workspace = Workspace(recipe.scratch, grid.counted, device)
-    log_mass = None if log_mass is None else log_mass.contiguous()
-    advantages = advantages.contiguous() if plan.advantages and advantages is not None else None
-    tensors = (
-        train, rollout, mask, log_mass, advantages, offsets, recipe.upload.read(), weights, mask_out, keep, statistics,
-        histogram, within, keep_turns, *(NO_TABLES if by_owner is None else vars(by_owner).values()),
-    )  # fmt: skip
-    sized = sized_for(recipe, grid)
-    operands = recipe.names.operands(
-        tensors, workspace, strides_of((train, rollout, mask), grid), extras, sized.values, grid.cut, device
-    )
+        tensors |= {f"{table}_out": x if getattr(plan, table) else None for table, x in vars(by_owner).items()}
+    launches = operation.launches(tensors, grid, externals)
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
-    found = Found(weights, mask_out, keep, statistics, recipe.sums, by_owner, None, keep_turns)
+    found = Found(weights, mask_out, keep, statistics, operation.sums, by_owner, None, keep_turns)
     if split and within is not None and turns is not None:
-        of_sequences = (advantages, whole.advantages) if whole.per_sequence else (None, None)
+        of_sequences = (tensors["advantages"], whole.advantages) if whole.per_sequence else (None, None)
         found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)
-    return found, sized.on(operands)
+    return found, launches
 
 
 def _shaped(flat: Tensor | None, given_out: Tensor | None, given: Given) -> Tensor | None:
     """Give a result in the shape of the batch; where the caller gave a tensor for it, that tensor."""
     return flat if flat is None else flat.view(given.train.shape) if given_out is None else given_out
-
-
-def contiguous_extras(given: Given) -> tuple[Tensor, ...]:
-    """List the externals and the further log-probs, contiguous."""
-    extras = given.externals if given.new is None else (*given.externals, given.new)
-    return tuple(x.contiguous() for x in extras)
-
-
-# In the place of the sums by owner of a batch that is not split.
-NO_TABLES = (None,) * len(BY_OWNER)
 
 
 def _by_owner(plan: Plan, many: int, device: torch.device) -> TableBuffers:

@@ -1,18 +1,30 @@
-"""Launch `policy_loss` on Triton: two launches for value, statistics and gradient; one more in backward.py."""
+"""Launch `policy_loss` on Triton: two launches for value, statistics and gradient, and one in backward.
+
+A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and its last program
+finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice. Backward scales the gradient.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.kernels.by_turns import by_turns
-from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, sizes_of, strides_of
-from rollout_corr.kernels.launches import Launch, Sized, Workspace, dtypes_of
-from rollout_corr.kernels.policy_loss.recipe import PER_TOKEN, STRIDED, LossRecipe, recipe_of
+from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens
+from rollout_corr.kernels.launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
+from rollout_corr.kernels.partials import groups, kept_maxima
+from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
+from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
+from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
+from rollout_corr.kernels.uploads import upload_of
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
+
+# --- what comes and goes ---
 
 
 @dataclass
@@ -55,13 +67,9 @@ class LossGiven:
     turns: Tensor | None = None
     looked: Tensor | None = None
 
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors, in the order of `recipe.TENSORS`; the first may lie in memory anyhow, see `STRIDED`."""
-        return (
-            self.new, self.base, self.ref, self.weights, self.trains, self.mask,
-            self.advantages, self.offsets, self.divisor, self.log_mass, self.scales, self.looked,
-        )  # fmt: skip
+
+# Those of its fields that turns make flat.
+PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "looked")
 
 
 @dataclass
@@ -73,6 +81,113 @@ class LossFound:
     inners: Tensor | None  # [S], the factor of each sequence's gradient; [U] of each turn's, where turns are given
     divisor: Tensor
     statistics: Tensor  # float64, the sums and then the maxima
+
+
+# --- the operation ---
+
+STRIDED = ("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask")
+# Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
+# dtype and alignment would be part of its compile key. Those that a phase does not read of sequences:
+OF_SEQUENCES = {"sum": ("levels", "pulls", "inners"), "write": (), "whole": ("inners",)}
+OF_SLOTS = ("counts", "integers", "floats")
+OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
+
+
+class LossOperation(Operation):
+    """The kernels of `policy_loss` for an objective, the dtypes of a batch and a device: of each pass two.
+
+    Attributes:
+        kind: The dtype that computes.
+        averages: Sequences are averaged, so their gradients have factors.
+        whole: There is one pass, and what it writes of a token depends on no sum.
+        statistics: How many.
+        numbers: Those of the objective.
+    """
+
+    def __init__(
+        self, objective: Objective, device: torch.device, plans: tuple[LossPlan, ...], kind: torch.dtype
+    ) -> None:
+        last = plans[-1]
+        self.kind, self.averages, self.whole = kind, last.averages, plans[0].phase == "whole"
+        self.statistics = len(last.sums) + len(last.maxima)
+        self.numbers = upload_of(tuple(numbers_of(objective, last.double).values()), device)
+        sites = []
+        for plan in plans:
+            unread = OF_SEQUENCES[plan.phase] + OF_SLOTS * (not plan.adds_up) + OF_LAST_PASS * (not plan.writes)
+            sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys(unread)))
+            sites.append(Site(sequences_kernel, _over_sequences(plan), {"PLAN": plan}))
+        super().__init__(sites, _tables_of(plans, kind), STRIDED)
+
+
+def _over_sequences(plan: LossPlan) -> Callable[[Grid], tuple[int, int]]:
+    """Programs over sequences and behind them those that add up parts, as far as a pass has them; and threads."""
+    passing, adding = int(plan.adds_up), groups(plan) if plan.writes else 0
+    return lambda grid: (grid.sequence_programs * passing + grid.parts * adding, SEQUENCE_THREADS)
+
+
+def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
+    """List the tables of a loss. Those of programs over sequences are [rows, columns] to the kernels.
+
+    The counter is the first of its table.
+    """
+    first, last = plans[0], plans[-1]
+    # Passes use them one after the other, and some need more columns.
+    integers, floats = (max(len(getattr(plan, name)) for plan in plans) for name in ("integers", "floats"))
+    return [
+        Table("counts", "slots", len(first.counts), torch.int32),
+        Table("integers", "slots", integers, torch.int64),
+        Table("floats", "slots", floats, kind),
+        *tables_of_partials(len(last.token_sums), kept_maxima(last)),
+        Table("sequence_sums", "sequence_rows", len(first.sequence_sums), torch.float64),
+        Table("counter", "sequence_rows", None, torch.int32),
+        Table("levels", "sequences", None if last.levels else 0, kind),
+        Table("pulls", "sequences", None if last.pulls else 0, kind),
+    ]
+
+
+@cached(maxsize=256)
+def operation_for(
+    objective: Objective,
+    device: torch.device,
+    dtypes: tuple[torch.dtype | None, ...],
+    double: bool,
+    per_sequence: bool,
+    mass_of_base: bool,
+    differentiable: bool,
+    turns: bool,
+) -> LossOperation:
+    """Make the operation for an objective and the dtypes of a batch, by which every argument has its type.
+
+    Args:
+        objective: Everything that is fixed about the loss.
+        device: The device.
+        dtypes: Of the tensors of the batch, in the order below.
+        double, per_sequence, mass_of_base: As in `LossGiven`.
+        differentiable: The gradient is handed back.
+        turns: Turns stand in the place of sequences.
+    """
+    _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, looked = dtypes
+    plans = plans_of(
+        objective,
+        counted=divisor is None,
+        double=double,
+        packed=offsets is not None,
+        based=base is not None,
+        weighted=weights is not None,
+        referred=ref is not None,
+        trained=trains is not None,
+        masked=mask is not None,
+        advantages="sequence" if per_sequence else "token",
+        differentiable=differentiable,
+        mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
+        has_scales=scales is not None,
+        looked=looked is not None,
+        turns=turns,
+    )
+    return LossOperation(objective, device, plans, torch.float64 if double else torch.float32)
+
+
+# --- a call ---
 
 
 def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFound:
@@ -95,50 +210,106 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     shape, device, turns, within = given.new.shape, given.new.device, given.turns, None
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
-    new, base, offsets, tensors = given.new, given.base, given.offsets, given.tensors
-    recipe = recipe_of(
+    new, base, ref, weights, trains, mask = given.new, given.base, given.ref, given.weights, given.trains, given.mask
+    advantages, offsets, log_mass, scales, looked = (
+        given.advantages, given.offsets, given.log_mass, given.scales, given.looked,
+    )  # fmt: skip
+    operation = operation_for(
         objective,
         device,
-        dtypes_of(tensors),
+        dtypes_of(
+            (new, base, ref, weights, trains, mask, offsets, given.divisor, advantages, log_mass, scales, looked)
+        ),
         given.double,
         given.per_sequence,
         given.mass_of_base,
         differentiable,
         turns is not None,
     )
-    element = new.element_size() if base is None else min(new.element_size(), base.element_size())
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
-    strided = tensors[: len(STRIDED)]
-    alone = recipe.constants[0].phase == "whole"
-    grid = grid_for(sequences, width, recipe.strided(strided), element, given.double, alone)
+    element = new.element_size() if base is None else min(new.element_size(), base.element_size())
+    strided = [x for x in (new, base, ref, weights, trains, mask) if x is not None]
+    grid = grid_for(sequences, width, strided, element, given.double, operation.whole)
     if within is not None:
         grid = of_units(grid, within.shape[0] - 1, beside=True)
-    gradient = torch.empty(*shape, dtype=recipe.kind, device=device) if differentiable else None
-    inners = torch.empty(grid.sequences, dtype=recipe.kind, device=device) if recipe.averages else None
-    value = torch.empty((), dtype=recipe.kind, device=device)
+    kind = operation.kind
+    gradient = torch.empty(*shape, dtype=kind, device=device) if differentiable else None
+    inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages else None
+    value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
-    statistics = torch.empty(recipe.statistics, dtype=torch.float64, device=device)
-    workspace = Workspace(recipe.scratch, grid.counted, device)
-    log_mass = None if given.log_mass is None else given.log_mass.contiguous()
-    scales = None if given.scales is None else given.scales.contiguous()
-    looked = None if given.looked is None else given.looked.contiguous()
-    tensors = (
-        *strided, given.advantages.contiguous(), offsets, given.divisor, log_mass, scales, looked,
-        recipe.upload.read(), gradient, inners, value, divisor, statistics, within,
-    )  # fmt: skip
-    sized = _sized(recipe, grid)
-    operands = recipe.names.operands(tensors, workspace, strides_of(strided, grid), (), sized.values, grid.cut, device)
-    return LossFound(value, gradient, inners, divisor, statistics), sized.on(operands)
+    statistics = torch.empty(operation.statistics, dtype=torch.float64, device=device)
+    tensors = {
+        "new_logp": new,
+        "base_logp": base,
+        "ref_logp": ref,
+        "weights": weights,
+        "trains": trains,
+        "mask": mask,
+        "advantages": advantages.contiguous(),
+        "offsets": offsets,
+        "given": given.divisor,
+        "log_mass": None if log_mass is None else log_mass.contiguous(),
+        "scales": None if scales is None else scales.contiguous(),
+        "looked": None if looked is None else looked.contiguous(),
+        "numbers": operation.numbers.read(),
+        "gradient": gradient,
+        "inners": inners,
+        "value": value,
+        "divisor": divisor,
+        "statistics": statistics,
+        "within": within,
+    }
+    return LossFound(value, gradient, inners, divisor, statistics), operation.launches(tensors, grid)
 
 
-@cached(maxsize=1024)
-def _sized(recipe: LossRecipe, grid: Grid) -> Sized:
-    """List the launches of a recipe on batches of a size."""
-    launches = []
-    for site, over_tokens, over_sequences, adding in recipe.passes:
-        if over_tokens:
-            launches.append((site, grid.token_programs, grid.cut.warp))
-        else:
-            programs = grid.parts * adding + (grid.sequence_programs if over_sequences else 0)
-            launches.append((site, programs, SEQUENCE_THREADS))
-    return Sized((*sizes_of(grid), *recipe.constants), tuple(launches))
+# --- backward ---
+
+
+class Slope(NamedTuple):
+    """The operands of `scale`."""
+
+    gradient: Tensor  # [N] or [B, T], contiguous
+    inners: Tensor | None  # [S] in its dtype; None or empty: sequences do not matter
+    upstream: Tensor  # 0-d, any floating dtype, on the device of the gradient
+    divisor: Tensor  # 0-d float64
+    offsets: Tensor | None  # of a packed batch
+    dtype: torch.dtype  # of the result
+
+
+def scale(slope: Slope) -> Tensor:
+    """Scale the gradient, in one launch: gradient * upstream / divisor, times each sequence's inner factor."""
+    with current(slope.gradient):
+        scaled, launch = prepare_scale(slope)
+        launch.run()
+    return scaled
+
+
+def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
+    """Allocate the result of `scale` and say what has to be launched; see there."""
+    gradient, inners, upstream, divisor, offsets, dtype = slope
+    device = gradient.device
+    if inners is None or not inners.numel():
+        # All tokens are one row.
+        sequences, width, inners, offsets = 1, gradient.numel(), None, None
+    elif offsets is None:
+        sequences, width = gradient.shape
+    else:
+        # The kernel goes on from the address of the first.
+        offsets = (offsets if offsets.device == device else offsets.to(device)).contiguous()
+        sequences, width = offsets.shape[0] - 1, None
+    scaled = torch.empty(*gradient.shape, dtype=dtype, device=device)
+    grid = grid_for(sequences, width, (gradient,), min(gradient.element_size(), scaled.element_size()))
+    tensors = {
+        "gradient": gradient, "inners": inners, "upstream": upstream, "divisor": divisor, "offsets": offsets,
+        "scaled": scaled,
+    }  # fmt: skip
+    (launch,) = _scaling_for(device, dtypes_of(tuple(tensors.values()))).launches(tensors, grid)
+    return scaled, launch
+
+
+@cached(maxsize=256)
+def _scaling_for(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> Operation:
+    """Make the operation of backward for the dtypes of gradient, inners, upstream, divisor, offsets and result."""
+    _, inners, _, _, offsets, _ = dtypes
+    plan = Scaling(packed=offsets is not None, averages=inners is not None)
+    return Operation([Site(scale_kernel, over_tokens, {"PLAN": plan})])

@@ -225,8 +225,7 @@ class LossVariant(VariantLayout):
 
     def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
-        from rollout_corr.kernels.policy_loss.backward import Slope, prepare_scale
-        from rollout_corr.kernels.policy_loss.launch import prepare
+        from rollout_corr.kernels.policy_loss.launch import Slope, prepare, prepare_scale
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         found, launches = prepare(given, self.objective, self.differentiable)

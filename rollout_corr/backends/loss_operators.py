@@ -159,7 +159,7 @@ def scaled(
         inners = gradient.new_empty(0) if inners is None else inners
         found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
     else:
-        found = backward().scale(backward().Slope(gradient, inners, upstream, divisor, offsets, dtype))
+        found = kernels().scale(kernels().Slope(gradient, inners, upstream, divisor, offsets, dtype))
     return found
 
 
@@ -169,14 +169,6 @@ def kernels() -> Any:
     from rollout_corr.kernels.policy_loss import launch
 
     return launch
-
-
-@cached(maxsize=1)
-def backward() -> Any:
-    """Import the launcher of backward."""
-    from rollout_corr.kernels.policy_loss import backward
-
-    return backward
 
 
 # --- the operators ---
@@ -217,7 +209,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
 
 
 def _scale(operands: ScaleOperands) -> Tensor:
-    found: Tensor = backward().scale(backward().Slope(*operands))
+    found: Tensor = kernels().scale(kernels().Slope(*operands))
     return found
 
 

@@ -52,11 +52,8 @@ def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
     return kernels.Given(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
 
 
-EVERYTHING = kernels.Wanted(weights=True, mask=True, edits_mask=True)
-
-
 def prepared(spec, **batch):
-    return kernels.prepare(given(spec, **batch), spec, EVERYTHING._replace(weights=spec.returns_weights))[1]
+    return kernels.prepare(given(spec, **batch), spec)[1]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -129,9 +126,9 @@ def test_two_launches_or_three_and_nothing_else(name):
             if not packed:
                 tokens, sequences = 64, sequences
             batch = given(spec, "meta", tokens, sequences, packed)
-            kernels.prepare(batch, spec, EVERYTHING)  # the thresholds are on the device from here on
+            kernels.prepare(batch, spec)  # the thresholds are on the device from here on
             with Operations() as operations:
-                launches = kernels.prepare(batch, spec, EVERYTHING)[1]
+                launches = kernels.prepare(batch, spec)[1]
             weighs = spec.weight is not None and spec.weight.level != "token"
             third = weighs or any(criterion.thins for criterion in spec.criteria)
             names = ["read_kernel", "decide_kernel", *["apply_kernel"] * third]

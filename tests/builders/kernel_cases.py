@@ -154,11 +154,11 @@ def watched(filling=0xFF, seed=0, races=True):
         seed: Of the order in which the interpreter runs programs.
         races: Whether two programs must not touch what one of them writes.
     """
-    empty, handed, lay_out_tables, workspaces = torch.empty, [], launches.Workspace.__init__, []
+    empty, handed, lay_out_tables, scratches = torch.empty, [], launches.Scratch.__init__, []
 
-    def laid_out(workspace, *arguments):
-        lay_out_tables(workspace, *arguments)
-        workspaces.append(workspace)
+    def laid_out(scratch, *arguments):
+        lay_out_tables(scratch, *arguments)
+        scratches.append(scratch)
 
     def between(*size, dtype, device):
         size = size[0] if size and isinstance(size[0], tuple) else size
@@ -171,16 +171,16 @@ def watched(filling=0xFF, seed=0, races=True):
     with (
         mock.patch.object(torch, "empty", between),
         mock.patch.object(launches, "GAP", ROOM),
-        mock.patch.object(launches.Workspace, "__init__", laid_out),
+        mock.patch.object(launches.Scratch, "__init__", laid_out),
         observed(seed, races),
     ):
         yield
-    for workspace in workspaces:
-        beside = torch.ones_like(workspace.memory, dtype=torch.bool)
-        for name in workspace.layout.names:
-            table = workspace.tensor(name)
-            beside[table.data_ptr() - workspace.memory.data_ptr() :][: table.numel() * table.element_size()] = False
-        assert bool((workspace.memory[beside] == filling).all()), "written beside a table"
+    for scratch in scratches:
+        beside = torch.ones_like(scratch.memory, dtype=torch.bool)
+        for name, *_ in scratch.tables:
+            table = scratch.tensor(name)
+            beside[table.data_ptr() - scratch.memory.data_ptr() :][: table.numel() * table.element_size()] = False
+        assert bool((scratch.memory[beside] == filling).all()), "written beside a table"
     for around, held in handed:
         for fence in (around[:ROOM], around[ROOM + held :]):
             assert bool((bits(fence) == filling).all()), "written beside a tensor"

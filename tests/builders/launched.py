@@ -11,15 +11,13 @@ import triton.compiler
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from rollout_corr.kernels.correct import recipe as correct
-from rollout_corr.kernels.policy_loss import backward
-from rollout_corr.kernels.policy_loss import recipe as policy_loss
+from rollout_corr.kernels.correct import launch as correct
+from rollout_corr.kernels.policy_loss import launch as policy_loss
 
 TARGETS = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
 KERNELS = {
     correct: ("read_kernel", "gather_kernel", "decide_kernel", "apply_kernel"),
-    policy_loss: ("gradient_kernel", "sequences_kernel"),
-    backward: ("scale_kernel",),
+    policy_loss: ("gradient_kernel", "sequences_kernel", "scale_kernel"),
 }
 
 
@@ -71,10 +69,10 @@ class Driver:
 
 
 def forget():
-    """Drop all recipes, whose sites hold kernels."""
-    correct.recipe_of.cache_clear()
-    policy_loss.recipe_of.cache_clear()
-    backward._recipe_of_scaling.cache_clear()
+    """Drop all operations, whose sites hold kernels."""
+    correct.operation_for.cache_clear()
+    policy_loss.operation_for.cache_clear()
+    policy_loss._scaling_for.cache_clear()
 
 
 @contextlib.contextmanager

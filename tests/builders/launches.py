@@ -9,7 +9,8 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rollout_corr.kernels.launches import NOTHING, Launch, Names, Site
+from rollout_corr.kernels.grid import grid_for
+from rollout_corr.kernels.launches import Launch, Operation, Site
 
 
 class Operations(TorchDispatchMode):
@@ -44,10 +45,9 @@ def launch_of(kernel, programs, threads, arguments):
     """Make a launch of any kernel, outside of an operation."""
     tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
     others = {name: x for name, x in arguments.items() if name not in tensors}
-    names = Names(dict.fromkeys(tensors, True), (), (), tuple(others))
-    held = tuple(tensors.values())
-    operands = names.operands(held, NOTHING, (), (), tuple(others.values()), None, held[0].device)
-    return Launch(Site(kernel, names), programs, threads, operands)
+    sizes = grid_for(1, 1, tuple(tensors.values())[:1], 4)
+    (launch,) = Operation([Site(kernel, lambda grid: (programs, threads), others)]).launches(tensors, sizes)
+    return launch
 
 
 @contextlib.contextmanager

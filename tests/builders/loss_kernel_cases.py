@@ -19,7 +19,6 @@ from rollout_corr.backends.differentiable import scaled
 from rollout_corr.backends.loss_blocks import LossTask
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.definition.tokens import KeptMass
-from rollout_corr.kernels.policy_loss import backward
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.surrogate import Looked
@@ -128,8 +127,8 @@ def by_kernels(given, wanted, device, differentiable=True):
             return found, None
         one = torch.ones((), device=device)
         kind = found.gradient.dtype
-        slope = backward.Slope(found.gradient, found.inners, one, found.divisor, placed.offsets, kind)
-        return found, backward.scale(slope).cpu()
+        slope = kernels.Slope(found.gradient, found.inners, one, found.divisor, placed.offsets, kind)
+        return found, kernels.scale(slope).cpu()
 
 
 # Counts are equal. The rest is as far from float64 as the float32 reference is: over these variants 1.8e-7 of a

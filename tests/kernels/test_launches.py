@@ -9,6 +9,7 @@ import random
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,8 +24,10 @@ from builders.launches import counted_launches
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import launches
-from rollout_corr.kernels.correct import recipe as correct
-from rollout_corr.kernels.launches import Field, Workspace, WorkspaceLayout
+from rollout_corr.kernels.correct import launch as correct
+from rollout_corr.kernels.grid import grid_for, over_tokens, warp_size
+from rollout_corr.kernels.launches import Operation, Scratch, Site, Table
+from rollout_corr.kernels.policy_loss import launch as policy_loss
 
 SMALL = {name: VARIANTS[name] for name in list(VARIANTS)[::10]}
 CPU = torch.device("cpu")
@@ -32,7 +35,7 @@ CPU = torch.device("cpu")
 
 def taken_by_triton(launch):
     """The compiled kernel that Triton's dispatch takes for a launch, which runs once more."""
-    warps = max(1, launch.threads // launches.warp_size(launch.operands.device))
+    warps = max(1, launch.threads // warp_size(launch.device))
     return launch.kernel[(launch.programs,)](**launch.arguments, num_warps=warps, enable_fp_fusion=True)
 
 
@@ -73,7 +76,7 @@ def test_the_kernel_that_is_kept_is_the_one_that_triton_takes(backend, monkeypat
                     assert (programs, stream, len(driver.compiled)) == (launch.programs, driver.stream, before)
                     assert kept is taken_by_triton(launch), (variant.name, launch.kernel.__name__)
                     assert addresses(arguments) == addresses(driver.launched[-1][3])
-                    past += launch.operands.key in launch.site.compiled
+                    past += launch.call.key in launch.site.compiled
     assert past > 150
 
 
@@ -235,8 +238,7 @@ def test_a_kernel_whose_numbers_triton_looks_at_is_left_to_triton():
     with dispatched():
         kernel = JITFunction(correct.read_kernel.fn)
         kernel.hash = "another"
-        names = launches.Names(dict.fromkeys(launches.parameters_of(kernel), True), (), (), ())
-        assert not launches.Site(kernel, names).known and launches.Site(correct.read_kernel, names).known
+        assert not Site(kernel, over_tokens, {}).is_known and Site(correct.read_kernel, over_tokens, {}).is_known
 
 
 def test_what_other_threads_launch_is_launched():
@@ -307,29 +309,43 @@ def test_launches_are_counted_by_device():
     assert dict(count) == {"cpu": 2}
 
 
-# --- workspaces ---
+# --- scratch memory ---
 
-TABLES = WorkspaceLayout(
-    [Field("a", 3, torch.float64), Field("b", 1, torch.int32)], [], [Field("c", None, torch.float32)]
+TABLES = (
+    Table("a", "slots", 3, torch.float64),
+    Table("b", "slots", 1, torch.int32),
+    Table("c", "sequences", None, torch.float32),
 )
 
 
-def address(workspace, name):
-    return workspace.addresses[TABLES.names.index(name)]
+class Sizes(NamedTuple):
+    """What tables need of a grid."""
+
+    slots: int
+    sequences: int
 
 
-@pytest.mark.parametrize("counts", [(1, 5, 1), (16, 0, 7), (1001, 1, 33)])
+def scratch_of(slots, sequences):
+    grid = Sizes(slots, sequences)
+    return Scratch(TABLES, *launches.places_of(TABLES, grid, launches.GAP), grid, CPU)
+
+
+def address(scratch, name):
+    return scratch.addresses[[table.name for table in scratch.tables].index(name)]
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (16, 7), (1001, 33)])
 def test_tables_are_aligned_and_lie_apart(counts):
-    workspace = Workspace(TABLES, counts, CPU)
+    scratch = scratch_of(*counts)
     places = []
-    for name, shape in (("a", (3, counts[0])), ("b", (1, counts[0])), ("c", (counts[2],))):
-        table = workspace.tensor(name)
-        assert table.shape == shape and table.data_ptr() == address(workspace, name)
-        assert (table.data_ptr() - workspace.memory.data_ptr()) % 16 == 0
+    for name, shape in (("a", (3, counts[0])), ("b", (1, counts[0])), ("c", (counts[1],))):
+        table = scratch.tensor(name)
+        assert table.shape == shape and table.data_ptr() == address(scratch, name)
+        assert (table.data_ptr() - scratch.memory.data_ptr()) % 16 == 0
         places.append((table.data_ptr(), table.data_ptr() + table.numel() * table.element_size()))
     places.sort()
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
-    assert places[-1][1] <= workspace.memory.data_ptr() + workspace.memory.numel()
+    assert places[-1][1] <= scratch.memory.data_ptr() + scratch.memory.numel()
 
 
 @pytest.mark.parametrize("beside", [-1, 5])
@@ -338,9 +354,23 @@ def test_a_write_beside_a_table_is_seen(beside):
 
     def write():
         with watched():
-            workspace = Workspace(TABLES, (4, 4, 5), CPU)
-            first = (address(workspace, "c") - workspace.memory.data_ptr()) // 4
-            workspace.memory.view(torch.float32)[first + beside] = 1.0
+            scratch = scratch_of(4, 5)
+            first = (address(scratch, "c") - scratch.memory.data_ptr()) // 4
+            scratch.memory.view(torch.float32)[first + beside] = 1.0
 
     with pytest.raises(AssertionError, match="written beside a table"):
         write()
+
+
+# --- operations ---
+
+
+def test_what_a_kernel_takes_has_a_value():
+    """A parameter that is no tensor, table, size or constant of the operation is a mistake, and not None."""
+    tensors = {"gradient": torch.zeros(4), "inners": None, "upstream": None, "divisor": None, "offsets": None}
+    grid = grid_for(1, 4, (tensors["gradient"],), 4)
+    with pytest.raises(KeyError, match="scaled"):
+        Operation([Site(policy_loss.scale_kernel, over_tokens, {"PLAN": None})]).launches(tensors, grid)
+    operation = Operation([Site(policy_loss.scale_kernel, over_tokens, {"PLAN": None, "scaled": None})])
+    (launch,) = operation.launches(tensors, grid)
+    assert launch.arguments["inners"] is launch.arguments["scaled"] is None and launch.arguments["tokens"] == 4

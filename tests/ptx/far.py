@@ -10,7 +10,7 @@ from builders.batches import one_thread
 from builders.kernel_cases import assert_like_reference, unchecked
 from ptx.session import Launch, compiled
 from rollout_corr.kernels.correct import launch
-from rollout_corr.kernels.correct.launch import Given, Wanted
+from rollout_corr.kernels.correct.launch import Given
 
 FAR = 2**31 + 1_048_653
 
@@ -36,9 +36,8 @@ def run_beyond_32_bits(seed: int = 0) -> None:
         per_sequence=False,
         externals=(),
     )
-    wanted = Wanted(weights=True, mask=False, edits_mask=False)
     with one_thread(), compiled(seed=seed, programs=lambda launch: np.arange(launch.programs)[-programs:]) as session:
-        found, launches = launch.prepare(given, rc.Spec(rc.Weight("token", 0.9, 1.1)), wanted)
+        found, launches = launch.prepare(given, rc.Spec(rc.Weight("token", 0.9, 1.1)))
         session.run(launches[0])
     read, _ = session.executed[0]
     tile = 1 << read.arguments["tile_bits"]
@@ -81,7 +80,7 @@ def run_sequences_beyond_32_bits(weight: rc.Weight, seed: int = 0) -> None:
 
     given = Given(train, rollout, mask, begin + offsets, None, per_sequence=False, externals=())
     with one_thread(), compiled(seed=seed, programs=programs) as session:
-        found, launches = launch.prepare(given, spec, Wanted.by(spec, True, True))
+        found, launches = launch.prepare(given, spec)
         for each in launches:
             session.run(each)
     assert found.keep[1:].equal(wanted.keep[1:]) and found.mask[compared].equal(wanted.mask[compared])
