@@ -307,7 +307,7 @@ def read_request(given: Given) -> tuple[Batch, Spec]:
             reason = beyond_kernels(spec)
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-        batch = read_batch(given, spec)
+        batch = read_batch(given)
         if backend == "triton" and batch.labels and groups.sequence is not None:
             raise ValueError("backend: expected 'auto' or 'torch' beside labels and a sequence_group, got 'triton'")
         if given.out is not None:

@@ -56,7 +56,7 @@ def suggest(
     if not 0.0 < keep < 1.0:
         raise ValueError(f"keep: expected a number between 0 and 1, got {keep!r}")
     given = Given(train_logp, rollout_logp, mask, cu_seqlens, log_mass=log_mass, renormalized=renormalized)
-    found = Sequences.of(read_batch(given, Spec()))
+    found = Sequences.of(read_batch(given))
     if not found.n.numel():
         raise ValueError("mask: expected a valid token with finite log-probs, got none")
     return suggested(found, keep)

@@ -70,14 +70,9 @@ class Given(NamedTuple):
         return self.labels is not None or self.label_names is not None
 
 
-def read_batch(given: Given, spec: Spec) -> Batch:
-    """Check every argument of `correct` and read it. Copies nothing, except for a list.
-
-    Args:
-        given: The arguments.
-        spec: The Spec, which measures turns where there are some.
-    """
-    advantages, validate = given.advantages, given.validate
+def read_batch(given: Given) -> Batch:
+    """Check every argument of `correct` and read it. Copies nothing, except for a list."""
+    spec, advantages, validate = given.spec or Spec(), given.advantages, given.validate
     read = reader("train_logp", given.train_logp, given.cu_seqlens, validate)
     rollout = read.tensor("rollout_logp", given.rollout_logp)
     mask = read.optional("mask", given.mask, MASK_DTYPES)
