@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.io import either
-from rollout_corr.kernels.slots import Extents, edge
+from rollout_corr.kernels.tiles import Extents, edge
 from rollout_corr.kernels.tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
 
 

@@ -11,8 +11,7 @@ from operator import attrgetter, or_
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels import slots, tiles
-from rollout_corr.kernels.slots import Tiling
+from rollout_corr.kernels.tiles import WAYS, Tiling
 from rollout_corr.spec.caches import cached, registered
 
 # Threads of a program over sequences: a warp, which needs no barrier.
@@ -25,14 +24,12 @@ LEAST_PART, MOST_PARTS = 256, 256
 class Shape:
     """The division of work among programs and threads. A compile key contains it, so there are only these few."""
 
-    rows: int  # slots of a program of `apply`
-    tile: int  # tokens of a program of `read`, and so of a slot, in a large batch
+    tile: int  # tokens of a program that passes over tokens, in a large batch
     lanes: int  # threads of such a program, at most a warp: sums over them need no barrier
     sequences: int  # sequences of a program that passes over sequences
     chunk: int  # slots that each of its threads has on their way at a time; see gather.py
-    warps: int  # of 32 threads, of a program of `apply`
-    spread: int = 0  # tokens of a slot of `apply`; 0: as many as of `read`
-    least: int = 0  # tokens of a program of `read` in a small batch; 0: as many as in a large one
+    least: int = 0  # tokens of a program over tokens in a small batch; 0: as many as in a large one
+    parts: int = 4  # the most vectors of a thread in a step
 
 
 # Tokens of a program that passes over tokens, in a batch that has enough for this many programs: 16 warps on each of
@@ -42,26 +39,19 @@ TILE, PROGRAMS = 2048, 2048
 MOST_ZEROED, SHARE, SHARERS = 1 << 17, 1 << 15, 1024
 # (least mean length of the sequences, shape).
 SHAPES = (
-    (16384, Shape(rows=4, tile=TILE, lanes=32, sequences=2, chunk=8, warps=4, spread=512, least=512)),
-    (1024, Shape(rows=4, tile=TILE, lanes=32, sequences=32, chunk=4, warps=4, spread=512, least=512)),
-    (192, Shape(rows=8, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=256, least=256)),
-    (0, Shape(rows=32, tile=TILE, lanes=32, sequences=32, chunk=2, warps=4, spread=64, least=256)),
+    (16384, Shape(tile=TILE, lanes=32, sequences=2, chunk=8, least=512)),
+    (1024, Shape(tile=TILE, lanes=32, sequences=32, chunk=4, least=512)),
+    (0, Shape(tile=TILE, lanes=32, sequences=32, chunk=2, least=256)),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A shape, and the tilings that follow; equal to itself alone, so that keys which contain one are quick."""
+    """A shape, and the tiling that follows; equal to itself alone, so that keys which contain one are quick."""
 
     shape: Shape
-    tiling: Tiling  # of `read`
-    spread: Tiling  # of `apply`
-    warp: int  # threads of a program of `read`
-
-    @property
-    def threads(self) -> int:
-        """Threads of a program of `apply`."""
-        return 32 * self.shape.warps
+    tiling: Tiling
+    warp: int  # threads of a program that passes over tokens
 
 
 _CUTS: dict[tuple[int, int, bool, bool, bool, bool, int], Cut] = registered({})
@@ -71,7 +61,7 @@ def cut_for(
     tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, few: bool = False,
     warp: int = 32,
 ) -> Cut:  # fmt: skip
-    """Choose the shape for a batch from its sizes alone, and its tilings; see `grid_for` for the others."""
+    """Choose the shape for a batch from its sizes alone, and its tiling; see `grid_for` for the others."""
     mean = tokens // (sequences or 1)
     for one in SHAPES:
         least, shape = one
@@ -80,30 +70,25 @@ def cut_for(
     key = (least, element, unit, aligned, loose, few, warp)
     found = _CUTS.get(key)
     if found is None or found.shape is not shape:
-        tiling, spread = _tilings(shape, element, unit, aligned, loose, few)
-        found = _CUTS[key] = Cut(shape, tiling.for_warps_of(warp), spread, warp)
+        tiling = _tiling(shape, element, unit, aligned, loose, few)
+        found = _CUTS[key] = Cut(shape, tiling.for_warps_of(warp), warp)
     return found
 
 
-def _tilings(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool, few: bool) -> tuple[Tiling, Tiling]:
-    """Divide tiles of `read` and slots of `apply`: a thread loads 16 bytes at a time, and at most 4 log-probs.
+def _tiling(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool, few: bool) -> Tiling:
+    """Divide a step: a thread loads 16 bytes at a time, and at most 4 log-probs.
 
     few: Of 2 tokens of a thread all values are float64, in as many registers as 4 of float32.
     """
-    wide = min(16 // element, 4, shape.tile)
     # 4 tokens of a thread at a time: 8 take twice the registers (metrics 138 for 96, PPO 153 for 108), and 2 % less
     # instructions where sequences are long.
-    vec = 1 if loose else wide
-    parts = max(1, min(shape.rows, (2 if few else 4) // vec, shape.tile // (shape.lanes * vec)))
-    spread = shape.spread or shape.tile
-    return (
-        Tiling(parts, shape.tile, min(shape.lanes, shape.tile // vec), vec, unit, aligned),
-        Tiling(shape.rows, spread, min(shape.lanes, spread // wide), wide, unit, aligned),
-    )
+    vec = 1 if loose else min(16 // element, 4, shape.tile)
+    parts = max(1, min(shape.parts, (2 if few else 4) // vec, shape.tile // (shape.lanes * vec)))
+    return Tiling(parts, min(shape.lanes, shape.tile // vec), vec, unit, aligned)
 
 
-def search_steps(sequences: int, ways: int) -> int:
-    """Count the steps in which a search with so many ways finds the owner of a slot."""
+def search_steps(sequences: int, ways: int = WAYS.value) -> int:
+    """Count the steps in which a search with so many ways finds the first owner of a tile."""
     steps, span = 0, sequences + 1
     while span > 0:
         steps, span = steps + 1, span // ways
@@ -125,12 +110,10 @@ class Grid:
         shares: Programs of `decide` that share the zeroing of what one of them decides about.
         part: Programs over tokens whose results are added up together; see partials.py.
         parts: How many such parts.
-        tiles_of_apply, steps_of_apply: As `tiles` and `steps`, where `apply` has slots of its own.
-        programs_of_apply: Programs of `apply`.
         owner_count: Sequences, and what is of none before and behind those of a packed batch.
         unit_count, unit_programs: Owners of slots, which with turns are these, and programs that pass over them.
-        TILING, TILING_OF_APPLY, SHAPE: Those of the cut.
-        cut: The shape with its tilings.
+        TILING, SHAPE: Those of the cut.
+        cut: The shape with its tiling.
         sequence_rows: Rows of the tables that programs over sequences fill.
         contiguous: All tensors that are read with strides of their own are.
     """
@@ -147,14 +130,10 @@ class Grid:
     shares: int
     part: int
     parts: int
-    tiles_of_apply: int
-    steps_of_apply: int
-    programs_of_apply: int
     owner_count: int
     unit_count: int
     unit_programs: int
     TILING: Tiling
-    TILING_OF_APPLY: Tiling
     SHAPE: Shape
     cut: Cut
     sequence_rows: int
@@ -177,7 +156,7 @@ def tile_for(tokens: int, shape: Shape, double: bool) -> int:
 SIZES = (
     *("tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "token_programs", "sequence_programs"),
     *("shares", "part", "parts"),
-    *("tiles_of_apply", "steps_of_apply", "owner_count", "unit_count", "TILING", "TILING_OF_APPLY", "SHAPE"),
+    *("owner_count", "unit_count", "TILING", "SHAPE"),
 )
 # Give these of a grid.
 sizes_of = attrgetter(*SIZES)
@@ -219,16 +198,14 @@ def grid_for(
 @cached(maxsize=1024)
 def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool, double: bool) -> Grid:
     """Divide by a cut. What `correct` finds, `policy_loss` on the same batch finds again."""
-    shape, spread, bits = cut.shape, cut.spread.tile, tile_for(tokens, cut.shape, double)
+    shape, bits = cut.shape, tile_for(tokens, cut.shape, double)
     tile = 1 << bits
     if width is None:
-        of_row, of_row_of_apply, owners = 0, 0, sequences + 2
-        slots_of_read, token_programs = tokens // tile + owners, tokens // tile + 1
-        slots_of_apply = tokens // spread + owners
+        of_row, owners = 0, sequences + 2
+        slots, token_programs = tokens // tile + owners, tokens // tile + 1
     else:
-        of_row, of_row_of_apply, owners = max(1, -(-width // tile)), max(1, -(-width // spread)), sequences
-        slots_of_read = token_programs = max(1, of_row * sequences)
-        slots_of_apply = of_row_of_apply * sequences
+        of_row, owners = max(1, -(-width // tile)), sequences
+        slots = token_programs = max(1, of_row * sequences)
     sequence_programs = max(1, -(-owners // shape.sequences))
     shares = 1
     if tokens > MOST_ZEROED * sequence_programs:
@@ -241,21 +218,17 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         width=width or 0,
         tiles=of_row,
         tile_bits=bits,
-        slots=slots_of_read,
-        steps=search_steps(sequences, tiles.WAYS.value),
+        slots=slots,
+        steps=search_steps(sequences),
         token_programs=token_programs,
         sequence_programs=sequence_programs,
         shares=shares,
         part=part,
         parts=parts,
-        tiles_of_apply=of_row_of_apply,
-        steps_of_apply=search_steps(sequences, slots.WAYS.value),
-        programs_of_apply=max(1, -(-slots_of_apply // cut.spread.rows)),
         owner_count=owners,
         unit_count=owners,
         unit_programs=sequence_programs,
         TILING=cut.tiling,
-        TILING_OF_APPLY=cut.spread,
         SHAPE=shape,
         cut=cut,
         sequence_rows=sequence_programs * shares,

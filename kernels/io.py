@@ -1,4 +1,4 @@
-"""Load and store a program's share of per-token and per-sequence tensors."""
+"""Load and store the steps of a tile of per-token tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.slots import Extents, Stretch
-from rollout_corr.kernels.tiles import Tile, places_of
+from rollout_corr.kernels.tiles import Extents, Tile, places_of
 
 
 class PerToken(NamedTuple):
@@ -35,57 +34,6 @@ def contiguous(pointer: tl.tensor, extents: Extents) -> PerToken:
 
 
 @triton.jit
-def addresses(
-    tensor: PerToken, stretch: Stretch, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr
-) -> tl.tensor:
-    """Find where the tokens of a part lie: [ROWS, LANES, VEC] pointers. UNIT: neighbours lie side by side."""
-    first = stretch.tile.to(tl.int64) * TILING.tile
-    if UNIT:
-        if not PLAN.packed:
-            # Aligned rows begin at multiples of 16. Accesses of 16 bytes need a product that shows it: the hint of
-            # tl.multiple_of is lost where AMD's backend takes pointers apart.
-            row = tensor.row >> 4 << 4 if TILING.aligned else tensor.row
-            first += stretch.sequence.to(tl.int64) * row
-        return tensor.pointer + (first[:, None, None] + place)
-    else:
-        where = (first[:, None, None] + place) * tensor.step
-        if not PLAN.packed:
-            where += (stretch.sequence.to(tl.int64) * tensor.row)[:, None, None]
-        return tensor.pointer + where
-
-
-@triton.jit
-def load_tokens(pointers: tl.tensor, inside: tl.tensor, interior: tl.tensor) -> tl.tensor:
-    """Load a part; without a mask where every slot fills its tile, so that the access can be wide."""
-    if interior:
-        x = tl.load(pointers)
-    else:
-        x = tl.load(pointers, mask=inside, other=0)
-    return x
-
-
-@triton.jit
-def store_tokens(pointers: tl.tensor, x: tl.tensor, inside: tl.tensor, interior: tl.tensor) -> None:
-    """Store a part; without a mask where every slot fills its tile."""
-    x = x.to(pointers.dtype.element_ty)
-    if interior:
-        tl.store(pointers, x)
-    else:
-        tl.store(pointers, x, mask=inside)
-
-
-@triton.jit
-def of_sequence(table: tl.tensor, stretch: Stretch, extents: Extents, like: tl.tensor) -> tl.tensor:
-    """Load a per-sequence tensor, [S], for the tokens of a part: like `like`, and anything outside sequences."""
-    known = (stretch.sequence >= 0) & (stretch.sequence < extents.sequences)
-    each = tl.load(table + stretch.sequence, mask=known)
-    return each.to(like.dtype)[:, None, None] + tl.zeros_like(like)
-
-
-# --- steps of a tile ---
-
-
-@triton.jit
 def pointers_to(
     tensor: PerToken, tile: Tile, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr
 ) -> tl.tensor:
@@ -93,7 +41,8 @@ def pointers_to(
     if UNIT:
         begin = tensor.pointer + tile.first
         if not PLAN.packed:
-            # As in `addresses`.
+            # Aligned rows begin at multiples of 16. Accesses of 16 bytes need a product that shows it: the hint of
+            # tl.multiple_of is lost where AMD's backend takes pointers apart.
             row = tensor.row >> 4 << 4 if TILING.aligned else tensor.row
             begin += tile.row * row
         return begin + place

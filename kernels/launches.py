@@ -268,7 +268,7 @@ class Launch:
         """Give Triton's options: warps of so many threads and, of a pass over tokens on NVIDIA, a cap of registers."""
         # Sums and products are contracted whatever TRITON_DEFAULT_FP_FUSION says; Triton 3.9 warns who does not choose.
         found, arguments = {"num_warps": max(1, self.threads // warp), "enable_fp_fusion": True}, self.arguments
-        if nvidia and "TILING" in arguments and self.threads == warp and arguments["PLAN"].registers is not None:
+        if nvidia and "TILING" in arguments and arguments["PLAN"].registers is not None:
             found["maxnreg"] = arguments["PLAN"].registers
         return found
 

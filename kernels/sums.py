@@ -30,8 +30,7 @@ from rollout_corr.kernels.accumulators import (
     start_of,
     unit_of,
 )
-from rollout_corr.kernels.slots import Extents
-from rollout_corr.kernels.tiles import Span, places_of
+from rollout_corr.kernels.tiles import Extents, Span, places_of
 from rollout_corr.kernels.tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,

@@ -1,4 +1,4 @@
-"""Tiles: the tokens of a program of `read` and of `gradient`, and the sequences that it walks along.
+"""Tiles: the tokens of a program that passes over tokens, and the sequences that it walks along.
 
 A program is one warp. It owns one aligned tile of 2^tile_bits tokens, fewer in a small batch so that there are enough
 programs, and takes it in steps of [PARTS, LANES, VEC] tokens: VEC neighbours belong to one thread. Every token is
@@ -9,15 +9,47 @@ Tokens before the first sequence and behind the last belong to two more owners, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.slots import Extents, edge
-
 # Owners that each step of the search for the first owner of a tile looks at: one a thread.
 WAYS = tl.constexpr(32)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The division of a step into parts, lanes and vectors; a compile-time constant."""
+
+    parts: int  # vectors of a thread in one step
+    lanes: int  # threads of a part
+    vec: int  # neighbouring tokens of a thread
+    unit: bool  # in all tensors neighbouring tokens lie side by side
+    aligned: bool  # every row starts at a multiple of 16 elements behind a multiple of 16 bytes
+
+    @property
+    def step(self) -> int:
+        """Tokens that a walk along a tile takes at a time."""
+        return self.parts * self.lanes * self.vec
+
+    def for_warps_of(self, threads: int) -> Tiling:
+        """Give each thread of a larger warp fewer vectors, or the warp more tokens at a time."""
+        times = threads // 32
+        if times == 1 or self.lanes < 32:
+            return self
+        return replace(self, lanes=self.lanes * times, parts=max(1, self.parts // times))
+
+
+class Extents(NamedTuple):
+    """Sizes of a batch: int64 scalars, in no compile key."""
+
+    tokens: tl.tensor
+    sequences: tl.tensor
+    width: tl.tensor  # of a row; 0 for a packed batch
+    tiles: tl.tensor  # of a row; 0 for a packed batch
+    tile_bits: tl.tensor  # int32: a tile has 2^tile_bits tokens; no constant, so that any size takes one kernel
 
 
 class Tile(NamedTuple):
@@ -38,6 +70,18 @@ class Span(NamedTuple):
     start: tl.tensor  # int32, in [0, size]
     end: tl.tensor  # int32, in [start, size]
     last: tl.tensor  # int64, the last owner of the tile
+
+
+@triton.jit
+def edge(offsets: tl.tensor, v: tl.tensor, sequences: tl.tensor, tokens: tl.tensor) -> tl.tensor:
+    """Find where owner v of a packed batch begins: owner 0 is before the first sequence, S + 1 behind the last.
+
+    Offsets are clamped into the batch, so that wrong ones cannot lead out of it.
+    """
+    known = (v > 0) & (v <= sequences + 1)
+    found = tl.load(offsets + (v - 1), mask=known, other=0).to(tl.int64)
+    found = tl.minimum(tl.maximum(found, 0), tokens)
+    return tl.where(v > sequences + 1, tokens, found)
 
 
 @triton.constexpr_function

@@ -1,117 +1,92 @@
 """Bring weights of sequences to their tokens, and drop those that a criterion over sequences drops one by one.
 
-The third launch, where one of these is asked for. `read` has written token weights and most of the mask.
-Of `product_geometric_padded`, 4,096 tokens a sequence, it executes 22.4 PTX instructions a token, reads 10 bytes (8 are
-the int64 mask) and writes 8.75 (4 are the weights, the rest zeros in masks of rejected sequences), by `ptx.counts`.
+The third launch, where one of these is asked for. `read` has written token weights and most of the mask; a program
+walks along the same tile. Of `split_packed`, 4,096 tokens a sequence, it executes 20.7 PTX instructions a token, reads
+1.7 bytes (1 is the mask) and writes 4.6 (4 are the weights), by `ptx.counts`.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import selected
+from rollout_corr.kernels.correct.parts import Inputs, Part, Shared, advantage_of, compare, load_part
 from rollout_corr.kernels.correct.verdicts import REJECTED, WEIGHTLESS, thinning_bit
-from rollout_corr.kernels.io import PerToken, addresses, contiguous, either, load_tokens, of_sequence, store_tokens
-from rollout_corr.kernels.slots import Extents, Stretch, inside_of, is_full, positions, slots_of_program, stretch_of
-from rollout_corr.kernels.tokens import is_finite, over_kept_set, real, size, test
+from rollout_corr.kernels.io import PerToken, contiguous, either, load_step, pointers_to, store_step
+from rollout_corr.kernels.tiles import Extents, ends_by, entry_of, first_span, next_span, places_of, tile_of_program
+from rollout_corr.kernels.tokens import over_kept_set, real, size, test
 
-
-class Inputs(NamedTuple):
-    """The tensors of a call that `apply` needs to find tokens dropped by sequence criteria."""
-
-    train: PerToken
-    rollout: PerToken
-    mask: PerToken
-    mass: PerToken
-    advantages: tl.tensor  # [N], [B, T] or [S]
-
-
-# --- the tokens ---
-
-
-@triton.jit
-def zero(pointers: tl.tensor, where: tl.tensor) -> None:
-    """Store 0 at some tokens."""
-    tl.store(pointers, tl.zeros(where.shape, pointers.dtype.element_ty), mask=where)
-
-
-@triton.jit
-def load_at(
-    tensor: PerToken, stretch: Stretch, place: tl.tensor, interior: tl.tensor,
-    PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Load a tile of a per-token tensor."""
-    return load_tokens(addresses(tensor, stretch, place, PLAN, TILING, UNIT), inside_of(stretch, place), interior)
+# --- a step ---
 
 
 @triton.jit
 def thinned_tokens(
-    inputs: Inputs, valid: tl.tensor, states: tl.tensor, stretch: Stretch, extents: Extents, place: tl.tensor,
-    interior: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
+    part: Part, states: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """Find the tokens that failed criteria of their sequence drop one by one; states are [ROWS, 1, 1]."""
-    train = load_at(inputs.train, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
-    rollout = load_at(inputs.rollout, stretch, place, interior, PLAN, TILING, TILING.unit).to(real(PLAN))
-    if PLAN.mass is not None:
-        mass = load_at(inputs.mass, stretch, place, interior, PLAN, TILING, True)
-        train, rollout = over_kept_set(train, rollout, mass, PLAN)
-    d = train - rollout
-    measured = valid
-    if PLAN.nonfinite == "reject":
-        measured = valid & is_finite(d)
-    elif PLAN.nonfinite == "neutral":
-        d = tl.where(is_finite(d), d, 0.0)
-    advantage = d
-    if PLAN.advantages == "token":
-        advantages = contiguous(inputs.advantages, extents)
-        advantage = load_at(advantages, stretch, place, interior, PLAN, TILING, True).to(real(PLAN))
-    elif PLAN.advantages == "sequence":
-        advantage = of_sequence(inputs.advantages, stretch, extents, d)
-    lost = inside_of(stretch, place) & (states < 0)
+    """Find the tokens that failed criteria of their sequence drop one by one."""
+    train, rollout = part.train.to(real(PLAN)), part.rollout.to(real(PLAN))
+    pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), part.valid, PLAN)
+    advantage = advantage_of(shared, pair.d, PLAN, TILING)
+    lost = states < 0
     for i in tl.static_range(size(PLAN, "tests")):
         if test(PLAN, i).thins:
             failed = (states & thinning_bit(PLAN, i)) != 0
-            lost = lost | (failed & selected(d, advantage, measured, test(PLAN, i)))
+            lost = lost | (failed & selected(pair.d, advantage, pair.measured, test(PLAN, i)))
     return lost
 
 
 @triton.jit
-def apply_to_tokens(
-    inputs: Inputs, weights: tl.tensor, mask_out: tl.tensor, sequence_weights: tl.tensor, state: tl.tensor,
-    stretch: Stretch, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
+def zero(tensor: tl.tensor, where: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
+    """Store 0 at some tokens of a contiguous tensor."""
+    place = places_of(shared.first, TILING)
+    pointers = pointers_to(contiguous(tensor, shared.extents), shared.tile, place, PLAN, TILING, True)
+    tl.store(pointers, tl.zeros(where.shape, pointers.dtype.element_ty), mask=where)
+
+
+@triton.jit
+def apply_to_step(
+    inputs: Inputs, weights: tl.tensor, mask_out: tl.tensor, states: tl.tensor, any_state: tl.tensor,
+    weight: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write weights of sequences to their tokens, and zero weights and mask of what is rejected. state: [ROWS]."""
-    place = positions(0, TILING.tile // TILING.vec, TILING.vec)
-    inside = inside_of(stretch, place)
-    interior = is_full(stretch, TILING.tile)
-    thins: tl.constexpr = size(PLAN, "thinning_tests") > 0
-    states = state[:, None, None]
-    lost = inside & (states < 0)
-    valid = inside
-    if PLAN.masked and ((PLAN.spreads and not PLAN.marks) or thins):
-        valid = load_at(inputs.mask, stretch, place, interior, PLAN, TILING, TILING.unit) != 0
-    if thins:
-        lost = thinned_tokens(inputs, valid, states, stretch, extents, place, interior, PLAN, TILING)
+    """Write weights of sequences to their tokens, and zero weights and mask of what is rejected.
+
+    Args:
+        inputs: The tensors of the call.
+        weights, mask_out: The results.
+        states: [PARTS, LANES, VEC] int32, the state of each token's sequence.
+        any_state: int32, the bits of all of these.
+        weight: [PARTS, LANES, VEC], the weight of each token's sequence, if the plan has weights of sequences.
+        shared: The step.
+        PLAN, TILING: The plan and the tiling.
+        WHOLE: All of the step lies within the batch.
+    """
+    tile, first = shared.tile, shared.first
+    inside = tl.full(states.shape, 1, tl.int1)
+    if not WHOLE:
+        inside = places_of(first, TILING) < tile.length
+    valid, lost = inside, states < 0
+    if size(PLAN, "thinning_tests") > 0:
+        part = load_part(inputs, tile, first, PLAN, TILING, WHOLE)
+        valid, lost = part.valid, thinned_tokens(part, states, shared, PLAN, TILING)
+    elif PLAN.masked and PLAN.spreads and not PLAN.marks:
+        valid = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE) != 0
     if PLAN.spreads:
-        where = addresses(contiguous(weights, extents), stretch, place, PLAN, TILING, True)
+        tensor = contiguous(weights, shared.extents)
         if PLAN.marks:
-            valid = load_tokens(where, inside, interior) != 0
+            valid = load_step(tensor, tile, first, PLAN, TILING, True, WHOLE) != 0
+            # A token is not always stored by the thread that loaded it.
+            tl.debug_barrier()
         if PLAN.rejected != "mask":
             valid = valid & (lost == 0)
-        known = (stretch.sequence >= 0) & (stretch.sequence < extents.sequences)
-        each = tl.load(sequence_weights + stretch.sequence, mask=known, other=0.0)
-        store_tokens(where, tl.where(valid, each[:, None, None], 0.0), inside, interior)
+        store_step(tensor, tl.where(valid, weight, 0.0), tile, first, PLAN, TILING, WHOLE)
     elif PLAN.zeroes_weights:
-        gone = inside & ((states & WEIGHTLESS) != 0)
+        gone = (states & WEIGHTLESS) != 0
         if PLAN.rejected != "mask":
             gone = gone | lost
-        zero(addresses(contiguous(weights, extents), stretch, place, PLAN, TILING, True), gone)
-    if PLAN.zeroes_mask:
-        where = addresses(contiguous(mask_out, extents), stretch, place, PLAN, TILING, True)
-        zero(where, lost | (inside & ((states & REJECTED) != 0)))
+        zero(weights, inside & gone, shared, PLAN, TILING)
+    if PLAN.zeroes_mask and any_state != 0:
+        zero(mask_out, inside & (lost | ((states & REJECTED) != 0)), shared, PLAN, TILING)
 
 
 # --- the kernel ---
@@ -119,29 +94,49 @@ def apply_to_tokens(
 
 @triton.jit(
     do_not_specialize=[
-        "tokens", "sequences", "width", "tiles", "steps", "train_row", "train_step", "rollout_row", "rollout_step",
-        "mask_row", "mask_step",
+        "tokens", "sequences", "width", "tiles", "tile_bits", "steps", "train_row", "train_step", "rollout_row",
+        "rollout_step", "mask_row", "mask_step",
     ]
 )  # fmt: skip
 def apply_kernel(
     train_logp, rollout_logp, mask, log_mass, advantages, offsets, states, sequence_weights, weights, mask_out,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, steps: tl.int32,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ):  # fmt: skip
-    """Apply what was decided to the tokens of TILING.rows slots, which are shorter than those of `read`."""
-    extents = Extents(tokens, sequences, width, tiles, 0)
-    slot, owner = slots_of_program(offsets, extents, steps, PLAN, TILING)
-    stretch = stretch_of(offsets, owner, slot, extents, PLAN, TILING.tile)
-    known = (stretch.sequence >= 0) & (stretch.sequence < sequences)
-    state = tl.load(states + stretch.sequence, mask=known, other=0)
-    if PLAN.spreads or tl.max(state, 0) > 0:
-        inputs = Inputs(
-            PerToken(train_logp, train_row, train_step),
-            PerToken(rollout_logp, rollout_row, rollout_step),
-            PerToken(either(mask, train_logp), mask_row, mask_step),
-            contiguous(either(log_mass, train_logp), extents),
-            either(advantages, train_logp),
-        )
-        apply_to_tokens(inputs, weights, mask_out, sequence_weights, state, stretch, extents, PLAN, TILING)
+    """Apply what was decided to the tokens of a tile."""
+    extents = Extents(tokens, sequences, width, tiles, tile_bits)
+    inputs = Inputs(
+        PerToken(train_logp, train_row, train_step),
+        PerToken(rollout_logp, rollout_row, rollout_step),
+        PerToken(either(mask, train_logp), mask_row, mask_step),
+        contiguous(either(log_mass, train_logp), extents),
+    )
+    advantages, of_sequences = either(advantages, train_logp), either(sequence_weights, states)
+    tile = tile_of_program(offsets, extents, PLAN, TILING)
+    span = first_span(offsets, tile, extents, steps, PLAN)
+    begun, first, place = span, tile.length * 0, places_of(0, TILING)
+    state, weight = entry_of(states, span.owner, extents, PLAN), entry_of(of_sequences, span.owner, extents, PLAN)
+    any_state, each = state, tl.full(place.shape, state, state.dtype)
+    spread = tl.full(place.shape, weight, weight.dtype)
+    # One loop goes on to the next sequence, or to the next step. What an inner loop carried would go through shared
+    # memory to the stores behind it.
+    for _ in range(span.last - span.owner + (tile.length + TILING.step - 1) // TILING.step):
+        if PLAN.packed:
+            behind = place >= span.start - first
+            each, spread = tl.where(behind, state, each), tl.where(behind, weight, spread)
+        if PLAN.packed and ends_by(span, first, TILING):
+            span = next_span(span, offsets, tile, extents, PLAN)
+            state = entry_of(states, span.owner, extents, PLAN)
+            weight = entry_of(of_sequences, span.owner, extents, PLAN)
+            any_state |= state
+        else:
+            if PLAN.spreads or any_state != 0:
+                whole = first + TILING.step <= tile.length
+                shared = Shared(tile, begun, first, whole, extents, offsets, advantages, (), states, ())
+                if whole:
+                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, shared, PLAN, TILING, True)
+                else:
+                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, shared, PLAN, TILING, False)
+            begun, first, any_state = span, first + TILING.step, state

@@ -51,7 +51,7 @@ from rollout_corr.kernels.gather import (
 )
 from rollout_corr.kernels.io import either
 from rollout_corr.kernels.partials import Partials, add, add_up_part, groups, is_last
-from rollout_corr.kernels.slots import Extents, edge
+from rollout_corr.kernels.tiles import Extents, edge
 from rollout_corr.kernels.tokens import named, of_pair, size, test, thresholds
 
 # Tokens that are zeroed at a time.

@@ -11,7 +11,7 @@ from rollout_corr.kernels.correct.measures import BINS, COPIES, Ratio, weight_of
 from rollout_corr.kernels.correct.peers import finish_call
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.partials import entry, kept_maxima, largest_of_rows, put_all, sum_of_rows
-from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.tiles import Extents
 from rollout_corr.kernels.tokens import at, exponential, limited, number, real, size
 
 # Bins that are added up at a time.

@@ -136,11 +136,7 @@ class CorrectOperation(Operation):
             sites.append(Site(gather_kernel, over_units, {"PLAN": plan}))
         sites.append(Site(decide_kernel, deciding, {"PLAN": plan, "BY_OWNER": split} | unread, gathered))
         if plan.applies:
-            # It has slots of its own.
-            own = {"tiles": "tiles_of_apply", "steps": "steps_of_apply", "TILING": "TILING_OF_APPLY"}
-            sites.append(
-                Site(apply_kernel, lambda grid: (grid.programs_of_apply, grid.cut.threads), {"PLAN": plan}, own)
-            )
+            sites.append(Site(apply_kernel, over_tokens, {"PLAN": plan}))
         super().__init__(sites, _tables_of(plan, kind), STRIDED)
 
 

@@ -10,8 +10,7 @@ import triton.language as tl
 from rollout_corr.kernels.correct.criteria import Pair
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.io import PerToken, contiguous, load_step
-from rollout_corr.kernels.slots import Extents
-from rollout_corr.kernels.tiles import Span, Tile, of_sequences, places_of
+from rollout_corr.kernels.tiles import Extents, Span, Tile, of_sequences, places_of
 from rollout_corr.kernels.tokens import is_finite, real
 
 

@@ -39,7 +39,6 @@ from rollout_corr.kernels.correct.parts import (
 from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
-from rollout_corr.kernels.slots import Extents, Tiling
 from rollout_corr.kernels.sums import (
     emptied,
     empty,
@@ -54,7 +53,7 @@ from rollout_corr.kernels.sums import (
     with_slot,
     with_words,
 )
-from rollout_corr.kernels.tiles import ends_by, first_span, next_span, tile_of_program
+from rollout_corr.kernels.tiles import Extents, Tiling, ends_by, first_span, next_span, tile_of_program
 from rollout_corr.kernels.tokens import (
     class_name,
     exponential,

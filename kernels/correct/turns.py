@@ -26,7 +26,7 @@ from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.verdicts import count_kept, rows_of, store_states, tested, thinning_bit, weightless_of
 from rollout_corr.kernels.gather import Gathered, SlotTables, gathered, integer, plain, slots_between
 from rollout_corr.kernels.partials import Partials, add, largest_key, name_of, put
-from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.tiles import Extents
 from rollout_corr.kernels.tokens import (
     at,
     expm1,

@@ -15,7 +15,6 @@ import triton.language as tl
 
 from rollout_corr.kernels.io import PerToken, contiguous, either, load_step, store_step
 from rollout_corr.kernels.policy_loss.formulas import Token, penalty, penalty_factor, policy
-from rollout_corr.kernels.slots import Extents
 from rollout_corr.kernels.sums import (
     emptied,
     empty,
@@ -30,7 +29,16 @@ from rollout_corr.kernels.sums import (
     with_slot,
     with_words,
 )
-from rollout_corr.kernels.tiles import Tile, ends_by, first_span, next_span, of_sequences, places_of, tile_of_program
+from rollout_corr.kernels.tiles import (
+    Extents,
+    Tile,
+    ends_by,
+    first_span,
+    next_span,
+    of_sequences,
+    places_of,
+    tile_of_program,
+)
 from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean

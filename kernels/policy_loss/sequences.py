@@ -33,7 +33,7 @@ from rollout_corr.kernels.partials import (
 )
 from rollout_corr.kernels.policy_loss.formulas import clipped
 from rollout_corr.kernels.policy_loss.plan import LossPlan
-from rollout_corr.kernels.slots import Extents
+from rollout_corr.kernels.tiles import Extents
 from rollout_corr.kernels.tokens import at, exponential, has, limited, number, real, size, thresholds
 
 

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rollout_corr.kernels.launches import SMALL_STORAGE, Launch
-from rollout_corr.kernels.slots import Tiling
+from rollout_corr.kernels.tiles import Tiling
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -49,8 +49,7 @@ class Binary(NamedTuple):
         text: The machine code in words, with what the compiler says of registers: the disassembly of NVIDIA's
             `cuobjdump`, or AMD's assembly.
         shared: Bytes of shared memory that a program asks for.
-        tokens: How many tokens a thread has at a time, of a kernel with a tiling: of a step of one warp, else of all
-            slots of a program.
+        tokens: How many tokens a thread has at a time, of a kernel with a tiling.
     """
 
     text: str
@@ -87,9 +86,7 @@ def tokens_of_thread(launch: Launch, device: GPUTarget) -> int:
     tiling = launch.arguments.get("TILING")
     if not isinstance(tiling, Tiling):
         return 0
-    if launch.threads == 32:
-        return tiling.for_warps_of(device.warp_size).step // device.warp_size
-    return tiling.rows * tiling.tile // launch.threads
+    return tiling.for_warps_of(device.warp_size).step // device.warp_size
 
 
 def source_of(launch: Launch, device: GPUTarget) -> ASTSource:
@@ -111,7 +108,7 @@ def source_of(launch: Launch, device: GPUTarget) -> ASTSource:
         if parameter.is_constexpr:
             signature[parameter.name] = "constexpr"
             x = launch.arguments[parameter.name]
-            constants[(i,)] = x.for_warps_of(device.warp_size) if launch.threads == 32 and isinstance(x, Tiling) else x
+            constants[(i,)] = x.for_warps_of(device.warp_size) if isinstance(x, Tiling) else x
         elif parameter.annotation_type:
             signature[parameter.name] = parameter.annotation_type
         else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rollout_corr.kernels.launches import Launch
     from rollout_corr.kernels.policy_loss.launch import LossGiven
 
-# Mean lengths, one for each of `grid.SHAPES`.
+# Mean lengths: each of `grid.SHAPES` has one, the last two.
 LONGEST, LONG, MEDIUM, SHORT = 1 << 20, 4096, 512, 64
 
 # On AMD it is part of a key whether a tensor is below 2 GiB. These make no difference elsewhere.

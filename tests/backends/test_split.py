@@ -71,8 +71,8 @@ def test_what_a_rank_adds_is_of_its_tokens_or_of_whole_sequences():
 
 
 REAL = grid.SHAPES
-# One slot a program, so that even short sequences have several: gathering adds them up.
-NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
+# Tiles so short that even short sequences have several slots: gathering adds them up.
+NARROW = ((0, Shape(tile=16, lanes=2, sequences=2, chunk=2, parts=1)),)
 
 
 @pytest.mark.parametrize(

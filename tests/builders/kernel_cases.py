@@ -55,9 +55,9 @@ INTERPRETED = [
 WITHIN = {"cpu": (WEIGHTS_WITHIN, METRICS_WITHIN + 1e-7), "cuda": (7.8e-7, 8e-7)}
 
 # Tiles so small that a short sequence has many: one slot a program, some, and more; in one part and in several.
-NARROW = ((0, Shape(rows=1, tile=16, lanes=2, sequences=2, chunk=2, warps=1)),)
-MIDDLE = ((0, Shape(rows=4, tile=16, lanes=4, sequences=8, chunk=1, warps=1)),)
-WIDE = ((0, Shape(rows=8, tile=8, lanes=1, sequences=4, chunk=2, warps=1)),)
+NARROW = ((0, Shape(tile=16, lanes=2, sequences=2, chunk=2, parts=1)),)
+MIDDLE = ((0, Shape(tile=16, lanes=4, sequences=8, chunk=1)),)
+WIDE = ((0, Shape(tile=8, lanes=1, sequences=4, chunk=2, parts=8)),)
 REAL = grid.SHAPES
 
 # Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, single ones, and one that is all

@@ -74,7 +74,7 @@ def interpreted() -> Iterator[None]:
     from builders import interpreter
     from rollout_corr.kernels import grid
 
-    shape = grid.Shape(rows=4, tile=16, lanes=4, sequences=8, chunk=1, warps=1)
+    shape = grid.Shape(tile=16, lanes=4, sequences=8, chunk=1)
     with (
         interpreter.quick(),
         mock.patch.object(grid, "SHAPES", ((0, shape),)),

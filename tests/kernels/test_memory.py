@@ -36,7 +36,7 @@ from builders.kernel_cases import (
     watched,
 )
 from rollout_corr.kernels.grid import search_steps
-from rollout_corr.kernels.slots import owners_of
+from rollout_corr.kernels.tiles import Extents, owner_before
 
 pytestmark = INTERPRETED
 
@@ -71,28 +71,25 @@ def test_padded_strides(device):
 
 
 @triton.jit
-def owners_kernel(
-    offsets, owners, sequences: tl.int64, tokens: tl.int64, steps, ROWS: tl.constexpr, WAYS: tl.constexpr
-):
-    slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    tl.store(owners + slot, owners_of(offsets, slot, sequences, tokens, steps, ROWS, 8, WAYS))
+def owners_kernel(offsets, owners, sequences: tl.int64, tokens: tl.int64, steps, WAYS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    extents = Extents(tokens, sequences, tokens, tokens, steps)
+    tl.store(owners + token, owner_before(offsets, token, extents, steps, WAYS))
 
 
-@pytest.mark.parametrize(("rows", "ways"), [(1, 8), (16, 8)])
-def test_the_search_for_owners(rows, ways, device):
-    """Every slot's sequence is found in as many steps as the launcher allows, also the first of many empty ones."""
+def test_the_search_for_owners(device):
+    """The last owner that begins before a token is found in as many steps as the launcher allows."""
+    ways = 8
     for sequences in (0, 1, ways - 2, ways - 1, ways, ways**2 + 2 * ways - 1):
         generator = torch.Generator().manual_seed(sequences)
         lengths = torch.randint(0, 12, (sequences,), generator=generator)
         lengths[sequences // 3 : sequences // 2] = 0
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) + 5
         tokens = int(offsets[-1]) + 9
-        programs = -(-(tokens // 8 + sequences + 2) // rows)
-        owners = torch.empty(programs * rows, dtype=torch.int64, device=device)
+        owners = torch.empty(tokens, dtype=torch.int64, device=device)
         steps = search_steps(sequences, ways)
-        owners_kernel[(programs,)](offsets.to(device), owners, sequences, tokens, steps, rows, ways)
-        firsts = [0, *(start // 8 + 1 + i for i, start in enumerate(offsets.tolist()))]
-        assert owners.tolist() == [bisect.bisect_right(firsts, slot) - 1 for slot in range(programs * rows)]
+        owners_kernel[(tokens,)](offsets.to(device), owners, sequences, tokens, steps, ways)
+        assert owners.tolist() == [bisect.bisect_left(offsets.tolist(), token) for token in range(tokens)]
 
 
 def test_packed_strides(device):

@@ -34,7 +34,7 @@ TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
 
 
 def of_shape(monkeypatch: pytest.MonkeyPatch, rows: int, tile: int, sequences: int) -> None:
-    shape = grid.Shape(rows=rows, tile=tile, lanes=2, sequences=sequences, chunk=2, warps=1)
+    shape = grid.Shape(tile=tile, lanes=2, sequences=sequences, chunk=2, parts=rows)
     monkeypatch.setattr(grid, "SHAPES", ((0, shape),))
 
 

@@ -26,7 +26,7 @@ pytestmark = INTERPRETED
 
 EXAMPLES = pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.slow)])
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
-SHAPES = st.sampled_from((NARROW, ((0, Shape(rows=4, tile=32, lanes=4, sequences=1, chunk=4, warps=1)),)))
+SHAPES = st.sampled_from((NARROW, ((0, Shape(tile=32, lanes=4, sequences=1, chunk=4)),)))
 # The gaps of one batch are there again in each of its chunks.
 WITHOUT_GAPS = st.sampled_from([layout for layout in LAYOUTS if layout != "packed_gaps"])
 # The bounds of these cut random batches. What other schemes report does not come from the kernels.

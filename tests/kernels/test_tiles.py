@@ -23,14 +23,14 @@ pytestmark = INTERPRETED
 
 # Options of a kernel of one warp without a cap.
 PLAIN = {"num_warps": 1, "enable_fp_fusion": True}
-LONGEST, LONG, MEDIUM, SHORT = (shape for _, shape in SHAPES)
+LONGEST, LONG, SHORT = (shape for _, shape in SHAPES)
 
 
 @pytest.mark.parametrize(
     ("tokens", "shape", "tile"),
     [
         (0, LONG, 512), (1 << 15, LONG, 512), (1 << 20, LONG, 512), ((1 << 20) + 2048, LONG, 1024),
-        (1 << 22, LONG, 2048), (1 << 40, LONG, 2048), (1 << 15, SHORT, 256), (1 << 19, MEDIUM, 256),
+        (1 << 22, LONG, 2048), (1 << 40, LONG, 2048), (1 << 15, SHORT, 256), (1 << 19, SHORT, 256),
         (1 << 22, LONGEST, 2048),
     ],
 )  # fmt: skip
@@ -45,7 +45,7 @@ def test_a_tile_decides_nothing():
     sequences = random_sequences(4, (40, 0, 3, 50), advantages=None, external=False)
     spec = fitted(rc.Spec(rc.Weight("geometric", 0.5, 1.5), (over("k3", "mean"),), "both"), sequences)
     laid = lay_out(sequences, "packed_gaps", torch.float32)
-    shape = Shape(rows=2, tile=128, lanes=4, sequences=8, chunk=2, warps=1, least=32)
+    shape = Shape(tile=128, lanes=4, sequences=8, chunk=2, parts=2, least=32)
     found = []
     for programs, tile in ((1, 128), (1 << 20, 32)):
         with shaped(((0, replace(shape)),)), mock.patch.object(grid, "PROGRAMS", programs):
@@ -98,7 +98,8 @@ def test_registers_are_capped_where_that_spills_nothing(name, most):
     """16 warps of a multiprocessor, or 12; the compiler's choice elsewhere, on AMD, and over sequences."""
     read, decide, *apply = VARIANTS[name].launches()
     assert read.options(32, nvidia=True).get("maxnreg") == most
-    assert not any("maxnreg" in launch.options(32, nvidia=True) for launch in (decide, *apply))
+    assert "maxnreg" not in decide.options(32, nvidia=True)
+    assert all(launch.options(32, nvidia=True).get("maxnreg") == most for launch in apply)
     assert read.options(64, nvidia=False) == PLAIN
 
 

@@ -35,7 +35,7 @@ TOKENS, PROGRAMS = 1 << 22, 32
 LENGTHS = (131072, 4096, 1500, 400, 64)
 # Those whose speed is asked for most.
 COUNTED = (
-    "metrics_packed", "token_bf16", "product_geometric_padded", "loss_ppo_packed", "loss_gspo",
+    "metrics_packed", "token_bf16", "product_geometric_padded", "split_packed", "loss_ppo_packed", "loss_gspo",
 )  # fmt: skip
 COLUMNS = ("instructions", "float", "exchange", "memory", "other", "barrier", "read", "written", "sectors")
 HEADS = "instructions | float | exchange | memory | other | barriers / 1,000 | bytes read | written | sectors / 1,000"

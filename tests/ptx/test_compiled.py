@@ -112,11 +112,9 @@ def test_what_the_compiler_may_contract_decides_nothing(name, process):
     assert process.submit(outcome_of, cases.run_uncontracted, name).result() == ""
 
 
-def test_unsorted_offsets_are_a_race_within_bounds(process):
-    """Tokens of several sequences, which docs/batches.md says may differ from run to run."""
-    said = process.submit(outcome_of, cases.run_wrong_offsets, "geometric_clamped", allowed=()).result()
-    findings = said.partition("FoundWrong: ")[2].splitlines()
-    assert findings and {line.partition(":")[0] for line in findings} <= {"race in a program", "race of programs"}, said
+def test_unsorted_offsets_stay_within_bounds(process):
+    """And `apply` writes every token once, however many sequences claim it."""
+    assert process.submit(outcome_of, cases.run_wrong_offsets, "geometric_clamped", allowed=()).result() == ""
 
 
 # --- how much they execute ---
