@@ -158,8 +158,8 @@ def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
     else:
         # The square of e^(D/2), because `exponential` ends where float32 does.
         root, _, _ = exponential(limited(0.5 * d, -60.0, 60.0, PLAN), PLAN)
-        _, _, near = exponential(limited(d, -1.0, 1.0, PLAN), PLAN)
-        return tl.where(tl.abs(d) <= 1.0, near, root * root - 1.0 - d)
+        _, _, of_small_d = exponential(limited(d, -1.0, 1.0, PLAN), PLAN)
+        return tl.where(tl.abs(d) <= 1.0, of_small_d, root * root - 1.0 - d)
 
 
 @triton.jit
@@ -229,8 +229,8 @@ def series(d: tl.tensor, TERMS: tl.constexpr) -> tl.tensor:
 @triton.jit
 def k3_of(d: tl.tensor, e: tl.tensor) -> tl.tensor:
     """Compute e^D - 1 - D in float64 without cancellation, where e is e^D."""
-    near = tl.minimum(tl.maximum(d, -0.5), 0.5)
-    return tl.where(tl.abs(d) <= 0.5, series(near, 14) * (near * near), e - 1.0 - d)
+    small_d = tl.minimum(tl.maximum(d, -0.5), 0.5)
+    return tl.where(tl.abs(d) <= 0.5, series(small_d, 14) * (small_d * small_d), e - 1.0 - d)
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def weight_at(
 ) -> tl.tensor:  # fmt: skip
     """Compute an extremum of token weights from that of D on the same side: a weight grows with D.
 
-    One that becomes 0 outside its bounds does not: of it only the raw ratio is derived.
+    One that becomes 0 outside its bounds does not: of it only the ratio before them is derived.
     """
     extremum = extremum.to(real(PLAN))
     none = extremum == float("-inf")
@@ -65,8 +65,8 @@ def weight_at(
     clamp = number(numbers, PLAN, "clamp").to(d.dtype)
     log_ratio = limited(d, -clamp, clamp, PLAN)
     e, excess, k3 = exponential(log_ratio, PLAN)
-    _, raw, bounded, _ = weight_of(Ratio(log_ratio, e, excess, k3), numbers, PLAN)
-    weight = raw if k < 2 else bounded
+    _, ratio_m1, weight_m1, _ = weight_of(Ratio(log_ratio, e, excess, k3), numbers, PLAN)
+    weight = ratio_m1 if k < 2 else weight_m1
     return tl.where(none, extremum, -weight if k % 2 else weight)
 
 

@@ -68,9 +68,9 @@ class SequenceWeights(NamedTuple):
     """The weights of sequences, at token level the means over their tokens: [SEQUENCES] float64 each."""
 
     log_ratio: tl.tensor
-    raw: tl.tensor  # ratio - 1
+    ratio_m1: tl.tensor  # ratio - 1
     ratio: tl.tensor
-    bounded: tl.tensor  # weight - 1
+    weight_m1: tl.tensor  # weight - 1
     weight: tl.tensor
 
 
@@ -189,18 +189,18 @@ def bounded_by(x: tl.tensor, lower: tl.tensor, upper: tl.tensor, PLAN: tl.conste
 
 @triton.jit
 def bound(
-    log_ratio: tl.tensor, raw: tl.tensor, ratio: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+    log_ratio: tl.tensor, ratio_m1: tl.tensor, ratio: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Apply the bounds of a weight to ratio - 1 and to the ratio itself."""
     if PLAN.bounded:
         if PLAN.outside == "zero":
             inside = within(log_ratio, numbers, PLAN, "log")
-            raw, ratio = tl.where(inside, raw, -1.0), tl.where(inside, ratio, 0.0)
+            ratio_m1, ratio = tl.where(inside, ratio_m1, -1.0), tl.where(inside, ratio, 0.0)
         else:
             lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
-            raw = bounded_by(raw, lower - 1.0, upper - 1.0, PLAN)
+            ratio_m1 = bounded_by(ratio_m1, lower - 1.0, upper - 1.0, PLAN)
             ratio = bounded_by(ratio, lower, upper, PLAN)
-    return raw, ratio
+    return ratio_m1, ratio
 
 
 @triton.jit
@@ -208,38 +208,38 @@ def weight_of(
     ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Compute a token's weight: its log-ratio, ratio - 1 before and after the bounds, and the weight."""
-    log_ratio, e, raw = ratio.log_ratio, ratio.e, ratio.excess
+    log_ratio, e, ratio_m1 = ratio.log_ratio, ratio.e, ratio.excess
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
-        e, raw, _ = exponential(log_ratio, PLAN)
-    bounded, weight = bound(log_ratio, raw, e, numbers, PLAN)
-    return log_ratio, raw, bounded, weight
+        e, ratio_m1, _ = exponential(log_ratio, PLAN)
+    weight_m1, weight = bound(log_ratio, ratio_m1, e, numbers, PLAN)
+    return log_ratio, ratio_m1, weight_m1, weight
 
 
 @triton.jit
 def measure_weights(
-    found: tl.tuple, measured: tl.tensor, log_ratio: tl.tensor, raw: tl.tensor, bounded: tl.tensor, numbers: tl.tuple,
-    PLAN: tl.constexpr,
+    found: tl.tuple, measured: tl.tensor, log_ratio: tl.tensor, ratio_m1: tl.tensor, weight_m1: tl.tensor,
+    numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Record the statistics of token weights."""
-    bounded = tl.where(measured, bounded, 0.0)
-    found = record(found, PLAN, "floats", "raw", raw)
-    found = record(found, PLAN, "floats", "bounded", bounded)
-    found = record(found, PLAN, "token_sums", "raw2", raw * raw)
-    found = record(found, PLAN, "token_sums", "weight2", bounded * bounded)
+    weight_m1 = tl.where(measured, weight_m1, 0.0)
+    found = record(found, PLAN, "floats", "ratio_m1", ratio_m1)
+    found = record(found, PLAN, "floats", "weight_m1", weight_m1)
+    found = record(found, PLAN, "token_sums", "raw2", ratio_m1 * ratio_m1)
+    found = record(found, PLAN, "token_sums", "weight2", weight_m1 * weight_m1)
     # Zeros of no shape: a tensor of them would be moved between threads to be added up.
-    above, below = tl.full((), 0.0, raw.dtype), tl.full((), 0.0, raw.dtype)
+    above, below = tl.full((), 0.0, ratio_m1.dtype), tl.full((), 0.0, ratio_m1.dtype)
     if PLAN.has_upper:
-        inside = log_ratio <= number(numbers, PLAN, "log/upper").to(raw.dtype)
-        above = tl.where(measured & (inside == 0), 1.0, 0.0).to(raw.dtype)
+        inside = log_ratio <= number(numbers, PLAN, "log/upper").to(ratio_m1.dtype)
+        above = tl.where(measured & (inside == 0), 1.0, 0.0).to(ratio_m1.dtype)
     if PLAN.has_lower:
-        inside = log_ratio >= number(numbers, PLAN, "log/lower").to(raw.dtype)
-        below = tl.where(measured & (inside == 0), 1.0, 0.0).to(raw.dtype)
+        inside = log_ratio >= number(numbers, PLAN, "log/lower").to(ratio_m1.dtype)
+        below = tl.where(measured & (inside == 0), 1.0, 0.0).to(ratio_m1.dtype)
     found = record(found, PLAN, "token_sums", "tokens_above", above)
     found = record(found, PLAN, "token_sums", "tokens_below", below)
     if PLAN.outside == "zero":
-        found = record_extrema(found, PLAN, "-min_weight", "max_weight", bounded, measured)
+        found = record_extrema(found, PLAN, "-min_weight", "max_weight", weight_m1, measured)
     return found
 
 
@@ -269,8 +269,8 @@ def of_part(unit: str, i: int, power: str = "") -> str:
 @triton.jit
 def parts_of(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
     """Give ratio - 1, weight - 1, the ratio and the weight, 0 where there is none."""
-    raw, bounded = tl.where(some, weights.raw, 0.0), tl.where(some, weights.bounded, 0.0)
-    return raw, bounded, tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0)
+    ratio_m1, weight_m1 = tl.where(some, weights.ratio_m1, 0.0), tl.where(some, weights.weight_m1, 0.0)
+    return ratio_m1, weight_m1, tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0)
 
 
 # --- sequences ---
@@ -325,11 +325,11 @@ def measure_criterion(
 
 
 @triton.jit
-def mean_weights(raw: tl.tensor, bounded: tl.tensor, rows: Rows) -> SequenceWeights:
+def mean_weights(ratio_m1: tl.tensor, weight_m1: tl.tensor, rows: Rows) -> SequenceWeights:
     """Give sequences the means of weights over their tokens, from sums of ratio - 1 and of weight - 1."""
     each = tl.maximum(rows.n, 1).to(tl.float64)
-    raw, bounded = raw / each, bounded / each
-    return SequenceWeights(tl.log(1.0 + raw), raw, 1.0 + raw, bounded, 1.0 + bounded)
+    ratio_m1, weight_m1 = ratio_m1 / each, weight_m1 / each
+    return SequenceWeights(tl.log(1.0 + ratio_m1), ratio_m1, 1.0 + ratio_m1, weight_m1, 1.0 + weight_m1)
 
 
 @triton.jit
@@ -337,7 +337,7 @@ def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.con
     """Compute the weight of every unit; of weights of tokens, the mean of its tokens'."""
     n_among = rows.n_among
     if PLAN.level == "token":
-        return mean_weights(plain(found, PLAN, "raw"), plain(found, PLAN, "bounded"), rows)
+        return mean_weights(plain(found, PLAN, "ratio_m1"), plain(found, PLAN, "weight_m1"), rows)
     else:
         if PLAN.token_clamp:
             log_ratio = exact(found, PLAN, "weight", True)
@@ -351,9 +351,9 @@ def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.con
             log_ratio = log_ratio / tl.maximum(n_among, 1).to(tl.float64)
         clamp = number(numbers, PLAN, "clamp")
         log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
-        raw, ratio = expm1(log_ratio), tl.exp(log_ratio)
-        bounded, weight = bound(log_ratio, raw, ratio, numbers, PLAN)
-        return SequenceWeights(log_ratio, raw, ratio, bounded, weight)
+        ratio_m1, ratio = expm1(log_ratio), tl.exp(log_ratio)
+        weight_m1, weight = bound(log_ratio, ratio_m1, ratio, numbers, PLAN)
+        return SequenceWeights(log_ratio, ratio_m1, ratio, weight_m1, weight)
 
 
 @triton.jit
@@ -374,10 +374,10 @@ def measure_sequence_weights(
             add(out.sums, PLAN, of_part("", i, "2"), tokens * parts[i] * parts[i])
     add(out.sums, PLAN, "sequences_above", above)
     add(out.sums, PLAN, "sequences_below", below)
-    put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", weights.raw, some)
-    put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", weights.bounded, some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", weights.ratio_m1, some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", weights.weight_m1, some)
     if by_sequences:
         add(out.sums, PLAN, "tokens_above", tl.where(above, n, 0))
         add(out.sums, PLAN, "tokens_below", tl.where(below, n, 0))
-        put_extrema(out.maxima, PLAN, "-min_raw", "max_raw", weights.raw, some)
-        put_extrema(out.maxima, PLAN, "-min_weight", "max_weight", weights.bounded, some)
+        put_extrema(out.maxima, PLAN, "-min_raw", "max_raw", weights.ratio_m1, some)
+        put_extrema(out.maxima, PLAN, "-min_weight", "max_weight", weights.weight_m1, some)

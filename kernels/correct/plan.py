@@ -21,7 +21,7 @@ RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", 
 
 # Columns of a pass over padded tokens below which ptxas takes fewer than 128 registers; criteria and columns beyond
 # which so many are too few.
-FEW_COLUMNS, MOST_CRITERIA, MOST_COLUMNS = 20, 3, 39
+LIGHT, MOST_CRITERIA, MOST_COLUMNS = 20, 3, 39
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ class Plan(Tables):
         bounds follow from its own counts for sm_90, see docs/kernels.md.
         """
         criteria, columns = len(self.tests) * (1 if self.advantages is None else 2), len(self.recorded)
-        few = not self.packed and columns < FEW_COLUMNS
-        if few or self.double or criteria > MOST_CRITERIA:
+        light = not self.packed and columns < LIGHT
+        if light or self.double or criteria > MOST_CRITERIA:
             return None
         if self.full and not self.packed:
             # With all columns 192 spill 16 bytes on sm_100; with few 120 are taken without a cap.

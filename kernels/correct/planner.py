@@ -93,7 +93,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
     exact += [("advantage", 2, False)] * plan.averages_advantages
     limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
-    floats = ["train", "rollout", *["raw", "bounded"] * (plan.level == "token"), *["abs_d", "k3"] * plan.turns]
+    floats = ["train", "rollout", *["ratio_m1", "weight_m1"] * (plan.level == "token"), *["abs_d", "k3"] * plan.turns]
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 

@@ -115,8 +115,8 @@ def read_part(
         count_bins(shared.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.level == "token":
-        log_weight, raw, bounded, weight = weight_of(ratio, numbers, PLAN)
-        found = measure_weights(found, pair.measured, log_weight, raw, bounded, numbers, PLAN)
+        log_weight, ratio_m1, weight_m1, weight = weight_of(ratio, numbers, PLAN)
+        found = measure_weights(found, pair.measured, log_weight, ratio_m1, weight_m1, numbers, PLAN)
 
     dropped = tl.zeros_like(valid)
     for i in tl.static_range(size(PLAN, "tests")):

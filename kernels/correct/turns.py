@@ -215,8 +215,8 @@ def measure_turn_weights(
     sums = tally(sums, PLAN, "turns_below", below)
     sums = tally(sums, PLAN, "tokens_above", tl.where(above, n, 0.0))
     sums = tally(sums, PLAN, "tokens_below", tl.where(below, n, 0.0))
-    maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", weights.raw, some)
-    maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", weights.bounded, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", weights.ratio_m1, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", weights.weight_m1, some)
     parts = parts_of(weights, some)
     for i in tl.static_range(len(parts)):
         sums = tally(sums, PLAN, of_part("turn_", i), parts[i])
