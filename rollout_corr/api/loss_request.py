@@ -14,7 +14,6 @@ from rollout_corr.api.correct import Correction
 from rollout_corr.backends import loss_operators, whole
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
-from rollout_corr.backends.completed import completed
 from rollout_corr.backends.groups import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import Given, read_mass
@@ -266,6 +265,8 @@ class LossRequest:
             if self.entropy is None:
                 raise ValueError("entropy: expected a value, because entropy_bonus is given, got None")
         if spec is None and given.thresholds is not None:
+            from rollout_corr.backends.bounds_of_batch import completed
+
             completed(given.thresholds, None)  # raises
         if spec is None and given.versions is not None:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Renormalized, Turns, given_by, mask_by_keyword, read_request
-from rollout_corr.backends.bounds_of_batch import AnySearch, Progress, added_up, record
+from rollout_corr.backends.bounds_of_batch import Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
-from rollout_corr.backends.completed import check_groups
 from rollout_corr.backends.layouts import LogProbs, described
+from rollout_corr.backends.search import Search
 from rollout_corr.metrics.collectives import all_reduce, check_group
 from rollout_corr.spec.bounds_of_batch import Place
 from rollout_corr.spec.correction import Spec
@@ -27,15 +27,15 @@ class ThresholdStatistics:
     Attributes:
         known: What was known before the round.
         searches: The searches under way, by the label of a criterion and the side.
-        tables: Of each, [1 or 3, digits] int64 on the device.
+        tables: Of each, [1 + amounts, groups, digits] int64 on the device.
     """
 
     known: Thresholds
-    searches: dict[Place, AnySearch]
+    searches: dict[Place, Search]
     tables: dict[Place, Tensor]
 
     def __repr__(self) -> str:
-        """Say how large it is; nothing is read from the device."""
+        """The size; nothing is read from the device."""
         return f"ThresholdStatistics({sum(table.numel() for table in self.tables.values())} counts)"
 
     def merge(self, other: ThresholdStatistics) -> ThresholdStatistics:
@@ -88,7 +88,7 @@ class ThresholdStatistics:
         return replace(self, tables=added_up(self.tables, add_up))
 
     def thresholds(self) -> Thresholds:
-        """Give what is known after the round, from the counts of all micro-batches and ranks."""
+        """Find what is known after the round, from the counts of all micro-batches and ranks."""
         return Thresholds(self.known.spec, self.known.progress.after(self.searches, self.tables))
 
 
@@ -168,14 +168,14 @@ def threshold_statistics(
         raise ValueError(f"known: expected Thresholds of the same Spec {spec!r}, got those of {known.spec!r}")
     if known.complete:
         raise ValueError("known: expected bounds that are not all known, got complete Thresholds; pass them to correct")
-    check_groups(known, batch.groups)
+    known.check_groups(batch.groups)
     with torch.no_grad():
         recording = record(batch, run, known.progress)
         return ThresholdStatistics(known, recording.searches, recording.tables())
 
 
 def _without_groups(spec: Spec) -> Spec:
-    """Take the means of groups, which divide weights behind what is counted here, from a Spec."""
+    """The Spec without means of groups, which divide weights after what is counted here."""
     if not isinstance(spec, Spec) or spec.weight is None or not spec.normalizes_groups:
         return spec
     return replace(spec, weight=replace(spec.weight, normalize=None))

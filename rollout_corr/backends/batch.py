@@ -25,7 +25,7 @@ from rollout_corr.spec.criterion import ENTROPY
 from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.bounds_of_batch import Found
+    from rollout_corr.backends.bounds_of_batch import KnownBounds
     from rollout_corr.backends.sequence_groups import SequenceGroups
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
@@ -104,7 +104,7 @@ class Batch:
     mask_out: Tensor | None = None
     labels: tuple[Labelled, ...] = ()
     groups: SequenceGroups | None = None
-    bounds: Found | None = None
+    bounds: KnownBounds | None = None
     _outside: tuple[int, int] | None = None
 
     @property

@@ -7,30 +7,27 @@ Spec whose bounds are numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, select, select_ess, select_groups, whole
+from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.layouts import name_of
-from rollout_corr.backends.select import Search, Values
-from rollout_corr.backends.select_ess import EssSearch
-from rollout_corr.backends.select_groups import GroupSearch
+from rollout_corr.backends.search import Search, Values, begin
 from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.bounds import Bound, Sides
 from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
 from rollout_corr.definition.findings import Operands, decided
 from rollout_corr.definition.weights import ratios_of
-from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, KeepESS, OfBatch, Place, Side
+from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
 from rollout_corr.spec.correction import Criterion, Spec, Weight, places_of, rules_of
+from rollout_corr.spec.validate import shown
 
-AnySearch = Search | EssSearch | GroupSearch
 
-
-class Found:
+class KnownBounds:
     """The bounds found, by place; what has bounds that are not known yet is not bounded by them.
 
     Args:
@@ -45,14 +42,14 @@ class Found:
     def of(
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
     ) -> tuple[Bound, Bound]:
-        """Give the bounds of a criterion."""
+        """Look the bounds of a criterion up."""
         low, high = (
             x if x is None or not x.dim() or groups is None else x[groups] for x in self._sides(criterion.label)
         )
         return low, high
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
-        """Give the bounds of the weight: as numbers, None for an open side, where values may be read."""
+        """Look the bounds of the weight up: as numbers, None for an open side, where values may be read."""
         low, high = self.known_of_weight()
         if low is None and high is None:
             return self._sides(WEIGHT)
@@ -81,9 +78,9 @@ class Progress(NamedTuple):
     """
 
     bounds: dict[Place, Tensor]
-    searches: dict[Place, AnySearch]
+    searches: dict[Place, Search]
 
-    def after(self, searches: dict[Place, AnySearch], tables: dict[Place, Tensor]) -> Progress:
+    def after(self, searches: dict[Place, Search], tables: dict[Place, Tensor]) -> Progress:
         """The progress after a round.
 
         Args:
@@ -91,65 +88,25 @@ class Progress(NamedTuple):
             tables: The table of each that is not over, added up over all that belongs to the batch.
         """
         found = {place: one.narrowed(tables[place]) if place in tables else one for place, one in searches.items()}
-        if any(one.round < one.rounds() for one in found.values()):
+        if not all(one.over for one in found.values()):
             return Progress(self.bounds, found)
         return Progress(self.bounds | {place: one.bound() for place, one in found.items()}, {})
 
 
-class Counter(Protocol):
-    """Counts the tokens of a batch for some bounds, without their values, and gives those of sequences for others.
-
-    Attributes:
-        rules: The bounds of tokens.
-        units: The bounds of sequences.
-        dtype: Of the values of tokens.
-        device: Of the tables.
-    """
-
-    rules: dict[Place, OfBatch]
-    units: dict[Place, OfBatch]
-    dtype: torch.dtype
-    device: torch.device
-
-    def values(self, known: Mapping[Place, Tensor]) -> dict[Place, tuple[Tensor, Tensor]]:
-        """The values of sequences, [S] float64, under the bounds that are known, and which of them decide, [S] bool."""
-
-    def tables(self, searches: Mapping[Place, AnySearch]) -> dict[Place, Tensor]:
-        """The tables of a round, for those of the searches that it counts for."""
-
-
-# From the labels whose bounds are looked for.
-Counters = Callable[[set[str]], Counter]
-
-
-class Recording(Found):
+class Recording(KnownBounds):
     """Bounds known before, and the values of those criteria, and of the weight, whose bounds are looked for.
 
     Args:
         progress: What is known.
         wanted: Their labels.
-        on_cpu: Values that take no part are left out.
+        on_host: Values may be read, and those that take no part are left out.
         groups: The groups of sequences, where some decide.
-        counter: Counts the tokens for some of the bounds.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        wanted: set[str],
-        on_cpu: bool,
-        groups: SequenceGroups | None,
-        counter: Counter | None = None,
-    ) -> None:
+    def __init__(self, progress: Progress, wanted: set[str], on_host: bool, groups: SequenceGroups | None) -> None:
         super().__init__(progress.bounds)
         self.searches = dict(progress.searches)
-        self.wanted, self._on_cpu, self._groups = wanted, on_cpu, groups
-        self._counter = counter
-        # The bounds whose values are not noted when criteria ask for them.
-        self.counted: set[Place] = set() if counter is None else {*counter.rules}
-        if counter is not None:
-            for place, rule in counter.rules.items():
-                self._search(place, rule, counter.dtype, counter.device)
+        self.wanted, self._on_host, self._groups = wanted, on_host, groups
         self._values: dict[Place, list[Values]] = {}
 
     def of(
@@ -170,19 +127,10 @@ class Recording(Found):
     def note(
         self, place: Place, rule: OfBatch, value: Tensor, tested: Tensor | None, groups: Tensor | None = None
     ) -> None:
-        """Note values that decide a bound, unless they are counted elsewhere."""
-        if place in self.counted:
-            return
+        """Note values that decide a bound."""
         search = self._search(place, rule, value.dtype, value.device, None if groups is None else self._groups)
-        values = search.values(value, tested, groups, self._on_cpu)
-        self._values.setdefault(place, []).append(search.left(values) if self._on_cpu else values)
-
-    def note_sequences(self) -> None:
-        """Note the values of sequences that the counter gives, under the bounds that are known, and no others."""
-        if self._counter is not None:
-            for place, (value, tested) in self._counter.values(self.bounds).items():
-                self.note(place, self._counter.units[place], value, tested)
-            self.counted |= self._counter.units.keys()
+        values = search.values(value, tested, groups, self._on_host)
+        self._values.setdefault(place, []).append(search.left(values) if self._on_host else values)
 
     def _search(
         self,
@@ -191,11 +139,12 @@ class Recording(Found):
         dtype: torch.dtype,
         device: torch.device,
         groups: SequenceGroups | None = None,
-    ) -> AnySearch:
+    ) -> Search:
         """The search for a bound; one that begins now, or one of the rounds before."""
         search = self.searches.get(place)
         if search is None:
-            search = self.searches[place] = begin(rule, place.side, dtype, device, groups)
+            of_groups = () if groups is None else (groups.total, groups.whole)
+            search = self.searches[place] = begin(rule, place.side, dtype, device, *of_groups)
         if search.dtype not in (None, dtype):
             # Their keys have other digits.
             raise ValueError(
@@ -205,33 +154,17 @@ class Recording(Found):
         return search
 
     def tables(self) -> dict[Place, Tensor]:
-        """The tables of this round, [1 or 3, digits] int64 each."""
-        under_way = {place: one for place, one in self.searches.items() if one.round < one.rounds()}
-        counted = {} if self._counter is None else self._counter.tables(under_way)
-        return {
-            place: counted[place] if place in counted else self._table(place, one) for place, one in under_way.items()
-        }
+        """The tables of this round, [1 + amounts, groups, digits] int64 each."""
+        return {place: self._table(place, one) for place, one in self.searches.items() if not one.over}
 
-    def _table(self, place: Place, search: AnySearch) -> Tensor:
+    def _table(self, place: Place, search: Search) -> Tensor:
         parts = self._values[place]
-        if self._on_cpu and search.round:
+        if self._on_host and search.round:
             parts = self._values[place] = [search.left(values) for values in parts]
         total = search.table(parts[0])
         for values in parts[1:]:
             total = total + search.table(values)
         return total
-
-
-def begin(
-    rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device, groups: SequenceGroups | None = None
-) -> AnySearch:
-    """A search before its first round, for a bound of values of a dtype; with groups, of each of them."""
-    if isinstance(rule, KeepESS):
-        return select_ess.begin(rule, device)
-    assert isinstance(rule, Counting)
-    if groups is not None:
-        return select_groups.begin(rule, side, dtype, device, groups.total, groups.whole)
-    return select.begin(rule, side, dtype, device)
 
 
 def wanted(spec: Spec, progress: Progress) -> set[str]:
@@ -245,7 +178,7 @@ def wanted(spec: Spec, progress: Progress) -> set[str]:
 
 
 def _follows(spec: Spec, label: str) -> bool:
-    """Tell whether values are those of survivors, and so a bound follows those of token criteria."""
+    """Whether values are those of survivors, and so a bound follows those of token criteria."""
     if spec.sums_over == "valid":
         return False
     if label == WEIGHT and spec.weight is not None and spec.weight.rules:
@@ -253,7 +186,7 @@ def _follows(spec: Spec, label: str) -> bool:
     return next(c.over for c in spec.criteria if c.label == label) != "token"
 
 
-class Thresholds(Found):
+class Thresholds(KnownBounds):
     """The bounds of a Spec, as far as several calls have decided them: for the next round, or when complete to apply.
 
     Attributes:
@@ -274,54 +207,65 @@ class Thresholds(Found):
     def group_count(self) -> int | None:
         """The number of groups that decide bounds for themselves, as far as it is known; None: none, or not yet."""
         known = [x.shape[0] - 1 for x in self.bounds.values() if x.dim()]
-        known += [one.groups for one in self.progress.searches.values() if isinstance(one, GroupSearch)]
+        known += [one.groups for one in self.progress.searches.values() if one.groups is not None]
         return known[0] if known else None
 
+    def check_groups(self, groups: SequenceGroups | None) -> None:
+        """Refuse other groups than those that bounds of groups were decided for."""
+        counted = self.group_count
+        if counted is None or groups is None:
+            return
+        if groups.whole:
+            raise ValueError(
+                "group_size: expected group_index and group_count beside thresholds of groups, whose numbers they are, "
+                "got group_size"
+            )
+        if groups.total != counted:
+            raise ValueError(
+                f"group_count: expected {counted}, for which the thresholds were decided, got {groups.total} groups"
+            )
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Refuse log-probs that compute in another dtype than those which decided bounds of tokens.
+
+        Such a bound is one of their values, and another dtype may not have it: where it lay would depend on a rounding.
+        Bounds of turns and sequences are float64, and those of sample sizes float32.
+        """
+        weight, rules = self.spec.weight, rules_of(self.spec)
+        of_tokens = {c.label for c in self.spec.criteria if c.over == "token"}
+        if weight is not None and weight.rules and weight.level == "token":
+            of_tokens.add(WEIGHT)
+        for place, bound in self.bounds.items():
+            if place.label in of_tokens and isinstance(rules[place], Counting) and bound.dtype != dtype:
+                raise ValueError(
+                    f"thresholds: expected log-probs whose values of {place.label!r} are {name_of(bound.dtype)}, as "
+                    f"those that decided them, got {name_of(dtype)}"
+                )
+
     def __repr__(self) -> str:
-        """Say how many are known; nothing is read from the device."""
+        """How many are known; nothing is read from the device."""
         return f"Thresholds({len(self.bounds)} known, complete={self.complete})"
 
 
-def dtypes_of_tokens(thresholds: Thresholds) -> dict[Place, torch.dtype]:
-    """The dtypes of the bounds that are values of tokens: those of units are float64, of sample sizes float32."""
-    rules = rules_of_tokens(thresholds.spec)
-    return {place: x.dtype for place, x in thresholds.bounds.items() if isinstance(rules.get(place), Counting)}
+def completed(thresholds: object, spec: Spec | None) -> Thresholds:
+    """Refuse anything but all bounds of this Spec."""
+    if not isinstance(thresholds, Thresholds):
+        raise TypeError(f"thresholds: expected Thresholds or None, got {type(thresholds).__name__} {shown(thresholds)}")
+    if spec is None:
+        raise ValueError("thresholds: expected None without a spec, whose bounds they are, got Thresholds")
+    if thresholds.spec != spec:
+        raise ValueError(f"thresholds: expected those of the same Spec {spec!r}, got those of {thresholds.spec!r}")
+    if not thresholds.complete:
+        raise ValueError(f"thresholds: expected complete ones, got {thresholds!r}; count another round")
+    return thresholds
 
 
-def rules_of_tokens(spec: Spec) -> dict[Place, OfBatch]:
-    """The rules of a Spec that look at tokens."""
-    return _rules_over(spec, "token")
-
-
-def rules_of_sequences(spec: Spec) -> dict[Place, OfBatch]:
-    """The rules of a Spec that look at sequences."""
-    return _rules_over(spec, "sequence")
-
-
-def _rules_over(spec: Spec, over: str) -> dict[Place, OfBatch]:
-    labels, weight = {c.label for c in spec.criteria if c.over == over}, spec.weight
-    if weight is not None and weight.rules and ("token" if weight.level == "token" else weight.over) == over:
-        labels.add(WEIGHT)
-    return {place: rule for place, rule in rules_of(spec).items() if place.label in labels}
-
-
-def record(batch: Batch, spec: Spec, progress: Progress, counters: Counters | None = None) -> Recording:
-    """Run the criteria on a batch, so that they ask for the bounds that come next.
-
-    Args:
-        batch: The batch.
-        spec: The Spec.
-        progress: What is known.
-        counters: Give what counts tokens without their values; None: nothing does.
-    """
-    on_cpu, labels = in_blocks(batch), wanted(spec, progress)
-    counter = None if counters is None else counters(labels)
-    recording = Recording(progress, labels, on_cpu, batch.groups, counter)
+def record(batch: Batch, spec: Spec, progress: Progress) -> Recording:
+    """Run the criteria on a batch, so that they ask for the bounds that come next."""
+    on_host = in_blocks(batch)
+    recording = Recording(progress, wanted(spec, progress), on_host, batch.groups)
     batch.bounds = recording
-    recording.note_sequences()
-    if recording.counted.issuperset(place for place in places_of(spec) if place.label in labels):
-        return recording
-    if on_cpu:
+    if on_host:
         for block in blocks.blocks_under(batch, spec):
             _ask(blocks.operands_of(block, spec), recording)
     else:
@@ -337,31 +281,24 @@ def _ask(given: Operands, recording: Recording) -> None:
         recording.of_weight(weight, ratios.log, ratios.among)
 
 
-def find_bounds(
-    batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor], counters: Counters | None = None
-) -> Found:
+def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) -> KnownBounds:
     """Find the bounds that a batch decides.
 
     Args:
         batch: The batch.
         spec: A Spec with such bounds.
         add_up: Adds int64 up over the ranks that share the batch.
-        counters: As of `record`.
     """
     progress = Progress({}, {})
     while wanted(spec, progress):
-        recording = record(batch, spec, progress, counters)
+        recording = record(batch, spec, progress)
         while recording.searches:
             tables = recording.tables()
-            shared = {place: table for place, table in tables.items() if not _is_local(recording.searches[place])}
+            # Those of groups that lie in this call need no other rank, and may take other numbers of rounds there.
+            shared = {place: table for place, table in tables.items() if not recording.searches[place].local}
             progress = progress.after(recording.searches, tables | added_up(shared, add_up))
             recording.searches = progress.searches
-    return Found(progress.bounds)
-
-
-def _is_local(search: AnySearch) -> bool:
-    """Tell whether a search needs no other rank; how many rounds it takes may then differ between ranks."""
-    return isinstance(search, GroupSearch) and search.local
+    return KnownBounds(progress.bounds)
 
 
 def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) -> dict[Place, Tensor]:
@@ -373,18 +310,12 @@ def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) ->
     return {place: part.view(tables[place].shape) for place, part in zip(tables, parts, strict=True)}
 
 
-def in_order(bounds: Mapping[Place, Tensor], spec: Spec, device: torch.device) -> Tensor:
-    """The bounds of a Spec in the order of its places, [K] float64; each of the whole batch, open if not known yet."""
-    nothing = torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack([bounds.get(place, nothing + SIGN[place.side] * math.inf).double() for place in places_of(spec)])
-
-
 def in_blocks(batch: Batch) -> bool:
-    """Tell whether values may be read, and so a batch is run in blocks."""
+    """Whether values may be read, and so a batch is run in blocks."""
     return batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def bounds_by_place(spec: Spec, found: Found) -> tuple[tuple[Place, ...], Tensor]:
+def bounds_by_place(spec: Spec, found: KnownBounds) -> tuple[tuple[Place, ...], Tensor]:
     """The places of a Spec's bounds, and the smallest and largest found, [2, K] float64; infinite on an open side."""
     places = places_of(spec)
     ends = [_ends(found.bounds[place].double(), SIGN[place.side] * math.inf) for place in places]

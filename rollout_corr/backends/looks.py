@@ -1,6 +1,6 @@
 """The look that a surrogate takes at the whole batch before the first token has a loss, in plain torch on any device.
 
-What it decides is decided by integers: sums on a grid, and selections by `select.py`. So the packing, the order of the
+What it decides is decided by integers: sums on a grid, and selections by `search.py`. So the packing, the order of the
 tokens and the ranks that hold them change no bit of it. No value is read but on the CPU, where what values make
 unnecessary is left out: there the tokens are those of a block, and a rank that is alone takes the bits that the search
 would find from torch's own selection.
@@ -17,7 +17,7 @@ from torch import Tensor
 from rollout_corr.backends import whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.bounds_of_batch import in_blocks as in_blocks
-from rollout_corr.backends.select import CHUNK, begin, values_of
+from rollout_corr.backends.search import CHUNK, begin, values_of
 from rollout_corr.definition.loss import Read
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
@@ -142,9 +142,10 @@ class WholeBatch:
             )
         search, values = begin(AsMany(count), side, x.dtype, x.device), values_of(side, x, among)
         on_cpu = in_blocks(self._batch)
-        while search.round < search.rounds():
+        while not search.over:
             values = search.left(values) if on_cpu else values
-            search = search.narrowed(self._add_up(search.table(values).flatten())[None])
+            table = search.table(values)
+            search = search.narrowed(self._add_up(table.flatten()).view(table.shape))
         return search.bound()
 
     def _totals(self, x: Tensor, place: Tensor, places: int) -> Tensor:

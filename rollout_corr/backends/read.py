@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import LOGP_DTYPES, MASK_DTYPES, Batch, Reader, checked_tensor, external_names, reader
-from rollout_corr.backends.completed import check_dtype, check_groups, completed
 from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
@@ -110,9 +109,12 @@ def read_beside(read: Reader, batch: Batch, given: Given, spec: Spec) -> None:
         of_batch, over_ranks = (batch.count, batch.train.device), ranks.batch is not None
         batch.groups = read_groups(given.grouping, wanted_by(spec), *of_batch, over_ranks, given.validate)
     if given.thresholds is not None:
-        batch.bounds = completed(given.thresholds, given.spec)
-        check_groups(batch.bounds, batch.groups)
-        check_dtype(batch.bounds, batch.dtype)
+        from rollout_corr.backends.bounds_of_batch import completed
+
+        thresholds = completed(given.thresholds, given.spec)
+        thresholds.check_groups(batch.groups)
+        thresholds.check_dtype(batch.dtype)
+        batch.bounds = thresholds
 
 
 def add_ages(read: Reader, batch: Batch, versions: Versions | None, spec: Spec) -> None:

@@ -130,9 +130,9 @@ def _finished(result: Result, batch: Batch, spec: Spec, groups: Groups) -> Resul
 
 def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> Statistics:
     """Append the bounds that were found."""
-    from rollout_corr.backends.bounds_of_batch import Found, bounds_by_place
+    from rollout_corr.backends.bounds_of_batch import KnownBounds, bounds_by_place
 
-    if not isinstance(bounds, Found):
+    if not isinstance(bounds, KnownBounds):
         return statistics
     places, found = bounds_by_place(spec, bounds)
     return statistics.beside(Extra(bounds=places), *extra.bounds_of(found))

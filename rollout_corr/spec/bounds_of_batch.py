@@ -2,7 +2,7 @@
 
 Values are put in order from the end that a bound keeps: ascending for `upper`, descending for `lower`. A rule looks at
 the values before a place of this order and says whether the bound may lie further on. Equal values share their fate.
-`definition/bounds_of_batch.py` says what that means with a sort, `backends/select.py` finds it without one.
+`definition/bounds_of_batch.py` says what that means with a sort, `backends/search.py` finds it without one.
 """
 
 from __future__ import annotations

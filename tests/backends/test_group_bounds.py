@@ -17,7 +17,7 @@ from builders.coarse import abs_d, coarse, mask_of, rejects_nonfinite, within
 from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
-from rollout_corr.backends import select_groups
+from rollout_corr.backends import search as searches
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.definition.bounds_of_batch import by_sort
 
@@ -41,8 +41,8 @@ COUNTING += [(rc.MeanBelow(0.25), "upper"), (rc.MeanBelow(3.0), "upper")]
 def searched(rule, side, parts, count):
     """The bounds of groups from the tables of several parts: values, which of them are tested, their groups."""
     dtype, device = parts[0][0].dtype, parts[0][0].device
-    search = select_groups.begin(rule, side, dtype, device, count, local=False)
-    for _ in range(search.rounds()):
+    search = searches.begin(rule, side, dtype, device, count)
+    while not search.over:
         search = search.narrowed(sum(search.table(search.values(*part, False)) for part in parts))
     return search.bound()
 
@@ -260,10 +260,10 @@ def test_a_table_stays_small():
     """All groups together count in about 2^20 places, but for more groups than that has."""
     for count in (0, 1, 256, 257, 4096, 100_000, 10**6):
         for dtype in (torch.float32, torch.float64):
-            digits = select_groups.digits_of(dtype, count)
+            digits = searches.digits_of(dtype, count)
             assert sum(digits) == 8 * dtype.itemsize and 2 <= max(digits) <= 11
             assert count << max(digits) <= 2**20 or max(digits) == 2
-    assert len(select_groups.digits_of(torch.float32, 256)) == 3
+    assert len(searches.digits_of(torch.float32, 256)) == 3
 
 
 def test_no_read_and_no_sort_on_a_device(monkeypatch):

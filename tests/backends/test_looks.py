@@ -10,13 +10,13 @@ import torch
 
 from rollout_corr.backends import looks
 from rollout_corr.backends.looks import AsMany, WholeBatch
-from rollout_corr.backends.select import begin, values_of
+from rollout_corr.backends.search import begin, values_of
 from rollout_corr.definition.sequences import Packed
 
 
 def searched(x, side, count):
     search, values = begin(AsMany(torch.tensor(float(count))), side, x.dtype, x.device), values_of(side, x, None)
-    while search.round < search.rounds():
+    while not search.over:
         search = search.narrowed(search.table(values))
     return search.bound()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from oracles.bounds_of_batch import kept
-from rollout_corr.backends.select import begin, from_keys, values_of
+from rollout_corr.backends.search import begin, from_keys, values_of
 from rollout_corr.definition.bounds_of_batch import beyond, by_sort
 
 RULES = [
@@ -48,7 +48,7 @@ def searched(rule, side, parts):
     """The bound from the tables of several parts."""
     search = begin(rule, side, parts[0].dtype, parts[0].device)
     made = [values_of(side, part, None) for part in parts]
-    for _ in range(search.rounds()):
+    while not search.over:
         search = search.narrowed(sum(search.table(values) for values in made))
     return search.bound()
 
@@ -107,6 +107,6 @@ def test_keys_are_in_the_order_of_the_floats():
 def test_values_that_are_not_tested_count_in_nothing():
     values, tested = torch.tensor([9.0, 1.0, 2.0, 9.0]), torch.tensor([False, True, True, False])
     search = begin(rc.Quantile(0.5), "upper", values.dtype, values.device)
-    for _ in range(search.rounds()):
+    while not search.over:
         search = search.narrowed(search.table(values_of("upper", values, tested)))
     assert search.bound() == 1.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from oracles.bounds_of_batch import sample_size
-from rollout_corr.backends import select, select_ess
+from rollout_corr.backends import search as searches
 from rollout_corr.definition.bounds_of_batch import by_bisection
 
 HARD = {
@@ -32,9 +32,9 @@ HARD = {
 
 def searched(rule, parts, look):
     """The bound from the tables of several parts."""
-    search = select_ess.begin(rule, parts[0].device)
+    search = searches.begin(rule, "upper", parts[0].dtype, parts[0].device)
     made = [search.values(part, None, None, look) for part in parts]
-    for _ in range(search.rounds()):
+    while not search.over:
         search = search.narrowed(sum(search.table(search.left(x) if look else x) for x in made))
     return search.bound()
 
@@ -92,8 +92,8 @@ def test_a_bound_falls_as_the_floor_rises():
 def test_weights_that_are_not_among_the_batch_count_in_nothing():
     values, among = torch.tensor([9.0, 1.0, 2.0, math.nan]), torch.tensor([False, True, True, False])
     rule = rc.KeepESS(0.9)
-    search = select_ess.begin(rule, values.device)
-    for _ in range(search.rounds()):
+    search = searches.begin(rule, "upper", values.dtype, values.device)
+    while not search.over:
         search = search.narrowed(search.table(search.values(values, among, None, False)))
     assert torch.equal(search.bound(), by_bisection(rule, values[among]))
 
@@ -102,16 +102,16 @@ def test_chunks_add_up_to_the_table_of_all():
     values = torch.randn(50, generator=torch.Generator().manual_seed(2))
     for search, made in (
         (
-            select_ess.begin(rc.KeepESS(0.5), values.device),
-            select_ess.begin(rc.KeepESS(0.5), values.device).values(values, None, None, True),
+            searches.begin(rc.KeepESS(0.5), "upper", values.dtype, values.device),
+            searches.begin(rc.KeepESS(0.5), "upper", values.dtype, values.device).values(values, None, None, True),
         ),
         (
-            select.begin(rc.MeanBelow(0.5), "upper", values.dtype, values.device),
-            select.values_of("upper", values, None, True),
+            searches.begin(rc.MeanBelow(0.5), "upper", values.dtype, values.device),
+            searches.values_of("upper", values, None, True),
         ),
     ):
         whole = search.table(made)
-        with mock.patch.object(select, "CHUNK", 7):
+        with mock.patch.object(searches, "CHUNK", 7):
             assert torch.equal(search.table(made), whole)
         assert int(whole[0].sum()) == 50
 
@@ -119,7 +119,7 @@ def test_chunks_add_up_to_the_table_of_all():
 def test_a_device_adds_up_the_same_integers():
     """Where values may not be read, integers are added up instead of floats, to the same table."""
     values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
-    search = select_ess.begin(rc.KeepESS(0.5), values.device)
+    search = searches.begin(rc.KeepESS(0.5), "upper", values.dtype, values.device)
     made = search.values(values, None, None, True)
     assert made.counted is None
     every = torch.ones(3000, dtype=torch.bool)

@@ -1,0 +1,373 @@
+"""Bounds that the batch decides, found without a sort: radix selection on integer keys.
+
+The bits of a float, read as an integer and inverted where it is negative, are in the order of the floats. A search goes
+through this integer from its highest digit. It counts the values by their digit, adds up the counts, and asks the rule
+at which digit it stops. Then it does the same for the next digit of the values that have the digits found so far. A
+bound takes three rounds in float32 and six in float64, whatever the number of values. A round's table is of integers:
+it adds up over blocks, micro-batches and ranks in any order to the same bits, and no value is read.
+
+Groups of sequences search at once: a table has a row of digits for each, and the digits are narrower the more groups
+there are, so that a table stays small. A sample size (`KeepESS`) sums weights and their squares, which float32 keys
+with one first digit make multiples of one unit: such weights lie at most a factor of 2^3 apart.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rollout_corr.definition.bounds_of_batch import BEYOND_CLAMP, SIGN, float32_above, weights_of
+from rollout_corr.spec.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
+
+INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+FLOATS = {integer: floating for floating, integer in INTEGERS.items()}
+
+# Bits of the widest and narrowest digit, and of the counts of all groups in a table while digits are not too narrow.
+WIDEST, NARROWEST, OF_TABLE = 11, 2, 19
+# Bits of the digits of weights: the first has the sign, the exponent and four bits of the significand of a log-ratio.
+DIGITS_OF_WEIGHTS = (13, 10, 9)
+
+# Values whose float64 temporaries stay in cache, and whose sums float64 holds exactly.
+CHUNK = 32_768
+
+# The fraction of an amount is a multiple of 1 / GRID.
+GRID = 2**38
+
+
+class Values(NamedTuple):
+    """Values that a bound is searched among.
+
+    Attributes:
+        keys: [n] int32 or int64: in the order of the search as unsigned integers.
+        counted: [n] bool: takes part; None: all do, and they have the digits found (`Search.left`).
+        groups: [n] int64, from 0 to the number of groups, which is of no group; None where the batch decides.
+    """
+
+    keys: Tensor
+    counted: Tensor | None
+    groups: Tensor | None = None
+
+    def chunks(self) -> list[Values]:
+        """Parts of at most `CHUNK` values where all count, as on the CPU."""
+        if self.counted is not None or self.keys.shape[0] <= CHUNK:
+            return [self]
+        groups = None if self.groups is None else self.groups.split(CHUNK)
+        keys = self.keys.split(CHUNK)
+        return [Values(part, None, None if groups is None else groups[i]) for i, part in enumerate(keys)]
+
+
+def values_of(side: Side, x: Tensor, tested: Tensor | None, on_host: bool = False) -> Values:
+    """Make the keys of values.
+
+    Args:
+        side: The side that they bound.
+        x: float32 or float64 of any shape.
+        tested: Bool of the same shape: takes part; None: all do.
+        on_host: Values may be read, as on the CPU: where none is NaN no mask is made.
+    """
+    x = x.reshape(-1)
+    # That -0.0 comes before 0.0 changes no verdict: a bound of either cuts at the same place.
+    ordered = x if side == "upper" else -x
+    counted = tested if tested is None else tested.reshape(-1)
+    if not (on_host and _no_nan(x)):
+        numbers = ~x.isnan()
+        counted = numbers if counted is None else counted & numbers
+    bits = ordered.view(INTEGERS[x.dtype])
+    # All bits of a negative number are inverted, of others the highest: a fifth of the time of `where` on the CPU.
+    inverted = (bits >> (8 * bits.element_size() - 1)) | torch.iinfo(bits.dtype).min
+    return Values(inverted ^ bits, counted)
+
+
+def _no_nan(x: Tensor) -> bool:
+    """Whether there is no NaN, by one that reaches the minimum, in a fifth of the time of `isnan`."""
+    return not x.numel() or not math.isnan(torch.aminmax(x)[0].item())
+
+
+def from_keys(side: Side, keys: Tensor) -> Tensor:
+    """The values of keys, float32 or float64."""
+    highest = torch.iinfo(keys.dtype).min
+    bits = keys ^ (~(keys >> (8 * keys.element_size() - 1)) | highest)
+    values = bits.view(FLOATS[keys.dtype])
+    return values if side == "upper" else -values
+
+
+class Sum(NamedTuple):
+    """The sum of an amount of the values before a digit, `start + run * unit`; a float is never added to a float.
+
+    Attributes:
+        start: [groups] float64: of the values with a smaller first digit, where each of these has a unit of its own.
+        run: [groups] int64: of the others, in units.
+        unit: [groups] float64.
+    """
+
+    start: Tensor
+    run: Tensor
+    unit: Tensor
+
+    def value(self) -> Tensor:
+        """The sum, float64."""
+        return self.start + self.run * self.unit
+
+    def through(self, row: Tensor, units: Tensor | None) -> Sum:
+        """The sums up to and with each digit of a round, [groups, digits].
+
+        Args:
+            row: [groups, digits] int64: of the values with a digit, in units.
+            units: [digits] float64, of the first digits; None: all have the same.
+        """
+        if units is None:
+            return Sum(self.start[:, None], self.run[:, None] + row.cumsum(1), self.unit[:, None])
+        return Sum(pad((row * units).cumsum(1)[:, :-1], (1, 0)), row, units.expand(row.shape))
+
+    def before(self, digit: Tensor, through: Sum, by_digit: bool) -> Sum:
+        """The sum before a digit, [groups] int64, from the sums through each, which may have units of their own."""
+        if not by_digit:
+            return self._replace(run=_before(digit, through.run, self.run))
+        start, unit = (x.gather(1, digit[:, None])[:, 0] for x in (through.start, through.unit))
+        return Sum(start, self.run, unit)
+
+
+class Search(NamedTuple):
+    """The search for a bound, or for that of each group, between two rounds; tensors are [groups], [1] for a batch.
+
+    Attributes:
+        rule: The rule.
+        side: The side that it bounds.
+        dtype: Of the values; None: of any, of which each takes part as a float32.
+        digits: Bits of the digits, from the highest.
+        groups: The number of groups; None where the batch decides.
+        local: All of a group lies in this call, so that no rank has to add anything.
+        round: Rounds that are over.
+        prefix: int64: the digits found.
+        total: int64: how many values there are; known after the first round.
+        before: int64: values before those with these digits.
+        sums: Of the amounts of these.
+        open: bool: the rule went on to the end.
+    """
+
+    rule: OfBatch
+    side: Side
+    dtype: torch.dtype | None
+    digits: tuple[int, ...]
+    groups: int | None
+    local: bool
+    round: int
+    prefix: Tensor
+    total: Tensor
+    before: Tensor
+    sums: tuple[Sum, ...]
+    open: Tensor
+
+    @property
+    def over(self) -> bool:
+        """True if the bound is found."""
+        return self.round == len(self.digits)
+
+    def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, on_host: bool) -> Values:
+        """Make the keys of values; arguments as of `values_of`, and the group of each value."""
+        keys, counted, _ = values_of(self.side, float32_above(x) if self.dtype is None else x, tested, on_host)
+        if groups is None:
+            return Values(keys, counted)
+        assert self.groups is not None
+        groups = groups.expand(x.shape).reshape(-1)
+        # A maximum takes a fraction of the time of choosing the values that are of a group.
+        if not (on_host and (not groups.numel() or int(groups.max().item()) < self.groups)):
+            some = groups < self.groups
+            counted = some if counted is None else counted & some
+        return Values(keys, counted, groups)
+
+    def left(self, values: Values) -> Values:
+        """The values with the digits found, and no others: for the CPU, since how many there are decides the shape."""
+        if values.counted is None and not self.round:
+            return values
+        counted = self._with_prefix(values)
+        return Values(values.keys[counted], None, None if values.groups is None else values.groups[counted])
+
+    def table(self, values: Values) -> Tensor:
+        """[1 + amounts, groups, digits] int64: counts of values with the digits found, and sums of their amounts."""
+        digits = 1 << self._digit()[0]
+        columns, units = self.prefix.shape[0] * digits, self._units()
+        rows = torch.zeros(1 + len(self.sums), columns + 1, dtype=torch.int64, device=values.keys.device)
+        for chunk in values.chunks():
+            self._add(chunk, rows, units)
+        return rows[:, :columns].view(len(rows), self.prefix.shape[0], digits)
+
+    def _add(self, values: Values, rows: Tensor, units: list[Tensor | float]) -> None:
+        """Count values in the rows of a table; the last column takes those that do not count."""
+        bits, shift = self._digit()
+        columns = rows.shape[1] - 1
+        index = (values.keys >> shift) & ((1 << bits) - 1)
+        if values.groups is not None:
+            index = (values.groups << bits) | index
+        amounts = _amounts(self.rule, from_keys(self.side, values.keys)) if self.sums else ()
+        if values.counted is None and columns <= CHUNK:
+            # Half the time of `index_add_` on the CPU; a device would be waited for.
+            rows[0, :columns] += torch.bincount(index, minlength=columns)
+            for row, amount, unit in zip(rows[1:, :columns], amounts, units, strict=True):
+                row += (torch.bincount(index, amount, columns) / unit).long()
+            return
+        place = index = index.long()
+        if values.counted is not None:
+            place = torch.where(self._with_prefix(values), index, columns)
+        rows[0].index_add_(0, place, torch.ones_like(place))
+        for row, amount, unit in zip(rows[1:], amounts, units, strict=True):
+            part = amount / unit[index] if isinstance(unit, Tensor) else amount
+            # The amount of a value that does not count may be NaN.
+            row.index_add_(0, place, part.nan_to_num(0.0).long())
+
+    def _units(self) -> list[Tensor | float]:
+        """What the amounts of values are multiples of: a number, or [digits] float64 by the digit of this round."""
+        if not isinstance(self.rule, KeepESS):
+            return [1.0] * len(self.sums)
+        if not self.round:
+            return [*_units_of_weights(self.prefix.device)]
+        return [one.unit.expand(1 << self._digit()[0]) for one in self.sums]
+
+    def narrowed(self, table: Tensor) -> Search:
+        """The search after a round, from the sum of all its tables."""
+        bits, _ = self._digit()
+        total = self.total if self.round else table[0].sum(1)
+        kept = self.before[:, None] + table[0].cumsum(1)
+        units: list[Tensor] = []
+        if isinstance(self.rule, KeepESS) and not self.round:
+            units = _units_of_weights(table.device)
+        sums = [one.through(row, unit) for one, row, unit in zip_longest(self.sums, table[1:], units)]
+        place = self._goes_on(kept, sums, total[:, None]).sum(1)
+        digit = place.clamp(max=table.shape[2] - 1)
+        return self._replace(
+            round=self.round + 1,
+            prefix=(self.prefix << bits) | digit,
+            total=total,
+            before=_before(digit, kept, self.before),
+            sums=tuple(one.before(digit, through, bool(units)) for one, through in zip(self.sums, sums, strict=True)),
+            open=self.open if self.round else place == table.shape[2],
+        )
+
+    def _goes_on(self, kept: Tensor, sums: list[Sum], total: Tensor) -> Tensor:
+        """[groups, digits], True or 1 up to some digit: the bound lies beyond it."""
+        if isinstance(self.rule, KeepESS):
+            bits, shift = self._digit()
+            ends = ((self.prefix[:, None] << bits) | torch.arange(1 << bits, device=kept.device)) << shift
+            bound, beyond = weights_of(_log_ratios(ends | ((1 << shift) - 1))), total - kept
+            first, second, rest = (x.value() for x in sums)
+            second = second + rest + beyond * (bound * bound)
+            # Rounding could let it be reached again behind the first place where it is not.
+            return self.rule.reached(first + beyond * bound, second, total.double()).long().cumprod(1)
+        assert isinstance(self.rule, Counting)
+        amount = sums[0].run + sums[1].run // GRID if sums else None
+        # Before the first value every rule goes on.
+        return (kept == 0) | self.rule.goes_on(Before(kept, amount, total), self.side)
+
+    def bound(self) -> Tensor:
+        """The bound after the last round, in the dtype of the values: 0-d, or [groups + 1], the last of no group.
+
+        Infinite where a side is open, as that of no group is, and NaN of a group without a value.
+        """
+        keys, end = self.prefix, SIGN[self.side] * math.inf
+        found = from_keys(self.side, keys if self.dtype == torch.float64 else _as_int32(keys))
+        before = found.nextafter(found.new_full((), -end))
+        if isinstance(self.rule, KeepESS):
+            # The digits are those of the first number at which the sample size is not reached.
+            found = before
+        elif isinstance(self.rule, Counting) and not self.rule.KEEPS_LAST:
+            found = torch.where(self.before > 0, before, found)
+        found = torch.where(self.open, end, found)
+        if self.groups is None:
+            return found[0]
+        return torch.cat([torch.where(self.total > 0, found, math.nan), found.new_full((1,), end)])
+
+    def _digit(self) -> tuple[int, int]:
+        """Bits of the digit of this round, and bits below it."""
+        return self.digits[self.round], sum(self.digits[self.round + 1 :])
+
+    def _with_prefix(self, values: Values) -> Tensor:
+        """Bool per value: it takes part and begins with the digits found, those of its group."""
+        if not self.round:
+            return torch.ones_like(values.keys, dtype=torch.bool) if values.counted is None else values.counted
+        below = sum(self.digits[self.round :])
+        # An arithmetic shift fills with the sign.
+        begins = (values.keys >> below) & ((1 << (sum(self.digits) - below)) - 1)
+        prefix = self.prefix if values.groups is None else pad(self.prefix, (0, 1), value=-1)[values.groups]
+        follows = begins == prefix
+        return follows if values.counted is None else values.counted & follows
+
+
+def begin(
+    rule: OfBatch,
+    side: Side,
+    dtype: torch.dtype,
+    device: torch.device,
+    groups: int | None = None,
+    local: bool = False,
+) -> Search:
+    """A search before its first round; arguments as of `Search`. A sample size is that of weights of any dtype."""
+    nothing = torch.zeros(1 if groups is None else groups, dtype=torch.int64, device=device)
+    digits: tuple[int, ...] = digits_of(dtype, 1 if groups is None else groups)
+    kind: torch.dtype | None = dtype
+    if isinstance(rule, KeepESS):
+        digits, kind = DIGITS_OF_WEIGHTS, None
+    amounts = len(_amounts(rule, torch.zeros(0, dtype=dtype)))
+    sums = (Sum(nothing.double(), nothing, nothing.double() + 1.0),) * amounts
+    return Search(
+        rule, side, kind, digits, groups, local, 0, nothing, nothing, nothing, sums, nothing > 0
+    )  # fmt: skip
+
+
+def digits_of(dtype: torch.dtype, groups: int) -> tuple[int, ...]:
+    """Bits of the digits, from the highest, for so many groups."""
+    bits = 8 * dtype.itemsize
+    widest = min(WIDEST, max(NARROWEST, OF_TABLE - max(groups - 1, 0).bit_length()))
+    whole, rest = divmod(bits, widest)
+    return (widest,) * whole + ((rest,) if rest else ())
+
+
+def _amounts(rule: OfBatch, x: Tensor) -> tuple[Tensor, ...]:
+    """What a rule adds up of values, float64 each.
+
+    Of `KeepESS` the weights, and their squares as a float32 and what that rounds away, numbers of 24 bits each. Of
+    others the whole part of `Counting.amount` and its fraction on a grid, where the rule has one.
+    """
+    if isinstance(rule, KeepESS):
+        weight = weights_of(x)
+        square = weight * weight
+        nearest = square.float().double()
+        return weight, nearest, square - nearest
+    assert isinstance(rule, Counting)
+    amount = rule.amount(x)
+    if amount is None:
+        return ()
+    floor = amount.floor()
+    return floor, ((amount - floor) * GRID).round()
+
+
+def _units_of_weights(device: torch.device) -> list[Tensor]:
+    """[digits] float64 each: of which the `_amounts` of all weights with a first digit are multiples."""
+    bits, shift = DIGITS_OF_WEIGHTS[0], sum(DIGITS_OF_WEIGHTS[1:])
+    smallest = _log_ratios(torch.arange(1 << bits, device=device) << shift)
+    exponent = (smallest.double() * math.log2(math.e)).floor().long()
+    # 24 bits of a float32, 48 of its square, and one or two for roundings of the smallest.
+    exponents = (exponent - 25, 2 * exponent - 26, 2 * exponent - 50)
+    return [((x + 1023) << 52).view(torch.float64) for x in exponents]
+
+
+def _log_ratios(digits: Tensor) -> Tensor:
+    """The log-ratios of keys of 32 bits, int64, each as near as there may be one."""
+    found = from_keys("upper", _as_int32(digits))
+    # The keys at both ends are NaN.
+    ends = torch.where(digits < 2**31, -BEYOND_CLAMP, BEYOND_CLAMP)
+    return torch.where(found.isnan(), ends, found).clamp(-BEYOND_CLAMP, BEYOND_CLAMP)
+
+
+def _as_int32(digits: Tensor) -> Tensor:
+    """The key of 32 bits of digits, which may be above the largest int32."""
+    return ((digits + 2**31) % 2**32 - 2**31).to(torch.int32)
+
+
+def _before(digit: Tensor, through: Tensor, start: Tensor) -> Tensor:
+    """[groups]: what lies before a digit, from [groups, digits] that lies up to and with each, and what lay before."""
+    return torch.where(digit > 0, through.gather(1, (digit - 1).clamp(min=0)[:, None])[:, 0], start)
