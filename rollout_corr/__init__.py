@@ -50,24 +50,24 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
     from rollout_corr.metrics.pending import PendingMetrics as PendingMetrics
-    from rollout_corr.spec.average_losses import AveragePPO as AveragePPO
     from rollout_corr.spec.batch_losses import BAPO as BAPO
+    from rollout_corr.spec.batch_losses import REAL as REAL
     from rollout_corr.spec.batch_losses import ClipCov as ClipCov
+    from rollout_corr.spec.batch_losses import EntropyClip as EntropyClip
     from rollout_corr.spec.batch_losses import KLCov as KLCov
     from rollout_corr.spec.bounds_of_batch import Bottom as Bottom
     from rollout_corr.spec.bounds_of_batch import KeepESS as KeepESS
     from rollout_corr.spec.bounds_of_batch import MeanBelow as MeanBelow
     from rollout_corr.spec.bounds_of_batch import Quantile as Quantile
     from rollout_corr.spec.bounds_of_batch import TopK as TopK
-    from rollout_corr.spec.entropy_bonus import EntropyBonus as EntropyBonus
-    from rollout_corr.spec.entropy_losses import EntropyClip as EntropyClip
-    from rollout_corr.spec.group_losses import REAL as REAL
     from rollout_corr.spec.loss import KL as KL
+    from rollout_corr.spec.loss import EntropyBonus as EntropyBonus
     from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
     from rollout_corr.spec.ratio_losses import GMPO as GMPO
     from rollout_corr.spec.ratio_losses import GSPO as GSPO
     from rollout_corr.spec.ratio_losses import PPO as PPO
     from rollout_corr.spec.ratio_losses import SAPO as SAPO
+    from rollout_corr.spec.ratio_losses import AveragePPO as AveragePPO
     from rollout_corr.spec.ratio_losses import Reinforce as Reinforce
     from rollout_corr.spec.score_losses import DPPO as DPPO
     from rollout_corr.spec.score_losses import DRO as DRO
@@ -146,7 +146,7 @@ __all__ = [
 
 
 _IMPORTED_WHEN_USED = {
-    "AveragePPO": "spec.average_losses",
+    "AveragePPO": "spec.ratio_losses",
     "BAPO": "spec.batch_losses",
     "Bottom": "spec.bounds_of_batch",
     "ClipCov": "spec.batch_losses",
@@ -154,8 +154,8 @@ _IMPORTED_WHEN_USED = {
     "DRO": "spec.score_losses",
     "dump": "api.dump",
     "early_token_weights": "api.per_token",
-    "EntropyBonus": "spec.entropy_bonus",
-    "EntropyClip": "spec.entropy_losses",
+    "EntropyBonus": "spec.loss",
+    "EntropyClip": "spec.batch_losses",
     "filter_groups": "api.groups",
     "FilteredGroups": "api.groups",
     "from_config": "frameworks.shared.lookup",
@@ -175,7 +175,7 @@ _IMPORTED_WHEN_USED = {
     "presets": "frameworks.shared",
     "proximal": "api.per_token",
     "Quantile": "spec.bounds_of_batch",
-    "REAL": "spec.group_losses",
+    "REAL": "spec.batch_losses",
     "REC": "spec.signed_losses",
     "recipe": "frameworks.shared.lookup",
     "recipe_from_config": "frameworks.shared.lookup",

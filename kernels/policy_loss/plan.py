@@ -23,9 +23,9 @@ class LossPlan(Tables):
 
     phase: str
     surrogate: str
-    option: str | None  # the value of the field that `Surrogate.option` names
-    takes: str  # whose log-ratio, `Surrogate.takes`
-    shared: str | None  # what a token reads of its sequence, `Surrogate.shared`
+    option: str | None  # the value of the field that `Traits.formula` names
+    takes: str  # whose log-ratio, `Surrogate.ratio_level`
+    shared: str | None  # what a token reads of its sequence, `Surrogate.sequence_value`
     has_lower: bool
     has_upper: bool  # for PPO: a bound where A < 0
     own_ratio: bool
@@ -115,15 +115,15 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         of_batch: Further fields of a plan that follow from what a batch has.
     """
     surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
-    cuts, own_ratio = list(surrogate.cuts.values()), not objective.weights_are_the_ratio
+    cuts, own_ratio = list(surrogate.thresholds.values()), not objective.weights_are_the_ratio
     plan = LossPlan(
         phase="whole",
         surrogate=type(surrogate).__name__,
-        option=None if surrogate.option is None else getattr(surrogate, surrogate.option),
+        option=None if surrogate.traits.formula is None else getattr(surrogate, surrogate.traits.formula),
         has_lower=any(lower is not None for lower, _ in cuts),
         has_upper=bool(cuts) and cuts[-1][1] is not None,
-        takes=surrogate.takes,
-        shared=surrogate.shared,
+        takes=surrogate.ratio_level,
+        shared=surrogate.sequence_value,
         own_ratio=own_ratio,
         scaled=surrogate.coef != 1.0,
         clip_counts=tuple(f"clip_{side}" for side in surrogate.clips(own_ratio)),
@@ -142,7 +142,7 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         double=double,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
-        of_look=surrogate.found,
+        of_look=surrogate.traits.sums,
         maxima=max_names(),
         **of_batch,
     )
@@ -196,7 +196,7 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
 
     if surrogate.coef != 1.0:
         numbers["coef"] = surrogate.coef
-    for name, (lower, upper) in surrogate.cuts.items():
+    for name, (lower, upper) in surrogate.thresholds.items():
         cut(name, lower, upper)
     if kl is not None:
         numbers |= {"kl": kl.coef, "kl_log_clamp": kl.log_clamp, "kl_value_clamp": kl.value_clamp or 0.0}

@@ -26,8 +26,7 @@ from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.choices import SequenceOrder
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.no_spec import no_spec
+from rollout_corr.spec.correction import Spec, no_spec
 from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:

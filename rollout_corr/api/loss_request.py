@@ -21,10 +21,17 @@ from rollout_corr.backends.sequence_groups import INDEX_DTYPES, read_groups, wan
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.entropy_bonus import EntropyBonus
-from rollout_corr.spec.loss import DENOMINATORS, KL, Counted, LossReduction, Objective, SquaredLogRatio, reduction_of
-from rollout_corr.spec.no_spec import no_spec
+from rollout_corr.spec.correction import Spec, no_spec
+from rollout_corr.spec.loss import (
+    DENOMINATORS,
+    KL,
+    Counted,
+    EntropyBonus,
+    LossReduction,
+    Objective,
+    SquaredLogRatio,
+    reduction_of,
+)
 from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
 from rollout_corr.spec.validate import number, shown
 
@@ -87,7 +94,7 @@ def mode_of(surrogate: Surrogate, old: Tensor | None, rollout: Tensor | None) ->
         raise ValueError(f"{name}: expected log-probs for a surrogate with of={of!r}, got None")
     if of == "new/old":
         return Mode("decoupled", base, "multiply")
-    return Mode("bypass", base, surrogate.weights_in_bypass)
+    return Mode("bypass", base, surrogate.traits.weights_in_bypass)
 
 
 # --- the tensors ---
@@ -137,7 +144,7 @@ def read_tensors(given: Given, old_logp: LogProbs | None, ref_logp: LogProbs | N
 def read_turns_of(tensors: LossTensors, given: Given, surrogate: object) -> Spec | None:
     """Read the turns of a call into its batch, and give the Spec that measures them."""
     spec, turns, max_turns = given.spec, given.turns, given.max_turns
-    of_turns = isinstance(surrogate, Surrogate) and surrogate.unit == "turn"
+    of_turns = isinstance(surrogate, Surrogate) and surrogate.mean_unit == "turn"
     if of_turns and turns is None:
         raise ValueError(f"turns: expected offsets, ids or 'runs' for {surrogate!r}, got None")
     if isinstance(spec, Spec) or max_turns is not None:
@@ -270,13 +277,13 @@ class LossRequest:
             completed(given.thresholds, None)  # raises
         if spec is None and given.versions is not None:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
-        looks = checked_surrogate(self.surrogate).looks
-        if looks and split:
+        sees_batch = checked_surrogate(self.surrogate).sees_batch
+        if sees_batch and split:
             raise ValueError(
                 "surrogate: expected one that does not look at the whole batch with a sequence_group, got "
                 f"{self.surrogate!r}"
             )
-        if self.ids is not None and not looks:
+        if self.ids is not None and not sees_batch:
             raise ValueError(
                 f"sequence_ids: expected None for a surrogate that draws nothing, such as {self.surrogate!r}, got both"
             )
@@ -284,9 +291,9 @@ class LossRequest:
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {self.beyond_kernels}")
         if spec is None and given.has_labels():
             raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
-        if self.surrogate.reads_entropy and self.entropy is None:
+        if self.surrogate.traits.reads_entropy and self.entropy is None:
             raise ValueError(f"entropy: expected a value for the surrogate {self.surrogate!r}, got None")
-        if self.surrogate.by_group:
+        if self.surrogate.traits.sees == "groups":
             of_batch = tensors.batch.count, tensors.batch.train.device
             over_ranks = given.ranks.batch is not None
             wants = wanted_by(spec, self.surrogate)

@@ -35,11 +35,10 @@ from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
 from rollout_corr.spec.choices import SequenceOrder
 from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.entropy_bonus import EntropyBonus
-from rollout_corr.spec.loss import KL, Denominator, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.spec.loss import KL, Denominator, EntropyBonus, LossReduction, Objective, SquaredLogRatio
 from rollout_corr.spec.ratio_losses import DEFAULT_SURROGATE
 from rollout_corr.spec.score_losses import without_ratio
-from rollout_corr.spec.surrogate import Looked, Surrogate
+from rollout_corr.spec.surrogate import Decided, Surrogate
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds
@@ -300,10 +299,10 @@ def _run(request: LossRequest, corrected: tuple[Batch, Spec] | None) -> PolicyLo
         mass=batch.mass if request.mode.name == "bypass" else None,
         scales=request.scales,
     )
-    if wanted.surrogate.reads_entropy and request.entropy is not None:
+    if wanted.surrogate.traits.reads_entropy and request.entropy is not None:
         task.entropy = request.entropy.detach()
-    if wanted.surrogate.looks:
-        task.looked = _looked_at(request, task)
+    if wanted.surrogate.sees_batch:
+        task.decided = _decided_by_batch(request, task)
     kl = wanted.kl
     if kl is None or kl.reduction is None:
         value, found, divisor = _reduced(request, task, request.divisor)
@@ -341,7 +340,7 @@ def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Te
     value = result.value
     if result.gradient is not None:
         # Autograd takes its time for every argument.
-        owners = batch.turns if wanted.surrogate.unit == "turn" else batch.offsets
+        owners = batch.turns if wanted.surrogate.mean_unit == "turn" else batch.offsets
         of_sequences = () if result.inners is None else (result.inners, owners)
         value = Differentiable.apply(task.new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
     return value, result.statistics, result.divisor
@@ -358,17 +357,17 @@ def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: Lo
         nonfinite=task.objective.nonfinite,
     )
     # A product, so that an advantage that is not finite leaves its token out here too.
-    return replace(task, objective=wanted, advantages=task.advantages * 0.0, looked=None, block=None), divisor
+    return replace(task, objective=wanted, advantages=task.advantages * 0.0, decided=None, block=None), divisor
 
 
-def _looked_at(request: LossRequest, task: LossTask) -> Looked:
-    """Let the surrogate of a call look at the batch."""
+def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:
+    """Let the surrogate of a call decide from the whole batch."""
     ids, groups = request.ids, request.given.ranks
-    if task.objective.surrogate.by_group:
-        return loss_blocks.look_at_groups(task, groups)
+    if task.objective.surrogate.traits.sees == "groups":
+        return loss_blocks.see_groups(task, groups)
     if ids is None:
         ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank() << 32)
-    return loss_blocks.look(task, ids, groups)
+    return loss_blocks.see_batch(task, ids, groups)
 
 
 def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:

@@ -16,9 +16,9 @@ from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.correction import Spec, no_spec
 from rollout_corr.spec.criterion import ENTROPY
-from rollout_corr.spec.no_spec import no_spec
+from rollout_corr.spec.surrogate import Traits
 from rollout_corr.spec.validate import shown
 
 LayoutName = Literal["packed", "padded"]
@@ -218,11 +218,13 @@ def _step(
         arguments |= beside(arguments["spec"])
     if arguments.get("kl") is not None:
         arguments["ref_logp"] = train
-    if getattr(arguments.get("surrogate"), "reads_entropy", False) or arguments.get("entropy_bonus") is not None:
+    surrogate = arguments.get("surrogate")
+    traits = getattr(surrogate, "traits", Traits())
+    if traits.reads_entropy or arguments.get("entropy_bonus") is not None:
         arguments["entropy"] = torch.zeros_like(train, dtype=torch.float32)
-    if getattr(arguments.get("surrogate"), "by_group", False):
+    if traits.sees == "groups":
         arguments["group_size"] = 1
-    if getattr(arguments.get("surrogate"), "unit", None) == "turn":
+    if getattr(surrogate, "mean_unit", None) == "turn":
         arguments["turns"] = turns
     new = train.detach().requires_grad_()
     if advantages is None:

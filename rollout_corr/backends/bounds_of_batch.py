@@ -88,7 +88,7 @@ class Progress(NamedTuple):
             tables: The table of each that is not over, added up over all that belongs to the batch.
         """
         found = {place: one.narrowed(tables[place]) if place in tables else one for place, one in searches.items()}
-        if not all(one.over for one in found.values()):
+        if not all(one.over() for one in found.values()):
             return Progress(self.bounds, found)
         return Progress(self.bounds | {place: one.bound() for place, one in found.items()}, {})
 
@@ -155,7 +155,7 @@ class Recording(KnownBounds):
 
     def tables(self) -> dict[Place, Tensor]:
         """The tables of this round, [1 + amounts, groups, digits] int64 each."""
-        return {place: self._table(place, one) for place, one in self.searches.items() if not one.over}
+        return {place: self._table(place, one) for place, one in self.searches.items() if not one.over()}
 
     def _table(self, place: Place, search: Search) -> Tensor:
         parts = self._values[place]

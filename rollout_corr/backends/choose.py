@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rollout_corr.backends import operators
 from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.no_spec import no_spec
+from rollout_corr.spec.correction import Spec, no_spec
 
 BackendName = Literal["auto", "triton", "torch"]
 

@@ -23,7 +23,7 @@ from rollout_corr.definition.sequences import Packed, Rows
 from rollout_corr.definition.tokens import KeptMass, Number, extrema
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.surrogate import Looked
+from rollout_corr.spec.surrogate import Decided
 
 if TYPE_CHECKING:
     from rollout_corr.backends.groups import Groups
@@ -48,7 +48,7 @@ class LossTask:
         group: Process group over which sequences are split, or None.
         mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
         scales: Factors of all that a token adds to the loss, or None.
-        looked: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
+        decided: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
         entropy: Of each token, for a surrogate that reads it, or None.
         block: The batch as one block, where it was read as one for the look; or None.
     """
@@ -66,7 +66,7 @@ class LossTask:
     group: Any = None
     mass: KeptMass | None = None
     scales: Tensor | None = None
-    looked: Looked | None = None
+    decided: Decided | None = None
     entropy: Tensor | None = None
     block: tuple[blocks.Block, Operands] | None = None
 
@@ -109,7 +109,7 @@ def run_blocks(task: LossTask) -> LossResult:
     totals, sums, maxima = [], [], []
     read = ((block, _operands_of(block, task)) for block in blocks.blocks_of(batch, size))
     for block, operands in read if task.block is None else (task.block,):
-        operands.looked = _looked_of(block, task.looked)
+        operands.decided = _decided_of(block, task.decided)
         by_hand = ppo_blocks.run(operands, task.objective, task.differentiable)
         found: Run = _with_gradient(_read_on_host(operands), task) if by_hand is None else by_hand
         total, slope, more_sums, more_maxima = found
@@ -207,9 +207,9 @@ class CpuTokensThatTrain(TokensThatTrain):
         return super().extrema(used) if self._ends is None or self._counted is not None else self._ends
 
 
-def _looked_of(block: blocks.Block, looked: Looked | None) -> Looked | None:
+def _decided_of(block: blocks.Block, decided: Decided | None) -> Decided | None:
     """The part of a block."""
-    return None if looked is None else looked._replace(tokens=tuple(map(block.take, looked.tokens)))
+    return None if decided is None else decided._replace(tokens=tuple(map(block.take, decided.tokens)))
 
 
 def run_whole(task: LossTask) -> LossResult:
@@ -238,46 +238,47 @@ def finite_tokens(task: LossTask) -> Tensor | None:
 
 
 @torch.no_grad()
-def look(task: LossTask, ids: Tensor, ranks: Groups) -> Looked:
-    """Let the surrogate look at the whole batch.
+def see_batch(task: LossTask, ids: Tensor, ranks: Groups) -> Decided:
+    """Let the surrogate decide from the whole batch.
 
     Args:
         task: The loss.
         ids: [S] int64, the numbers of the sequences.
-        ranks: The process groups, over whose ranks the batch is looked at.
+        ranks: The process groups, over whose ranks the batch is decided at.
     """
-    # Few surrogates look, and importing what they search by takes its time.
-    from rollout_corr.backends import looks
+    # Few surrogates see the batch, and importing what they search by takes its time.
+    from rollout_corr.backends import sees_batch
 
     batch, surrogate = task.batch, task.objective.surrogate
-    if looks.in_blocks(batch) and batch.train.numel():
+    if sees_batch.in_blocks(batch) and batch.train.numel():
         # All of the batch in one block.
         for block in blocks.blocks_of(batch, batch.train.numel()):
             operands = _operands_of(block, task)
             found = loss.read(_read_on_host(operands), task.objective)
-            seen = looks.WholeBatch(batch, found, ids[block.rows], ranks.sum, block.sequences, ranks.batch is None)
+            seen = sees_batch.WholeBatch(batch, found, ids[block.rows], ranks.sum, block.sequences, ranks.batch is None)
             seen.entropy = None if task.entropy is None else block.take(task.entropy).to(batch.dtype)
-            looked = surrogate.look(seen)
+            decided = surrogate.see_batch(seen)
             task.block = (block, operands) if batch.train.numel() <= blocks.slots_beside_outputs(batch) else None
-            return looked._replace(tokens=tuple([_put_back(block, x) for x in looked.tokens]))
+            return decided._replace(tokens=tuple([_put_back(block, x) for x in decided.tokens]))
     sequences, valid = whole.sequences_of(batch)
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
-    seen = looks.WholeBatch(batch, found, ids, ranks.sum)
+    seen = sees_batch.WholeBatch(batch, found, ids, ranks.sum)
     seen.entropy = None if task.entropy is None else task.entropy.to(batch.dtype)
-    return surrogate.look(seen)
+    return surrogate.see_batch(seen)
 
 
 @torch.no_grad()
-def look_at_groups(task: LossTask, ranks: Groups) -> Looked:
-    """Let the surrogate look at the groups of sequences; arguments are those of `look`."""
-    from rollout_corr.backends import look_groups
+def see_groups(task: LossTask, ranks: Groups) -> Decided:
+    """Let the surrogate decide from the groups of sequences; arguments are those of `see_batch`."""
+    from rollout_corr.backends import sees_batch
 
     batch = task.batch
     sequences, valid = whole.sequences_of(batch)
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
-    facts = look_groups.facts_of(found, sequences)
-    looked = look_groups.look(task.objective.surrogate, facts, batch.groups, ranks)
-    return looked._replace(tokens=tuple([sequences.spread(x).expand(found.x.shape) for x in looked.sequences]))
+    assert batch.groups is not None
+    seen = sees_batch.WholeGroups(sees_batch.facts_of(found, sequences), batch.groups, ranks)
+    decided = task.objective.surrogate.see_groups(seen)
+    return decided._replace(tokens=tuple([sequences.spread(x).expand(found.x.shape) for x in decided.sequences]))
 
 
 def _put_back(block: blocks.Block, x: Tensor) -> Tensor:
@@ -314,7 +315,7 @@ def _operands(task: LossTask, new: Tensor, sequences: Rows | Packed | Split, val
         mass=None if task.mass is None else task.mass.each(lambda log: log.to(batch.dtype)),
         scales=cast(task.scales),
         turns=None if batch.turns is None else whole.turns_of(batch, sequences, valid).units,
-        looked=task.looked,
+        decided=task.decided,
     )
 
 
@@ -336,8 +337,8 @@ def _result(found: Run, task: LossTask) -> LossResult:
     """Divide, and put the statistics in order."""
     total, gradient, sums, maxima = found
     wanted = task.objective
-    if task.looked is not None:
-        sums = {**sums, **task.looked.sums}
+    if task.decided is not None:
+        sums = {**sums, **task.decided.sums}
     named = [sums[name] for name in loss_metrics.sum_names(wanted)]
     named += [maxima[name] for name in loss_metrics.max_names()]
     statistics = _stacked(named)

@@ -72,8 +72,8 @@ def _operands(task: LossTask) -> LossOperands:
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
     looked = None
-    if task.looked is not None:
-        (looked,) = task.looked.tokens or (None,)
+    if task.decided is not None:
+        (looked,) = task.decided.tokens or (None,)
     return LossOperands(
         new_logp=batch.train,
         base=task.base,
@@ -89,7 +89,7 @@ def _operands(task: LossTask) -> LossOperands:
         log_mass=log_mass,
         mass_of_base=of_base,
         double=batch.dtype == torch.float64,
-        turns=batch.turns if wanted.surrogate.unit == "turn" else None,
+        turns=batch.turns if wanted.surrogate.mean_unit == "turn" else None,
         looked=looked,
         differentiable=task.differentiable,
     )
@@ -100,7 +100,7 @@ def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
     batch, wanted = task.batch, task.objective
     # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
     policies = batch.train, task.base, task.ref, None if task.mass is None else task.mass.log
-    factors = task.weights, task.trains, task.scales, *(() if task.looked is None else task.looked.tokens)
+    factors = task.weights, task.trains, task.scales, *(() if task.decided is None else task.decided.tokens)
     if not seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
         return None
     from rollout_corr.spec.encode import encode, encode_once
@@ -115,12 +115,12 @@ def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
         surrogate: The surrogate.
         scaled: Factors of all that a token adds are given.
     """
-    if surrogate.takes in ("average", "geometric_average"):
+    if surrogate.ratio_level in ("average", "geometric_average"):
         return f"{surrogate!r} takes an average of two ratios, which runs on plain torch"
-    if surrogate.looks and surrogate.hands_tokens != "mask":
-        units = "groups of sequences" if surrogate.by_group else "the batch for bounds"
+    if surrogate.sees_batch and not surrogate.traits.chooses_tokens:
+        units = "groups of sequences" if surrogate.traits.sees == "groups" else "the batch for bounds"
         return f"{surrogate!r} looks at {units}, which runs on plain torch"
-    return f"{surrogate!r} beside scale runs on plain torch" if scaled and surrogate.pools else None
+    return f"{surrogate!r} beside scale runs on plain torch" if scaled and surrogate.traits.one_loss else None
 
 
 def run_fused(task: LossTask) -> LossResult:
@@ -138,10 +138,10 @@ def run_fused(task: LossTask) -> LossResult:
 
 def _with_look(statistics: Tensor, task: LossTask) -> Tensor:
     """Put the sums of the look, where the surrogate took one, behind the others: the kernels left 0 there."""
-    if task.looked is None:
+    if task.decided is None:
         return statistics
-    sums, names = task.looked.sums, loss_metrics.sum_names(task.objective)
-    found = task.objective.surrogate.found
+    sums, names = task.decided.sums, loss_metrics.sum_names(task.objective)
+    found = task.objective.surrogate.traits.sums
     of_look = torch.stack([sums[name].double() for name in found])
     return torch.cat((statistics[: len(names) - len(found)], of_look, statistics[len(names) :]))
 

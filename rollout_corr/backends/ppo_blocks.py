@@ -41,7 +41,7 @@ def _of_ppo(surrogate: Surrogate) -> TypeGuard[PPO | KLCov]:
     """Tell whether this file computes a surrogate."""
     if type(surrogate) is PPO:
         return True
-    if surrogate.hands_tokens != "mask":
+    if not surrogate.traits.chooses_tokens:
         return False
     # Rare, so that the package's import leaves it out.
     from rollout_corr.spec.batch_losses import ClipCov, KLCov
@@ -82,7 +82,7 @@ def run(given: Operands, objective: Objective, differentiable: bool) -> Found | 
         x.mul_(ones)
         low, high = _ends(x, ones) if trained[0] else (math.inf, -math.inf)
         advantages = advantages * ones
-    chosen = None if given.looked is None or type(surrogate) is PPO else given.looked.tokens[0].to(x.dtype)
+    chosen = None if given.decided is None or type(surrogate) is PPO else given.decided.tokens[0].to(x.dtype)
     counts, kept, bound = NO_CLIPS, None, None
     if isinstance(surrogate, PPO):
         counts, kept, bound = _clipped(surrogate, x, advantages, low, high)

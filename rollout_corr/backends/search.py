@@ -163,9 +163,8 @@ class Search(NamedTuple):
     sums: tuple[Sum, ...]
     open: Tensor
 
-    @property
     def over(self) -> bool:
-        """True if the bound is found."""
+        """Whether the bound is found."""
         return self.round == len(self.digits)
 
     def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, on_host: bool) -> Values:

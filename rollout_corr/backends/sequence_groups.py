@@ -42,7 +42,7 @@ def groups_given(numbers: object, size: object, total: object) -> GroupsGiven | 
 
 def wanted_by(spec: Spec | None, surrogate: Surrogate | None = None) -> str | None:
     """Say in words what of a call needs groups; None: nothing does."""
-    if surrogate is not None and surrogate.by_group:
+    if surrogate is not None and surrogate.traits.sees == "groups":
         return f"the surrogate {surrogate!r}"
     if spec is None or not spec.needs_groups:
         return None

@@ -19,7 +19,7 @@ from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
 from rollout_corr.spec.loss import KL, KLKind, Objective
-from rollout_corr.spec.surrogate import Looked, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import Decided, Surrogate, TokenLoss
 from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 
 
@@ -39,7 +39,7 @@ class Operands:
     mass: KeptMass | None = None  # between new and base, where base is the rollout's
     turns: Sequences | None = None  # for a surrogate of turns
     scales: Tensor | None = None  # factors of all that a token adds to the loss
-    looked: Looked | None = None  # for a surrogate that sees the whole batch
+    decided: Decided | None = None  # for a surrogate that sees the whole batch
     all_finite: bool = False  # of every token all that the loss needs is known to be finite
     reader: type[TokensThatTrain] | None = None  # a backend's own; None: `TokensThatTrain`
 
@@ -63,7 +63,7 @@ def under(x: Tensor, bound: float) -> Tensor:
     return x < (float32_at_least(cut) if x.dtype == torch.float32 else cut)
 
 
-def cuts(bounds: tuple[float, ...], side: Literal["lower", "upper"], like: Tensor) -> Tensor:
+def log_bounds(bounds: tuple[float, ...], side: Literal["lower", "upper"], like: Tensor) -> Tensor:
     """Bounds of a ratio as log-ratios of the dtype and device of `like` are compared with: as `under`, as `over`."""
     exact = [log_of(bound) for bound in bounds]
     if like.dtype == torch.float32:
@@ -196,14 +196,14 @@ class TokensThatTrain:
         )
         self._propagate = objective.nonfinite == "propagate"
         surrogate = objective.surrogate
-        if surrogate.unit == "turn" and given.turns is not None:
+        if surrogate.mean_unit == "turn" and given.turns is not None:
             trained = torch.ones_like(x, dtype=torch.bool) if counted is None else counted
             self._units, self._n = given.turns, given.turns.sum_integers(trained)
-        if given.looked is not None:
-            self.looked = given.looked
+        if given.decided is not None:
+            self.decided = given.decided
         self.clamped = self.limited(surrogate.log_ratio(self), surrogate.clamp)
 
-    looked = Looked((), (), {})
+    decided = Decided((), (), {})
     over = staticmethod(over)
     under = staticmethod(under)
     saturated = staticmethod(saturated)
@@ -213,8 +213,8 @@ class TokensThatTrain:
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
         return findings.outside(x, log_bound(lower), log_bound(upper))
 
-    def cuts(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
-        return cuts(bounds, side, self.x)
+    def log_bounds(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
+        return log_bounds(bounds, side, self.x)
 
     def mean(self, x: Tensor) -> Tensor:
         return mean_of_d(x, self._units, self._n, self._propagate)

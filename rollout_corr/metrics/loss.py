@@ -29,7 +29,7 @@ MAXIMA = ("max_ppo_log_ratio", "-min_ppo_log_ratio")
 def sum_names(objective: Objective) -> tuple[str, ...]:
     """The sums in order: counts, the surrogate, the terms beside it, then what the surrogate found in the batch."""
     terms = {"ref_kl": objective.kl, "log_ratio2": objective.regulariser}
-    return (*SUMS, *(name for name, term in terms.items() if term is not None), *objective.surrogate.found)
+    return (*SUMS, *(name for name, term in terms.items() if term is not None), *objective.surrogate.traits.sums)
 
 
 def max_names() -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def metrics_of(objective: Objective) -> list[Metric]:
     if objective.regulariser is not None:
         formula = "mean squared log-ratio, without its coefficient"
         rows.append(_term("log_ratio_squared", formula, "nats^2", "near 0", objective.regulariser, "log_ratio2"))
-    rows += [OF_BATCH[name] for name in objective.surrogate.found if name in OF_BATCH]
+    rows += [OF_BATCH[name] for name in objective.surrogate.traits.sums if name in OF_BATCH]
     return rows
 
 

@@ -1,28 +1,35 @@
-"""Surrogates that look at the whole batch before the first token has a loss: clipped by what all of it shows.
+"""Surrogates that see the whole batch, or its groups, before the first token has a loss.
 
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage. Means and sums over the batch
 are over its tokens that train, on all ranks of the batch group, and constants of the gradient. The covariance of a
 token is (A - mean A) (new_logp - mean new_logp): tokens where it is large are those that take entropy from the policy.
+Groups are those of the call's `group_index` or `group_size`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rollout_corr.spec.ratio_losses import PPO
-from rollout_corr.spec.surrogate import Handed, Looked, LossTokens, SeenBatch, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import Decided, LossTokens, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
 from rollout_corr.spec.thresholds import LARGEST_FLOAT32
 from rollout_corr.spec.validate import choice, number, positive, shown
 
 First = Literal["lower", "upper"]
+Widens = Literal["outward", "upper"]
+
 FIRSTS: tuple[str, ...] = get_args(First)
+WIDENS: tuple[str, ...] = get_args(Widens)
 
 # Steps of one bound of BAPO: every candidate has a place in a table.
 MOST_STEPS = 1000
+# Entropies enter their logarithm as at least this.
+SMALLEST_ENTROPY = 1e-8
+SMALLEST_TAU = 1e-30
 
 
 def _share(name: str, value: object) -> float:
@@ -32,16 +39,16 @@ def _share(name: str, value: object) -> float:
     return share
 
 
-def _covariance(seen: SeenBatch) -> Tensor:
+def _covariance(batch: SeenBatch) -> Tensor:
     """The covariance of each token."""
-    tokens = seen.tokens
+    tokens = batch.tokens
     new = tokens.new.detach()
-    return (tokens.advantages - seen.mean(tokens.advantages)) * (new - seen.mean(new))
+    return (tokens.advantages - batch.mean(tokens.advantages)) * (new - batch.mean(new))
 
 
-def _as_many(seen: SeenBatch, share: float) -> Tensor:
+def _as_many(batch: SeenBatch, share: float) -> Tensor:
     """0-d float64: a share of the tokens that train, rounded down, at least one."""
-    return (seen.count() * share).floor().clamp(min=1.0)
+    return (batch.count() * share).floor().clamp(min=1.0)
 
 
 def _of_chosen(covariance: Tensor, chosen: Tensor) -> dict[str, Tensor]:
@@ -77,9 +84,7 @@ class ClipCov(PPO):
     upper: float = 5.0
     seed: int = 0
 
-    looks: ClassVar[bool] = True
-    hands_tokens: ClassVar[Handed | None] = "mask"
-    found: ClassVar[tuple[str, ...]] = ("cov_chosen", "cov_of_chosen", "cov_eligible")
+    traits = Traits(sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen", "cov_eligible"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,22 +98,22 @@ class ClipCov(PPO):
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"ClipCov.seed: expected an integer from 0 up to 2^63 - 1, got {shown(self.seed)}")
 
-    def look(self, seen: SeenBatch) -> Looked:
+    def see_batch(self, batch: SeenBatch) -> Decided:
         """Choose among the tokens whose covariance lies within the bounds, those that PPO clips left out."""
-        covariance = _covariance(seen)
-        low, high, dual = self._clipped(seen.tokens)
-        eligible = (covariance > self.lower) & (covariance < self.upper) & seen.trains & ~(low | high | dual)
-        chosen = seen.drawn(self.seed, eligible, _as_many(seen, self.share))
+        covariance = _covariance(batch)
+        low, high, dual = self._clipped(batch.tokens)
+        eligible = (covariance > self.lower) & (covariance < self.upper) & batch.trains & ~(low | high | dual)
+        chosen = batch.drawn(self.seed, eligible, _as_many(batch, self.share))
         sums = {**_of_chosen(covariance, chosen), "cov_eligible": torch.count_nonzero(eligible)}
-        return Looked((chosen,), (), sums)
+        return Decided((chosen,), (), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute PPO's loss, and 0 at the tokens chosen."""
         found = super().loss(tokens)
-        return found._replace(value=torch.where(tokens.looked.tokens[0], 0.0, found.value))
+        return found._replace(value=torch.where(tokens.decided.tokens[0], 0.0, found.value))
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         return (
             f"{super().explain()}; 0 at a share of {self.share:g} of the tokens, drawn from those of covariance in "
             f"({self.lower:g}, {self.upper:g})"
@@ -129,9 +134,7 @@ class KLCov(Surrogate):
     share: float = 2e-4
     penalty: float = 0.1
 
-    looks: ClassVar[bool] = True
-    hands_tokens: ClassVar[Handed | None] = "mask"
-    found: ClassVar[tuple[str, ...]] = ("cov_chosen", "cov_of_chosen")
+    traits = Traits(sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,20 +142,20 @@ class KLCov(Surrogate):
         # Times |x| = 0 an infinite penalty is NaN.
         self._number("penalty", most=LARGEST_FLOAT32)
 
-    def look(self, seen: SeenBatch) -> Looked:
+    def see_batch(self, batch: SeenBatch) -> Decided:
         """Choose the tokens of largest covariance."""
-        covariance = _covariance(seen)
-        chosen = seen.largest(covariance, seen.trains, _as_many(seen, self.share))
-        return Looked((chosen,), (), _of_chosen(covariance, chosen))
+        covariance = _covariance(batch)
+        chosen = batch.largest(covariance, batch.trains, _as_many(batch, self.share))
+        return Decided((chosen,), (), _of_chosen(covariance, chosen))
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute -r A, with the penalty at the tokens chosen."""
         away = tokens.saturated(tokens.x).abs()
-        penalty = torch.where(tokens.looked.tokens[0], self.penalty * away, 0.0)
+        penalty = torch.where(tokens.decided.tokens[0], self.penalty * away, 0.0)
         return TokenLoss(penalty - tokens.clamped.exp() * tokens.advantages)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         return f"-r A, and {self.penalty:g} |x| more at the share of {self.share:g} of the tokens of largest covariance"
 
 
@@ -187,10 +190,9 @@ class BAPO(Surrogate):
     first: First = "lower"
     dual: float | None = None
 
-    option: ClassVar[str | None] = "first"
-    looks: ClassVar[bool] = True
-    hands_numbers: ClassVar[tuple[str, ...]] = ("least", "most", "clip/lower", "clip/upper")
-    found: ClassVar[tuple[str, ...]] = ("bapo_calls", "bapo_lower", "bapo_upper", "bapo_positive", "bapo_negative")
+    traits = Traits(
+        formula="first", sees="batch", sums=("bapo_calls", "bapo_lower", "bapo_upper", "bapo_positive", "bapo_negative")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,24 +231,24 @@ class BAPO(Surrogate):
         return {"least": self.lower, "most": self.upper, "furthest": self.dual or 0.0}
 
     @property
-    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
         """The bounds of the clip, until the batch has decided them, and of the far side."""
         return {"clip": (self.lower, self.upper), "far": (None, self.dual)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name the clips."""
+        """The clips that can be set."""
         return ("low", "high") if self.dual is None else ("low", "high", "dual")
 
-    def look(self, seen: SeenBatch) -> Looked:
+    def see_batch(self, batch: SeenBatch) -> Decided:
         """Find the bounds: the contributions at all of them come from one table of sums."""
-        tokens, lowers, uppers = seen.tokens, self.lowers, self.uppers
+        tokens, lowers, uppers = batch.tokens, self.lowers, self.uppers
         x, advantages = tokens.clamped, tokens.advantages
-        low_cuts, high_cuts = tokens.cuts(lowers, "lower"), tokens.cuts(uppers, "upper")
+        low_cuts, high_cuts = tokens.log_bounds(lowers, "lower"), tokens.log_bounds(uppers, "upper")
         # How many lower bounds are not above the ratio, and how many upper ones are below it.
         below, above = torch.bucketize(x, low_cuts, right=True), torch.bucketize(x, high_cuts)
         place = torch.where(advantages < 0, below, above + (len(lowers) + 1))
         amounts = torch.stack((x.exp() * advantages.abs(), advantages.abs()))
-        here, total = seen.sums(amounts, place, len(lowers) + len(uppers) + 2)
+        here, total = batch.sums(amounts, place, len(lowers) + len(uppers) + 2)
         bounds = torch.stack([total.new_full((), bound) for bound in (*lowers, *uppers)])
         by_lower, by_upper = bounds.split([len(lowers), len(uppers)])
         negative, positive = _contributions(total, by_lower, by_upper)
@@ -269,12 +271,12 @@ class BAPO(Surrogate):
             "bapo_negative": own_negative.gather(0, low)[0],
         }
         cuts = low_cuts.gather(0, low)[0], high_cuts.gather(0, high)[0]
-        return Looked((), (lower.to(x.dtype), upper.to(x.dtype), *cuts), sums)
+        return Decided((), (lower.to(x.dtype), upper.to(x.dtype), *cuts), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute -A times r, cut from above where A > 0 and from below where A < 0, by the bounds found."""
         x, advantages = tokens.clamped, tokens.advantages
-        lower, upper, low_cut, high_cut = tokens.looked.numbers
+        lower, upper, low_cut, high_cut = tokens.decided.numbers
         down = advantages < 0
         low, above, bound, dual = down & (x < low_cut), x > high_cut, torch.where(down, lower, upper), None
         cut = low | (above & ~down)
@@ -285,7 +287,7 @@ class BAPO(Surrogate):
         return TokenLoss(-advantages * ratio, low=low, high=above & (advantages > 0), dual=dual)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         text = (
             f"-min(r A, clip(r, lower, upper) A), lower from {self.lower:g} to {self.lowers[-1]:g} and upper from "
             f"{self.upper:g} to {self.uppers[-1]:g}, {self.first} first, until A > 0 carries {self.share:g} of the loss"
@@ -318,3 +320,164 @@ def _contributions(table: Tensor, lowers: Tensor, uppers: Tensor) -> tuple[Tenso
     up_to, total = of_positive.cumsum(1), of_positive.sum(1, keepdim=True)
     positive = up_to[0, :-1] + uppers * (total - up_to)[1, :-1]
     return negative, positive
+
+
+@dataclass(frozen=True, repr=False)
+class EntropyClip(Surrogate):
+    """PPO's clip with bounds scaled by the entropy of each token (HAPO's asymmetric adaptive clipping).
+
+    A token's place h is its distance in log H from the pivot, a quantile of the batch, as a share of the largest such
+    distance on its side: 1 at the largest and at the smallest entropy of the batch, 0 at the pivot. Above the pivot the
+    upper bound is 1 + high (1 + strength h). Below it the lower bound is 1 - low (1 + strength h), so that noise of
+    nearly certain tokens may be pushed down further; the authors' code widens the upper side there too. A token whose
+    entropy is not finite has h = 0.
+
+    Args:
+        low: Distance of the lower bound from 1, where A < 0.
+        high: Distance of the upper bound from 1, where A > 0.
+        strength: How much wider the bounds are at h = 1: that many times.
+        pivot: The quantile that parts high from low entropies, from 0 to 1: of n tokens that train number
+            round(pivot (n - 1)), counted from 0, halves to even.
+        widens: Below the pivot the lower side widens ("outward"), as the paper has it, or the "upper", as the code.
+        dual: Where A < 0 the loss is at most -dual * A (dual clip), or None.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    strength: float = 1.0
+    pivot: float = 0.5
+    widens: Widens = "outward"
+    dual: float | None = None
+
+    traits = Traits(formula="widens", sees="batch", reads_entropy=True, sums=("entropy_clip_low", "entropy_clip_high"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("low", "high", "strength"):
+            self._number(name, most=LARGEST_FLOAT32)
+        pivot = number("EntropyClip.pivot", self.pivot)
+        if not 0.0 <= pivot <= 1.0:
+            raise ValueError(f"EntropyClip.pivot: expected a number from 0 to 1, got {pivot!r}")
+        self._set(pivot=pivot)
+        choice("EntropyClip.widens", self.widens, WIDENS)
+        if self.dual is not None:
+            self._number("dual", least=1.0)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The bound of the far side; those of the clip are each token's own."""
+        return {"furthest": self.dual or 0.0}
+
+    @property
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
+        """The bound of the far side."""
+        return {"far": (None, self.dual)}
+
+    def clips(self, own_ratio: bool) -> tuple[str, ...]:
+        """The clips that can be set."""
+        return ("low", "high") if self.dual is None else ("low", "high", "dual")
+
+    def see_batch(self, batch: SeenBatch) -> Decided:
+        """Find the pivot and the ends of the batch, and from them the bound of each token that its advantage asks for.
+
+        It is a logarithm, so that `loss` compares with it as it is.
+        """
+        assert batch.entropy is not None
+        known = batch.trains & batch.entropy.isfinite()
+        log = torch.where(known, batch.entropy, 1.0).clamp(min=SMALLEST_ENTROPY).log()
+        n = batch.count_of(known)
+        pivot = batch.numbered(log, known, (self.pivot * (n - 1.0)).round() + 1.0)
+        away = log - pivot
+        up, down = (batch.numbered(log, known, place) - pivot for place in (n, torch.ones_like(n)))
+        above, below = known & (away > 0), known & (away < 0)
+        h = torch.where(above, away / up, torch.where(below, away / down, 0.0))
+        nothing = torch.zeros_like(h)
+        of_low = h if self.widens == "outward" else nothing
+        low = self.low * (1.0 + self.strength * torch.where(below, of_low, nothing))
+        of_high = torch.where(above, h, nothing) if self.widens == "outward" else h
+        high = self.high * (1.0 + self.strength * of_high)
+        sums = {
+            name: torch.where(batch.trains, x, 0.0).sum(dtype=torch.float64)
+            for name, x in zip(self.traits.sums, (low, high), strict=True)
+        }
+        lower, upper = bounds_around_one(low, high)
+        return Decided((torch.where(batch.tokens.advantages < 0, lower, upper).log(),), (), sums)
+
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """Compute -A times r, cut from above where A > 0 and from below where A < 0, by the token's own bounds."""
+        x, advantages = tokens.clamped, tokens.advantages
+        (bound,) = tokens.decided.tokens
+        down = advantages < 0
+        low, above, dual = down & (x < bound), ~down & (x > bound), None
+        ratio = torch.where(low | above, bound, x).exp()
+        if self.dual is not None:
+            dual = down & tokens.over(x, self.dual)
+            ratio = torch.where(dual, self.dual, ratio)
+        return TokenLoss(-advantages * ratio, low=low, high=above & (advantages > 0), dual=dual)
+
+    def explain(self) -> str:
+        """Describe the loss of a token in one line."""
+        side = "lower" if self.widens == "outward" else "upper"
+        text = (
+            f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A), the upper bound up to "
+            f"{1.0 + self.strength:g} times as far from 1 at high entropy, the {side} at low, pivot {self.pivot:g}"
+        )
+        return text if self.dual is None else f"{text}; at most {self.dual:g} |A| where A < 0"
+
+
+def bounds_around_one(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The bounds at distances from 1; no ratio is below 0."""
+    return (1.0 - low).clamp(min=0.0), 1.0 + high
+
+
+@dataclass(frozen=True, repr=False)
+class REAL(Surrogate):
+    """A classification of the sequences of each group by their scores (REAL): the good ones up, the others down.
+
+    The score s of a sequence is its mean of x, and a sequence is good where its mean of A is above 0. The loss of a
+    group that has both kinds is log(1 + sum of e^(s / tau) over the others) + log(1 + sum of e^(-s / tau) over the good
+    ones); that of any other group is 0. Every sequence that trains carries the loss of its group, so a mean over
+    sequences is the mean over groups where groups are of one size. Only the sign of an advantage matters.
+
+    The gradient is that of this mean, reduction="sequence_mean_token_mean". A token's weight, its `scale` and its part
+    in the denominator multiply its own gradient. Where those of a group's sequences differ, as with "token_mean" and
+    sequences of different lengths, that is not the derivative of the value, in which they belong to all of the group.
+
+    Args:
+        tau: The temperature, at least 1e-30; no sequence's gradient by its score exceeds 1 / tau.
+    """
+
+    tau: float = 0.5
+
+    traits = Traits(level="sequence", sees="groups", sums=("group_contrast",))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # With a smaller one a derivative, up to the size of a group over tau, may leave float32, and 0 times it is NaN.
+        self._number("tau", least=SMALLEST_TAU, most=LARGEST_FLOAT32)
+
+    def see_groups(self, groups: SeenGroups) -> Decided:
+        """Compute the loss of each group, and its derivative by each score."""
+        score, good = groups.scores, groups.advantages > 0.0
+        scaled = torch.where(good, -score, score).double() / self.tau
+        (others, goods), counts = groups.log_sums(scaled, good.long(), 2)
+        contrasts = groups.trains & (counts > 0).all(0)
+        value = torch.where(contrasts, others + goods, 0.0)
+        # Of log(1 + sum of e^z) by z: a softmax. Each of the group's sequences carries its loss.
+        slope = (scaled - torch.where(good, goods, others)).exp() / self.tau * counts.sum(0)
+        slope = torch.where(contrasts & (score.abs() < self.clamp), torch.where(good, -slope, slope), 0.0)
+        found = {"group_contrast": torch.count_nonzero(contrasts)}
+        return Decided((), (), found, (score, value.to(score.dtype), slope.to(score.dtype)))
+
+    def loss(self, tokens: LossTokens) -> TokenLoss:
+        """The loss of its group at every token, with the derivative of that by its score as the slope."""
+        _, value, slope = tokens.decided.tokens
+        away = tokens.saturated(tokens.x)
+        return TokenLoss(value + slope * (away - away.detach()))
+
+    def explain(self) -> str:
+        """Describe the loss of a token in one line."""
+        return (
+            f"log(1 + sum of e^(s / {self.tau:g}) where A <= 0) + log(1 + sum of e^(-s / {self.tau:g}) where A > 0), "
+            "over the sequences of its group, s = their mean log-ratio"
+        )

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from rollout_corr.spec.checked import Checked, arguments_of
-from rollout_corr.spec.meant import keywords_meant
+from rollout_corr.spec.checked import Checked, arguments_of, keywords_meant
 from rollout_corr.spec.validate import choice, number, positive, shown
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class Quantile(Grouped):
         return (before.all - before.kept) / before.all.double() > self.q
 
     def words(self, side: Side) -> str:
-        """Name the quantile."""
+        """The quantile."""
         return f"the quantile {self.q:g} of {_whose(self)}"
 
 
@@ -246,7 +245,7 @@ class MeanBelow(Grouped):
         return (x.double() / self.below).clamp(-LARGEST_AMOUNT, LARGEST_AMOUNT)
 
     def words(self, side: Side) -> str:
-        """Say what is dropped."""
+        """What is dropped."""
         whose = " of its group" if self.by_group else ""
         return f"so small that the mean of what is kept{whose} is below {self.below:g}"
 
@@ -276,7 +275,7 @@ class KeepESS(OfBatch):
         return first * first >= self.floor * n * second
 
     def words(self, side: Side) -> str:
-        """Name the sample size."""
+        """The sample size."""
         return f"the loosest bound at which the effective sample size is still {self.floor:g} of the batch"
 
 

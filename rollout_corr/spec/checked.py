@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rollout_corr.spec.validate import shown
+
+T = TypeVar("T")
 
 
 class Checked:
@@ -102,3 +107,30 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
     if missing:
         raise ValueError(f"{owner}: expected the key {missing[0]!r}, got {sorted(arguments)}")
     return arguments
+
+
+def keywords_meant(**meant: str) -> Callable[[type[T]], type[T]]:
+    """Make a dataclass refuse an unknown keyword by naming its own, and the one that was meant.
+
+    Args:
+        **meant: What to write in place of a likely wrong keyword.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        init: Callable[..., None] = cls.__init__
+        known = [*inspect.signature(init).parameters][1:]
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            for name in kwargs:
+                if name not in known:
+                    close = difflib.get_close_matches(name, known, n=1)
+                    write = meant.get(name) or (f"{close[0]}=" if close else "")
+                    hint = f"; did you mean {write}?" if write else ""
+                    raise TypeError(f"{cls.__name__}: unknown argument {name!r}, expected some of {known}{hint}")
+            init(self, *args, **kwargs)
+
+        setattr(cls, "__init__", checked)  # noqa: B010 - a plain assignment is an error to type checkers
+        return cls
+
+    return decorate

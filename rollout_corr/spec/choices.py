@@ -21,7 +21,7 @@ Rejected = Literal["mask", "zero", "both"]
 Nonfinite = Literal["reject", "neutral", "propagate"]
 SumsOver = Literal["valid", "kept"]
 Detail = Literal["basic", "full"]
-# Frameworks whose metrics can be reported beside the native ones; metrics/peers.py loads them.
+# Frameworks whose metrics can be reported with the native ones; metrics/peers.py loads them.
 Scheme = Literal["native", "verl", "xtuner", "skyrl"]
 # The tokens of a sequence that the r-th of R ranks holds: the r-th of R stretches; or the r-th of 2 R and then the r-th
 # from the end, of equal lengths.

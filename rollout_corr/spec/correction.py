@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from rollout_corr.spec.bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
-from rollout_corr.spec.checked import Checked, arguments_of
+from rollout_corr.spec.checked import Checked, arguments_of, keywords_meant
 from rollout_corr.spec.choices import (
     DETAIL,
     NONFINITE,
@@ -27,7 +27,6 @@ from rollout_corr.spec.choices import (
 from rollout_corr.spec.criterion import AGE, ENTROPY
 from rollout_corr.spec.criterion import Criterion as Criterion
 from rollout_corr.spec.explain import explain
-from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.validate import choice, positive, shown
 from rollout_corr.spec.weight import Weight as Weight
 
@@ -60,7 +59,7 @@ class Spec(Checked):
         apply: False makes a dry run: everything is computed and reported, but `weights` is None and the mask is the
             one given.
         report: The naming schemes whose metrics are wanted; "native" is always among them.
-        turns: Measure turns beside sequences, which calls have to bring. A call with `turns` measures them whatever
+        turns: Measure turns as well as sequences, which calls have to bring. A call with `turns` measures them whatever
             this says; a weight or a criterion over turns needs them.
     """
 
@@ -144,7 +143,7 @@ class Spec(Checked):
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
         self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
         if len(report) > 1 and over_turns:
-            # The metrics of frameworks have names for tokens and sequences alone.
+            # Frameworks have metrics of tokens and sequences only.
             raise ValueError(f"Spec.report: expected ('native',) with a weight or criterion over turns, got {report}")
         if len(report) > 1:
             for prepare in WHEN_REPORTING:
@@ -244,3 +243,18 @@ def rules_of(spec: Spec) -> dict[Place, OfBatch]:
 def places_of(spec: Spec) -> tuple[Place, ...]:
     """The places of a Spec's bounds that the batch decides."""
     return tuple(rules_of(spec))
+
+
+def no_spec(given: object, wanted: str = "a Spec") -> TypeError:
+    """Make the error for what is no Spec, with the call that makes one of it."""
+    hint = ""
+    if isinstance(given, str):
+        hint = f" {given!r}; a name becomes one by rc.preset({given!r})"
+    elif isinstance(given, Mapping):
+        hint = (
+            "; a framework's settings become one by rc.from_config(framework, settings), plain data by Spec.from_dict"
+        )
+    elif isinstance(given, (Weight, Criterion)):
+        field = f"weight={given!r}" if isinstance(given, Weight) else f"criteria=({given!r},)"
+        hint = f"; write Spec({field})"
+    return TypeError(f"spec: expected {wanted}, got {type(given).__name__}{hint}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollout_corr.spec.bounds_of_batch import Bounded, OfBatch
+from rollout_corr.spec.checked import keywords_meant
 from rollout_corr.spec.choices import (
     DROP,
     POLICIES,
@@ -20,7 +21,6 @@ from rollout_corr.spec.choices import (
     WeightUnit,
     When,
 )
-from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.statistics import STATISTICS, Stat, Statistic
 from rollout_corr.spec.validate import bounds, choice, positive, shown
 from rollout_corr.spec.weight import check_growth
@@ -156,7 +156,7 @@ class Criterion(Bounded):
 
     @property
     def tensor_name(self) -> str | None:
-        """The key of the tensor that the statistic reads beside log-probs: `name`, AGE or ENTROPY; None: none."""
+        """The key of the tensor that the statistic reads besides log-probs: `name`, AGE or ENTROPY; None: none."""
         return {"versions": AGE, "entropy": ENTROPY}.get(self.statistic.source, self.name)
 
     @property

@@ -1,4 +1,4 @@
-"""The terms of a policy loss beside its surrogate, its reductions, and all of it as one frozen type."""
+"""The other terms of a policy loss than its surrogate, its reductions, and all of it as one frozen type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCOPES: tuple[str, ...] = get_args(Scope)
 LOSS_REDUCTIONS: tuple[str, ...] = get_args(LossReduction)
 COUNTED: tuple[str, ...] = get_args(Counted)
 DENOMINATORS: tuple[str, ...] = get_args(Denominator)
-# A length divides the policy loss alone.
+# A length divides only the policy loss.
 KL_REDUCTIONS: tuple[str, ...] = tuple(name for name in LOSS_REDUCTIONS if name != "token_sum_norm")
 
 
@@ -202,3 +202,23 @@ class Objective(Checked):
             raise ValueError(
                 f"max_length: expected None with reduction={self.reduction!r}, got {shown(self.max_length)}"
             )
+
+
+@dataclass(frozen=True, repr=False)
+class EntropyBonus(Checked):
+    """A reward for entropy: -coef times the entropy of the tokens, reduced as the policy loss is.
+
+    Args:
+        coef: Factor of the term; below 0 entropy is penalised.
+        scope: The tokens that it is summed over: "kept" those that train, "all" the valid ones, rejected ones too.
+    """
+
+    coef: float
+    scope: Scope = "kept"
+
+    def __post_init__(self) -> None:
+        value = number("EntropyBonus.coef", self.coef)
+        if not math.isfinite(value):
+            raise ValueError(f"EntropyBonus.coef: expected a finite number, got {value!r}")
+        choice("EntropyBonus.scope", self.scope, SCOPES)
+        self._set(coef=value)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from rollout_corr.spec.checked import keywords_meant
 from rollout_corr.spec.choices import WEIGHT_UNITS, WeightUnit
-from rollout_corr.spec.meant import keywords_meant
-from rollout_corr.spec.surrogate import Level, LossTokens, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, Traits, averaged
 from rollout_corr.spec.validate import choice, positive
 
 Through = Literal["sequence", "token"]
+Between = Literal["average", "geometric_average"]
 Gate = Literal["differentiable", "stopped"]
 
 THROUGH: tuple[str, ...] = get_args(Through)
+BETWEEN: tuple[str, ...] = get_args(Between)
 GATES: tuple[str, ...] = get_args(Gate)
 
 # Weights below this enter a geometric mean as this.
@@ -66,13 +68,13 @@ class PPO(Surrogate):
         return dict(zip(("least", "most", "furthest"), self.ratio_bounds, strict=True))
 
     @property
-    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
         """The bounds that are set, of the clip and of the far side: where A < 0 and the ratio is above 1."""
         least, most, furthest = self.ratio_bounds
         return {"clip": (least or None, most), "far": (None, furthest if furthest < math.inf else None)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name the clips: from below and on the far side only where there is a bound."""
+        """The clips: from below and on the far side only where there is a bound."""
         least, _, furthest = self.ratio_bounds
         return (*(["low"] if least > 0.0 else []), "high", *(["dual"] if furthest < math.inf else []))
 
@@ -83,21 +85,21 @@ class PPO(Surrogate):
         down = advantages < 0
         above, far_above, below = tokens.over(x, most), tokens.over(x, most_negative), tokens.under(x, least)
         low, dual = down & below, down & far_above
-        # The bounds are constants, so that one selection alone has a gradient.
+        # The bounds are constants, so that only one selection has a gradient.
         from_below = torch.full((), least, dtype=x.dtype, device=x.device)
         bound = torch.where(down, torch.where(far_above, most_negative, from_below), most)
         ratio = torch.where(low | dual | (above & ~down), bound, x.exp())
         return TokenLoss(-advantages * ratio, low=low, high=(advantages > 0) & above, dual=dual)
 
     def _clipped(self, tokens: LossTokens) -> tuple[Tensor, Tensor, Tensor]:
-        """Tell of each token whether it is clipped from below, from above, and on the far side, as `loss` does."""
+        """Bool per token: clipped from below, from above, and on the far side, as in `loss`."""
         least, most, furthest = self.ratio_bounds
         x, down = tokens.clamped, tokens.advantages < 0
         above = (tokens.advantages > 0) & tokens.over(x, most)
         return down & tokens.under(x, least), above, down & tokens.over(x, furthest)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         text = f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A)"
         text += "" if self.delta is None else f", r at most {self.delta:g}"
         return text if self.dual is None else f"{text}, at most {self.dual:g} |A| where A < 0"
@@ -113,7 +115,7 @@ class GSPO(PPO):
         dual: As for PPO.
         delta: As for PPO.
         through: Where the gradient flows: "sequence" through the mean to all tokens of the sequence; "token" through a
-            token's own log-prob alone (GSPO-token, whose value is the same). They agree where the tokens of a sequence
+            token's own log-prob only (GSPO-token, whose value is the same). They agree where the tokens of a sequence
             share one advantage.
         over: The unit that has one ratio: the "sequence", or each "turn" of it in its place, from `turns`.
     """
@@ -123,25 +125,15 @@ class GSPO(PPO):
     through: Through = "sequence"
     over: WeightUnit = "sequence"
 
-    option: ClassVar[str | None] = "through"
+    traits = Traits(level="sequence", formula="through")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("GSPO.through", self.through, THROUGH)
         choice("GSPO.over", self.over, WEIGHT_UNITS)
 
-    @property
-    def unit(self) -> WeightUnit:
-        """The unit that `mean` is over."""
-        return self.over
-
-    @property
-    def takes(self) -> Level:
-        """Its sequence's."""
-        return "sequence"
-
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """Give the mean of x over the sequence or turn."""
+        """The mean of x over the sequence or turn."""
         if self.through == "sequence":
             return tokens.mean(tokens.x)
         mean = tokens.mean(tokens.x.detach())
@@ -149,9 +141,43 @@ class GSPO(PPO):
         return mean + (step - step.detach())
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         flow = f"all tokens of the {self.over}" if self.through == "sequence" else "the token's own log-prob"
         return f"{super().explain()}; log r = the {self.over}'s mean of x, with its gradient through {flow}"
+
+
+@dataclass(frozen=True, repr=False)
+class AveragePPO(PPO):
+    """PPO's clip of an average of the token's ratio and the sequence's geometric ratio (ART).
+
+    The gradient of a token flows through its own log-prob and through the sequence's mean to all tokens of the
+    sequence that train. The clip of each token decides how much of its gradient reaches the others, and needs the mean
+    first: the kernels pass over the tokens three times, and twice without a gradient.
+
+    Args:
+        low: As for PPO.
+        high: As for PPO.
+        dual: As for PPO.
+        delta: As for PPO.
+        level: r is the "average" of the two ratios, or their "geometric_average".
+    """
+
+    level: Between = "average"
+
+    traits = Traits(formula="level")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice("AveragePPO.level", self.level, BETWEEN)
+
+    def log_ratio(self, tokens: LossTokens) -> Tensor:
+        """The logarithm of the average, which has a gradient through the token and through the mean."""
+        return averaged(self.level, tokens.x, tokens.mean(tokens.x))
+
+    def explain(self) -> str:
+        """Describe the loss of a token in one line."""
+        name = "average" if self.level == "average" else "geometric average"
+        return f"{super().explain()}; r = the {name} of the token's ratio and the sequence's geometric ratio"
 
 
 # Without fields of its own a class inherits all that dataclass makes, at none of its cost at import.
@@ -163,7 +189,7 @@ class Reinforce(Surrogate):
         return TokenLoss(-tokens.clamped.exp() * tokens.advantages)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         return "-r A"
 
 
@@ -181,7 +207,7 @@ class SAPO(Surrogate):
     negative: float = 1.05
     gate: Gate = "differentiable"
 
-    option: ClassVar[str | None] = "gate"
+    traits = Traits(formula="gate")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,7 +226,7 @@ class SAPO(Surrogate):
         return TokenLoss(-gate * advantages)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         gate = "(4 / tau) sigmoid(tau (r - 1))"
         loss = f"-{gate} A" if self.gate == "differentiable" else f"-sg({gate}) A new_logp"
         return f"{loss}, tau = {self.positive:g} where A > 0, else {self.negative:g}"
@@ -221,7 +247,7 @@ class GMPO(Surrogate):
     low: float = 0.4
     high: float = 0.4
 
-    pools: ClassVar[bool] = True
+    traits = Traits(one_loss=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,7 +255,7 @@ class GMPO(Surrogate):
         self._number("high")
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name both sides."""
+        """Both sides."""
         return "low", "high"
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
@@ -241,11 +267,11 @@ class GMPO(Surrogate):
         return TokenLoss(-tokens.mean_advantage() * tokens.mean(clipped).exp(), low=low, high=high)
 
     def factor(self, tokens: LossTokens, weights: Tensor) -> Tensor:
-        """Give the geometric mean of the sequence's weights."""
+        """The geometric mean of the sequence's weights."""
         return tokens.mean(tokens.trained(weights.clamp(min=SMALLEST_WEIGHT).log())).exp()
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         return f"-mean(A) exp(mean of x), x at most {self.high:g} where A > 0 and at least {-self.low:g} where A < 0"
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rollout_corr.spec.choices import OUTSIDE, Outside
-from rollout_corr.spec.surrogate import LEVELS, Level, LossTokens, Shared, Surrogate, TokenLoss, WeightUse
+from rollout_corr.spec.surrogate import LEVELS, Level, LossTokens, Surrogate, TokenLoss, Traits
 from rollout_corr.spec.validate import bounds, choice, positive
 
 Divergence = Literal["tv", "kl"]
@@ -47,8 +47,7 @@ class Score(Surrogate):
     outside: Outside = "clamp"
     level: Level = "token"
 
-    weights_in_bypass: ClassVar[WeightUse] = "replace_ratio"
-    option: ClassVar[str | None] = "outside"
+    traits = Traits(formula="outside", own_bounds=("lower", "upper"), weights_in_bypass="replace_ratio")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,22 +57,12 @@ class Score(Surrogate):
         choice("Score.level", self.level, LEVELS)
 
     @property
-    def takes(self) -> Level:
-        """As its field says."""
-        return self.level
-
-    @property
-    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
         """Its bounds."""
         return {"score": (self.lower, self.upper)}
 
-    @property
-    def has_own_bounds(self) -> bool:
-        """True if either bound is given."""
-        return self.lower is not None or self.upper is not None
-
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name the bounds that are given."""
+        """The bounds that are given."""
         found = (("low", self.lower), ("high", self.upper))
         return tuple(name for name, bound in found if own_ratio and bound is not None)
 
@@ -92,7 +81,7 @@ class Score(Surrogate):
         return TokenLoss(-ratio * advantages * new, low=below, high=above)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         text = "-sg(r) A new_logp"
         if self.has_own_bounds:
             lower, upper = self.lower or 0.0, math.inf if self.upper is None else self.upper
@@ -122,8 +111,7 @@ class DPPO(Surrogate):
     upper: float | None = 20.0
     eps: float = 1e-8
 
-    weights_in_bypass: ClassVar[WeightUse] = "replace_ratio"
-    option: ClassVar[str | None] = "divergence"
+    traits = Traits(formula="divergence", weights_in_bypass="replace_ratio")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,12 +123,12 @@ class DPPO(Surrogate):
         self._set(eps=positive("DPPO.eps", self.eps))
 
     @property
-    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
         """The upper bound of the ratio."""
         return {"score": (None, self.upper)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name both sides, and the upper bound where it holds."""
+        """Both sides, and the upper bound where it holds."""
         return ("low", "high", "dual") if own_ratio and self.upper is not None else ("low", "high")
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
@@ -166,7 +154,7 @@ class DPPO(Surrogate):
         return TokenLoss(value, low=low, high=high, dual=dual)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         ratio = "r" if self.upper is None else f"min(r, {self.upper:g})"
         return (
             f"-sg({ratio}) A new_logp, and 0 where r has moved with A and {self.divergence} exceeds "
@@ -177,14 +165,14 @@ class DPPO(Surrogate):
 class GPG(Surrogate):
     """The plain policy gradient: -A new_logp. It has no ratio, so weights multiply it in every mode."""
 
-    weights_in_bypass: ClassVar[WeightUse] = "multiply"
+    traits = Traits(weights_in_bypass="multiply")
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute -A new_logp."""
         return TokenLoss(-tokens.advantages * tokens.new)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         return "-A new_logp"
 
 
@@ -203,25 +191,15 @@ class DRO(Surrogate):
     beta: float = 0.1
     level: Squared = "token"
 
-    weights_in_bypass: ClassVar[WeightUse] = "multiply"
+    traits = Traits(aggregate="total", weights_in_bypass="multiply")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(beta=positive("DRO.beta", self.beta))
         choice("DRO.level", self.level, SQUARED)
 
-    @property
-    def takes(self) -> Level:
-        """As its field says."""
-        return self.level
-
-    @property
-    def shared(self) -> Shared | None:
-        """Name the sum of x, where that is squared."""
-        return "total" if self.level == "sequence" else None
-
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """Give x, or the sum of x over the sequence."""
+        """The token's x, or the sum of x over the sequence."""
         return tokens.x if self.level == "token" else tokens.total(tokens.x.detach())
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
@@ -235,7 +213,7 @@ class DRO(Surrogate):
         return TokenLoss(-(tokens.advantages * tokens.new - 0.5 * self.beta * pull))
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         square = "x^2" if self.level == "token" else "X x, X = the sequence's sum of x, with the gradient of X^2"
         return f"-(A new_logp - {0.5 * self.beta:g} {square})"
 

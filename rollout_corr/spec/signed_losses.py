@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rollout_corr.spec.score_losses import OF_LEVEL
-from rollout_corr.spec.surrogate import Level, LossTokens, Shared, Surrogate, TokenLoss
+from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, Traits
 from rollout_corr.spec.thresholds import LARGEST_FLOAT32
 from rollout_corr.spec.validate import choice, number, positive
 
@@ -57,12 +57,12 @@ class TOPR(Surrogate):
             self._number(name, most=LARGEST_FLOAT32)
 
     @property
-    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
         """The upper bound of the ratio."""
         return {"taper": (None, self.upper)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name the upper bound."""
+        """The upper bound."""
         return ("high",)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
@@ -74,7 +74,7 @@ class TOPR(Surrogate):
         return TokenLoss(-factor * advantages * tokens.new, high=~good & above)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         good, other = ("" if x == 1.0 else f"{x:g} " for x in (self.positive, self.negative))
         where = f"where A > {self.threshold:g}"
         return f"-{good}A new_logp {where}, else -{other}sg(min(r, {self.upper:g})) A new_logp"
@@ -103,7 +103,7 @@ class REC(Surrogate):
     weight: Factor = "one"
     level: RecLevel = "token"
 
-    option: ClassVar[str | None] = "mask"
+    traits = Traits(formula="mask")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,22 +116,17 @@ class REC(Surrogate):
             self._number(name)
 
     @property
-    def takes(self) -> Level:
-        """As its field says."""
-        return self.level
-
-    @property
     def numbers(self) -> dict[str, float]:
         """1 where the ratio is the factor, else 0; the bounds are cuts."""
         return {"by_ratio": float(self.weight == "ratio")}
 
     @property
-    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
         """The bounds of the inside, and of what a ring leaves out: below the first and above the second of `ring`."""
         return {"ring": (1.0 + self.far_high, 1.0 - self.far_low), "inside": (1.0 - self.low, 1.0 + self.high)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name both sides."""
+        """Both sides."""
         return "low", "high"
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
@@ -147,7 +142,7 @@ class REC(Surrogate):
         return TokenLoss(torch.where(high | low, 0.0, -factor * advantages * tokens.new), low=low, high=high)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         text = "-A new_logp" if self.weight == "one" else "-sg(r) A new_logp"
         least, most = f"{1.0 - self.low:g}", f"{1.0 + self.high:g}"
         text += {
@@ -180,6 +175,8 @@ class VESPO(Surrogate):
     k_negative: float = 3.0
     rate_negative: float = 2.0
 
+    traits = Traits(level="sequence", aggregate="total")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("k_positive", "k_negative"):
@@ -188,22 +185,12 @@ class VESPO(Surrogate):
             self._set(**{name: positive(f"VESPO.{name}", getattr(self, name))})
 
     @property
-    def takes(self) -> Level:
-        """Its sequence's."""
-        return "sequence"
-
-    @property
-    def shared(self) -> Shared | None:
-        """Name the sum of x and of the logarithms of weights."""
-        return "total"
-
-    @property
     def numbers(self) -> dict[str, float]:
         """The four numbers, and the logarithm of the smallest ratio."""
         return super().numbers | {"log_smallest": math.log(SMALLEST_RATIO)}
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """Give the logarithm of w."""
+        """The logarithm of w."""
         x, least = tokens.x.detach().clamp(-self.clamp, self.clamp), math.log(SMALLEST_RATIO)
         if tokens.weights is not None:
             x = tokens.trained(x + tokens.weights.clamp(min=SMALLEST_RATIO).log().clamp(max=self.clamp))
@@ -219,11 +206,11 @@ class VESPO(Surrogate):
         return TokenLoss(-phi * advantages * tokens.new)
 
     def factor(self, tokens: LossTokens, weights: Tensor) -> Tensor:
-        """Give 1: the weights are in w."""
+        """Ones: the weights are in w."""
         return torch.ones_like(weights)
 
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
         positive, negative = (
             f"w^{k:g} exp({rate:g} (1 - w))"
             for k, rate in ((self.k_positive, self.rate_positive), (self.k_negative, self.rate_negative))

@@ -22,10 +22,11 @@ from rollout_corr.spec.validate import beyond_float32, choice, number, positive,
 RatioOf = Literal["new/old", "new/rollout"]
 # Whose log-ratio x a surrogate takes: the token's, its sequence's mean, or that of their ratios' means.
 Level = Literal["token", "sequence", "average", "geometric_average"]
-Shared = Literal["mean", "total"]
+Aggregate = Literal["mean", "total"]
+# What a surrogate sees before the first token has a loss.
+Sees = Literal["token", "batch", "groups"]
 # What becomes of weights in bypass mode, where the ratio new/rollout is the correction already.
 WeightUse = Literal["report", "replace_ratio", "multiply"]
-Handed = Literal["mask", "number"]
 
 RATIOS: tuple[str, ...] = get_args(RatioOf)
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -49,14 +50,14 @@ class TokenLoss(NamedTuple):
     dual: Tensor | None = None
 
 
-class Looked(NamedTuple):
-    """The findings of a surrogate that looks at the whole batch before the first token has a loss.
+class Decided(NamedTuple):
+    """What a surrogate that sees the whole batch decided before the first token has a loss.
 
     Attributes:
-        tokens: [N] or [B, T] each, what it decided of every token.
+        tokens: [N] or [B, T] each, of every token.
         numbers: 0-d each, in the dtype that computes.
-        sums: 0-d each: the statistics of `Surrogate.found`, of the tokens of this rank.
-        sequences: [S] each, what it decided of every sequence of this rank; plain torch has it in `tokens` too.
+        sums: 0-d each: the statistics of `Traits.sums`, of the tokens of this rank.
+        sequences: [S] each, of every sequence of this rank; `see_groups` decides of these, and `tokens` spreads them.
     """
 
     tokens: tuple[Tensor, ...]
@@ -77,7 +78,7 @@ class LossTokens(Protocol):
     advantages: Tensor
     weights: Tensor | None
     own_ratio: bool  # False: weights take the place of the ratio, which is then 1
-    looked: Looked  # for a surrogate that looks
+    decided: Decided  # for a surrogate that sees the batch
 
     def over(self, x: Tensor, bound: float) -> Tensor:
         """Bool: e^x > bound, decided in log space; NaN is not."""
@@ -85,7 +86,7 @@ class LossTokens(Protocol):
     def under(self, x: Tensor, bound: float) -> Tensor:
         """Bool: e^x < bound, decided in log space; NaN is not."""
 
-    def cuts(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
+    def log_bounds(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
         """Bounds of a ratio as x is compared with: e^x is above an upper or below a lower one where x is."""
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
@@ -114,7 +115,7 @@ class LossTokens(Protocol):
 
 
 class SeenGroups(Protocol):
-    """The sequences of a batch and their groups, on all ranks of the batch group: backends/look_groups.py."""
+    """The sequences of a batch and their groups, on all ranks of the batch group: backends/sees_batch.py."""
 
     trains: Tensor  # [S] bool: a token of it does
     scores: Tensor  # [S]: its `Surrogate.log_ratio`, clamped to +-clamp; 0 where no token trains
@@ -134,7 +135,7 @@ class SeenGroups(Protocol):
 
 
 class SeenBatch(Protocol):
-    """The whole batch, on all ranks of the batch group, as a surrogate looks at it: backends/looks.py provides it.
+    """The whole batch, on all ranks of the batch group, as a surrogate sees it: backends/sees_batch.py.
 
     Tokens are those of `LossTokens`, without a gradient. Sums are of integers, so that neither order nor ranks matter.
     """
@@ -177,42 +178,52 @@ class SeenBatch(Protocol):
         """
 
 
+class Traits(NamedTuple):
+    """What the code around a surrogate's formulas has to know of it.
+
+    Attributes:
+        level: Whose log-ratio its ratio is made of; a field named `level` takes precedence.
+        aggregate: The value of a sequence's log-ratios that a token reads where `level` is not "token".
+        formula: Name of the field that chooses between formulas, if any.
+        one_loss: All tokens of a sequence have one loss.
+        own_bounds: Names of the fields that bound a ratio which weights, with bounds of their own, could replace.
+        weights_in_bypass: The use of weights in bypass mode: "report", because the ratio itself corrects;
+            "replace_ratio", where the ratio is a constant that weights replace; "multiply", without a ratio.
+        sees: What it sees before the first token has a loss: the "batch" (`see_batch`), or the sequences of each of its
+            "groups", which a call has to name (`see_groups`); "token": nothing.
+        chooses_tokens: What it decides from the batch is a mask of tokens, which the kernels take.
+        reads_entropy: It reads the entropy of tokens, which a call has to bring.
+        sums: Names of the statistics that it reports of what it decided.
+    """
+
+    level: Level = "token"
+    aggregate: Aggregate = "mean"
+    formula: str | None = None
+    one_loss: bool = False
+    own_bounds: tuple[str, ...] = ()
+    weights_in_bypass: WeightUse = "report"
+    sees: Sees = "token"
+    chooses_tokens: bool = False
+    reads_entropy: bool = False
+    sums: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, repr=False)
 class Surrogate(Checked):
-    """Base class of the surrogates.
+    """Base class of the surrogates. Each has its `traits` and its formulas.
 
     Args:
         of: The ratio: "new/old" or "new/rollout". None: new/old if `old_logp` is given, else new/rollout if
             `rollout_logp` is, else new/new, which is 1 and has a gradient.
         clamp: x is clamped to +-clamp before exp; no gradient flows beyond.
         coef: Factor of the loss, as `KL.coef` is of a penalty.
-
-    Attributes:
-        weights_in_bypass: The use of weights in bypass mode: "report", because the ratio itself corrects;
-            "replace_ratio", where the ratio is a constant that weights replace; "multiply", without a ratio.
-        option: Name of the field that chooses between formulas, if any.
-        pools: All tokens of a sequence have one loss.
-        looks: `look` decides something from the whole batch first, in plain torch.
-        hands_tokens: What `look` decides of each token and the kernels read: a "mask" or a "number"; None: nothing.
-        hands_numbers: The kernels' numbers that `look` decides, as `Looked.numbers` has them.
-        by_group: It compares the sequences of a group, which a call has to name, and looks at these alone.
-        reads_entropy: It reads the entropy of tokens, which a call has to bring.
-        found: The sums that `look` reports.
     """
 
     of: RatioOf | None = field(default=None, kw_only=True)
     clamp: float = field(default=20.0, kw_only=True)
     coef: float = field(default=1.0, kw_only=True)
 
-    weights_in_bypass: ClassVar[WeightUse] = "report"
-    option: ClassVar[str | None] = None
-    pools: ClassVar[bool] = False
-    looks: ClassVar[bool] = False
-    hands_tokens: ClassVar[Handed | None] = None
-    hands_numbers: ClassVar[tuple[str, ...]] = ()
-    by_group: ClassVar[bool] = False
-    reads_entropy: ClassVar[bool] = False
-    found: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[Traits] = Traits()
 
     def __post_init__(self) -> None:
         if type(self) is Surrogate:
@@ -243,51 +254,58 @@ class Surrogate(Checked):
         return {name: value or 0.0 for name, value in found.items() if not isinstance(value, str)}
 
     @property
-    def cuts(self) -> dict[str, tuple[float | None, float | None]]:
+    def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
         """Lower and upper bound of the ratio by name, compared in log space; the outermost upper bound comes last."""
         return {}
 
     @property
     def has_own_bounds(self) -> bool:
         """True if it bounds a ratio that weights, which have bounds of their own, could replace."""
-        return False
+        return any(getattr(self, name) is not None for name in self.traits.own_bounds)
 
     @property
-    def unit(self) -> WeightUnit:
-        """The unit that `LossTokens.mean` and `mean_advantage` are over."""
-        return "sequence"
+    def sees_batch(self) -> bool:
+        """True if it decides something from the whole batch before the first token has a loss."""
+        return self.traits.sees != "token"
 
     @property
-    def takes(self) -> Level:
+    def mean_unit(self) -> WeightUnit:
+        """The unit that `LossTokens.mean` and `mean_advantage` are over: its field `over`."""
+        unit: WeightUnit = getattr(self, "over", "sequence")
+        return unit
+
+    @property
+    def ratio_level(self) -> Level:
         """Whose log-ratio its ratio is made of."""
-        return "token"
+        level: Level = getattr(self, "level", self.traits.level)
+        return level
 
     @property
-    def shared(self) -> Shared | None:
-        """The value of its sequence's log-ratios that a token reads: their mean, their total or none."""
-        return None if self.takes == "token" else "mean"
+    def sequence_value(self) -> Aggregate | None:
+        """The value of its sequence's log-ratios that a token reads; None: none."""
+        return None if self.ratio_level == "token" else self.traits.aggregate
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Name the masks of `TokenLoss` that can be set: some of "low", "high", "dual"."""
+        """The masks of `TokenLoss` that can be set: some of "low", "high", "dual"."""
         return ()
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """Give the log-ratio of each token at the level of the surrogate; only a token's own x has a gradient."""
-        if self.takes == "token":
+        """The log-ratio of each token at the level of the surrogate; only a token's own x has a gradient."""
+        if self.ratio_level == "token":
             return tokens.x
         x = tokens.x.detach()
         mean = tokens.mean(x)
-        if self.takes == "sequence":
+        if self.ratio_level == "sequence":
             return mean
-        return averaged(self.takes, x, mean)
+        return averaged(self.ratio_level, x, mean)
 
-    def look(self, seen: SeenBatch) -> Looked:
-        """Decide what the whole batch decides; asked of surrogates with `looks` alone."""
-        return Looked((), (), {})
+    def see_batch(self, batch: SeenBatch) -> Decided:
+        """Decide what the whole batch decides; asked of surrogates that see the batch."""
+        raise NotImplementedError
 
-    def look_at_groups(self, seen: SeenGroups) -> Looked:
-        """Decide in the place of `look` what groups of sequences decide; asked of surrogates with `by_group` alone."""
-        return Looked((), (), {})
+    def see_groups(self, groups: SeenGroups) -> Decided:
+        """Decide what groups of sequences decide; asked of surrogates that see groups."""
+        raise NotImplementedError
 
     # Not an ABC: it would refuse Surrogate() before __post_init__ can say what to write instead.
     @abstractmethod
@@ -295,16 +313,16 @@ class Surrogate(Checked):
         """Compute the loss of each token before weights."""
 
     def factor(self, tokens: LossTokens, weights: Tensor) -> Tensor:
-        """Give the factor of each token's loss from the weights."""
+        """The factor of each token's loss from the weights."""
         return weights
 
     @abstractmethod
     def explain(self) -> str:
-        """Say the loss of a token in one line."""
+        """Describe the loss of a token in one line."""
 
 
 def averaged(level: Level, x: Tensor, mean: Tensor) -> Tensor:
-    """Give the logarithm of the average or of the geometric average of two ratios.
+    """The logarithm of the average or of the geometric average of two ratios.
 
     Args:
         level: "average" or "geometric_average".

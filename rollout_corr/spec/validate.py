@@ -12,7 +12,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def shown(value: object) -> str:
-    """Put a value into an error: Python refuses to write an integer of thousands of digits out, and a reader too."""
+    """The text of a value in an error. Python does not write an integer of thousands of digits out."""
     if isinstance(value, Rational) and max(abs(int(value.numerator)), int(value.denominator)) >= 1 << 256:
         return f"{'an integer' if isinstance(value, Integral) else 'a fraction'} of many digits"
     try:
@@ -50,7 +50,7 @@ LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def beyond_float32(value: object) -> bool:
-    """Tell whether a number is finite and above what float32 holds, on either side."""
+    """Whether a number is finite and above what float32 holds, on either side."""
     return isinstance(value, (int, float)) and LARGEST_FLOAT32 < abs(value) < math.inf
 
 

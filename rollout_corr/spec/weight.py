@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollout_corr.spec.bounds_of_batch import Bounded, KeepESS, OfBatch
+from rollout_corr.spec.checked import keywords_meant
 from rollout_corr.spec.choices import (
     GROWTH,
     LEVELS,
@@ -19,7 +20,6 @@ from rollout_corr.spec.choices import (
     PrefixReduce,
     WeightUnit,
 )
-from rollout_corr.spec.meant import keywords_meant
 from rollout_corr.spec.validate import bounds, choice, positive, shown
 
 # A level that names no ratio: elsewhere it is either of these.

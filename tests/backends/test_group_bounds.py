@@ -42,7 +42,7 @@ def searched(rule, side, parts, count):
     """The bounds of groups from the tables of several parts: values, which of them are tested, their groups."""
     dtype, device = parts[0][0].dtype, parts[0][0].device
     search = searches.begin(rule, side, dtype, device, count)
-    while not search.over:
+    while not search.over():
         search = search.narrowed(sum(search.table(search.values(*part, False)) for part in parts))
     return search.bound()
 

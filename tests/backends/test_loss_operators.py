@@ -149,9 +149,8 @@ def test_a_constant_number_of_launches_and_nothing_else(name):
         given = variant.given(tokens, sequences)
         with Operations() as operations:
             found = [launch.kernel.__name__ for launch in variant.launches(given)]
-        # The variant makes the upstream gradient of ones itself. Numbers that the look found are put to the others.
+        # The variant makes the upstream gradient of ones itself.
         allowed = {"ones"} if variant.differentiable else set()
-        allowed |= {"cat"} if variant.objective.surrogate.hands_numbers else set()
         assert set(operations.names) - FREE <= allowed
         passes = 3 if variant.name in THREE_PASSES else 2 if variant.name.startswith(TWO_PASSES) else 1
         names = ["gradient_kernel", "sequences_kernel"] * passes
@@ -251,7 +250,9 @@ USED = {
     "DIVERGENCES": {x.surrogate.divergence for x in OBJECTIVES if isinstance(x.surrogate, rc.DPPO)},
     "WEIGHT_UNITS": {"sequence", "turn"},  # losses of turns run in plain torch
     "GATES": {x.surrogate.gate for x in OBJECTIVES if isinstance(x.surrogate, rc.SAPO)},
-    "LEVELS": {x.surrogate.takes for x in OBJECTIVES} | {"average", "geometric_average"},  # these run in plain torch
+    # Averages of ratios run in plain torch.
+    "BETWEEN": {"average", "geometric_average"},
+    "LEVELS": {x.surrogate.ratio_level for x in OBJECTIVES} | {"average", "geometric_average"},
     "SQUARED": {x.surrogate.level for x in OBJECTIVES if isinstance(x.surrogate, rc.DRO)},
     "MASKS": {x.surrogate.mask for x in OBJECTIVES if isinstance(x.surrogate, rc.REC)},
     "FACTORS": {x.surrogate.weight for x in OBJECTIVES if isinstance(x.surrogate, rc.REC)},

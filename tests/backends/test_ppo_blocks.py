@@ -11,7 +11,7 @@ from rollout_corr.backends.cpu_sums import CpuPacked
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
-from rollout_corr.spec.surrogate import Looked
+from rollout_corr.spec.surrogate import Decided
 
 LENGTHS = torch.tensor([40, 1, 0, 200, 59])
 SURROGATES = [
@@ -72,8 +72,8 @@ def by_definition(given: Operands, objective: Objective):
 def test_bits_of_the_definition(surrogate, dtype, trains, weighted, reduction, denominator):
     """Value and gradient equal; counts and ends equal, sums of ratios within rounding: measured 3e-7 of the largest."""
     given = operands(dtype, weighted, trains)
-    if surrogate.looks:
-        given.looked = Looked((torch.arange(given.new.shape[0]) % 5 == 1,), (), {})
+    if surrogate.sees_batch:
+        given.decided = Decided((torch.arange(given.new.shape[0]) % 5 == 1,), (), {})
     objective = Objective(surrogate, reduction=reduction, denominator=denominator)
     wanted = by_definition(given, objective)
     before = [x.clone() for x in (given.new, given.base, given.advantages)]

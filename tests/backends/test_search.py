@@ -48,7 +48,7 @@ def searched(rule, side, parts):
     """The bound from the tables of several parts."""
     search = begin(rule, side, parts[0].dtype, parts[0].device)
     made = [values_of(side, part, None) for part in parts]
-    while not search.over:
+    while not search.over():
         search = search.narrowed(sum(search.table(values) for values in made))
     return search.bound()
 
@@ -107,6 +107,6 @@ def test_keys_are_in_the_order_of_the_floats():
 def test_values_that_are_not_tested_count_in_nothing():
     values, tested = torch.tensor([9.0, 1.0, 2.0, 9.0]), torch.tensor([False, True, True, False])
     search = begin(rc.Quantile(0.5), "upper", values.dtype, values.device)
-    while not search.over:
+    while not search.over():
         search = search.narrowed(search.table(values_of("upper", values, tested)))
     assert search.bound() == 1.0

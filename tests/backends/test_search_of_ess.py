@@ -34,7 +34,7 @@ def searched(rule, parts, look):
     """The bound from the tables of several parts."""
     search = searches.begin(rule, "upper", parts[0].dtype, parts[0].device)
     made = [search.values(part, None, None, look) for part in parts]
-    while not search.over:
+    while not search.over():
         search = search.narrowed(sum(search.table(search.left(x) if look else x) for x in made))
     return search.bound()
 
@@ -93,7 +93,7 @@ def test_weights_that_are_not_among_the_batch_count_in_nothing():
     values, among = torch.tensor([9.0, 1.0, 2.0, math.nan]), torch.tensor([False, True, True, False])
     rule = rc.KeepESS(0.9)
     search = searches.begin(rule, "upper", values.dtype, values.device)
-    while not search.over:
+    while not search.over():
         search = search.narrowed(search.table(search.values(values, among, None, False)))
     assert torch.equal(search.bound(), by_bisection(rule, values[among]))
 

@@ -21,7 +21,7 @@ from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.spec.surrogate import Looked
+from rollout_corr.spec.surrogate import Decided
 
 INF, NAN = math.inf, math.nan
 
@@ -99,9 +99,9 @@ def by_reference(given, wanted, dtype, differentiable=True):
     batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
     tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
     mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
-    looked, nothing = None, dict.fromkeys(wanted.surrogate.found, torch.zeros(()))
-    if wanted.surrogate.looks:
-        looked = Looked((given.looked,), (), nothing)
+    decided, nothing = None, dict.fromkeys(wanted.surrogate.traits.sums, torch.zeros(()))
+    if wanted.surrogate.sees_batch:
+        decided = Decided((given.looked,), (), nothing)
     task = LossTask(
         cast["new"],
         batch,
@@ -111,7 +111,7 @@ def by_reference(given, wanted, dtype, differentiable=True):
         given.divisor,
         mass=mass,
         scales=cast["scales"],
-        looked=looked,
+        decided=decided,
     )
     done = loss_blocks.run_whole(task)
     slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.divisor, dtype)

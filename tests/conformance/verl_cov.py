@@ -19,7 +19,7 @@ from conformance.batches import Batch
 from conformance.rows import Declared, Row, recipe
 from conformance.sources import Source
 from conformance.verl_parts import Settings, Stranger, actor
-from rollout_corr.backends.looks import uniform
+from rollout_corr.backends.sees_batch import uniform
 
 LOSSES = "verl/trainer/ppo/core_algos.py"
 

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import blocks, looks, loss_blocks
+from rollout_corr.backends import blocks, loss_blocks, sees_batch
 
 
 @pytest.fixture(params=["blocks", "small blocks", "whole"])
@@ -21,6 +21,6 @@ def way(request):
     else:
         with (
             mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
-            mock.patch.object(looks, "in_blocks", return_value=False),
+            mock.patch.object(sees_batch, "in_blocks", return_value=False),
         ):
             yield

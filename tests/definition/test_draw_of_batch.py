@@ -11,7 +11,7 @@ import rollout_corr as rc
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import looks as oracle
-from rollout_corr.backends import looks
+from rollout_corr.backends import sees_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +51,7 @@ def test_the_padding_does_not_matter_to_the_draw():
 def test_the_draw_is_splitmix():
     place, number = torch.arange(50), torch.tensor([[3], [-5], [2**40]])
     for seed in (0, 1, 2**63 - 1):
-        found = looks.uniform(seed, number, place)
+        found = sees_batch.uniform(seed, number, place)
         wanted = [[oracle.drawn(seed, n, t) for t in range(50)] for n in (3, -5, 2**40)]
         assert found.tolist() == wanted
 

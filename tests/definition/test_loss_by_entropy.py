@@ -17,7 +17,7 @@ from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import entropy_losses as oracle
 from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import looks, loss_blocks
+from rollout_corr.backends import loss_blocks, sees_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -103,7 +103,7 @@ def test_no_read_and_no_sort_on_a_device():
     laid, entropy, _, _ = with_entropy(1, "padded_right", LENGTHS, torch.float32)
     with (
         mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
-        mock.patch.object(looks, "in_blocks", return_value=False),
+        mock.patch.object(sees_batch, "in_blocks", return_value=False),
         Reads() as mode,
     ):
         laid(surrogate=rc.EntropyClip(), entropy=entropy)

@@ -20,7 +20,7 @@ from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import looks as oracle
 from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import looks, loss_blocks
+from rollout_corr.backends import loss_blocks, sees_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -139,11 +139,11 @@ def test_gradient_by_difference_quotients(name):
     def found(task, ids, ranks):
         return fixed
 
-    original = loss_blocks.look
-    with mock.patch.object(loss_blocks, "look", side_effect=original) as seen:
+    original = loss_blocks.see_batch
+    with mock.patch.object(loss_blocks, "see_batch", side_effect=original) as seen:
         laid(surrogate=surrogate)
         fixed = original(*seen.call_args.args)
-    with mock.patch.object(loss_blocks, "look", found):
+    with mock.patch.object(loss_blocks, "see_batch", found):
         for i in laid.laid.mask.nonzero().flatten().tolist():
             sides = []
             for sign in (1.0, -1.0):
@@ -232,7 +232,7 @@ def test_ranks_decide_together(name):
         found = Ranks(2).run(of_rank)
         assert found[0][0] + found[1][0] == whole
         merged, wanted = found[0][1].merge(found[1][1]).metrics(), out.metrics()
-        for key in surrogate.found:
+        for key in surrogate.traits.sums:
             for metric in {key, f"{key}_fraction", "cov_chosen_mean", "bapo_positive_share"} & set(wanted):
                 assert merged[metric] == pytest.approx(wanted[metric], rel=1e-6)
 
@@ -246,7 +246,7 @@ def test_no_read_and_no_sort_on_a_device(name):
     laid = LaidLoss(batch, "padded_right", torch.float32)
     with (
         mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
-        mock.patch.object(looks, "in_blocks", return_value=False),
+        mock.patch.object(sees_batch, "in_blocks", return_value=False),
         Reads() as mode,
     ):
         laid(surrogate=OF_BATCH[name])

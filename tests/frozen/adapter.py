@@ -57,13 +57,13 @@ def _sizes(sizes: tuple[tuple[str, int], ...]) -> list[tuple[Any, str, Any]]:
 def _ways(path: str) -> list[tuple[Any, str, Any]]:
     """What is exchanged for a path: (owner, name, value)."""
     if path == "whole":
-        from rollout_corr.backends import bounds_of_batch, looks, loss_blocks, run, whole
+        from rollout_corr.backends import bounds_of_batch, loss_blocks, run, sees_batch, whole
 
         return [
             (run.CORRECTIONS, "blocks", whole.run_whole),
             (sys.modules["rollout_corr.api.policy_loss"].LOSSES, "blocks", loss_blocks.run_whole),
             (bounds_of_batch, "in_blocks", lambda batch: False),
-            (looks, "in_blocks", lambda batch: False),
+            (sees_batch, "in_blocks", lambda batch: False),
         ]
     return []
 

@@ -25,7 +25,7 @@ from rollout_corr.spec.loss import Objective
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Those that choose tokens; what bounds ratios runs on plain torch.
-LOOKING = {name: surrogate for name, surrogate in OF_BATCH.items() if surrogate.hands_tokens == "mask"}
+LOOKING = {name: surrogate for name, surrogate in OF_BATCH.items() if surrogate.traits.chooses_tokens}
 LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3)
 BESIDE = ("old", "weights", "train_mask")
 # Metrics that come from counts, and from sums of the look, which is one code.
@@ -131,8 +131,8 @@ def test_what_is_left_to_plain_torch_is_refused_by_name(surrogate):
     reason = beyond_kernels(surrogate, False)
     assert (reason is None) == (surrogate in LOOKING.values())
     if reason is not None:
-        x, given = torch.zeros(2, 3), {"group_size": 1} if surrogate.by_group else {}
-        given |= {"entropy": torch.ones(2, 3)} if surrogate.reads_entropy else {}
+        x, given = torch.zeros(2, 3), {"group_size": 1} if surrogate.traits.sees == "groups" else {}
+        given |= {"entropy": torch.ones(2, 3)} if surrogate.traits.reads_entropy else {}
         with pytest.raises(ValueError, match=r"got 'triton': .* runs on plain torch"):
             rc.policy_loss(x, x, rollout_logp=x, surrogate=surrogate, backend="triton", **given)
 

@@ -315,8 +315,8 @@ def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(name, ba
     scale = laid.arguments["scale"]
     scale[::3], scale[1::5], scale[2::7] = INF, -INF, NAN
     given = {"surrogate": surrogate, "rollout_logp": laid.arguments["old_logp"], "backend": backend}
-    given |= {"entropy": entropy.to(device)} if surrogate.reads_entropy else {}
-    given |= {"group_size": 2} if surrogate.by_group else {}
+    given |= {"entropy": entropy.to(device)} if surrogate.traits.reads_entropy else {}
+    given |= {"group_size": 2} if surrogate.traits.sees == "groups" else {}
     given |= {"kl": rc.KL("k3", 0.1, bound=0.01), "ref_logp": laid.new.detach() - 0.3}
     found, metrics = [], []
     for factors in (scale, scale.nan_to_num(0.0, 0.0, 0.0)):

@@ -39,7 +39,7 @@ def test_losses(surrogate, device):
     batch = random_sequences(0, (50, 1, 70, 0, 400), scale=0.1, advantages="token")
     laid = lay_out(batch, "packed_gaps", torch.float32).to(device)
     given = {"surrogate": surrogate, "reduction": "sequence_mean_token_mean"}
-    if surrogate.unit == "turn":
+    if surrogate.mean_unit == "turn":
         given["turns"] = column(offsets_of(laid, random_turns(batch, 0)))
     wanted, wanted_slope = loss_of(laid, "torch", **given)
     laid.cu_seqlens = column(laid.cu_seqlens)

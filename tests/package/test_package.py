@@ -176,7 +176,7 @@ print(" ".join(name.rpartition(".")[2] for name in sys.modules if name.startswit
 """
     loaded = run_fresh(code, tmp_path).split()
     assert "blocks" in loaded
-    few = {"bounds_of_batch", "looks", "loss_blocks", "loss_operators", "search"}
+    few = {"bounds_of_batch", "loss_blocks", "loss_operators", "search", "sees_batch"}
     few |= {"split", "split_kernels"}
     assert not few & set(loaded)
 

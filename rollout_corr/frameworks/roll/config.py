@@ -84,8 +84,8 @@ def recipe(config: object) -> dict[str, Any]:
     if boolean("use_kl_loss", given["use_kl_loss"]) and number("kl_loss_coef", given["kl_loss_coef"]) != 0.0:
         kl = KL("k3", given["kl_loss_coef"], value_clamp=10.0)
     surrogate = _surrogate(given)
-    turns = "runs" if spec.measures_turns or surrogate.unit == "turn" else None
-    if surrogate.unit == "turn" and any(criterion.over == "token" for criterion in spec.criteria):
+    turns = "runs" if spec.measures_turns or surrogate.mean_unit == "turn" else None
+    if surrogate.mean_unit == "turn" and any(criterion.over == "token" for criterion in spec.criteria):
         raise ValueError(
             "ratio_type: 'segment' beside a filter with agg_type 'token' takes the runs of the mask that the filter "
             "leaves, of which a segment may have several, and this package those of the mask given"

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rollout_corr.backends import looks
-from rollout_corr.backends.looks import AsMany, WholeBatch
+from rollout_corr.backends import sees_batch
 from rollout_corr.backends.search import begin, values_of
+from rollout_corr.backends.sees_batch import AsMany, WholeBatch
 from rollout_corr.definition.sequences import Packed
 
 
 def searched(x, side, count):
     search, values = begin(AsMany(torch.tensor(float(count))), side, x.dtype, x.device), values_of(side, x, None)
-    while not search.over:
+    while not search.over():
         search = search.narrowed(search.table(values))
     return search.bound()
 
@@ -30,8 +30,8 @@ def test_the_last_value_that_is_chosen(side, dtype):
         x = (torch.randn(size, generator=generator) * 4).round().to(dtype) / 2
         x[::5] = torch.tensor([math.nan, math.inf, -0.0, -math.inf]).repeat(size)[: x[::5].shape[0]].to(dtype)
         for count in {1, 2, max(1, size // 3), size, size + 1}:
-            assert looks._last_of(x, side, count) == searched(x, side, count), (size, count)
-    assert searched(x[:0], side, 1) == looks._last_of(x[:0], side, 1)
+            assert sees_batch._last_of(x, side, count) == searched(x, side, count), (size, count)
+    assert searched(x[:0], side, 1) == sees_batch._last_of(x[:0], side, 1)
 
 
 def seen(x, trains, block):
@@ -46,7 +46,7 @@ def seen(x, trains, block):
 def test_the_mean(largest, dtype):
     """Of more tokens than a chunk has, with values that a chunk's int64 does not hold, and with tokens left out."""
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn(3 * looks.CHUNK + 5, generator=generator, dtype=torch.float64).to(dtype)
+    x = torch.randn(3 * sees_batch.CHUNK + 5, generator=generator, dtype=torch.float64).to(dtype)
     x[7] = largest
     for trains in (None, torch.rand(x.shape[0], generator=generator) < 0.7):
         kept = x.clone()

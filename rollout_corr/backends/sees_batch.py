@@ -1,15 +1,16 @@
-"""The look that a surrogate takes at the whole batch before the first token has a loss, in plain torch on any device.
+"""The whole batch, and its groups of sequences, as a surrogate sees them before the first token has a loss.
 
-What it decides is decided by integers: sums on a grid, and selections by `search.py`. So the packing, the order of the
-tokens and the ranks that hold them change no bit of it. No value is read but on the CPU, where what values make
-unnecessary is left out: there the tokens are those of a block, and a rank that is alone takes the bits that the search
-would find from torch's own selection.
+All of it is plain torch on any device. What a surrogate decides is decided by integers: sums on a grid, and selections
+by `search.py`. So the packing, the order of tokens and sequences and the ranks that hold them change no bit of it. No
+value is read but on the CPU, where what values make unnecessary is left out: there the tokens are those of a block, and
+a rank that is alone takes the bits that the search would find from torch's own selection.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,15 @@ from rollout_corr.backends import whole
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.bounds_of_batch import in_blocks as in_blocks
 from rollout_corr.backends.search import CHUNK, begin, values_of
+from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.loss import Read
-from rollout_corr.definition.sequences import Packed
+from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
 from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
 from rollout_corr.spec.surrogate import LossTokens
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.groups import Groups
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
@@ -31,6 +36,9 @@ MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31
 # Bits of a fraction; and the largest |x| of which a chunk's sum of multiples of the grid is an int64.
 FRACTION = 38
 MOST_OF_CHUNK = 2.0**62 / (CHUNK * GRID_OF_FRACTION)
+
+# Exponentials are at most 1 and multiples of 1 / GRID_OF_GROUPS: room for 2^21 sequences of a group.
+GRID_OF_GROUPS = 2.0**42
 
 AddUp = Callable[[Tensor], Tensor]
 
@@ -68,12 +76,12 @@ class AsMany(Counting):
         return before.kept < self._count
 
     def words(self, side: Side) -> str:
-        """Name the rule."""
+        """The rule."""
         return "a number that the batch decides"
 
 
 class WholeBatch:
-    """A batch as a surrogate looks at it: `SeenBatch` of spec/surrogate.py.
+    """A batch as a surrogate sees it: `SeenBatch` of spec/surrogate.py.
 
     Args:
         batch: The batch.
@@ -120,7 +128,7 @@ class WholeBatch:
 
     def drawn(self, seed: int, among: Tensor, count: Tensor) -> Tensor:
         if self._block is not None:
-            # Of those alone that may be chosen.
+            # Only of those that may be chosen.
             token = among.nonzero().view(-1)
             offsets = self._block.offsets
             sequence = torch.searchsorted(offsets, token, right=True).sub_(1)
@@ -135,15 +143,15 @@ class WholeBatch:
         return among & (numbers <= self._bound("upper", numbers, among, count))
 
     def _bound(self, side: Side, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
-        """Search the last value that is chosen."""
+        """Find the last value that is chosen."""
         if self._block is not None and self._alone:
             return _last_of(
                 x if among is self.trains and self._all_train else x[among], side, max(1, int(count.item()))
             )
         search, values = begin(AsMany(count), side, x.dtype, x.device), values_of(side, x, among)
-        on_cpu = in_blocks(self._batch)
-        while not search.over:
-            values = search.left(values) if on_cpu else values
+        on_host = in_blocks(self._batch)
+        while not search.over():
+            values = search.left(values) if on_host else values
             table = search.table(values)
             search = search.narrowed(self._add_up(table.flatten()).view(table.shape))
         return search.bound()
@@ -191,3 +199,56 @@ def _last_of(x: Tensor, side: Side, count: int) -> Tensor:
 def numbers_of(totals: Tensor) -> Tensor:
     """[K, places] float64 from whole parts and fractions."""
     return totals[:, 0].double() + totals[:, 1].double() / GRID_OF_FRACTION
+
+
+class Facts(NamedTuple):
+    """The sequences of a batch, [S] each, as `SeenGroups` names them."""
+
+    trains: Tensor
+    scores: Tensor
+    advantages: Tensor
+
+
+def facts_of(found: Read, sequences: Sequences) -> Facts:
+    """The facts of sequences, taken from their tokens, which have them in common."""
+    tokens = found.tokens
+
+    def of_tokens(x: Tensor) -> Tensor:
+        x = x.expand(tokens.x.shape)
+        x = x if found.counted is None else torch.where(found.counted, x, -torch.inf)
+        return torch.where(found.n > 0, sequences.max(x), 0.0)
+
+    return Facts(found.n > 0, of_tokens(tokens.clamped), of_tokens(tokens.mean_advantage()))
+
+
+class WholeGroups:
+    """The sequences of a batch and their groups: `SeenGroups` of spec/surrogate.py.
+
+    Sums of exponentials are taken below the largest of their group and added up as integers.
+
+    Args:
+        facts: The sequences.
+        groups: Their groups.
+        ranks: The process groups; nothing is exchanged where every group lies on one rank.
+    """
+
+    def __init__(self, facts: Facts, groups: SequenceGroups, ranks: Groups) -> None:
+        self.trains, self.scores, self.advantages = facts
+        self._count, self._index = groups.total, groups.placed()
+        self._ranks = ranks._replace(batch=None) if groups.whole else ranks
+
+    def log_sums(self, x: Tensor, kind: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
+        # Those of no group have columns too, which count nothing.
+        columns = kinds * (self._count + 1)
+        place = kind * (self._count + 1) + self._index
+        some = self.trains & (self._index < self._count)
+        x = torch.where(some, x, 0.0)
+        # 0 is the logarithm of the 1 that is added to every sum.
+        largest = self._ranks.highest(x.new_zeros(columns).scatter_reduce(0, place, x, "amax"))
+        parts = torch.where(some, ((x - largest[place]).exp() * GRID_OF_GROUPS).round(), 0.0).long()
+        totals = torch.stack([parts, some.long()])
+        totals = totals.new_zeros(2, columns).scatter_add_(1, place.expand_as(totals), totals)
+        total, count = self._ranks.sum(totals.flatten()).view(2, columns).unbind()
+        logs = largest + (total.double() / GRID_OF_GROUPS + (-largest).exp()).log()
+        logs, count = logs.view(kinds, -1), count.view(kinds, -1)
+        return logs[:, self._index], count[:, self._index]
