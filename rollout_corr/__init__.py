@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
     from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
-    from rollout_corr.metrics.pending import PendingMetrics as PendingMetrics
+    from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
     from rollout_corr.spec.batch_losses import BAPO as BAPO
     from rollout_corr.spec.batch_losses import REAL as REAL
     from rollout_corr.spec.batch_losses import ClipCov as ClipCov
@@ -167,7 +167,7 @@ _IMPORTED_WHEN_USED = {
     "KL": "spec.loss",
     "KLCov": "spec.batch_losses",
     "MeanBelow": "spec.bounds_of_batch",
-    "PendingMetrics": "metrics.pending",
+    "PendingMetrics": "metrics.statistics",
     "policy_loss": "api.policy_loss",
     "PolicyLoss": "api.policy_loss",
     "PPO": "spec.ratio_losses",

@@ -18,7 +18,7 @@ from rollout_corr.metrics.aggregates import Rows, rows_at
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
-from rollout_corr.metrics.labels import SEQUENCES, Columns, Labelled, columns_of, places_of
+from rollout_corr.metrics.labels import SEQUENCES, Labelled, places_of
 from rollout_corr.metrics.rows import At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.metrics.sums import OfBatch, OfLabels
@@ -258,7 +258,7 @@ class LabelCollector:
 
     def __init__(self, spec: Spec, labelled: tuple[Labelled, ...]) -> None:
         self._spec = spec
-        self._labels = [(one.labels, places_of(one), columns_of(spec, one.labels.units)) for one in labelled]
+        self._labels = [(one.labels, places_of(one), schema.of_label(spec, one.labels.units)) for one in labelled]
         self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in labelled]
         self._sequences = 0
 
@@ -282,7 +282,7 @@ class LabelCollector:
             blocks.append((_table(sums), _table(maxima)))
 
     def found(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
-        """The sums and maxima of each of the labels, in the order of `sums_of` and `maxima_of`.
+        """The sums and maxima of each of the labels, in the order of `schema.of_label`.
 
         Args:
             view: Of all sequences of the batch.
@@ -304,7 +304,7 @@ class LabelCollector:
         return whole.beside(Extra(tuple(labels for labels, _, _ in self._labels)), sums, maxima)
 
 
-def _of_sequences(columns: Columns, place: Tensor, many: int, view: AllSequences) -> tuple[Tensor, Tensor]:
+def _of_sequences(columns: schema.OfLabel, place: Tensor, many: int, view: AllSequences) -> tuple[Tensor, Tensor]:
     """Sums and maxima over the sequences of each label, [names, labels] float64 each."""
     by = OfLabels(place, many)
     mine = view.by_label(by)
@@ -319,8 +319,8 @@ def _of_sequences(columns: Columns, place: Tensor, many: int, view: AllSequences
         if row.of_all is not None:
             _put(row.of_all(mine), row.sums, row.maxima, sums, maxima)
     return (
-        _table([sums[name] for name in columns.all_sums[len(columns.sums) :]]),
-        _table([maxima[name] for name in columns.all_maxima[len(columns.maxima) :]]),
+        _table([sums[name] for name in columns.sums[columns.token_sums :]]),
+        _table([maxima[name] for name in columns.maxima[columns.token_maxima :]]),
     )
 
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import labels, native
-from rollout_corr.metrics.labels import Labels
+from rollout_corr.metrics.labels import Labels, count_outside, outside_of
 from rollout_corr.metrics.rows import Formula, Metric, Over, Values, exp, maximum, mean, minimum, plain, ratio_of
 from rollout_corr.spec.bounds_of_batch import WEIGHT
 from rollout_corr.spec.correction import Spec
@@ -38,7 +37,6 @@ AGE_METRICS = [
            plain("tokens_newer")),
 ]
 
-KL_K3 = next(row for row in native.ALWAYS if row.key == "kl_k3")
 FINITE = Over("valid tokens with a finite entropy", "entropy_tokens")
 ENTROPY_METRICS = [
     Metric("entropy_mean", "mean of the entropy given", "nats", FINITE, "not falling to 0", mean("entropy")),
@@ -50,7 +48,7 @@ ENTROPY_METRICS = [
 # Where a correction has measured the KL.
 ENTROPY_METRICS_OF_D = [
     Metric("kl_k3_over_entropy", "kl_k3 / entropy_mean: mismatch beside how open the policy is", "fraction", FINITE,
-           "< 0.01", lambda v, n: ratio_of(KL_K3.read(v), ratio_of(v["entropy"], n))),
+           "< 0.01", lambda v, n: ratio_of(ratio_of(v["k3"], v["tokens_measured"]), ratio_of(v["entropy"], n))),
 ]
 DIVIDED = Over("sequences divided by a mean", "sequences_divided")
 DIVISOR_METRICS = [
@@ -134,31 +132,30 @@ class Extra(NamedTuple):
     ages: bool = False
     bounds: tuple[tuple[str, str], ...] = ()
 
-    def of_labels(self, spec: Spec) -> set[str]:
-        """Names of the sums and maxima of single labels, which only `by` reads."""
-        every = ((*labels.sums_of(one, spec), *labels.maxima_of(one, spec)) for one in self.labels)
-        return {name for names in every for name in names} - {labels.count_outside(one) for one in self.labels}
-
     def _parts(self) -> list[Part]:
         """The parts besides labels that are there, in order."""
         there = self.divisors, self.entropy, self.ages
         return [part for part, is_there in zip(PARTS, there, strict=True) if is_there]
 
-    def sums(self, spec: Spec | None) -> tuple[str, ...]:
-        """Names of the sums, in order; labels need the Spec."""
-        found = [] if spec is None else [name for one in self.labels for name in labels.sums_of(one, spec)]
-        found += [name for part in self._parts() for name in part.sums]
+    def sums(self) -> tuple[str, ...]:
+        """Names of the sums besides those of labels, in order."""
+        found = [name for part in self._parts() for name in part.sums]
         return (*found, *(f"{name}/calls" for name in map(_name, self.bounds)))
 
-    def maxima(self, spec: Spec | None) -> tuple[str, ...]:
-        """Names of the maxima, in order."""
-        found = [] if spec is None else [name for one in self.labels for name in labels.maxima_of(one, spec)]
-        found += [name for part in self._parts() for name in part.maxima]
+    def maxima(self) -> tuple[str, ...]:
+        """Names of the maxima besides those of labels, in order."""
+        found = [name for part in self._parts() for name in part.maxima]
         return (*found, *(f"{end}{name}" for name in map(_name, self.bounds) for end in ("max_", "-min_")))
 
     def rows(self, spec: Spec | None) -> list[Metric]:
         """The rows of the metrics of the whole batch."""
-        rows = [row for part in self._parts() for row in part.metrics]
+        rows = [
+            Metric(
+                outside_of(one), f"{one.units} whose id names no label", one.units, EACH, "0", plain(count_outside(one))
+            )
+            for one in self.labels
+        ]
+        rows += [row for part in self._parts() for row in part.metrics]
         if spec is not None:
             rows += ENTROPY_METRICS_OF_D if self.entropy else []
             logs = {WEIGHT, *(criterion.label for criterion in spec.criteria if criterion.statistic.log_space)}
@@ -168,8 +165,7 @@ class Extra(NamedTuple):
 
     def read(self, values: Values, spec: Spec | None) -> dict[str, float]:
         """Compute what is reported of the whole batch, from statistics by name."""
-        found = {labels.outside_of(one): values[labels.count_outside(one)] for one in self.labels}
-        return found | {row.key: row.read(values) for row in self.rows(spec)}
+        return {row.key: row.read(values) for row in self.rows(spec)}
 
     def beside(self, other: Extra) -> Extra:
         """Join what is in these statistics and in others that stand behind them."""

@@ -11,11 +11,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics.aggregates import aggregates_of
-from rollout_corr.metrics.rows import Aggregate
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
-
 # Tokens up to which a batch is small.
 SMALL = 65_536
 
@@ -55,66 +50,14 @@ class Labelled(NamedTuple):
     ids: Tensor
 
 
-# --- names ---
-
-
-class Columns(NamedTuple):
-    """The statistics of a label, in order.
-
-    Attributes:
-        of_tokens: Rows that are taken over its tokens.
-        of_sequences: Behind them, rows that are taken over its sequences.
-        sums, maxima: Names of the former.
-        all_sums, all_maxima: Names of all.
-    """
-
-    of_tokens: tuple[Aggregate, ...]
-    of_sequences: tuple[Aggregate, ...]
-    sums: tuple[str, ...]
-    maxima: tuple[str, ...]
-    all_sums: tuple[str, ...]
-    all_maxima: tuple[str, ...]
-
-
-@cached(maxsize=256)
-def columns_of(spec: Spec, units: str) -> Columns:
-    """The statistics of a label of sequences, or of tokens.
-
-    A label of tokens may have a part of a sequence: it has what is defined over tokens alone.
-    """
-    rows, whole = aggregates_of(spec), ("sequences", "measured") if units == SEQUENCES else ()
-    of_sequences = tuple(row for row in rows if row.at in whole)
-    of_tokens = tuple(row for row in rows if row.of_tokens is not None and row.at not in whole)
-    sums, more_sums = (tuple(name for row in part for name in row.sums) for part in (of_tokens, of_sequences))
-    maxima, more_maxima = (tuple(name for row in part for name in row.maxima) for part in (of_tokens, of_sequences))
-    return Columns(of_tokens, of_sequences, sums, maxima, sums + more_sums, maxima + more_maxima)
-
-
-def sums_of(labels: Labels, spec: Spec) -> tuple[str, ...]:
-    """Names of all sums, each of all labels before the next."""
-    return _named(labels, columns_of(spec, labels.units).all_sums)
-
-
-def maxima_of(labels: Labels, spec: Spec) -> tuple[str, ...]:
-    """Names of all maxima, likewise."""
-    return _named(labels, columns_of(spec, labels.units).all_maxima)
-
-
 def count_outside(labels: Labels) -> str:
-    """Name the sum of units whose id names no label."""
+    """The name of the sum of units whose id names no label."""
     return f"{labels.name}={labels.every[-1]}/{labels.units}"
 
 
 def outside_of(labels: Labels) -> str:
     """The key of the count of units whose id names no label."""
     return f"{labels.name}/outside/{labels.units}"
-
-
-def _named(labels: Labels, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{labels.name}={value}/{name}" for name in names for value in labels.every)
-
-
-# --- places ---
 
 
 def places_of(labelled: Labelled) -> Tensor:

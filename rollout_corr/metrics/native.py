@@ -6,6 +6,7 @@ Their sums are rows of aggregates.py.
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 
 from rollout_corr.metrics import turns
@@ -32,6 +33,8 @@ from rollout_corr.spec.correction import Criterion, Spec
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
+AROUND_ONE = re.compile(r"(max_|-min_)?(sequence_|turn_|ppo_)?(ratio|raw|weight)2?")
+
 EACH = Over("-", None)
 TOKENS = Over("measured tokens", "tokens_measured")
 SEQUENCES = Over("measured sequences", "sequences_measured")
@@ -46,6 +49,11 @@ def _ess(v: Values, n: float, name: str) -> float:
     else:
         weights, squared = n + v[name], n + 2.0 * v[name] + v[f"{name}2"]
     return fraction(ratio_of(weights * weights, n * squared))
+
+
+def is_around_one(name: str) -> bool:
+    """True for statistics of ratios and weights, which are of the difference from 1; those called plain are not."""
+    return AROUND_ONE.fullmatch(name) is not None
 
 
 def _percentile(v: Values, n: float, percent: float) -> float:

@@ -188,6 +188,13 @@ def squared(x: float) -> float:
     return x * x
 
 
+def root(x: float) -> float:
+    """The square root of a variance, which rounding may have left below 0."""
+    if isinstance(x, float):
+        return math.sqrt(max(x, 0.0))
+    return x.root()
+
+
 @dataclass(frozen=True)
 class Plain:
     """A sum as it is."""
@@ -227,7 +234,7 @@ class Std:
 
     def __call__(self, v: Values, n: float) -> float:
         average = ratio_of(v[self.name], n)
-        return math.sqrt(max(ratio_of(v[f"{self.name}2"], n) - average * average, 0.0)) if n else 0.0
+        return root(ratio_of(v[f"{self.name}2"], n) - average * average) if n else 0.0
 
 
 @dataclass(frozen=True)

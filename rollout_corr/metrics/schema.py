@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 from rollout_corr.metrics import aggregates, loss, peers
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM
-from rollout_corr.metrics.labels import Labels, maxima_of, sums_of
-from rollout_corr.metrics.labels import columns_of as of_label_columns
+from rollout_corr.metrics.labels import SEQUENCES, Labels, count_outside
 from rollout_corr.metrics.peers import Columns
+from rollout_corr.metrics.rows import Aggregate
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.correction import Spec
@@ -57,6 +58,56 @@ def max_names(spec: Spec) -> tuple[str, ...]:
     return (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
 
 
+# --- labels ---
+
+
+class OfLabel(NamedTuple):
+    """The statistics of a label, in order.
+
+    Attributes:
+        of_tokens: Rows that are taken over its tokens.
+        of_sequences: Behind them, rows that are taken over its sequences.
+        sums, maxima: Names of both.
+        token_sums, token_maxima: How many of these are of tokens.
+    """
+
+    of_tokens: tuple[Aggregate, ...]
+    of_sequences: tuple[Aggregate, ...]
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...]
+    token_sums: int
+    token_maxima: int
+
+
+@cached(maxsize=256)
+def of_label(spec: Spec, units: str) -> OfLabel:
+    """The statistics of a label of sequences, or of tokens.
+
+    A label of tokens may have a part of a sequence: it has what is defined over tokens alone.
+    """
+    rows, whole = aggregates.aggregates_of(spec), ("sequences", "measured") if units == SEQUENCES else ()
+    of_sequences = tuple(row for row in rows if row.at in whole)
+    of_tokens = tuple(row for row in rows if row.of_tokens is not None and row.at not in whole)
+    sums, more_sums = (tuple(name for row in part for name in row.sums) for part in (of_tokens, of_sequences))
+    maxima, more_maxima = (tuple(name for row in part for name in row.maxima) for part in (of_tokens, of_sequences))
+    return OfLabel(of_tokens, of_sequences, sums + more_sums, maxima + more_maxima, len(sums), len(maxima))
+
+
+def _of_every_label(labels: Labels, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Each name of all labels before the next."""
+    return tuple(f"{labels.name}={value}/{name}" for name in names for value in labels.every)
+
+
+def layout_of_labels(spec: Spec, extra: Extra) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the sums and of the maxima of all labels, one set of labels after the other."""
+    every = [(one, of_label(spec, one.units)) for one in extra.labels]
+    sums = (name for one, found in every for name in _of_every_label(one, found.sums))
+    return tuple(sums), tuple(name for one, found in every for name in _of_every_label(one, found.maxima))
+
+
+# --- all together ---
+
+
 @cached(maxsize=256)
 def layout(
     spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None
@@ -66,8 +117,11 @@ def layout(
     maxima: tuple[str, ...] = ()
     if spec is not None:
         sums, maxima = sum_names(spec), max_names(spec)
+    if spec is not None and extra is not None:
+        of_labels = layout_of_labels(spec, extra)
+        sums, maxima = sums + of_labels[0], maxima + of_labels[1]
     if extra is not None:
-        sums, maxima = sums + extra.sums(spec), maxima + extra.maxima(spec)
+        sums, maxima = sums + extra.sums(), maxima + extra.maxima()
     if objective is not None:
         sums, maxima = sums + loss.sum_names(objective), maxima + loss.max_names()
     return sums, maxima
@@ -90,43 +144,27 @@ class Places(NamedTuple):
 @cached(maxsize=256)
 def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None) -> Places:
     """Find the statistics of a whole batch among those of its labels, of which there are many more."""
-    sums, maxima = layout(spec, objective, extra)
-    every = (*sums, *maxima)
+    every = tuple(chain(*layout(spec, objective, extra)))
     if spec is None or extra is None or not extra.labels:
         return Places(every, None, len(every))
-    own = extra.of_labels(spec)
+    own = {*chain(*layout_of_labels(spec, extra))} - {count_outside(one) for one in extra.labels}
     places = [place for place, name in enumerate(every) if name not in own]
     with torch.inference_mode(False):
         pick = torch.tensor(places, device="cpu")
     return Places(tuple(every[place] for place in places), pick, len(every))
 
 
-class PlacesOfLabels(NamedTuple):
-    """Places of the statistics of labels, as `label_metrics.read` takes them.
-
-    Attributes:
-        sums, maxima: Among all sums and among all maxima.
-        of_sums: How many sums there are.
-        length: How many sums and maxima.
-    """
-
-    sums: slice
-    maxima: slice
-    of_sums: int
-    length: int
-
-
 @cached(maxsize=256)
-def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: Labels) -> PlacesOfLabels:
-    """Find the statistics of labels."""
-    sums, maxima = layout(spec, objective, extra)
+def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: Labels) -> tuple[slice, slice]:
+    """Find the sums and the maxima of labels, among all sums and among all maxima."""
+    found = of_label(spec, labels.units)
 
     def stretch(names: tuple[str, ...], wanted: tuple[str, ...]) -> slice:
-        first = names.index(wanted[0])
-        return slice(first, first + len(wanted))
+        first = names.index(_of_every_label(labels, wanted[:1])[0])
+        return slice(first, first + len(wanted) * len(labels.every))
 
-    found = stretch(sums, sums_of(labels, spec)), stretch(maxima, maxima_of(labels, spec))
-    return PlacesOfLabels(*found, len(sums), len(sums) + len(maxima))
+    sums, maxima = layout(spec, objective, extra)
+    return stretch(sums, found.sums), stretch(maxima, found.maxima)
 
 
 @cached(maxsize=256)
@@ -137,31 +175,31 @@ def digest(spec: Spec | None, objective: Objective | None = None, extra: Extra |
     return float(int.from_bytes(found, "big") >> 12)
 
 
-class Stretches(NamedTuple):
-    """Stretches of the two vectors, each from its first place to before its last."""
-
-    sums: tuple[tuple[int, int], ...]
-    maxima: tuple[tuple[int, int], ...]
-
-
 @cached(maxsize=256)
-def of_whole_sequences(spec: Spec, objective: Objective | None = None, extra: Extra | None = None) -> Stretches:
-    """Find the statistics of whole sequences, which one rank of a sequence group alone may add.
+def of_whole_sequences(
+    spec: Spec, objective: Objective | None = None, extra: Extra | None = None
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Stretches of sums and of maxima over whole sequences, which one rank of a sequence group alone may add.
 
-    All of an `Extra` but those of labels are added on the first rank.
+    Each is from its first place to before its last. What `extra` holds besides labels is not among them.
     """
     found = columns_of(spec)
     here = {name for row in aggregates.aggregates_of(spec) if row.local for name in row.sums} | peers.local_sums(spec)
-    local = {*found.token_sums, *HISTOGRAM, *here}, set(found.token_maxima)
-    stretches = []
-    for names, own in zip(layout(spec), local, strict=True):
-        wanted = [False, *(name not in own for name in names), False]
-        edges = [i for i in range(len(names) + 1) if wanted[i] != wanted[i + 1]]
-        stretches.append(list(zip(edges[::2], edges[1::2], strict=True)))
-    if extra is not None:
-        for one in extra.labels:
-            columns, places = of_label_columns(spec, one.units), of_labels(spec, objective, extra, one)
-            parts = (places.sums, len(columns.sums)), (places.maxima, len(columns.maxima))
-            for part, (place, of_tokens) in zip(stretches, parts, strict=True):
-                part.append((place.start + of_tokens * len(one.every), place.stop))
-    return Stretches(*map(tuple, stretches))
+    sums, maxima = (
+        _stretches([name not in local for name in names])
+        for names, local in zip(
+            layout(spec), ({*found.token_sums, *HISTOGRAM, *here}, {*found.token_maxima}), strict=True
+        )
+    )
+    for one in () if extra is None else extra.labels:
+        assert extra is not None
+        mine, (in_sums, in_maxima) = of_label(spec, one.units), of_labels(spec, objective, extra, one)
+        sums.append((in_sums.start + mine.token_sums * len(one.every), in_sums.stop))
+        maxima.append((in_maxima.start + mine.token_maxima * len(one.every), in_maxima.stop))
+    return sums, maxima
+
+
+def _stretches(wanted: list[bool]) -> list[tuple[int, int]]:
+    padded = [False, *wanted, False]
+    edges = [i for i in range(len(wanted) + 1) if padded[i] != padded[i + 1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Statistics: two small device vectors that merge by + and max over chunks, micro-batches and ranks."""
+"""Statistics: two small device vectors that merge by + and max over chunks, micro-batches and ranks; reading them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import schema
+from rollout_corr.metrics import loss, native, on_tensors, peers, schema, show
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.pending import PendingMetrics
+from rollout_corr.metrics.labels import Labels
+from rollout_corr.metrics.on_tensors import Measured, metric_on_device
+from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
 from rollout_corr.spec.checked import by_path
+from rollout_corr.spec.choices import REPORTS
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
@@ -59,9 +62,7 @@ class Statistics:
 
     def _shown(self, about: str) -> str:
         found = self.metrics_async()
-        from rollout_corr.metrics import notebook  # with the entities of HTML
-
-        return notebook.shown(about, found.result(), found.warnings())
+        return show.table(about, found.result(), found.warnings())
 
     def merge(self, other: Statistics) -> Statistics:
         """Add the statistics of another batch."""
@@ -141,11 +142,11 @@ class Statistics:
         """Zero the statistics of whole sequences, which the first rank of a sequence group alone contributes."""
         if self.spec is None:
             raise ValueError("spec: expected statistics of a correction, got those of a policy loss alone")
-        whole = schema.of_whole_sequences(self.spec, self.objective, self.extra)
+        of_sums, of_maxima = schema.of_whole_sequences(self.spec, self.objective, self.extra)
         sums, maxima = self.sums.clone(), self.maxima.clone()
-        for first, last in whole.sums:
+        for first, last in of_sums:
             sums[first:last] = 0.0
-        for first, last in whole.maxima:
+        for first, last in of_maxima:
             maxima[first:last] = -torch.inf
         return replace(self, sums=sums, maxima=maxima)
 
@@ -195,11 +196,22 @@ class Statistics:
         For a learning rate that falls with "weight_ess", say. The number is that of `metrics()`.
 
         Args:
-            key: A metric that is a sum, a mean or an effective sample size; the others read values on the host.
+            key: A metric that is a sum, a mean, a spread or an effective sample size; the others read values on the
+                host.
         """
-        from rollout_corr.metrics.on_device import Measured, metric_on_device
-
         return metric_on_device(key, Measured(self.spec, self.objective, self.extra), self.sums, self.maxima)
+
+    def explain(self, key: str, by: str | None = None) -> str:
+        """Say what a native metric is made of: formula, sums with their values, unit, healthy range.
+
+        Args:
+            key: A key of `metrics()`, or with `by` one of `metrics(by=...)`.
+            by: The name of labels.
+
+        Raises:
+            ValueError: There is no such metric; the message names those nearest to it.
+        """
+        return self.metrics_async().explain(key, by)
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look; never printed."""
@@ -248,6 +260,139 @@ class HasStatistics:
         """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""
         return self.statistics.metrics_async()
 
+    def explain(self, key: str, by: str | None = None) -> str:
+        """Say what a native metric is made of: formula, sums with their values, unit, healthy range."""
+        return self.statistics.explain(key, by)
+
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look."""
         return self.statistics.warnings()
+
+
+class PendingMetrics:
+    """Metrics on their way to the host."""
+
+    def __init__(self, spec: Spec | None, objective: Objective | None, extra: Extra | None, packed: Tensor) -> None:
+        """Start the copy.
+
+        Args:
+            spec: The Spec of the statistics.
+            objective: Their loss.
+            extra: Their further columns.
+            packed: [N], sums, maxima and ranks; of CPU tensors nobody else may write into it.
+        """
+        self._spec, self._objective, self._extra = spec, objective, extra
+        self._event: torch.cuda.Event | None = None
+        if packed.is_cuda:
+            self._host = torch.empty(packed.shape, dtype=packed.dtype, device="cpu", pin_memory=True)
+            self._host.copy_(packed, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(packed.device))
+        else:
+            self._host = packed.cpu()
+
+    def done(self) -> bool:
+        """Tell whether `result` would return without waiting."""
+        return self._event is None or bool(self._event.query())
+
+    def values(self) -> dict[str, float]:
+        """Read the statistics of the batch by name, those of single labels left out; waits for the copy."""
+        names, pick, count = schema.of_the_batch(self._spec, self._objective, self._extra)
+        return dict(zip(names, self._numbers(count, pick), strict=True))
+
+    def _numbers(self, count: int, pick: Tensor | None = None) -> list[float]:
+        """Read so many sums and maxima, or those at some places: a float for each of them takes its time."""
+        if self._event is not None:
+            self._event.synchronize()
+        host = self._host
+        if pick is not None:
+            host = torch.cat([host.index_select(0, pick), host[count:]])
+            count = pick.shape[0]
+        numbers: list[float] = host.tolist()
+        if numbers[count:]:
+            self._check(*numbers[count:])
+        return numbers[:count]
+
+    def _check(self, most: float, least: float) -> None:
+        if most != -least:
+            raise ValueError(
+                "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got others "
+                f"than this rank's {self._spec!r}, {self._objective!r}; validate=True in `correct` and `policy_loss`, "
+                "or reducing copies on the CPU, names the ranks"
+            )
+
+    def _of_labels(self, by: str) -> tuple[Labels, Tensor]:
+        """The statistics of every label, [names, labels], sums and then maxima."""
+        extra = Extra() if self._extra is None else self._extra
+        one, spec = extra.named(by), self._spec
+        assert spec is not None, "statistics of a loss alone have no labels"
+        if self._event is not None:
+            self._event.synchronize()
+        of_sums, of_maxima = map(len, schema.layout(spec, self._objective, extra))
+        sums, maxima, ranks = self._host.tensor_split((of_sums, of_sums + of_maxima))
+        if ranks.shape[0]:
+            self._check(*ranks.tolist())
+        places, many = schema.of_labels(spec, self._objective, extra, one), len(one.every)
+        return one, torch.cat([sums[places[0]].view(-1, many), maxima[places[1]].view(-1, many)])
+
+    def result(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
+        """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
+
+        The keys come in the order of docs/metrics.md, the same for equal Specs.
+
+        Args:
+            names: A naming scheme that `Spec.report` asked for. Those of a policy loss go by their native names.
+            prefix: What every key begins with, such as "mismatch/".
+            by: The name of labels, given as `labels` to the call: the metrics of each, and in each key whether it
+                counts, or is a mean of, tokens or sequences.
+        """
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix: expected a string such as 'mismatch/', got {type(prefix).__name__} {prefix!r}")
+        spec = self._spec
+        schemes = ("native",) if spec is None else spec.report
+        if names not in schemes:
+            hint = f"; ask for them by Spec(report=('native', {names!r}))" if names in REPORTS else ""
+            raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}{hint}")
+        if by is not None:
+            if names != "native":
+                raise ValueError(
+                    f"by: expected None beside names={names!r}, got {by!r}: labels have native metrics alone"
+                )
+            assert spec is not None
+            labels, table = self._of_labels(by)
+            by_label = on_tensors.read(labels, spec, table)
+            return {f"{prefix}{key}": value for key, value in by_label.items()} if prefix else by_label
+        values = self.values()
+        if spec is not None and names != "native":
+            return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
+        found = {} if spec is None else native.readers_of(spec).read(values)
+        if self._extra is not None:
+            found |= self._extra.read(values, spec)
+        if self._objective is not None:
+            found |= loss.readers_of(self._objective).read(values)
+        return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
+
+    def explain(self, key: str, by: str | None = None) -> str:
+        """Say what a metric is made of; see `Statistics.explain`."""
+        rows = {row.key: row for row in Measured(self._spec, self._objective, self._extra).rows()}
+        if by is None:
+            return show.explained(show.found(key, rows), key, self.values())
+        (labels, table), spec = self._of_labels(by), self._spec
+        assert spec is not None
+        every = {
+            f"{labels.name}/{value}/{on_tensors.unit_of(row)}/{row.key}": (row, place)
+            for place, value in enumerate(labels.values)
+            for row in on_tensors.metrics_of(spec, labels.units)
+        }
+        row, place = show.found(key, every)
+        return show.explained(
+            row, key, dict(zip(on_tensors.names_of(spec, labels.units), table[:, place].tolist(), strict=True))
+        )
+
+    def warnings(self) -> list[str]:
+        """Say in plain words which metrics deserve a look."""
+        values = self.values()
+        found = [] if self._spec is None else warnings_of(values, self._spec)
+        if self._extra is not None and self._spec is not None:
+            found += self._extra.warnings(values)
+        return found if self._objective is None else found + warnings_of_loss(values)

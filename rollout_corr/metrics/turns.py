@@ -22,15 +22,6 @@ TURNS = Over("measured turns", "turns_measured")
 NONEMPTY = Over("non-empty turns", "turns")
 
 
-class AllTurns:
-    """The facts of all turns of a batch, [U] each."""
-
-    def __init__(self, facts: TurnFacts) -> None:
-        self.facts = facts
-        self.measured = facts.measured > 0
-        self.nonempty = facts.tokens > 0
-
-
 def measured_here(spec: Spec) -> bool:
     """Tell whether turns are measured."""
     return spec.measures_turns

@@ -13,10 +13,10 @@ from oracles import correction as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics.label_metrics import metrics_of as of_label
-from rollout_corr.metrics.label_metrics import read, unit_of
-from rollout_corr.metrics.labels import Labels, columns_of
+from rollout_corr.metrics.labels import Labels
 from rollout_corr.metrics.native import metrics_of
+from rollout_corr.metrics.on_tensors import metrics_of as of_label
+from rollout_corr.metrics.on_tensors import names_of, read, unit_of
 from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,23 +98,18 @@ def test_a_label_has_the_statistics_of_a_call_of_its_own(spec):
 @pytest.mark.parametrize("spec", SPECS, ids=range(len(SPECS)))
 def test_all_labels_at_once_have_the_numbers_of_each(spec, units):
     """Of counts of nothing, infinite sums and NaN too."""
-    columns, generator, many = columns_of(spec, units), torch.Generator().manual_seed(0), len(NAMES) + 1
+    names, generator, many = names_of(spec, units), torch.Generator().manual_seed(0), len(NAMES) + 1
     counts = {row.over.units for row in metrics_of(spec)} | {"tokens", "sequences"}
     for bad in (False, True):
-        sums, maxima = (
-            torch.randn(len(names), many, generator=generator, dtype=torch.float64)
-            for names in (columns.all_sums, columns.all_maxima)
-        )
+        table = torch.randn(len(names), many, generator=generator, dtype=torch.float64)
         if bad:
-            for x in (sums, maxima):
-                x.masked_fill_(torch.rand(x.shape, generator=generator) < 0.1, torch.nan)
-                x.masked_fill_(torch.rand(x.shape, generator=generator) < 0.1, torch.inf)
-        for place, name in enumerate(columns.all_sums):
+            table.masked_fill_(torch.rand(table.shape, generator=generator) < 0.1, torch.nan)
+            table.masked_fill_(torch.rand(table.shape, generator=generator) < 0.1, torch.inf)
+        for place, name in enumerate(names):
             if name in counts:
-                sums[place] = torch.randint(1 if bad else 3, (many,), generator=generator) + bad
-        found = read(Labels("environment", NAMES, units), spec, sums.view(-1), maxima.view(-1))
-        held = dict(zip(columns.all_sums, sums.tolist(), strict=True))
-        held |= dict(zip(columns.all_maxima, maxima.tolist(), strict=True))
+                table[place] = torch.randint(1 if bad else 3, (many,), generator=generator) + bad
+        found = read(Labels("environment", NAMES, units), spec, table)
+        held = dict(zip(names, table.tolist(), strict=True))
         wanted = {f"environment/outside/{units}": held[units][-1]}
         for place, name in enumerate(NAMES):
             values = {column: of_labels[place] for column, of_labels in held.items()}

@@ -13,7 +13,7 @@ from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import aggregates, collect, docs, label_metrics, labels, loss, native, peers, schema
+from rollout_corr.metrics import aggregates, collect, docs, loss, native, on_tensors, peers, schema
 from rollout_corr.metrics.rows import Metric, mean, summed, total
 from rollout_corr.spec.choices import REPORTS
 
@@ -24,7 +24,13 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
 # The rows, the reader of the histogram, and those that the CPU takes by a series.
-NAMING = {"backends/cpu_sums.py", "metrics/aggregates.py", "metrics/native.py", "metrics/histogram.py"}
+NAMING = {
+    "backends/cpu_sums.py",
+    "metrics/extra.py",
+    "metrics/aggregates.py",
+    "metrics/native.py",
+    "metrics/histogram.py",
+}
 
 
 def literals(path: Path) -> set[str]:
@@ -58,9 +64,9 @@ def another(monkeypatch):
         schema.layout.cache_clear()
         schema.of_the_batch.cache_clear()
         schema.of_whole_sequences.cache_clear()
-        labels.columns_of.cache_clear()
-        label_metrics.metrics_of.cache_clear()
-        label_metrics._reading.cache_clear()
+        schema.of_label.cache_clear()
+        on_tensors.metrics_of.cache_clear()
+        on_tensors.keys_of.cache_clear()
 
     rows = [
         summed("d4", lambda f: f.tokens.saturated**4),

@@ -1,0 +1,198 @@
+"""The formulas of metrics on tensors: on a device, for a schedule that must not wait, and of all labels at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from rollout_corr.metrics import loss, native, schema
+from rollout_corr.metrics.extra import Extra
+from rollout_corr.metrics.labels import Labels, count_outside, outside_of
+from rollout_corr.metrics.rows import Metric
+from rollout_corr.spec.caches import cached
+from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.loss import Objective
+
+
+class OnTensor:
+    """A float64 tensor in the place of a float in the formula of a metric.
+
+    It adds, multiplies and divides, with 0 for 0 of 0. It is true, since formulas ask a count alone for its truth, to
+    divide by it or not. It does not compare: a formula that decides by a value cannot run without reading it.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __neg__(self) -> OnTensor:
+        return OnTensor(-self.value)
+
+    def __add__(self, other: OnTensor | float) -> OnTensor:
+        return OnTensor(self.value + _bare(other))
+
+    def __sub__(self, other: OnTensor | float) -> OnTensor:
+        return OnTensor(self.value - _bare(other))
+
+    def __rsub__(self, other: float) -> OnTensor:
+        return OnTensor(other - self.value)
+
+    def __mul__(self, other: OnTensor | float) -> OnTensor:
+        return OnTensor(self.value * _bare(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, other: OnTensor) -> OnTensor:
+        count = other.value
+        return OnTensor(torch.where(count == 0, 0.0, self.value / torch.where(count == 0, 1.0, count)))
+
+    def within(self, low: float, high: float) -> OnTensor:
+        """Clamp it; NaN stays."""
+        return OnTensor(self.value.clamp(low, high))
+
+    def or_larger(self, other: OnTensor) -> OnTensor:
+        """The larger of two numbers."""
+        return OnTensor(torch.where(other.value > self.value, other.value, self.value))
+
+    def root(self) -> OnTensor:
+        """The square root, 0 below 0."""
+        return OnTensor(self.value.clamp(min=0.0).sqrt())
+
+
+def _bare(x: OnTensor | float) -> Tensor | float:
+    return x.value if isinstance(x, OnTensor) else x
+
+
+class Held(Mapping[str, Any]):
+    """Statistics by name.
+
+    Args:
+        table: The statistics along the first dimension.
+        names: Their names.
+    """
+
+    def __init__(self, table: Tensor, names: Iterable[str]) -> None:
+        self.columns = dict(zip(names, table.unbind(), strict=True))
+
+    def __getitem__(self, name: str) -> OnTensor:
+        return OnTensor(self.columns[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def read(self, row: Metric) -> Tensor:
+        """A metric, of the shape of a column; TypeError where its formula decides by values."""
+        n = None if row.over.units is None else self.columns[row.over.units]
+        found: Any = row.value(self, cast("float", 0.0 if n is None else OnTensor(n)))
+        value = (
+            found.value if isinstance(found, OnTensor) else torch.full_like(next(iter(self.columns.values())), found)
+        )
+        # All metrics of nothing are 0.
+        return value if n is None else torch.where(n == 0, 0.0, value)
+
+
+# --- one metric on the device ---
+
+
+class Measured(NamedTuple):
+    """The settings that say which statistics there are; None: none of that kind."""
+
+    spec: Spec | None
+    objective: Objective | None
+    extra: Extra | None
+
+    def rows(self) -> list[Metric]:
+        """The rows of all native metrics."""
+        rows = [] if self.spec is None else list(native.metrics_of(self.spec))
+        if self.extra is not None:
+            rows += self.extra.rows(self.spec)
+        return rows + ([] if self.objective is None else loss.metrics_of(self.objective))
+
+
+def metric_on_device(key: str, measured: Measured, sums: Tensor, maxima: Tensor) -> Tensor:
+    """Compute one metric as a 0-d float64 tensor; see `Statistics.on_device`."""
+    rows = {row.key: row for row in measured.rows()}
+    if key not in rows:
+        raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; they have {list(rows)}")
+    try:
+        return Held(torch.cat([sums, maxima]), chain(*schema.layout(*measured))).read(rows[key])
+    except TypeError as error:
+        raise ValueError(
+            f"key: expected a metric that is a sum, a mean, a spread or an ESS, got {key!r}, whose formula reads "
+            "values; take it from metrics()"
+        ) from error
+
+
+# --- the metrics of labels ---
+
+
+def names_of(spec: Spec, units: str) -> tuple[str, ...]:
+    """Names of the statistics of a label, sums and then maxima."""
+    found = schema.of_label(spec, units)
+    return found.sums + found.maxima
+
+
+@cached(maxsize=256)
+def metrics_of(spec: Spec, units: str = "sequences") -> tuple[Metric, ...]:
+    """The rows of the native metrics that a label has: those whose statistics it has."""
+    known = dict.fromkeys(names_of(spec, units), 1.0)
+
+    def has(row: Metric) -> bool:
+        try:
+            row.read(known)
+        except KeyError:
+            return False
+        return True
+
+    return tuple(row for row in native.metrics_of(spec) if has(row))
+
+
+def unit_of(row: Metric) -> str:
+    """The units that a metric counts or is a mean over: "tokens" or "sequences"."""
+    return "sequences" if "sequence" in (row.unit if row.over.units is None else row.over.words) else "tokens"
+
+
+@cached(maxsize=64)
+def keys_of(labels: Labels, spec: Spec) -> tuple[str, ...]:
+    """The keys of all metrics of the first label, then of the next: "environment/math/tokens/kl_k3"."""
+    ends = [f"{unit_of(row)}/{row.key}" for row in metrics_of(spec, labels.units)]
+    return tuple(f"{labels.name}/{value}/{end}" for value in labels.values for end in ends)
+
+
+def read(labels: Labels, spec: Spec, table: Tensor) -> dict[str, float]:
+    """Compute the metrics of every label, each row for all labels at once.
+
+    Args:
+        labels: The labels.
+        spec: The Spec.
+        table: [names, labels] float64 on the CPU, in the order of `names_of`.
+    """
+    held = Held(table, names_of(spec, labels.units))
+    found = torch.stack([_of_labels(row, held) for row in metrics_of(spec, labels.units)])
+    # The last label is that of units without one.
+    numbers = found[:, :-1].T.reshape(-1).tolist()
+    outside = held.columns[count_outside(labels).rpartition("/")[2]][-1].item()
+    return {outside_of(labels): outside, **dict(zip(keys_of(labels, spec), numbers, strict=True))}
+
+
+def _of_labels(row: Metric, held: Held) -> Tensor:
+    """[labels]: a metric."""
+    try:
+        return held.read(row)
+    except TypeError:
+        # It decides by values.
+        columns = {name: column.tolist() for name, column in held.columns.items()}
+        many = len(columns[str(row.over.units)])
+        each = [row.read({name: column[i] for name, column in columns.items()}) for i in range(many)]
+        return torch.tensor(each, dtype=torch.float64, device="cpu")
