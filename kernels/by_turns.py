@@ -12,10 +12,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Given = TypeVar("Given", bound="DataclassInstance")
+Fields = TypeVar("Fields", bound="DataclassInstance")
 
 
-def by_turns(given: Given, turns: Tensor, like: Tensor, names: Sequence[str]) -> tuple[Given, Tensor]:
+def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -> tuple[Fields, Tensor]:
     """Put turns in the place of sequences.
 
     Args:

@@ -33,7 +33,7 @@ from rollout_corr.spec.correction import Spec
 
 
 @dataclass
-class Given:
+class CorrectGiven:
     """A batch as the kernels take it: per-token tensors are [N] with offsets, or [B, T] without.
 
     Attributes:
@@ -85,7 +85,7 @@ class TableBuffers:
 
 
 @dataclass
-class Found:
+class CorrectFound:
     """The results of the kernels."""
 
     weights: Tensor | None
@@ -106,20 +106,46 @@ BY_OWNER = Tables.of_slots
 
 
 class CorrectOperation(Operation):
-    """The kernels of `correct` for a Spec, the dtypes of a batch and a device.
+    """The kernels of `correct` for a Spec, a device and the dtypes of a batch, by which every argument has its type.
 
-    Attributes:
-        plan: The plan of the kernels.
-        kind: The dtype that computes.
-        statistics: How many.
-        sums: How many of them are sums.
-        numbers: The thresholds.
+    Args:
+        spec: The Spec.
+        device: The device.
+        dtypes: Of log-probs, mask, offsets, advantages and mass.
+        externals: Of externals and further log-probs: calls with others are of another operation.
+        per_sequence, mass_of_rollout: As in `CorrectGiven`.
+        packed: The layout is packed, which with turns that of the kernels always is.
+        split: Sequences lie on several ranks.
     """
 
-    def __init__(self, spec: Spec, device: torch.device, plan: Plan, kind: torch.dtype, split: bool) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        device: torch.device,
+        dtypes: tuple[torch.dtype | None, ...],
+        externals: tuple[torch.dtype | None, ...],
+        per_sequence: bool,
+        mass_of_rollout: bool,
+        packed: bool,
+        split: bool,
+    ) -> None:
+        train, rollout, mask, offsets, advantages, log_mass = dtypes
+        assert train is not None and rollout is not None
+        self.kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
+        self.plan = plan = plan_of(
+            spec,
+            double=self.kind == torch.float64,
+            packed=offsets is not None,
+            masked=mask is not None,
+            advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
+            writes_weights=spec.returns_weights,
+            # Without a mask a packed batch gets one of its sequences' tokens.
+            writes_mask=spec.edits_mask or (packed and mask is None),
+            edits_mask=spec.edits_mask,
+            mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
+        )
         maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
         bins = HISTOGRAM_BINS if plan.full else 0
-        self.plan, self.kind = plan, kind
         self.sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
         self.statistics = self.sums + maxima
         self.numbers = upload_of(tuple(numbers_of(spec, plan.double).values()), device)
@@ -137,7 +163,7 @@ class CorrectOperation(Operation):
         sites.append(Site(decide_kernel, deciding, {"PLAN": plan, "BY_OWNER": split} | unread, gathered))
         if plan.applies:
             sites.append(Site(apply_kernel, over_tokens, {"PLAN": plan}))
-        super().__init__(sites, _tables_of(plan, kind), STRIDED)
+        super().__init__(sites, _tables_of(plan, self.kind), STRIDED)
 
 
 def _tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
@@ -159,51 +185,13 @@ def _tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
     ]
 
 
-@cached(maxsize=256)
-def operation_for(
-    spec: Spec,
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    externals: tuple[torch.dtype | None, ...],
-    per_sequence: bool,
-    mass_of_rollout: bool,
-    packed: bool,
-    split: bool,
-) -> CorrectOperation:
-    """Make the operation for a Spec and the dtypes of a batch, by which every argument of a launch has its type.
-
-    Args:
-        spec: The Spec.
-        device: The device.
-        dtypes: Of log-probs, mask, offsets, advantages and mass.
-        externals: Of externals and further log-probs, which are part of the key of the cache alone.
-        per_sequence: Advantages are [S].
-        mass_of_rollout: As in `Given`.
-        packed: The layout is packed, which with turns that of the kernels always is.
-        split: Sequences lie on several ranks.
-    """
-    train, rollout, mask, offsets, advantages, log_mass = dtypes
-    assert train is not None and rollout is not None
-    kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
-    plan = plan_of(
-        spec,
-        double=kind == torch.float64,
-        packed=offsets is not None,
-        masked=mask is not None,
-        advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
-        writes_weights=spec.returns_weights,
-        # Without a mask a packed batch gets one of its sequences' tokens.
-        writes_mask=spec.edits_mask or (packed and mask is None),
-        edits_mask=spec.edits_mask,
-        mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
-    )
-    return CorrectOperation(spec, device, plan, kind, split)
+operation_for = cached(maxsize=256)(CorrectOperation)
 
 
 # --- a call ---
 
 
-def run(given: Given, spec: Spec) -> Found:
+def run(given: CorrectGiven, spec: Spec) -> CorrectFound:
     """Run the kernels on tensors that `backends.read.read_batch` has checked."""
     with current(given.train):
         found, launches = prepare(given, spec)
@@ -212,11 +200,11 @@ def run(given: Given, spec: Spec) -> Found:
     return found
 
 
-def prepare(given: Given, spec: Spec, split: bool = False) -> tuple[Found, tuple[Launch, ...]]:
+def prepare(given: CorrectGiven, spec: Spec, split: bool = False) -> tuple[CorrectFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone.
 
-    With `split` there is one more launch, the second, which fills `Found.by_owner`: what ranks that hold parts of
-    sequences have to add up before the third. So they do with the owners in `Found.parts_of_turns`, then `settle` it.
+    With `split` there is one more launch, the second, which fills `by_owner` of the results: what ranks that hold parts
+    of sequences have to add up before the third. So they do with the owners in `parts_of_turns`, then `settle` it.
     """
     within, keep_turns, whole, turns = None, None, given, given.turns
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
@@ -276,14 +264,14 @@ def prepare(given: Given, spec: Spec, split: bool = False) -> tuple[Found, tuple
     launches = operation.launches(tensors, grid, externals)
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
-    found = Found(weights, mask_out, keep, statistics, operation.sums, by_owner, None, keep_turns)
+    found = CorrectFound(weights, mask_out, keep, statistics, operation.sums, by_owner, None, keep_turns)
     if split and within is not None and turns is not None:
         of_sequences = (tensors["advantages"], whole.advantages) if whole.per_sequence else (None, None)
         found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)
     return found, launches
 
 
-def _shaped(flat: Tensor | None, given_out: Tensor | None, given: Given) -> Tensor | None:
+def _shaped(flat: Tensor | None, given_out: Tensor | None, given: CorrectGiven) -> Tensor | None:
     """Give a result in the shape of the batch; where the caller gave a tensor for it, that tensor."""
     return flat if flat is None else flat.view(given.train.shape) if given_out is None else given_out
 

@@ -94,29 +94,58 @@ OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
 
 
 class LossOperation(Operation):
-    """The kernels of `policy_loss` for an objective, the dtypes of a batch and a device: of each pass two.
+    """The kernels of `policy_loss`, two a pass, for an objective, a device and the dtypes of a batch.
 
-    Attributes:
-        kind: The dtype that computes.
-        averages: Sequences are averaged, so their gradients have factors.
-        whole: There is one pass, and what it writes of a token depends on no sum.
-        statistics: How many.
-        numbers: Those of the objective.
+    Args:
+        objective: Everything that is fixed about the loss.
+        device: The device.
+        dtypes: Of `STRIDED`, offsets, divisor, advantages, mass, scales and what was looked up.
+        double, per_sequence, mass_of_base: As in `LossGiven`.
+        differentiable: The gradient is handed back.
+        turns: Turns stand in the place of sequences.
     """
 
     def __init__(
-        self, objective: Objective, device: torch.device, plans: tuple[LossPlan, ...], kind: torch.dtype
+        self,
+        objective: Objective,
+        device: torch.device,
+        dtypes: tuple[torch.dtype | None, ...],
+        double: bool,
+        per_sequence: bool,
+        mass_of_base: bool,
+        differentiable: bool,
+        turns: bool,
     ) -> None:
+        _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, looked = dtypes
+        plans = plans_of(
+            objective,
+            counted=divisor is None,
+            double=double,
+            packed=offsets is not None,
+            based=base is not None,
+            weighted=weights is not None,
+            referred=ref is not None,
+            trained=trains is not None,
+            masked=mask is not None,
+            advantages="sequence" if per_sequence else "token",
+            differentiable=differentiable,
+            mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
+            has_scales=scales is not None,
+            looked=looked is not None,
+            turns=turns,
+        )
         last = plans[-1]
-        self.kind, self.averages, self.whole = kind, last.averages, plans[0].phase == "whole"
+        self.kind, self.averages = torch.float64 if double else torch.float32, last.averages
+        # There is one pass, and what it writes of a token depends on no sum.
+        self.whole = plans[0].phase == "whole"
         self.statistics = len(last.sums) + len(last.maxima)
-        self.numbers = upload_of(tuple(numbers_of(objective, last.double).values()), device)
+        self.numbers = upload_of(tuple(numbers_of(objective, double).values()), device)
         sites = []
         for plan in plans:
             unread = OF_SEQUENCES[plan.phase] + OF_SLOTS * (not plan.adds_up) + OF_LAST_PASS * (not plan.writes)
             sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys(unread)))
             sites.append(Site(sequences_kernel, _over_sequences(plan), {"PLAN": plan}))
-        super().__init__(sites, _tables_of(plans, kind), STRIDED)
+        super().__init__(sites, _tables_of(plans, self.kind), STRIDED)
 
 
 def _over_sequences(plan: LossPlan) -> Callable[[Grid], tuple[int, int]]:
@@ -145,46 +174,7 @@ def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
     ]
 
 
-@cached(maxsize=256)
-def operation_for(
-    objective: Objective,
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    double: bool,
-    per_sequence: bool,
-    mass_of_base: bool,
-    differentiable: bool,
-    turns: bool,
-) -> LossOperation:
-    """Make the operation for an objective and the dtypes of a batch, by which every argument has its type.
-
-    Args:
-        objective: Everything that is fixed about the loss.
-        device: The device.
-        dtypes: Of the tensors of the batch, in the order below.
-        double, per_sequence, mass_of_base: As in `LossGiven`.
-        differentiable: The gradient is handed back.
-        turns: Turns stand in the place of sequences.
-    """
-    _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, looked = dtypes
-    plans = plans_of(
-        objective,
-        counted=divisor is None,
-        double=double,
-        packed=offsets is not None,
-        based=base is not None,
-        weighted=weights is not None,
-        referred=ref is not None,
-        trained=trains is not None,
-        masked=mask is not None,
-        advantages="sequence" if per_sequence else "token",
-        differentiable=differentiable,
-        mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
-        has_scales=scales is not None,
-        looked=looked is not None,
-        turns=turns,
-    )
-    return LossOperation(objective, device, plans, torch.float64 if double else torch.float32)
+operation_for = cached(maxsize=256)(LossOperation)
 
 
 # --- a call ---

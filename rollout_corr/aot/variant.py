@@ -18,7 +18,7 @@ from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.launch import Given
+    from rollout_corr.kernels.correct.launch import CorrectGiven
     from rollout_corr.kernels.launches import Launch
     from rollout_corr.kernels.policy_loss.launch import LossGiven
 
@@ -112,7 +112,7 @@ class Variant(VariantLayout):
         of_mask = 0 if self.mask is None else self.mask.itemsize
         return 4 + 4 + (of_mask if of_mask >= 4 else 0)
 
-    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> Given:
+    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> CorrectGiven:
         """Make a batch of this variant without values in it.
 
         Args:
@@ -120,7 +120,7 @@ class Variant(VariantLayout):
             sequences: How many.
             device: Where. On "meta" it takes no memory.
         """
-        from rollout_corr.kernels.correct.launch import Given
+        from rollout_corr.kernels.correct.launch import CorrectGiven
 
         shape = self._shape(tokens, sequences)
         computes = torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
@@ -131,7 +131,7 @@ class Variant(VariantLayout):
         advantages = None
         if self.advantages is not None:
             advantages = empty(computes, *(shape if self.advantages == "token" else (sequences,)))
-        return Given(
+        return CorrectGiven(
             train=self.place(empty(self.train, *shape)),
             rollout=self.place(empty(self.rollout, *shape)),
             mask=None if self.mask is None else self.place(empty(self.mask, *shape)),
@@ -145,7 +145,7 @@ class Variant(VariantLayout):
             turns=empty(self.offsets, sequences + 1) if self.turns else None,
         )
 
-    def launches(self, given: Given | None = None) -> tuple[Launch, ...]:
+    def launches(self, given: CorrectGiven | None = None) -> tuple[Launch, ...]:
         """List what `correct` would launch for a batch, by default one on the meta device."""
         from rollout_corr.kernels.correct.launch import prepare
 

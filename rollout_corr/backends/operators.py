@@ -25,7 +25,7 @@ from rollout_corr.spec.caches import cached, registered
 from rollout_corr.spec.correction import Spec
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.launch import Found, Given
+    from rollout_corr.kernels.correct.launch import CorrectFound, CorrectGiven
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
@@ -134,7 +134,7 @@ def _run_fused(batch: Batch, spec: Spec) -> Result:
         )
     given = given_of(operands)
     given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
-    found: Found = kernels().run(given, spec)
+    found: CorrectFound = kernels().run(given, spec)
     sums, maxima = found.statistics.tensor_split((found.sums,))
     return Result(found.weights, found.mask, found.keep, Statistics(spec, sums, maxima), found.keep_turns)
 
@@ -168,9 +168,9 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
     )  # fmt: skip
 
 
-def given_of(operands: CorrectOperands) -> Given:
+def given_of(operands: CorrectOperands) -> CorrectGiven:
     """Give a batch as the kernels take it."""
-    given: Given = kernels().Given(*operands)
+    given: CorrectGiven = kernels().CorrectGiven(*operands)
     given.offsets = offsets_for_kernels(given.offsets, given.train.device)
     given.turns = offsets_for_kernels(given.turns, given.train.device)
     return given

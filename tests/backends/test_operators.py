@@ -49,7 +49,7 @@ def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
     empty = torch.zeros(shape, device=device)
     offsets = torch.arange(sequences + 1, device=device) * (tokens // sequences) if packed else None
     mask = torch.ones(shape, dtype=torch.bool, device=device)
-    return kernels.Given(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
+    return kernels.CorrectGiven(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
 
 
 def prepared(spec, **batch):
