@@ -148,21 +148,19 @@ class Groups(NamedTuple):
 
         First over the sequence group; the batch group hears of an error there, because its ranks wait.
         """
-        from rollout_corr.metrics import agreement
-
         raised: ValueError | None = None
         for name, group in (("sequence_group", self.sequence), ("batch_group", self.batch)):
             if group is None or (name == "batch_group" and group is self.sequence):
                 continue
             if raised is not None:
-                told = {agreement.RAISED: f"ValueError: {raised}"}
-            elif agreement.RAISED in claims.call:
+                told = {collectives.RAISED: f"ValueError: {raised}"}
+            elif collectives.RAISED in claims.call:
                 told = claims.call
             else:
                 told = {**claims.call, name: collectives.named(collectives.ranks_of(group))}
                 told |= claims.sequences if name == "sequence_group" else {}
             try:
-                agreement.compare(name, group, told)
+                collectives.compare(name, group, told)
             except ValueError as error:
                 raised = raised or error
         if raised is not None:
@@ -170,8 +168,6 @@ class Groups(NamedTuple):
 
     def tell(self, error: Exception) -> None:
         """Let ranks that compare their calls know of the error that this one is about to raise."""
-        from rollout_corr.metrics import agreement
-
         # Neither their complaint about it nor a group that has gone is what this rank has to report.
         with contextlib.suppress(ValueError, RuntimeError):
-            self.compare(Claims({agreement.RAISED: f"{type(error).__name__}: {error}"}, {}))
+            self.compare(Claims({collectives.RAISED: f"{type(error).__name__}: {error}"}, {}))

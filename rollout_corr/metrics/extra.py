@@ -12,17 +12,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.tokens import select
 from rollout_corr.metrics.labels import Labels, count_outside, outside_of
-from rollout_corr.metrics.rows import Formula, Metric, Over, Values, exp, maximum, mean, minimum, plain, ratio_of
+from rollout_corr.metrics.rows import (
+    Formula,
+    Metric,
+    Over,
+    Values,
+    both_ends,
+    exp,
+    maximum,
+    mean,
+    minimum,
+    plain,
+    ratio_of,
+)
+from rollout_corr.metrics.sums import OfBatch
 from rollout_corr.spec.bounds_of_batch import WEIGHT
 from rollout_corr.spec.correction import Spec
 
-AGE_SUMS = ("age", "tokens_stale", "tokens_newer")
-AGE_MAXIMA = ("max_age", "-min_age")
-ENTROPY_SUMS = ("entropy", "entropy_tokens", "entropy_nonfinite")
-ENTROPY_MAXIMA = ("max_entropy", "-min_entropy")
-DIVISOR_SUMS = ("sequences_divided", "sequences_undivided")
-DIVISOR_MAXIMA = ("max_divisor", "-min_divisor")
 EACH = Over("-", None)
 VALID = Over("valid tokens", "tokens")
 
@@ -61,9 +69,6 @@ DIVISOR_METRICS = [
 # fmt: on
 
 
-CALLS = "calls"
-
-
 def _name(place: tuple[str, str]) -> str:
     return "/".join(place)
 
@@ -77,7 +82,7 @@ def bound_metrics(label: str, side: str, log: bool) -> list[Metric]:
         log: The bound is held as the log of a ratio.
     """
     name = _name((label, side))
-    over = Over(CALLS, f"{name}/calls")
+    over = Over("calls", f"{name}/calls")
 
     def read(end: Callable[[str], Formula]) -> Formula:
         value = end(name)
@@ -100,18 +105,26 @@ def bounds_of(found: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Part(NamedTuple):
-    """Statistics that one argument brings, or one step, and their metrics."""
+    """Statistics that one argument brings, or one step, and their metrics.
 
+    Attributes:
+        when: Tells from an `Extra` if they are there.
+        sums: Names of the sums.
+        end: The maximum and the minimum are those of this name.
+        metrics: The rows of the metrics.
+    """
+
+    when: Callable[[Extra], bool]
     sums: tuple[str, ...]
-    maxima: tuple[str, ...]
+    end: str
     metrics: list[Metric]
 
 
 # In the order of the fields of Extra, which is that in which they are appended.
 PARTS = (
-    Part(DIVISOR_SUMS, DIVISOR_MAXIMA, DIVISOR_METRICS),
-    Part(ENTROPY_SUMS, ENTROPY_MAXIMA, ENTROPY_METRICS),
-    Part(AGE_SUMS, AGE_MAXIMA, AGE_METRICS),
+    Part(lambda extra: extra.divisors, ("sequences_divided", "sequences_undivided"), "divisor", DIVISOR_METRICS),
+    Part(lambda extra: extra.entropy, ("entropy", "entropy_tokens", "entropy_nonfinite"), "entropy", ENTROPY_METRICS),
+    Part(lambda extra: extra.ages, ("age", "tokens_stale", "tokens_newer"), "age", AGE_METRICS),
 )
 
 
@@ -132,20 +145,15 @@ class Extra(NamedTuple):
     ages: bool = False
     bounds: tuple[tuple[str, str], ...] = ()
 
-    def _parts(self) -> list[Part]:
-        """The parts besides labels that are there, in order."""
-        there = self.divisors, self.entropy, self.ages
-        return [part for part, is_there in zip(PARTS, there, strict=True) if is_there]
-
     def sums(self) -> tuple[str, ...]:
         """Names of the sums besides those of labels, in order."""
-        found = [name for part in self._parts() for name in part.sums]
+        found = [name for part in PARTS if part.when(self) for name in part.sums]
         return (*found, *(f"{name}/calls" for name in map(_name, self.bounds)))
 
     def maxima(self) -> tuple[str, ...]:
         """Names of the maxima besides those of labels, in order."""
-        found = [name for part in self._parts() for name in part.maxima]
-        return (*found, *(f"{end}{name}" for name in map(_name, self.bounds) for end in ("max_", "-min_")))
+        ends = *(part.end for part in PARTS if part.when(self)), *map(_name, self.bounds)
+        return tuple(name for end in ends for name in both_ends(end))
 
     def rows(self, spec: Spec | None) -> list[Metric]:
         """The rows of the metrics of the whole batch."""
@@ -155,7 +163,7 @@ class Extra(NamedTuple):
             )
             for one in self.labels
         ]
-        rows += [row for part in self._parts() for row in part.metrics]
+        rows += [row for part in PARTS if part.when(self) for row in part.metrics]
         if spec is not None:
             rows += ENTROPY_METRICS_OF_D if self.entropy else []
             logs = {WEIGHT, *(criterion.label for criterion in spec.criteria if criterion.statistic.log_space)}
@@ -198,24 +206,23 @@ class Extra(NamedTuple):
         raise ValueError(f"by: expected one of {held} (`labels` and `label_names` of the call), got {name!r}")
 
 
-def ages_of(ages: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Take the sums, [3] float64, and the maxima, [2] float64, of AGE_SUMS and AGE_MAXIMA.
+# --- taking them: the sums, [K] float64, and the maxima, [2] float64 ---
 
-    Args:
-        ages: Per token.
-        valid: Bool per token; None: all are.
-    """
-    counted = ages if valid is None else torch.where(valid, ages, 0.0)
-    beyond = [torch.count_nonzero(side).double() for side in (counted > 0, counted < 0)]
-    sums = [counted.sum(dtype=torch.float64), *beyond]
-    if not ages.numel():
-        return torch.stack(sums), torch.full((2,), -torch.inf, dtype=torch.float64, device=ages.device)
-    among = [ages, -ages] if valid is None else [torch.where(valid, x, -torch.inf) for x in (ages, -ages)]
-    return torch.stack(sums), torch.stack([x.amax() for x in among]).double()
+
+def _numbers(sums: list[Tensor], x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums, and the ends of the chosen x."""
+    return torch.stack([total.double() for total in sums]), torch.stack(OfBatch(x).ends(x, among)).double()
+
+
+def ages_of(ages: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Take the statistics of ages, per token; `valid` is bool per token, None: all are."""
+    counted = select(valid, ages)
+    beyond = [torch.count_nonzero(side) for side in (counted > 0, counted < 0)]
+    return _numbers([counted.sum(dtype=torch.float64), *beyond], ages, valid)
 
 
 def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the sums, [2] float64, and the maxima, [2] float64, of DIVISOR_SUMS and DIVISOR_MAXIMA.
+    """Take the statistics of the means that weights were divided by.
 
     Args:
         mean: [S] float64, of each sequence or of its group.
@@ -223,24 +230,12 @@ def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, 
         counts: [S] bool, where the sequence has a weight in a mean.
     """
     among = divides & counts
-    sums = torch.stack([among.sum(), (counts & ~divides).sum()]).double()
-    if not mean.numel():
-        return sums, torch.full((2,), -torch.inf, dtype=torch.float64, device=mean.device)
-    return sums, torch.stack([torch.where(among, x, -torch.inf).amax() for x in (mean, -mean)])
+    return _numbers([among.sum(), (counts & ~divides).sum()], mean, among)
 
 
 def entropy_of(entropy: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Take the sums, [3] float64, and the maxima, [2] float64, of ENTROPY_SUMS and ENTROPY_MAXIMA.
-
-    Args:
-        entropy: Per token.
-        valid: Bool per token; None: all are.
-    """
+    """Take the statistics of entropies, per token; `valid` is bool per token, None: all are."""
     finite = entropy.isfinite()
-    among = finite if valid is None else finite & valid
-    broken = ~finite if valid is None else ~finite & valid
-    total = torch.where(among, entropy, 0.0).sum(dtype=torch.float64)
-    sums = torch.stack([total, torch.count_nonzero(among).double(), torch.count_nonzero(broken).double()])
-    if not entropy.numel():
-        return sums, torch.full((2,), -torch.inf, dtype=torch.float64, device=entropy.device)
-    return sums, torch.stack([torch.where(among, x, -torch.inf).amax() for x in (entropy, -entropy)]).double()
+    among, broken = (finite, ~finite) if valid is None else (finite & valid, ~finite & valid)
+    counts = [torch.count_nonzero(which) for which in (among, broken)]
+    return _numbers([select(among, entropy).sum(dtype=torch.float64), *counts], entropy, among)

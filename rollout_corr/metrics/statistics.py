@@ -163,7 +163,7 @@ class Statistics:
         """
         import torch.distributed as dist
 
-        from rollout_corr.metrics import agreement, collectives
+        from rollout_corr.metrics import collectives
 
         collectives.check_group("group", group)
         digest = schema.digest(self.spec, self.objective, self.extra)
@@ -174,7 +174,7 @@ class Statistics:
         ranks = maxima[:2]
         if ranks.device.type == "cpu" and ranks[0] != -ranks[1]:
             claims = by_path("Spec", self.spec) | by_path("Objective", self.objective)
-            agreement.compare("Statistics.all_reduce", group, claims)
+            collectives.compare("Statistics.all_reduce", group, claims)
             raise ValueError("Statistics.all_reduce: expected the same statistics on every rank, got others")
         collectives.all_reduce(sums, group, "Statistics.all_reduce: the sums", dist.ReduceOp.SUM)
         count = self.maxima.shape[0]
