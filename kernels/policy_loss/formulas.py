@@ -23,7 +23,7 @@ class Token(NamedTuple):
     weight: tl.tensor  # the factor of the loss
     level: tl.tensor  # the mean or the total log-ratio of its sequence, where the surrogate needs it
     pull: tl.tensor  # GMPO: the loss of the sequence; GSPO through the sequence: its derivative. Weights are in both
-    looked: tl.tensor  # non-zero where the look at the batch chose the token
+    chosen: tl.tensor  # non-zero where the surrogate chose the token from the whole batch
 
 
 class Clipped(NamedTuple):
@@ -124,14 +124,14 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
         value, slope = -advantage * bound.ratio, -advantage * ratio
         free = free & (bound.held == 0)
         if PLAN.surrogate == "ClipCov":
-            left = token.looked == 0
+            left = token.chosen == 0
             value, free = tl.where(left, value, 0.0), free & left
     elif PLAN.surrogate == "Reinforce":
         value, slope = -ratio * advantage, -ratio * advantage
     elif PLAN.surrogate == "KLCov":
         value, slope = ratio * advantage, tl.where(free, ratio * advantage, 0.0)
         away, flows = limited(x, -LARGEST_D, LARGEST_D, PLAN), tl.abs(x) <= LARGEST_D
-        factor = tl.where(token.looked != 0, number(numbers, PLAN, "penalty").to(x.dtype), 0.0)
+        factor = tl.where(token.chosen != 0, number(numbers, PLAN, "penalty").to(x.dtype), 0.0)
         sign = tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0)).to(x.dtype)
         value, slope = factor * tl.abs(away) - value, tl.where(flows, factor * sign, 0.0) - slope
         free = free | (free == 0)

@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
     advantages: PerToken
     mass: PerToken
     scales: PerToken
-    looked: PerToken
+    chosen: PerToken
 
 
 class Part(NamedTuple):
@@ -72,7 +72,7 @@ class Part(NamedTuple):
     valid: tl.tensor  # bool; False outside of sequences
     mass: tl.tensor
     scale: tl.tensor  # the factor of all that the token adds
-    looked: tl.tensor  # non-zero where the look at the batch chose the token
+    chosen: tl.tensor  # non-zero where the surrogate chose the token from the whole batch
 
 
 class Shared(NamedTuple):
@@ -113,14 +113,14 @@ def load_part(
     advantages = load_input(inputs.advantages, tile, first, PLAN, TILING, True, PLAN.advantages == "token", WHOLE)
     mass = load_input(inputs.mass, tile, first, PLAN, TILING, True, PLAN.mass is not None, WHOLE)
     scale = load_input(inputs.scales, tile, first, PLAN, TILING, True, PLAN.has_scales, WHOLE)
-    looked = load_input(inputs.looked, tile, first, PLAN, TILING, True, PLAN.looked, WHOLE)
+    chosen = load_input(inputs.chosen, tile, first, PLAN, TILING, True, PLAN.chosen, WHOLE)
     valid = tl.full(new.shape, 1, tl.int1)
     if PLAN.masked:
         valid = load_input(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True, WHOLE) != 0
     if not WHOLE:
         place = places_of(first, TILING)
         valid = valid & (place >= tile.begin) & (place < tile.end)
-    return Part(new, base, ref, weights, trains, advantages, valid, mass, scale, looked)
+    return Part(new, base, ref, weights, trains, advantages, valid, mass, scale, chosen)
 
 
 # --- a step ---
@@ -169,7 +169,7 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     if PLAN.masked:
         found = record(found, PLAN, "counts", "valid", valid)
     found = record(found, PLAN, "counts", "counted", counted)
-    token = Token(compared, x, advantage, weight, shared.level, shared.pull, part.looked)
+    token = Token(compared, x, advantage, weight, shared.level, shared.pull, part.chosen)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, shared.numbers, PLAN), x
     else:
@@ -288,7 +288,7 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps
 
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
-    new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, scales, looked, advantages, offsets, numbers,
+    new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, scales, chosen, advantages, offsets, numbers,
     levels, pulls, inners, gradient, counts, integers, floats, token_sums, token_maxima, counter,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32,
@@ -316,7 +316,7 @@ def gradient_kernel(
         contiguous(advantages, extents),
         contiguous(either(log_mass, new_logp), extents),
         contiguous(either(scales, new_logp), extents),
-        contiguous(either(looked, new_logp), extents),
+        contiguous(either(chosen, new_logp), extents),
     )
     kept = empty(PLAN, TILING)
     # At least one step, because owners of no token may end in a tile of none.

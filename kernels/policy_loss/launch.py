@@ -46,7 +46,7 @@ class LossGiven:
         log_mass: Per token, the log of the mass that truncated sampling kept.
         mass_of_base: True if it is taken from the base, and not from new_logp.
         double: float64 computes.
-        looked: Per token, non-zero where the look at the batch chose it.
+        chosen: Per token, non-zero where the surrogate chose it from the whole batch.
         turns: [U + 1] int32 or int64, offsets of turns among the tokens, for a surrogate of turns.
     """
 
@@ -65,11 +65,11 @@ class LossGiven:
     mass_of_base: bool = False
     double: bool = False
     turns: Tensor | None = None
-    looked: Tensor | None = None
+    chosen: Tensor | None = None
 
 
 # Those of its fields that turns make flat.
-PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "looked")
+PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "chosen")
 
 
 @dataclass
@@ -99,7 +99,7 @@ class LossOperation(Operation):
     Args:
         objective: Everything that is fixed about the loss.
         device: The device.
-        dtypes: Of `STRIDED`, offsets, divisor, advantages, mass, scales and what was looked up.
+        dtypes: Of `STRIDED`, offsets, divisor, advantages, mass, scales and what was chosen up.
         double, per_sequence, mass_of_base: As in `LossGiven`.
         differentiable: The gradient is handed back.
         turns: Turns stand in the place of sequences.
@@ -116,7 +116,7 @@ class LossOperation(Operation):
         differentiable: bool,
         turns: bool,
     ) -> None:
-        _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, looked = dtypes
+        _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, chosen = dtypes
         plans = plans_of(
             objective,
             counted=divisor is None,
@@ -131,7 +131,7 @@ class LossOperation(Operation):
             differentiable=differentiable,
             mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
             has_scales=scales is not None,
-            looked=looked is not None,
+            chosen=chosen is not None,
             turns=turns,
         )
         last = plans[-1]
@@ -201,14 +201,14 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
     new, base, ref, weights, trains, mask = given.new, given.base, given.ref, given.weights, given.trains, given.mask
-    advantages, offsets, log_mass, scales, looked = (
-        given.advantages, given.offsets, given.log_mass, given.scales, given.looked,
+    advantages, offsets, log_mass, scales, chosen = (
+        given.advantages, given.offsets, given.log_mass, given.scales, given.chosen,
     )  # fmt: skip
     operation = operation_for(
         objective,
         device,
         dtypes_of(
-            (new, base, ref, weights, trains, mask, offsets, given.divisor, advantages, log_mass, scales, looked)
+            (new, base, ref, weights, trains, mask, offsets, given.divisor, advantages, log_mass, scales, chosen)
         ),
         given.double,
         given.per_sequence,
@@ -240,7 +240,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         "given": given.divisor,
         "log_mass": None if log_mass is None else log_mass.contiguous(),
         "scales": None if scales is None else scales.contiguous(),
-        "looked": None if looked is None else looked.contiguous(),
+        "chosen": None if chosen is None else chosen.contiguous(),
         "numbers": operation.numbers.read(),
         "gradient": gradient,
         "inners": inners,

@@ -49,12 +49,12 @@ class LossPlan(Tables):
     differentiable: bool  # the gradient is handed back
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     has_scales: bool  # factors of all that a token adds
-    looked: bool  # the look at the batch chose tokens
+    chosen: bool  # the surrogate chose tokens from the whole batch
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
     sequence_sums: tuple[str, ...] = ()
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
-    of_look: tuple[str, ...] = ()  # those of them that the look at the batch has summed
+    of_choice: tuple[str, ...] = ()  # those of them that are summed where tokens are chosen
     maxima: tuple[str, ...] = ()
 
     __hash__ = Tables.__hash__
@@ -142,7 +142,7 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         double=double,
         numbers=tuple(numbers_of(objective, double)),
         sums=sum_names(objective),
-        of_look=surrogate.traits.sums,
+        of_choice=surrogate.traits.sums,
         maxima=max_names(),
         **of_batch,
     )
@@ -156,7 +156,7 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
     counts = ("valid", "counted") if plan.adds_up else ()
     if not plan.writes:
         return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
-    empty = {"clip_low", "clip_high", "clip_dual", *plan.of_look} - set(plan.clip_counts)
+    empty = {"clip_low", "clip_high", "clip_dual", *plan.of_choice} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
     total_of_slots = plan.averages and plan.phase == "whole"
     return {

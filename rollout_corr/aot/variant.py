@@ -220,7 +220,7 @@ class LossVariant(VariantLayout):
             log_mass=None if self.mass is None else empty(kind, *shape),
             mass_of_base=self.mass == "rollout",
             double=double,
-            looked=empty(torch.bool, *shape) if self.objective.surrogate.sees_batch else None,
+            chosen=empty(torch.bool, *shape) if self.objective.surrogate.sees_batch else None,
         )
 
     def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:

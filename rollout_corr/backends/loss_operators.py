@@ -42,7 +42,7 @@ class LossOperands(NamedTuple):
     mass_of_base: bool  # log_mass is taken from base, and not from new_logp
     double: bool
     turns: Tensor | None  # [U + 1], for a surrogate of turns
-    looked: Tensor | None  # non-zero where the look at the batch chose the token
+    chosen: Tensor | None  # non-zero where the surrogate chose the token from the whole batch
     differentiable: bool
 
 
@@ -71,9 +71,9 @@ def _operands(task: LossTask) -> LossOperands:
     """Give a batch as the operators take it."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else task.mass
-    looked = None
+    chosen = None
     if task.decided is not None:
-        (looked,) = task.decided.tokens or (None,)
+        (chosen,) = task.decided.tokens or (None,)
     return LossOperands(
         new_logp=batch.train,
         base=task.base,
@@ -90,7 +90,7 @@ def _operands(task: LossTask) -> LossOperands:
         mass_of_base=of_base,
         double=batch.dtype == torch.float64,
         turns=batch.turns if wanted.surrogate.mean_unit == "turn" else None,
-        looked=looked,
+        chosen=chosen,
         differentiable=task.differentiable,
     )
 
@@ -129,21 +129,21 @@ def run_fused(task: LossTask) -> LossResult:
     if text is not None:
         found = torch.ops.rollout_corr.policy_loss(*operands, *text)
         value, gradient, inners, counted, statistics = found
-        statistics = _with_look(statistics, task)
+        statistics = _with_decided(statistics, task)
         return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
     made = kernels().run(_given(operands), wanted, task.differentiable)
-    statistics = _with_look(made.statistics, task)
+    statistics = _with_decided(made.statistics, task)
     return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True)
 
 
-def _with_look(statistics: Tensor, task: LossTask) -> Tensor:
-    """Put the sums of the look, where the surrogate took one, behind the others: the kernels left 0 there."""
+def _with_decided(statistics: Tensor, task: LossTask) -> Tensor:
+    """Put the sums of what the surrogate decided from the whole batch behind the others: the kernels left 0 there."""
     if task.decided is None:
         return statistics
     sums, names = task.decided.sums, loss_metrics.sum_names(task.objective)
     found = task.objective.surrogate.traits.sums
-    of_look = torch.stack([sums[name].double() for name in found])
-    return torch.cat((statistics[: len(names) - len(found)], of_look, statistics[len(names) :]))
+    of_batch = torch.stack([sums[name].double() for name in found])
+    return torch.cat((statistics[: len(names) - len(found)], of_batch, statistics[len(names) :]))
 
 
 def scaled(

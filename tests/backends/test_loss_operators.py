@@ -55,7 +55,7 @@ def test_an_objective_survives_the_operator(name):
 @pytest.mark.parametrize("objective", [PPO, AVERAGED])
 def test_operators_keep_their_promises(objective):
     new, old, advantages, mask, offsets = inputs()
-    absent = dict.fromkeys(("weights", "trains", "divisor", "scales", "log_mass", "turns", "looked"))
+    absent = dict.fromkeys(("weights", "trains", "divisor", "scales", "log_mass", "turns", "chosen"))
     packed = absent | {
         "new_logp": new.detach(), "base": old, "ref": old if objective.kl else None, "advantages": advantages,
         "mask": mask, "cu_seqlens": offsets, "per_sequence": False, "mass_of_base": False, "double": False,

@@ -67,7 +67,7 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width
     if not given.per_sequence:
         made["advantages"][~valid] = NAN
     made["mask"] = valid.double() * (2.0 if variant.mask not in (None, torch.bool) else 1.0)
-    made["looked"] = (torch.rand(shape, generator=generator) < 0.3).double()
+    made["chosen"] = (torch.rand(shape, generator=generator) < 0.3).double()
     for name, values in made.items():
         x = getattr(given, name)
         if x is not None:
@@ -101,7 +101,7 @@ def by_reference(given, wanted, dtype, differentiable=True):
     mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
     decided, nothing = None, dict.fromkeys(wanted.surrogate.traits.sums, torch.zeros(()))
     if wanted.surrogate.sees_batch:
-        decided = Decided((given.looked,), (), nothing)
+        decided = Decided((given.chosen,), (), nothing)
     task = LossTask(
         cast["new"],
         batch,
