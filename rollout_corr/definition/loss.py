@@ -41,6 +41,7 @@ class Operands:
     scales: Tensor | None = None  # factors of all that a token adds to the loss
     decided: Decided | None = None  # for a surrogate that sees the whole batch
     all_finite: bool = False  # of every token all that the loss needs is known to be finite
+    by_slope: bool = False  # the gradient is wanted without a graph; of what `has_slope`
     reader: type[TokensThatTrain] | None = None  # a backend's own; None: `TokensThatTrain`
 
     def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,6 +176,10 @@ def at_each_token(total: Tensor, like: Tensor, sequences: Sequences, n: Tensor) 
     return sequences.spread((total / n.clamp(min=1)).to(like.dtype)).expand(like.shape)
 
 
+# The statistics of log-ratios.
+RATIOS = "ppo_d", "ppo_ratio", "ppo_ratio2", "ppo_k3"
+
+
 class TokensThatTrain:
     """The tokens that train, 0 elsewhere, as a surrogate reads them: `LossTokens` of spec/surrogate.py."""
 
@@ -234,13 +239,32 @@ class TokensThatTrain:
         """Values of tokens that train, 0 elsewhere."""
         return select(self._counted, x)
 
+    def clip(self, least: float, most: float, furthest: float) -> TokenLoss | None:
+        return None
+
     def limited(self, x: Tensor, clamp: float) -> Tensor:
         """The log-ratio that is `clamped`."""
         return x.clamp(-clamp, clamp)
 
-    def k3(self, used: Tensor) -> Tensor:
-        """k3 of `clamped`, 0 at tokens that do not train."""
-        return k3(used)
+    def counts(self, n: Tensor) -> tuple[Number, Number]:
+        """The tokens and the sequences of n tokens each, [S] int64."""
+        return n.sum(), torch.count_nonzero(n)
+
+    def number(self, which: Tensor | None) -> Number:
+        """The tokens that train and are True; None: no token is."""
+        if which is None:
+            return self._n.new_zeros(())
+        return torch.count_nonzero(which if self._counted is None else which & self._counted)
+
+    def sums_of_ratios(self, used: Tensor) -> dict[str, Number]:
+        """The sums of x, r - 1, its square and k3; r from `clamped`, 0 at tokens that do not train."""
+        return self.sums_by_k3(used, k3(used))
+
+    def sums_by_k3(self, used: Tensor, of_tokens: Tensor) -> dict[str, Number]:
+        """The same sums, from k3 per token."""
+        excess = of_tokens + used
+        parts = self.saturated(self.x.detach()), excess, excess.square(), of_tokens
+        return dict(zip(RATIOS, [part.sum(dtype=torch.float64) for part in parts], strict=True))
 
     def extrema(self, used: Tensor) -> tuple[Number, Number]:
         """(-minimum, maximum) of `clamped` over the tokens that train."""
@@ -282,15 +306,27 @@ def read(given: Operands, objective: Objective) -> Read:
     return Read(known, everywhere, counted, n, new, x, weights, tokens)
 
 
-def evaluate(given: Operands, objective: Objective) -> tuple[Tensor, dict[str, Number], dict[str, Number]]:
+class Evaluated(NamedTuple):
+    """The loss of some whole sequences.
+
+    Attributes:
+        total: The sum over tokens, 0-d float64, with a graph to `given.new`.
+        gradient: Its derivative by `given.new`, where that needs no graph; else None.
+        sums, maxima: Those of the statistics.
+    """
+
+    total: Tensor
+    gradient: Tensor | None
+    sums: dict[str, Number]
+    maxima: dict[str, Number]
+
+
+def evaluate(given: Operands, objective: Objective) -> Evaluated:
     """Sum the loss over some whole sequences, before it is divided, and collect its statistics.
 
     Args:
         given: The sequences.
         objective: Everything that is fixed about the loss.
-
-    Returns:
-        The sum, 0-d float64, with a graph to `given.new`; sums and maxima of the statistics.
     """
     known, everywhere, counted, n, new, x, weights, tokens = read(given, objective)
     sequences, chosen = given.sequences, tokens.chosen
@@ -317,12 +353,33 @@ def evaluate(given: Operands, objective: Objective) -> tuple[Tensor, dict[str, N
             # Times infinity the gradient of a clipped token, which is 0, would be NaN, or 0, as it is computed.
             scales = select(scales.isfinite(), scales)
         total = total * scales
+    averaging = None
     if objective.reduced.averages:
         inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
-        total = total * sequences.spread((1.0 / inner).to(total.dtype))
+        averaging = sequences.spread((1.0 / inner).to(total.dtype))
+        total = total * averaging
     used = chosen(tokens.clamped.detach())
-    sums, maxima = statistics(given, known, counted, n, policy, loss, tokens, used)
-    return total.sum(dtype=torch.float64), {**sums, **more}, maxima
+    summed = policy.sum(dtype=torch.float64)
+    sums, maxima = statistics(given, known, n, summed.detach(), loss, tokens, used)
+    gradient = None
+    if given.by_slope and loss.slope is not None and tokens.clamped is tokens.x:
+        # In the order of the products that autograd would take.
+        factors = [x for x in (averaging, weights) if x is not None]
+        gradient = -tokens.advantages
+        if factors:
+            gradient.mul_(factors[0] * factors[1] if factors[1:] else factors[0])
+        gradient.mul_(loss.slope)
+    summed = summed if total is policy else total.sum(dtype=torch.float64)
+    return Evaluated(summed, gradient, {**sums, **more}, maxima)
+
+
+def has_slope(given: Operands, objective: Objective) -> bool:
+    """True if a token's loss is the surrogate's of its own x, times its weight and 1 / the tokens of its sequence."""
+    if objective.kl is not None or objective.regulariser is not None or objective.weights_are_the_ratio:
+        return False
+    if given.base is None or given.mass is not None or given.scales is not None:
+        return False
+    return objective.surrogate.traits.slope and objective.surrogate.coef == 1.0
 
 
 def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate) -> Tensor | float:
@@ -341,7 +398,6 @@ def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate)
 def statistics(
     given: Operands,
     known: Tensor | None,
-    counted: Tensor | None,
     n: Tensor,
     policy: Tensor,
     loss: TokenLoss,
@@ -353,36 +409,28 @@ def statistics(
     Args:
         given: The sequences.
         known: Bool per token: all that the loss needs of it is finite.
-        counted: Bool per token: it trains.
         n: [S] int64, how many do.
-        policy: The policy loss per token.
+        policy: The sum of the policy loss, 0-d.
         loss: The surrogate's loss per token.
         tokens: The tokens that train.
         used: The log-ratio at the surrogate's own level, 0 where a token does not train.
     """
     low, high = tokens.extrema(used)
-    beyond = tokens.k3(used)
-    excess = beyond + used
-    valid, broken = given.n_valid.sum(), None if known is None else both(given.valid, ~known)
-
-    def count(which: Tensor | None, among: Tensor | None = None) -> Tensor:
-        which = both(which, among) if which is not None else None
-        return torch.zeros_like(valid) if which is None else torch.count_nonzero(which)
+    broken = None if known is None else both(given.valid, ~known)
+    valid, valid_sequences = tokens.counts(given.n_valid)
+    trained, trained_sequences = (valid, valid_sequences) if n is given.n_valid else tokens.counts(n)
 
     sums: dict[str, Number] = {
         "loss_valid_tokens": valid,
-        "loss_valid_sequences": torch.count_nonzero(given.n_valid),
-        "loss_tokens": n.sum(),
-        "loss_sequences": torch.count_nonzero(n),
-        "loss_tokens_nonfinite": count(broken),
-        "loss_policy": policy.detach().sum(dtype=torch.float64),
-        "clip_low": count(loss.low, counted),
-        "clip_high": count(loss.high, counted),
-        "clip_dual": count(loss.dual, counted),
-        "ppo_d": saturated(tokens.x.detach()).sum(dtype=torch.float64),
-        "ppo_ratio": excess.sum(dtype=torch.float64),
-        "ppo_ratio2": excess.square().sum(dtype=torch.float64),
-        "ppo_k3": beyond.sum(dtype=torch.float64),
+        "loss_valid_sequences": valid_sequences,
+        "loss_tokens": trained,
+        "loss_sequences": trained_sequences,
+        "loss_tokens_nonfinite": tokens.number(None) if broken is None else torch.count_nonzero(broken),
+        "loss_policy": policy,
+        "clip_low": tokens.number(loss.low),
+        "clip_high": tokens.number(loss.high),
+        "clip_dual": tokens.number(loss.dual),
+        **tokens.sums_of_ratios(used),
     }
     return sums, {"max_ppo_log_ratio": high, "-min_ppo_log_ratio": low}
 

@@ -84,7 +84,7 @@ class ClipCov(PPO):
     upper: float = 5.0
     seed: int = 0
 
-    traits = Traits(sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen", "cov_eligible"))
+    traits = Traits(sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen", "cov_eligible"), slope=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,8 +109,9 @@ class ClipCov(PPO):
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute PPO's loss, and 0 at the tokens chosen."""
-        found = super().loss(tokens)
-        return found._replace(value=torch.where(tokens.decided.tokens[0], 0.0, found.value))
+        found, chosen = super().loss(tokens), tokens.decided.tokens[0]
+        slope = None if found.slope is None else torch.where(chosen, 0.0, found.slope)
+        return found._replace(value=torch.where(chosen, 0.0, found.value), slope=slope)
 
     def explain(self) -> str:
         """Describe the loss of a token in one line."""

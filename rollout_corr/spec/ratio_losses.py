@@ -46,6 +46,8 @@ class PPO(Surrogate):
     dual: float | None = None
     delta: float | None = None
 
+    traits = Traits(slope=True)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._number("low", most=1.0)
@@ -82,14 +84,19 @@ class PPO(Surrogate):
         """Compute -A times r, cut from above where A > 0 and from below where A < 0, which equals the minimum."""
         least, most, most_negative = self.ratio_bounds
         x, advantages = tokens.clamped, tokens.advantages
+        known = tokens.clip(least, most, most_negative)
+        if known is not None:
+            return known._replace(value=-advantages * known.value)
         down = advantages < 0
         above, far_above, below = tokens.over(x, most), tokens.over(x, most_negative), tokens.under(x, least)
         low, dual = down & below, down & far_above
         # The bounds are constants, so that only one selection has a gradient.
         from_below = torch.full((), least, dtype=x.dtype, device=x.device)
         bound = torch.where(down, torch.where(far_above, most_negative, from_below), most)
-        ratio = torch.where(low | dual | (above & ~down), bound, x.exp())
-        return TokenLoss(-advantages * ratio, low=low, high=(advantages > 0) & above, dual=dual)
+        cut, ratio = low | dual | (above & ~down), x.exp()
+        slope = None if x.requires_grad else torch.where(cut, 0.0, ratio)
+        value = -advantages * torch.where(cut, bound, ratio)
+        return TokenLoss(value, low=low, high=(advantages > 0) & above, dual=dual, slope=slope)
 
     def _clipped(self, tokens: LossTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Bool per token: clipped from below, from above, and on the far side, as in `loss`."""

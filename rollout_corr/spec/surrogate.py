@@ -42,12 +42,14 @@ class TokenLoss(NamedTuple):
         value: [N] or [B, T].
         low, high: Clipped from below, from above.
         dual: Cut by a bound of the ratio that holds on the far side: PPO's dual and delta, DPPO's upper.
+        slope: Where nothing has a graph, of a value that is -A times a bounded ratio: that ratio's derivative by x.
     """
 
     value: Tensor
     low: Tensor | None = None
     high: Tensor | None = None
     dual: Tensor | None = None
+    slope: Tensor | None = None
 
 
 class Decided(NamedTuple):
@@ -112,6 +114,9 @@ class LossTokens(Protocol):
 
     def trained(self, x: Tensor) -> Tensor:
         """Values of tokens that train, 0 elsewhere."""
+
+    def clip(self, least: float, most: float, furthest: float) -> TokenLoss | None:
+        """PPO's bounded ratio as a backend has it by other operations, with equal bits; None: by the formula."""
 
 
 class SeenGroups(Protocol):
@@ -194,6 +199,7 @@ class Traits(NamedTuple):
         chooses_tokens: What it decides from the batch is a mask of tokens, which the kernels take.
         reads_entropy: It reads the entropy of tokens, which a call has to bring.
         sums: Names of the statistics that it reports of what it decided.
+        slope: `loss` gives `TokenLoss.slope`.
     """
 
     level: Level = "token"
@@ -206,6 +212,7 @@ class Traits(NamedTuple):
     chooses_tokens: bool = False
     reads_entropy: bool = False
     sums: tuple[str, ...] = ()
+    slope: bool = False
 
 
 @dataclass(frozen=True, repr=False)

@@ -31,7 +31,6 @@ MAY_NAME_ONE = (
     "rollout_corr/spec/batch_losses.py",
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",
-    "rollout_corr/backends/ppo_blocks.py",
     "kernels/policy_loss/",
 )
 

@@ -1,4 +1,4 @@
-"""PPO's loss of a block with its gradient, beside the definition and autograd: equal bits."""
+"""Losses of a block on the CPU by the slope that a surrogate gives: the bits of the definition and autograd."""
 
 import math
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.backends import loss_blocks, ppo_blocks
+from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.cpu_sums import CpuPacked
+from rollout_corr.backends.loss_blocks import by_slope
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -21,7 +22,6 @@ SURROGATES = [
     rc.PPO(1.0, math.inf),
     rc.PPO(0.0, 0.0),
     rc.ClipCov(0.2, 0.2, dual=3.0),
-    rc.KLCov(penalty=0.3),
 ]
 
 
@@ -55,7 +55,7 @@ def operands(dtype=torch.float32, weighted=False, trains="all", spread=0.3, many
 def by_definition(given: Operands, objective: Objective):
     new = given.new
     given.new = new.clone().requires_grad_()
-    total, sums, maxima = loss.evaluate(loss_blocks._read_on_host(given), objective)
+    total, _, sums, maxima = loss.evaluate(given, objective)
     gradient = torch.autograd.grad(total, given.new)[0]
     given.new = new
     return total.detach(), gradient, sums, maxima
@@ -72,12 +72,12 @@ def by_definition(given: Operands, objective: Objective):
 def test_bits_of_the_definition(surrogate, dtype, trains, weighted, reduction, denominator):
     """Value and gradient equal; counts and ends equal, sums of ratios within rounding: measured 3e-7 of the largest."""
     given = operands(dtype, weighted, trains)
-    if surrogate.sees_batch:
+    if isinstance(surrogate, rc.ClipCov):
         given.decided = Decided((torch.arange(given.new.shape[0]) % 5 == 1,), (), {})
     objective = Objective(surrogate, reduction=reduction, denominator=denominator)
     wanted = by_definition(given, objective)
     before = [x.clone() for x in (given.new, given.base, given.advantages)]
-    found = ppo_blocks.run(given, objective, True)
+    found = by_slope(given, objective)
     assert found is not None
     total, gradient, sums, maxima = found
     assert torch.equal(total, wanted[0]) and torch.equal(gradient, wanted[1])
@@ -86,19 +86,17 @@ def test_bits_of_the_definition(surrogate, dtype, trains, weighted, reduction, d
         exact = name.startswith(("clip", "loss_"))
         assert sums[name] == (float(x) if exact else pytest.approx(float(x), rel=1e-6, abs=1e-5)), name
     assert maxima == {name: float(x) for name, x in wanted[3].items()}
-    # Without a gradient, and inputs as they were.
-    alone = ppo_blocks.run(given, objective, False)
-    assert alone is not None and torch.equal(alone[0], total) and alone[1] is None and alone[2] == sums
+    # Inputs are as they were.
     assert all(torch.equal(x, y) for x, y in zip(before, (given.new, given.base, given.advantages), strict=True))
 
 
 def test_clipped_on_every_side():
     """The cases above have tokens clipped from below, from above and on the far side."""
-    found = ppo_blocks.run(operands(), Objective(SURROGATES[2]), True)
+    found = by_slope(operands(), Objective(SURROGATES[2]))
     assert found is not None
-    assert all(found[2][f"clip_{side}"] > 5 for side in ("low", "high", "dual"))
-    nothing = ppo_blocks.run(operands(spread=0.0), Objective(rc.PPO(0.9, 9.0)), True)
-    assert nothing is not None and nothing[2]["clip_low"] == nothing[2]["clip_high"] == nothing[2]["clip_dual"] == 0.0
+    assert all(found.sums[f"clip_{side}"] > 5 for side in ("low", "high", "dual"))
+    nothing = by_slope(operands(spread=0.0), Objective(rc.PPO(0.9, 9.0)))
+    assert nothing is not None and nothing.sums["clip_low"] == nothing[2]["clip_high"] == nothing[2]["clip_dual"] == 0.0
 
 
 @pytest.mark.parametrize("side", [-1.0, 0.0, 1.0])
@@ -107,21 +105,22 @@ def test_ends_of_tokens_that_train_on_one_side(side):
     given, objective = operands(trains="some"), Objective(SURROGATES[1])
     x = given.new - given.base
     given.base = given.new - torch.where(given.trains, side * (0.01 + x.abs()), x)
-    found, wanted = ppo_blocks.run(given, objective, True), by_definition(given, objective)
-    assert found is not None and found[3] == {name: end.item() for name, end in wanted[3].items()}
-    assert torch.equal(found[1], wanted[1])
+    found, wanted = by_slope(given, objective), by_definition(given, objective)
+    assert found is not None and found.maxima == {name: float(end) for name, end in wanted[3].items()}
+    assert torch.equal(found.gradient, wanted[1])
 
 
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_many_tokens(spread, monkeypatch):
     """Beyond the number up to which statistics are taken in float64."""
     given, objective = operands(many=4, weighted=True, spread=spread), Objective(SURROGATES[1])
-    found = ppo_blocks.run(given, objective, True)
-    monkeypatch.setattr(ppo_blocks, "SMALL", 100)
-    other = ppo_blocks.run(given, objective, True)
+    found = by_slope(given, objective)
+    monkeypatch.setattr(loss_blocks, "SMALL", 100)
+    other = by_slope(given, objective)
     assert found is not None and other is not None
-    assert torch.equal(found[0], other[0]) and torch.equal(found[1], other[1])
-    assert other[2] == pytest.approx(found[2], rel=1e-6, abs=1e-5)
+    assert torch.equal(found.total, other.total) and torch.equal(found.gradient, other.gradient)
+    one, two = ({name: float(x) for name, x in each.sums.items()} for each in (other, found))
+    assert one == pytest.approx(two, rel=1e-6, abs=1e-5)
 
 
 def test_what_is_not_for_it():
@@ -135,20 +134,20 @@ def test_what_is_not_for_it():
         Objective(ppo, weights_are_the_ratio=True),
         Objective(rc.PPO(clamp=0.5)),
     ]
-    assert all(ppo_blocks.run(plain, objective, True) is None for objective in objectives)
-    assert ppo_blocks.run(plain, Objective(ppo), True) is not None
+    assert all(by_slope(plain, objective) is None for objective in objectives)
+    assert by_slope(plain, Objective(ppo)) is not None
     for name in ("new", "base", "advantages", "weights"):
         for bad in (math.nan, math.inf, -math.inf):
             given = operands(weighted=True)
             getattr(given, name)[17] = bad
-            assert ppo_blocks.run(given, Objective(ppo), True) is None, (name, bad)
+            assert by_slope(given, Objective(ppo)) is None, (name, bad)
     scaled = operands()
     scaled.scales = torch.full_like(scaled.new, 0.5)
-    assert ppo_blocks.run(scaled, Objective(ppo), True) is None
+    assert by_slope(scaled, Objective(ppo)) is None
     alone = operands()
     alone.base = None
     nothing = operands(many=0)
-    assert ppo_blocks.run(alone, Objective(ppo), True) is None is ppo_blocks.run(nothing, Objective(ppo), True)
+    assert by_slope(alone, Objective(ppo)) is None is by_slope(nothing, Objective(ppo))
 
 
 def test_a_scale_multiplies_a_plain_ppo():
