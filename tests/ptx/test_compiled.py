@@ -192,8 +192,8 @@ def test_planted_faults_are_noticed(name, kind, process):
 
 
 def test_a_mask_taken_out_of_the_source_is_noticed(process):
-    """The state of a sequence, loaded by programs over the batch, whose slots are more than there are sequences."""
-    outcomes = process.submit(hunt_edits, ["product_geometric_padded"], "tl.load(states").result()
+    """The state and the weight of a sequence, for tokens that no sequence has too."""
+    outcomes = process.submit(hunt_edits, ["geometric_clamped"], "tl.load(table + sequence,").result()
     assert [how for how, where in outcomes if where.startswith("a mask")] == ["bounds"], outcomes
 
 
