@@ -133,12 +133,7 @@ class Recording(KnownBounds):
         self._values.setdefault(place, []).append(search.left(values) if self._on_host else values)
 
     def _search(
-        self,
-        place: Place,
-        rule: OfBatch,
-        dtype: torch.dtype,
-        device: torch.device,
-        groups: SequenceGroups | None = None,
+        self, place: Place, rule: OfBatch, dtype: torch.dtype, device: torch.device, groups: SequenceGroups | None
     ) -> Search:
         """The search for a bound; one that begins now, or one of the rounds before."""
         search = self.searches.get(place)

@@ -297,12 +297,7 @@ class Search(NamedTuple):
 
 
 def begin(
-    rule: OfBatch,
-    side: Side,
-    dtype: torch.dtype,
-    device: torch.device,
-    groups: int | None = None,
-    local: bool = False,
+    rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device, groups: int | None = None, local: bool = False
 ) -> Search:
     """A search before its first round; arguments as of `Search`. A sample size is that of weights of any dtype."""
     nothing = torch.zeros(1 if groups is None else groups, dtype=torch.int64, device=device)

@@ -3,7 +3,7 @@
 To add one, write a class with its `traits` and formulas in ratio_losses.py, score_losses.py or signed_losses.py, list
 it here, export it in `rollout_corr/__init__.py`, and give it a branch in kernels/policy_loss/formulas.py and a formula
 in tests/oracles/loss.py. One that sees the whole batch first lives in batch_losses.py, and has its formula in
-tests/oracles/looks.py. Nothing else names it.
+tests/oracles/batch_losses.py. Nothing else names it.
 
 `import rollout_corr` imports only the files of the most used ones, and this list when something asks for all.
 """

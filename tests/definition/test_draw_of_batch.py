@@ -10,7 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
-from oracles import looks as oracle
+from oracles import batch_losses as oracle
 from rollout_corr.backends import sees_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,7 +18,7 @@ from builders.loss_cases import OF_BATCH, LaidLoss, only, random_batch
 from builders.reads import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
-from oracles import looks as oracle
+from oracles import batch_losses as oracle
 from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import loss_blocks, sees_batch
 

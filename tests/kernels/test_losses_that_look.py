@@ -16,7 +16,7 @@ from builders.loss_cases import OF_BATCH, OF_ENTROPY, LaidLoss, only, random_bat
 from builders.loss_kernel_cases import assert_as_plain_torch, fenced_loss
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
-from oracles import looks as oracle
+from oracles import batch_losses as oracle
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.launches import Launch
 from rollout_corr.spec.encode import decode, encode

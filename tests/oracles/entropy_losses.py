@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oracles.looks import tokens_of
+from oracles.batch_losses import tokens_of
 from oracles.loss import Sequence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oracles.looks import Token, tokens_of
+from oracles.batch_losses import Token, tokens_of
 from oracles.loss import Sequence
 from oracles.surrogates import clip, mean
 

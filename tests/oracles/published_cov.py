@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oracles.looks import drawn
+from oracles.batch_losses import drawn
 from oracles.published import ppo, token_mean
 from oracles.published_rows import mean
 
