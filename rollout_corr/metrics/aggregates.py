@@ -26,12 +26,10 @@ from rollout_corr.metrics.rows import (
     OfTokens,
     always,
     both_ends,
-    counted,
     ends_of_column,
     exp,
     of_column,
-    squared_sum,
-    summed,
+    over_tokens,
     total,
 )
 from rollout_corr.metrics.sums import Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
@@ -120,12 +118,12 @@ def _weights(at: At, when: Callable[[Spec], bool]) -> list[Aggregate]:
 # In the order of `Statistics`, where sums and maxima, and those of tokens and of sequences, are stretches of their own.
 # The rows of criteria follow, then those of FULL.
 AGGREGATES: list[Aggregate] = [
-    summed("abs_d", lambda f: f.tokens.size),
-    squared_sum("d2", lambda f: f.tokens.saturated),
-    summed("k3", lambda f: f.tokens.k3),
-    summed("ratio", lambda f: f.tokens.excess),
-    squared_sum("ratio2", lambda f: f.tokens.excess),
-    counted("tokens_clamped", lambda f: f.tokens.clamped() != f.tokens.d),
+    over_tokens("abs_d", "sum", lambda f: f.tokens.size),
+    over_tokens("d2", "squares", lambda f: f.tokens.saturated),
+    over_tokens("k3", "sum", lambda f: f.tokens.k3),
+    over_tokens("ratio", "sum", lambda f: f.tokens.excess),
+    over_tokens("ratio2", "squares", lambda f: f.tokens.excess),
+    over_tokens("tokens_clamped", "count", lambda f: f.tokens.clamped() != f.tokens.d),
     *_weights("tokens", weighs_tokens),
     Aggregate(("raw_plain",), (), "tokens", weighs_prefixes, sum_of_weight("ratio")),
     Aggregate(("raw_plain2",), (), "tokens", weighs_prefixes, squares_of_weight("ratio")),
@@ -135,21 +133,11 @@ AGGREGATES: list[Aggregate] = [
     # Sequences.
     total("tokens", "sequences", lambda s: s.tokens(s.facts.tokens), always, _counting(lambda f: f.tokens.valid)),
     Aggregate(("tokens_outside",), (), "call", of_all=lambda s: (s.tokens_outside,), local=True),
-    total(
-        "tokens_measured",
-        "sequences",
-        lambda s: s.tokens(s.facts.measured),
-        always,
-        _counting(lambda f: f.tokens.measured),
-    ),
+    total("tokens_measured", "sequences", lambda s: s.tokens(s.facts.measured), always,
+          _counting(lambda f: f.tokens.measured)),
     total("tokens_nonfinite", "sequences", lambda s: s.nonfinite, always, lambda f, by: _count_some(by, f.tokens.bad)),
-    total(
-        "tokens_kept",
-        "sequences",
-        lambda s: s.tokens(s.facts.kept),
-        always,
-        _counting(lambda f: kept_tokens(f.tokens, f.decision)),
-    ),
+    total("tokens_kept", "sequences", lambda s: s.tokens(s.facts.kept), always,
+          _counting(lambda f: kept_tokens(f.tokens, f.decision))),
     total("sequences", "sequences", lambda s: s.nonempty),
     total("sequences_measured", "sequences", lambda s: s.measured),
     total("sequences_kept", "sequences", lambda s: s.standing),
@@ -185,23 +173,13 @@ AGGREGATES: list[Aggregate] = [
     ends_of_column("sequence_weight", "bounded", weighted),
     *_weights("blocks", weighs_units),
     of_column("raw_plain", ("measured", "ratio"), weighs_sequences, sum_of_weight("ratio")),
-    total(
-        "raw_plain2",
-        "measured",
-        lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio,
-        weighs_sequences,
-        squares_of_weight("ratio"),
-    ),
+    total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences,
+          squares_of_weight("ratio")),
     of_column("weight_plain", ("measured", "weight"), weighs_sequences, sum_of_weight("weight")),
-    total(
-        "weight_plain2",
-        "measured",
-        lambda s: s.facts.measured * s.facts.weight * s.facts.weight,
-        weighs_sequences,
-        squares_of_weight("weight"),
-    ),
+    total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, weighs_sequences,
+          squares_of_weight("weight")),
     *of_turns.AGGREGATES,
-]
+]  # fmt: skip
 
 
 def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:

@@ -173,11 +173,7 @@ class Collector:
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        on_host: bool = False,
-        labelled: tuple[Labelled, ...] = (),
-        known: Known | None = None,
+        self, spec: Spec, on_host: bool = False, labelled: tuple[Labelled, ...] = (), known: Known | None = None
     ) -> None:
         self._spec, self._on_host, self._plan, self._known = spec, on_host, plan_of(spec), known
         self._labels = LabelCollector(spec, labelled) if labelled else None
@@ -194,19 +190,16 @@ class Collector:
             found: The block.
             choose: Gives its tokens' values of a tensor of the shape of the batch; None: all of them.
         """
-        self.add(found.facts, *of_block(found, self._plan.of_blocks, self._known))
+        sums, maxima = of_block(found, self._plan.of_blocks, self._known)
+        if isinstance(bins := sums.pop("histogram", None), Tensor):
+            self._histograms.append(bins)
+        self._facts.append(found.facts)
+        self._sums.append(sums)
+        self._maxima.append(maxima)
         if found.weighing is not None:
             self._bounds = found.weighing.bounds
         if self._labels is not None:
             self._labels.take(found, choose)
-
-    def add(self, facts: SequenceFacts, sums: Numbers, maxima: Numbers) -> None:
-        """Add the next block's facts, and the sums and maxima of `of_block`."""
-        self._facts.append(facts)
-        if isinstance(counted := sums.pop("histogram", None), Tensor):
-            self._histograms.append(counted)
-        self._sums.append(sums)
-        self._maxima.append(maxima)
 
     def statistics(self, tokens_outside: Number, rows: int, slots: int) -> Statistics:
         """Give the statistics of the batch.
@@ -272,14 +265,17 @@ class LabelCollector:
             else:
                 here = place if choose is None else choose(place)
             by = OfLabels(here, len(labels.every))
-            sums: list[Number] = []
-            maxima: list[Number] = []
+            sums: Numbers = {}
+            maxima: Numbers = {}
             for row in columns.of_tokens:
-                assert row.of_tokens is not None
-                values = row.of_tokens(found, by)
-                sums += values[: len(row.sums)]
-                maxima += values[len(row.sums) :]
-            blocks.append((_table(sums), _table(maxima)))
+                if row.of_tokens is not None:
+                    _put(row.of_tokens(found, by), row.sums, row.maxima, sums, maxima)
+            blocks.append(
+                (
+                    _table(sums, columns.sums[: columns.token_sums]),
+                    _table(maxima, columns.maxima[: columns.token_maxima]),
+                )
+            )
 
     def found(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
         """The sums and maxima of each of the labels, in the order of `schema.of_label`.
@@ -318,11 +314,8 @@ def _of_sequences(columns: schema.OfLabel, place: Tensor, many: int, view: AllSe
     for row in columns.of_sequences:
         if row.of_all is not None:
             _put(row.of_all(mine), row.sums, row.maxima, sums, maxima)
-    return (
-        _table([sums[name] for name in columns.sums[columns.token_sums :]]),
-        _table([maxima[name] for name in columns.maxima[columns.token_maxima :]]),
-    )
+    return _table(sums, columns.sums[columns.token_sums :]), _table(maxima, columns.maxima[columns.token_maxima :])
 
 
-def _table(numbers: list[Number]) -> Tensor:
-    return torch.stack([x for x in numbers if isinstance(x, Tensor)])
+def _table(numbers: Numbers, names: tuple[str, ...]) -> Tensor:
+    return torch.stack([tensor_of(numbers[name]) for name in names])

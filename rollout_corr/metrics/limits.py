@@ -63,57 +63,27 @@ FEWEST_TOKENS = 16
 NEAR_CLAMP = 0.5
 
 LIMITS = (
-    Limit(
-        "kl_k3",
-        "above",
-        0.01,
-        0.05,
-        "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantised ones rarely "
-        "reach 0.05",
-        "look for log-probs that are shifted by a token, gathered at the wrong place or of other weights, and for a "
-        "temperature on one side",
-    ),
-    Limit(
-        "chi2_token",
-        "above",
-        1.0,
-        1.0,
-        "the variance of the token ratios: above 1 weights keep little information, above 10 next to none",
-        "find the cause of the mismatch, or reject",
-    ),
-    Limit(
-        "d_abs_max",
-        "above",
-        5.0,
-        10.0,
-        "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
-        "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave out; "
-        "a veto rejects their sequences",
-    ),
-    Limit(
-        "tokens_kept_fraction",
-        "below",
-        0.9,
-        0.5,
-        "the share that trains: below one half, what trains is no longer the batch that was sampled",
-        "compare each criterion's bounds with its LABEL/mean and LABEL/std; rc.suggest gives bounds that fit",
-    ),
-    Limit(
-        "weight_ess",
-        "below",
-        0.5,
-        0.3,
-        "the effective sample size: the share of the tokens that is left after the bounds of the weight",
-        "lower the upper bound, or find the cause of the mismatch",
-    ),
-    Limit(
-        "sequence_weight_ess",
-        "below",
-        0.5,
-        0.3,
-        "the effective sample size over sequences",
-        "lower the upper bound, or take token or geometric weights in place of products",
-    ),
+    Limit("kl_k3", "above", 0.01, 0.05,
+          "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantised ones rarely "
+          "reach 0.05",
+          "look for log-probs that are shifted by a token, gathered at the wrong place or of other weights, and for a "
+          "temperature on one side"),
+    Limit("chi2_token", "above", 1.0, 1.0,
+          "the variance of the token ratios: above 1 weights keep little information, above 10 next to none",
+          "find the cause of the mismatch, or reject"),
+    Limit("d_abs_max", "above", 5.0, 10.0,
+          "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
+          "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave "
+          "out; a veto rejects their sequences"),
+    Limit("tokens_kept_fraction", "below", 0.9, 0.5,
+          "the share that trains: below one half, what trains is no longer the batch that was sampled",
+          "compare each criterion's bounds with its LABEL/mean and LABEL/std; rc.suggest gives bounds that fit"),
+    Limit("weight_ess", "below", 0.5, 0.3,
+          "the effective sample size: the share of the tokens that is left after the bounds of the weight",
+          "lower the upper bound, or find the cause of the mismatch"),
+    Limit("sequence_weight_ess", "below", 0.5, 0.3,
+          "the effective sample size over sequences",
+          "lower the upper bound, or take token or geometric weights in place of products"),
     Limit("tokens_nonfinite", "above", 0.0, 0.0, "valid tokens with NaN or infinity", "look for broken logits, and for "
           "tokens of which the engine returned no log-prob"),
     Limit("tokens_outside", "above", 0.0, 0.0, "valid tokens that belong to no sequence", "pass offsets, which add "

@@ -131,24 +131,21 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
 
 def collect(found: Findings, spec: Spec) -> tuple[Named, Named]:
     """All schemes' sums and maxima over some whole sequences."""
-    sums: Named = {}
-    maxima: Named = {}
-    for scheme in schemes(spec):
-        more_sums, more_maxima = scheme.collect(found, spec)
-        sums.update(more_sums)
-        maxima.update(more_maxima)
-    return sums, maxima
+    return _joined([scheme.collect(found, spec) for scheme in schemes(spec)])
 
 
 def per_call(sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor], spec: Spec) -> tuple[Named, Named]:
     """All schemes' sums and maxima that are added once a call."""
-    more_sums: Named = {}
-    more_maxima: Named = {}
-    for scheme in schemes(spec):
-        found = scheme.per_call(dict(sums), dict(maxima), spec)
-        more_sums.update(found[0])
-        more_maxima.update(found[1])
-    return more_sums, more_maxima
+    return _joined([scheme.per_call(dict(sums), dict(maxima), spec) for scheme in schemes(spec)])
+
+
+def _joined(found: list[tuple[Named, Named]]) -> tuple[Named, Named]:
+    sums: Named = {}
+    maxima: Named = {}
+    for more_sums, more_maxima in found:
+        sums.update(more_sums)
+        maxima.update(more_maxima)
+    return sums, maxima
 
 
 def metrics(values: Mapping[str, float], spec: Spec, name: str) -> dict[str, float]:

@@ -36,6 +36,10 @@ At = Literal["tokens", "blocks", "sequences", "measured", "turns", "measured tur
 OfTokens = Callable[["Findings", "Sums"], tuple[Number, ...]]
 
 
+# Tells from a Spec if it needs a statistic.
+When = Callable[[Any], bool]
+
+
 def always(_: Any) -> bool:
     """Take a statistic whatever is asked for."""
     return True
@@ -61,7 +65,7 @@ class Aggregate(NamedTuple):
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
     at: At
-    when: Callable[[Any], bool] = always
+    when: When = always
     of_tokens: OfTokens | None = None
     each: Callable[[Any], Number] | None = None
     of_all: Callable[[Any], tuple[Number, ...]] | None = None
@@ -69,19 +73,11 @@ class Aggregate(NamedTuple):
     local: bool = False
 
 
-def summed(name: str, x: Callable[[Findings], Tensor], when: Callable[[Any], bool] = always) -> Aggregate:
-    """Make the row of the sum of a value of each token, 0 where the token is not measured."""
-    return Aggregate((name,), (), "tokens", when, lambda f, by: (by.sum(x(f)),))
-
-
-def squared_sum(name: str, x: Callable[[Findings], Tensor], when: Callable[[Any], bool] = always) -> Aggregate:
-    """Make the row of the sum of squares of such a value."""
-    return Aggregate((name,), (), "tokens", when, lambda f, by: (by.squares(x(f)),))
-
-
-def counted(name: str, which: Callable[[Findings], Tensor], when: Callable[[Any], bool] = always) -> Aggregate:
-    """Make the row of the number of tokens of which something is true."""
-    return Aggregate((name,), (), "tokens", when, lambda f, by: (by.count(which(f)),))
+def over_tokens(
+    name: str, how: Literal["sum", "squares", "count"], x: Callable[[Findings], Tensor], when: When = always
+) -> Aggregate:
+    """Make the row of a value of each token, 0 where not measured: its sum, the sum of its squares, or a count."""
+    return Aggregate((name,), (), "tokens", when, lambda f, by: (getattr(by, how)(x(f)),))
 
 
 def both_ends(name: str) -> tuple[str, str]:
@@ -93,21 +89,19 @@ def total(
     name: str,
     at: At,
     each: Callable[[Any], Number],
-    when: Callable[[Any], bool] = always,
+    when: When = always,
     of_tokens: OfTokens | None = None,
 ) -> Aggregate:
     """Make the row of the sum of a value of each sequence or turn."""
     return Aggregate((name,), (), at, when, of_tokens, each)
 
 
-def of_column(
-    name: str, column: Column, when: Callable[[Any], bool] = always, of_tokens: OfTokens | None = None
-) -> Aggregate:
+def of_column(name: str, column: Column, when: When = always, of_tokens: OfTokens | None = None) -> Aggregate:
     """Make the row of the sum of a column of sequences, over the measured ones."""
     return Aggregate((name,), (), "measured", when, of_tokens, lambda s: s.column(column), column=column)
 
 
-def ends_of_column(name: str, column: str, when: Callable[[Any], bool] = always) -> Aggregate:
+def ends_of_column(name: str, column: str, when: When = always) -> Aggregate:
     """Make the row of the maximum and the minimum of a column of sequences, over the measured ones."""
     return Aggregate((), both_ends(name), "measured", when, of_all=lambda s: s.ends(column))
 

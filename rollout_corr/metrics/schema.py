@@ -45,17 +45,12 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
     return found.joined(peers.columns(spec, names))
 
 
-def sum_names(spec: Spec) -> tuple[str, ...]:
-    """All sums of a correction. The bins of the histogram of D come before the sums taken once a call."""
+def names_of(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All sums and all maxima of a correction. The bins of the histogram come before the sums taken once a call."""
     found = columns_of(spec)
     bins = HISTOGRAM if spec.detail == "full" else ()
-    return (*found.token_sums, *found.sequence_sums, *bins, *found.call_sums)
-
-
-def max_names(spec: Spec) -> tuple[str, ...]:
-    """All maxima of a correction. Minima travel as maxima of the negated value."""
-    found = columns_of(spec)
-    return (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
+    sums = (*found.token_sums, *found.sequence_sums, *bins, *found.call_sums)
+    return sums, (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
 
 
 # --- labels ---
@@ -116,7 +111,7 @@ def layout(
     sums: tuple[str, ...] = ()
     maxima: tuple[str, ...] = ()
     if spec is not None:
-        sums, maxima = sum_names(spec), max_names(spec)
+        sums, maxima = names_of(spec)
     if spec is not None and extra is not None:
         of_labels = layout_of_labels(spec, extra)
         sums, maxima = sums + of_labels[0], maxima + of_labels[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from rollout_corr.metrics.limits import BY_KEY
@@ -48,26 +48,17 @@ def _table(metrics: Mapping[str, float], keys: Sequence[str]) -> str:
 # --- in words ---
 
 
-class Recorded(Mapping[str, float]):
+class Recorded(dict[str, float]):
     """Statistics by name that note which of them a formula reads."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
-        self._values = values
-        self.names: dict[str, None] = {}
+        super().__init__(values)
+        self.names: list[str] = []
 
     def __getitem__(self, name: str) -> float:
-        value = self._values[name]
-        self.names[name] = None
-        return value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        if name not in self.names:
+            self.names.append(name)
+        return super().__getitem__(name)
 
 
 def found(key: str, rows: Mapping[str, T]) -> T:

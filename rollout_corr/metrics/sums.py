@@ -91,12 +91,12 @@ class OfBatch:
         negated, largest = extrema(x, among)
         return largest, negated
 
-    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> OfUnits:
+    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> _Units:
         """Values of units, times their tokens."""
-        return OfUnits(counts)
+        return _Units(counts)
 
 
-class OfUnits(OfBatch):
+class _Units(OfBatch):
     """Values of units, [U], each counted by its tokens.
 
     Args:
@@ -108,19 +108,15 @@ class OfUnits(OfBatch):
         self._counts = counts
 
     def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
-        """0-d: the sum over tokens."""
         return (self._counts * x).sum()
 
     def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
-        """0-d: the sum of squares over tokens."""
         return (self._counts * x * x).sum()
 
     def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
-        """0-d: the tokens of the units that are True."""
         return (self._counts if which is None else self._counts * which).sum()
 
     def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """0-d each: the largest x and the largest -x of units with a token."""
         return super().ends(x, self._counts > 0)
 
 
@@ -180,9 +176,9 @@ class OfLabels:
         largest, negated = (self._largest(side.reshape(-1)).double() for side in sides)
         return largest, negated
 
-    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> OfUnitsByLabel:
+    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> _UnitsByLabel:
         """Values of units, at each of their tokens."""
-        return OfUnitsByLabel(self, units, among, self._shape)
+        return _UnitsByLabel(self, units, among, self._shape)
 
     def rows(self, table: Tensor) -> Tensor:
         """[rows, labels] float64: the sums of each row of a table, [rows, S] float64."""
@@ -208,7 +204,7 @@ class OfLabels:
         return x.new_full((self._many,), -torch.inf).scatter_reduce_(0, self._place, x, "amax")
 
 
-class OfUnitsByLabel:
+class _UnitsByLabel:
     """Values of turns or sequences, spread over their tokens, by the label of each token.
 
     Args:
@@ -226,19 +222,15 @@ class OfUnitsByLabel:
         return self._units.spread(x).expand(self._shape)
 
     def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
-        """[labels] float64: the sums over tokens."""
         return self._by.sum(self._spread(x), self._among)
 
     def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
-        """[labels] float64: the sums of squares over tokens."""
         return self._by.squares(self._spread(x), self._among)
 
     def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
-        """[labels] float64: the tokens of the units that are True."""
         return self._by.count(None if which is None else self._spread(which), self._among)
 
     def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[labels] float64 each: the largest x and the largest -x of units with a token."""
         return self._by.ends(self._spread(x), self._among)
 
 

@@ -100,18 +100,8 @@ AGGREGATES: list[Aggregate] = [
     *_weight("weight", "bounded"),
     *_plain("raw", "ratio"),
     *_plain("weight", "weight"),
-    total(
-        "turns_above",
-        "measured turns",
-        lambda s: above(s.turns.facts.log_weight, s.bounds.high),
-        weighed_here,
-    ),
-    total(
-        "turns_below",
-        "measured turns",
-        lambda s: below(s.turns.facts.log_weight, s.bounds.low),
-        weighed_here,
-    ),
+    total("turns_above", "measured turns", lambda s: above(s.turns.facts.log_weight, s.bounds.high), weighed_here),
+    total("turns_below", "measured turns", lambda s: below(s.turns.facts.log_weight, s.bounds.low), weighed_here),
     _ends("turn_raw", lambda turns: turns.raw, weighed_here),
     _ends("turn_weight", lambda turns: turns.bounded, weighed_here),
 ]

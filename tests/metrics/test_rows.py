@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders import metrics_page
 from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import aggregates, collect, docs, loss, native, on_tensors, peers, schema
-from rollout_corr.metrics.rows import Metric, mean, summed, total
+from rollout_corr.metrics import aggregates, collect, loss, native, on_tensors, peers, schema
+from rollout_corr.metrics.rows import Metric, mean, over_tokens, total
 from rollout_corr.spec.choices import REPORTS
 
 PACKAGE = Path(rc.__file__).parent
@@ -69,7 +70,7 @@ def another(monkeypatch):
         on_tensors.keys_of.cache_clear()
 
     rows = [
-        summed("d4", lambda f: f.tokens.saturated**4),
+        over_tokens("d4", "sum", lambda f: f.tokens.saturated**4),
         total("longest", "measured", lambda s: s.facts.measured * s.facts.measured),
     ]
     metrics = [
@@ -104,7 +105,7 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
     assert of_tokens["d4"] > 0.0
     assert of_tokens["longest"] == 0.0
     assert_by_label(rows, spec, wanted)
-    assert "| `d_fourth` | mean D^4 | nats^4 | measured tokens | - |" in docs.markdown()
+    assert "| `d_fourth` | mean D^4 | nats^4 | measured tokens | - |" in metrics_page.markdown()
 
 
 def assert_by_label(rows, spec, wanted):

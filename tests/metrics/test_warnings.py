@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders import metrics_page
 from builders.healthy import at_random, healthy
-from rollout_corr.metrics import docs
 from rollout_corr.metrics.limits import BY_KEY, LIMITS
 from rollout_corr.metrics.native import metrics_of
 
@@ -162,7 +162,7 @@ def test_every_limit_is_a_metric_and_says_why():
             assert limit.crossed(limit.alarm + (1.0 if limit.beyond == "above" else -1.0))
             assert (
                 f"| `{limit.key}` | {limit.range_of(limit.healthy)} | {limit.beyond} {limit.alarm:g} |"
-                in docs.watched()
+                in metrics_page.watched()
             )
     assert len(BY_KEY) == len(LIMITS)
 

@@ -1,10 +1,11 @@
-"""docs/metrics.md, made from the rows: `python -m rollout_corr.metrics.docs`."""
+"""docs/metrics.md, made from the rows: `PYTHONPATH=tests python -m builders.metrics_page`."""
 
 from __future__ import annotations
 
 import sys
 
-from rollout_corr.metrics import extra, loss, native, routes, turns
+from rollout_corr.api import routes
+from rollout_corr.metrics import extra, loss, native, turns
 from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.spec.correction import Criterion, Spec, Weight
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -13,7 +14,8 @@ from rollout_corr.spec.ratio_losses import DEFAULT_SURROGATE
 HEAD = """\
 # Native metrics
 
-Made from the rows in `rollout_corr/metrics/` by `python -m rollout_corr.metrics.docs`; do not edit.
+Made from the rows in `rollout_corr/metrics/` by `PYTHONPATH=tests python -m builders.metrics_page`; do not
+edit.
 
 D is the log-ratio of a token, `train_logp - rollout_logp`. *Measured* tokens are the valid tokens whose D is finite
 (all valid tokens unless `nonfinite` is `reject`); a measured sequence has one. Empty sequences count in nothing; 0 of
