@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from rollout_corr.spec.operands import CorrectOperands, LossOperands
 
-Fields = TypeVar("Fields", bound="DataclassInstance")
+Fields = TypeVar("Fields", CorrectOperands, LossOperands)
 
 
 def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -> tuple[Fields, Tensor]:
@@ -30,14 +29,13 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
     """
     # Their dtype would be part of compile keys, and who makes them in int32 is not known to `warmup`.
     turns = turns.to(torch.int64)
-    fields: dict[str, Any] = vars(given)
-    many, offsets, advantages = turns.shape[0] - 1, fields["offsets"], fields["advantages"]
+    many, offsets, advantages = turns.shape[0] - 1, given.offsets, given.advantages
     offsets = rows_as_offsets(like) if offsets is None else offsets.to(torch.int64)
     within = torch.searchsorted(turns, offsets).clamp(max=many).cummax(0).values
     if advantages is not None:
-        advantages = _of_turns(advantages, within, many) if fields["per_sequence"] else advantages.reshape(-1)
-    flat = {name: x.reshape(-1) for name in names if (x := fields[name]) is not None}
-    return replace(given, offsets=turns, advantages=advantages, **flat), within
+        advantages = _of_turns(advantages, within, many) if given.per_sequence else advantages.reshape(-1)
+    flat = {name: x.reshape(-1) for name in names if (x := getattr(given, name)) is not None}
+    return given._replace(offsets=turns, advantages=advantages, **flat), within
 
 
 @dataclass(eq=False)

@@ -62,7 +62,7 @@ def _of_correct(
     yield _warm(Call(f"correct: {name}", whole))
     yield _warm(Call("reading the batch", read, part=True))
     operands = operators.operands_of(read(), spec)
-    given = operators.given_of(operands)
+    given = operators.beside_tokens(operands)
     yield _warm(Call("preparing the launches", lambda: launch.prepare(given, spec), part=True))
     launches = launch.prepare(given, spec)[1]
     yield _warm(Call("launching", lambda: [one.run() for one in launches], part=True))

@@ -6,7 +6,6 @@ sequences and the statistics, `apply` brings these weights to the tokens. Only s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,47 +27,17 @@ from rollout_corr.kernels.uploads import upload_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.operands import CorrectOperands
 
 # --- what comes and goes ---
 
 
-@dataclass
-class CorrectGiven:
-    """A batch as the kernels take it: per-token tensors are [N] with offsets, or [B, T] without.
+# Fields of `CorrectOperands` that turns make flat.
+PER_TOKEN = ("train", "rollout", "mask", "new", "log_mass")
 
-    Attributes:
-        train: The trainer's log-probs.
-        rollout: The engine's log-probs.
-        mask: Non-zero at valid tokens, any dtype.
-        offsets: [S + 1] int32 or int64, of a packed batch.
-        advantages: Per token, or [S].
-        per_sequence: True if advantages are [S].
-        externals: Per-token tensors of criteria over external statistics.
-        new: Log-probs of the policy that trains, for criteria that compare it.
-        log_mass: Per token, the log of the mass that truncated sampling kept.
-        mass_of_rollout: True if it is taken from the engine's log-probs, and not from the trainer's.
-        turns: [U + 1] int32 or int64, the offsets of turns among the tokens, where the Spec measures them; tokens of a
-            padded batch are counted row after row.
-        weights_out, mask_out: Where to write, contiguous and aligned to 16 bytes; None: to new tensors.
-    """
-
-    train: Tensor
-    rollout: Tensor
-    mask: Tensor | None
-    offsets: Tensor | None
-    advantages: Tensor | None
-    per_sequence: bool
-    externals: Sequence[Tensor]
-    new: Tensor | None = None
-    log_mass: Tensor | None = None
-    mass_of_rollout: bool = False
-    turns: Tensor | None = None
-    weights_out: Tensor | None = None
-    mask_out: Tensor | None = None
-
-
-# Those of its fields that turns make flat.
-PER_TOKEN = ("train", "rollout", "mask", "new", "log_mass", "weights_out", "mask_out")
+# Where weights and mask are written, contiguous and aligned to 16 bytes; None: to new tensors.
+Outputs = tuple[Tensor | None, Tensor | None]
+NEW: Outputs = (None, None)
 
 
 @dataclass
@@ -191,16 +160,18 @@ operation_for = cached(maxsize=256)(CorrectOperation)
 # --- a call ---
 
 
-def run(given: CorrectGiven, spec: Spec) -> CorrectFound:
+def run(given: CorrectOperands, spec: Spec, out: Outputs = NEW) -> CorrectFound:
     """Run the kernels on tensors that `backends.read.read_batch` has checked."""
     with current(given.train):
-        found, launches = prepare(given, spec)
+        found, launches = prepare(given, spec, out=out)
         for launch in launches:
             launch.run()
     return found
 
 
-def prepare(given: CorrectGiven, spec: Spec, split: bool = False) -> tuple[CorrectFound, tuple[Launch, ...]]:
+def prepare(
+    given: CorrectOperands, spec: Spec, split: bool = False, out: Outputs = NEW
+) -> tuple[CorrectFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone.
 
     With `split` there is one more launch, the second, which fills `by_owner` of the results: what ranks that hold parts
@@ -210,7 +181,7 @@ def prepare(given: CorrectGiven, spec: Spec, split: bool = False) -> tuple[Corre
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     if turns is not None:
         given, within = by_turns(given, turns, given.train, PER_TOKEN)
-        given.externals = [x.reshape(-1) for x in given.externals]
+        given = given._replace(externals=[x.reshape(-1) for x in given.externals])
         keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
@@ -233,7 +204,8 @@ def prepare(given: CorrectGiven, spec: Spec, split: bool = False) -> tuple[Corre
     grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
     if within is not None:
         grid = of_units(grid, count)
-    weights, mask_out, histogram, by_owner = given.weights_out, given.mask_out, None, None
+    weights, mask_out = out if turns is None else [None if x is None else x.reshape(-1) for x in out]
+    histogram, by_owner = None, None
     if plan.writes_weights and weights is None:
         weights = torch.empty(*train.shape, dtype=operation.kind, device=device)
     if plan.writes_mask and mask_out is None:
@@ -263,7 +235,7 @@ def prepare(given: CorrectGiven, spec: Spec, split: bool = False) -> tuple[Corre
         tensors |= {f"{table}_out": x if getattr(plan, table) else None for table, x in vars(by_owner).items()}
     launches = operation.launches(tensors, grid, externals)
     if keep_turns is not None:
-        weights, mask_out = _shaped(weights, whole.weights_out, whole), _shaped(mask_out, whole.mask_out, whole)
+        weights, mask_out = _shaped(weights, out[0], whole), _shaped(mask_out, out[1], whole)
     found = CorrectFound(weights, mask_out, keep, statistics, operation.sums, by_owner, None, keep_turns)
     if split and within is not None and turns is not None:
         of_sequences = (tensors["advantages"], whole.advantages) if whole.per_sequence else (None, None)
@@ -271,7 +243,7 @@ def prepare(given: CorrectGiven, spec: Spec, split: bool = False) -> tuple[Corre
     return found, launches
 
 
-def _shaped(flat: Tensor | None, given_out: Tensor | None, given: CorrectGiven) -> Tensor | None:
+def _shaped(flat: Tensor | None, given_out: Tensor | None, given: CorrectOperands) -> Tensor | None:
     """Give a result in the shape of the batch; where the caller gave a tensor for it, that tensor."""
     return flat if flat is None else flat.view(given.train.shape) if given_out is None else given_out
 

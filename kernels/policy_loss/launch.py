@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,52 +22,12 @@ from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
 from rollout_corr.kernels.uploads import upload_of
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
+from rollout_corr.spec.operands import LossOperands, ScaleOperands
 
 # --- what comes and goes ---
 
 
-@dataclass
-class LossGiven:
-    """A batch as the kernels take it: per-token tensors are [N] with offsets, or [B, T] without.
-
-    Attributes:
-        new: new_logp.
-        base: The log-probs that it is compared with.
-        ref: Log-probs of the reference policy.
-        advantages: Per token, or [S].
-        per_sequence: True if advantages are [S].
-        weights: Factors of the loss.
-        trains: Non-zero at tokens that train.
-        mask: Non-zero at valid tokens.
-        offsets: [S + 1] int32 or int64, of a packed batch.
-        divisor: 0-d float64, where the caller has counted.
-        scales: Per token, factors of all that it adds to the loss.
-        log_mass: Per token, the log of the mass that truncated sampling kept.
-        mass_of_base: True if it is taken from the base, and not from new_logp.
-        double: float64 computes.
-        chosen: Per token, non-zero where the surrogate chose it from the whole batch.
-        turns: [U + 1] int32 or int64, offsets of turns among the tokens, for a surrogate of turns.
-    """
-
-    new: Tensor
-    base: Tensor | None
-    ref: Tensor | None
-    advantages: Tensor
-    per_sequence: bool
-    weights: Tensor | None
-    trains: Tensor | None
-    mask: Tensor | None
-    offsets: Tensor | None
-    divisor: Tensor | None
-    scales: Tensor | None = None
-    log_mass: Tensor | None = None
-    mass_of_base: bool = False
-    double: bool = False
-    turns: Tensor | None = None
-    chosen: Tensor | None = None
-
-
-# Those of its fields that turns make flat.
+# Fields of `LossOperands` that turns make flat.
 PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "chosen")
 
 
@@ -100,7 +59,7 @@ class LossOperation(Operation):
         objective: Everything that is fixed about the loss.
         device: The device.
         dtypes: Of `STRIDED`, offsets, divisor, advantages, mass, scales and what was chosen up.
-        double, per_sequence, mass_of_base: As in `LossGiven`.
+        double, per_sequence, mass_of_base: As in `LossOperands`.
         differentiable: The gradient is handed back.
         turns: Turns stand in the place of sequences.
     """
@@ -180,22 +139,21 @@ operation_for = cached(maxsize=256)(LossOperation)
 # --- a call ---
 
 
-def run(given: LossGiven, objective: Objective, differentiable: bool) -> LossFound:
+def run(given: LossOperands, objective: Objective) -> LossFound:
     """Run the kernels on tensors that `policy_loss` has checked.
 
     Args:
         given: The batch.
         objective: Everything that is fixed about the loss.
-        differentiable: The gradient is handed back.
     """
     with current(given.new):
-        found, launches = prepare(given, objective, differentiable)
+        found, launches = prepare(given, objective)
         for launch in launches:
             launch.run()
     return found
 
 
-def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tuple[LossFound, tuple[Launch, ...]]:
+def prepare(given: LossOperands, objective: Objective) -> tuple[LossFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
     shape, device, turns, within = given.new.shape, given.new.device, given.turns, None
     if turns is not None:
@@ -213,7 +171,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
         given.double,
         given.per_sequence,
         given.mass_of_base,
-        differentiable,
+        given.differentiable,
         turns is not None,
     )
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
@@ -223,7 +181,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
     if within is not None:
         grid = of_units(grid, within.shape[0] - 1, beside=True)
     kind = operation.kind
-    gradient = torch.empty(*shape, dtype=kind, device=device) if differentiable else None
+    gradient = torch.empty(*shape, dtype=kind, device=device) if given.differentiable else None
     inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
@@ -255,18 +213,7 @@ def prepare(given: LossGiven, objective: Objective, differentiable: bool) -> tup
 # --- backward ---
 
 
-class Slope(NamedTuple):
-    """The operands of `scale`."""
-
-    gradient: Tensor  # [N] or [B, T], contiguous
-    inners: Tensor | None  # [S] in its dtype; None or empty: sequences do not matter
-    upstream: Tensor  # 0-d, any floating dtype, on the device of the gradient
-    divisor: Tensor  # 0-d float64
-    offsets: Tensor | None  # of a packed batch
-    dtype: torch.dtype  # of the result
-
-
-def scale(slope: Slope) -> Tensor:
+def scale(slope: ScaleOperands) -> Tensor:
     """Scale the gradient, in one launch: gradient * upstream / divisor, times each sequence's inner factor."""
     with current(slope.gradient):
         scaled, launch = prepare_scale(slope)
@@ -274,7 +221,7 @@ def scale(slope: Slope) -> Tensor:
     return scaled
 
 
-def prepare_scale(slope: Slope) -> tuple[Tensor, Launch]:
+def prepare_scale(slope: ScaleOperands) -> tuple[Tensor, Launch]:
     """Allocate the result of `scale` and say what has to be launched; see there."""
     gradient, inners, upstream, divisor, offsets, dtype = slope
     device = gradient.device

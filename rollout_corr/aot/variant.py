@@ -16,11 +16,10 @@ from rollout_corr.backends.batch import external_names
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.loss import Objective
+from rollout_corr.spec.operands import CorrectOperands, LossOperands, ScaleOperands
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.launch import CorrectGiven
     from rollout_corr.kernels.launches import Launch
-    from rollout_corr.kernels.policy_loss.launch import LossGiven
 
 # Mean lengths: each of `grid.SHAPES` has one, the last two.
 LONGEST, LONG, MEDIUM, SHORT = 1 << 20, 4096, 512, 64
@@ -112,7 +111,7 @@ class Variant(VariantLayout):
         of_mask = 0 if self.mask is None else self.mask.itemsize
         return 4 + 4 + (of_mask if of_mask >= 4 else 0)
 
-    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> CorrectGiven:
+    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> CorrectOperands:
         """Make a batch of this variant without values in it.
 
         Args:
@@ -120,8 +119,6 @@ class Variant(VariantLayout):
             sequences: How many.
             device: Where. On "meta" it takes no memory.
         """
-        from rollout_corr.kernels.correct.launch import CorrectGiven
-
         shape = self._shape(tokens, sequences)
         computes = torch.promote_types(torch.promote_types(self.train, self.rollout), torch.float32)
 
@@ -131,7 +128,7 @@ class Variant(VariantLayout):
         advantages = None
         if self.advantages is not None:
             advantages = empty(computes, *(shape if self.advantages == "token" else (sequences,)))
-        return CorrectGiven(
+        return CorrectOperands(
             train=self.place(empty(self.train, *shape)),
             rollout=self.place(empty(self.rollout, *shape)),
             mask=None if self.mask is None else self.place(empty(self.mask, *shape)),
@@ -145,7 +142,7 @@ class Variant(VariantLayout):
             turns=empty(self.offsets, sequences + 1) if self.turns else None,
         )
 
-    def launches(self, given: CorrectGiven | None = None) -> tuple[Launch, ...]:
+    def launches(self, given: CorrectOperands | None = None) -> tuple[Launch, ...]:
         """List what `correct` would launch for a batch, by default one on the meta device."""
         from rollout_corr.kernels.correct.launch import prepare
 
@@ -191,10 +188,8 @@ class LossVariant(VariantLayout):
             return 0
         return 8 + sum(x.itemsize for x in (self.ref, self.weights) if x == torch.float32)
 
-    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> LossGiven:
+    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> LossOperands:
         """Make a batch of this variant without values in it; see `Variant.given`."""
-        from rollout_corr.kernels.policy_loss.launch import LossGiven
-
         shape = self._shape(tokens, sequences)
         double = torch.float64 in (self.new, self.base, self.ref)
 
@@ -205,7 +200,7 @@ class LossVariant(VariantLayout):
             return None if dtype is None else self.place(empty(dtype, *shape))
 
         kind = torch.float64 if double else torch.float32
-        return LossGiven(
+        return LossOperands(
             new=self.place(empty(self.new, *shape)),
             base=line(self.base),
             ref=line(self.ref),
@@ -220,17 +215,18 @@ class LossVariant(VariantLayout):
             log_mass=None if self.mass is None else empty(kind, *shape),
             mass_of_base=self.mass == "rollout",
             double=double,
+            differentiable=self.differentiable,
             chosen=empty(torch.bool, *shape) if self.objective.surrogate.sees_batch else None,
         )
 
-    def launches(self, given: LossGiven | None = None) -> tuple[Launch, ...]:
+    def launches(self, given: LossOperands | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
-        from rollout_corr.kernels.policy_loss.launch import Slope, prepare, prepare_scale
+        from rollout_corr.kernels.policy_loss.launch import prepare, prepare_scale
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        found, launches = prepare(given, self.objective, self.differentiable)
+        found, launches = prepare(given, self.objective)
         if found.gradient is None:
             return launches
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
-        slope = Slope(found.gradient, found.inners, upstream, found.divisor, given.offsets, given.new.dtype)
+        slope = ScaleOperands(found.gradient, found.inners, upstream, found.divisor, given.offsets, given.new.dtype)
         return (*launches, prepare_scale(slope)[1])

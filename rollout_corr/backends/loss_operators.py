@@ -6,7 +6,7 @@ the reference needs it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,32 +18,8 @@ from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
+from rollout_corr.spec.operands import LossOperands, ScaleOperands
 from rollout_corr.spec.surrogate import Surrogate
-
-if TYPE_CHECKING:
-    from rollout_corr.kernels.policy_loss.launch import LossGiven
-
-
-class LossOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind them."""
-
-    new_logp: Tensor
-    base: Tensor | None
-    ref: Tensor | None
-    advantages: Tensor
-    per_sequence: bool
-    weights: Tensor | None
-    trains: Tensor | None
-    mask: Tensor | None
-    cu_seqlens: Tensor | None
-    divisor: Tensor | None
-    scales: Tensor | None
-    log_mass: Tensor | None
-    mass_of_base: bool  # log_mass is taken from base, and not from new_logp
-    double: bool
-    turns: Tensor | None  # [U + 1], for a surrogate of turns
-    chosen: Tensor | None  # non-zero where the surrogate chose the token from the whole batch
-    differentiable: bool
 
 
 class LossOutputs(NamedTuple):
@@ -56,17 +32,6 @@ class LossOutputs(NamedTuple):
     statistics: Tensor  # float64, the sums and then the maxima
 
 
-class ScaleOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.scale_gradient`, which is backward."""
-
-    gradient: Tensor
-    inners: Tensor  # empty: nothing
-    upstream: Tensor  # 0-d
-    divisor: Tensor  # 0-d float64
-    cu_seqlens: Tensor | None
-    dtype: torch.dtype  # of the result
-
-
 def _operands(task: LossTask) -> LossOperands:
     """Give a batch as the operators take it."""
     batch, wanted = task.batch, task.objective
@@ -75,7 +40,7 @@ def _operands(task: LossTask) -> LossOperands:
     if task.decided is not None:
         (chosen,) = task.decided.tokens or (None,)
     return LossOperands(
-        new_logp=batch.train,
+        new=batch.train,
         base=task.base,
         ref=task.ref,
         advantages=task.advantages,
@@ -83,7 +48,7 @@ def _operands(task: LossTask) -> LossOperands:
         weights=task.weights,
         trains=task.trains,
         mask=batch.mask,
-        cu_seqlens=batch.offsets,
+        offsets=batch.offsets,
         divisor=task.divisor,
         scales=task.scales,
         log_mass=log_mass,
@@ -131,7 +96,7 @@ def run_fused(task: LossTask) -> LossResult:
         value, gradient, inners, counted, statistics = found
         statistics = _with_decided(statistics, task)
         return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
-    made = kernels().run(_given(operands), wanted, task.differentiable)
+    made = kernels().run(_beside_tokens(operands), wanted)
     statistics = _with_decided(made.statistics, task)
     return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True)
 
@@ -155,11 +120,9 @@ def scaled(
     dtype: torch.dtype,
 ) -> Tensor:
     """Scale the gradient of the kernels in backward, directly or as the operator."""
-    if seen_by_others((gradient, inners, upstream, divisor, offsets)):
-        inners = gradient.new_empty(0) if inners is None else inners
-        found: Tensor = torch.ops.rollout_corr.scale_gradient(gradient, inners, upstream, divisor, offsets, dtype)
-    else:
-        found = kernels().scale(kernels().Slope(gradient, inners, upstream, divisor, offsets, dtype))
+    operands = ScaleOperands(gradient, inners, upstream, divisor, offsets, dtype)
+    seen = seen_by_others((gradient, inners, upstream, divisor, offsets))
+    found: Tensor = torch.ops.rollout_corr.scale_gradient(*operands) if seen else kernels().scale(operands)
     return found
 
 
@@ -175,22 +138,20 @@ def kernels() -> Any:
 
 
 def _kernels(operands: LossOperands, objective: Objective) -> LossOutputs:
-    given = _given(operands)
-    found = kernels().run(given, objective, operands.differentiable)
-    gradient, inners = (given.new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
+    found = kernels().run(_beside_tokens(operands), objective)
+    gradient, inners = (operands.new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
     return LossOutputs(found.value, gradient, inners, found.divisor, found.statistics)
 
 
-def _given(operands: LossOperands) -> LossGiven:
-    """Give a batch as the kernels take it."""
-    given: LossGiven = kernels().LossGiven(*operands[:-1])  # in that order
-    given.offsets = offsets_for_kernels(given.offsets, given.new.device)
-    given.turns = offsets_for_kernels(given.turns, given.new.device)
-    return given
+def _beside_tokens(operands: LossOperands) -> LossOperands:
+    """Give operands with their offsets on the device of the tokens, for the kernels."""
+    device = operands.new.device
+    offsets, turns = (offsets_for_kernels(x, device) for x in (operands.offsets, operands.turns))
+    return operands._replace(offsets=offsets, turns=turns)
 
 
 def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
-    new, offsets = operands.new_logp, operands.cu_seqlens
+    new, offsets = operands.new, operands.offsets
     kind = torch.float64 if operands.double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
     if operands.turns is not None:
@@ -209,7 +170,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
 
 
 def _scale(operands: ScaleOperands) -> Tensor:
-    found: Tensor = kernels().scale(kernels().Slope(*operands))
+    found: Tensor = kernels().scale(operands)
     return found
 
 

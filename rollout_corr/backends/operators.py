@@ -23,9 +23,10 @@ from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.caches import cached, registered
 from rollout_corr.spec.correction import Spec
+from rollout_corr.spec.operands import CorrectOperands
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.launch import CorrectFound, CorrectGiven
+    from rollout_corr.kernels.correct.launch import CorrectFound
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
@@ -34,22 +35,6 @@ DEVICES = ("cuda",)
 
 # The state of a sequence is an int32 without a sign: two bits, and one for each criterion that thins.
 MOST_THINNING = 28
-
-
-class CorrectOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.correct` but for the Spec; per-token tensors are [N] or [B, T]."""
-
-    train_logp: Tensor
-    rollout_logp: Tensor
-    mask: Tensor | None
-    cu_seqlens: Tensor | None  # [S + 1], of a packed batch
-    advantages: Tensor | None  # per token, or [S]
-    per_sequence: bool  # advantages are [S]
-    external: list[Tensor]
-    new_logp: Tensor | None
-    log_mass: Tensor | None
-    mass_of_rollout: bool  # log_mass is taken from rollout_logp, and not from train_logp
-    turns: Tensor | None = None  # [U + 1]
 
 
 class CorrectOutputs(NamedTuple):
@@ -132,9 +117,7 @@ def _run_fused(batch: Batch, spec: Spec) -> Result:
             statistics_of(statistics, spec),
             None if batch.turns is None else keep_turns,
         )
-    given = given_of(operands)
-    given.weights_out, given.mask_out = batch.weights_out, batch.mask_out
-    found: CorrectFound = kernels().run(given, spec)
+    found: CorrectFound = kernels().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
     sums, maxima = found.statistics.tensor_split((found.sums,))
     return Result(found.weights, found.mask, found.keep, Statistics(spec, sums, maxima), found.keep_turns)
 
@@ -168,12 +151,11 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
     )  # fmt: skip
 
 
-def given_of(operands: CorrectOperands) -> CorrectGiven:
-    """Give a batch as the kernels take it."""
-    given: CorrectGiven = kernels().CorrectGiven(*operands)
-    given.offsets = offsets_for_kernels(given.offsets, given.train.device)
-    given.turns = offsets_for_kernels(given.turns, given.train.device)
-    return given
+def beside_tokens(operands: CorrectOperands) -> CorrectOperands:
+    """Give operands with their offsets on the device of the tokens, for the kernels."""
+    device = operands.train.device
+    offsets, turns = (offsets_for_kernels(x, device) for x in (operands.offsets, operands.turns))
+    return operands._replace(offsets=offsets, turns=turns)
 
 
 def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
@@ -220,7 +202,7 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    found = kernels().run(given_of(operands), spec)
+    found = kernels().run(beside_tokens(operands), spec)
     return _filled(operands, found.weights, found.mask, found.keep, found.statistics, found.keep_turns)
 
 
@@ -244,8 +226,8 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 
 
 def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    train, mask, offsets = operands.train_logp, operands.mask, operands.cu_seqlens
-    kind = compute_dtype(train.dtype, operands.rollout_logp.dtype)
+    train, mask, offsets = operands.train, operands.mask, operands.offsets
+    kind = compute_dtype(train.dtype, operands.rollout.dtype)
     sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
     mask_kind = torch.bool if mask is None else mask.dtype
     edits = writes_mask(spec, mask, offsets)
@@ -272,7 +254,7 @@ def _filled(
     keep_turns: Tensor | None = None,
 ) -> CorrectOutputs:
     """Replace results that are not wanted by empty tensors: an operator cannot return None."""
-    nothing = operands.train_logp.new_empty
+    nothing = operands.train.new_empty
     return CorrectOutputs(
         nothing(0) if weights is None else weights,
         nothing(0) if mask is None else mask,

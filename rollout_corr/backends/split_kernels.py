@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_corr.backends.batch import Batch, Result
-from rollout_corr.backends.operators import given_of, operands_of, statistics_of
+from rollout_corr.backends.operators import beside_tokens, operands_of, statistics_of
 from rollout_corr.backends.split import ExchangedTables
 from rollout_corr.kernels.correct.launch import prepare
 from rollout_corr.kernels.grid import current
@@ -23,7 +23,7 @@ def start_kernels(batch: Batch, spec: Spec, group: Any) -> tuple[Callable[[], bo
     Returns:
         Whether all sums are there, and what waits for them, decides and applies.
     """
-    given = given_of(operands_of(batch, spec))
+    given = beside_tokens(operands_of(batch, spec))
     # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank. With
     # turns every batch is packed.
     packed = given.offsets is not None or given.turns is not None

@@ -57,13 +57,13 @@ def test_operators_keep_their_promises(objective):
     new, old, advantages, mask, offsets = inputs()
     absent = dict.fromkeys(("weights", "trains", "divisor", "scales", "log_mass", "turns", "chosen"))
     packed = absent | {
-        "new_logp": new.detach(), "base": old, "ref": old if objective.kl else None, "advantages": advantages,
-        "mask": mask, "cu_seqlens": offsets, "per_sequence": False, "mass_of_base": False, "double": False,
+        "new": new.detach(), "base": old, "ref": old if objective.kl else None, "advantages": advantages,
+        "mask": mask, "offsets": offsets, "per_sequence": False, "mass_of_base": False, "double": False,
         "differentiable": True, **told(objective),
     }  # fmt: skip
     rows = {k: x.view(4, 10) if isinstance(x, torch.Tensor) and x.shape == (40,) else x for k, x in packed.items()}
     given = rows | {
-        "cu_seqlens": None, "divisor": torch.tensor(3.0, dtype=torch.float64), "scales": torch.full((4, 10), 0.5),
+        "offsets": None, "divisor": torch.tensor(3.0, dtype=torch.float64), "scales": torch.full((4, 10), 0.5),
         "log_mass": torch.full((4, 10), -0.1), "mass_of_base": True, "differentiable": False,
     }  # fmt: skip
     turns = torch.cat([offsets, offsets[-1:]])
@@ -163,7 +163,7 @@ def test_memory_is_the_gradient_and_little_else():
     given = variant.given(tokens, 256)
     launches = variant.launches(given)
     arguments = [x for launch in launches for x in launch.arguments.values() if isinstance(x, torch.Tensor)]
-    mine = [getattr(given, field.name) for field in dataclasses.fields(given)]
+    mine = list(given)
     known = {x.untyped_storage()._cdata for x in mine if isinstance(x, torch.Tensor)}
     others = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in arguments}
     extra = sum(size for storage, size in others.items() if storage not in known)

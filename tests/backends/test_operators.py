@@ -17,6 +17,7 @@ from rollout_corr.kernels.correct import launch as kernels
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.verdicts import thinning_bit
 from rollout_corr.spec.encode import decode, encode
+from rollout_corr.spec.operands import CorrectOperands
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
@@ -49,7 +50,7 @@ def given(spec, device="cpu", tokens=40, sequences=4, packed=True):
     empty = torch.zeros(shape, device=device)
     offsets = torch.arange(sequences + 1, device=device) * (tokens // sequences) if packed else None
     mask = torch.ones(shape, dtype=torch.bool, device=device)
-    return kernels.CorrectGiven(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
+    return CorrectOperands(empty, empty, mask, offsets, None, False, [empty for _ in external_names(spec)])
 
 
 def prepared(spec, **batch):

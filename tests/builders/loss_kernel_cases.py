@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
+from rollout_corr.spec.operands import ScaleOperands
 from rollout_corr.spec.surrogate import Decided
 
 INF, NAN = math.inf, math.nan
@@ -81,8 +81,8 @@ def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width
 
 def on(given, device):
     """Copy a batch to a device, every tensor between fences."""
-    made = {f.name: getattr(given, f.name) for f in fields(given)}
-    return replace(given, **{name: fenced(x, device) for name, x in made.items() if isinstance(x, torch.Tensor)})
+    made = {name: fenced(x, device) for name, x in given._asdict().items() if isinstance(x, torch.Tensor)}
+    return given._replace(**made)
 
 
 def by_reference(given, wanted, dtype, differentiable=True):
@@ -122,12 +122,12 @@ def by_kernels(given, wanted, device, differentiable=True):
     """Compute the loss by the kernels, and the gradient that backward gives."""
     placed = on(given, device)
     with watched():
-        found = kernels.run(placed, wanted, differentiable)
+        found = kernels.run(placed._replace(differentiable=differentiable), wanted)
         if found.gradient is None:
             return found, None
         one = torch.ones((), device=device)
         kind = found.gradient.dtype
-        slope = kernels.Slope(found.gradient, found.inners, one, found.divisor, placed.offsets, kind)
+        slope = ScaleOperands(found.gradient, found.inners, one, found.divisor, placed.offsets, kind)
         return found, kernels.scale(slope).cpu()
 
 

@@ -45,6 +45,7 @@ from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import LOSS_REDUCTIONS
+from rollout_corr.spec.operands import LossOperands
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -227,7 +228,7 @@ def test_sizes_of_zero(shape, device):
     empty = torch.zeros(shape, device=device)
     offsets = torch.zeros(3, dtype=torch.int32, device=device) if len(shape) == 1 else None
     for variant in (PLAIN, OF_SEQUENCES):
-        given = kernels.LossGiven(empty, empty, None, empty, False, empty, None, None, offsets, None)
+        given = LossOperands(empty, empty, None, empty, False, empty, None, None, offsets, None)
         found, slope = by_kernels(given, variant.objective, device)
         assert found.value == 0.0 and slope.shape == empty.shape
 
@@ -244,7 +245,7 @@ def cut_out(given, s):
     cut = {name: x if x is None else x[start:end].clone() for name, x in tokens.items()}
     if given.per_sequence:
         cut["advantages"] = given.advantages[s : s + 1]
-    return replace(given, **cut, offsets=torch.tensor([0, end - start], dtype=given.offsets.dtype)), start, end
+    return given._replace(**cut, offsets=torch.tensor([0, end - start], dtype=given.offsets.dtype)), start, end
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gspo_token", "dppo_tv", "sapo")]
@@ -257,14 +258,14 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
     wanted = replace(variant.objective, kl=None)
     given = tensors_of(variant, 5)
     with shaped(NARROW):
-        together = kernels.run(on(given, device), wanted, True)
-        again = kernels.run(on(given, device), wanted, True)
+        together = kernels.run(on(given, device), wanted)
+        again = kernels.run(on(given, device), wanted)
     for one, other in zip(vars(together).values(), vars(again).values(), strict=True):
         assert one is other is None or torch.equal(bits(one), bits(other))
     for s, shapes in itertools.product((0, 2, 6, 9), (MIDDLE, WIDE, REAL)):
         alone, start, end = cut_out(given, s)
         with shaped(shapes):
-            found = kernels.run(on(alone, device), wanted, True)
+            found = kernels.run(on(alone, device), wanted)
         assert torch.equal(bits(found.gradient), bits(together.gradient[start:end])), (name, s)
 
 
@@ -275,11 +276,11 @@ def test_garbage_behind_the_masks(name, device):
     made = tensors_of(variant, 5)
     found = []
     for garbage in GARBAGE:
-        given = replace(made, **{f: getattr(made, f).clone() for f in ("new", "base", "weights")})
+        given = made._replace(**{f: getattr(made, f).clone() for f in ("new", "base", "weights")})
         for name in ("new", "base", "weights"):
             getattr(given, name)[given.mask == 0] = garbage
         with shaped(WIDE):
-            found.append(kernels.run(on(given, device), variant.objective, True))
+            found.append(kernels.run(on(given, device), variant.objective))
         assert not found[-1].gradient.cpu()[given.mask == 0].any()
     for other in found[1:]:
         for a, b in zip(vars(found[0]).values(), vars(other).values(), strict=True):

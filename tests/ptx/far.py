@@ -10,7 +10,7 @@ from builders.batches import one_thread
 from builders.kernel_cases import assert_like_reference, unchecked
 from ptx.session import Launch, compiled
 from rollout_corr.kernels.correct import launch
-from rollout_corr.kernels.correct.launch import CorrectGiven
+from rollout_corr.spec.operands import CorrectOperands
 
 FAR = 2**31 + 1_048_653
 
@@ -27,7 +27,7 @@ def run_beyond_32_bits(seed: int = 0) -> None:
     rollout[-last:] = -torch.rand(last, generator=generator)
     train[-last:] = rollout[-last:] + 0.1 * torch.randn(last, generator=generator)
     mask[-last:] = True
-    given = CorrectGiven(
+    given = CorrectOperands(
         train,
         rollout,
         mask,
@@ -78,7 +78,7 @@ def run_sequences_beyond_32_bits(weight: rc.Weight, seed: int = 0) -> None:
         every = every[: many * (launch.arguments["shares"] if plan.zeroes else 1)]
         return every[every % many > 0]
 
-    given = CorrectGiven(train, rollout, mask, begin + offsets, None, per_sequence=False, externals=())
+    given = CorrectOperands(train, rollout, mask, begin + offsets, None, per_sequence=False, externals=())
     with one_thread(), compiled(seed=seed, programs=programs) as session:
         found, launches = launch.prepare(given, spec)
         for each in launches:
