@@ -22,11 +22,11 @@ from rollout_corr.api.loss_request import (
     read_turns_of,
 )
 from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
-from rollout_corr.backends.batch import Batch, Result, check_validate
+from rollout_corr.backends.batch import Batch, LossResult, LossTask, Result, check_validate
 from rollout_corr.backends.choose import BackendName
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.loss_blocks import LossResult, LossTask, finite_tokens
+from rollout_corr.backends.loss_blocks import finite_tokens
 from rollout_corr.backends.read import read_beside, read_entropy
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
 from rollout_corr.definition.entropy import total_of

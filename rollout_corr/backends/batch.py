@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,8 +25,12 @@ from rollout_corr.spec.criterion import ENTROPY
 from rollout_corr.spec.validate import shown
 
 if TYPE_CHECKING:
+    from rollout_corr.backends.blocks import Block
     from rollout_corr.backends.bounds_of_batch import KnownBounds
     from rollout_corr.backends.sequence_groups import SequenceGroups
+    from rollout_corr.definition.loss import Operands
+    from rollout_corr.spec.loss import Objective
+    from rollout_corr.spec.surrogate import Decided
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -144,6 +148,67 @@ class Result:
     keep: Tensor  # [S] bool
     statistics: Statistics
     keep_turns: Tensor | None = None  # [U] bool; None without turns
+
+
+@dataclass(eq=False, repr=False)
+class LossTask:
+    """A loss to run. Tensors have the shape of the batch, and are constants but for `new`.
+
+    Attributes:
+        new: new_logp, which may require grad; `batch.train` is the same, detached.
+        batch: Mask and offsets.
+        advantages: Per token, or [S] where `batch.per_sequence`.
+        base: Log-probs that new_logp is compared with; None: its own, detached.
+        weights: Factors of the surrogate's loss, or None.
+        ref: Log-probs of the reference policy, or None.
+        trains: Non-zero at tokens that train; None: all valid ones.
+        objective: Everything that is fixed about the loss.
+        differentiable: Compute the gradient too.
+        divisor: 0-d float64 count that the caller brings; None: the loss counts.
+        group: Process group over which sequences are split, or None.
+        mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
+        scales: Factors of all that a token adds to the loss, or None.
+        decided: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
+        entropy: Of each token, for a surrogate that reads it, or None.
+        block: The batch as one block, where it was read as one for the look; or None.
+    """
+
+    new: Tensor
+    batch: Batch
+    advantages: Tensor
+    base: Tensor | None
+    weights: Tensor | None
+    ref: Tensor | None
+    trains: Tensor | None
+    objective: Objective
+    differentiable: bool = True
+    divisor: Tensor | None = None
+    group: Any = None
+    mass: KeptMass | None = None
+    scales: Tensor | None = None
+    decided: Decided | None = None
+    entropy: Tensor | None = None
+    block: tuple[Block, Operands] | None = None
+
+
+class LossResult(NamedTuple):
+    """The result of a policy loss by any backend.
+
+    Attributes:
+        value: 0-d.
+        gradient: d(value * divisor) / d(new_logp), in the shape of the batch; None where none was wanted.
+        inners: [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing.
+        divisor: 0-d float64.
+        statistics: Sums and maxima, float64.
+        by_kernels: The kernels made it, and scale the gradient in backward.
+    """
+
+    value: Tensor
+    gradient: Tensor | None
+    inners: Tensor | None
+    divisor: Tensor
+    statistics: Tensor
+    by_kernels: bool = False
 
 
 def is_plain(

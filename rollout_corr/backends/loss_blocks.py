@@ -8,20 +8,20 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import LossResult, LossTask
 from rollout_corr.backends.cpu_sums import SMALL, CpuPacked, ExactSums, k3_within
 from rollout_corr.definition import loss
 from rollout_corr.definition.bounds import limits
 from rollout_corr.definition.loss import RATIOS, Operands, TokensThatTrain
 from rollout_corr.definition.sequences import Packed, Rows
-from rollout_corr.definition.tokens import KeptMass, Number, extrema
+from rollout_corr.definition.tokens import Number, extrema
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.surrogate import Decided, TokenLoss
@@ -32,74 +32,8 @@ if TYPE_CHECKING:
     from rollout_corr.backends.split import Split
 
 
-@dataclass(eq=False, repr=False)
-class LossTask:
-    """A loss to run. Tensors have the shape of the batch, and are constants but for `new`.
-
-    Attributes:
-        new: new_logp, which may require grad; `batch.train` is the same, detached.
-        batch: Mask and offsets.
-        advantages: Per token, or [S] where `batch.per_sequence`.
-        base: Log-probs that new_logp is compared with; None: its own, detached.
-        weights: Factors of the surrogate's loss, or None.
-        ref: Log-probs of the reference policy, or None.
-        trains: Non-zero at tokens that train; None: all valid ones.
-        objective: Everything that is fixed about the loss.
-        differentiable: Compute the gradient too.
-        divisor: 0-d float64 count that the caller brings; None: the loss counts.
-        group: Process group over which sequences are split, or None.
-        mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
-        scales: Factors of all that a token adds to the loss, or None.
-        decided: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
-        entropy: Of each token, for a surrogate that reads it, or None.
-        block: The batch as one block, where it was read as one for the look; or None.
-    """
-
-    new: Tensor
-    batch: Batch
-    advantages: Tensor
-    base: Tensor | None
-    weights: Tensor | None
-    ref: Tensor | None
-    trains: Tensor | None
-    objective: Objective
-    differentiable: bool = True
-    divisor: Tensor | None = None
-    group: Any = None
-    mass: KeptMass | None = None
-    scales: Tensor | None = None
-    decided: Decided | None = None
-    entropy: Tensor | None = None
-    block: tuple[blocks.Block, Operands] | None = None
-
-
-class LossResult(NamedTuple):
-    """The result of a policy loss by any backend.
-
-    Attributes:
-        value: 0-d.
-        gradient: d(value * divisor) / d(new_logp), in the shape of the batch; None where none was wanted.
-        inners: [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing.
-        divisor: 0-d float64.
-        statistics: Sums and maxima, float64.
-        by_kernels: The kernels made it, and scale the gradient in backward.
-    """
-
-    value: Tensor
-    gradient: Tensor | None
-    inners: Tensor | None
-    divisor: Tensor
-    statistics: Tensor
-    by_kernels: bool = False
-
-
 # The sum over tokens, its gradient, and the sums and maxima of the statistics.
 Run = tuple[Tensor, Tensor | None, Mapping[str, Number], Mapping[str, Number]]
-
-
-def width_of(wanted: Objective) -> int:
-    """Count the statistics."""
-    return len(loss_metrics.sum_names(wanted)) + len(loss_metrics.max_names())
 
 
 def run_blocks(task: LossTask) -> LossResult:

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.batch import offsets_for_kernels
-from rollout_corr.backends.loss_blocks import LossResult, LossTask
+from rollout_corr.backends.batch import LossResult, LossTask, offsets_for_kernels
 from rollout_corr.backends.registration import define, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.caches import cached
@@ -165,7 +163,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
         empty(*new.shape) if operands.differentiable else new.new_empty(0),
         empty(sequences) if objective.reduced.averages else new.new_empty(0),
         empty(dtype=torch.float64),
-        empty(loss_blocks.width_of(objective), dtype=torch.float64),
+        empty(len(loss_metrics.sum_names(objective)) + len(loss_metrics.max_names()), dtype=torch.float64),
     )
 
 
