@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics.rows import Metric, Over, mean, plain
+from rollout_corr.metrics.rows import EACH, Metric, Over, mean, plain
 
 # What is summed over a layer's choices, and what over tokens.
 OF_LAYERS, OF_TOKENS = ("choices", "same", "common"), ("tokens", "tokens_same")
@@ -17,7 +17,7 @@ CHOICES, TOKENS = Over("recorded choices", "choices"), Over("tokens with every c
 
 # fmt: off
 METRICS = [
-    Metric("route_choices", "recorded choices: of a token in a layer, by both engines", "choices", Over("-", None), "-",
+    Metric("route_choices", "recorded choices: of a token in a layer, by both engines", "choices", EACH, "-",
            plain("choices")),
     Metric("route_overlap_mean", "mean share of the chosen experts that both engines chose", "fraction", CHOICES,
            "> 0.98", mean("common")),

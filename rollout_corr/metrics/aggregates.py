@@ -40,33 +40,27 @@ from rollout_corr.spec.correction import Criterion, Spec
 LOG_2 = 0.6931471805599453
 
 
-def weighted(spec: Spec) -> bool:
-    """True with a weight."""
+def _weighted(spec: Spec) -> bool:
     return spec.weight is not None
 
 
-def weighs_tokens(spec: Spec) -> bool:
-    """True where every token has a weight of its own."""
+def _weighs_tokens(spec: Spec) -> bool:
     return spec.weighs_tokens
 
 
-def weighs_prefixes(spec: Spec) -> bool:
-    """True where a token's weight depends on those before it."""
+def _weighs_prefixes(spec: Spec) -> bool:
     return spec.weighs_prefixes
 
 
-def weighs_sequences(spec: Spec) -> bool:
-    """True where all tokens of a sequence have its weight."""
+def _weighs_sequences(spec: Spec) -> bool:
     return spec.weight is not None and not spec.weighs_tokens and spec.weight.over == "sequence"
 
 
-def weighs_units(spec: Spec) -> bool:
-    """True where all tokens of a turn or a sequence have its weight."""
+def _weighs_units(spec: Spec) -> bool:
     return spec.weight is not None and not spec.weighs_tokens
 
 
-def full(spec: Spec) -> bool:
-    """True where more is asked for than what costs next to nothing."""
+def _full(spec: Spec) -> bool:
     return spec.detail == "full"
 
 
@@ -124,11 +118,11 @@ AGGREGATES: list[Aggregate] = [
     over_tokens("ratio", "sum", lambda f: f.tokens.excess),
     over_tokens("ratio2", "squares", lambda f: f.tokens.excess),
     over_tokens("tokens_clamped", "count", lambda f: f.tokens.clamped() != f.tokens.d),
-    *_weights("tokens", weighs_tokens),
-    Aggregate(("raw_plain",), (), "tokens", weighs_prefixes, sum_of_weight("ratio")),
-    Aggregate(("raw_plain2",), (), "tokens", weighs_prefixes, squares_of_weight("ratio")),
-    Aggregate(("weight_plain",), (), "tokens", weighs_prefixes, sum_of_weight("weight")),
-    Aggregate(("weight_plain2",), (), "tokens", weighs_prefixes, squares_of_weight("weight")),
+    *_weights("tokens", _weighs_tokens),
+    Aggregate(("raw_plain",), (), "tokens", _weighs_prefixes, sum_of_weight("ratio")),
+    Aggregate(("raw_plain2",), (), "tokens", _weighs_prefixes, squares_of_weight("ratio")),
+    Aggregate(("weight_plain",), (), "tokens", _weighs_prefixes, sum_of_weight("weight")),
+    Aggregate(("weight_plain2",), (), "tokens", _weighs_prefixes, squares_of_weight("weight")),
     Aggregate((), both_ends("d"), "tokens", of_tokens=lambda f, by: by.ends(f.tokens.d, f.tokens.measured)),
     # Sequences.
     total("tokens", "sequences", lambda s: s.tokens(s.facts.tokens), always, _counting(lambda f: f.tokens.valid)),
@@ -156,39 +150,34 @@ AGGREGATES: list[Aggregate] = [
     ends_of_column("log_ppl_diff", "gap"),
     Aggregate((), ("max_abs_sum_d",), "measured", of_all=lambda s: (s.max_size,)),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
-    of_column("raw", ("measured", "raw"), weighted, sum_of_weight("raw")),
-    of_column("weight", ("measured", "bounded"), weighted, sum_of_weight("bounded")),
-    of_column("sequence_raw", "raw", weighted),
-    of_column("sequence_raw2", ("raw", "raw"), weighted),
-    of_column("sequence_weight", "bounded", weighted),
-    of_column("sequence_weight2", ("bounded", "bounded"), weighted),
-    total("sequences_above", "measured", lambda s: s.beyond("upper"), weighted),
-    total("sequences_below", "measured", lambda s: s.beyond("lower"), weighted),
+    of_column("raw", ("measured", "raw"), _weighted, sum_of_weight("raw")),
+    of_column("weight", ("measured", "bounded"), _weighted, sum_of_weight("bounded")),
+    of_column("sequence_raw", "raw", _weighted),
+    of_column("sequence_raw2", ("raw", "raw"), _weighted),
+    of_column("sequence_weight", "bounded", _weighted),
+    of_column("sequence_weight2", ("bounded", "bounded"), _weighted),
+    total("sequences_above", "measured", lambda s: s.beyond("upper"), _weighted),
+    total("sequences_below", "measured", lambda s: s.beyond("lower"), _weighted),
     # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
-    of_column("sequence_raw_plain", "ratio", weighted),
-    of_column("sequence_raw_plain2", ("ratio", "ratio"), weighted),
-    of_column("sequence_weight_plain", "weight", weighted),
-    of_column("sequence_weight_plain2", ("weight", "weight"), weighted),
-    ends_of_column("sequence_raw", "raw", weighted),
-    ends_of_column("sequence_weight", "bounded", weighted),
-    *_weights("blocks", weighs_units),
-    of_column("raw_plain", ("measured", "ratio"), weighs_sequences, sum_of_weight("ratio")),
-    total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, weighs_sequences,
+    of_column("sequence_raw_plain", "ratio", _weighted),
+    of_column("sequence_raw_plain2", ("ratio", "ratio"), _weighted),
+    of_column("sequence_weight_plain", "weight", _weighted),
+    of_column("sequence_weight_plain2", ("weight", "weight"), _weighted),
+    ends_of_column("sequence_raw", "raw", _weighted),
+    ends_of_column("sequence_weight", "bounded", _weighted),
+    *_weights("blocks", _weighs_units),
+    of_column("raw_plain", ("measured", "ratio"), _weighs_sequences, sum_of_weight("ratio")),
+    total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, _weighs_sequences,
           squares_of_weight("ratio")),
-    of_column("weight_plain", ("measured", "weight"), weighs_sequences, sum_of_weight("weight")),
-    total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, weighs_sequences,
+    of_column("weight_plain", ("measured", "weight"), _weighs_sequences, sum_of_weight("weight")),
+    total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, _weighs_sequences,
           squares_of_weight("weight")),
     *of_turns.AGGREGATES,
 ]  # fmt: skip
 
 
 def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
-    """The rows of a criterion.
-
-    Args:
-        criterion: The criterion.
-        own: The name of the criterion in names of statistics.
-    """
+    """The rows of a criterion, whose name in those of statistics is `own`."""
     label, value, per_token = criterion.label, f"{own}/value", criterion.per_token
     names = (value, f"{value}2"), both_ends(value)
 
@@ -263,8 +252,8 @@ def _divergences(f: Findings, by: Sums) -> tuple[Number, ...]:
 
 # After the criteria's rows. The histogram of D, of which every bin is a sum, has its place in schema.py.
 FULL = [
-    Aggregate(("p", "q", "p2", "q2", "pq", "abs_prob_diff"), ("max_abs_prob_diff",), "tokens", full, _probabilities),
-    Aggregate(("k3_back", "log_cosh", "factor", "tokens_beyond_2"), (), "tokens", full, _divergences),
+    Aggregate(("p", "q", "p2", "q2", "pq", "abs_prob_diff"), ("max_abs_prob_diff",), "tokens", _full, _probabilities),
+    Aggregate(("k3_back", "log_cosh", "factor", "tokens_beyond_2"), (), "tokens", _full, _divergences),
 ]
 
 
@@ -304,12 +293,7 @@ class Rows(NamedTuple):
 
 @cached(maxsize=256)
 def aggregates_of(spec: Spec, names: tuple[str, ...] | None = None) -> list[Aggregate]:
-    """The rows of the statistics under a Spec.
-
-    Args:
-        spec: The Spec.
-        names: The names of the criteria in names of statistics; None: their labels.
-    """
+    """The rows of the statistics under a Spec; `names` are those of the criteria in them, None: their labels."""
     own = tuple(criterion.label for criterion in spec.criteria) if names is None else names
     rows = [row for row in AGGREGATES if row.when(spec)]
     for criterion, name in zip(spec.criteria, own, strict=True):

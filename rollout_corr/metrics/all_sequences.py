@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.bounds import OPEN, WeightBounds
-from rollout_corr.definition.facts import Named, SequenceFacts, TurnFacts
+from rollout_corr.definition.facts import Named, SequenceFacts
 from rollout_corr.definition.findings import above, below
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
 from rollout_corr.metrics.rows import Column
@@ -36,15 +36,6 @@ WITH_WEIGHT, PAIRS = NAMES + PRODUCTS, tuple(product(PRODUCTS, PRODUCTS))
 def perplexity(log_perplexity: Tensor) -> Tensor:
     """Exponentiate, capped so that it stays finite."""
     return log_perplexity.clamp(max=LARGEST_LOG_PERPLEXITY).exp()
-
-
-class AllTurns:
-    """The facts of all turns of a batch, [U] each."""
-
-    def __init__(self, facts: TurnFacts) -> None:
-        self.facts = facts
-        self.measured = facts.measured > 0
-        self.nonempty = facts.tokens > 0
 
 
 class AllSequences:
@@ -80,7 +71,8 @@ class AllSequences:
             self._join(parts)
         else:
             self._split(parts)
-        self.turns = None if facts.turns is None else AllTurns(facts.turns)
+        self.turns = facts.turns
+        self.turns_measured = None if facts.turns is None else facts.turns.measured > 0
         # In the order in which criteria are run: over tokens, then over all others.
         run = sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
         self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}

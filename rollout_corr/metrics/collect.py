@@ -57,13 +57,7 @@ def plan_of(spec: Spec) -> Plan:
 
 
 def of_block(found: Findings, rows: Rows, known: Known | None) -> tuple[Numbers, Numbers]:
-    """Sums and maxima of some whole sequences, 0-d each by name; "histogram" is [512].
-
-    Args:
-        found: The sequences.
-        rows: Those at "tokens" and "blocks".
-        known: As of `Collector`.
-    """
+    """Sums and maxima of some whole sequences by rows at "tokens" and "blocks", 0-d each; "histogram" is [512]."""
     spec, by = found.spec, OfBatch(found.tokens.d)
     sums: Numbers = {}
     maxima: Numbers = {}
@@ -98,18 +92,12 @@ def _put(
 
 
 def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> tuple[Numbers, Numbers]:
-    """Sums and maxima over all sequences of a batch, each counting once.
-
-    Args:
-        view: The sequences.
-        plan: The rows.
-        on_host: Read values, as `evaluate` does.
-    """
+    """Sums and maxima over all sequences of a batch, each counting once."""
     sums: Numbers = {}
     maxima: Numbers = {}
     everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.among), ("call", None)]
     if view.turns is not None:
-        everywhere += [("turns", None), ("measured turns", view.turns.measured)]
+        everywhere += [("turns", None), ("measured turns", view.turns_measured)]
     for place, among in everywhere:
         rows = plan.of_units[place]
         for value, names, ends in rows.several:
@@ -202,7 +190,7 @@ class Collector:
             self._labels.take(found, choose)
 
     def statistics(self, tokens_outside: Number, rows: int, slots: int) -> Statistics:
-        """Give the statistics of the batch.
+        """The statistics of the batch.
 
         Args:
             tokens_outside: Valid tokens in no sequence.
@@ -250,7 +238,6 @@ class LabelCollector:
     """
 
     def __init__(self, spec: Spec, labelled: tuple[Labelled, ...]) -> None:
-        self._spec = spec
         self._labels = [(one.labels, places_of(one), schema.of_label(spec, one.labels.units)) for one in labelled]
         self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in labelled]
         self._sequences = 0
@@ -278,11 +265,7 @@ class LabelCollector:
             )
 
     def found(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
-        """The sums and maxima of each of the labels, in the order of `schema.of_label`.
-
-        Args:
-            view: Of all sequences of the batch.
-        """
+        """The sums and maxima of each of the labels, in the order of `schema.of_label`."""
         every = []
         for (labels, place, columns), blocks in zip(self._labels, self._blocks, strict=True):
             sums, maxima = blocks[0]

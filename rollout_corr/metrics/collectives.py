@@ -50,7 +50,7 @@ class Pending:
             raise failed(error, tensor, group, what) from error
 
     def done(self) -> bool:
-        """Tell whether `wait` would return at once."""
+        """True where `wait` returns at once."""
         return bool(self._work.is_completed())
 
     def wait(self) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from rollout_corr.definition.tokens import select
 from rollout_corr.metrics.labels import Labels, count_outside, outside_of
 from rollout_corr.metrics.rows import (
+    EACH,
     Formula,
     Metric,
     Over,
@@ -31,7 +32,6 @@ from rollout_corr.metrics.sums import OfBatch
 from rollout_corr.spec.bounds_of_batch import WEIGHT
 from rollout_corr.spec.correction import Spec
 
-EACH = Over("-", None)
 VALID = Over("valid tokens", "tokens")
 
 # fmt: off
@@ -74,13 +74,7 @@ def _name(place: tuple[str, str]) -> str:
 
 
 def bound_metrics(label: str, side: str, log: bool) -> list[Metric]:
-    """The metrics of a bound that the batch decides.
-
-    Args:
-        label: Of the criterion, or WEIGHT.
-        side: "lower" or "upper".
-        log: The bound is held as the log of a ratio.
-    """
+    """The metrics of a criterion's or WEIGHT's bound that the batch decides; `log`: it is the log of a ratio."""
     name = _name((label, side))
     over = Over("calls", f"{name}/calls")
 
@@ -96,11 +90,7 @@ def bound_metrics(label: str, side: str, log: bool) -> list[Metric]:
 
 
 def bounds_of(found: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the sums, [K] float64, and the maxima, [2 K] float64, of `Extra.bounds`.
-
-    Args:
-        found: [2, K] float64, the smallest and the largest of each, which differ where groups decide.
-    """
+    """Take the sums, [K], and the maxima, [2 K], of bounds from the smallest and the largest of each, [2, K]."""
     return torch.ones_like(found[0]), torch.stack([found[1], -found[0]], 1).reshape(-1)
 
 
@@ -170,10 +160,6 @@ class Extra(NamedTuple):
             for label, side in self.bounds:
                 rows += bound_metrics(label, side, label in logs)
         return rows
-
-    def read(self, values: Values, spec: Spec | None) -> dict[str, float]:
-        """Compute what is reported of the whole batch, from statistics by name."""
-        return {row.key: row.read(values) for row in self.rows(spec)}
 
     def beside(self, other: Extra) -> Extra:
         """Join what is in these statistics and in others that stand behind them."""

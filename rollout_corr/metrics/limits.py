@@ -33,7 +33,7 @@ class Limit(NamedTuple):
     hint: str
 
     def crossed(self, value: float) -> bool:
-        """Tell whether a value, NaN excepted, lies beyond the alarm."""
+        """True where a value, NaN excepted, lies beyond the alarm."""
         if self.alarm is None:
             return False
         return value > self.alarm if self.beyond == "above" else value < self.alarm
@@ -104,5 +104,5 @@ def healthy(key: str) -> str:
 
 
 def ratio_room(ratio_std: float, measured: float) -> float:
-    """Give the largest distance from 1 of the mean ratio of so many tokens that the rollout policy sampled."""
+    """The largest distance from 1 of the mean ratio of so many tokens that the rollout policy sampled."""
     return RATIO_ERRORS * ratio_std / math.sqrt(max(1.0, measured)) + RATIO_MARGIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics.rows import Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
+from rollout_corr.metrics.rows import EACH, Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
 
@@ -43,7 +43,6 @@ def with_kl_of(found: Tensor, beside: Tensor, objective: Objective) -> Tensor:
     return torch.cat((found[:place], beside[place : place + 1], found[place:]))
 
 
-EACH = Over("-", None)
 TRAINED = Over("tokens that train", "loss_tokens")
 VALID = Over("valid tokens, finite", "loss_valid_tokens")
 

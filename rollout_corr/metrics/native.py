@@ -13,6 +13,7 @@ from rollout_corr.metrics import turns
 from rollout_corr.metrics.histogram import percentile
 from rollout_corr.metrics.limits import healthy
 from rollout_corr.metrics.rows import (
+    EACH,
     Metric,
     Over,
     Readers,
@@ -35,7 +36,6 @@ PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
 AROUND_ONE = re.compile(r"(max_|-min_)?(sequence_|turn_|ppo_)?(ratio|raw|weight)2?")
 
-EACH = Over("-", None)
 TOKENS = Over("measured tokens", "tokens_measured")
 SEQUENCES = Over("measured sequences", "sequences_measured")
 VALID = Over("valid tokens", "tokens")

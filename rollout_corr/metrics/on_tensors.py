@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -72,12 +72,7 @@ def _bare(x: OnTensor | float) -> Tensor | float:
 
 
 class Held(Mapping[str, Any]):
-    """Statistics by name.
-
-    Args:
-        table: The statistics along the first dimension.
-        names: Their names.
-    """
+    """Statistics by name, from a table that has them along its first dimension."""
 
     def __init__(self, table: Tensor, names: Iterable[str]) -> None:
         self.columns = dict(zip(names, table.unbind(), strict=True))
@@ -102,31 +97,23 @@ class Held(Mapping[str, Any]):
         return value if n is None else torch.where(n == 0, 0.0, value)
 
 
-# --- one metric on the device ---
+Settings = tuple[Spec | None, Objective | None, Extra | None]
 
 
-class Measured(NamedTuple):
-    """The settings that say which statistics there are; None: none of that kind."""
-
-    spec: Spec | None
-    objective: Objective | None
-    extra: Extra | None
-
-    def rows(self) -> list[Metric]:
-        """The rows of all native metrics."""
-        rows = [] if self.spec is None else list(native.metrics_of(self.spec))
-        if self.extra is not None:
-            rows += self.extra.rows(self.spec)
-        return rows + ([] if self.objective is None else loss.metrics_of(self.objective))
+def rows_of(spec: Spec | None, objective: Objective | None, extra: Extra | None) -> dict[str, Metric]:
+    """The rows of all native metrics by key."""
+    rows = [] if spec is None else list(native.metrics_of(spec))
+    rows += [] if extra is None else extra.rows(spec)
+    return {row.key: row for row in rows + ([] if objective is None else loss.metrics_of(objective))}
 
 
-def metric_on_device(key: str, measured: Measured, sums: Tensor, maxima: Tensor) -> Tensor:
+def metric_on_device(key: str, settings: Settings, sums: Tensor, maxima: Tensor) -> Tensor:
     """Compute one metric as a 0-d float64 tensor; see `Statistics.on_device`."""
-    rows = {row.key: row for row in measured.rows()}
+    rows = rows_of(*settings)
     if key not in rows:
         raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; they have {list(rows)}")
     try:
-        return Held(torch.cat([sums, maxima]), chain(*schema.layout(*measured))).read(rows[key])
+        return Held(torch.cat([sums, maxima]), chain(*schema.layout(*settings))).read(rows[key])
     except TypeError as error:
         raise ValueError(
             f"key: expected a metric that is a sum, a mean, a spread or an ESS, got {key!r}, whose formula reads "
@@ -171,13 +158,7 @@ def keys_of(labels: Labels, spec: Spec) -> tuple[str, ...]:
 
 
 def read(labels: Labels, spec: Spec, table: Tensor) -> dict[str, float]:
-    """Compute the metrics of every label, each row for all labels at once.
-
-    Args:
-        labels: The labels.
-        spec: The Spec.
-        table: [names, labels] float64 on the CPU, in the order of `names_of`.
-    """
+    """Compute the metrics of every label from [names, labels] float64 on the CPU, in the order of `names_of`."""
     held = Held(table, names_of(spec, labels.units))
     found = torch.stack([_of_labels(row, held) for row in metrics_of(spec, labels.units)])
     # The last label is that of units without one.

@@ -64,13 +64,7 @@ class SchemeModule(Protocol):
         """Sums and maxima over tokens and sequences of some whole sequences, 0-d each."""
 
     def per_call(self, sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
-        """Sums and maxima to add once a call.
-
-        Args:
-            sums: All sums of the call so far, with "rows" and "slots", the sizes of the batch.
-            maxima: All maxima of the call so far.
-            spec: The Spec.
-        """
+        """Sums and maxima to add once a call, from those so far and "rows" and "slots", the sizes of the batch."""
 
     def metrics(self, values: Mapping[str, float], spec: Spec) -> dict[str, float]:
         """The framework's keys, from merged statistics by name."""
@@ -95,12 +89,7 @@ def schemes(spec: Spec) -> list[SchemeModule]:
 
 
 def columns(spec: Spec, names: Sequence[str]) -> Columns:
-    """Names of all schemes' statistics.
-
-    Args:
-        spec: The Spec.
-        names: The names of the criteria in names of statistics.
-    """
+    """Names of all schemes' statistics; `names` are those of the criteria in them."""
     load(spec)
     found = Columns()
     for scheme in schemes(spec):

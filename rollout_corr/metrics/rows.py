@@ -35,7 +35,6 @@ At = Literal["tokens", "blocks", "sequences", "measured", "turns", "measured tur
 # The sums and then the maxima of a row, from what a block found and what reduces its tokens.
 OfTokens = Callable[["Findings", "Sums"], tuple[Number, ...]]
 
-
 # Tells from a Spec if it needs a statistic.
 When = Callable[[Any], bool]
 
@@ -86,11 +85,7 @@ def both_ends(name: str) -> tuple[str, str]:
 
 
 def total(
-    name: str,
-    at: At,
-    each: Callable[[Any], Number],
-    when: When = always,
-    of_tokens: OfTokens | None = None,
+    name: str, at: At, each: Callable[[Any], Number], when: When = always, of_tokens: OfTokens | None = None
 ) -> Aggregate:
     """Make the row of the sum of a value of each sequence or turn."""
     return Aggregate((name,), (), at, when, of_tokens, each)
@@ -111,6 +106,10 @@ class Over(NamedTuple):
 
     words: str
     units: str | None
+
+
+# Of what counts or describes a whole batch.
+EACH = Over("-", None)
 
 
 class Metric(NamedTuple):

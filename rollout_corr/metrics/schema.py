@@ -27,12 +27,7 @@ from rollout_corr.spec.loss import Objective
 
 
 def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
-    """All statistics without the histogram, the native ones first in each stretch.
-
-    Args:
-        spec: The Spec.
-        names: The names of the criteria in names of statistics; None: their labels.
-    """
+    """All statistics without the histogram, the native ones first in each stretch; `names` as in `aggregates_of`."""
     names = [criterion.label for criterion in spec.criteria] if names is None else names
     rows = aggregates.aggregates_of(spec, tuple(names))
     of_tokens, of_sequences = ([row for row in rows if (row.at == "tokens") == here] for here in (True, False))

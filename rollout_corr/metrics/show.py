@@ -45,9 +45,6 @@ def _table(metrics: Mapping[str, float], keys: Sequence[str]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-# --- in words ---
-
-
 class Recorded(dict[str, float]):
     """Statistics by name that note which of them a formula reads."""
 
@@ -72,13 +69,7 @@ def found(key: str, rows: Mapping[str, T]) -> T:
 
 
 def explained(row: Metric, key: str, values: Mapping[str, float]) -> str:
-    """What a metric is made of, in lines of text.
-
-    Args:
-        row: The metric.
-        key: Its key in full.
-        values: Merged statistics by name.
-    """
+    """What a metric is made of, in lines of text, from merged statistics by name; `key` is its key in full."""
     recorded = Recorded(values)
     units = row.over.units
     count = 0.0 if units is None else values[units]

@@ -13,7 +13,7 @@ from torch import Tensor
 from rollout_corr.metrics import loss, native, on_tensors, peers, schema, show
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.labels import Labels
-from rollout_corr.metrics.on_tensors import Measured, metric_on_device
+from rollout_corr.metrics.on_tensors import metric_on_device
 from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
 from rollout_corr.spec.checked import by_path
 from rollout_corr.spec.choices import REPORTS
@@ -199,7 +199,7 @@ class Statistics:
             key: A metric that is a sum, a mean, a spread or an effective sample size; the others read values on the
                 host.
         """
-        return metric_on_device(key, Measured(self.spec, self.objective, self.extra), self.sums, self.maxima)
+        return metric_on_device(key, (self.spec, self.objective, self.extra), self.sums, self.maxima)
 
     def explain(self, key: str, by: str | None = None) -> str:
         """Say what a native metric is made of: formula, sums with their values, unit, healthy range.
@@ -273,14 +273,7 @@ class PendingMetrics:
     """Metrics on their way to the host."""
 
     def __init__(self, spec: Spec | None, objective: Objective | None, extra: Extra | None, packed: Tensor) -> None:
-        """Start the copy.
-
-        Args:
-            spec: The Spec of the statistics.
-            objective: Their loss.
-            extra: Their further columns.
-            packed: [N], sums, maxima and ranks; of CPU tensors nobody else may write into it.
-        """
+        """Start the copy of sums, maxima and ranks, [N]; of CPU tensors nobody else may write into it."""
         self._spec, self._objective, self._extra = spec, objective, extra
         self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
@@ -292,7 +285,7 @@ class PendingMetrics:
             self._host = packed.cpu()
 
     def done(self) -> bool:
-        """Tell whether `result` would return without waiting."""
+        """True where `result` returns without waiting."""
         return self._event is None or bool(self._event.query())
 
     def values(self) -> dict[str, float]:
@@ -367,15 +360,15 @@ class PendingMetrics:
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
         found = {} if spec is None else native.readers_of(spec).read(values)
         if self._extra is not None:
-            found |= self._extra.read(values, spec)
+            found |= {row.key: row.read(values) for row in self._extra.rows(spec)}
         if self._objective is not None:
             found |= loss.readers_of(self._objective).read(values)
         return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
 
     def explain(self, key: str, by: str | None = None) -> str:
         """Say what a metric is made of; see `Statistics.explain`."""
-        rows = {row.key: row for row in Measured(self._spec, self._objective, self._extra).rows()}
         if by is None:
+            rows = on_tensors.rows_of(self._spec, self._objective, self._extra)
             return show.explained(show.found(key, rows), key, self.values())
         (labels, table), spec = self._of_labels(by), self._spec
         assert spec is not None

@@ -11,71 +11,69 @@ from rollout_corr.definition.facts import TurnFacts
 from rollout_corr.definition.findings import above, below
 from rollout_corr.definition.tokens import Number
 from rollout_corr.definition.turns import FIRST, LAST, MIDDLE
-from rollout_corr.metrics.rows import Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
+from rollout_corr.metrics.rows import EACH, Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
 from rollout_corr.metrics.sums import squares_of_weight, sum_of_weight
 from rollout_corr.spec.correction import Spec
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
 
-EACH = Over("-", None)
 TURNS = Over("measured turns", "turns_measured")
 NONEMPTY = Over("non-empty turns", "turns")
 
 
 def measured_here(spec: Spec) -> bool:
-    """Tell whether turns are measured."""
+    """True where turns are measured."""
     return spec.measures_turns
 
 
 def weighed_here(spec: Spec) -> bool:
-    """Tell whether all tokens of a turn have its weight."""
+    """True where all tokens of a turn have its weight."""
     return spec.weight is not None and spec.weight.per_turn
 
 
-def _at(s: Any, place: int, x: Tensor) -> Tensor:
-    """A value of the turns at a place, 0 at the others."""
-    return (s.turns.facts.place == place) * x
+def _each(
+    fact: str, squared: bool = False, of_tokens: bool = False, place: int | None = None
+) -> Callable[[Any], Tensor]:
+    """The value of a fact of each turn: its square, times the tokens, or 0 where the turn has another place."""
+
+    def each(s: Any) -> Tensor:
+        facts: TurnFacts = s.turns
+        x: Tensor = getattr(facts, fact)
+        x = x * x if squared else x
+        x = facts.measured * x if of_tokens else x
+        return x if place is None else (facts.place == place) * x
+
+    return each
 
 
 def _of_place(name: str, place: int) -> list[Aggregate]:
+    facts = {"tokens": "measured", "d": "d", "abs_d": "abs_d", "k3": "k3"}
     return [
-        total(f"turn_{name}_tokens", "measured turns", lambda s: _at(s, place, s.turns.facts.measured), measured_here),
-        total(f"turn_{name}_d", "measured turns", lambda s: _at(s, place, s.turns.facts.d), measured_here),
-        total(f"turn_{name}_abs_d", "measured turns", lambda s: _at(s, place, s.turns.facts.abs_d), measured_here),
-        total(f"turn_{name}_k3", "measured turns", lambda s: _at(s, place, s.turns.facts.k3), measured_here),
+        total(f"turn_{name}_{end}", "measured turns", _each(fact, place=place), measured_here)
+        for end, fact in facts.items()
     ]
 
 
 def _chi2(s: Any) -> Tensor:
-    d: Tensor = s.turns.facts.d.clamp(-s.spec.clamp, s.spec.clamp)
+    d: Tensor = s.turns.d.clamp(-s.spec.clamp, s.spec.clamp)
     return (2.0 * d).expm1()
 
 
-def _squared(s: Any, name: str) -> Tensor:
-    x: Tensor = getattr(s.turns.facts, name)
-    return x * x
-
-
 def _weight(name: str, fact: str) -> list[Aggregate]:
-    """Sums over turns around 1."""
+    """Sums over turns, and of squares."""
     return [
-        total(f"turn_{name}", "measured turns", lambda s: getattr(s.turns.facts, fact), weighed_here),
-        total(f"turn_{name}2", "measured turns", lambda s: _squared(s, fact), weighed_here),
+        total(f"turn_{name}", "measured turns", _each(fact), weighed_here),
+        total(f"turn_{name}2", "measured turns", _each(fact, squared=True), weighed_here),
     ]
 
 
 def _plain(name: str, fact: str) -> list[Aggregate]:
     """Plain sums over turns, and over their tokens, which the sample size needs."""
-
-    def of_tokens(s: Any, squared: bool) -> Tensor:
-        x: Tensor = _squared(s, fact) if squared else getattr(s.turns.facts, fact)
-        return s.turns.facts.measured * x
-
+    of_tokens = _each(fact, of_tokens=True), _each(fact, squared=True, of_tokens=True)
     return [
-        total(f"turn_{name}_plain", "measured turns", lambda s: getattr(s.turns.facts, fact), weighed_here),
-        total(f"turn_{name}_plain2", "measured turns", lambda s: _squared(s, fact), weighed_here),
-        total(f"{name}_plain", "measured turns", lambda s: of_tokens(s, False), weighed_here, sum_of_weight(fact)),
-        total(f"{name}_plain2", "measured turns", lambda s: of_tokens(s, True), weighed_here, squares_of_weight(fact)),
+        *_weight(f"{name}_plain", fact),
+        total(f"{name}_plain", "measured turns", of_tokens[0], weighed_here, sum_of_weight(fact)),
+        total(f"{name}_plain2", "measured turns", of_tokens[1], weighed_here, squares_of_weight(fact)),
     ]
 
 
@@ -83,25 +81,25 @@ def _ends(name: str, x: Callable[[TurnFacts], Tensor], when: Callable[[Spec], bo
     """The maximum and the minimum over measured turns."""
 
     def of_all(s: Any) -> tuple[Number, ...]:
-        return s.by.ends(x(s.turns.facts), s.turns.measured)
+        return s.by.ends(x(s.turns), s.turns_measured)
 
     return Aggregate((), both_ends(name), "measured turns", when, of_all=of_all)
 
 
 AGGREGATES: list[Aggregate] = [
-    total("turns", "turns", lambda s: s.turns.nonempty, measured_here),
-    total("turns_measured", "turns", lambda s: s.turns.measured, measured_here),
-    total("turns_kept", "turns", lambda s: s.turns.facts.keep & s.turns.nonempty, measured_here),
+    total("turns", "turns", lambda s: s.turns.tokens > 0, measured_here),
+    total("turns_measured", "turns", lambda s: s.turns_measured, measured_here),
+    total("turns_kept", "turns", lambda s: s.turns.keep & (s.turns.tokens > 0), measured_here),
     total("chi2_turn", "measured turns", _chi2, measured_here),
-    total("abs_sum_d_turn", "measured turns", lambda s: s.turns.facts.d.abs(), measured_here),
+    total("abs_sum_d_turn", "measured turns", lambda s: s.turns.d.abs(), measured_here),
     _ends("turn_sum_d", lambda turns: turns.d, measured_here),
     *(row for name, place in PLACES.items() for row in _of_place(name, place)),
     *_weight("raw", "raw"),
     *_weight("weight", "bounded"),
     *_plain("raw", "ratio"),
     *_plain("weight", "weight"),
-    total("turns_above", "measured turns", lambda s: above(s.turns.facts.log_weight, s.bounds.high), weighed_here),
-    total("turns_below", "measured turns", lambda s: below(s.turns.facts.log_weight, s.bounds.low), weighed_here),
+    total("turns_above", "measured turns", lambda s: above(s.turns.log_weight, s.bounds.high), weighed_here),
+    total("turns_below", "measured turns", lambda s: below(s.turns.log_weight, s.bounds.low), weighed_here),
     _ends("turn_raw", lambda turns: turns.raw, weighed_here),
     _ends("turn_weight", lambda turns: turns.bounded, weighed_here),
 ]

@@ -15,12 +15,7 @@ FILLERS = (0.0, -1.0)
 
 
 def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
-    """Say in plain words which metrics deserve a look.
-
-    Args:
-        values: Merged statistics by name.
-        spec: The Spec under which they were taken.
-    """
+    """Say in plain words which metrics deserve a look, from merged statistics by name."""
     metrics = readers_of(spec).read(values)
     found = []
     if metrics["tokens_nonfinite"]:

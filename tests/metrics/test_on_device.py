@@ -10,7 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
 from builders.launches import Operations
-from rollout_corr.metrics.on_tensors import Measured
+from rollout_corr.metrics.on_tensors import rows_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,7 +50,7 @@ def statistics_of(name, sequences):
 def test_they_are_the_metrics(name, lengths):
     statistics = statistics_of(name, random_sequences(1, lengths))
     metrics, given, refused = statistics.metrics(), set(), set()
-    for key in (row.key for row in Measured(statistics.spec, statistics.objective, statistics.extra).rows()):
+    for key in rows_of(statistics.spec, statistics.objective, statistics.extra):
         try:
             found = statistics.on_device(key)
         except ValueError:
