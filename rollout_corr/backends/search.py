@@ -100,9 +100,9 @@ class Sum(NamedTuple):
     """The sum of an amount of the values before a digit, `start + run * unit`; a float is never added to a float.
 
     Attributes:
-        start: [groups] float64: of the values with a smaller first digit, where each of these has a unit of its own.
-        run: [groups] int64: of the others, in units.
-        unit: [groups] float64.
+        start: [groups, 1] float64: of the values with a smaller first digit, where each has a unit of its own.
+        run: [groups, 1] int64: of the others, in units.
+        unit: [groups, 1] float64. A `Counting` rule reads only `run`, in units of its own.
     """
 
     start: Tensor
@@ -121,19 +121,13 @@ class Sum(NamedTuple):
             units: [digits] float64, of the first digits; None: all have the same.
         """
         if units is None:
-            return Sum(self.start[:, None], self.run[:, None] + row.cumsum(1), self.unit[:, None])
-        return Sum(pad((row * units).cumsum(1)[:, :-1], (1, 0)), row, units.expand(row.shape))
-
-    def before(self, digit: Tensor, through: Sum, by_digit: bool) -> Sum:
-        """The sum before a digit, [groups] int64, from the sums through each, which may have units of their own."""
-        if not by_digit:
-            return self._replace(run=_before(digit, through.run, self.run))
-        start, unit = (x.gather(1, digit[:, None])[:, 0] for x in (through.start, through.unit))
-        return Sum(start, self.run, unit)
+            return self._replace(run=self.run + row.cumsum(1))
+        through = (row * units).cumsum(1)
+        return Sum(torch.cat([through.new_zeros(len(row), 1), through[:, :-1]], 1), row, units.expand(row.shape))
 
 
 class Search(NamedTuple):
-    """The search for a bound, or for that of each group, between two rounds; tensors are [groups], [1] for a batch.
+    """The search for a bound, or for that of each group, between two rounds; tensors are [groups, 1], one for a batch.
 
     Attributes:
         rule: The rule.
@@ -191,59 +185,85 @@ class Search(NamedTuple):
         """[1 + amounts, groups, digits] int64: counts of values with the digits found, and sums of their amounts."""
         digits = 1 << self._digit()[0]
         columns, units = self.prefix.shape[0] * digits, self._units()
-        rows = torch.zeros(1 + len(self.sums), columns + 1, dtype=torch.int64, device=values.keys.device)
-        for chunk in values.chunks():
-            self._add(chunk, rows, units)
-        return rows[:, :columns].view(len(rows), self.prefix.shape[0], digits)
+        if values.counted is None and columns <= CHUNK:
+            rows, *more = (self._counts(chunk, columns, units) for chunk in values.chunks())
+            for each in more:
+                rows += each
+        else:
+            rows = torch.zeros(1 + len(self.sums), columns + 1, dtype=torch.int64, device=values.keys.device)
+            for chunk in values.chunks():
+                self._add(chunk, rows, units)
+            rows = rows[:, :columns]
+        return rows.view(len(rows), self.prefix.shape[0], digits)
 
-    def _add(self, values: Values, rows: Tensor, units: list[Tensor | float]) -> None:
+    def _counts(self, values: Values, columns: int, units: list[Tensor | None]) -> Tensor:
+        """[1 + amounts, columns]: the table of a chunk, in half the time of `_add`; a device would be waited for."""
+        index, amounts = self._places(values)
+        rows = [torch.bincount(index, minlength=columns)]
+        for amount, unit in zip(amounts, units, strict=True):
+            if unit is None:
+                # Of neighbouring values most may have one digit, and a float that is added waits for the one before.
+                index = index.long()
+                rows.append(torch.zeros_like(rows[0]).index_add_(0, index, amount.long()))
+            else:
+                rows.append((torch.bincount(index, amount, columns) / unit).long())
+        return torch.stack(rows)
+
+    def _add(self, values: Values, rows: Tensor, units: list[Tensor | None]) -> None:
         """Count values in the rows of a table; the last column takes those that do not count."""
+        index, amounts = self._places(values)
+        place = index = index.long()
+        if values.counted is not None:
+            place = torch.where(self._with_prefix(values), index, rows.shape[1] - 1)
+        rows[0].index_add_(0, place, torch.ones_like(place))
+        for row, amount, unit in zip(rows[1:], amounts, units, strict=True):
+            # The amount of a value that does not count may be NaN.
+            row.index_add_(0, place, (amount if unit is None else amount / unit[index]).nan_to_num(0.0).long())
+
+    def _places(self, values: Values) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """[n] integers: the column of each value in the table; and its amounts."""
         bits, shift = self._digit()
-        columns = rows.shape[1] - 1
         index = (values.keys >> shift) & ((1 << bits) - 1)
         if values.groups is not None:
             index = (values.groups << bits) | index
-        amounts = _amounts(self.rule, from_keys(self.side, values.keys)) if self.sums else ()
-        if values.counted is None and columns <= CHUNK:
-            # Half the time of `index_add_` on the CPU; a device would be waited for.
-            rows[0, :columns] += torch.bincount(index, minlength=columns)
-            for row, amount, unit in zip(rows[1:, :columns], amounts, units, strict=True):
-                row += (torch.bincount(index, amount, columns) / unit).long()
-            return
-        place = index = index.long()
-        if values.counted is not None:
-            place = torch.where(self._with_prefix(values), index, columns)
-        rows[0].index_add_(0, place, torch.ones_like(place))
-        for row, amount, unit in zip(rows[1:], amounts, units, strict=True):
-            part = amount / unit[index] if isinstance(unit, Tensor) else amount
-            # The amount of a value that does not count may be NaN.
-            row.index_add_(0, place, part.nan_to_num(0.0).long())
+        return index, _amounts(self.rule, from_keys(self.side, values.keys)) if self.sums else ()
 
-    def _units(self) -> list[Tensor | float]:
-        """What the amounts of values are multiples of: a number, or [digits] float64 by the digit of this round."""
+    def _units(self) -> list[Tensor | None]:
+        """[digits] float64 each: what the amounts of values with a digit are multiples of; None: of 1."""
         if not isinstance(self.rule, KeepESS):
-            return [1.0] * len(self.sums)
+            return [None] * len(self.sums)
         if not self.round:
             return [*_units_of_weights(self.prefix.device)]
-        return [one.unit.expand(1 << self._digit()[0]) for one in self.sums]
+        return [one.unit[0].expand(1 << self._digit()[0]) for one in self.sums]
 
     def narrowed(self, table: Tensor) -> Search:
         """The search after a round, from the sum of all its tables."""
         bits, _ = self._digit()
-        total = self.total if self.round else table[0].sum(1)
-        kept = self.before[:, None] + table[0].cumsum(1)
+        count, *rows = table.unbind()
+        total = self.total if self.round else count.sum(1, keepdim=True)
+        kept = self.before + count.cumsum(1)
         units: list[Tensor] = []
         if isinstance(self.rule, KeepESS) and not self.round:
             units = _units_of_weights(table.device)
-        sums = [one.through(row, unit) for one, row, unit in zip_longest(self.sums, table[1:], units)]
-        place = self._goes_on(kept, sums, total[:, None]).sum(1)
+        sums = [one.through(row, unit) for one, row, unit in zip_longest(self.sums, rows, units)]
+        place = self._goes_on(kept, sums, total).sum(1, keepdim=True)
         digit = place.clamp(max=table.shape[2] - 1)
+        is_first, last = digit == 0, (digit - 1).clamp(min=0)
+
+        def before(start: Tensor, through: Tensor) -> Tensor:
+            return torch.where(is_first, start, through.gather(1, last))
+
+        def sum_before(start: Sum, through: Sum) -> Sum:
+            if units:
+                return Sum(through.start.gather(1, digit), start.run, through.unit.gather(1, digit))
+            return start._replace(run=before(start.run, through.run))
+
         return self._replace(
             round=self.round + 1,
             prefix=(self.prefix << bits) | digit,
             total=total,
-            before=_before(digit, kept, self.before),
-            sums=tuple(one.before(digit, through, bool(units)) for one, through in zip(self.sums, sums, strict=True)),
+            before=before(self.before, kept),
+            sums=tuple(map(sum_before, self.sums, sums)),
             open=self.open if self.round else place == table.shape[2],
         )
 
@@ -251,7 +271,7 @@ class Search(NamedTuple):
         """[groups, digits], True or 1 up to some digit: the bound lies beyond it."""
         if isinstance(self.rule, KeepESS):
             bits, shift = self._digit()
-            ends = ((self.prefix[:, None] << bits) | torch.arange(1 << bits, device=kept.device)) << shift
+            ends = ((self.prefix << bits) | torch.arange(1 << bits, device=kept.device)) << shift
             bound, beyond = weights_of(_log_ratios(ends | ((1 << shift) - 1))), total - kept
             first, second, rest = (x.value() for x in sums)
             second = second + rest + beyond * (bound * bound)
@@ -267,18 +287,16 @@ class Search(NamedTuple):
 
         Infinite where a side is open, as that of no group is, and NaN of a group without a value.
         """
-        keys, end = self.prefix, SIGN[self.side] * math.inf
+        keys, end = self.prefix.view(-1), SIGN[self.side] * math.inf
         found = from_keys(self.side, keys if self.dtype == torch.float64 else _as_int32(keys))
-        before = found.nextafter(found.new_full((), -end))
-        if isinstance(self.rule, KeepESS):
-            # The digits are those of the first number at which the sample size is not reached.
-            found = before
-        elif isinstance(self.rule, Counting) and not self.rule.KEEPS_LAST:
-            found = torch.where(self.before > 0, before, found)
-        found = torch.where(self.open, end, found)
+        if isinstance(self.rule, KeepESS) or (isinstance(self.rule, Counting) and not self.rule.KEEPS_LAST):
+            nearer = found.nextafter(found.new_full((), -end))
+            # Of `KeepESS` these are the digits of the first number at which the sample size is not reached.
+            found = nearer if isinstance(self.rule, KeepESS) else torch.where(self.before.view(-1) > 0, nearer, found)
+        found = torch.where(self.open.view(-1), end, found)
         if self.groups is None:
             return found[0]
-        return torch.cat([torch.where(self.total > 0, found, math.nan), found.new_full((1,), end)])
+        return torch.cat([torch.where(self.total.view(-1) > 0, found, math.nan), found.new_full((1,), end)])
 
     def _digit(self) -> tuple[int, int]:
         """Bits of the digit of this round, and bits below it."""
@@ -291,7 +309,9 @@ class Search(NamedTuple):
         below = sum(self.digits[self.round :])
         # An arithmetic shift fills with the sign.
         begins = (values.keys >> below) & ((1 << (sum(self.digits) - below)) - 1)
-        prefix = self.prefix if values.groups is None else pad(self.prefix, (0, 1), value=-1)[values.groups]
+        prefix = self.prefix.view(-1)
+        if values.groups is not None:
+            prefix = pad(prefix, (0, 1), value=-1)[values.groups]
         follows = begins == prefix
         return follows if values.counted is None else values.counted & follows
 
@@ -300,13 +320,13 @@ def begin(
     rule: OfBatch, side: Side, dtype: torch.dtype, device: torch.device, groups: int | None = None, local: bool = False
 ) -> Search:
     """A search before its first round; arguments as of `Search`. A sample size is that of weights of any dtype."""
-    nothing = torch.zeros(1 if groups is None else groups, dtype=torch.int64, device=device)
+    nothing = torch.zeros(1 if groups is None else groups, 1, dtype=torch.int64, device=device)
     digits: tuple[int, ...] = digits_of(dtype, 1 if groups is None else groups)
     kind: torch.dtype | None = dtype
+    amounts = 2 if isinstance(rule, Counting) and type(rule).amount is not Counting.amount else 0
     if isinstance(rule, KeepESS):
-        digits, kind = DIGITS_OF_WEIGHTS, None
-    amounts = len(_amounts(rule, torch.zeros(0, dtype=dtype)))
-    sums = (Sum(nothing.double(), nothing, nothing.double() + 1.0),) * amounts
+        digits, kind, amounts = DIGITS_OF_WEIGHTS, None, 3
+    sums = (Sum(nothing, nothing, nothing),) * amounts
     return Search(
         rule, side, kind, digits, groups, local, 0, nothing, nothing, nothing, sums, nothing > 0
     )  # fmt: skip
@@ -360,8 +380,3 @@ def _log_ratios(digits: Tensor) -> Tensor:
 def _as_int32(digits: Tensor) -> Tensor:
     """The key of 32 bits of digits, which may be above the largest int32."""
     return ((digits + 2**31) % 2**32 - 2**31).to(torch.int32)
-
-
-def _before(digit: Tensor, through: Tensor, start: Tensor) -> Tensor:
-    """[groups]: what lies before a digit, from [groups, digits] that lies up to and with each, and what lay before."""
-    return torch.where(digit > 0, through.gather(1, (digit - 1).clamp(min=0)[:, None])[:, 0], start)
