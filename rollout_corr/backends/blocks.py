@@ -1,7 +1,7 @@
 """The definition on CPU tensors, in blocks of whole sequences.
 
 A block is small enough for its temporaries to stay in cache. Its valid tokens are compacted first, so that padding
-and prompts cost one look at the mask. The statistics of the blocks merge, so there is no second definition.
+and prompts cost one pass over the mask. The statistics of the blocks merge, so there is no second definition.
 """
 
 from __future__ import annotations
@@ -195,15 +195,15 @@ def blocks_under(batch: Batch, spec: Spec) -> Iterator[Block]:
 
 
 def slots_of(batch: Batch, spec: Spec) -> int:
-    """Give the slots of a block for a Spec."""
-    return slots_beside_outputs(batch) if spec.weight is not None else 2 * BLOCK
+    """The slots of a block for a Spec."""
+    return slots_with_outputs(batch) if spec.weight is not None else 2 * BLOCK
 
 
-def slots_beside_outputs(batch: Batch) -> int:
-    """Give the slots of a block with weights or gradients of its own.
+def slots_with_outputs(batch: Batch) -> int:
+    """The slots of a block where weights or gradients are written.
 
-    A batch that is an eighth larger, of which they are the result, is one block: with a second, small one it would take
-    up to twice as many operations, and room for a result of the whole batch beside that of the first.
+    A batch up to an eighth larger stays one block whose results are those of the batch: a small second block would
+    double the number of operations, and need room for results of the whole batch.
     """
     size = batch.train.numel()
     larger = BLOCK < size <= BLOCK + BLOCK // 8 and batch.weights_out is None
@@ -272,7 +272,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
 
 
 def is_one_block(batch: Batch, size: int) -> bool:
-    """Tell whether a packed batch of which all tokens are valid is one block, whose results are those of the batch."""
+    """True if a packed batch, all of its tokens valid, is one block, whose results are those of the batch."""
     packed = batch.mask is None and batch.offsets is not None and batch.outside == (0, 0)
     return packed and 0 < batch.train.numel() <= size
 
@@ -294,7 +294,7 @@ def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor |
 
 
 def operands_of(block: Block, spec: Spec) -> Operands:
-    """Give the valid tokens of a block to the definition."""
+    """The valid tokens of a block as the definition takes them."""
     batch = block.batch
 
     def logp(x: Tensor) -> Tensor:

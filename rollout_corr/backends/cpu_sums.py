@@ -89,7 +89,7 @@ class Tiles:
         return torch.maximum(parts[: self._count], parts[self._count + 1 :])
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] floating -> [S] each: the largest x, and the largest -x, from one look at the tiles that are cut."""
+        """[N] floating -> [S] each: the largest x, and the largest -x, by one pass over the tiles that are cut."""
         tiles = x[: self._whole * TILE].view(self._whole, TILE)
         ends, found = self._ends(x, tiles), []
         for whole, of, nothing in ((tiles.amax(1), "max", -torch.inf), (tiles.amin(1), "min", torch.inf)):
@@ -467,14 +467,12 @@ class CpuTokens(Tokens):
         """(-min D, max D)."""
         return self.ends
 
-    def sum_d_over(self, over: str) -> Tensor:
-        """[S] or [U] float64: the sum of D over the tokens of a unit."""
-        units = self.units(over)
+    def sum_d_of(self, units: Sequences) -> Tensor:
+        """[S] or [U] float64: the sum of D over the tokens of each of some units."""
         if self.d.dtype != torch.float32 or not isinstance(units, CpuPacked):
-            return super().sum_d_over(over)
+            return super().sum_d_of(units)
         largest = GRID_OF_D * min(self.largest, LARGEST_D) + 1.0
-        grid = partial(to_grid, self.saturated, GRID_OF_D)
-        return self.once(f"sum_d/{over}", lambda: units.sum_integers(grid(), largest).double() / GRID_OF_D)
+        return units.sum_integers(to_grid(self.saturated, GRID_OF_D), largest).double() / GRID_OF_D
 
     @property
     def sums_of_log_probs(self) -> tuple[Tensor, Tensor]:
@@ -510,7 +508,7 @@ class CpuTokens(Tokens):
         return cast("BoundedSums", found)
 
     def forget(self) -> None:
-        """Let go of what was derived and is as large as the tokens, after its last use."""
+        """Free what was derived and is as large as the tokens, after its last use."""
         super().forget()
         for name in ("sums", "_bounded"):
             self.__dict__.pop(name, None)

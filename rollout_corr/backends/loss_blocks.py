@@ -39,7 +39,7 @@ Run = tuple[Tensor, Tensor | None, Mapping[str, Number], Mapping[str, Number]]
 def run_blocks(task: LossTask) -> LossResult:
     """Run block by block, with compaction. CPU tensors only."""
     batch = task.batch
-    size = blocks.slots_beside_outputs(batch)
+    size = blocks.slots_with_outputs(batch)
     adopts = blocks.is_one_block(batch, size)
     gradient = blocks.new_output(batch, batch.dtype) if task.differentiable and not adopts else None
     totals, sums, maxima = [], [], []
@@ -258,7 +258,7 @@ def see_batch(task: LossTask, ids: Tensor, ranks: Groups) -> Decided:
             seen = sees_batch.WholeBatch(batch, found, ids[block.rows], ranks.sum, block.sequences, ranks.batch is None)
             seen.entropy = None if task.entropy is None else block.take(task.entropy).to(batch.dtype)
             decided = surrogate.see_batch(seen)
-            task.block = (block, operands) if batch.train.numel() <= blocks.slots_beside_outputs(batch) else None
+            task.block = (block, operands) if batch.train.numel() <= blocks.slots_with_outputs(batch) else None
             return decided._replace(tokens=tuple([_put_back(block, x) for x in decided.tokens]))
     sequences, valid = whole.sequences_of(batch)
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)

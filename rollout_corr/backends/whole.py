@@ -73,7 +73,7 @@ def inside_some(batch: Batch) -> Tensor | None:
 
 
 def fitting(offsets: Tensor, batch: Batch) -> Tensor:
-    """Offsets beside the tokens of a batch, in int64; where nobody has read and checked them they are made to fit."""
+    """Offsets on the device of the tokens, in int64; where they could not be read and checked they are made to fit."""
     offsets = offsets.to(batch.train.device, torch.int64)
     checked = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
     return offsets if checked else offsets.clamp(0, batch.train.numel()).cummax(0).values
@@ -101,7 +101,7 @@ def split_sequences_of(batch: Batch, group: Any, order: SequenceOrder | None = N
 
 
 def turns_of(batch: Batch, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns:
-    """The turns of a batch; where nobody has read and checked their offsets they are made to fit."""
+    """The turns of a batch; where their offsets could not be read and checked they are made to fit."""
     assert batch.turns is not None
     offsets, tokens = fitting(batch.turns, batch), torch.ones_like(batch.train, dtype=torch.bool)
     packed = Packed(offsets, batch.train.numel())
@@ -175,7 +175,7 @@ def start_split(
 
 
 def operands_of(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
-    """Give all tokens of a batch to the definition."""
+    """All tokens of a batch as the definition takes them."""
     dtype = batch.dtype
     return Operands(
         train=batch.train.to(dtype),

@@ -35,7 +35,7 @@ class BoundsOfBatch(Protocol):
     def of(
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
     ) -> tuple[Bound, Bound]:
-        """Give the lower and the upper bound of a criterion; None for a side that is a number or open.
+        """The lower and the upper bound of a criterion; None for a side that is a number or open.
 
         Args:
             criterion: One with a rule.
@@ -45,7 +45,7 @@ class BoundsOfBatch(Protocol):
         """
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
-        """Give the logarithms of the lower and the upper bound of a weight; None likewise.
+        """The logarithms of the lower and the upper bound of a weight; None likewise.
 
         Args:
             weight: One with a rule.
@@ -55,7 +55,7 @@ class BoundsOfBatch(Protocol):
 
 
 class Sorted:
-    """The bounds of a batch of which all values are at hand."""
+    """The bounds of a batch whose values are all at hand."""
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
         """Sort the ratios."""
@@ -120,7 +120,7 @@ def by_sort(rule: Counting, side: Side, values: Tensor) -> Tensor:
 
 
 def ordered_of(weight: Weight, rule: OfBatch, log_ratio: Tensor) -> Tensor:
-    """The values that a rule of a weight looks at: a sample size is that of weights after their lower bound."""
+    """The values that a rule of a weight reads: a sample size is taken after the lower bound."""
     low = log_bound(weight.low)
     return log_ratio if low is None or not isinstance(rule, KeepESS) else log_ratio.clamp(min=low)
 

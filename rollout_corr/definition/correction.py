@@ -1,4 +1,4 @@
-"""The definition of a correction, in plain torch. Read this first, beside tokens.py; docs/math.md derives the formulas.
+"""The definition of a correction, in plain torch. Read this first, then tokens.py; docs/math.md derives the formulas.
 
 In order:
 
@@ -13,7 +13,8 @@ In order:
 
 All of it runs in the dtype of the log-probs promoted to at least float32, so float64 log-probs make it an exact oracle.
 Per-sequence quantities are float64. Nothing is multiplied by a mask: what does not count is replaced (`where`),
-so that NaN behind a mask stays there.
+so that NaN behind a mask stays there. No value is read on the host: the definition runs on every device without a wait,
+and a compiler can follow it. What a backend has read comes in as data, or as `Tokens` of its own.
 
 Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number of sequences, U that of turns. A
 *unit* of a weight or criterion that is not over tokens is a turn or a sequence, whose sums are [U] or [S].
@@ -150,7 +151,7 @@ def value_of(
 
 
 def extremum(x: Tensor, largest: bool, units: Sequences, among: Tensor | None, n: Tensor) -> Tensor:
-    """Per unit, float64: the largest or smallest x of the tokens `among`, of which it has n; 0 where n = 0."""
+    """Per unit, float64: the largest or smallest x of its n tokens `among`; 0 where n = 0."""
     sign = 1.0 if largest else -1.0
     signed = sign * x
     found = units.max(signed if among is None else torch.where(among, signed, -torch.inf))
@@ -240,7 +241,7 @@ class Decision:
     rejects: bool = False  # a sequence may have been rejected
 
     def add(self, outcome: Outcome) -> None:
-        """Let a further criterion reject."""
+        """Reject what a further criterion rejects."""
         if outcome.failed is not None:
             self.keep, self.rejects = self.keep & ~outcome.failed, True
         if outcome.dropped is not None:
@@ -251,7 +252,7 @@ class Decision:
 
 
 class Asked(NamedTuple):
-    """The Spec, and what its criteria read beside tokens.
+    """The Spec, and what its criteria read besides tokens.
 
     Attributes:
         spec: The Spec.

@@ -24,7 +24,7 @@ Numbers = dict[str, Number]
 
 
 class Operands(NamedTuple):
-    """Some whole sequences to correct, the Spec, and what it reads beside log-probs.
+    """Some whole sequences to correct, the Spec, and what it reads besides log-probs.
 
     Attributes:
         train, rollout: [N] or [B, T], log-probs in the dtype that computes.
@@ -111,8 +111,8 @@ def decided(given: Operands) -> Decided:
     if tokens.nonfinite is not None and spec.nonfinite == "reject":
         n_measured = given.n_valid - tokens.nonfinite
     others = {of: read(*two) for of, two in pairs.items()}
-    beside = given.advantages, given.external, others, given.bounds, given.groups
-    decision = correction.decide(tokens, n_measured, spec, *beside)
+    more = given.advantages, given.external, others, given.bounds, given.groups
+    decision = correction.decide(tokens, n_measured, spec, *more)
     return Decided(tokens, given.n_valid, n_measured, decision)
 
 

@@ -3,6 +3,9 @@
 Read correction.py and tokens.py first; their conventions hold here too. The formula of a surrogate is in its class in
 spec/ratio_losses.py or spec/score_losses.py, which reads its tokens through `TokensThatTrain`. Tokens that do not
 count are replaced before anything is computed from them, so that no gradient reaches them, whatever they hold.
+
+A surrogate that gives the slope of its ratio needs no graph where nothing else has a gradient: `has_slope`. The CPU has
+a reader of tokens of its own, as for a correction (backends/loss_blocks.py).
 """
 
 from __future__ import annotations
@@ -41,11 +44,11 @@ class Operands:
     scales: Tensor | None = None  # factors of all that a token adds to the loss
     decided: Decided | None = None  # for a surrogate that sees the whole batch
     all_finite: bool = False  # of every token all that the loss needs is known to be finite
-    by_slope: bool = False  # the gradient is wanted without a graph; of what `has_slope`
+    by_slope: bool = False  # the gradient is wanted without a graph, where `has_slope` allows that
     reader: type[TokensThatTrain] | None = None  # a backend's own; None: `TokensThatTrain`
 
     def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-        """Give both log-probs as the ratio compares them: over the set that truncated sampling kept."""
+        """Both log-probs as the ratio compares them: over the set that truncated sampling kept."""
         return (new, base) if self.mass is None else self.mass.taken_from(new, base)
 
 
@@ -79,7 +82,7 @@ def saturated(x: Tensor) -> Tensor:
 
 
 def kl(term: KL, k: Tensor) -> Tensor:
-    """Compute the penalty of a token; with `gradient` it has the value of one kind and the gradient of another."""
+    """The penalty of a token; with `gradient` it has the value of one kind and the gradient of another."""
     k = saturated(-k if term.swapped else k)
     value = kl_value(term, term.kind, k)
     if term.gradient is None or term.gradient == term.kind:
@@ -89,13 +92,13 @@ def kl(term: KL, k: Tensor) -> Tensor:
 
 
 def kl_value(term: KL, kind: KLKind, k: Tensor) -> Tensor:
-    """Compute the penalty of one kind within the term's bound."""
+    """The penalty of one kind within the term's bound."""
     value = KL_VALUES[kind](term, k)
     return value if term.bound is None else value.clamp(-term.bound, term.bound)
 
 
 def kl_k3(term: KL, k: Tensor) -> Tensor:
-    """Compute e^-k - 1 + k within the term's clamps."""
+    """e^-k - 1 + k within the term's clamps."""
     k = k.clamp(-term.log_clamp, term.log_clamp)
     # The value and its slope 1 - e^-k both cancel where k is small, so each is computed without cancellation.
     at = k.detach()
@@ -115,7 +118,7 @@ KL_VALUES: dict[str, Callable[[KL, Tensor], Tensor]] = {
 
 
 def both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Intersect two masks."""
+    """The tokens of both masks; None is all."""
     if one is None or other is None:
         return one if other is None else other
     return one & other
@@ -195,10 +198,8 @@ class TokensThatTrain:
     ) -> None:
         self._counted, self._units, self._n = counted, given.sequences, n
         self.new, self.x, self.advantages = self.chosen(new), self.chosen(x), self.chosen(given.advantages)
-        self.own_ratio, self.weights = (
-            not objective.weights_are_the_ratio,
-            None if weights is None else self.chosen(weights),
-        )
+        self.weights = None if weights is None else self.chosen(weights)
+        self.own_ratio = not objective.weights_are_the_ratio
         self._propagate = objective.nonfinite == "propagate"
         surrogate = objective.surrogate
         if surrogate.mean_unit == "turn" and given.turns is not None:
@@ -383,7 +384,7 @@ def has_slope(given: Operands, objective: Objective) -> bool:
 
 
 def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate) -> Tensor | float:
-    """The factor of a token's KL besides the coefficient."""
+    """The factor of a token's KL, without its coefficient."""
     if term.weight is None:
         return 1.0
     if term.weight == "weights":

@@ -33,10 +33,10 @@ class Sequences(Protocol):
         """Find the largest floating x: [S]; -inf for a sequence without tokens."""
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the largest floating x and that of -x: [S] each; -inf for a sequence without tokens."""
+        """The largest floating x and the largest -x: [S] each; -inf for a sequence without tokens."""
 
     def spread(self, per_sequence: Tensor) -> Tensor:
-        """Give every token its sequence's value: [S] -> a shape that broadcasts over the tokens."""
+        """Every token's value of its sequence: [S] -> a shape that broadcasts over the tokens."""
 
     def running(self, x: Tensor) -> Tensor:
         """Add int64 or bool x up along each sequence, up to and with each token: int64 per token, exact."""
@@ -45,21 +45,21 @@ class Sequences(Protocol):
         """Find the largest floating x up to and with each token, or only before it: -inf of none. NaN stays."""
 
     def with_gradient(self, total: Tensor, x: Tensor) -> Tensor:
-        """Give a total of x that was computed by other means, [S] float64, the gradient of `sum(x)`."""
+        """A total of x that was computed by other means, [S] float64, with the gradient of `sum(x)`."""
 
     def gradient(self, value: Tensor, new: Tensor) -> Tensor:
         """Differentiate a 0-d value by `new`, also through a total of `with_gradient`; 0 if nothing was summed."""
 
 
 class Whole:
-    """Gradients and extrema for sequences of which no rank holds only a part."""
+    """Gradients and extrema for sequences that lie whole on this rank."""
 
     def ends(self: Sequences, x: Tensor) -> tuple[Tensor, Tensor]:
         """[S] each: the largest x, and the largest -x."""
         return self.max(x), self.max(-x)
 
     def with_gradient(self: Sequences, total: Tensor, x: Tensor) -> Tensor:
-        """Give a total, [S] float64, the gradient of `sum(x)`."""
+        """The total, [S] float64, with the gradient of `sum(x)`."""
         plain = self.sum(x)
         return total + (plain - plain.detach())
 

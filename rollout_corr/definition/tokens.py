@@ -1,11 +1,12 @@
-"""Tokens: formulas, exact sums, and reading log-probs under a Spec. Read this beside correction.py.
+"""Tokens: formulas, exact sums, and reading log-probs under a Spec. Read this with correction.py.
 
 1. `read_tokens` subtracts the log-probs, applies `Spec.nonfinite` and gives `Tokens`: 0 where not measured.
    `KeptMass` brings log-probs over the whole vocabulary to the set that truncated sampling kept, before anything else.
 2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
 3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
 
-`Tokens` answers by the plain formulas, on every device, and reads no value. A backend may hand in a reader of its own.
+`Tokens` answers by the plain formulas. A backend may hand in a `Reader` that makes a subclass, with equal answers: that
+of the CPU (backends/cpu_sums.py) knows the extrema of D.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class KeptMass(NamedTuple):
         return KeptMass(change(self.log), self.from_rollout)
 
     def taken_from(self, train: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
-        """Give both log-probs over the kept set. Garbage at an invalid token stays garbage there."""
+        """Both log-probs over the kept set. Garbage at an invalid token stays garbage there."""
         return (train, rollout - self.log) if self.from_rollout else (train - self.log, rollout)
 
 
@@ -249,8 +250,11 @@ class Tokens:
 
     def sum_d_over(self, over: str) -> Tensor:
         """[S] or [U] float64: the sum of D over the measured tokens of a unit."""
-        units = self.units(over)
-        return self.once(f"sum_d/{over}", lambda: sum_of_d(self.saturated, units, self.propagate, self.d))
+        return self.once(f"sum_d/{over}", lambda: self.sum_d_of(self.units(over)))
+
+    def sum_d_of(self, units: Sequences) -> Tensor:
+        """[S] or [U] float64: the sum of D over the measured tokens of each of some units."""
+        return sum_of_d(self.saturated, units, self.propagate, self.d)
 
     @property
     def sums_of_log_probs(self) -> tuple[Tensor, Tensor]:
@@ -267,7 +271,7 @@ class Tokens:
         return self.sequences.sum(select(self.measured, weighing.bounded))
 
     def forget(self) -> None:
-        """Let go of what was derived and is as large as the tokens, after its last use."""
+        """Free what was derived and is as large as the tokens, after its last use."""
         self.derived.clear()
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:

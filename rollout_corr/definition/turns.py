@@ -1,4 +1,4 @@
-"""Turns: stretches of consecutive tokens of which a sequence is made, such as each answer of an agent.
+"""Turns: the stretches of consecutive tokens that make up a sequence, such as each answer of an agent.
 
 They are units as sequences are: what adds, compares and spreads over sequences does so over turns, with `units` in the
 place of the sequences. What turns give their sequence is a sum over `of_sequences`.
@@ -64,5 +64,5 @@ def turns_within(offsets: Tensor, of_sequences: Tensor) -> Packed:
         of_sequences: [S + 1] int64, of the sequences; each is among `offsets`.
     """
     count = offsets.shape[0] - 1
-    # Offsets of a device that nobody has checked may end before the sequences do.
+    # Offsets of a device, which are not checked, may end before the sequences do.
     return Packed(torch.searchsorted(offsets, of_sequences).clamp(max=count), count)
