@@ -277,7 +277,6 @@ class SeriesSums:
     Attributes:
         outlier_d, outliers: [k] float64, D of the outliers, and after the clamp.
         outlier_excess: [k] float64, their e^D - 1.
-        d2: The sum of D^2.
         small_excess2: The sum of (e^D - 1)^2 without the outliers.
         excess2: The sum of (e^D - 1)^2.
     """
@@ -295,9 +294,14 @@ class SeriesSums:
         # 0 at the outliers, as their squares are.
         self._k3 = series_of_k3(d).mul_(squares)
         self.small_excess2 = small + 2.0 * torch.dot(d, self._k3).item() + torch.dot(self._k3, self._k3).item()
-        self.d2 = small + self.outlier_d.dot(self.outlier_d).item()
+        self._d2 = small + self.outlier_d.dot(self.outlier_d).item()
         self.excess2 = self.small_excess2 + self.outlier_excess.dot(self.outlier_excess).item()
         self._k3_of_sequences: Tensor | None = None
+
+    @property
+    def d2(self) -> float:
+        """The sum of D^2."""
+        return self._d2
 
     @cached_property
     def _small_k3(self) -> float:
@@ -358,8 +362,13 @@ class ExactSums(SeriesSums):
         wide = self.outliers.double()
         self.sum = wide.sum().item()
         self.outlier_excess = wide.expm1() if wide is self.outliers else wide.expm1_()
-        self.d2, self.small_excess2 = (d * d).sum().item(), 0.0
+        self.small_excess2 = 0.0
         self.excess2 = self.outlier_excess.dot(self.outlier_excess).item()
+
+    @property
+    def d2(self) -> float:
+        """The sum of D^2."""
+        return (self.d * self.d).sum().item()
 
     @cached_property
     def _excess(self) -> float:

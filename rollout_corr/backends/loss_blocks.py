@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from rollout_corr.definition import loss
 from rollout_corr.definition.bounds import limits
 from rollout_corr.definition.loss import RATIOS, Operands, TokensThatTrain
 from rollout_corr.definition.sequences import Packed, Rows
-from rollout_corr.definition.tokens import Number, extrema
+from rollout_corr.definition.tokens import Number
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.loss import Objective
 from rollout_corr.spec.surrogate import Decided, TokenLoss
@@ -81,6 +80,7 @@ def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
         mass=block.mass(task.mass),
         scales=take(task.scales),
         turns=None if block.turns is None else block.turns.turns.units,
+        reader=CpuTokensThatTrain,
     )
 
 
@@ -98,10 +98,11 @@ def by_slope(given: Operands, objective: Objective) -> loss.Evaluated | None:
     """
     if not loss.has_slope(given, objective) or not given.new.numel():
         return None
+    given.all_finite = given.by_slope = True
     with torch.no_grad():
-        found = loss.evaluate(replace(given, all_finite=True, by_slope=True, reader=CpuTokensThatTrain), objective)
-    finite = found.gradient is not None and math.isfinite(found.sums["loss_policy"])
-    return found if finite else None
+        found = loss.evaluate(given, objective)
+    policy = found.sums["loss_policy"] = float(found.sums["loss_policy"])
+    return found if found.gradient is not None and math.isfinite(policy) else None
 
 
 def _of_block(operands: Operands, task: LossTask) -> Run:
@@ -123,7 +124,7 @@ def _read_on_host(given: Operands) -> Operands:
     others = given.weights, given.scales, None if given.ref is None else new - given.ref
     parts += [x for x in others if x is not None]
     given.all_finite = all(math.isfinite(x.sum().item()) for x in parts)
-    given.reader = CpuTokensThatTrain
+    given.by_slope = False
     return given
 
 
@@ -131,7 +132,7 @@ class CpuTokensThatTrain(TokensThatTrain):
     """The tokens of a block on the CPU that train: selected by a product where all is finite, and their ends known."""
 
     def __init__(self, given: Operands, *others: Any) -> None:
-        self._multiplies, self._by_slope = given.all_finite, given.by_slope
+        self._multiplies, self._by_slope, self._valid = given.all_finite, given.by_slope, given.n_valid
         self._ones: Tensor | None = None
         self._ends: tuple[float, float] | None = None
         super().__init__(given, *others)
@@ -146,10 +147,11 @@ class CpuTokensThatTrain(TokensThatTrain):
 
     def limited(self, x: Tensor, clamp: float) -> Tensor:
         """The log-ratio that is `clamped`: as it is where none lies beyond."""
-        low, high = (end.item() for end in extrema(x.detach(), None))
-        if max(low, high) <= clamp:
-            self._ends = low, high
-            return x
+        if x.numel():
+            low, high = (end.item() for end in torch.aminmax(x.detach()))
+            if max(-low, high) <= clamp:
+                self._ends = -low, high
+                return x
         return super().limited(x, clamp)
 
     def clip(self, least: float, most: float, furthest: float) -> TokenLoss | None:
@@ -177,9 +179,9 @@ class CpuTokensThatTrain(TokensThatTrain):
                 bounds = which * bound if bounds is None else bounds.add_(which, alpha=bound)
                 kept = 1.0 - which if kept is None else kept.sub_(which)
         if kept is None or bounds is None:
-            return TokenLoss(ratio, slope=ratio)
-        slope = ratio.mul_(kept)
-        return TokenLoss(bounds.add_(slope), slope=slope, **cut)
+            return TokenLoss(ratio, slope=(-advantages, ratio))
+        ratio.mul_(kept)
+        return TokenLoss(bounds.add_(ratio), slope=(-advantages, ratio), **cut)
 
     def number(self, which: Tensor | None) -> Number:
         """The tokens that train and are True, or 1 in floats of `clip`."""
@@ -189,7 +191,8 @@ class CpuTokensThatTrain(TokensThatTrain):
 
     def counts(self, n: Tensor) -> tuple[Number, Number]:
         """The tokens and the sequences of n tokens each."""
-        return float(n.sum()), float(torch.count_nonzero(n))
+        # Compaction has left valid tokens alone.
+        return float(self.x.shape[0] if n is self._valid else n.sum()), float(torch.count_nonzero(n))
 
     def sums_of_ratios(self, used: Tensor) -> dict[str, Number]:
         """The sums of x, r - 1, its square and k3."""

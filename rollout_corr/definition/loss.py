@@ -366,10 +366,10 @@ def evaluate(given: Operands, objective: Objective) -> Evaluated:
     if given.by_slope and loss.slope is not None and tokens.clamped is tokens.x:
         # In the order of the products that autograd would take.
         factors = [x for x in (averaging, weights) if x is not None]
-        gradient = -tokens.advantages
+        gradient, of_ratio = loss.slope
         if factors:
             gradient.mul_(factors[0] * factors[1] if factors[1:] else factors[0])
-        gradient.mul_(loss.slope)
+        gradient.mul_(of_ratio)
     summed = summed if total is policy else total.sum(dtype=torch.float64)
     return Evaluated(summed, gradient, {**sums, **more}, maxima)
 

@@ -110,7 +110,7 @@ class ClipCov(PPO):
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute PPO's loss, and 0 at the tokens chosen."""
         found, chosen = super().loss(tokens), tokens.decided.tokens[0]
-        slope = None if found.slope is None else torch.where(chosen, 0.0, found.slope)
+        slope = None if found.slope is None else (found.slope[0], torch.where(chosen, 0.0, found.slope[1]))
         return found._replace(value=torch.where(chosen, 0.0, found.value), slope=slope)
 
     def explain(self) -> str:

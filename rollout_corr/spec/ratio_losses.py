@@ -85,8 +85,8 @@ class PPO(Surrogate):
         least, most, most_negative = self.ratio_bounds
         x, advantages = tokens.clamped, tokens.advantages
         known = tokens.clip(least, most, most_negative)
-        if known is not None:
-            return known._replace(value=-advantages * known.value)
+        if known is not None and known.slope is not None:
+            return known._replace(value=known.slope[0] * known.value)
         down = advantages < 0
         above, far_above, below = tokens.over(x, most), tokens.over(x, most_negative), tokens.under(x, least)
         low, dual = down & below, down & far_above
@@ -94,8 +94,9 @@ class PPO(Surrogate):
         from_below = torch.full((), least, dtype=x.dtype, device=x.device)
         bound = torch.where(down, torch.where(far_above, most_negative, from_below), most)
         cut, ratio = low | dual | (above & ~down), x.exp()
-        slope = None if x.requires_grad else torch.where(cut, 0.0, ratio)
-        value = -advantages * torch.where(cut, bound, ratio)
+        negated = -advantages
+        slope = None if x.requires_grad else (negated, torch.where(cut, 0.0, ratio))
+        value = negated * torch.where(cut, bound, ratio)
         return TokenLoss(value, low=low, high=(advantages > 0) & above, dual=dual, slope=slope)
 
     def _clipped(self, tokens: LossTokens) -> tuple[Tensor, Tensor, Tensor]:

@@ -42,14 +42,15 @@ class TokenLoss(NamedTuple):
         value: [N] or [B, T].
         low, high: Clipped from below, from above.
         dual: Cut by a bound of the ratio that holds on the far side: PPO's dual and delta, DPPO's upper.
-        slope: Where nothing has a graph, of a value that is -A times a bounded ratio: that ratio's derivative by x.
+        slope: Where nothing has a graph, of a value that is a factor times a bounded ratio: this factor, and the
+            ratio's derivative by x.
     """
 
     value: Tensor
     low: Tensor | None = None
     high: Tensor | None = None
     dual: Tensor | None = None
-    slope: Tensor | None = None
+    slope: tuple[Tensor, Tensor] | None = None
 
 
 class Decided(NamedTuple):

@@ -1,6 +1,7 @@
 """Losses of a block on the CPU by the slope that a surrogate gives: the bits of the definition and autograd."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.cpu_sums import CpuPacked
-from rollout_corr.backends.loss_blocks import by_slope
+from rollout_corr.backends.loss_blocks import CpuTokensThatTrain, by_slope
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
 from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
@@ -49,15 +50,14 @@ def operands(dtype=torch.float32, weighted=False, trains="all", spread=0.3, many
         ref=None,
         valid=None,
         trains=which[trains],
+        reader=CpuTokensThatTrain,
     )
 
 
 def by_definition(given: Operands, objective: Objective):
-    new = given.new
-    given.new = new.clone().requires_grad_()
-    total, _, sums, maxima = loss.evaluate(given, objective)
-    gradient = torch.autograd.grad(total, given.new)[0]
-    given.new = new
+    plain = replace(given, new=given.new.clone().requires_grad_(), all_finite=False, by_slope=False, reader=None)
+    total, _, sums, maxima = loss.evaluate(plain, objective)
+    gradient = torch.autograd.grad(total, plain.new)[0]
     return total.detach(), gradient, sums, maxima
 
 
