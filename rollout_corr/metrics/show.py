@@ -73,8 +73,7 @@ def explained(row: Metric, key: str, values: Mapping[str, float]) -> str:
     recorded = Recorded(values)
     units = row.over.units
     count = 0.0 if units is None else values[units]
-    value = row.value(recorded, count)
-    lines = [f"{key} = {value:.6g} {row.unit}".rstrip(" -"), f"  formula: {row.formula}"]
+    lines = [f"{key} = {row.value(recorded, count):.6g} {row.unit}".rstrip(" -"), f"  formula: {row.formula}"]
     if units is not None:
         lines.append(f"  n: {count:.15g} {row.over.words}, the sum {units!r}")
     bins = [name for name in recorded.names if name.startswith("histogram_")]

@@ -23,8 +23,7 @@ from rollout_corr.spec.loss import Objective
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# The lengths that `all_reduce` pads to. Twenty criteria with detail="full" and all peers' metrics have 700 sums and 58
-# maxima.
+# What `all_reduce` pads to: twenty criteria with detail="full" and all peers' metrics have 700 sums and 58 maxima.
 SUMS_BLOCK, MAXIMA_BLOCK = 1024, 128
 
 

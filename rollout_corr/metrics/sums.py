@@ -120,8 +120,9 @@ class _Units(OfBatch):
         return super().ends(x, self._counts > 0)
 
 
-# Sums of a label on the CPU, of every so many-th token: an addition to the one before would wait for that.
-LANES = 8
+# On the CPU a label has a sum of every so many-th token, since an addition to the one before would wait for that, and
+# tokens are taken by as many as stay in cache.
+LANES, PART = 8, 65_536
 
 
 class OfLabels:
@@ -145,22 +146,22 @@ class OfLabels:
             self._runs = Packed(torch.cat([starts, starts.new_full((1,), self._size)]), self._size)
         else:
             self._place = flat
-            self._lanes = flat * LANES + torch.arange(self._size, device="cpu") % LANES
+            lanes = torch.arange(LANES, device="cpu").repeat(-(-self._size // LANES))
+            self._lanes = (flat * LANES).add_(lanes[: self._size])
 
     def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
         """[labels] float64: the sums."""
-        return self._added(select(among, x).reshape(-1).double())
+        return self._added(select(among, x).reshape(-1))
 
     def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
         """[labels] float64: the sums of squares."""
-        wide = select(among, x).reshape(-1).double()
-        return self._added(wide * wide)
+        return self._added(select(among, x).reshape(-1), squared=True)
 
     def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
         """[labels] float64: how many are True."""
         which = among if which is None else which if among is None else which & among
         if which is not None:
-            return self._added(which.reshape(-1).double())
+            return self._added(which.reshape(-1))
         if self._order is not None:
             return self._runs.offsets.diff().double()
         return torch.bincount(self._place, minlength=self._many).double()
@@ -191,12 +192,15 @@ class OfLabels:
         flat = table.index_select(1, self._order).view(-1)
         return Packed(offsets, flat.shape[0]).sum(flat).view(count, self._many)
 
-    def _added(self, x: Tensor) -> Tensor:
-        """The sums of [N] float64."""
+    def _added(self, x: Tensor, squared: bool = False) -> Tensor:
         if self._order is not None:
-            return self._runs.sum(x.index_select(0, self._order))
+            wide = x.index_select(0, self._order).double()
+            return self._runs.sum(wide * wide if squared else wide)
         found = torch.zeros(self._many * LANES, dtype=torch.float64, device="cpu")
-        return found.scatter_add_(0, self._lanes, x).view(self._many, LANES).sum(1)
+        for part, lanes in zip(x.split(PART), self._lanes.split(PART), strict=True):
+            wide = part.double()
+            found.scatter_add_(0, lanes, wide * wide if squared else wide)
+        return found.view(self._many, LANES).sum(1)
 
     def _largest(self, x: Tensor) -> Tensor:
         if self._order is not None:
