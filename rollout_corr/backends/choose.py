@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from rollout_corr.backends import operators
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec, no_spec
+
+if TYPE_CHECKING:
+    from rollout_corr.spec.surrogate import Surrogate
 
 BackendName = Literal["auto", "triton", "torch"]
 
@@ -84,12 +87,13 @@ class Backend(NamedTuple):
     reason: str
 
 
-def backend_for(tensor: Tensor, spec: Spec | None = None) -> Backend:
+def backend_for(tensor: Tensor, spec: Spec | None = None, surrogate: Surrogate | None = None) -> Backend:
     """Say which backend `backend="auto"` takes for this tensor, and why.
 
     Args:
         tensor: Any tensor on the device in question.
         spec: A Spec that `correct` or `policy_loss` is given; None: one that the kernels know.
+        surrogate: The surrogate of a `policy_loss`; None: one that the kernels know.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor: expected a tensor, got {type(tensor).__name__}")
@@ -98,11 +102,24 @@ def backend_for(tensor: Tensor, spec: Spec | None = None) -> Backend:
     where = tensor.device.type
     backend = chosen_backend(tensor, "auto")
     beyond = None if spec is None else operators.beyond_kernels(spec)
+    if surrogate is not None:
+        beyond = beyond or _surrogate_beyond_kernels(surrogate)
     runner = chosen(backend, beyond, where == "cpu", torch.compiler.is_compiling())
     reason = f"tensors on {where} run on {runner.reason}"
     if where in operators.DEVICES and runner.name != "kernels":
         reason = f"{operators.why_not(tensor.device) or beyond}; {reason}"
     return Backend("triton" if runner.name == "kernels" else "torch", runner.name, reason)
+
+
+def _surrogate_beyond_kernels(surrogate: Surrogate) -> str | None:
+    # A correction imports nothing of the loss.
+    from rollout_corr.backends import loss_operators
+    from rollout_corr.spec.surrogate import Surrogate
+    from rollout_corr.spec.validate import shown
+
+    if not isinstance(surrogate, Surrogate):
+        raise TypeError(f"surrogate: expected a surrogate such as PPO(0.2, 0.2) or None, got {shown(surrogate)}")
+    return loss_operators.beyond_kernels(surrogate, scaled=False)
 
 
 def chosen_backend(tensor: Tensor, backend: str) -> str:

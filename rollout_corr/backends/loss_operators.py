@@ -83,7 +83,7 @@ def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
     if surrogate.sees_batch and not surrogate.traits.chooses_tokens:
         units = "groups of sequences" if surrogate.traits.sees == "groups" else "the batch for bounds"
         return f"{surrogate!r} looks at {units}, which runs on plain torch"
-    return f"{surrogate!r} beside scale runs on plain torch" if scaled and surrogate.traits.one_loss else None
+    return f"{surrogate!r} with scale runs on plain torch" if scaled and surrogate.traits.one_loss else None
 
 
 def run_fused(task: LossTask) -> LossResult:

@@ -74,6 +74,17 @@ def test_backend_for_names_what_a_spec_leaves_to_plain_torch(monkeypatch: pytest
         rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), spec=decided, backend="triton")
 
 
+def test_backend_for_names_a_surrogate_that_runs_on_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "MISSING_TRITON", None)
+    monkeypatch.setattr(operators, "DEVICES", ("meta",))
+    on_gpu = torch.zeros(1, device="meta")
+    assert rc.backend_for(on_gpu, surrogate=rc.PPO(0.2, 0.2)).name == "triton"
+    name, runner, reason = rc.backend_for(on_gpu, surrogate=rc.REAL())
+    assert (name, runner) == ("torch", "whole") and reason.startswith("REAL() looks at groups of sequences")
+    with pytest.raises(TypeError, match="surrogate: expected a surrogate such as"):
+        rc.backend_for(on_gpu, surrogate=3)  # type: ignore[arg-type]  # the wrong type is the point
+
+
 CALLS = [
     (Call("triton", None, False, False, True), "split kernels"),
     (Call("triton", "prefixes", False, False, True), "split"),

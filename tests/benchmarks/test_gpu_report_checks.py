@@ -197,7 +197,7 @@ def test_sanitized(small):
 
 
 def test_agrees(small, monkeypatch):
-    assert "plain-torch reference" in checks.agrees(small, ("SkyRL's row",))
+    assert "tensors on cpu run on the definition" in checks.agrees(small, ("SkyRL's row",))
     with monkeypatch.context() as only:
         spoiled(only, "correct", lambda correct, *args, backend="auto", **options: replace(
             out := correct(*args, backend=backend, **options),
@@ -205,7 +205,7 @@ def test_agrees(small, monkeypatch):
         ))  # fmt: skip
         with pytest.raises(checks.Broken, match="weights differ from ours"):
             checks.agrees(small, ("SkyRL's row",))
-    monkeypatch.setattr(rc, "backend_for", lambda tensor: rc.Backend("triton", "by mistake"))
+    monkeypatch.setattr(rc, "backend_for", lambda tensor: rc.Backend("triton", "kernels", "by mistake"))
     with pytest.raises(checks.Broken, match="by mistake"):
         checks.agrees(small, ())
 

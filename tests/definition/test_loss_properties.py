@@ -229,7 +229,7 @@ REFUSED = {
     "scale: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: rc.policy_loss(
         z(2, 3), z(2), scale=z(3)
     ),
-    "backend: expected 'auto' or 'torch', got 'triton': GMPO() beside scale runs on plain": lambda: rc.policy_loss(
+    "backend: expected 'auto' or 'torch', got 'triton': GMPO() with scale runs on plain": lambda: rc.policy_loss(
         z(2, 3), z(2), scale=z(2), surrogate=rc.GMPO(), backend="triton"
     ),
     "weights: expected None in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
