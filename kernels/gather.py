@@ -67,7 +67,7 @@ def slot_tables(counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks
 @triton.jit
 def nothing_yet(table: tl.tensor, like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Begin the columns of a table, each in the shape of `like`."""
-    found = ()
+    found: tl.tuple = ()
     for _ in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "peaks":
             lowest = tl.full(like.shape, lowest_key(table.dtype.element_ty), table.dtype.element_ty)
@@ -85,7 +85,7 @@ def with_slots(
     PLAN: tl.constexpr, TABLE: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Add one slot of each thread to all columns of a table, or take the larger."""
-    more = ()
+    more: tl.tuple = ()
     for i in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "peaks":
             lowest = lowest_key(table.dtype.element_ty)
@@ -99,7 +99,7 @@ def with_slots(
 @triton.jit
 def together(found: tl.tuple, TABLE: tl.constexpr) -> tl.tuple:
     """Add up what the threads of each sequence have found, or take the largest: [SEQUENCES] each."""
-    done = ()
+    done: tl.tuple = ()
     for i in tl.static_range(len(found)):
         done = done + (tl.max(found[i], 1) if TABLE == "peaks" else tl.sum(found[i], 1),)
     return done
@@ -232,11 +232,11 @@ def put_columns(out: tl.tensor, columns: tl.tuple, owner: tl.tensor, owners: tl.
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "tile_bits", "slots", "unit_count"])
 def gather_kernel(
-    counts, integers, floats, peaks, counts_out, integers_out, floats_out, peaks_out, offsets,
-    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    unit_count: tl.int64,
+    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, counts_out: tl.tensor,
+    integers_out: tl.tensor, floats_out: tl.tensor, peaks_out: tl.tensor, offsets: tl.tensor,
+    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64, unit_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Write all tables by owner, [columns, unit_count]; the first and last owner of a packed batch are no sequence."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     _, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles, tile_bits), PLAN)

@@ -54,7 +54,7 @@ from rollout_corr.kernels.tokens import (
 @triton.jit
 def nothing(PLAN: tl.constexpr) -> tl.tuple:
     """Fill all columns with placeholders; one that is never recorded fails to compile."""
-    found = ()
+    found: tl.tuple = ()
     for _ in tl.static_range(size(PLAN, "recorded")):
         found = found + (0,)
     return found
@@ -167,7 +167,7 @@ def to_grid(x: tl.tensor, grid: tl.constexpr) -> tl.tensor:
 @triton.jit
 def empty(PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
     """Start all accumulators."""
-    kept = ()
+    kept: tl.tuple = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         kept = kept + (tl.full((TILING.lanes,), start_of(PLAN, place), kind_of(PLAN, place)),)
     return kept
@@ -176,7 +176,7 @@ def empty(PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
 @triton.jit
 def emptied(kept: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
     """Start the accumulators of slots again."""
-    fresh = ()
+    fresh: tl.tuple = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_of_slots(PLAN, place):
             fresh = fresh + (tl.full((TILING.lanes,), start_of(PLAN, place), kind_of(PLAN, place)),)
@@ -197,7 +197,7 @@ def joined(one: tl.tensor, other: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor
 @triton.jit
 def with_batch(kept: tl.tuple, found: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
     """Add a step to the accumulators of the batch."""
-    more = ()
+    more: tl.tuple = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_of_slots(PLAN, place):
             more = more + (kept[place],)
@@ -225,7 +225,7 @@ def with_slot(
         else:
             # One comparison for both ends: what lies below 0 is large without a sign.
             inside = (place - begin).to(tl.uint32, bitcast=True) < (end - start).to(tl.uint32, bitcast=True)
-    more = ()
+    more: tl.tuple = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_added(PLAN, place):
             x = found[place]

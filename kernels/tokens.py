@@ -104,7 +104,7 @@ def place_of_number(plan: Tables, i: int) -> int:
 @triton.jit
 def thresholds(numbers: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
     """Load all numbers, in float64. Once for a program: behind a store they would be loaded again."""
-    found = ()
+    found: tl.tuple = ()
     for i in tl.static_range(size(PLAN, "numbers")):
         if place_of_number(PLAN, i) < i:
             found = found + (found[place_of_number(PLAN, i)],)

@@ -99,12 +99,13 @@ def apply_to_step(
     ]
 )  # fmt: skip
 def apply_kernel(
-    train_logp, rollout_logp, mask, log_mass, advantages, offsets, states, sequence_weights, weights, mask_out,
+    train_logp: tl.tensor, rollout_logp: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, advantages: tl.tensor,
+    offsets: tl.tensor, states: tl.tensor, sequence_weights: tl.tensor, weights: tl.tensor, mask_out: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
-    train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
-    mask_row: tl.int64, mask_step: tl.int64,
+    train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64, mask_row: tl.int64,
+    mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Apply what was decided to the tokens of a tile."""
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     inputs = Inputs(

@@ -260,14 +260,16 @@ def zero_rejected(
     ]
 )  # fmt: skip
 def decide_kernel(
-    numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
-    mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, histogram, counter,
-    statistics, within, keep_turns_out,
+    numbers: tl.tensor, advantages: tl.tensor, offsets: tl.tensor, counts: tl.tensor, integers: tl.tensor,
+    floats: tl.tensor, peaks: tl.tensor, keep_out: tl.tensor, states: tl.tensor, sequence_weights: tl.tensor,
+    weights: tl.tensor, mask_out: tl.tensor, sequence_sums: tl.tensor, sequence_maxima: tl.tensor,
+    token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, histogram: tl.tensor,
+    counter: tl.tensor, statistics: tl.tensor, within: tl.tensor, keep_turns_out: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, shares: tl.int32, parts: tl.int32, part: tl.int32,
     owner_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Decide about SHAPE.sequences sequences: store `keep`, state, weight, and their share of the statistics.
 
     Where sequences are long so many programs (shares) come to the same decision, each to zero its part of the tokens.
@@ -282,7 +284,8 @@ def decide_kernel(
     share = program // sequence_programs
     owner = (program % sequence_programs).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     tables = slot_tables(counts, integers, floats, peaks)
-    known_sequences, turns = sequences, (owner,)
+    known_sequences = sequences
+    turns: tl.tuple = (owner,)
     if PLAN.turns:
         known_sequences = owner_count - 2
         low, high = turns_of(within, owner, known_sequences, sequences)

@@ -88,7 +88,7 @@ def read_part(
     advantage = advantage_of(shared, train, PLAN, TILING)
 
     pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), valid, PLAN)
-    pairs = (pair,)
+    pairs: tl.tuple = (pair,)
     for k in tl.static_range(size(PLAN, "pairs")):
         new = extra(shared, shared.externals[PLAN.externals], PLAN, TILING)
         if compares_with_rollout(PLAN, k):
@@ -238,14 +238,15 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps
 
 @triton.jit(do_not_specialize=RUNTIME)
 def read_kernel(
-    train_logp, rollout_logp, mask, log_mass, advantages, externals, offsets, numbers,
-    weights, mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
+    train_logp: tl.tensor, rollout_logp: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, advantages: tl.tensor,
+    externals: tl.tuple, offsets: tl.tensor, numbers: tl.tensor, weights: tl.tensor, mask_out: tl.tensor,
+    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, token_sums: tl.tensor,
+    token_maxima: tl.tensor, histogram: tl.tensor, counter: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    steps: tl.int32,
-    train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
+    steps: tl.int32, train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
     mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Read a tile: sums of sequences go to the slot tables, those of the batch to sums and maxima.
 
     Writes token weights and the mask as far as tokens decide about them; what sequences decide follows later.

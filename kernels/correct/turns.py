@@ -93,7 +93,7 @@ def drops_sequences(plan: Plan) -> bool:
 @triton.jit
 def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Begin the sums over turns, or the maxima, which are keys."""
-    found = ()
+    found: tl.tuple = ()
     for i in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "turn_maxima":
             found = found + (key_of(tl.full(like.shape, float("-inf"), tl.float64)),)

@@ -288,15 +288,17 @@ RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps
 
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
-    new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, scales, chosen, advantages, offsets, numbers,
-    levels, pulls, inners, gradient, counts, integers, floats, token_sums, token_maxima, counter,
+    new_logp: tl.tensor, base_logp: tl.tensor, ref_logp: tl.tensor, weights: tl.tensor, trains: tl.tensor,
+    mask: tl.tensor, log_mass: tl.tensor, scales: tl.tensor, chosen: tl.tensor, advantages: tl.tensor,
+    offsets: tl.tensor, numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, gradient: tl.tensor,
+    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor,
+    counter: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    steps: tl.int32,
-    new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64,
-    ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
-    trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
+    steps: tl.int32, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64, ref_row: tl.int64,
+    ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64, trains_row: tl.int64, trains_step: tl.int64,
+    mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences."""
     if tl.program_id(0) == 0:
         # For the programs that finish to count themselves in.
@@ -364,10 +366,11 @@ def gradient_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])
 def scale_kernel(
-    gradient, inners, upstream, divisor, offsets, scaled,
+    gradient: tl.tensor, inners: tl.tensor, upstream: tl.tensor, divisor: tl.tensor, offsets: tl.tensor,
+    scaled: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Scale the gradient in backward: multiply by the upstream gradient and by `inners`, divide by the divisor."""
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)

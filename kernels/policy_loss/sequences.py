@@ -178,13 +178,14 @@ def finish(
     ]
 )
 def sequences_kernel(
-    numbers, offsets, counts, integers, floats, levels, pulls, inners, sequence_sums, token_sums, token_maxima,
-    part_sums, part_maxima, counter, given, value, divisor, statistics, within,
+    numbers: tl.tensor, offsets: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor,
+    levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, sequence_sums: tl.tensor, token_sums: tl.tensor,
+    token_maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, counter: tl.tensor, given: tl.tensor,
+    value: tl.tensor, divisor: tl.tensor, statistics: tl.tensor, within: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
-    owner_count: tl.int64,
+    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32, owner_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program.
 
     The phase "sum" only passes over sequences, and the phase "write", behind it, does the others.
