@@ -29,20 +29,20 @@ def place_of(plan: Tables, table: str, name: str) -> int:
 
 @triton.constexpr_function
 def is_of_slots(plan: Tables, place: int) -> bool:
-    """Test whether an accumulator is of slots and not of the batch."""
+    """Return whether an accumulator is of slots and not of the batch."""
     return plan.recorded[place][0] not in ("token_sums", "exponents", "token_maxima")
 
 
 @triton.constexpr_function
 def is_measured(plan: Tables, place: int) -> bool:
-    """Test for an accumulator of slots that is filled token by token; without a mask, bounds tell the valid ones."""
+    """Return whether an accumulator of slots is filled token by token; without a mask, bounds give the valid ones."""
     table, name = plan.recorded[place]
     return is_of_slots(plan, place) and (plan.masked or (table, name) != ("counts", "valid"))
 
 
 @triton.constexpr_function
 def first_of_word(plan: Tables, place: int) -> int:
-    """Find the accumulator that has the word of a count of slots; -1 of all else and of rows, which end with a tile."""
+    """Find the accumulator of the word of a count of slots; -1 for all else, and for rows, which end with a tile."""
     if not plan.packed or plan.recorded[place][0] != "counts":
         return -1
     return place - (place - first_of(plan, "counts")) % COUNTS_OF_WORD.value
@@ -56,64 +56,64 @@ def bit_of(plan: Tables, place: int) -> int:
 
 @triton.constexpr_function
 def one_of(plan: Tables, place: int) -> int:
-    """Give a count of one as it stands in its word."""
+    """Return a count of one at its place in the word."""
     return 1 << bit_of(plan, place)
 
 
 @triton.constexpr_function
 def is_added(plan: Tables, place: int) -> bool:
-    """Test whether steps add to an accumulator of slots: in a word to the first."""
+    """Return whether steps add to an accumulator of slots; of a word only to the first."""
     in_word = first_of_word(plan, place) >= 0
     return first_of_word(plan, place) == place if in_word else is_measured(plan, place)
 
 
 @triton.constexpr_function
 def is_of_finite(plan: Tables, i: int) -> bool:
-    """Test whether a count of slots is of non-finite tokens; the accumulator counts the others, which are at hand."""
+    """Return whether a count of slots is of non-finite tokens; its accumulator counts the finite ones."""
     return plan.counts[i].rpartition("/")[2] == "nonfinite"
 
 
 @triton.constexpr_function
 def is_extremum(plan: Tables, place: int) -> bool:
-    """Test whether an accumulator keeps the largest and not the sum."""
+    """Return whether an accumulator keeps the largest and not the sum."""
     return plan.recorded[place][0] in ("peaks", "token_maxima")
 
 
 @triton.constexpr_function
 def is_product(plan: Tables, place: int) -> bool:
-    """Test for a sum of logarithms that is kept as a product."""
+    """Return whether a sum of logarithms is kept as a product."""
     return plan.recorded[place][0] == "token_sums" and plan.recorded[place][1] in plan.exponents
 
 
 @triton.constexpr_function
 def exponents_of(plan: Tables, place: int) -> int:
-    """Find the accumulator of the powers of two of a product; -1 of all else."""
+    """Find the accumulator of the powers of two of a product; -1 for all else."""
     return plan.recorded.index(("exponents", plan.recorded[place][1])) if is_product(plan, place) else -1
 
 
 @triton.constexpr_function
 def product_of(plan: Tables, place: int) -> int:
-    """Find the product whose powers of two are here; -1 of all else."""
+    """Find the product whose powers of two are here; -1 for all else."""
     table, name = plan.recorded[place]
     return plan.recorded.index(("token_sums", name)) if table == "exponents" else -1
 
 
 @triton.constexpr_function
 def is_count(plan: Tables, place: int) -> bool:
-    """Test for a count of tokens of the batch."""
+    """Return whether a sum counts tokens of the batch."""
     table, name = plan.recorded[place]
     return table == "token_sums" and name.rpartition("/")[2].startswith("tokens_")
 
 
 @triton.constexpr_function
 def counts_probabilities(plan: Tables) -> bool:
-    """Test whether probabilities - 1 are integers: of float32 they are multiples of 2^-24, unless one may be NaN."""
+    """Return whether probabilities - 1 are integers: of float32 they are multiples of 2^-24, unless one may be NaN."""
     return not plan.double and plan.nonfinite != "propagate"
 
 
 @triton.constexpr_function
-def unit_of(plan: Tables, place: int) -> float | None:
-    """Give the unit of a sum or of the largest of such integers; None of all else."""
+def quantum_of(plan: Tables, place: int) -> float | None:
+    """Return the quantum of a sum or a maximum of such integers; None for all else."""
     table, name = plan.recorded[place]
     if table not in ("token_sums", "token_maxima") or not counts_probabilities(plan):
         return None
@@ -122,7 +122,7 @@ def unit_of(plan: Tables, place: int) -> float | None:
 
 @triton.constexpr_function
 def is_wide(plan: Tables, place: int) -> bool:
-    """Test for a sum over tokens in float64: of values that differ little from each other and far from the centre."""
+    """Return whether a sum over tokens is float64: of values far from 0 that differ little from each other."""
     name = plan.recorded[place][1].rpartition("/")[2]
     return name in (*PROBABILITIES[:2], *SQUARED, "clamped", "clamped2")
 
@@ -133,7 +133,7 @@ def kind_of(plan: Tables, place: int) -> tl.dtype:
     table = plan.recorded[place][0]
     if table in ("counts", "exponents"):
         return tl.int32
-    if unit_of(plan, place) is not None:
+    if quantum_of(plan, place) is not None:
         return tl.int64 if plan.recorded[place][1] in SQUARED else tl.int32
     if table == "integers":
         return tl.int64

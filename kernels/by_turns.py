@@ -15,7 +15,7 @@ Fields = TypeVar("Fields", CorrectOperands, LossOperands)
 
 
 def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -> tuple[Fields, Tensor]:
-    """Put turns in the place of sequences.
+    """Replace sequences by turns.
 
     Args:
         given: A batch as the kernels take it, with offsets and advantages.
@@ -25,7 +25,7 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
 
     Returns:
         The batch, flat, with offsets and advantages of turns; and [S + 1] int64, where sequences begin and end among
-        the turns. That does not decrease, even where nobody has checked the offsets: every turn has an owner.
+        the turns. That does not decrease, even where the offsets are unchecked: every turn has an owner.
     """
     # Their dtype would be part of compile keys, and who makes them in int32 is not known to `warmup`.
     turns = turns.to(torch.int64)
@@ -40,7 +40,7 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
 
 @dataclass(eq=False)
 class PartsOfTurns:
-    """Turns of which this rank holds parts: one without a token here may belong to either of two sequences.
+    """Turns that lie on several ranks: one without a token here may belong to either of two sequences.
 
     Attributes:
         owners: [2, U] int64, to be added up over the ranks: the sequence of each turn, of those ranks that have a token
@@ -57,7 +57,7 @@ class PartsOfTurns:
     per_sequence: Tensor | None
 
     def settle(self) -> None:
-        """Write what all ranks together know, from the totals in `owners`, to where the kernels read it."""
+        """Write what all ranks know together, from the totals in `owners`, to where the kernels read it."""
         # A turn without a token on any rank goes with the one before it.
         owners = (self.owners[0] // self.owners[1].clamp(min=1)).cummax(0).values
         sequences = torch.arange(self.within.shape[0], device=owners.device)

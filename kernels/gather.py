@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.io import either
-from rollout_corr.kernels.tiles import Extents, edge
+from rollout_corr.kernels.tiles import Extents, edge, either
 from rollout_corr.kernels.tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
 
 
@@ -27,7 +26,7 @@ class SlotTables(NamedTuple):
     peaks: tl.tensor  # int32 or int64, keys of floats
 
 
-class Gathered(NamedTuple):
+class UnitTotals(NamedTuple):
     """The tables of some sequences: a tuple of columns each, [SEQUENCES]."""
 
     counts: tl.tuple  # int64
@@ -66,7 +65,7 @@ def slot_tables(counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks
 
 @triton.jit
 def nothing_yet(table: tl.tensor, like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
-    """Begin the columns of a table, each in the shape of `like`."""
+    """Start the columns of a table, each in the shape of `like`."""
     found: tl.tuple = ()
     for _ in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "peaks":
@@ -112,7 +111,7 @@ def slots_of(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Find the sequence of each owner, its first slot, and how many slots it has; all [SEQUENCES].
 
-    An empty one has none. In a packed batch the first and the last owner are no sequence, as in `slots.edge`.
+    An empty one has none. In a packed batch the first and the last owner are no sequence, as in `tiles.edge`.
     BY_OWNER: `gather_kernel` has left one slot of each.
     """
     if BY_OWNER:
@@ -121,9 +120,9 @@ def slots_of(
         sequence = owner - 1
         begin = edge(offsets, owner, extents.sequences, extents.tokens)
         end = edge(offsets, owner + 1, extents.sequences, extents.tokens)
-        first = begin >> extents.tile_bits
-        many = (end >> extents.tile_bits) - first + 1
-        return sequence, first + owner, tl.where((sequence <= extents.sequences) & (begin != end), many, 0)
+        first_slot = begin >> extents.tile_bits
+        slot_count = (end >> extents.tile_bits) - first_slot + 1
+        return sequence, first_slot + owner, tl.where((sequence <= extents.sequences) & (begin != end), slot_count, 0)
     else:
         return owner, owner * extents.tiles, tl.where(owner < extents.sequences, extents.tiles, 0)
 
@@ -154,69 +153,70 @@ def slots_between(
     if BY_OWNER:
         return low, tl.maximum(high - low, 0)
     else:
-        first = (edge(offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low
+        first_slot = (edge(offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low
         end = (edge(offsets, high, extents.sequences, extents.tokens) >> extents.tile_bits) + high
-        return first, tl.where(high > low, end - first, 0)
+        return first_slot, tl.where(high > low, end - first_slot, 0)
 
 
 @triton.jit
-def gathered(
-    tables: SlotTables, first: tl.tensor, many: tl.tensor, slots: tl.tensor, PLAN: tl.constexpr, SHAPE: tl.constexpr
-) -> Gathered:
+def gather_slots(
+    tables: SlotTables, first_slot: tl.tensor, slot_count: tl.tensor, slots: tl.tensor,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr,
+) -> UnitTotals:  # fmt: skip
     """Gather all tables by sequence.
 
     One loop for all of them, in which the loads of several slots are on their way at once. Threads exchange what
     they have found once, behind it.
     """
     share = tl.arange(0, sharers(SHAPE))[None, :]
-    slot = first[:, None] + share
+    slot = first_slot[:, None] + share
     counts = nothing_yet(tables.counts, slot, PLAN, "counts")
     integers = nothing_yet(tables.integers, slot, PLAN, "integers")
     floats = nothing_yet(tables.floats, slot, PLAN, "floats")
     peaks = nothing_yet(tables.peaks, slot, PLAN, "peaks")
     # Wrong offsets may promise more slots than there are.
-    many = tl.minimum(many, slots - first).to(tl.int32)
-    for start in range(0, tl.max(many, 0), sharers(SHAPE) * at_once(PLAN, SHAPE)):
+    slot_count = tl.minimum(slot_count, slots - first_slot).to(tl.int32)
+    for start in range(0, tl.max(slot_count, 0), sharers(SHAPE) * at_once(PLAN, SHAPE)):
         for i in tl.static_range(at_once(PLAN, SHAPE)):
             each = start + i * sharers(SHAPE) + share
-            known = each < many[:, None]
-            slot = first[:, None] + each
+            known = each < slot_count[:, None]
+            slot = first_slot[:, None] + each
             counts = with_slots(counts, tables.counts, slot, slots, known, PLAN, "counts")
             integers = with_slots(integers, tables.integers, slot, slots, known, PLAN, "integers")
             floats = with_slots(floats, tables.floats, slot, slots, known, PLAN, "floats")
             peaks = with_slots(peaks, tables.peaks, slot, slots, known, PLAN, "peaks")
-    return Gathered(
+    return UnitTotals(
         together(counts, "counts"), together(integers, "integers"), together(floats, "floats"), together(peaks, "peaks")
     )
 
 
 @triton.jit
-def integer(found: Gathered, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
-    """Take a sum of integers: [SEQUENCES] int64."""
+def integer(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+    """Return a sum of integers: [SEQUENCES] int64."""
     if has(PLAN, "counts", name):
-        return found.counts[at(PLAN, "counts", name)]
+        return totals.counts[at(PLAN, "counts", name)]
     else:
-        return found.integers[at(PLAN, "integers", name)]
+        return totals.integers[at(PLAN, "integers", name)]
 
 
 @triton.jit
-def plain(found: Gathered, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
-    """Take a plain sum: [SEQUENCES] float64."""
-    return found.floats[at(PLAN, "floats", name)]
+def plain(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+    """Return a plain sum: [SEQUENCES] float64."""
+    return totals.floats[at(PLAN, "floats", name)]
 
 
 @triton.jit
-def exact(found: Gathered, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.constexpr) -> tl.tensor:
-    """Take a sum that decides: [SEQUENCES] float64. Sums of D are on one grid, others in two limbs."""
+def exact(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.constexpr) -> tl.tensor:
+    """Return a sum that decides: [SEQUENCES] float64. Sums of D are on one grid, others in two limbs."""
     if PLAN.double:
-        x = plain(found, PLAN, name)
+        x = plain(totals, PLAN, name)
     elif OF_D:
-        x = integer(found, PLAN, name).to(tl.float64) / GRID_OF_D
+        x = integer(totals, PLAN, name).to(tl.float64) / GRID_OF_D
     else:
-        fraction = integer(found, PLAN, named(name, "fraction")).to(tl.float64) / GRID_OF_FRACTION
-        x = integer(found, PLAN, name).to(tl.float64) + fraction
+        fraction = integer(totals, PLAN, named(name, "fraction")).to(tl.float64) / GRID_OF_FRACTION
+        x = integer(totals, PLAN, name).to(tl.float64) + fraction
     if has(PLAN, "floats", named(name, "rest")):
-        x += plain(found, PLAN, named(name, "rest"))
+        x += plain(totals, PLAN, named(name, "rest"))
     return x
 
 
@@ -239,9 +239,9 @@ def gather_kernel(
 ) -> None:  # fmt: skip
     """Write all tables by owner, [columns, unit_count]; the first and last owner of a packed batch are no sequence."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    _, first, many = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles, tile_bits), PLAN)
-    found = gathered(slot_tables(counts, integers, floats, peaks), first, many, slots, PLAN, SHAPE)
-    put_columns(counts_out, found.counts, owner, unit_count)
-    put_columns(integers_out, found.integers, owner, unit_count)
-    put_columns(floats_out, found.floats, owner, unit_count)
-    put_columns(peaks_out, found.peaks, owner, unit_count)
+    _, first_slot, slot_count = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles, tile_bits), PLAN)
+    totals = gather_slots(slot_tables(counts, integers, floats, peaks), first_slot, slot_count, slots, PLAN, SHAPE)
+    put_columns(counts_out, totals.counts, owner, unit_count)
+    put_columns(integers_out, totals.integers, owner, unit_count)
+    put_columns(floats_out, totals.floats, owner, unit_count)
+    put_columns(peaks_out, totals.peaks, owner, unit_count)

@@ -250,7 +250,7 @@ def of_units(grid: Grid, sequences: int, beside: bool = False) -> Grid:
 
 
 def _reads_of(tensors: Sequence[Tensor], packed: bool) -> tuple[bool, bool]:
-    """Test whether all tokens lie side by side, and whether all rows begin at a multiple of 16 elements and bytes."""
+    """Return whether all tokens lie side by side, and whether all rows begin at a multiple of 16 elements and bytes."""
     apart = [x for x in tensors if not x.is_contiguous()]
     unit = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in apart)
     rows = packed or all(x.stride(0) % 16 == 0 or x.shape[0] <= 1 for x in apart)

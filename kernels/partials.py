@@ -98,10 +98,9 @@ def put_extrema(
 
 @triton.jit
 def is_last(counter: tl.tensor) -> tl.tensor:
-    """Count a program in and tell whether all others have been: the last one sees whatever they stored before.
+    """Count a program in and return whether it is the last, which sees whatever the others stored before.
 
-    It is for it to go on with what needs them all, in an order of its own: which program is last may differ from run to
-    run, so results must not depend on it.
+    Which program is last may differ from run to run, so results must not depend on it.
     """
     # One thread counts, and releases what all threads of the program have stored.
     tl.debug_barrier()
@@ -135,7 +134,7 @@ def add_up_part(
     k: tl.tensor, sums: tl.tensor, maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
     programs: tl.tensor, part: tl.tensor, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add up GROUP columns of `part` programs over tokens: the k-th of parts * `Tables.column_groups` such pieces."""
+    """Add up GROUP columns of `part` programs over tokens: piece k of parts * groups(PLAN)."""
     number, group = k // groups(PLAN), k % groups(PLAN)
     first = number * part
     end = tl.minimum(first + part, programs)
@@ -182,7 +181,7 @@ def largest_of_rows(table: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr) ->
 
 @triton.jit
 def entry(found: tl.tensor, column: tl.constexpr) -> tl.tensor:
-    """Take one column: a scalar."""
+    """Return one column: a scalar."""
     return tl.sum(tl.where(tl.arange(0, found.shape[0]) == column, found, 0.0), 0)
 
 

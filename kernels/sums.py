@@ -27,8 +27,8 @@ from rollout_corr.kernels.accumulators import (
     one_of,
     place_of,
     product_of,
+    quantum_of,
     start_of,
-    unit_of,
 )
 from rollout_corr.kernels.tiles import Extents, Span, places_of
 from rollout_corr.kernels.tokens import (
@@ -64,7 +64,7 @@ def nothing(PLAN: tl.constexpr) -> tl.tuple:
 def record(
     found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
 ) -> tl.tuple:  # fmt: skip
-    """Put what the tokens of a step give into a column, if the plan has it; of a lane's tokens for the batch.
+    """Record the values of a step's tokens in a column, if the plan has it; for the batch summed over a lane's tokens.
 
     Those of the batch may be [LANES] already, and a sum a number for all lanes.
     """
@@ -336,7 +336,7 @@ def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
         powers = tl.sum(kept[exponents_of(PLAN, place)], 0)
         rest = log1p(0.25 * tl.reduce(x, 0, product_less_one))
         return 0.5 * (rest.to(tl.float64) + powers.to(tl.float64) * LN_2)
-    elif unit_of(PLAN, place) is not None:
+    elif quantum_of(PLAN, place) is not None:
         if x.dtype == tl.int64:
             # Squares: at most 2^48 each, 2^54 of a lane, one less of which is in the last bit of float64.
             x = tl.minimum(x, (1 << 54) - 1)
@@ -344,7 +344,7 @@ def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
             x = (high.to(tl.int64) << 27) + low.to(tl.int64)
         else:
             x = over_lanes(x.to(tl.int64))
-        return x.to(tl.float64) * unit_of(PLAN, place)
+        return x.to(tl.float64) * quantum_of(PLAN, place)
     elif is_count(PLAN, place):
         # A warp adds integers in one instruction.
         return tl.sum(x.to(tl.int32), 0)
@@ -356,10 +356,10 @@ def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
 def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
     """Find the largest that an accumulator of the batch has in any lane."""
     x = tl.max(kept[place], 0)
-    if unit_of(PLAN, place) is not None:
-        # 0 at tokens that are not measured, which tell themselves by D.
+    if quantum_of(PLAN, place) is not None:
+        # 0 at tokens that are not measured, recognised by D.
         none = tl.max(kept[place_of(PLAN, "token_maxima", "max_d")], 0) == float("-inf")
-        return tl.where(none, float("-inf"), x.to(tl.float64) * unit_of(PLAN, place))
+        return tl.where(none, float("-inf"), x.to(tl.float64) * quantum_of(PLAN, place))
     else:
         return unordered(x)
 

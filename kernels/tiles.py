@@ -35,7 +35,7 @@ class Tiling:
         return self.parts * self.lanes * self.vec
 
     def for_warps_of(self, threads: int) -> Tiling:
-        """Give each thread of a larger warp fewer vectors, or the warp more tokens at a time."""
+        """Return the tiling for a larger warp: fewer vectors a thread, or more tokens a step."""
         times = threads // 32
         if times == 1 or self.lanes < 32:
             return self
@@ -70,6 +70,14 @@ class Span(NamedTuple):
     start: tl.tensor  # int32, in [0, size]
     end: tl.tensor  # int32, in [start, size]
     last: tl.tensor  # int64, the last owner of the tile
+
+
+class PerToken(NamedTuple):
+    """A tensor with an entry for every token, [N] or [B, T], and the distances of its entries."""
+
+    pointer: tl.tensor
+    row: tl.tensor  # from one row to the next, int64
+    step: tl.tensor  # from one token to the next, int64; not read where all lie side by side (UNIT)
 
 
 @triton.jit
@@ -161,7 +169,7 @@ def first_span(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tenso
 
 @triton.jit
 def ends_by(span: Span, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
-    """Test whether a span ends in the step that begins at `first`, or before it; the last owner's does in none."""
+    """Return whether a span ends in the step that begins at `first`, or before it; the last owner's never does."""
     return (span.owner < span.last) & (span.end <= first + TILING.step)
 
 
@@ -238,3 +246,68 @@ def of_sequences(
             entry = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)
             x = tl.where(places_of(first, TILING) >= span.start, entry, x)
     return x
+
+
+# --- loads and stores of a step ---
+
+
+@triton.jit
+def either(x: tl.tensor, other: tl.tensor) -> tl.tensor:
+    """Return x, or the other where x is None: Triton 3.5 and 3.6 take no None into a tuple."""
+    if x is None:
+        return other
+    else:
+        return x
+
+
+@triton.jit
+def contiguous(pointer: tl.tensor, extents: Extents) -> PerToken:
+    """A contiguous tensor, for UNIT accesses."""
+    return PerToken(pointer, extents.width, extents.width)
+
+
+@triton.jit
+def pointers_to(
+    tensor: PerToken, tile: Tile, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr
+) -> tl.tensor:
+    """Find where the tokens of a step lie: [PARTS, LANES, VEC] pointers. UNIT: neighbours lie side by side."""
+    if UNIT:
+        begin = tensor.pointer + tile.first
+        if not PLAN.packed:
+            # Aligned rows begin at multiples of 16. Accesses of 16 bytes need a product that shows it: the hint of
+            # tl.multiple_of is lost where AMD's backend takes pointers apart.
+            row = tensor.row >> 4 << 4 if TILING.aligned else tensor.row
+            begin += tile.row * row
+        return begin + place
+    else:
+        begin = tensor.pointer + tile.first * tensor.step
+        if not PLAN.packed:
+            begin += tile.row * tensor.row
+        return begin + place * tensor.step
+
+
+@triton.jit
+def load_step(
+    tensor: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load a step; without a mask, so that accesses can be wide, where all of it lies within the batch (WHOLE)."""
+    place = places_of(first, TILING)
+    if WHOLE:
+        return tl.load(pointers_to(tensor, tile, place, PLAN, TILING, UNIT))
+    else:
+        return tl.load(pointers_to(tensor, tile, place, PLAN, TILING, UNIT), mask=place < tile.length, other=0)
+
+
+@triton.jit
+def store_step(
+    tensor: PerToken, x: tl.tensor, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store a step of a contiguous tensor; without a mask where all of it lies within the batch."""
+    place = places_of(first, TILING)
+    where = pointers_to(tensor, tile, place, PLAN, TILING, True)
+    if WHOLE:
+        tl.store(where, x.to(where.dtype.element_ty))
+    else:
+        tl.store(where, x.to(where.dtype.element_ty), mask=place < tile.length)

@@ -1,7 +1,7 @@
 """Formulas of a token, and how kernels find the columns and numbers of their plan.
 
 The formulas are those of rollout_corr/definition/tokens.py, written once more so that one error cannot be in both.
-`x` is a block of tokens, [ROWS, LANES, VEC], of the dtype that computes, unless it says otherwise.
+`x` is a block of tokens, [PARTS, LANES, VEC], of the dtype that computes, unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.plan import CLASSES, Plan, Tables, Test
+from rollout_corr.kernels.correct.plan import CLASSES, Plan, PlannedCriterion, Tables
 
 GRID_OF_D = tl.constexpr(2.0**28)
 LARGEST_D = tl.constexpr(2.0**10)
@@ -30,7 +30,7 @@ NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
 
 @triton.constexpr_function
 def has(plan: Tables, table: str, name: str) -> bool:
-    """Test whether a table of the plan has this column."""
+    """Return whether a table of the plan has this column."""
     return name in getattr(plan, table)
 
 
@@ -47,9 +47,9 @@ def size(plan: Any, table: str) -> int:
 
 
 @triton.constexpr_function
-def test(plan: Plan, i: int) -> Test:
-    """Take the i-th criterion."""
-    return plan.tests[i]
+def criterion(plan: Plan, i: int) -> PlannedCriterion:
+    """Return the i-th criterion."""
+    return plan.criteria[i]
 
 
 @triton.constexpr_function
@@ -65,7 +65,7 @@ def of_pair(pair: int, name: str) -> str:
 
 
 @triton.constexpr_function
-def of_test(side: str, i: int) -> str:
+def of_criterion(side: str, i: int) -> str:
     """Name the column of a criterion's largest ("max") or negated smallest ("-min") value."""
     return f"{side}_{i}/value"
 
@@ -78,7 +78,7 @@ def class_name(i: int) -> str:
 
 @triton.constexpr_function
 def has_classes(plan: Plan, pair: int) -> bool:
-    """Test whether tokens of a pair of policies have to be counted by class."""
+    """Return whether tokens of a pair of policies have to be counted by class."""
     return plan.classes_of(pair)
 
 
@@ -96,7 +96,7 @@ def over_factorial(k: int) -> float:
 
 @triton.constexpr_function
 def place_of_number(plan: Tables, i: int) -> int:
-    """Find the first place of what the i-th number is."""
+    """Find the first number that the i-th one repeats; itself if it repeats none."""
     name = plan.numbers[i]
     return plan.numbers.index(dict(plan.same_numbers).get(name, name))
 
@@ -115,7 +115,7 @@ def thresholds(numbers: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def number(numbers: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
-    """Take one of the loaded numbers."""
+    """Return one of the loaded numbers."""
     return numbers[at(PLAN, "numbers", name)]
 
 
@@ -164,7 +164,7 @@ def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def exponential_of_negative(x: tl.tensor, k3: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Compute e^-x - 1 and e^-x - 1 + x beside `exponential` of x, with which it shares most of the work.
+    """Compute e^-x - 1 and e^-x - 1 + x, sharing most of the work with `exponential` of x.
 
     k3: e^x - 1 - x.
     """
@@ -278,13 +278,13 @@ def binary_kl(
 
 @triton.jit
 def is_finite(x: tl.tensor) -> tl.tensor:
-    """Test for neither NaN nor infinite."""
+    """Select values that are neither NaN nor infinite."""
     return tl.abs(x) < float("inf")
 
 
 @triton.jit
 def over_kept_set(logp: tl.tensor, base: tl.tensor, mass: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Take the mass that truncated sampling kept from the log-probs that are not over the kept set yet."""
+    """Subtract the log of the mass that truncated sampling kept from log-probs that are not over the kept set yet."""
     if PLAN.mass == "train":
         logp = logp - mass.to(real(PLAN))
     elif PLAN.mass == "rollout":
@@ -294,7 +294,7 @@ def over_kept_set(logp: tl.tensor, base: tl.tensor, mass: tl.tensor, PLAN: tl.co
 
 @triton.jit
 def within(x: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
-    """Test for lying between a pair of thresholds, inclusive; NaN does not."""
+    """Select values between a pair of thresholds, inclusive; never NaN."""
     lower = number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)
     upper = number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)
     return (x >= lower) & (x <= upper)

@@ -11,43 +11,56 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import selected
-from rollout_corr.kernels.correct.parts import Inputs, Part, Shared, advantage_of, compare, load_part
-from rollout_corr.kernels.correct.verdicts import REJECTED, WEIGHTLESS, thinning_bit
-from rollout_corr.kernels.io import PerToken, contiguous, either, load_step, pointers_to, store_step
-from rollout_corr.kernels.tiles import Extents, ends_by, entry_of, first_span, next_span, places_of, tile_of_program
-from rollout_corr.kernels.tokens import over_kept_set, real, size, test
+from rollout_corr.kernels.correct.steps import Context, Inputs, Step, advantage_of, compare, load_inputs
+from rollout_corr.kernels.correct.units import REJECTED, WEIGHTLESS, thinning_bit
+from rollout_corr.kernels.tiles import (
+    Extents,
+    PerToken,
+    contiguous,
+    either,
+    ends_by,
+    entry_of,
+    first_span,
+    load_step,
+    next_span,
+    places_of,
+    pointers_to,
+    store_step,
+    tile_of_program,
+)
+from rollout_corr.kernels.tokens import criterion, over_kept_set, real, size
 
 # --- a step ---
 
 
 @triton.jit
 def thinned_tokens(
-    part: Part, states: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
+    step: Step, states: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
     """Find the tokens that failed criteria of their sequence drop one by one."""
-    train, rollout = part.train.to(real(PLAN)), part.rollout.to(real(PLAN))
-    pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), part.valid, PLAN)
-    advantage = advantage_of(shared, pair.d, PLAN, TILING)
+    train, rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
+    pair = compare(*over_kept_set(train, rollout, step.mass, PLAN), step.valid, PLAN)
+    advantage = advantage_of(context, pair.d, PLAN, TILING)
     lost = states < 0
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).thins:
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if criterion(PLAN, i).thins:
             failed = (states & thinning_bit(PLAN, i)) != 0
-            lost = lost | (failed & selected(pair.d, advantage, pair.measured, test(PLAN, i)))
+            lost = lost | (failed & selected(pair.d, advantage, pair.measured, criterion(PLAN, i)))
     return lost
 
 
 @triton.jit
-def zero(tensor: tl.tensor, where: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
+def zero(tensor: tl.tensor, where: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
     """Store 0 at some tokens of a contiguous tensor."""
-    place = places_of(shared.first, TILING)
-    pointers = pointers_to(contiguous(tensor, shared.extents), shared.tile, place, PLAN, TILING, True)
+    place = places_of(context.first, TILING)
+    pointers = pointers_to(contiguous(tensor, context.extents), context.tile, place, PLAN, TILING, True)
     tl.store(pointers, tl.zeros(where.shape, pointers.dtype.element_ty), mask=where)
 
 
 @triton.jit
 def apply_to_step(
     inputs: Inputs, weights: tl.tensor, mask_out: tl.tensor, states: tl.tensor, any_state: tl.tensor,
-    weight: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
+    weight: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write weights of sequences to their tokens, and zero weights and mask of what is rejected.
 
@@ -57,22 +70,22 @@ def apply_to_step(
         states: [PARTS, LANES, VEC] int32, the state of each token's sequence.
         any_state: int32, the bits of all of these.
         weight: [PARTS, LANES, VEC], the weight of each token's sequence, if the plan has weights of sequences.
-        shared: The step.
+        context: The step.
         PLAN, TILING: The plan and the tiling.
         WHOLE: All of the step lies within the batch.
     """
-    tile, first = shared.tile, shared.first
+    tile, first = context.tile, context.first
     inside = tl.full(states.shape, 1, tl.int1)
     if not WHOLE:
         inside = places_of(first, TILING) < tile.length
     valid, lost = inside, states < 0
-    if size(PLAN, "thinning_tests") > 0:
-        part = load_part(inputs, tile, first, PLAN, TILING, WHOLE)
-        valid, lost = part.valid, thinned_tokens(part, states, shared, PLAN, TILING)
+    if size(PLAN, "thinning_criteria") > 0:
+        step = load_inputs(inputs, tile, first, PLAN, TILING, WHOLE)
+        valid, lost = step.valid, thinned_tokens(step, states, context, PLAN, TILING)
     elif PLAN.masked and PLAN.spreads and not PLAN.marks:
         valid = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE) != 0
     if PLAN.spreads:
-        tensor = contiguous(weights, shared.extents)
+        tensor = contiguous(weights, context.extents)
         if PLAN.marks:
             valid = load_step(tensor, tile, first, PLAN, TILING, True, WHOLE) != 0
             # A token is not always stored by the thread that loaded it.
@@ -84,9 +97,9 @@ def apply_to_step(
         gone = (states & WEIGHTLESS) != 0
         if PLAN.rejected != "mask":
             gone = gone | lost
-        zero(weights, inside & gone, shared, PLAN, TILING)
+        zero(weights, inside & gone, context, PLAN, TILING)
     if PLAN.zeroes_mask and any_state != 0:
-        zero(mask_out, inside & (lost | ((states & REJECTED) != 0)), shared, PLAN, TILING)
+        zero(mask_out, inside & (lost | ((states & REJECTED) != 0)), context, PLAN, TILING)
 
 
 # --- the kernel ---
@@ -135,9 +148,9 @@ def apply_kernel(
         else:
             if PLAN.spreads or any_state != 0:
                 whole = first + TILING.step <= tile.length
-                shared = Shared(tile, begun, first, whole, extents, offsets, advantages, (), states, ())
+                context = Context(tile, begun, first, whole, extents, offsets, advantages, (), states, ())
                 if whole:
-                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, shared, PLAN, TILING, True)
+                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, context, PLAN, TILING, True)
                 else:
-                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, shared, PLAN, TILING, False)
+                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, context, PLAN, TILING, False)
             begun, first, any_state = span, first + TILING.step, state

@@ -19,14 +19,14 @@ from rollout_corr.kernels.tokens import (
     limited,
     named,
     number,
-    of_test,
+    of_criterion,
     probability,
     within,
 )
 
 
 class Pair(NamedTuple):
-    """Two policies compared, [ROWS, LANES, VEC] each; log-probs and D are 0 at tokens that are not measured."""
+    """Two policies compared, [PARTS, LANES, VEC] each; log-probs and D are 0 at tokens that are not measured."""
 
     d: tl.tensor  # logp - base
     logp: tl.tensor  # of the policy in the numerator: train, or new
@@ -36,26 +36,26 @@ class Pair(NamedTuple):
 
 
 @triton.jit
-def passes(x: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
-    """Test whether values pass, compared in the form in which the thresholds are (`Test.compared`)."""
-    if TEST.compared == "abs_d" or TEST.compared == "clamped_abs_d":
+def passes(x: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Select values that pass, compared in the form of the thresholds (`PlannedCriterion.compared`)."""
+    if CRITERION.compared == "abs_d" or CRITERION.compared == "clamped_abs_d":
         x = tl.abs(x)
-    if TEST.compared == "clamped_d" or TEST.compared == "clamped_abs_d":
+    if CRITERION.compared == "clamped_d" or CRITERION.compared == "clamped_abs_d":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         x = limited(x, -clamp, clamp, PLAN)
-    passed = within(x, numbers, PLAN, TEST.index)
-    if TEST.holed:
-        hole_end = number(numbers, PLAN, named(named(TEST.index, "hole"), "lower")).to(x.dtype)
-        hole_start = number(numbers, PLAN, named(named(TEST.index, "hole"), "upper")).to(x.dtype)
+    passed = within(x, numbers, PLAN, CRITERION.index)
+    if CRITERION.holed:
+        hole_end = number(numbers, PLAN, named(named(CRITERION.index, "hole"), "lower")).to(x.dtype)
+        hole_start = number(numbers, PLAN, named(named(CRITERION.index, "hole"), "upper")).to(x.dtype)
         passed = passed & ((x <= hole_start) | (x >= hole_end))
     return passed
 
 
 @triton.jit
-def log_ratio_of(d: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def log_ratio_of(d: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
     """Apply the criterion's token clamp to D."""
-    if TEST.token_clamp:
-        most = number(numbers, PLAN, named(TEST.index, "token_clamp")).to(d.dtype)
+    if CRITERION.token_clamp:
+        most = number(numbers, PLAN, named(CRITERION.index, "token_clamp")).to(d.dtype)
         return limited(d, -most, most, PLAN)
     else:
         return d
@@ -63,7 +63,7 @@ def log_ratio_of(d: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.c
 
 @triton.jit
 def statistic(
-    pair: Pair, measured: tl.tensor, external: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+    pair: Pair, measured: tl.tensor, external: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> tl.tensor:
     """Compute a criterion's value per token; for "ratio" it is D, because ratios aggregate in log space.
 
@@ -71,35 +71,35 @@ def statistic(
     spec/statistics.py says the rest.
     """
     d, logp, base = pair.d, pair.logp, pair.base
-    x = log_ratio_of(d, numbers, TEST, PLAN)
-    if TEST.stat == "external":
+    x = log_ratio_of(d, numbers, CRITERION, PLAN)
+    if CRITERION.stat == "external":
         x = tl.where(measured, external, 0.0)
-    elif TEST.stat == "k1":
+    elif CRITERION.stat == "k1":
         x = -x
-    elif TEST.stat == "abs":
+    elif CRITERION.stat == "abs":
         x = tl.abs(x)
-    elif TEST.stat == "k2":
+    elif CRITERION.stat == "k2":
         x = limited(x, -LARGEST_SQUARED, LARGEST_SQUARED, PLAN)
         x = 0.5 * (x * x)
-    elif TEST.stat == "prob_diff":
+    elif CRITERION.stat == "prob_diff":
         x = probability(logp) - probability(base)
-    elif TEST.stat == "tv":
+    elif CRITERION.stat == "tv":
         x = tl.abs(probability(logp) - probability(base))
-    elif TEST.stat == "ratio_error":
+    elif CRITERION.stat == "ratio_error":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         x, _, _ = exponential(tl.abs(limited(x, -clamp, clamp, PLAN)), PLAN)
-    elif TEST.stat == "k3" or TEST.stat == "k3_reverse" or TEST.stat == "ratio_deviation":
+    elif CRITERION.stat == "k3" or CRITERION.stat == "k3_reverse" or CRITERION.stat == "ratio_deviation":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         x = limited(x, -clamp, clamp, PLAN)
-        if TEST.stat == "k3_reverse":
+        if CRITERION.stat == "k3_reverse":
             x = -x
         _, excess, k3 = exponential(x, PLAN)
-        x = tl.abs(excess) if TEST.stat == "ratio_deviation" else k3
-    elif TEST.stat != "ratio":
-        eps = number(numbers, PLAN, named(TEST.index, "eps")).to(d.dtype)
-        if TEST.stat == "binary_kl":
+        x = tl.abs(excess) if CRITERION.stat == "ratio_deviation" else k3
+    elif CRITERION.stat != "ratio":
+        eps = number(numbers, PLAN, named(CRITERION.index, "eps")).to(d.dtype)
+        if CRITERION.stat == "binary_kl":
             x = binary_kl(base, logp, d, eps, PLAN)
-        elif TEST.stat == "binary_kl_reverse":
+        elif CRITERION.stat == "binary_kl_reverse":
             x = binary_kl(logp, base, -d, eps, PLAN)
         else:
             one = binary_kl(base, logp, d, eps, PLAN)
@@ -110,12 +110,12 @@ def statistic(
 
 
 @triton.jit
-def statistic_of_extremum(x: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def statistic_of_extremum(x: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
     """Compute the value from a sequence's extreme |D|, for a statistic that grows with |D|; else x is the value."""
-    if TEST.stat == "k2":
+    if CRITERION.stat == "k2":
         x = tl.where(x > LARGEST_SQUARED, LARGEST_SQUARED, x)
         x = 0.5 * (x * x)
-    elif TEST.stat == "ratio_error":
+    elif CRITERION.stat == "ratio_error":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         x, _, _ = exponential(tl.where(x > clamp, clamp, x), PLAN)
     return x
@@ -136,13 +136,13 @@ def class_of(pair: Pair, advantage: tl.tensor, WHICH: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
-def selected(d: tl.tensor, advantage: tl.tensor, measured: tl.tensor, TEST: tl.constexpr) -> tl.tensor:
+def selected(d: tl.tensor, advantage: tl.tensor, measured: tl.tensor, CRITERION: tl.constexpr) -> tl.tensor:
     """Select the measured tokens that `when` asks for. A NaN advantage is not selected, nor is 0."""
-    if TEST.when == "any":
+    if CRITERION.when == "any":
         return measured
-    elif TEST.when == "negative_advantage":
+    elif CRITERION.when == "negative_advantage":
         return measured & (advantage < 0)
-    elif TEST.when == "positive_advantage":
+    elif CRITERION.when == "positive_advantage":
         return measured & (advantage > 0)
     else:
         return measured & (((advantage < 0) & (d < 0)) | ((advantage > 0) & (d > 0)))
@@ -151,28 +151,30 @@ def selected(d: tl.tensor, advantage: tl.tensor, measured: tl.tensor, TEST: tl.c
 @triton.jit
 def test_tokens(
     found: tl.tuple, pair: Pair, advantage: tl.tensor, external: tl.tensor, dropped: tl.tensor, numbers: tl.tuple,
-    TEST: tl.constexpr, PLAN: tl.constexpr,
+    CRITERION: tl.constexpr, PLAN: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Test every measured token that `when` selects; return the accumulators and all tokens dropped so far."""
     d, measured = pair.d, pair.measured
-    value = statistic(pair, measured, external, numbers, TEST, PLAN)
-    if TEST.compared == "value":
+    value = statistic(pair, measured, external, numbers, CRITERION, PLAN)
+    if CRITERION.compared == "value":
         tested = value
     else:
-        tested = log_ratio_of(d, numbers, TEST, PLAN)
-    fails = selected(d, advantage, measured, TEST) & (passes(tested, numbers, TEST, PLAN) == 0)
-    found = record(found, PLAN, "counts", named(TEST.index, "lost"), fails)
+        tested = log_ratio_of(d, numbers, CRITERION, PLAN)
+    fails = selected(d, advantage, measured, CRITERION) & (passes(tested, numbers, CRITERION, PLAN) == 0)
+    found = record(found, PLAN, "counts", named(CRITERION.index, "lost"), fails)
     among = measured
-    if TEST.stat == "ratio":
+    if CRITERION.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         _, value, _ = exponential(limited(value, -clamp, clamp, PLAN), PLAN)
-    if TEST.stat == "external":
+    if CRITERION.stat == "external":
         among = among & is_finite(value)
     counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
-    found = record(found, PLAN, "token_sums", named(TEST.index, "value"), counted)
-    found = record(found, PLAN, "token_sums", named(TEST.index, "value2"), counted * counted)
-    found = record_extrema(found, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
-    if TEST.drop != "sequence":
+    found = record(found, PLAN, "token_sums", named(CRITERION.index, "value"), counted)
+    found = record(found, PLAN, "token_sums", named(CRITERION.index, "value2"), counted * counted)
+    found = record_extrema(
+        found, PLAN, of_criterion("-min", CRITERION.index), of_criterion("max", CRITERION.index), value, among
+    )
+    if CRITERION.drop != "sequence":
         dropped = dropped | fails
     return found, dropped
 
@@ -180,21 +182,21 @@ def test_tokens(
 @triton.jit
 def aggregate_tokens(
     found: tl.tuple, pair: Pair, among: tl.tensor, external: tl.tensor, numbers: tl.tuple,
-    TEST: tl.constexpr, PLAN: tl.constexpr,
+    CRITERION: tl.constexpr, PLAN: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Record the sum or the extremum of a slot, among some tokens, that a criterion over sequences needs."""
-    if has(PLAN, "peaks", named(TEST.index, "peak")):
-        if TEST.compared == "abs_d" or TEST.compared == "clamped_abs_d":
+    if has(PLAN, "peaks", named(CRITERION.index, "peak")):
+        if CRITERION.compared == "abs_d" or CRITERION.compared == "clamped_abs_d":
             # These statistics grow with |D|, so its extremum decides, and gives theirs.
-            x = tl.abs(log_ratio_of(pair.d, numbers, TEST, PLAN))
+            x = tl.abs(log_ratio_of(pair.d, numbers, CRITERION, PLAN))
         else:
-            x = statistic(pair, among, external, numbers, TEST, PLAN)
-        x = x if TEST.reduce == "max" else -x
-        found = record(found, PLAN, "peaks", named(TEST.index, "peak"), key_of(tl.where(among, x, float("-inf"))))
-    elif TEST.sum != "d":
-        x = tl.where(among, statistic(pair, among, external, numbers, TEST, PLAN), 0.0)
-        if TEST.one_limb:
-            found = record_sum(found, PLAN, named(TEST.index, "sum"), x)
+            x = statistic(pair, among, external, numbers, CRITERION, PLAN)
+        x = x if CRITERION.reduce == "max" else -x
+        found = record(found, PLAN, "peaks", named(CRITERION.index, "peak"), key_of(tl.where(among, x, float("-inf"))))
+    elif CRITERION.sum != "d":
+        x = tl.where(among, statistic(pair, among, external, numbers, CRITERION, PLAN), 0.0)
+        if CRITERION.one_limb:
+            found = record_sum(found, PLAN, named(CRITERION.index, "sum"), x)
         else:
-            found = record_statistic(found, PLAN, named(TEST.index, "sum"), x)
+            found = record_statistic(found, PLAN, named(CRITERION.index, "sum"), x)
     return found

@@ -1,27 +1,49 @@
-"""Add the slots of each sequence up, decide which sequences are rejected, weigh them, and finish the statistics.
+"""The second launch: decide which sequences are rejected, weigh them, and finish the statistics.
 
-The second launch. Where `apply` does not follow, the tokens of rejected sequences are zeroed here.
-It reads the slots: of `metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.4 PTX instructions a token, by
-`ptx.counts`.
+Where `apply` does not follow, the tokens of rejected sequences are zeroed here. It reads the slots: of
+`metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.4 PTX instructions a token, by `ptx.counts`.
+
+A unit is a sequence or a turn. Every lane has one, and a program SEQUENCES = SHAPE.sequences of them:
+
+    owner           [SEQUENCES] int64, from 0; of a packed batch 0 and S + 1 are what lies before and behind sequences
+    sequence        [SEQUENCES] int64, the number of the owner's sequence
+    known           [SEQUENCES] bool, there is such a sequence
+    first_slot      [SEQUENCES] int64, the first slot of each in the tables of `read`
+    slot_count      [SEQUENCES] int64, how many slots it has; `slots` is how many the tables have
+    totals          `UnitTotals`, the columns of these tables added up over the slots of each, found by name
+    units           `Units`, the counts and sums that follow, [SEQUENCES] each
+    kept_by_tokens  [SEQUENCES] bool, what criteria of tokens keep; `keep`: what all criteria keep
+    state           [SEQUENCES] int32, bits for `apply`: REJECTED, WEIGHTLESS, and a `thinning_bit` of each criterion
+    out             `Partials`, this program's row of the statistics
+    statistics      the vector that is handed out, in the order of `place_of_table`
+
+planner.py names the columns and thresholds of a Spec, gather.py finds slots and adds them up, units.py has the value
+of a criterion and what a failure rejects, measures.py the weights and statistics, peers.py those of other frameworks,
+turns.py a sequence's turns, partials.py what programs leave to one another.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.finish import Leftover, add_up_bins, finish
 from rollout_corr.kernels.correct.measures import (
-    Rows,
+    BINS,
+    COPIES,
+    Ratio,
     measure_criterion,
     measure_sequence_weights,
     measure_sequences,
     weigh_sequences,
+    weight_of,
 )
-from rollout_corr.kernels.correct.peers import report_criterion, report_sequences, report_weights
+from rollout_corr.kernels.correct.peers import finish_call, report_criterion, report_sequences, report_weights
+from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.turns import (
+    Decisions,
     Turns,
-    Verdicts,
     drops_sequences,
     rejected_by_turns,
     report_turns,
@@ -29,49 +51,73 @@ from rollout_corr.kernels.correct.turns import (
     walk_turns,
     weights_of_turns,
 )
-from rollout_corr.kernels.correct.verdicts import (
+from rollout_corr.kernels.correct.units import (
+    Units,
     count_kept,
     measured_of,
     measured_tokens,
-    rows_of,
     store_states,
-    tested,
+    test_units,
     thinning_bit,
+    units_of,
     weightless_of,
 )
 from rollout_corr.kernels.gather import (
-    Gathered,
     SlotTables,
-    gathered,
+    UnitTotals,
+    gather_slots,
     integer,
     slot_tables,
     slots_between,
     slots_of,
     turns_of,
 )
-from rollout_corr.kernels.io import either
-from rollout_corr.kernels.partials import Partials, add, add_up_part, groups, is_last
-from rollout_corr.kernels.tiles import Extents, edge
-from rollout_corr.kernels.tokens import named, of_pair, size, test, thresholds
+from rollout_corr.kernels.partials import (
+    Partials,
+    add,
+    add_up_part,
+    entry,
+    groups,
+    is_last,
+    kept_maxima,
+    largest_of_rows,
+    put_all,
+    sum_of_rows,
+)
+from rollout_corr.kernels.tiles import Extents, edge, either
+from rollout_corr.kernels.tokens import (
+    at,
+    criterion,
+    exponential,
+    limited,
+    named,
+    number,
+    of_pair,
+    real,
+    size,
+    thresholds,
+)
 
 # Tokens that are zeroed at a time.
 BLOCK = tl.constexpr(512)
+# Bins that are added up at a time.
+SOME_BINS = tl.constexpr(64)
 
 # --- deciding ---
 
 
 @triton.jit
 def decide_by_tokens(
-    found: Gathered, valid: tl.tensor, n: tl.tensor, keep: tl.tensor, out: Partials, PLAN: tl.constexpr
+    totals: UnitTotals, valid: tl.tensor, n: tl.tensor, keep: tl.tensor, out: Partials, PLAN: tl.constexpr
 ) -> tl.tensor:
     """Reject sequences in which a token failed a criterion that drops sequences; report all criteria of tokens."""
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "token":
-            lost = integer(found, PLAN, named(i, "lost"))
-            if test(PLAN, i).drop == "sequence":
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if criterion(PLAN, i).over == "token":
+            lost = integer(totals, PLAN, named(i, "lost"))
+            if criterion(PLAN, i).drop == "sequence":
                 keep = keep & (lost == 0)
                 lost = tl.where(lost > 0, valid, 0)
-            add(out.sums, PLAN, named(i, "units"), measured_of(found, valid, n, test(PLAN, i).pair, PLAN))
+            add(out.sums, PLAN, named(i, "units"), measured_of(totals, valid, n, criterion(PLAN, i).pair, PLAN))
             add(out.sums, PLAN, named(i, "tokens"), lost)
             add(out.sums, PLAN, named(i, "sequences"), lost > 0)
     return keep
@@ -79,33 +125,35 @@ def decide_by_tokens(
 
 @triton.jit
 def decide_by_sequences(
-    found: Gathered, rows: Rows, advantage: tl.tensor, kept_by_tokens: tl.tensor, keep: tl.tensor, out: Partials,
+    totals: UnitTotals, units: Units, advantage: tl.tensor, kept_by_tokens: tl.tensor, keep: tl.tensor, out: Partials,
     numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Test sequences by their own criteria: return `keep`, the bits of criteria that thin, and vetoed sequences."""
-    state = tl.zeros_like(rows.valid).to(tl.int32)
+    state = tl.zeros_like(units.valid).to(tl.int32)
     vetoed = tl.zeros_like(keep)
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "sequence":
-            value, among, failed, lost = tested(found, rows, advantage, kept_by_tokens, numbers, test(PLAN, i), PLAN)
-            if test(PLAN, i).thins:
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if criterion(PLAN, i).over == "sequence":
+            value, among, failed, lost = test_units(
+                totals, units, advantage, kept_by_tokens, numbers, criterion(PLAN, i), PLAN
+            )
+            if criterion(PLAN, i).thins:
                 state |= tl.where(failed, thinning_bit(PLAN, i), 0)
             else:
                 keep = keep & (failed == 0)
             add(out.sums, PLAN, named(i, "tokens"), lost)
             add(out.sums, PLAN, named(i, "sequences"), lost > 0)
-            measure_criterion(value, among, out, numbers, test(PLAN, i), PLAN)
-            vetoed = report_criterion(value, failed, vetoed, rows, out, numbers, test(PLAN, i), PLAN)
+            measure_criterion(value, among, out, numbers, criterion(PLAN, i), PLAN)
+            vetoed = report_criterion(value, failed, vetoed, units, out, numbers, criterion(PLAN, i), PLAN)
     return keep, state, vetoed
 
 
 @triton.jit
-def without_nonfinite(found: Gathered, nonfinite: tl.tensor, keep: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def without_nonfinite(totals: UnitTotals, nonfinite: tl.tensor, keep: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
     """Reject sequences with a token whose D, of any pair of policies, is not finite."""
     if PLAN.rejects_nonfinite:
         keep = keep & (nonfinite == 0)
         for k in tl.static_range(size(PLAN, "pairs")):
-            keep = keep & (integer(found, PLAN, of_pair(k + 1, "nonfinite")) == 0)
+            keep = keep & (integer(totals, PLAN, of_pair(k + 1, "nonfinite")) == 0)
     return keep
 
 
@@ -113,97 +161,82 @@ def without_nonfinite(found: Gathered, nonfinite: tl.tensor, keep: tl.tensor, PL
 
 
 @triton.jit
-def report_counts(rows: Rows, out: Partials, PLAN: tl.constexpr) -> None:
+def report_counts(units: Units, out: Partials, PLAN: tl.constexpr) -> None:
     """Report how many tokens and sequences there are, and are measured."""
-    add(out.sums, PLAN, "tokens", rows.valid)
-    add(out.sums, PLAN, "tokens_measured", rows.n)
-    add(out.sums, PLAN, "tokens_nonfinite", rows.nonfinite)
-    add(out.sums, PLAN, "sequences", rows.valid > 0)
-    add(out.sums, PLAN, "sequences_measured", rows.n > 0)
+    add(out.sums, PLAN, "tokens", units.valid)
+    add(out.sums, PLAN, "tokens_measured", units.n)
+    add(out.sums, PLAN, "tokens_nonfinite", units.nonfinite)
+    add(out.sums, PLAN, "sequences", units.valid > 0)
+    add(out.sums, PLAN, "sequences_measured", units.n > 0)
 
 
 @triton.jit
-def report_kept(rows: Rows, keep: tl.tensor, kept: tl.tensor, out: Partials, PLAN: tl.constexpr) -> None:
+def report_kept(units: Units, keep: tl.tensor, kept: tl.tensor, out: Partials, PLAN: tl.constexpr) -> None:
     """Report how many tokens and sequences are kept."""
-    nonempty = rows.valid > 0
+    nonempty = units.valid > 0
     add(out.sums, PLAN, "tokens_kept", kept)
     add(out.sums, PLAN, "sequences_kept", keep & nonempty)
     add(out.sums, PLAN, "sequences_without_survivors", keep & nonempty & (kept == 0))
 
 
-# --- deciding it all ---
-
-
 @triton.jit
 def decide(
-    tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first: tl.tensor, many: tl.tensor, known: tl.tensor,
-    slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple,
+    tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first_slot: tl.tensor, slot_count: tl.tensor,
+    known: tl.tensor, slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple,
     PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
 
-    Args:
-        tables: The sums of slots.
-        advantages: [S], if the plan asks for them; [U] with turns.
-        sequence: [SEQUENCES], and so are the next three.
-        first: The first slot of each.
-        many: How many slots each has.
-        known: It is a sequence.
-        slots: How many there are.
-        out: Where this program's share of the statistics goes.
-        numbers: The thresholds.
-        turns: The `Turns`, where the plan has any.
-        PLAN: The plan.
-        SHAPE: The shape.
-        BY_OWNER: Every turn has one slot, as in `gather.slots_of`.
+    advantages: [S], if the plan asks for them; [U] with turns. turns: the `Turns`, where the plan has any. BY_OWNER:
+    every turn has one slot, as in `gather.slots_of`.
     """
-    found = gathered(tables, first, many, slots, PLAN, SHAPE)
-    valid, nonfinite = integer(found, PLAN, "valid"), integer(found, PLAN, "nonfinite")
+    totals = gather_slots(tables, first_slot, slot_count, slots, PLAN, SHAPE)
+    valid, nonfinite = integer(totals, PLAN, "valid"), integer(totals, PLAN, "nonfinite")
     if PLAN.packed:
         # What lies outside is counted below 0, so that a sequence with wrong offsets takes none of it for its own.
         add(out.sums, PLAN, "tokens_outside", tl.where(known, 0, -valid))
         valid = tl.where(known, tl.maximum(valid, 0), 0)
     else:
         add(out.sums, PLAN, "tokens_outside", valid * 0)
-    keep = decide_by_tokens(found, valid, measured_tokens(valid, nonfinite, PLAN), known, out, PLAN)
-    rows = rows_of(found, valid, nonfinite, keep, PLAN)
-    advantage = rows.sum_d
+    keep = decide_by_tokens(totals, valid, measured_tokens(valid, nonfinite, PLAN), known, out, PLAN)
+    units = units_of(totals, valid, nonfinite, keep, PLAN)
+    advantage = units.sum_d
     if PLAN.advantages == "sequence":
         place, some = sequence, known
         if PLAN.turns:
             place, some = turns.low - 1, known & (turns.low < turns.high)
         advantage = tl.load(advantages + place, mask=some).to(tl.float64)
-    standing = keep
-    keep, state, vetoed = decide_by_sequences(found, rows, advantage, standing, keep, out, numbers, PLAN)
-    keep = without_nonfinite(found, nonfinite, keep, PLAN)
+    kept_by_tokens = keep
+    keep, state, vetoed = decide_by_sequences(totals, units, advantage, kept_by_tokens, keep, out, numbers, PLAN)
+    keep = without_nonfinite(totals, nonfinite, keep, PLAN)
 
     # Ahead of the turns, whose loop would hold it all in registers until then.
-    report_counts(rows, out, PLAN)
-    measure_sequences(rows, out, numbers, PLAN)
+    report_counts(units, out, PLAN)
+    measure_sequences(units, out, numbers, PLAN)
 
-    weight = rows.sum_d
+    weight = units.sum_d
     if PLAN.level is not None and not PLAN.weighs_turns:
-        weights = weigh_sequences(found, rows, numbers, PLAN)
+        weights = weigh_sequences(totals, units, numbers, PLAN)
         weight = weights.weight
     if PLAN.turns:
-        given = Verdicts(standing, keep, state, nonfinite, advantage, weight)
+        decisions = Decisions(kept_by_tokens, keep, state, nonfinite, advantage, weight)
         if drops_sequences(PLAN):
-            keep = keep & (rejected_by_turns(turns, known, given, numbers, PLAN, SHAPE, BY_OWNER) == 0)
-            given = Verdicts(standing, keep, state, nonfinite, advantage, weight)
-        sums, maxima = walk_turns(turns, known, given, PLAN, SHAPE, BY_OWNER)
-        report_turns(sums, maxima, rows, out, PLAN)
+            keep = keep & (rejected_by_turns(turns, known, decisions, numbers, PLAN, SHAPE, BY_OWNER) == 0)
+            decisions = Decisions(kept_by_tokens, keep, state, nonfinite, advantage, weight)
+        sums, maxima = walk_turns(turns, known, decisions, PLAN, SHAPE, BY_OWNER)
+        report_turns(sums, maxima, units, out, PLAN)
         kept = total(sums, PLAN, "of_sequence/kept").to(tl.int64)
         if PLAN.weighs_turns:
-            weights = weights_of_turns(sums, rows, PLAN)
+            weights = weights_of_turns(sums, units, PLAN)
     else:
-        kept = count_kept(found, valid, keep, state, PLAN)
-    report_kept(rows, keep, kept, out, PLAN)
+        kept = count_kept(totals, valid, keep, state, PLAN)
+    report_kept(units, keep, kept, out, PLAN)
     if PLAN.level is not None:
-        measure_sequence_weights(rows, weights, out, numbers, PLAN)
+        measure_sequence_weights(units, weights, out, numbers, PLAN)
         if size(PLAN, "schemes") > 0:
-            report_weights(found, rows, weights, out, numbers, PLAN)
+            report_weights(totals, units, weights, out, numbers, PLAN)
     if size(PLAN, "schemes") > 0:
-        report_sequences(found, rows, kept, vetoed, out, numbers, PLAN)
+        report_sequences(totals, units, kept, vetoed, out, numbers, PLAN)
     return keep, state, nonfinite, weight
 
 
@@ -224,7 +257,7 @@ def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor, share: tl.tensor, 
 
 @triton.jit
 def chosen(x: tl.tensor, which: tl.tensor) -> tl.tensor:
-    """Take one of some values: a scalar."""
+    """Return one of some values: a scalar."""
     return tl.sum(tl.where(which, x.to(tl.int64), 0), 0)
 
 
@@ -248,6 +281,92 @@ def zero_rejected(
         if PLAN.zeroes_mask:
             zero(mask, first, chosen(tl.where(rejected, end, begin), which), share, shares)
         left = tl.where(which, 0, left)
+
+
+# --- the statistics of the call, in the order of the vector that is handed out ---
+
+
+class Leftover(NamedTuple):
+    """The partial statistics, float64."""
+
+    sequence_sums: tl.tensor  # [sequence programs, sequence_sums]
+    sequence_maxima: tl.tensor  # [sequence programs, sequence_maxima]
+    part_sums: tl.tensor  # [parts, token_sums]
+    part_maxima: tl.tensor  # [parts, token_maxima - derived]
+
+
+@triton.constexpr_function
+def place_of_table(plan: Plan, table: str) -> int:
+    """Find the first statistic of a table: sums of tokens, of sequences, bins, of the call; maxima in this order."""
+    tables = ("token_sums", "sequence_sums", "bins", "call_sums", "token_maxima", "sequence_maxima", "call_maxima")
+    many = [BINS.value * plan.full if name == "bins" else len(getattr(plan, name)) for name in tables]
+    return sum(many[: tables.index(table)])
+
+
+@triton.constexpr_function
+def some_bins(plan: Plan) -> int:
+    """Count the steps in which all bins are added up."""
+    return BINS.value // SOME_BINS.value if plan.full else 0
+
+
+@triton.jit
+def derived_maximum(k: tl.constexpr, found: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute the k-th extremum of token weights of the batch from those of D, even k from above."""
+    column: tl.constexpr = at(PLAN, "token_maxima", "max_d") - PLAN.derived
+    return weight_at(k, entry(found, column + k % 2), entry(found, column + 1 - k % 2), numbers, PLAN)
+
+
+@triton.jit
+def weight_at(
+    k: tl.constexpr, extremum: tl.tensor, other: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Compute an extremum of token weights from that of D on the same side: a weight grows with D.
+
+    One that becomes 0 outside its bounds does not: of it only the ratio before them is derived.
+    """
+    extremum = extremum.to(real(PLAN))
+    none = extremum == float("-inf")
+    if PLAN.nonfinite == "propagate":
+        # An infinite D is the extremum of one side alone; where there is no token both are -inf.
+        none = none & (other == float("-inf"))
+    d = -extremum if k % 2 else extremum
+    clamp = number(numbers, PLAN, "clamp").to(d.dtype)
+    log_ratio = limited(d, -clamp, clamp, PLAN)
+    e, excess, k3 = exponential(log_ratio, PLAN)
+    _, ratio_m1, weight_m1, _ = weight_of(Ratio(log_ratio, e, excess, k3), numbers, PLAN)
+    weight = ratio_m1 if k < 2 else weight_m1
+    return tl.where(none, extremum, -weight if k % 2 else weight)
+
+
+@triton.jit
+def add_up_bins(histogram: tl.tensor, statistics: tl.tensor, PLAN: tl.constexpr) -> None:
+    """Add up the copies of the histogram."""
+    for i in tl.static_range(some_bins(PLAN)):
+        each = i * SOME_BINS + tl.arange(0, SOME_BINS)
+        copies = tl.load(histogram + (tl.arange(0, COPIES) * BINS)[:, None] + each[None, :])
+        tl.store(statistics + place_of_table(PLAN, "bins") + each, tl.sum(copies, 0).to(tl.float64))
+
+
+@triton.jit
+def finish(
+    statistics: tl.tensor, partials: Leftover, numbers: tl.tuple, extents: Extents, sequence_programs: tl.tensor,
+    parts: tl.tensor, PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add up the rows of all programs, in the last one."""
+    totals = sum_of_rows(partials.sequence_sums, sequence_programs, size(PLAN, "sequence_sums"))
+    put_all(statistics + place_of_table(PLAN, "sequence_sums"), totals, size(PLAN, "sequence_sums"))
+    finish_call(statistics + place_of_table(PLAN, "call_sums"), statistics + place_of_table(PLAN, "call_maxima"),
+                totals, extents.tokens, extents.sequences, PLAN)  # fmt: skip
+    found = largest_of_rows(partials.sequence_maxima, sequence_programs, size(PLAN, "sequence_maxima"))
+    put_all(statistics + place_of_table(PLAN, "sequence_maxima"), found, size(PLAN, "sequence_maxima"))
+    found = sum_of_rows(partials.part_sums, parts, size(PLAN, "token_sums"))
+    put_all(statistics + place_of_table(PLAN, "token_sums"), found, size(PLAN, "token_sums"))
+    found = largest_of_rows(partials.part_maxima, parts, kept_maxima(PLAN))
+    out = statistics + place_of_table(PLAN, "token_maxima")
+    put_all(out + PLAN.derived, found, kept_maxima(PLAN))
+    many: tl.constexpr = PLAN.derived
+    for k in tl.static_range(many):
+        tl.store(out + k, derived_maximum(k, found, numbers, PLAN))
 
 
 # --- the kernel ---
@@ -289,19 +408,20 @@ def decide_kernel(
     if PLAN.turns:
         known_sequences = owner_count - 2
         low, high = turns_of(within, owner, known_sequences, sequences)
-        first, many = slots_between(offsets, low, high, extents, BY_OWNER)
+        first_slot, slot_count = slots_between(offsets, low, high, extents, BY_OWNER)
         sequence = owner - 1
         turns = Turns(low, high, offsets, extents, tables, slots, keep_turns_out, either(states, counts),
                       either(sequence_weights, counts), in_memory)  # fmt: skip
     else:
-        sequence, first, many = slots_of(offsets, owner, extents, PLAN, BY_OWNER)
+        sequence, first_slot, slot_count = slots_of(offsets, owner, extents, PLAN, BY_OWNER)
     known = (sequence >= 0) & (sequence < known_sequences)
     rejected, weightless = known, known
     if share < shares:
         out = Partials(sequence_sums, sequence_maxima)
         keep, state, nonfinite, weight = decide(
-            tables, advantages, sequence, first, many, known, slots, out, numbers, turns, PLAN, SHAPE, BY_OWNER
-        )
+            tables, advantages, sequence, first_slot, slot_count, known, slots, out, numbers, turns, PLAN, SHAPE,
+            BY_OWNER,
+        )  # fmt: skip
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
         if PLAN.applies and not PLAN.turns:
@@ -312,9 +432,9 @@ def decide_kernel(
     elif PLAN.full:
         add_up_bins(histogram, statistics, PLAN)
     if is_last(counter):
-        rows = Leftover(sequence_sums, sequence_maxima, part_sums, part_maxima)
+        partials = Leftover(sequence_sums, sequence_maxima, part_sums, part_maxima)
         extents = Extents(tokens, known_sequences, width, tiles, tile_bits)
-        finish(statistics, rows, numbers, extents, sequence_programs, parts, PLAN)
+        finish(statistics, partials, numbers, extents, sequence_programs, parts, PLAN)
     if PLAN.zeroes and share < shares:
         begin, end = sequence * width, (sequence + 1) * width
         if PLAN.packed:

@@ -15,9 +15,8 @@ from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, owners_here
 from rollout_corr.kernels.correct.apply import apply_kernel
 from rollout_corr.kernels.correct.decide import decide_kernel
 from rollout_corr.kernels.correct.measures import COPIES
-from rollout_corr.kernels.correct.numbers import numbers_of
 from rollout_corr.kernels.correct.plan import Plan, Tables
-from rollout_corr.kernels.correct.planner import plan_of
+from rollout_corr.kernels.correct.planner import numbers_of, plan_of
 from rollout_corr.kernels.correct.read import read_kernel
 from rollout_corr.kernels.gather import gather_kernel
 from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units

@@ -9,7 +9,8 @@ import triton.language as tl
 
 from rollout_corr.kernels.accumulators import counts_probabilities
 from rollout_corr.kernels.correct.criteria import Pair
-from rollout_corr.kernels.gather import Gathered, exact, plain
+from rollout_corr.kernels.correct.units import Units
+from rollout_corr.kernels.gather import UnitTotals, exact, plain
 from rollout_corr.kernels.partials import Partials, add, put_extrema
 from rollout_corr.kernels.sums import record, record_extrema
 from rollout_corr.kernels.tokens import (
@@ -25,7 +26,7 @@ from rollout_corr.kernels.tokens import (
     log1p,
     named,
     number,
-    of_test,
+    of_criterion,
     perplexity,
     probability,
     product_less_one,
@@ -44,24 +45,12 @@ LARGEST_PRODUCT = tl.constexpr(22.0)
 
 
 class Ratio(NamedTuple):
-    """The ratio of a token, without cancellation where it is next to 1: [ROWS, LANES, VEC] each."""
+    """The ratio of a token, without cancellation where it is next to 1: [PARTS, LANES, VEC] each."""
 
     log_ratio: tl.tensor  # D, clamped
     e: tl.tensor  # e^D
     excess: tl.tensor  # e^D - 1
     k3: tl.tensor  # e^D - 1 - D
-
-
-class Rows(NamedTuple):
-    """The sequences of a program over sequences, once token criteria have decided: [SEQUENCES] each."""
-
-    valid: tl.tensor  # valid tokens, int64; 0 outside sequences
-    nonfinite: tl.tensor  # valid tokens whose D is not finite, int64
-    n: tl.tensor  # measured tokens, int64
-    n_among: tl.tensor  # tokens that sums over the sequence run over, int64
-    sum_d: tl.tensor  # float64, as the following
-    train: tl.tensor  # sums of log-probs
-    rollout: tl.tensor
 
 
 class SequenceWeights(NamedTuple):
@@ -85,7 +74,7 @@ def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, PLAN: tl.constexpr
     found = record(found, PLAN, "token_sums", "abs_d", tl.abs(saturated))
     found = record(found, PLAN, "token_sums", "d2", saturated * saturated)
     found = record(found, PLAN, "token_sums", "k3", ratio.k3)
-    # Of slots too, where turns are told apart by their place.
+    # Of slots too, where turns are distinguished by their place.
     found = record(found, PLAN, "floats", "abs_d", tl.abs(saturated))
     found = record(found, PLAN, "floats", "k3", ratio.k3)
     found = record(found, PLAN, "token_sums", "ratio", excess)
@@ -171,7 +160,7 @@ def add_each(table: tl.tensor, place: tl.tensor, among: tl.tensor) -> None:
 
 @triton.jit
 def either_of(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """Test whether one of two holds."""
+    """Compute x or y."""
     return x | y
 
 
@@ -256,19 +245,19 @@ def beyond_bounds(
     return above, below
 
 
-# What statistics add up of the weights of units, and of the squares: see `parts_of`.
-PARTS = ("raw", "weight", "raw_plain", "weight_plain")
+# The terms of a unit's weight that statistics add up, and the squares of: see `weight_terms`.
+WEIGHT_TERMS = ("raw", "weight", "raw_plain", "weight_plain")
 
 
 @triton.constexpr_function
-def of_part(unit: str, i: int, power: str = "") -> str:
-    """Name the sum of a part of the weights of units, or of its squares."""
-    return f"{unit}{PARTS[i]}{power}"
+def term_name(unit: str, i: int, power: str = "") -> str:
+    """Name the sum of a term of the weights of units, or of its squares."""
+    return f"{unit}{WEIGHT_TERMS[i]}{power}"
 
 
 @triton.jit
-def parts_of(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
-    """Give ratio - 1, weight - 1, the ratio and the weight, 0 where there is none."""
+def weight_terms(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
+    """Return ratio - 1, weight - 1, the ratio and the weight, each 0 where no token is measured."""
     ratio_m1, weight_m1 = tl.where(some, weights.ratio_m1, 0.0), tl.where(some, weights.weight_m1, 0.0)
     return ratio_m1, weight_m1, tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0)
 
@@ -277,10 +266,10 @@ def parts_of(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
-def measure_sequences(rows: Rows, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr) -> None:
+def measure_sequences(units: Units, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr) -> None:
     """Report the perplexities and the sums of D of sequences."""
-    sum_d, some, each = rows.sum_d, rows.n > 0, tl.maximum(rows.n, 1).to(tl.float64)
-    train, rollout, gap = -rows.train / each, -rows.rollout / each, -sum_d / each
+    sum_d, some, each = units.sum_d, units.n > 0, tl.maximum(units.n, 1).to(tl.float64)
+    train, rollout, gap = -units.train / each, -units.rollout / each, -sum_d / each
     clamp = number(numbers, PLAN, "clamp")
     size_of_sum = tl.abs(sum_d)
     chi2 = expm1(2.0 * limited(sum_d, -clamp, clamp, PLAN))
@@ -301,50 +290,52 @@ def measure_sequences(rows: Rows, out: Partials, numbers: tl.tuple, PLAN: tl.con
 
 @triton.jit
 def counted_of(
-    value: tl.tensor, among: tl.tensor, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+    value: tl.tensor, among: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Give values as statistics take them, a ratio's around 1, which of them count, and what is added up."""
-    if TEST.stat == "ratio":
+    """Return values as statistics take them (a ratio less 1), which of them count, and what is added up."""
+    if CRITERION.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp")
         value = expm1(limited(value, -clamp, clamp, PLAN))
-    if TEST.stat == "external":
+    if CRITERION.stat == "external":
         among = among & is_finite(value)
     return value, among, limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
 
 
 @triton.jit
 def measure_criterion(
-    value: tl.tensor, among: tl.tensor, out: Partials, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+    value: tl.tensor, among: tl.tensor, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> None:
     """Report a criterion over sequences: the units it tested, and its values."""
-    add(out.sums, PLAN, named(TEST.index, "units"), among)
-    value, among, counted = counted_of(value, among, numbers, TEST, PLAN)
-    add(out.sums, PLAN, named(TEST.index, "value"), counted)
-    add(out.sums, PLAN, named(TEST.index, "value2"), counted * counted)
-    put_extrema(out.maxima, PLAN, of_test("-min", TEST.index), of_test("max", TEST.index), value, among)
+    add(out.sums, PLAN, named(CRITERION.index, "units"), among)
+    value, among, counted = counted_of(value, among, numbers, CRITERION, PLAN)
+    add(out.sums, PLAN, named(CRITERION.index, "value"), counted)
+    add(out.sums, PLAN, named(CRITERION.index, "value2"), counted * counted)
+    put_extrema(
+        out.maxima, PLAN, of_criterion("-min", CRITERION.index), of_criterion("max", CRITERION.index), value, among
+    )
 
 
 @triton.jit
-def mean_weights(ratio_m1: tl.tensor, weight_m1: tl.tensor, rows: Rows) -> SequenceWeights:
-    """Give sequences the means of weights over their tokens, from sums of ratio - 1 and of weight - 1."""
-    each = tl.maximum(rows.n, 1).to(tl.float64)
+def mean_weights(ratio_m1: tl.tensor, weight_m1: tl.tensor, units: Units) -> SequenceWeights:
+    """Compute the mean weights of sequences from sums of ratio - 1 and of weight - 1 over tokens."""
+    each = tl.maximum(units.n, 1).to(tl.float64)
     ratio_m1, weight_m1 = ratio_m1 / each, weight_m1 / each
     return SequenceWeights(tl.log(1.0 + ratio_m1), ratio_m1, 1.0 + ratio_m1, weight_m1, 1.0 + weight_m1)
 
 
 @triton.jit
-def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.constexpr) -> SequenceWeights:
+def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: tl.constexpr) -> SequenceWeights:
     """Compute the weight of every unit; of weights of tokens, the mean of its tokens'."""
-    n_among = rows.n_among
+    n_among = units.n_among
     if PLAN.level == "token":
-        return mean_weights(plain(found, PLAN, "ratio_m1"), plain(found, PLAN, "weight_m1"), rows)
+        return mean_weights(plain(totals, PLAN, "ratio_m1"), plain(totals, PLAN, "weight_m1"), units)
     else:
         if PLAN.token_clamp:
-            log_ratio = exact(found, PLAN, "weight", True)
+            log_ratio = exact(totals, PLAN, "weight", True)
         elif PLAN.kept:
-            log_ratio = exact(found, PLAN, "d_kept", True)
+            log_ratio = exact(totals, PLAN, "d_kept", True)
         else:
-            log_ratio = rows.sum_d
+            log_ratio = units.sum_d
         if PLAN.kept:
             log_ratio = tl.where(n_among > 0, log_ratio, 0.0)
         if PLAN.level == "geometric":
@@ -358,20 +349,20 @@ def weigh_sequences(found: Gathered, rows: Rows, numbers: tl.tuple, PLAN: tl.con
 
 @triton.jit
 def measure_sequence_weights(
-    rows: Rows, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
+    units: Units, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> None:
     """Report the weights of sequences; those of tokens by `read`, but for their sums, and those of turns by turns."""
-    n, some = rows.n, rows.n > 0
+    n, some = units.n, units.n > 0
     above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)
-    tokens, parts = tl.where(some, n, 0).to(tl.float64), parts_of(weights, some)
+    tokens, terms = tl.where(some, n, 0).to(tl.float64), weight_terms(weights, some)
     by_sequences: tl.constexpr = PLAN.level != "token" and not PLAN.weighs_turns
-    for i in tl.static_range(len(parts)):
-        add(out.sums, PLAN, of_part("sequence_", i), parts[i])
-        add(out.sums, PLAN, of_part("sequence_", i, "2"), parts[i] * parts[i])
+    for i in tl.static_range(len(terms)):
+        add(out.sums, PLAN, term_name("sequence_", i), terms[i])
+        add(out.sums, PLAN, term_name("sequence_", i, "2"), terms[i] * terms[i])
         if by_sequences or i < 2:
-            add(out.sums, PLAN, of_part("", i), tokens * parts[i])
+            add(out.sums, PLAN, term_name("", i), tokens * terms[i])
         if by_sequences:
-            add(out.sums, PLAN, of_part("", i, "2"), tokens * parts[i] * parts[i])
+            add(out.sums, PLAN, term_name("", i, "2"), tokens * terms[i] * terms[i])
     add(out.sums, PLAN, "sequences_above", above)
     add(out.sums, PLAN, "sequences_below", below)
     put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", weights.ratio_m1, some)

@@ -1,24 +1,28 @@
-"""Statistics that the peers' naming schemes report beside the native ones, by the formulas of frameworks/*/metrics.py.
+"""Statistics that the peers' naming schemes add to the native ones, by the formulas of frameworks/*/metrics.py.
 
-This file and peers_plan.py alone know peers by name. A statistic is in the plan if its scheme was asked for;
-`record`, `add` and `put_extrema` leave out what is not. The part of a criterion in a scheme is its `role`.
+Only this file knows peers by name. A statistic is in the plan if its scheme was asked for;
+`record`, `add` and `put_extrema` leave out what is not. What a criterion is to a scheme is its `role`.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import Pair, statistic
-from rollout_corr.kernels.correct.measures import Ratio, Rows, SequenceWeights
-from rollout_corr.kernels.correct.plan import Plan, Test
-from rollout_corr.kernels.gather import Gathered, integer, plain
+from rollout_corr.kernels.correct.measures import Ratio, SequenceWeights
+from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion
+from rollout_corr.kernels.correct.units import Units
+from rollout_corr.kernels.gather import UnitTotals, integer, plain
 from rollout_corr.kernels.partials import Partials, add, entry, put_extrema
 from rollout_corr.kernels.sums import record, record_extrema
 from rollout_corr.kernels.tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
     at,
+    criterion,
     exponential,
     has,
     k3_in_full,
@@ -27,26 +31,68 @@ from rollout_corr.kernels.tokens import (
     number,
     perplexity,
     size,
-    test,
 )
+
+# --- the columns and numbers of a plan that the schemes bring ---
+
+
+class SlotColumns(NamedTuple):
+    """Columns of the slot tables."""
+
+    counts: tuple[str, ...]
+    floats: tuple[str, ...]
+
+
+def slot_columns(plan: Plan) -> SlotColumns:
+    """Name the columns that `read` stores for every slot for the schemes of a plan."""
+    counts = [
+        f"skyrl/{each.index}/{side}"
+        for each in plan.criteria
+        if each.role == "outlier"
+        for side in ("over_high", "under_low")
+    ]
+    if "skyrl" in plan.schemes and plan.level == "token" and plan.has_upper:
+        counts.append("skyrl/clipped")
+    floats = ["d_beyond"] if {"verl", "xtuner"} & {*plan.schemes} else []
+    floats += [f"verl/{each.index}/row" for each in plan.criteria if each.role == "option" and each.over == "token"]
+    return SlotColumns(tuple(counts), tuple(floats))
+
+
+def same_numbers(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Pair bounds of schemes with those of the Spec that they repeat, so that these are compared with once.
+
+    They are the bounds of the weight, but for a side that only a scheme has, and those of ratios of tokens. None for
+    rows, where ptxas has registers for all, and spilled 32 bytes of `skyrl.tldr` for sm_100 without these.
+    """
+    if not plan.packed:
+        return ()
+    log, found = "log/token" if plan.level == "token" else "log", []
+    for side in [side for side, there in (("lower", plan.has_lower), ("upper", plan.has_upper)) if there]:
+        found += [("xtuner/ratio/" + side, side), *((f"{name}/{log}/{side}", f"log/{side}") for name in plan.schemes)]
+    for each in plan.criteria:
+        if each.over == "token" and each.stat == "ratio" and each.role in ("veto", "outlier"):
+            for side in (f"{each.index}/lower", f"{each.index}/upper"):
+                of, _, end = side.partition("/")
+                found += [(f"{name}/{of}/token/{end}", side) for name in plan.schemes]
+    return tuple(pair for pair in found if pair[0] in plan.numbers)
 
 
 @triton.constexpr_function
-def of_option(criterion: Test, name: str) -> str:
+def of_option(criterion: PlannedCriterion, name: str) -> str:
     """Name a statistic of verl's for a criterion."""
     return f"verl/{criterion.index}/{name}"
 
 
 @triton.constexpr_function
 def option_of_tokens(plan: Plan, i: int) -> bool:
-    """Test whether a criterion is an option of verl's `rollout_rs` that tests tokens."""
-    return plan.tests[i].role == "option" and plan.tests[i].over == "token"
+    """Return whether a criterion is an option of verl's `rollout_rs` over tokens."""
+    return plan.criteria[i].role == "option" and plan.criteria[i].over == "token"
 
 
 @triton.constexpr_function
 def looks_for(plan: Plan, i: int) -> bool:
-    """Test whether a criterion is a veto of xtuner's that counts catastrophic tokens."""
-    prefix = f"xtuner/{plan.tests[i].index}"
+    """Return whether a criterion is a veto of xtuner's that counts catastrophic tokens."""
+    prefix = f"xtuner/{plan.criteria[i].index}"
     return f"{prefix}/lower" in plan.numbers or f"{prefix}/upper" in plan.numbers
 
 
@@ -55,7 +101,7 @@ def looks_for(plan: Plan, i: int) -> bool:
 
 @triton.jit
 def above(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
-    """Test for lying beyond the upper bound, if there is one; NaN does."""
+    """Select values above the upper bound, if there is one, and NaN."""
     if has(PLAN, "numbers", named(prefix, "upper")):
         return among & ((x <= number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)) == 0)
     else:
@@ -64,7 +110,7 @@ def above(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr,
 
 @triton.jit
 def below(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
-    """Test for lying beyond the lower bound, if there is one; NaN does."""
+    """Select values below the lower bound, if there is one, and NaN."""
     if has(PLAN, "numbers", named(prefix, "lower")):
         return among & ((x >= number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)) == 0)
     else:
@@ -124,12 +170,12 @@ def report_tokens(
     if PLAN.level == "token":
         found = report_token_weights(found, measured, among, ratio, weight, numbers, PLAN)
     catastrophic = tl.zeros_like(measured).to(tl.int32)
-    for i in tl.static_range(size(PLAN, "tests")):
+    for i in tl.static_range(size(PLAN, "criteria")):
         if option_of_tokens(PLAN, i):
-            found = report_option(found, pair, numbers, test(PLAN, i), PLAN)
-        if test(PLAN, i).role == "outlier":
+            found = report_option(found, pair, numbers, criterion(PLAN, i), PLAN)
+        if criterion(PLAN, i).role == "outlier":
             value = d
-            if test(PLAN, i).token_clamp:
+            if criterion(PLAN, i).token_clamp:
                 most = number(numbers, PLAN, named(i, "token_clamp")).to(d.dtype)
                 value = limited(d, -most, most, PLAN)
             over = above(value, measured, numbers, PLAN, named(named("skyrl", i), "token"))
@@ -174,25 +220,27 @@ def report_token_weights(
 
 @triton.jit
 def report_option(
-    found: tl.tuple, pair: Pair, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+    found: tl.tuple, pair: Pair, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> tl.tuple:  # fmt: skip
     """Record what verl reports of a criterion over tokens."""
     measured = pair.measured
-    value = statistic(pair, measured, pair.d, numbers, TEST, PLAN)
-    if TEST.stat == "ratio":
+    value = statistic(pair, measured, pair.d, numbers, CRITERION, PLAN)
+    if CRITERION.stat == "ratio":
         value = -value
-    bounds: tl.constexpr = named("verl", TEST.index)
+    bounds: tl.constexpr = named("verl", CRITERION.index)
     counted = limited(tl.where(measured, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
-    found = record(found, PLAN, "floats", of_option(TEST, "row"), counted)
+    found = record(found, PLAN, "floats", of_option(CRITERION, "row"), counted)
     # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
     clamped = tl.where(measured, between(value, 0.0, numbers, PLAN, bounds), 0.0).to(tl.float64)
-    found = record(found, PLAN, "token_sums", of_option(TEST, "clamped"), clamped)
-    found = record(found, PLAN, "token_sums", of_option(TEST, "clamped2"), clamped * clamped)
+    found = record(found, PLAN, "token_sums", of_option(CRITERION, "clamped"), clamped)
+    found = record(found, PLAN, "token_sums", of_option(CRITERION, "clamped2"), clamped * clamped)
     over = above(value, measured, numbers, PLAN, named(bounds, "token"))
     under = below(value, measured, numbers, PLAN, named(bounds, "token"))
-    found = count_tokens(found, PLAN, of_option(TEST, "above"), over)
-    found = count_tokens(found, PLAN, of_option(TEST, "below"), under)
-    return record_extrema(found, PLAN, of_option(TEST, "-min_stat"), of_option(TEST, "max_stat"), value, measured)
+    found = count_tokens(found, PLAN, of_option(CRITERION, "above"), over)
+    found = count_tokens(found, PLAN, of_option(CRITERION, "below"), under)
+    return record_extrema(
+        found, PLAN, of_option(CRITERION, "-min_stat"), of_option(CRITERION, "max_stat"), value, measured
+    )
 
 
 # --- sequences ---
@@ -200,48 +248,48 @@ def report_option(
 
 @triton.jit
 def report_option_rows(
-    row: tl.tensor, some: tl.tensor, out: Partials, numbers: tl.tuple, TEST: tl.constexpr, PLAN: tl.constexpr
+    row: tl.tensor, some: tl.tensor, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> None:
     """Report a criterion's values of sequences as verl does."""
-    bounds: tl.constexpr = named("verl", TEST.index)
+    bounds: tl.constexpr = named("verl", CRITERION.index)
     counted = tl.where(some, row, 0.0)
-    add(out.sums, PLAN, of_option(TEST, "row"), counted)
-    add(out.sums, PLAN, of_option(TEST, "row2"), counted * counted)
-    add(out.sums, PLAN, of_option(TEST, "row_above"), above(row, some, numbers, PLAN, bounds))
-    add(out.sums, PLAN, of_option(TEST, "row_below"), below(row, some, numbers, PLAN, bounds))
-    put_extrema(out.maxima, PLAN, of_option(TEST, "-min_row"), of_option(TEST, "max_row"), row, some)
+    add(out.sums, PLAN, of_option(CRITERION, "row"), counted)
+    add(out.sums, PLAN, of_option(CRITERION, "row2"), counted * counted)
+    add(out.sums, PLAN, of_option(CRITERION, "row_above"), above(row, some, numbers, PLAN, bounds))
+    add(out.sums, PLAN, of_option(CRITERION, "row_below"), below(row, some, numbers, PLAN, bounds))
+    put_extrema(out.maxima, PLAN, of_option(CRITERION, "-min_row"), of_option(CRITERION, "max_row"), row, some)
 
 
 @triton.jit
 def report_criterion(
-    value: tl.tensor, failed: tl.tensor, vetoed: tl.tensor, rows: Rows, out: Partials, numbers: tl.tuple,
-    TEST: tl.constexpr, PLAN: tl.constexpr,
+    value: tl.tensor, failed: tl.tensor, vetoed: tl.tensor, units: Units, out: Partials, numbers: tl.tuple,
+    CRITERION: tl.constexpr, PLAN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Report a criterion over sequences as the schemes do, and return the sequences vetoed so far."""
-    n, some = rows.n, rows.n_among > 0
-    if TEST.role == "option":
-        if TEST.stat == "ratio":
+    n, some = units.n, units.n_among > 0
+    if CRITERION.role == "option":
+        if CRITERION.stat == "ratio":
             value = -value
-        report_option_rows(value, some, out, numbers, TEST, PLAN)
-        clamped = between(value, 0.0, numbers, PLAN, named("verl", TEST.index))
-        add(out.sums, PLAN, of_option(TEST, "stat"), tl.where(some, n * value, 0.0))
-        add(out.sums, PLAN, of_option(TEST, "clamped"), tl.where(some, n * clamped, 0.0))
-        add(out.sums, PLAN, of_option(TEST, "clamped2"), tl.where(some, n * clamped * clamped, 0.0))
-    if TEST.role == "sequence_mask":
-        mask: tl.constexpr = named("skyrl", TEST.index)
+        report_option_rows(value, some, out, numbers, CRITERION, PLAN)
+        clamped = between(value, 0.0, numbers, PLAN, named("verl", CRITERION.index))
+        add(out.sums, PLAN, of_option(CRITERION, "stat"), tl.where(some, n * value, 0.0))
+        add(out.sums, PLAN, of_option(CRITERION, "clamped"), tl.where(some, n * clamped, 0.0))
+        add(out.sums, PLAN, of_option(CRITERION, "clamped2"), tl.where(some, n * clamped * clamped, 0.0))
+    if CRITERION.role == "sequence_mask":
+        mask: tl.constexpr = named("skyrl", CRITERION.index)
         add(out.sums, PLAN, named(mask, "over_high"), above(value, some, numbers, PLAN, mask))
         add(out.sums, PLAN, named(mask, "under_low"), below(value, some, numbers, PLAN, mask))
-    if TEST.role == "veto":
+    if CRITERION.role == "veto":
         vetoed = vetoed | failed
     return vetoed
 
 
 @triton.jit
 def report_weights(
-    found: Gathered, rows: Rows, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
+    totals: UnitTotals, units: Units, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> None:
     """Report the weights of sequences, at token level their means, as the schemes do."""
-    n, n_among, sum_d = rows.n, rows.n_among, rows.sum_d
+    n, n_among, sum_d = units.n, units.n_among, units.sum_d
     log_ratio, ratio_m1, ratio = weights.log_ratio, weights.ratio_m1, weights.ratio
     some, measured, survivors = n > 0, n.to(tl.float64), n_among > 0
     add(out.sums, PLAN, "verl/means_above", above(log_ratio, some, numbers, PLAN, "verl/log"))
@@ -251,7 +299,7 @@ def report_weights(
     if PLAN.level == "token":
         if has(PLAN, "counts", "skyrl/clipped"):
             # Tokens of a sequence that was rejected as a whole do not survive either.
-            clipped = tl.where(survivors, integer(found, PLAN, "skyrl/clipped"), 0)
+            clipped = tl.where(survivors, integer(totals, PLAN, "skyrl/clipped"), 0)
             add(out.sums, PLAN, "skyrl/clipped", clipped)
             add(out.sums, PLAN, "skyrl/clippable", n_among)
     else:
@@ -282,14 +330,14 @@ def report_weights(
 
 @triton.jit
 def report_sequences(
-    found: Gathered, rows: Rows, kept: tl.tensor, vetoed: tl.tensor, out: Partials, numbers: tl.tuple,
+    totals: UnitTotals, units: Units, kept: tl.tensor, vetoed: tl.tensor, out: Partials, numbers: tl.tuple,
     PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Report sequences as the schemes do, once every criterion has decided. kept: tokens kept of each."""
-    sum_d, valid, n = rows.sum_d, rows.valid, rows.n
+    sum_d, valid, n = units.sum_d, units.valid, units.n
     some, each = n > 0, tl.maximum(n, 1).to(tl.float64)
     if has(PLAN, "floats", "d_beyond"):
-        difference = -sum_d - plain(found, PLAN, "d_beyond")
+        difference = -sum_d - plain(totals, PLAN, "d_beyond")
         gap = difference / each
         add(out.sums, PLAN, "verl/log_difference", difference)
         add(out.sums, PLAN, "verl/log_ppl_diff", gap)
@@ -298,28 +346,28 @@ def report_sequences(
         put_extrema(out.maxima, PLAN, "verl/-min_log_ppl_diff", "verl/max_log_ppl_diff", gap, some)
         add(out.sums, PLAN, "verl/rows_rejected", kept < valid)
         add(out.sums, PLAN, "xtuner/log_difference", difference)
-        add(out.sums, PLAN, "xtuner/train", rows.train)
-        add(out.sums, PLAN, "xtuner/rollout", rows.rollout)
+        add(out.sums, PLAN, "xtuner/train", units.train)
+        add(out.sums, PLAN, "xtuner/rollout", units.rollout)
     outlying = tl.zeros_like(some)
-    for i in tl.static_range(size(PLAN, "tests")):
+    for i in tl.static_range(size(PLAN, "criteria")):
         if option_of_tokens(PLAN, i):
-            row = plain(found, PLAN, of_option(test(PLAN, i), "row"))
-            add(out.sums, PLAN, of_option(test(PLAN, i), "stat"), row)
-            report_option_rows(row / each, some, out, numbers, test(PLAN, i), PLAN)
-        if test(PLAN, i).role == "veto" and test(PLAN, i).over == "token":
-            vetoed = vetoed | (integer(found, PLAN, named(i, "lost")) > 0)
-        if test(PLAN, i).role == "outlier":
-            over = integer(found, PLAN, named(named("skyrl", i), "over_high")) > 0
-            under = integer(found, PLAN, named(named("skyrl", i), "under_low")) > 0
+            row = plain(totals, PLAN, of_option(criterion(PLAN, i), "row"))
+            add(out.sums, PLAN, of_option(criterion(PLAN, i), "stat"), row)
+            report_option_rows(row / each, some, out, numbers, criterion(PLAN, i), PLAN)
+        if criterion(PLAN, i).role == "veto" and criterion(PLAN, i).over == "token":
+            vetoed = vetoed | (integer(totals, PLAN, named(i, "lost")) > 0)
+        if criterion(PLAN, i).role == "outlier":
+            over = integer(totals, PLAN, named(named("skyrl", i), "over_high")) > 0
+            under = integer(totals, PLAN, named(named("skyrl", i), "under_low")) > 0
             add(out.sums, PLAN, named(named("skyrl", i), "over_high"), over)
             add(out.sums, PLAN, named(named("skyrl", i), "under_low"), under)
-            outlying = integer(found, PLAN, named(i, "lost")) > 0
+            outlying = integer(totals, PLAN, named(i, "lost")) > 0
     add(out.sums, PLAN, "xtuner/vetoed", vetoed)
     add(out.sums, PLAN, "skyrl/outlier", outlying)
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).role == "token_mask":
-            lost = integer(found, PLAN, named(i, "lost"))
-            if test(PLAN, i).drop == "sequence":
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if criterion(PLAN, i).role == "token_mask":
+            lost = integer(totals, PLAN, named(i, "lost"))
+            if criterion(PLAN, i).drop == "sequence":
                 lost = tl.where(lost > 0, valid, 0)
             add(out.sums, PLAN, "skyrl/token_mask", tl.where(outlying, 0, lost))
             add(out.sums, PLAN, "skyrl/token_mask_tested", tl.where(outlying, 0, n))

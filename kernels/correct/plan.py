@@ -1,6 +1,6 @@
-"""The structure of a Spec as a compile-time constant of the kernels. Its numbers are data: see numbers.py.
+"""The structure of a Spec as a compile-time constant of the kernels. Its numbers are data: see planner.py.
 
-Two Specs that differ in numbers or labels alone have equal plans and share compiled kernels. Kernels find the columns
+Two Specs that differ only in numbers or labels have equal plans and share compiled kernels. Kernels find the columns
 of their tables by name; a name that a plan does not have costs nothing.
 """
 
@@ -12,7 +12,7 @@ from functools import cached_property
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.statistics import STATISTICS
 
-# Tokens by the sign of their advantage and whether D has the same sign ("outward"): what `Criterion.when` tells apart.
+# Tokens by the sign of their advantage and whether D has the same sign ("outward"), for `Criterion.when`.
 CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
 
 # Tables that a pass over tokens fills, in the order of its accumulators.
@@ -25,7 +25,7 @@ LIGHT, MOST_CRITERIA, MOST_COLUMNS = 20, 3, 39
 
 
 @dataclass(frozen=True)
-class Test:
+class PlannedCriterion:
     """A criterion without its numbers."""
 
     index: int
@@ -39,7 +39,7 @@ class Test:
     token_clamp: bool
     external: int  # index of its external tensor; -1: none
     pair: int  # index of the two policies it compares: 0 is train and rollout, k the k-th of Plan.pairs
-    role: str | None  # its part in one of the schemes reported; see metrics/peers.py
+    role: str | None  # what it is to one of the schemes reported; see metrics/peers.py
 
     @property
     def per_token(self) -> bool:
@@ -126,7 +126,7 @@ class Plan(Tables):
     has_lower: bool
     has_upper: bool
     token_clamp: bool
-    tests: tuple[Test, ...]
+    criteria: tuple[PlannedCriterion, ...]
     rejected: str
     kept: bool  # sums over a sequence run over the survivors of token criteria
     advantages: str | None  # "token" | "sequence"
@@ -134,12 +134,12 @@ class Plan(Tables):
     writes_weights: bool  # weights are handed back
     writes_mask: bool  # a new mask is handed back
     edits_mask: bool  # rejected tokens are 0 in the mask written
-    schemes: tuple[str, ...]  # peers whose statistics are reported beside the native ones
+    schemes: tuple[str, ...]  # peers whose statistics are reported too
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
     mass: str | None = None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
     weighs_turns: bool  # `level` is of turns
-    # Columns of the batch beside those of its tokens.
+    # Further columns of the batch.
     sequence_sums: tuple[str, ...] = ()
     call_sums: tuple[str, ...] = ()
     sequence_maxima: tuple[str, ...] = ()
@@ -164,9 +164,9 @@ class Plan(Tables):
         None is as many as ptxas likes: so few that it needs no cap, or so many that a cap spills hundreds of bytes. The
         bounds follow from its own counts for sm_90, see docs/kernels.md.
         """
-        criteria, columns = len(self.tests) * (1 if self.advantages is None else 2), len(self.recorded)
+        criterion_count, columns = len(self.criteria) * (1 if self.advantages is None else 2), len(self.recorded)
         light = not self.packed and columns < LIGHT
-        if light or self.double or criteria > MOST_CRITERIA:
+        if light or self.double or criterion_count > MOST_CRITERIA:
             return None
         if self.full and not self.packed:
             # With all columns 192 spill 16 bytes on sm_100; with few 120 are taken without a cap.
@@ -177,16 +177,16 @@ class Plan(Tables):
     @property
     def drops_tokens(self) -> bool:
         """Whether `read` drops single tokens."""
-        return any(test.per_token and test.drop != "sequence" for test in self.tests)
+        return any(each.per_token and each.drop != "sequence" for each in self.criteria)
 
     @property
-    def thinning_tests(self) -> tuple[Test, ...]:
+    def thinning_criteria(self) -> tuple[PlannedCriterion, ...]:
         """The criteria that drop single tokens of a sequence that fails."""
-        return tuple(test for test in self.tests if test.thins)
+        return tuple(each for each in self.criteria if each.thins)
 
     def classes_of(self, pair: int) -> bool:
         """Whether tokens of a pair of policies have to be counted by class."""
-        return any(not test.per_token and test.when != "any" and test.pair == pair for test in self.tests)
+        return any(not each.per_token and each.when != "any" and each.pair == pair for each in self.criteria)
 
     @property
     def averages_advantages(self) -> bool:
@@ -197,23 +197,23 @@ class Plan(Tables):
     @property
     def rejects_nonfinite(self) -> bool:
         """Whether a non-finite token rejects its sequence."""
-        return self.nonfinite == "reject" and (self.level is not None or bool(self.tests))
+        return self.nonfinite == "reject" and (self.level is not None or bool(self.criteria))
 
     @property
     def rejects_sequences(self) -> bool:
         """Whether `keep` can be False."""
-        whole = (test.drop == "sequence" or (test.drop == "unit" and test.over == "sequence") for test in self.tests)
+        whole = (each.drop == "sequence" or (each.drop == "unit" and each.over == "sequence") for each in self.criteria)
         return self.rejects_nonfinite or any(whole)
 
     @property
     def rejects_turns(self) -> bool:
         """Whether a turn can be dropped whole."""
-        return any(test.over == "turn" and test.drop == "unit" for test in self.tests)
+        return any(each.over == "turn" and each.drop == "unit" for each in self.criteria)
 
     @property
     def rejects_units(self) -> bool:
         """Whether a sequence or a turn, or some tokens of one, can be dropped."""
-        return self.rejects_sequences or self.rejects_turns or bool(self.thinning_tests)
+        return self.rejects_sequences or self.rejects_turns or bool(self.thinning_criteria)
 
     @property
     def spreads(self) -> bool:
@@ -222,7 +222,7 @@ class Plan(Tables):
 
     @property
     def marks(self) -> bool:
-        """Whether `read` marks in the weights, by 0 or 1, which tokens have one: the mask does not tell."""
+        """Whether `read` marks in the weights, by 0 or 1, which tokens have one: the mask alone does not say."""
         return self.spreads and self.rejected != "mask" and self.drops_tokens
 
     @property
@@ -250,7 +250,7 @@ class Plan(Tables):
     @property
     def applies(self) -> bool:
         """Whether `apply` is launched: it looks at every token again."""
-        late = self.turns or bool(self.thinning_tests)
+        late = self.turns or bool(self.thinning_criteria)
         return self.spreads or (late and (self.zeroes_weights or self.zeroes_mask))
 
 

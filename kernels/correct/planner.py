@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from rollout_corr.kernels.correct import peers_plan
-from rollout_corr.kernels.correct.numbers import indices, numbers_of
-from rollout_corr.kernels.correct.plan import CLASSES, Plan, Test, pairs_of
+from rollout_corr.kernels.correct.peers import same_numbers, slot_columns
+from rollout_corr.kernels.correct.plan import CLASSES, Plan, PlannedCriterion, pairs_of
 from rollout_corr.kernels.tokens import of_pair
 from rollout_corr.metrics import peers
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of
 from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.thresholds import threshold_of
+from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
 
 @cached(maxsize=256)
@@ -28,7 +28,7 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any
         of_batch: Further fields of a plan that follow from what a batch has and is to get back.
     """
     weight = spec.weight
-    tests = _tests(spec)
+    criteria = _criteria(spec)
     plan = Plan(
         level=None if weight is None else weight.level,
         outside="clamp" if weight is None else weight.outside,
@@ -36,14 +36,14 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any
         has_lower=weight is not None and weight.lower is not None,
         has_upper=weight is not None and weight.upper is not None,
         token_clamp=weight is not None and weight.token_clamp is not None,
-        tests=tests,
+        criteria=criteria,
         rejected=spec.rejected,
         nonfinite=spec.nonfinite,
-        kept=spec.sums_over == "kept" and any(test.over == "token" for test in tests),
+        kept=spec.sums_over == "kept" and any(criterion.over == "token" for criterion in criteria),
         full=spec.detail == "full",
         double=double,
-        advantages=advantages if any(test.when != "any" for test in tests) else None,
-        externals=1 + max((test.external for test in tests), default=-1),
+        advantages=advantages if any(each.when != "any" for each in criteria) else None,
+        externals=1 + max((criterion.external for criterion in criteria), default=-1),
         schemes=tuple(name for name in spec.report if name != "native"),
         pairs=pairs_of(spec),
         turns=spec.measures_turns,
@@ -52,17 +52,17 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any
     )
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
-    return replace(plan, same_numbers=peers_plan.same_numbers(plan))
+    return replace(plan, same_numbers=same_numbers(plan))
 
 
-def _tests(spec: Spec) -> tuple[Test, ...]:
+def _criteria(spec: Spec) -> tuple[PlannedCriterion, ...]:
     names = list(dict.fromkeys(c.tensor_name for c in spec.criteria if c.tensor_name is not None))
     pairs = ("train/rollout", *pairs_of(spec))
-    tests = []
+    criteria = []
     for i, criterion in enumerate(spec.criteria):
         threshold = threshold_of(criterion)
-        tests.append(
-            Test(
+        criteria.append(
+            PlannedCriterion(
                 index=i,
                 # Ages come as a tensor, and so as an external statistic does.
                 stat="external" if criterion.tensor_name is not None else criterion.stat,
@@ -78,14 +78,14 @@ def _tests(spec: Spec) -> tuple[Test, ...]:
                 role=peers.role(criterion, spec),
             )
         )
-    return tuple(tests)
+    return tuple(criteria)
 
 
 def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Name the columns that `read` stores for a slot: counts, integers and floats to add, peaks to maximise."""
     propagate = plan.nonfinite == "propagate"
-    of_peers = peers_plan.slot_columns(plan)
-    sums = [test for test in plan.tests if not test.per_token and test.sum not in (None, "d")]
+    of_peers = slot_columns(plan)
+    sums = [each for each in plan.criteria if not each.per_token and each.sum not in (None, "d")]
     # Sums that decide: name, number of limbs, whether a non-finite value can reach them. A list times False is empty.
     exact = [("d", 1, propagate)]
     exact += [("d_kept", 1, propagate)] * plan.kept
@@ -99,14 +99,14 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
 
     counts = ["valid", "nonfinite"]
     counts += ["survivors"] * plan.kept
-    counts += [f"{test.index}/lost" for test in plan.tests if test.per_token]
+    counts += [f"{each.index}/lost" for each in plan.criteria if each.per_token]
     counts += ["alive"] * plan.drops_tokens
     counts += CLASSES * plan.classes_of(0)
     counts += [f"alive/{name}" for name in CLASSES] * (plan.classes_of(0) and plan.drops_tokens)
     for k in range(1, 1 + len(plan.pairs)):
         names = ["nonfinite", *["survivors"] * plan.kept, *CLASSES * plan.classes_of(k)]
         counts += [of_pair(k, name) for name in names]
-    peaks = [f"{test.index}/peak" for test in plan.tests if not test.per_token and test.sum is None]
+    peaks = [f"{each.index}/peak" for each in plan.criteria if not each.per_token and each.sum is None]
     return {
         "counts": (*counts, *of_peers.counts),
         "integers": () if plan.double else tuple(limbs),
@@ -126,8 +126,72 @@ def _turn_columns(spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:
     rows = [row for row in of_turns.AGGREGATES if row.when(spec)]
     names = [name for row in rows for name in (*row.sums, *row.maxima)]
     names += ["of_sequence/kept", *OF_TURN_WEIGHTS * plan.weighs_turns]
-    for i in (test.index for test in plan.tests if test.over == "turn"):
+    for i in (each.index for each in plan.criteria if each.over == "turn"):
         value = f"{i}/value"
         names += [f"{i}/lost", f"{i}/units", value, f"{value}2", f"max_{value}", f"-min_{value}"]
     maxima = tuple(name for name in names if name.startswith(("max_", "-min_")))
     return {"turn_sums": tuple(name for name in names if name not in maxima), "turn_maxima": maxima}
+
+
+# --- the numbers: data of the kernels, found by name when one is compiled ---
+
+
+def indices(spec: Spec) -> list[str]:
+    """Name the criteria by their index: a label in a name would be part of a compile key."""
+    return [str(i) for i in range(len(spec.criteria))]
+
+
+def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
+    """The thresholds by name, rounded so that a float32 compared with one is compared with the threshold itself."""
+    numbers = {"clamp": spec.clamp}
+    if spec.weight is not None:
+        weight = spec.weight
+        rounds = weight.level == "token" and not double
+        numbers |= {"lower": _low(weight.low), "upper": _high(weight.high)}
+        numbers |= _interval("log", log_bound(weight.low), log_bound(weight.high), rounds)
+        if weight.token_clamp is not None:
+            numbers["token_clamp"] = weight.token_clamp
+    for i, criterion in enumerate(spec.criteria):
+        cut, rounds = threshold_of(criterion), criterion.over == "token" and not double
+        numbers |= _interval(f"{i}", cut.lower, cut.upper, rounds)
+        if cut.hole is not None:
+            hole = _interval(f"{i}/hole", cut.hole[1], cut.hole[0], rounds)
+            numbers |= hole
+        numbers |= _settings(f"{i}", criterion)
+    for name, sides in peers.intervals(spec, indices(spec)).items():
+        numbers |= _closed_sides(name, *sides, False) | _closed_sides(f"{name}/token", *sides, not double)
+    return numbers
+
+
+def _settings(prefix: str, criterion: Criterion) -> dict[str, float]:
+    found = {}
+    if criterion.token_clamp is not None:
+        found[f"{prefix}/token_clamp"] = criterion.token_clamp
+    if criterion.statistic.has_eps:
+        found[f"{prefix}/eps"] = criterion.eps
+    return found
+
+
+def _interval(prefix: str, lower: float | None, upper: float | None, rounds: bool) -> dict[str, float]:
+    low, high = _low(lower), _high(upper)
+    if rounds:
+        low, high = float32_at_least(low), float32_at_most(high)
+    return {f"{prefix}/lower": low, f"{prefix}/upper": high}
+
+
+def _closed_sides(prefix: str, lower: float | None, upper: float | None, rounds: bool) -> dict[str, float]:
+    """An interval without its open sides: not even a NaN lies beyond those."""
+    found = {}
+    if lower is not None:
+        found[f"{prefix}/lower"] = float32_at_least(lower) if rounds else lower
+    if upper is not None:
+        found[f"{prefix}/upper"] = float32_at_most(upper) if rounds else upper
+    return found
+
+
+def _low(bound: float | None) -> float:
+    return -math.inf if bound is None else bound
+
+
+def _high(bound: float | None) -> float:
+    return math.inf if bound is None else bound

@@ -1,6 +1,6 @@
 """The first launch: read every log-prob once, and store the sums that sequences and the batch need.
 
-A program walks along one tile: tiles.py says which tokens these are, parts.py loads them, sums.py adds up.
+A program walks along one tile: tiles.py says which tokens these are, steps.py loads them, sums.py adds up.
 
 Log-probs, mask and advantages are read once, in one launch. Of `metrics_packed`, 4,096 tokens a sequence, it executes
 74.8 PTX instructions a token, reads 8.7 bytes (8 are the log-probs) and writes 1.05 (1 is the mask), by `ptx.counts`.
@@ -22,23 +22,22 @@ from rollout_corr.kernels.correct.measures import (
     measure_weights,
     weight_of,
 )
-from rollout_corr.kernels.correct.parts import (
+from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
+from rollout_corr.kernels.correct.plan import Plan
+from rollout_corr.kernels.correct.steps import (
+    Context,
     Inputs,
-    Part,
-    Shared,
+    Step,
     advantage_of,
     compare,
     compares_with_rollout,
     count_outside,
     external_of,
     extra,
-    load_part,
+    load_inputs,
     pair_of,
     survivors,
 )
-from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
-from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.io import PerToken, contiguous, either, store_step
 from rollout_corr.kernels.sums import (
     emptied,
     empty,
@@ -53,9 +52,21 @@ from rollout_corr.kernels.sums import (
     with_slot,
     with_words,
 )
-from rollout_corr.kernels.tiles import Extents, Tiling, ends_by, first_span, next_span, tile_of_program
+from rollout_corr.kernels.tiles import (
+    Extents,
+    PerToken,
+    Tiling,
+    contiguous,
+    either,
+    ends_by,
+    first_span,
+    next_span,
+    store_step,
+    tile_of_program,
+)
 from rollout_corr.kernels.tokens import (
     class_name,
+    criterion,
     exponential,
     has,
     has_classes,
@@ -67,7 +78,6 @@ from rollout_corr.kernels.tokens import (
     over_kept_set,
     real,
     size,
-    test,
     thresholds,
 )
 
@@ -75,24 +85,24 @@ from rollout_corr.kernels.tokens import (
 
 
 @triton.jit
-def read_part(
-    part: Part, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
+def read_step(
+    step: Step, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
     """Measure and test a step; return what was found, and the weights and the mask to write, if they are written."""
-    numbers = shared.numbers
-    train, rollout = part.train.to(real(PLAN)), part.rollout.to(real(PLAN))
+    numbers = context.numbers
+    train, rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
     found = nothing(PLAN)
-    valid = part.valid
+    valid = step.valid
     if PLAN.masked:
         found = record(found, PLAN, "counts", "valid", valid)
-    advantage = advantage_of(shared, train, PLAN, TILING)
+    advantage = advantage_of(context, train, PLAN, TILING)
 
-    pair = compare(*over_kept_set(train, rollout, part.mass, PLAN), valid, PLAN)
+    pair = compare(*over_kept_set(train, rollout, step.mass, PLAN), valid, PLAN)
     pairs: tl.tuple = (pair,)
     for k in tl.static_range(size(PLAN, "pairs")):
-        new = extra(shared, shared.externals[PLAN.externals], PLAN, TILING)
+        new = extra(context, context.externals[PLAN.externals], PLAN, TILING)
         if compares_with_rollout(PLAN, k):
-            pairs = pairs + (compare(*over_kept_set(new, rollout, part.mass, PLAN), valid, PLAN),)
+            pairs = pairs + (compare(*over_kept_set(new, rollout, step.mass, PLAN), valid, PLAN),)
         else:
             pairs = pairs + (compare(new, train, valid, PLAN),)
         found = record(found, PLAN, "counts", of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).finite)
@@ -112,20 +122,20 @@ def read_part(
     if PLAN.full:
         found = measure_probabilities(found, pair, PLAN)
         found = measure_divergences(found, ratio, pair.d, clamp, PLAN)
-        count_bins(shared.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
+        count_bins(context.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.level == "token":
         log_weight, ratio_m1, weight_m1, weight = weight_of(ratio, numbers, PLAN)
         found = measure_weights(found, pair.measured, log_weight, ratio_m1, weight_m1, numbers, PLAN)
 
     dropped = tl.zeros_like(valid)
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "token":
-            external = external_of(shared, pair.logp, test(PLAN, i), PLAN, TILING)
-            compared = pair_of(pairs[test(PLAN, i).pair])
-            found, dropped = test_tokens(found, compared, advantage, external, dropped, numbers, test(PLAN, i),
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if criterion(PLAN, i).over == "token":
+            external = external_of(context, pair.logp, criterion(PLAN, i), PLAN, TILING)
+            compared = pair_of(pairs[criterion(PLAN, i).pair])
+            found, dropped = test_tokens(found, compared, advantage, external, dropped, numbers, criterion(PLAN, i),
                                          PLAN)  # fmt: skip
-    found = aggregate_part(found, pairs, dropped, shared, PLAN, TILING)
+    found = aggregate_step(found, pairs, dropped, context, PLAN, TILING)
     if size(PLAN, "schemes") > 0:
         found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, weight, numbers,
                               PLAN)  # fmt: skip
@@ -139,25 +149,25 @@ def read_part(
         if PLAN.rejected != "mask" and PLAN.drops_tokens:
             carries = pair.measured & (dropped == 0)
         weight = tl.where(carries, weight, 0.0)
-    mask = part.mask
+    mask = step.mask
     if PLAN.writes_mask:
         kept = valid
         if PLAN.edits_mask and PLAN.drops_tokens:
             kept = valid & (dropped == 0)
-        mask = tl.where(kept, part.mask, 0).to(part.mask.dtype)
+        mask = tl.where(kept, step.mask, 0).to(step.mask.dtype)
     return found, weight, mask
 
 
 @triton.constexpr_function
 def rounds_once(plan: Plan) -> bool:
-    """Test whether D is rounded for both its sums at once, which takes more registers where sequences have weights."""
+    """Return whether D is rounded once for both its sums, which takes more registers where sequences have weights."""
     once = "d_kept" in plan.integers and plan.nonfinite != "propagate"
     return once and plan.level in (None, "token")
 
 
 @triton.jit
-def aggregate_part(
-    found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, shared: Shared, PLAN: tl.constexpr, TILING: tl.constexpr
+def aggregate_step(
+    found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tuple:
     """Record what sequences need: sums of D for their weights, sums and extrema for their criteria."""
     pair = pair_of(pairs[0])
@@ -172,14 +182,14 @@ def aggregate_part(
         for k in tl.static_range(1, len(pairs)):
             found = record(found, PLAN, "counts", of_pair(k, "survivors"), survivors(pair_of(pairs[k]), dropped, PLAN))
     if PLAN.level != "token" and PLAN.token_clamp:
-        most = number(shared.numbers, PLAN, "token_clamp").to(pair.d.dtype)
+        most = number(context.numbers, PLAN, "token_clamp").to(pair.d.dtype)
         found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0))
-    for i in tl.static_range(size(PLAN, "tests")):
-        if not test(PLAN, i).per_token:
-            compared = pair_of(pairs[test(PLAN, i).pair])
-            external = external_of(shared, pair.logp, test(PLAN, i), PLAN, TILING)
-            found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, shared.numbers,
-                                     test(PLAN, i), PLAN)  # fmt: skip
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if not criterion(PLAN, i).per_token:
+            compared = pair_of(pairs[criterion(PLAN, i).pair])
+            external = external_of(context, pair.logp, criterion(PLAN, i), PLAN, TILING)
+            found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, context.numbers,
+                                     criterion(PLAN, i), PLAN)  # fmt: skip
     return found
 
 
@@ -202,18 +212,18 @@ def count_classes(
 
 @triton.jit
 def write(
-    weights: tl.tensor, mask: tl.tensor, new_weights: tl.tensor, new_mask: tl.tensor, shared: Shared,
+    weights: tl.tensor, mask: tl.tensor, new_weights: tl.tensor, new_mask: tl.tensor, context: Context,
     PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write token weights and the mask of a step."""
     if PLAN.writes_token_weights:
-        tensor = contiguous(weights, shared.extents)
-        store_step(tensor, new_weights, shared.tile, shared.first, PLAN, TILING, WHOLE)
+        tensor = contiguous(weights, context.extents)
+        store_step(tensor, new_weights, context.tile, context.first, PLAN, TILING, WHOLE)
     if PLAN.writes_mask:
-        tensor = contiguous(mask, shared.extents)
+        tensor = contiguous(mask, context.extents)
         if WHOLE and not PLAN.masked and not (PLAN.edits_mask and PLAN.drops_tokens):
             new_mask = tl.full(new_mask.shape, 1, tl.int8)
-        store_step(tensor, new_mask, shared.tile, shared.first, PLAN, TILING, WHOLE)
+        store_step(tensor, new_mask, context.tile, context.first, PLAN, TILING, WHOLE)
 
 
 # --- the kernel ---
@@ -221,10 +231,10 @@ def write(
 
 @triton.constexpr_function
 def moves(plan: Plan, tiling: Tiling) -> bool:
-    """Test whether LLVM may move operations on what a step gives to where that is used, or a branch keeps it from that.
+    """Return whether LLVM may move operations on a step's values to their use; else a branch prevents it.
 
     Sums over the tokens kept of packed sequences would go through the loop over sequences on NVIDIA, in registers that
-    spill up to 28 bytes. Out of a branch, which a tile without tokens alone does not take, nothing moves. Of float64
+    spill up to 28 bytes. Nothing moves out of a branch, which only a tile without tokens does not take. Of float64
     they spill 72 with branches; AMD's threads have twice the registers, and take more with branches.
     """
     waits = plan.packed and plan.kept and plan.level in (None, "token") and not plan.double
@@ -272,18 +282,18 @@ def read_kernel(
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
         whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
         if whole:
-            part = load_part(inputs, tile, first, PLAN, TILING, True)
+            step = load_inputs(inputs, tile, first, PLAN, TILING, True)
         else:
-            part = load_part(inputs, tile, first, PLAN, TILING, False)
-            outside += count_outside(part, tile, first, PLAN, TILING)
-        shared = Shared(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
+            step = load_inputs(inputs, tile, first, PLAN, TILING, False)
+            outside += count_outside(step, tile, first, PLAN, TILING)
+        context = Context(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
                         either(histogram, train_logp), numbers)  # fmt: skip
-        found, new_weights, new_mask = read_part(part, shared, PLAN, TILING)
+        found, new_weights, new_mask = read_step(step, context, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:
             if whole:
-                write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, True)
+                write(weights, mask_out, new_weights, new_mask, context, PLAN, TILING, True)
             else:
-                write(weights, mask_out, new_weights, new_mask, shared, PLAN, TILING, False)
+                write(weights, mask_out, new_weights, new_mask, context, PLAN, TILING, False)
         found = with_words(found, PLAN, TILING)
         if moves(PLAN, TILING) or first < tile.length:
             kept = with_batch(kept, found, PLAN)

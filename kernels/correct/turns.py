@@ -13,32 +13,39 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.measures import (
-    Rows,
     SequenceWeights,
     beyond_bounds,
     counted_of,
     mean_weights,
-    of_part,
-    parts_of,
+    term_name,
     weigh_sequences,
+    weight_terms,
 )
 from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.verdicts import count_kept, rows_of, store_states, tested, thinning_bit, weightless_of
-from rollout_corr.kernels.gather import Gathered, SlotTables, gathered, integer, plain, slots_between
+from rollout_corr.kernels.correct.units import (
+    Units,
+    count_kept,
+    store_states,
+    test_units,
+    thinning_bit,
+    units_of,
+    weightless_of,
+)
+from rollout_corr.kernels.gather import SlotTables, UnitTotals, gather_slots, integer, plain, slots_between
 from rollout_corr.kernels.partials import Partials, add, largest_key, name_of, put
 from rollout_corr.kernels.tiles import Extents
 from rollout_corr.kernels.tokens import (
     at,
+    criterion,
     expm1,
     has,
     key_of,
     limited,
     named,
     number,
+    of_criterion,
     of_key,
-    of_test,
     size,
-    test,
     thresholds,
 )
 
@@ -58,10 +65,10 @@ class Turns(NamedTuple):
     numbers: tl.tensor  # the thresholds, in memory
 
 
-class Verdicts(NamedTuple):
+class Decisions(NamedTuple):
     """The decisions about the sequences of a program: [SEQUENCES] each."""
 
-    standing: tl.tensor  # bool, kept by the criteria of tokens
+    kept_by_tokens: tl.tensor  # bool, kept by the criteria of tokens
     keep: tl.tensor  # bool
     state: tl.tensor  # int32
     nonfinite: tl.tensor  # int64, tokens
@@ -74,25 +81,25 @@ class Verdicts(NamedTuple):
 
 @triton.constexpr_function
 def counts_turns(name: str) -> bool:
-    """Test for a sum that counts turns: int32, others are float64."""
+    """Return whether a sum counts turns, as int32; others are float64."""
     return name in ("turns", "turns_measured", "turns_kept", "turns_above", "turns_below") or name.endswith("/units")
 
 
 @triton.constexpr_function
 def of_tokens(name: str) -> str:
-    """Name the extremum over tokens that follows from one over turns: a turn's weight is that of its tokens."""
+    """Name the extremum over tokens that follows from one over turns, as a turn's weight is its tokens' weight."""
     return name.replace("turn_", "")
 
 
 @triton.constexpr_function
 def drops_sequences(plan: Plan) -> bool:
-    """Test whether a turn can reject its sequence."""
-    return any(one.over == "turn" and one.drop == "sequence" for one in plan.tests)
+    """Return whether a turn can reject its sequence."""
+    return any(one.over == "turn" and one.drop == "sequence" for one in plan.criteria)
 
 
 @triton.jit
 def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
-    """Begin the sums over turns, or the maxima, which are keys."""
+    """Start the sums over turns, or the maxima, which are keys."""
     found: tl.tuple = ()
     for i in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "turn_maxima":
@@ -116,7 +123,7 @@ def tally(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) 
 
 @triton.jit
 def tally_largest(maxima: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor, among: tl.tensor) -> tl.tuple:
-    """Let x of one turn of each sequence be a maximum, if the plan has it."""
+    """Update a maximum over turns with x of one turn of each sequence, if the plan has it."""
     if has(PLAN, "turn_maxima", name):
         more = tl.maximum(maxima[at(PLAN, "turn_maxima", name)], key_of(tl.where(among, x, float("-inf"))))
         maxima = maxima[: at(PLAN, "turn_maxima", name)] + (more,) + maxima[at(PLAN, "turn_maxima", name) + 1 :]
@@ -127,14 +134,14 @@ def tally_largest(maxima: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: t
 def tally_extrema(
     maxima: tl.tuple, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
 ) -> tl.tuple:  # fmt: skip
-    """Let x of one turn of each sequence be the largest, and -x."""
+    """Update the maxima of x and of -x with one turn of each sequence."""
     maxima = tally_largest(maxima, PLAN, high, x, among)
     return tally_largest(maxima, PLAN, low, -x, among)
 
 
 @triton.jit
 def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
-    """Take a sum over the turns of each sequence."""
+    """Return a sum over the turns of each sequence."""
     return sums[at(PLAN, "turn_sums", name)]
 
 
@@ -142,74 +149,76 @@ def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, standing: tl.tensor, PLAN: tl.constexpr,
-            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[Gathered, Rows]:  # fmt: skip
+def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, kept_by_tokens: tl.tensor, PLAN: tl.constexpr,
+            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[UnitTotals, Units]:  # fmt: skip
     """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
-    first, many = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
-    found = gathered(turns.tables, first, many, turns.slots, PLAN, SHAPE)
-    valid = tl.where(known, tl.maximum(integer(found, PLAN, "valid"), 0), 0)
-    nonfinite = tl.where(known, integer(found, PLAN, "nonfinite"), 0)
-    return found, rows_of(found, valid, nonfinite, standing, PLAN)
+    first_slot, slot_count = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
+    totals = gather_slots(turns.tables, first_slot, slot_count, turns.slots, PLAN, SHAPE)
+    valid = tl.where(known, tl.maximum(integer(totals, PLAN, "valid"), 0), 0)
+    nonfinite = tl.where(known, integer(totals, PLAN, "nonfinite"), 0)
+    return totals, units_of(totals, valid, nonfinite, kept_by_tokens, PLAN)
 
 
 @triton.jit
 def rejected_by_turns(
-    turns: Turns, known: tl.tensor, given: Verdicts, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    turns: Turns, known: tl.tensor, decisions: Decisions, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
     BY_OWNER: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Select the sequences with a turn that failed a criterion which rejects its sequence."""
-    fallen = given.state * 0
+    fallen = decisions.state * 0
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
-        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
-        for i in tl.static_range(size(PLAN, "tests")):
-            if test(PLAN, i).over == "turn" and test(PLAN, i).drop == "sequence":
-                _, _, failed, _ = tested(found, rows, given.advantage, given.standing, numbers, test(PLAN, i), PLAN)
+        totals, units = turn_at(turns, j, known, decisions.kept_by_tokens, PLAN, SHAPE, BY_OWNER)
+        for i in tl.static_range(size(PLAN, "criteria")):
+            if criterion(PLAN, i).over == "turn" and criterion(PLAN, i).drop == "sequence":
+                _, _, failed, _ = test_units(
+                    totals, units, decisions.advantage, decisions.kept_by_tokens, numbers, criterion(PLAN, i), PLAN
+                )
                 fallen += failed.to(tl.int32)
     return fallen > 0
 
 
 @triton.jit
 def measure_turn(
-    sums: tl.tuple, maxima: tl.tuple, rows: Rows, keep: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+    sums: tl.tuple, maxima: tl.tuple, units: Units, keep: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tuple, tl.tuple]:
     """Report a turn's counts and its sum of D."""
     clamp = number(numbers, PLAN, "clamp")
-    some = rows.n > 0
-    chi2 = expm1(2.0 * limited(rows.sum_d, -clamp, clamp, PLAN))
-    sums = tally(sums, PLAN, "turns", rows.valid > 0)
+    some = units.n > 0
+    chi2 = expm1(2.0 * limited(units.sum_d, -clamp, clamp, PLAN))
+    sums = tally(sums, PLAN, "turns", units.valid > 0)
     sums = tally(sums, PLAN, "turns_measured", some)
-    sums = tally(sums, PLAN, "turns_kept", keep & (rows.valid > 0))
+    sums = tally(sums, PLAN, "turns_kept", keep & (units.valid > 0))
     sums = tally(sums, PLAN, "chi2_turn", tl.where(some, chi2, 0.0))
-    sums = tally(sums, PLAN, "abs_sum_d_turn", tl.where(some, tl.abs(rows.sum_d), 0.0))
-    return sums, tally_extrema(maxima, PLAN, "-min_turn_sum_d", "max_turn_sum_d", rows.sum_d, some)
+    sums = tally(sums, PLAN, "abs_sum_d_turn", tl.where(some, tl.abs(units.sum_d), 0.0))
+    return sums, tally_extrema(maxima, PLAN, "-min_turn_sum_d", "max_turn_sum_d", units.sum_d, some)
 
 
 @triton.jit
 def tally_place(
-    sums: tl.tuple, PLAN: tl.constexpr, PLACE: tl.constexpr, parts: tl.tuple, here: tl.tensor
+    sums: tl.tuple, PLAN: tl.constexpr, PLACE: tl.constexpr, values: tl.tuple, here: tl.tensor
 ) -> tl.tuple:  # fmt: skip
-    """Add what is measured of a turn to the sums of its place: `PARTS` of it."""
-    for i in tl.static_range(len(parts)):
-        sums = tally(sums, PLAN, of_place(PLACE, i), tl.where(here, parts[i], 0.0))
+    """Add what is measured of a turn to the sums of its place: `PLACE_SUMS` of it."""
+    for i in tl.static_range(len(values)):
+        sums = tally(sums, PLAN, of_place(PLACE, i), tl.where(here, values[i], 0.0))
     return sums
 
 
-PARTS = ("tokens", "d", "abs_d", "k3")
+PLACE_SUMS = ("tokens", "d", "abs_d", "k3")
 
 
 @triton.constexpr_function
 def of_place(place: str, i: int) -> str:
     """Name a sum over the turns at a place."""
-    return f"turn_{place}_{PARTS[i]}"
+    return f"turn_{place}_{PLACE_SUMS[i]}"
 
 
 @triton.jit
 def measure_turn_weights(
-    sums: tl.tuple, maxima: tl.tuple, rows: Rows, weights: SequenceWeights, numbers: tl.tuple, PLAN: tl.constexpr
+    sums: tl.tuple, maxima: tl.tuple, units: Units, weights: SequenceWeights, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tuple, tl.tuple]:
     """Report a turn's weight, and what its sequence needs of it."""
-    some, n = rows.n > 0, rows.n.to(tl.float64)
+    some, n = units.n > 0, units.n.to(tl.float64)
     above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)
     sums = tally(sums, PLAN, "turns_above", above)
     sums = tally(sums, PLAN, "turns_below", below)
@@ -217,36 +226,37 @@ def measure_turn_weights(
     sums = tally(sums, PLAN, "tokens_below", tl.where(below, n, 0.0))
     maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", weights.ratio_m1, some)
     maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", weights.weight_m1, some)
-    parts = parts_of(weights, some)
-    for i in tl.static_range(len(parts)):
-        sums = tally(sums, PLAN, of_part("turn_", i), parts[i])
-        sums = tally(sums, PLAN, of_part("turn_", i, "2"), parts[i] * parts[i])
-        sums = tally(sums, PLAN, of_part("of_sequence/" if i < 2 else "", i), n * parts[i])
-        sums = tally(sums, PLAN, of_part("", i, "2"), n * parts[i] * parts[i])
+    terms = weight_terms(weights, some)
+    for i in tl.static_range(len(terms)):
+        sums = tally(sums, PLAN, term_name("turn_", i), terms[i])
+        sums = tally(sums, PLAN, term_name("turn_", i, "2"), terms[i] * terms[i])
+        sums = tally(sums, PLAN, term_name("of_sequence/" if i < 2 else "", i), n * terms[i])
+        sums = tally(sums, PLAN, term_name("", i, "2"), n * terms[i] * terms[i])
     return sums, maxima
 
 
 @triton.jit
 def decide_by_turns(
-    sums: tl.tuple, maxima: tl.tuple, found: Gathered, rows: Rows, given: Verdicts, numbers: tl.tuple,
+    sums: tl.tuple, maxima: tl.tuple, totals: UnitTotals, units: Units, decisions: Decisions, numbers: tl.tuple,
     PLAN: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tuple, tl.tensor, tl.tensor]:  # fmt: skip
     """Test a turn of each sequence by its own criteria: return whether it stays, and the bits of those that thin."""
-    keep, state = rows.valid >= 0, given.state * 0
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "turn":
-            value, among, failed, lost = tested(found, rows, given.advantage, given.standing, numbers, test(PLAN, i),
-                                                PLAN)  # fmt: skip
-            if test(PLAN, i).thins:
+    keep, state = units.valid >= 0, decisions.state * 0
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if criterion(PLAN, i).over == "turn":
+            value, among, failed, lost = test_units(
+                totals, units, decisions.advantage, decisions.kept_by_tokens, numbers, criterion(PLAN, i), PLAN
+            )
+            if criterion(PLAN, i).thins:
                 state |= tl.where(failed, thinning_bit(PLAN, i), 0)
-            elif test(PLAN, i).drop == "unit":
+            elif criterion(PLAN, i).drop == "unit":
                 keep = keep & (failed == 0)
             sums = tally(sums, PLAN, named(i, "lost"), lost)
             sums = tally(sums, PLAN, named(i, "units"), among)
-            value, among, counted = counted_of(value, among, numbers, test(PLAN, i), PLAN)
+            value, among, counted = counted_of(value, among, numbers, criterion(PLAN, i), PLAN)
             sums = tally(sums, PLAN, named(i, "value"), counted)
             sums = tally(sums, PLAN, named(i, "value2"), counted * counted)
-            maxima = tally_extrema(maxima, PLAN, of_test("-min", i), of_test("max", i), value, among)
+            maxima = tally_extrema(maxima, PLAN, of_criterion("-min", i), of_criterion("max", i), value, among)
     return sums, maxima, keep, state
 
 
@@ -255,27 +265,28 @@ def decide_by_turns(
 
 @triton.jit
 def walk_turns(
-    turns: Turns, known: tl.tensor, given: Verdicts, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple]:
-    """Decide about every turn, store what it gets, and add up what turns give."""
-    sums, maxima = no_turns(given.keep, PLAN, "turn_sums"), no_turns(given.keep, PLAN, "turn_maxima")
-    met = given.nonfinite * 0  # turns with a measured token
+    turns: Turns, known: tl.tensor, decisions: Decisions,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
+) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
+    """Decide about every turn, store what it gets, and add up their sums and maxima."""
+    sums, maxima = no_turns(decisions.keep, PLAN, "turn_sums"), no_turns(decisions.keep, PLAN, "turn_maxima")
+    met = decisions.nonfinite * 0  # turns with a measured token
     nothing = tl.zeros(met.shape, tl.float64)
     # Of the last one so far that is not the first: a later one makes it one in the middle.
     tokens, d, abs_d, k3 = nothing, nothing, nothing, nothing
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
-        # Not held beside the sums, for which there are too few registers.
+        # Loaded again for each turn: held together with the sums they would take too many registers.
         numbers = thresholds(turns.numbers, PLAN)
-        found, rows = turn_at(turns, j, known, given.standing, PLAN, SHAPE, BY_OWNER)
-        sums, maxima, keep, state = decide_by_turns(sums, maxima, found, rows, given, numbers, PLAN)
-        stays, state = keep & given.keep, state | given.state
+        totals, units = turn_at(turns, j, known, decisions.kept_by_tokens, PLAN, SHAPE, BY_OWNER)
+        sums, maxima, keep, state = decide_by_turns(sums, maxima, totals, units, decisions, numbers, PLAN)
+        stays, state = keep & decisions.keep, state | decisions.state
         turn = turns.low + j - 1
         real = (turn >= 0) & (turn < turns.extents.sequences) & (turn + 1 < turns.high)
-        sums = tally(sums, PLAN, "of_sequence/kept", count_kept(found, rows.valid, stays, state, PLAN))
-        sums, maxima = measure_turn(sums, maxima, rows, stays, numbers, PLAN)
+        sums = tally(sums, PLAN, "of_sequence/kept", count_kept(totals, units.valid, stays, state, PLAN))
+        sums, maxima = measure_turn(sums, maxima, units, stays, numbers, PLAN)
 
-        some = rows.n > 0
-        here = rows.n.to(tl.float64), rows.sum_d, plain(found, PLAN, "abs_d"), plain(found, PLAN, "k3")
+        some = units.n > 0
+        here = units.n.to(tl.float64), units.sum_d, plain(totals, PLAN, "abs_d"), plain(totals, PLAN, "k3")
         sums = tally_place(sums, PLAN, "first", here, some & (met == 0))
         later = some & (met > 0)
         sums = tally_place(sums, PLAN, "middle", (tokens, d, abs_d, k3), later)
@@ -283,22 +294,22 @@ def walk_turns(
         abs_d, k3 = tl.where(later, here[2], abs_d), tl.where(later, here[3], k3)
         met += some.to(tl.int64)
 
-        weight = given.weight
+        weight = decisions.weight
         if PLAN.weighs_turns:
-            weights = weigh_sequences(found, rows, numbers, PLAN)
-            sums, maxima = measure_turn_weights(sums, maxima, rows, weights, numbers, PLAN)
+            weights = weigh_sequences(totals, units, numbers, PLAN)
+            sums, maxima = measure_turn_weights(sums, maxima, units, weights, numbers, PLAN)
             weight = weights.weight
-        tl.store(turns.keep_out + turn, (stays | (rows.valid == 0)).to(tl.int8), mask=real)
+        tl.store(turns.keep_out + turn, (stays | (units.valid == 0)).to(tl.int8), mask=real)
         if PLAN.applies:
             rejected = known & (stays == 0)
-            weightless = known & weightless_of(stays, given.nonfinite, PLAN)
+            weightless = known & weightless_of(stays, decisions.nonfinite, PLAN)
             store_states(turns.states, turns.weights, turn, real, state, rejected, weightless, weight, PLAN)
     return tally_place(sums, PLAN, "last", (tokens, d, abs_d, k3), met > 1), maxima
 
 
 @triton.jit
 def report_turns(
-    sums: tl.tuple, maxima: tl.tuple, rows: Rows, out: Partials, PLAN: tl.constexpr
+    sums: tl.tuple, maxima: tl.tuple, units: Units, out: Partials, PLAN: tl.constexpr
 ) -> None:  # fmt: skip
     """Store what turns add to the statistics."""
     for k in tl.static_range(size(PLAN, "turn_sums")):
@@ -307,16 +318,16 @@ def report_turns(
         most = of_key(largest_key(maxima[k]))
         put(out.maxima, PLAN, "sequence_maxima", name_of(PLAN, "turn_maxima", k), most)
         put(out.maxima, PLAN, "sequence_maxima", of_tokens(name_of(PLAN, "turn_maxima", k)), most)
-    for i in tl.static_range(size(PLAN, "tests")):
-        if test(PLAN, i).over == "turn":
+    for i in tl.static_range(size(PLAN, "criteria")):
+        if criterion(PLAN, i).over == "turn":
             lost = total(sums, PLAN, named(i, "lost"))
-            if test(PLAN, i).drop == "sequence":
-                lost = tl.where(lost > 0, rows.valid, 0).to(tl.float64)
+            if criterion(PLAN, i).drop == "sequence":
+                lost = tl.where(lost > 0, units.valid, 0).to(tl.float64)
             add(out.sums, PLAN, named(i, "tokens"), lost)
             add(out.sums, PLAN, named(i, "sequences"), lost > 0)
 
 
 @triton.jit
-def weights_of_turns(sums: tl.tuple, rows: Rows, PLAN: tl.constexpr) -> SequenceWeights:
-    """Give sequences the means of their turns' weights over tokens."""
-    return mean_weights(total(sums, PLAN, "of_sequence/raw"), total(sums, PLAN, "of_sequence/weight"), rows)
+def weights_of_turns(sums: tl.tuple, units: Units, PLAN: tl.constexpr) -> SequenceWeights:
+    """Compute the weights of sequences: the means of their turns' weights over tokens."""
+    return mean_weights(total(sums, PLAN, "of_sequence/raw"), total(sums, PLAN, "of_sequence/weight"), units)

@@ -69,7 +69,7 @@ def clipped(
 
 @triton.jit
 def log_ratio(x: tl.tensor, level: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
-    """Take the log-ratio that the surrogate's ratio is made of: a token's or its sequence's."""
+    """Return the log-ratio of the surrogate's ratio: a token's or its sequence's."""
     if PLAN.takes == "token":
         return x
     elif PLAN.surrogate == "VESPO":
@@ -152,7 +152,7 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
     elif PLAN.surrogate == "DRO":
         beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
         square, pull, flows = saturated * saturated, saturated, tl.abs(x) <= LARGEST_D
-        if PLAN.shared == "total":
+        if PLAN.sequence_value == "total":
             # The gradient is that of the whole sum's square, to which this token adds its share.
             pull, flows = limited(token.level, -LARGEST_D, LARGEST_D, PLAN), tl.abs(token.level) <= LARGEST_D
             square = pull * saturated

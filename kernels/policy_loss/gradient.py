@@ -13,7 +13,6 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.io import PerToken, contiguous, either, load_step, store_step
 from rollout_corr.kernels.policy_loss.formulas import Token, penalty, penalty_factor, policy
 from rollout_corr.kernels.sums import (
     emptied,
@@ -31,12 +30,17 @@ from rollout_corr.kernels.sums import (
 )
 from rollout_corr.kernels.tiles import (
     Extents,
+    PerToken,
     Tile,
+    contiguous,
+    either,
     ends_by,
     first_span,
+    load_step,
     next_span,
     of_sequences,
     places_of,
+    store_step,
     tile_of_program,
 )
 from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
@@ -45,7 +49,7 @@ SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
 SMALLEST_RATIO = tl.constexpr(1e-8)  # in a product
 
 
-class Inputs(NamedTuple):
+class LossInputs(NamedTuple):
     """The tensors of a pass; one that the plan lacks is never read."""
 
     new: PerToken
@@ -60,7 +64,7 @@ class Inputs(NamedTuple):
     chosen: PerToken
 
 
-class Part(NamedTuple):
+class LossStep(NamedTuple):
     """The inputs of a step, [PARTS, LANES, VEC] each; one that the plan lacks may hold anything."""
 
     new: tl.tensor
@@ -75,7 +79,7 @@ class Part(NamedTuple):
     chosen: tl.tensor  # non-zero where the surrogate chose the token from the whole batch
 
 
-class Shared(NamedTuple):
+class SequenceValues(NamedTuple):
     """The values of sequences, at their tokens: [PARTS, LANES, VEC]; those that the plan lacks may be anything."""
 
     advantage: tl.tensor
@@ -101,9 +105,9 @@ def load_input(
 
 
 @triton.jit
-def load_part(
-    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
-) -> Part:
+def load_inputs(
+    inputs: LossInputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
+) -> LossStep:
     """Load a step. WHOLE: all of it lies within sequences."""
     new = load_input(inputs.new, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
     base = load_input(inputs.base, tile, first, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
@@ -120,23 +124,23 @@ def load_part(
     if not WHOLE:
         place = places_of(first, TILING)
         valid = valid & (place >= tile.begin) & (place < tile.end)
-    return Part(new, base, ref, weights, trains, advantages, valid, mass, scale, chosen)
+    return LossStep(new, base, ref, weights, trains, advantages, valid, mass, scale, chosen)
 
 
 # --- a step ---
 
 
 @triton.jit
-def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
+def loss_of_step(step: LossStep, values: SequenceValues, PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
     """Return the sums of a step, and its gradient."""
     found = nothing(PLAN)
-    new, valid, advantage = part.new.to(real(PLAN)), part.valid, shared.advantage
+    new, valid, advantage = step.new.to(real(PLAN)), step.valid, values.advantage
     if PLAN.advantages == "token":
-        advantage = part.advantages.to(real(PLAN))
+        advantage = step.advantages.to(real(PLAN))
     known = is_finite(new)
     compared, x = new, tl.zeros_like(new)
     if PLAN.based:
-        compared, base = over_kept_set(new, part.base.to(real(PLAN)), part.mass, PLAN)
+        compared, base = over_kept_set(new, step.base.to(real(PLAN)), step.mass, PLAN)
         x = compared - base
         whole = is_finite(x)
         if PLAN.nonfinite == "neutral":
@@ -150,31 +154,31 @@ def loss_of_part(part: Part, shared: Shared, PLAN: tl.constexpr) -> tuple[tl.tup
     known = known & is_finite(advantage)
     weight, k, scale = new, new, new
     if PLAN.has_scales:
-        scale = part.scale.to(real(PLAN))
+        scale = step.scale.to(real(PLAN))
         known = known & is_finite(scale)
         if PLAN.nonfinite == "propagate":
             scale = tl.where(is_finite(scale), scale, 0.0)
     if PLAN.weighted:
-        weight = part.weights.to(real(PLAN))
+        weight = step.weights.to(real(PLAN))
         known = known & is_finite(weight)
     if PLAN.referred:
-        k = new - part.ref.to(real(PLAN))
+        k = new - step.ref.to(real(PLAN))
         known = known & is_finite(k)
     among = valid
     if PLAN.nonfinite != "propagate":
         among = valid & known
     counted = among
     if PLAN.trained:
-        counted = among & (part.trains != 0)
+        counted = among & (step.trains != 0)
     if PLAN.masked:
         found = record(found, PLAN, "counts", "valid", valid)
     found = record(found, PLAN, "counts", "counted", counted)
-    token = Token(compared, x, advantage, weight, shared.level, shared.pull, part.chosen)
+    token = Token(compared, x, advantage, weight, values.level, values.pull, step.chosen)
     if PLAN.phase == "sum":
-        return sum_of_sequence(found, token, scale, counted, shared.numbers, PLAN), x
+        return sum_of_sequence(found, token, scale, counted, values.numbers, PLAN), x
     else:
         broken = valid & (known == 0)
-        return loss_of_tokens(found, token, k, scale, broken, among, counted, shared, PLAN)
+        return loss_of_tokens(found, token, k, scale, broken, among, counted, values, PLAN)
 
 
 @triton.jit
@@ -213,7 +217,7 @@ def sum_of_sequence(
 @triton.jit
 def loss_of_tokens(
     found: tl.tuple, token: Token, k: tl.tensor, scale: tl.tensor, broken: tl.tensor, among: tl.tensor,
-    counted: tl.tensor, shared: Shared, PLAN: tl.constexpr,
+    counted: tl.tensor, values: SequenceValues, PLAN: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Record the loss and its statistics, and return its gradient.
 
@@ -225,10 +229,10 @@ def loss_of_tokens(
         broken: Valid tokens with an input that is not finite.
         among: Valid tokens that are read; with nonfinite="propagate" all valid ones.
         counted: Those of them that train.
-        shared: The values that all parts share.
+        values: What tokens read of their sequences.
         PLAN: The plan.
     """
-    numbers, new, x = shared.numbers, token.new, token.x
+    numbers, new, x = values.numbers, token.new, token.x
     term = policy(token, numbers, PLAN)
     total, gradient = tl.where(counted, term.value, 0.0), tl.where(counted, term.slope, 0.0)
     pulled = gradient
@@ -272,7 +276,7 @@ def loss_of_tokens(
             # The factors of all tokens of the sequence are in its derivative already.
             gradient += pulled
     if PLAN.averages and PLAN.phase == "write":
-        total = total * shared.inner
+        total = total * values.inner
     found = record(found, PLAN, "token_sums", "total", total)
     return record(found, PLAN, "floats", "total", total), gradient
 
@@ -308,7 +312,7 @@ def gradient_kernel(
     tables = (counts, integers, floats, counts)
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
-    inputs = Inputs(
+    inputs = LossInputs(
         PerToken(new_logp, new_row, new_step),
         PerToken(either(base_logp, new_logp), base_row, base_step),
         PerToken(either(ref_logp, new_logp), ref_row, ref_step),
@@ -325,10 +329,10 @@ def gradient_kernel(
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
         whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
         if whole:
-            part = load_part(inputs, tile, first, PLAN, TILING, True)
+            step = load_inputs(inputs, tile, first, PLAN, TILING, True)
         else:
-            part = load_part(inputs, tile, first, PLAN, TILING, False)
-        like = part.new.to(real(PLAN))
+            step = load_inputs(inputs, tile, first, PLAN, TILING, False)
+        like = step.new.to(real(PLAN))
         advantage, level, pull, inner = like, like, like, like
         if PLAN.advantages == "sequence":
             advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING)
@@ -339,7 +343,7 @@ def gradient_kernel(
                 pull = of_sequences(pulls, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.averages:
                 inner = of_sequences(inners, like, span, first, offsets, tile, extents, PLAN, TILING)
-        found, slope = loss_of_part(part, Shared(advantage, level, pull, inner, numbers), PLAN)
+        found, slope = loss_of_step(step, SequenceValues(advantage, level, pull, inner, numbers), PLAN)
         if PLAN.writes and PLAN.differentiable:
             if whole:
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)

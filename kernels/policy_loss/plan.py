@@ -25,7 +25,7 @@ class LossPlan(Tables):
     surrogate: str
     option: str | None  # the value of the field that `Traits.formula` names
     takes: str  # whose log-ratio, `Surrogate.ratio_level`
-    shared: str | None  # what a token reads of its sequence, `Surrogate.sequence_value`
+    sequence_value: str | None  # what a token reads of its sequence, `Surrogate.sequence_value`
     has_lower: bool
     has_upper: bool  # for PPO: a bound where A < 0
     own_ratio: bool
@@ -50,7 +50,7 @@ class LossPlan(Tables):
     mass: str | None  # whose log-probs the kept mass is taken from: "train", which is new, or "rollout", the base
     has_scales: bool  # factors of all that a token adds
     chosen: bool  # the surrogate chose tokens from the whole batch
-    turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted beside them
+    turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted apart
     sequence_sums: tuple[str, ...] = ()
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
@@ -72,7 +72,7 @@ class LossPlan(Tables):
     @property
     def levels(self) -> bool:
         """Whether a token needs the mean or the total log-ratio of its sequence."""
-        return self.shared is not None
+        return self.sequence_value is not None
 
     @property
     def pulls(self) -> bool:
@@ -123,7 +123,7 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         has_lower=any(lower is not None for lower, _ in cuts),
         has_upper=bool(cuts) and cuts[-1][1] is not None,
         takes=surrogate.ratio_level,
-        shared=surrogate.sequence_value,
+        sequence_value=surrogate.sequence_value,
         own_ratio=own_ratio,
         scaled=surrogate.coef != 1.0,
         clip_counts=tuple(f"clip_{side}" for side in surrogate.clips(own_ratio)),

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from rollout_corr.kernels.gather import (
-    Gathered,
     SlotTables,
+    UnitTotals,
     exact,
-    gathered,
+    gather_slots,
     integer,
     plain,
     slot_tables,
@@ -46,15 +46,15 @@ def counted_as(plan: LossPlan) -> str:
 
 @triton.jit
 def pull_of(
-    found: Gathered, level: tl.tensor, n: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+    totals: UnitTotals, level: tl.tensor, n: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
     """Compute the derivative of a sequence's loss by each of its log-probs: [SEQUENCES]. GMPO's is the loss too."""
-    many = tl.maximum(n, 1).to(tl.float64)
+    length = tl.maximum(n, 1).to(tl.float64)
     if PLAN.surrogate == "GMPO":
         exponent = level
         if PLAN.weighted:
-            exponent += exact(found, PLAN, "log_weight", True) / many
-        return -exact(found, PLAN, "advantage", False) / many * tl.exp(exponent)
+            exponent += exact(totals, PLAN, "log_weight", True) / length
+        return -exact(totals, PLAN, "advantage", False) / length * tl.exp(exponent)
     else:
         mean = level.to(real(PLAN))
         clamp = number(numbers, PLAN, "clamp").to(mean.dtype)
@@ -62,9 +62,9 @@ def pull_of(
         ratio, _, _ = exponential(clamped, PLAN)
         of_up = clipped(ratio, clamped, tl.full(mean.shape, 1.0, mean.dtype), numbers, PLAN)
         of_down = clipped(ratio, clamped, tl.full(mean.shape, -1.0, mean.dtype), numbers, PLAN)
-        up = tl.where(of_up.held, 0.0, exact(found, PLAN, "up", False))
-        down = tl.where(of_down.held, 0.0, exact(found, PLAN, "down", False))
-        return tl.where(tl.abs(mean) <= clamp, -(up + down) * ratio.to(tl.float64) / many, 0.0)
+        up = tl.where(of_up.held, 0.0, exact(totals, PLAN, "up", False))
+        down = tl.where(of_down.held, 0.0, exact(totals, PLAN, "down", False))
+        return tl.where(tl.abs(mean) <= clamp, -(up + down) * ratio.to(tl.float64) / length, 0.0)
 
 
 @triton.jit
@@ -74,11 +74,11 @@ def store_sequences(
 ) -> None:  # fmt: skip
     """Compute for SHAPE.sequences sequences the values that their tokens need, and their share of the statistics."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    sequence, first, many = slots_of(offsets, owner, extents, PLAN)
+    sequence, first_slot, slot_count = slots_of(offsets, owner, extents, PLAN)
     known = (sequence >= 0) & (sequence < extents.sequences)
-    found = gathered(tables, first, many, slots, PLAN, SHAPE)
-    valid = tl.where(known, integer(found, PLAN, "valid"), 0)
-    n = tl.where(known, integer(found, PLAN, "counted"), 0)
+    totals = gather_slots(tables, first_slot, slot_count, slots, PLAN, SHAPE)
+    valid = tl.where(known, integer(totals, PLAN, "valid"), 0)
+    n = tl.where(known, integer(totals, PLAN, "counted"), 0)
     add(sums, PLAN, "loss_valid_tokens", valid)
     add(sums, PLAN, "loss_tokens", n)
     # Turns are no sequences, which others count.
@@ -89,15 +89,15 @@ def store_sequences(
         inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
         tl.store(inners + sequence, inner.to(inners.dtype.element_ty), mask=known)
         if has(PLAN, "floats", "total"):
-            add(sums, PLAN, "total", tl.where(known, plain(found, PLAN, "total") * inner, 0.0))
+            add(sums, PLAN, "total", tl.where(known, plain(totals, PLAN, "total") * inner, 0.0))
     if PLAN.phase == "sum":
-        level = exact(found, PLAN, "level", True)
-        if PLAN.shared != "total":
+        level = exact(totals, PLAN, "level", True)
+        if PLAN.sequence_value != "total":
             level = level / tl.maximum(n, 1).to(tl.float64)
         if PLAN.levels:
             tl.store(levels + sequence, level.to(levels.dtype.element_ty), mask=known)
         if PLAN.pulls:
-            pull = pull_of(found, level, n, numbers, PLAN)
+            pull = pull_of(totals, level, n, numbers, PLAN)
             tl.store(pulls + sequence, pull.to(pulls.dtype.element_ty), mask=known)
 
 
@@ -109,11 +109,11 @@ def count_sequences(
     """Count SHAPE.sequences sequences of turns, and give the turns the factors of their gradients."""
     owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     low, high = turns_of(within, owner, sequences, extents.sequences)
-    first, many = slots_between(offsets, low, high, extents)
+    first_slot, slot_count = slots_between(offsets, low, high, extents)
     known = (owner > 0) & (owner <= sequences)
-    found = gathered(tables, first, many, slots, PLAN, SHAPE)
-    valid = tl.where(known, integer(found, PLAN, "valid"), 0)
-    n = tl.where(known, integer(found, PLAN, "counted"), 0)
+    totals = gather_slots(tables, first_slot, slot_count, slots, PLAN, SHAPE)
+    valid = tl.where(known, integer(totals, PLAN, "valid"), 0)
+    n = tl.where(known, integer(totals, PLAN, "counted"), 0)
     add(sums, PLAN, "loss_valid_tokens", valid * 0)
     add(sums, PLAN, "loss_tokens", n * 0)
     add(sums, PLAN, "loss_valid_sequences", valid > 0)
@@ -129,7 +129,7 @@ def count_sequences(
 
 @triton.jit
 def sum_named(name: tl.constexpr, of_tokens: tl.tensor, of_sequences: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
-    """Take a sum of tokens or of sequences; 0 where the plan has none of this name."""
+    """Return a sum of tokens or of sequences; 0 where the plan has none of this name."""
     if has(PLAN, "token_sums", name):
         return entry(of_tokens, at(PLAN, "token_sums", name))
     elif has(PLAN, "sequence_sums", name):
@@ -165,18 +165,10 @@ def finish(
 
 @triton.jit(
     do_not_specialize=[
-        "tokens",
-        "sequences",
-        "tiles",
-        "tile_bits",
-        "slots",
-        "token_programs",
-        "sequence_programs",
-        "parts",
-        "part",
+        "tokens", "sequences", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "parts", "part",
         "owner_count",
     ]
-)
+)  # fmt: skip
 def sequences_kernel(
     numbers: tl.tensor, offsets: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor,
     levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, sequence_sums: tl.tensor, token_sums: tl.tensor,

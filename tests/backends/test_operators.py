@@ -15,7 +15,7 @@ from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
 from rollout_corr.kernels.correct.planner import plan_of
-from rollout_corr.kernels.correct.verdicts import thinning_bit
+from rollout_corr.kernels.correct.units import thinning_bit
 from rollout_corr.spec.encode import decode, encode
 from rollout_corr.spec.operands import CorrectOperands
 

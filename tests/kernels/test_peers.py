@@ -15,8 +15,7 @@ import rollout_corr as rc
 from builders.cases import one_in
 from builders.peer_metrics_cases import ALL, CASES, batch, tensors
 from rollout_corr.kernels import grid
-from rollout_corr.kernels.correct.numbers import numbers_of
-from rollout_corr.kernels.correct.planner import plan_of
+from rollout_corr.kernels.correct.planner import numbers_of, plan_of
 from rollout_corr.metrics.schema import layout
 
 C = rc.Criterion

@@ -8,7 +8,7 @@ import pkgutil
 from importlib import import_module
 
 from rollout_corr import kernels
-from rollout_corr.kernels.correct.plan import Plan, Test
+from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion
 from rollout_corr.kernels.policy_loss.plan import LossPlan
 
 
@@ -20,7 +20,7 @@ def texts_of(owner):
     return {name for name, kind in fields.items() if "str" in kind and "tuple" not in kind}
 
 
-TEXTS = texts_of(Plan) | texts_of(Test) | texts_of(LossPlan)
+TEXTS = texts_of(Plan) | texts_of(PlannedCriterion) | texts_of(LossPlan)
 
 
 def compiled(x):

@@ -22,8 +22,7 @@ NAMED_SLOTS = {
     "rollout_corr/metrics/peers.py": "where the metrics of each of these frameworks are",
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
     "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",
-    "kernels/correct/peers.py": "the peers' statistics, computed in the kernels",
-    "kernels/correct/peers_plan.py": "the columns and numbers that these need",
+    "kernels/correct/peers.py": "the peers' statistics in the kernels, with their columns and numbers",
 }
 COMPUTED_IMPORTS = {
     "rollout_corr/metrics/peers.py": "loads rollout_corr.frameworks.NAME.metrics for the names in Spec.report",

@@ -157,7 +157,7 @@ EQUIVALENT = {
     "a load's mask dropped": "what is loaded lies within the tensor and is not selected",
     "a store's mask dropped": "it picks one of several threads that have the same value",
     "an address moved": "of the six of full_packed two loads (partials.py) have a predicate that is never set: garbage "
-    "in their place changes nothing; four (finish.py) load bins of the histogram that are empty, as are the two behind "
+    "in their place changes nothing; four (decide.py) load bins of the histogram that are empty, as are the two behind "
     "them: 0 in their place changes nothing, and garbage is noticed",
 }
 # Of a dozen each. The faults that are not named must all be noticed.

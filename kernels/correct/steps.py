@@ -9,8 +9,7 @@ import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import Pair
 from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.io import PerToken, contiguous, load_step
-from rollout_corr.kernels.tiles import Extents, Span, Tile, of_sequences, places_of
+from rollout_corr.kernels.tiles import Extents, PerToken, Span, Tile, contiguous, load_step, of_sequences, places_of
 from rollout_corr.kernels.tokens import is_finite, real
 
 
@@ -23,7 +22,7 @@ class Inputs(NamedTuple):
     mass: PerToken
 
 
-class Part(NamedTuple):
+class Step(NamedTuple):
     """The inputs of a step: [PARTS, LANES, VEC] each."""
 
     train: tl.tensor
@@ -33,8 +32,8 @@ class Part(NamedTuple):
     mass: tl.tensor  # the log of the mass kept; train where the plan has none
 
 
-class Shared(NamedTuple):
-    """The values that a step needs besides its log-probs and its mask."""
+class Context(NamedTuple):
+    """What a step needs besides its own log-probs and mask."""
 
     tile: Tile
     span: Span
@@ -68,7 +67,7 @@ def survivors(pair: Pair, dropped: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 @triton.constexpr_function
 def compares_with_rollout(plan: Plan, k: int) -> bool:
-    """Test whether the k-th further pair is new/rollout and not new/old."""
+    """Return whether the k-th further pair is new/rollout and not new/old."""
     return plan.pairs[k] == "new/rollout"
 
 
@@ -76,9 +75,9 @@ def compares_with_rollout(plan: Plan, k: int) -> bool:
 
 
 @triton.jit
-def load_part(
+def load_inputs(
     inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
-) -> Part:
+) -> Step:
     """Load a step. WHOLE: all of it lies within sequences."""
     place = places_of(first, TILING)
     train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, WHOLE)
@@ -92,16 +91,16 @@ def load_part(
     valid = mask != 0
     if not WHOLE:
         valid = valid & (place >= tile.begin) & (place < tile.end)
-    return Part(train, rollout, mask, valid, mass)
+    return Step(train, rollout, mask, valid, mass)
 
 
 @triton.jit
 def count_outside(
-    part: Part, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+    step: Step, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
     """Count the valid tokens of a step that no sequence has."""
     if PLAN.masked:
-        return tl.sum(tl.ravel(((part.mask != 0) & (part.valid == 0)).to(tl.int32)), 0)
+        return tl.sum(tl.ravel(((step.mask != 0) & (step.valid == 0)).to(tl.int32)), 0)
     else:
         done = tl.minimum(first + TILING.step, tile.length)
         known = tl.minimum(done, tile.end) - tl.maximum(first, tile.begin)
@@ -109,35 +108,35 @@ def count_outside(
 
 
 @triton.jit
-def extra(shared: Shared, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+def extra(context: Context, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
     """Load a step of a contiguous per-token tensor in the dtype that computes."""
-    if shared.whole:
-        x = load_step(contiguous(tensor, shared.extents), shared.tile, shared.first, PLAN, TILING, True, True)
+    if context.whole:
+        x = load_step(contiguous(tensor, context.extents), context.tile, context.first, PLAN, TILING, True, True)
     else:
-        x = load_step(contiguous(tensor, shared.extents), shared.tile, shared.first, PLAN, TILING, True, False)
+        x = load_step(contiguous(tensor, context.extents), context.tile, context.first, PLAN, TILING, True, False)
     return x.to(real(PLAN))
 
 
 @triton.jit
 def external_of(
-    shared: Shared, default: tl.tensor, TEST: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
+    context: Context, default: tl.tensor, CRITERION: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:
     """Load the external tensor of a criterion; without one return the default, which is not used."""
-    if TEST.external >= 0:
-        return extra(shared, shared.externals[TEST.external], PLAN, TILING)
+    if CRITERION.external >= 0:
+        return extra(context, context.externals[CRITERION.external], PLAN, TILING)
     else:
         return default
 
 
 @triton.jit
-def advantage_of(shared: Shared, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+def advantage_of(context: Context, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
     """Load the advantages of a step; without any return `like`, which is not used."""
     advantage = like
     if PLAN.advantages == "token":
-        advantage = extra(shared, shared.advantages, PLAN, TILING)
+        advantage = extra(context, context.advantages, PLAN, TILING)
     elif PLAN.advantages == "sequence":
-        advantage = of_sequences(shared.advantages, like, shared.span, shared.first, shared.offsets,
-                                 shared.tile, shared.extents, PLAN, TILING)  # fmt: skip
+        advantage = of_sequences(context.advantages, like, context.span, context.first, context.offsets,
+                                 context.tile, context.extents, PLAN, TILING)  # fmt: skip
     return advantage
 
 
