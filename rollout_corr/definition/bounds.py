@@ -122,3 +122,22 @@ def after_bounds(
             return _clamped(ratio, least, most)
         return ratio.clamp(least, most)
     return torch.where(within(log_ratio, low, high), ratio, 0.0 - centre)
+
+
+def above(log_ratio: Tensor, bound: Bound) -> Tensor:
+    """Bool per unit: beyond an upper bound; nowhere where it is open. NaN is beyond any bound."""
+    return _nowhere(log_ratio) if bound is None else ~within(log_ratio, None, bound)
+
+
+def below(log_ratio: Tensor, bound: Bound) -> Tensor:
+    """Bool per unit: beyond a lower bound; nowhere where it is open. NaN is beyond any bound."""
+    return _nowhere(log_ratio) if bound is None else ~within(log_ratio, bound, None)
+
+
+def outside(log_ratio: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
+    """Bool per unit: beyond the upper bound, and beyond the lower one."""
+    return above(log_ratio, upper), below(log_ratio, lower)
+
+
+def _nowhere(x: Tensor) -> Tensor:
+    return torch.zeros((), dtype=torch.bool, device=x.device).expand(x.shape)

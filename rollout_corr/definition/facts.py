@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from rollout_corr.definition.correction import Decision, Outcome
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import Tokens, select
 from rollout_corr.definition.turns import Turns
-from rollout_corr.definition.weights import Weighing
 from rollout_corr.spec.correction import Spec
+
+if TYPE_CHECKING:
+    from rollout_corr.definition.weights import Weighing
 
 Named = dict[str, Tensor]
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from rollout_corr.definition import correction
-from rollout_corr.definition.bounds import Bound, within
 from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 from rollout_corr.definition.correction import Advantages, Decision
 from rollout_corr.definition.facts import SequenceFacts, sequence_facts
@@ -124,22 +122,3 @@ def evaluate(given: Operands) -> Findings:
     weights = weights_of(tokens, decision, weighing, spec)
     facts = sequence_facts(tokens, n_valid, n_measured, decision, weighing, spec)
     return Findings(spec, tokens, n_valid, n_measured, decision, weighing, weights, facts)
-
-
-def above(log_ratio: Tensor, bound: Bound) -> Tensor:
-    """Bool per unit: beyond an upper bound; nowhere where it is open. NaN is beyond any bound."""
-    return _nowhere(log_ratio) if bound is None else ~within(log_ratio, None, bound)
-
-
-def below(log_ratio: Tensor, bound: Bound) -> Tensor:
-    """Bool per unit: beyond a lower bound; nowhere where it is open. NaN is beyond any bound."""
-    return _nowhere(log_ratio) if bound is None else ~within(log_ratio, bound, None)
-
-
-def outside(log_ratio: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
-    """Bool per unit: beyond the upper bound, and beyond the lower one."""
-    return above(log_ratio, upper), below(log_ratio, lower)
-
-
-def _nowhere(x: Tensor) -> Tensor:
-    return torch.zeros((), dtype=torch.bool, device=x.device).expand(x.shape)

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition import findings
 from rollout_corr.definition import tokens as formulas
+from rollout_corr.definition.bounds import outside
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
 from rollout_corr.spec.loss import KL, KLKind, Objective
@@ -217,7 +217,7 @@ class TokensThatTrain:
     binary_kl = staticmethod(formulas.binary_kl)
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
-        return findings.outside(x, log_bound(lower), log_bound(upper))
+        return outside(x, log_bound(lower), log_bound(upper))
 
     def log_bounds(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
         return log_bounds(bounds, side, self.x)

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import grown
+from rollout_corr.definition.bounds import above, below, grown
 from rollout_corr.definition.correction import Outcome
-from rollout_corr.definition.findings import Findings, above, below
+from rollout_corr.definition.findings import Findings
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, Number, Tokens, k3, probability, select
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics import turns as of_turns

@@ -9,9 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import OPEN, WeightBounds
+from rollout_corr.definition.bounds import OPEN, WeightBounds, above, below
 from rollout_corr.definition.facts import Named, SequenceFacts
-from rollout_corr.definition.findings import above, below
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
 from rollout_corr.metrics.rows import Column
 from rollout_corr.metrics.sums import OfBatch, OfLabels, Reducer

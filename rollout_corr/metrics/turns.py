@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rollout_corr.definition.bounds import above, below
 from rollout_corr.definition.facts import TurnFacts
-from rollout_corr.definition.findings import above, below
 from rollout_corr.definition.tokens import Number
 from rollout_corr.definition.turns import FIRST, LAST, MIDDLE
 from rollout_corr.metrics.rows import EACH, Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total

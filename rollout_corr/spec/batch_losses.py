@@ -16,8 +16,7 @@ from torch import Tensor
 
 from rollout_corr.spec.ratio_losses import PPO
 from rollout_corr.spec.surrogate import Decided, LossTokens, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
-from rollout_corr.spec.thresholds import LARGEST_FLOAT32
-from rollout_corr.spec.validate import choice, number, positive, shown
+from rollout_corr.spec.validate import LARGEST_FLOAT32, choice, number, positive, shown
 
 First = Literal["lower", "upper"]
 Widens = Literal["outward", "upper"]

@@ -27,11 +27,8 @@ from rollout_corr.spec.choices import (
 from rollout_corr.spec.criterion import AGE, ENTROPY
 from rollout_corr.spec.criterion import Criterion as Criterion
 from rollout_corr.spec.explain import explain
-from rollout_corr.spec.validate import choice, positive, shown
+from rollout_corr.spec.validate import LARGEST_CLAMP, choice, positive, shown
 from rollout_corr.spec.weight import Weight as Weight
-
-# exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
-LARGEST_CLAMP = 40.0
 
 # Called with each new Spec that asks for a framework's metrics: who imports these does so then, because a function that
 # torch.compile traces cannot.

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rollout_corr.spec.score_losses import OF_LEVEL
 from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, Traits
-from rollout_corr.spec.thresholds import LARGEST_FLOAT32
-from rollout_corr.spec.validate import choice, number, positive
+from rollout_corr.spec.validate import LARGEST_FLOAT32, choice, number, positive
 
 Mask = Literal["one_side", "two_side", "ring"]
 Factor = Literal["one", "ratio"]

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from rollout_corr.spec.checked import Checked
 from rollout_corr.spec.choices import WeightUnit
-from rollout_corr.spec.correction import LARGEST_CLAMP
-from rollout_corr.spec.validate import beyond_float32, choice, number, positive, shown
+from rollout_corr.spec.validate import LARGEST_CLAMP, beyond_float32, choice, number, positive, shown
 
 RatioOf = Literal["new/old", "new/rollout"]
 # Whose log-ratio x a surrogate takes: the token's, its sequence's mean, or that of their ratios' means.

@@ -10,6 +10,11 @@ from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=str)
 
+# exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
+LARGEST_CLAMP = 40.0
+
+LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
+
 
 def shown(value: object) -> str:
     """The text of a value in an error. Python does not write an integer of thousands of digits out."""
@@ -44,9 +49,6 @@ def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool
         if isinstance(value, str) and value == option:
             return option
     raise ValueError(f"{name}: expected {'null or ' if or_null else ''}one of {options}, got {shown(value)}")
-
-
-LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def beyond_float32(value: object) -> bool:

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import outside
 from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings, outside
+from rollout_corr.definition.findings import Findings
 from rollout_corr.definition.tokens import Tokens, extrema, k3, select
 from rollout_corr.metrics.all_sequences import perplexity as perplexity
 from rollout_corr.metrics.rows import exp as exp

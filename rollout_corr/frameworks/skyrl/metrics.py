@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import outside
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings, outside
+from rollout_corr.definition.findings import Findings
 from rollout_corr.definition.tokens import Tokens
 from rollout_corr.frameworks.shared.metrics import beyond_one, exp, mean, prefixed, unbiased_std
 from rollout_corr.metrics.collect import totals

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from rollout_corr.definition.bounds import outside
 from rollout_corr.definition.correction import Outcome
 from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings, outside
+from rollout_corr.definition.findings import Findings
 from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
 from rollout_corr.frameworks.shared.metrics import (
     beyond_one,

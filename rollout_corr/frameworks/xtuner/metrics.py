@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from rollout_corr.definition.bounds import outside
 from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings, outside
+from rollout_corr.definition.findings import Findings
 from rollout_corr.definition.tokens import extrema, select
 from rollout_corr.frameworks.shared.metrics import (
     beyond_one,
