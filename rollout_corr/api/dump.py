@@ -19,9 +19,9 @@ from torch import Tensor
 from rollout_corr.api import dump_threads
 from rollout_corr.api.correct import mask_by_keyword
 from rollout_corr.api.dump_files import append, json_line, write_shard
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, Batch, Reader, reader
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.turns import OFFSETS, read_offsets_of_turns
+from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.sequences import Packed
 

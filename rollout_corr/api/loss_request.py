@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rollout_corr.api.correct import Correction
 from rollout_corr.backends import loss_operators, whole
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Batch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, Batch, Reader, reader
 from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
 from rollout_corr.backends.groups import Claims, claims_of
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import Given, read_mass
-from rollout_corr.backends.sequence_groups import INDEX_DTYPES, read_groups, wanted_by
+from rollout_corr.backends.sequence_groups import read_groups, wanted_by
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.checked import by_path
@@ -134,7 +134,8 @@ def read_tensors(given: Given, old_logp: LogProbs | None, ref_logp: LogProbs | N
     if given.advantages is None:
         raise ValueError("advantages: expected one per token or per sequence, got None")
     batch.advantages, batch.per_sequence = read.advantages(given.advantages, batch.dtype)
-    given.ranks.check_advantages(batch, given.train_logp, given.advantages)
+    if batch.per_sequence:
+        given.ranks.check_per_sequence("advantages", given.advantages, given.train_logp, batch.offsets is not None)
     batch.mass = read_mass(read, batch, given.log_mass, given.renormalized, given.validate)
     if batch.mass is not None and rollout is None:
         raise ValueError("rollout_logp: expected log-probs, because log_mass corrects only ratios to them, got None")
@@ -378,7 +379,7 @@ def read_ids(batch: Batch, given: object) -> Tensor:
     """Check `sequence_ids`: [S] int64."""
     if not isinstance(given, Tensor):
         raise TypeError(f"sequence_ids: expected a tensor, got {type(given).__name__}")
-    if given.dtype not in INDEX_DTYPES:
+    if given.dtype not in OFFSETS:
         raise ValueError(f"sequence_ids: expected int32 or int64, got {str(given.dtype).removeprefix('torch.')}")
     if tuple(given.shape) not in ((batch.count,), (batch.count, 1)):
         raise ValueError(f"sequence_ids: expected shape [{batch.count}] or [{batch.count}, 1], got {shape_of(given)}")

@@ -27,7 +27,7 @@ from rollout_corr.backends.choose import BackendName
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import finite_tokens
-from rollout_corr.backends.read import read_beside, read_entropy
+from rollout_corr.backends.read import read_beside
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
 from rollout_corr.definition.entropy import total_of
 from rollout_corr.definition.loss import both
@@ -249,7 +249,7 @@ def policy_loss(
             max_length=max_length,
             ready=read_ready(tensors, spec, correction, weights, train_mask),
             scales=None if scale is None else read_scales(tensors.read, tensors.batch, scale),
-            entropy=None if entropy is None else read_entropy(tensors.read, entropy),
+            entropy=None if entropy is None else tensors.read.with_history("entropy", entropy),
             bonus=entropy_bonus,
             ids=None if sequence_ids is None else read_ids(tensors.batch, sequence_ids),
         )

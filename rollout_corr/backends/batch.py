@@ -46,7 +46,9 @@ MASK_DTYPES = (
     torch.float32,
     torch.float64,
 )
-FLOATS_OR_INTEGERS = (*LOGP_DTYPES, torch.int64, torch.int32)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+OFFSETS = (torch.int64, torch.int32)
+FLOATS_OR_INTEGERS = (*LOGP_DTYPES, *OFFSETS)
 
 # The switch of each framework that makes it return the rollout engine's log-probs. A missing `rollout_logp` nearly
 # always means that it is off, so the error names it.
@@ -81,7 +83,6 @@ class Batch:
         turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
         entropy: Of each token, detached.
         ages: current_version - version of each token, in the dtype that computes.
-        ages_per_sequence: They were given per sequence.
         weights_out, mask_out: Where the caller wants the weights and the mask; None: in new tensors.
         labels: Labels of the sequences.
         groups: Groups of the sequences, where the call names them.
@@ -103,7 +104,6 @@ class Batch:
     turns: Tensor | None = None
     entropy: Tensor | None = None
     ages: Tensor | None = None
-    ages_per_sequence: bool = False
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
     labels: tuple[Labelled, ...] = ()
@@ -125,11 +125,6 @@ class Batch:
             ends = [0, self.train.numel()] if self.offsets is None else self.offsets[:: max(1, self.count)].tolist()
             self._outside = ends[0], self.train.numel() - ends[-1]
         return self._outside
-
-    @property
-    def has_labels_of_tokens(self) -> bool:
-        """Tell whether some labels are not of whole sequences."""
-        return any(one.labels.units == "tokens" for one in self.labels)
 
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
@@ -317,9 +312,13 @@ class Reader:
         """Read another argument, detached, in the shape of the first."""
         if self.quick and is_plain(x, dtypes, self.shape, self.device):
             return x.detach() if x.requires_grad else x
+        return self.with_history(name, x, dtypes).detach()
+
+    def with_history(self, name: str, x: object, dtypes: tuple[torch.dtype, ...] = LOGP_DTYPES) -> Tensor:
+        """Read another argument in the shape of the first."""
         first = self.first
         like = first if first.dim() == len(self.shape) else first.view(self.shape)
-        found = checked_tensor(name, self.layout.open(name, x), dtypes, like, self.leader).detach()
+        found = checked_tensor(name, self.layout.open(name, x), dtypes, like, self.leader)
         return found if like is first else found.reshape(first.shape)
 
     def detached(self, x: Tensor) -> Tensor:
@@ -411,9 +410,8 @@ def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str 
     """Check `cu_seqlens`; where it could be read it comes back as int64 and within the batch, else unchanged."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens: expected an int32 or int64 tensor, got {type(cu_seqlens).__name__}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        got = dtype_of(cu_seqlens)
-        raise ValueError(f"cu_seqlens: expected dtype int32 or int64, got {got}")
+    if cu_seqlens.dtype not in OFFSETS:
+        raise ValueError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_of(cu_seqlens)}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"cu_seqlens: expected shape [sequences + 1], got {shape_of(cu_seqlens)}")
     device = cu_seqlens.device
@@ -427,10 +425,3 @@ def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str 
         got = f"{int(offsets[0])} to {int(offsets[-1])}"
         raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {got}")
     return offsets
-
-
-def offsets_for_kernels(offsets: Tensor | None, device: torch.device) -> Tensor | None:
-    """Give offsets on the device of the tokens, one beside the other: kernels go on from the address of the first."""
-    if offsets is None:
-        return None
-    return (offsets if offsets.device == device else offsets.to(device)).contiguous()

@@ -130,12 +130,7 @@ class Block:
 
 
 def spans(batch: Batch, size: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a batch into (sequences, slots) of at most `size` slots, or one sequence; one span even without sequences.
-
-    Args:
-        batch: On the CPU.
-        size: Slots in a span.
-    """
+    """Cut a batch into (sequences, slots) of at most `size` slots, or one sequence; one span even without sequences."""
     if batch.offsets is None:
         rows, width = batch.train.shape
         step = max(1, size // max(1, width))
@@ -166,32 +161,19 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
             offsets = offsets - slots.start if slots.start else offsets
             lengths = offsets.diff()
             starts = offsets[:-1] if batch.mask is not None or batch.turns is not None else offsets
-        if batch.mask is None:
-            compaction, n_valid = Compaction(None, slots_here), lengths
-            whole = (
-                CpuPacked.of_lengths(lengths, slots_here) if batch.offsets is None else CpuPacked(offsets, slots_here)
-            )
-            turns = None if batch.turns is None else block_of_turns(batch, slots, starts, None, slots_here)
-            yield Block(batch, slots, rows, compaction, whole, n_valid, turns)
-            continue
-        valid = batch.mask[slots].bool()
-        if batch.offsets is None:
+        index, n_valid, total, valid = None, lengths, slots_here, None
+        packed = None if batch.offsets is None else CpuPacked(offsets, slots_here)
+        if batch.mask is not None:
+            valid = batch.mask[slots].bool()
             # As int64 the mask would be copied first, eight times as large; a row has less than 2^31 slots.
-            n_valid = valid.sum(1, dtype=torch.int32).long()
-        else:
-            n_valid = CpuPacked(offsets, slots_here).sum_integers(valid)
-        total = int(n_valid.sum())
-        whole = CpuPacked.of_lengths(n_valid, total)
-        index = None if total == slots_here else _index(valid.reshape(-1), starts, lengths, n_valid, whole)
-        compaction = Compaction(index, total)
-        turns = None if batch.turns is None else block_of_turns(batch, slots, starts, valid.reshape(-1), total)
-        del valid  # Not for as long as the block takes.
-        yield Block(batch, slots, rows, compaction, whole, n_valid, turns)
-
-
-def blocks_under(batch: Batch, spec: Spec) -> Iterator[Block]:
-    """Cut a batch on the CPU into blocks for a Spec."""
-    return blocks_of(batch, slots_of(batch, spec))
+            n_valid = valid.sum(1, dtype=torch.int32).long() if packed is None else packed.sum_integers(valid)
+            total, valid = int(n_valid.sum()), valid.reshape(-1)
+        whole = CpuPacked.of_lengths(n_valid, total) if packed is None or valid is not None else packed
+        if valid is not None and total < slots_here:
+            index = _index(valid, starts, lengths, n_valid, whole)
+        turns = None if batch.turns is None else block_of_turns(batch, slots, starts, valid, total)
+        valid = None  # Not for as long as the block takes.
+        yield Block(batch, slots, rows, Compaction(index, total), whole, n_valid, turns)
 
 
 def slots_of(batch: Batch, spec: Spec) -> int:
@@ -226,13 +208,7 @@ def new_outputs(batch: Batch, spec: Spec, with_weights: bool = True) -> tuple[Te
 
 
 def new_output(batch: Batch, dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
-    """Make a tensor of the batch's shape for blocks to write all of their slots; slots in no sequence are 0 already.
-
-    Args:
-        batch: The batch.
-        dtype: Of the tensor.
-        given: The caller's, instead of a new one.
-    """
+    """Make a tensor of the batch's shape, or take the caller's; blocks write it but for slots in no sequence, now 0."""
     out = torch.empty(batch.train.shape, dtype=dtype, device="cpu") if given is None else given
     before, after = batch.outside
     if before + after:
@@ -260,7 +236,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     weights, mask = new_outputs(batch, spec, not adopts)
     collector, keep = Collector(spec, True, batch.labels, known_statistics), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
-    for block in blocks_under(batch, spec):
+    for block in blocks_of(batch, slots_of(batch, spec)):
         found = _run_block(block, spec, collector, weights, mask)
         keep.append(found.decision.keep)
         if keep_turns is not None and block.turns is not None and found.facts.turns is not None:

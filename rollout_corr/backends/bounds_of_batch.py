@@ -81,12 +81,7 @@ class Progress(NamedTuple):
     searches: dict[Place, Search]
 
     def after(self, searches: dict[Place, Search], tables: dict[Place, Tensor]) -> Progress:
-        """The progress after a round.
-
-        Args:
-            searches: Those of the round.
-            tables: The table of each that is not over, added up over all that belongs to the batch.
-        """
+        """The progress after a round, from the tables of searches that are not over, of the whole batch."""
         found = {place: one.narrowed(tables[place]) if place in tables else one for place, one in searches.items()}
         if not all(one.over() for one in found.values()):
             return Progress(self.bounds, found)
@@ -261,7 +256,7 @@ def record(batch: Batch, spec: Spec, progress: Progress) -> Recording:
     recording = Recording(progress, wanted(spec, progress), on_host, batch.groups)
     batch.bounds = recording
     if on_host:
-        for block in blocks.blocks_under(batch, spec):
+        for block in blocks.blocks_of(batch, blocks.slots_of(batch, spec)):
             _ask(blocks.operands_of(block, spec), recording)
     else:
         _ask(whole.operands_of(batch, spec, *whole.sequences_of(batch)), recording)
@@ -277,13 +272,7 @@ def _ask(given: Operands, recording: Recording) -> None:
 
 
 def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) -> KnownBounds:
-    """Find the bounds that a batch decides.
-
-    Args:
-        batch: The batch.
-        spec: A Spec with such bounds.
-        add_up: Adds int64 up over the ranks that share the batch.
-    """
+    """Find the bounds that a batch decides; `add_up` adds int64 up over the ranks that share it."""
     progress = Progress({}, {})
     while wanted(spec, progress):
         recording = record(batch, spec, progress)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.layouts import dtype_of
-from rollout_corr.backends.staleness import Versions
 from rollout_corr.metrics import collectives
 from rollout_corr.metrics.collectives import check_group
-from rollout_corr.metrics.labels import SEQUENCES
 from rollout_corr.spec.choices import SEQUENCE_ORDERS, SequenceOrder
 from rollout_corr.spec.validate import choice
 
@@ -31,14 +30,7 @@ class Claims(NamedTuple):
 
 
 def claims_of(call: str, batch: Batch, tensors: dict[str, Tensor | None], fixed: dict[str, str]) -> Claims:
-    """The claims of a call; reads advantages that are given per sequence.
-
-    Args:
-        call: Its name.
-        batch: The batch, with its advantages.
-        tensors: Those whose dtypes have to be equal, by name; None for one that was not given.
-        fixed: Everything else that has to be equal, as text by name.
-    """
+    """The claims of a call by name, with the dtypes of tensors and fixed text; reads advantages per sequence."""
     dtypes = {name: "None" if x is None else dtype_of(x) for name, x in tensors.items()}
     sequences = {"sequences": str(batch.count), "layout": "rows" if batch.offsets is None else "packed"}
     if batch.turns is not None:
@@ -78,68 +70,53 @@ class Groups(NamedTuple):
             if self.sequence is None:
                 raise ValueError(f"sequence_order: expected None without a sequence_group, got {self.order!r}")
 
-    def check_advantages(self, batch: Batch, leader: object, advantages: object) -> None:
-        """Refuse advantages that a rank could take for those of its tokens.
+    def check_per_sequence(self, name: str, given: object, leader: object, packed: bool) -> None:
+        """Refuse an argument per sequence in a shape that one per token can have on a rank with few tokens.
 
         Args:
-            batch: The batch as it was read.
-            leader, advantages: Log-probs and advantages as the caller gave them.
+            name: The argument, which was read as [S].
+            given, leader: It and the log-probs, as they came.
+            packed: The log-probs are [N] or [1, N].
         """
-        if self.sequence is not None:
-            from rollout_corr.backends import split
-
-            packed = batch.offsets is not None
-            split.check_per_sequence("advantages", advantages, leader, batch.per_sequence, packed)
-
-    def check_versions(self, batch: Batch, leader: object, versions: Versions | None) -> None:
-        """Refuse versions that a rank could take for those of its tokens; arguments are those of `check_advantages`."""
-        if self.sequence is not None and versions is not None:
-            from rollout_corr.backends import split
-
-            packed = batch.offsets is not None
-            split.check_per_sequence("versions", versions.given, leader, batch.ages_per_sequence, packed)
-
-    def check_labels(self, batch: Batch, leader: object, labels: object) -> None:
-        """Refuse labels that a rank could take for those of its tokens; arguments are those of `check_advantages`."""
-        if self.sequence is not None and isinstance(labels, Mapping):
-            from rollout_corr.backends import split
-
-            packed = batch.offsets is not None
-            for (name, given), found in zip(labels.items(), batch.labels, strict=False):  # made ages come behind them
-                of_sequences = found.labels.units == SEQUENCES
-                split.check_per_sequence(f"labels[{name!r}]", given, leader, of_sequences, packed)
+        if self.sequence is None or not isinstance(given, Tensor) or not isinstance(leader, Tensor) or leader.is_nested:
+            return
+        wanted = "[S, 1]" if packed else "[S]"
+        if packed and leader.dim() == 2 and given.numel() == 1:
+            wanted = "[1, N]"
+        if wanted == "[1, N]" or (given.dim() == 2) != packed:
+            raise ValueError(
+                f"{name}: expected shape {wanted} beside a sequence_group, where {list(given.shape)} can also be the "
+                "shape of a rank's tokens"
+            )
 
     def first(self) -> bool:
         """True if this rank adds the statistics of whole sequences, which all ranks of the sequence group know."""
-        if self.sequence is None:
-            return True
-        from rollout_corr.backends import split
-
-        return split.is_first(self.sequence)
+        return self.sequence is None or dist.get_rank(self.sequence) == 0
 
     def rank(self) -> int:
         """The number of this rank in the batch group; 0 without one."""
-        if self.batch is None:
-            return 0
-        from rollout_corr.backends import split
-
-        return split.rank_in(self.batch)
+        return 0 if self.batch is None else int(dist.get_rank(self.batch))
 
     def sum(self, totals: Tensor) -> Tensor:
-        """Add up totals over the batch group; ranks that share sequences count once."""
+        """Add up totals over the batch group.
+
+        All ranks of a sequence group know the same totals. Those of them that are in the batch group too count once.
+        """
         if self.batch is None:
             return totals
-        from rollout_corr.backends import split
-
-        return split.sum_over(totals, self.batch, self.sequence)
+        counts = True
+        if self.sequence is not None:
+            shared = set(dist.get_process_group_ranks(self.sequence)) & set(dist.get_process_group_ranks(self.batch))
+            counts = dist.get_rank() == min(shared)
+        totals = totals.clone() if counts else torch.zeros_like(totals)
+        return collectives.all_reduce(totals, self.batch, "batch_group: the mean or count over the batch")
 
     def highest(self, x: Tensor) -> Tensor:
         """Take the maximum of each over the batch group."""
         if self.batch is None:
             return x
-        from rollout_corr.backends import split
-
-        return split.highest_over(x, self.batch)
+        what = "batch_group: the largest of each group"
+        return collectives.all_reduce(x.clone(), self.batch, what, dist.ReduceOp.MAX)
 
     # --- the comparison of calls ---
 

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch, Reader, checked_tensor
+from rollout_corr.backends.batch import INTEGERS, Batch, Reader, checked_tensor
 from rollout_corr.backends.staleness import Versions, ages_of, read_versions
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, Labels, Units
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.validate import shown
-
-ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
 
 # The labels that versions are without being given as labels.
 AGE = "age"
@@ -55,16 +52,16 @@ def _labelled(read: Reader, batch: Batch, name: object, names: object, given: ob
     if not isinstance(given, Tensor) and not isinstance(given, list):
         raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {type(given).__name__}")
     if not isinstance(given, Tensor) or given.is_nested:
-        ids, units = read.per_token_or_sequence(argument, given, ID_DTYPES)[0], TOKENS
+        ids, units = read.per_token_or_sequence(argument, given, INTEGERS)[0], TOKENS
     elif tuple(given.shape) in ((batch.count,), (batch.count, 1)) and not (split and given.shape == read.first.shape):
         # Before the shape of tokens, which that of whole sequences of one token is too.
-        ids, units = checked_tensor(argument, given.reshape(-1), ID_DTYPES), SEQUENCES
+        ids, units = checked_tensor(argument, given.reshape(-1), INTEGERS), SEQUENCES
         if ids.device != batch.train.device:
             raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")
     elif turns is not None and _is_of_turns(argument, given, turns, read, split):
-        ids, units = _of_turns(batch, checked_tensor(argument, given.reshape(-1), ID_DTYPES)), TOKENS
+        ids, units = _of_turns(batch, checked_tensor(argument, given.reshape(-1), INTEGERS)), TOKENS
     else:
-        ids, units = read.per_token_or_sequence(argument, given, ID_DTYPES)[0], TOKENS
+        ids, units = read.per_token_or_sequence(argument, given, INTEGERS)[0], TOKENS
     return Labelled(_named(name, names, units), ids)
 
 

@@ -59,14 +59,6 @@ class Layout:
     offsets: Tensor | None = None
     plain = True
 
-    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
-        raise NotImplementedError
-
-    @staticmethod
-    def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Tell whether log-probs have this layout."""
-        raise NotImplementedError
-
     def open(self, name: str, x: object) -> object:
         """Give an argument as one tensor; an object that has no layout is left to `checked_tensor` to refuse."""
         return x
@@ -79,23 +71,18 @@ class Layout:
 class PaddedLayout(Layout):
     """[B, T], each row a sequence."""
 
-    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
+    def __init__(self, logp: Tensor, cu_seqlens: Tensor | None) -> None:
         if cu_seqlens is not None:
             raise ValueError(
                 f"cu_seqlens: expected None with padded log-probs of shape {shape_of(logp)} (each row is a "
                 f"sequence), {_got(cu_seqlens)}"
             )
 
-    @staticmethod
-    def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Tell whether there are two dimensions."""
-        return isinstance(logp, Tensor) and logp.dim() == 2 and not logp.is_nested
-
 
 class PackedLayout(Layout):
     """[N] or [1, N] with the offsets of its sequences."""
 
-    def __init__(self, leader: str, logp: Any, cu_seqlens: Tensor | None) -> None:
+    def __init__(self, logp: Tensor, cu_seqlens: Tensor | None) -> None:
         if cu_seqlens is None:
             raise ValueError(
                 "cu_seqlens: expected the offsets of the packed sequences for 1-D log-probs of shape "
@@ -103,13 +90,6 @@ class PackedLayout(Layout):
             )
         self.offsets = cu_seqlens
         self._shape = logp.shape
-
-    @staticmethod
-    def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Tell whether there is one row of tokens; [1, N] without offsets is a padded sequence."""
-        if not isinstance(logp, Tensor) or logp.is_nested:
-            return False
-        return logp.dim() == 1 or (logp.dim() == 2 and logp.shape[0] == 1 and cu_seqlens is not None)
 
     def give_back(self, x: Tensor) -> LogProbs:
         """Give a result as [N] or [1, N]."""
@@ -134,11 +114,6 @@ class JaggedLayout(Layout):
             )
         self._leader, self._logp = leader, logp
         self.offsets = logp.offsets()
-
-    @staticmethod
-    def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Tell whether it is a nested tensor."""
-        return isinstance(logp, Tensor) and logp.is_nested
 
     def open(self, name: str, x: object) -> object:
         """Give the values of a nested tensor with the same rows."""
@@ -188,11 +163,6 @@ class ListLayout(Layout):
         self._lengths = [sample.shape[0] for sample in logp]
         self.offsets = torch.tensor([0, *self._lengths], dtype=torch.int64, device="cpu").cumsum(0)
 
-    @staticmethod
-    def recognises(logp: object, cu_seqlens: object) -> bool:
-        """Tell whether it is a list or a tuple."""
-        return isinstance(logp, (list, tuple))
-
     def open(self, name: str, x: object) -> object:
         """Concatenate tensors of the same lengths."""
         leader, lengths = self._leader, self._lengths
@@ -214,20 +184,23 @@ class ListLayout(Layout):
         return list(x.split(self._lengths))
 
 
-LAYOUTS: tuple[type[Layout], ...] = (PackedLayout, PaddedLayout, JaggedLayout, ListLayout)
-
-
 def layout_of(leader: str, logp: object, cu_seqlens: Tensor | None) -> Layout:
     """Recognise the layout of the log-probs called `leader`."""
-    for layout in LAYOUTS:
-        if layout.recognises(logp, cu_seqlens):
-            return layout(leader, logp, cu_seqlens)
-    if isinstance(logp, Tensor):
-        logits = ""
-        if logp.dim() == 3:
-            logits = (
-                "; of logits [B, T, vocabulary] pass the sampled tokens' log-probs: "
-                "logits.log_softmax(-1).gather(-1, token_ids[..., None]).squeeze(-1)"
-            )
-        raise ValueError(f"{leader}: expected shape [N], [1, N] or [B, T], got {shape_of(logp)}{logits}")
-    raise TypeError(f"{leader}: expected a tensor, got {type(logp).__name__}")
+    if isinstance(logp, (list, tuple)):
+        return ListLayout(leader, logp, cu_seqlens)
+    if not isinstance(logp, Tensor):
+        raise TypeError(f"{leader}: expected a tensor, got {type(logp).__name__}")
+    if logp.is_nested:
+        return JaggedLayout(leader, logp, cu_seqlens)
+    # [1, N] without offsets is a padded sequence.
+    if logp.dim() == 1 or (logp.dim() == 2 and logp.shape[0] == 1 and cu_seqlens is not None):
+        return PackedLayout(logp, cu_seqlens)
+    if logp.dim() == 2:
+        return PaddedLayout(logp, cu_seqlens)
+    logits = ""
+    if logp.dim() == 3:
+        logits = (
+            "; of logits [B, T, vocabulary] pass the sampled tokens' log-probs: "
+            "logits.log_softmax(-1).gather(-1, token_ids[..., None]).squeeze(-1)"
+        )
+    raise ValueError(f"{leader}: expected shape [N], [1, N] or [B, T], got {shape_of(logp)}{logits}")

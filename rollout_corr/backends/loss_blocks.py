@@ -242,13 +242,7 @@ def finite_tokens(task: LossTask) -> Tensor | None:
 
 @torch.no_grad()
 def see_batch(task: LossTask, ids: Tensor, ranks: Groups) -> Decided:
-    """Let the surrogate decide from the whole batch.
-
-    Args:
-        task: The loss.
-        ids: [S] int64, the numbers of the sequences.
-        ranks: The process groups, over whose ranks the batch is decided at.
-    """
+    """Let the surrogate decide from the whole batch; ids, [S] int64, are the numbers of its sequences."""
     # Few surrogates see the batch, and importing what they search by takes its time.
     from rollout_corr.backends import sees_batch
 
@@ -272,7 +266,7 @@ def see_batch(task: LossTask, ids: Tensor, ranks: Groups) -> Decided:
 
 @torch.no_grad()
 def see_groups(task: LossTask, ranks: Groups) -> Decided:
-    """Let the surrogate decide from the groups of sequences; arguments are those of `see_batch`."""
+    """Let the surrogate decide from the groups of sequences."""
     from rollout_corr.backends import sees_batch
 
     batch = task.batch

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import LossResult, LossTask, offsets_for_kernels
-from rollout_corr.backends.registration import define, seen_by_others
+from rollout_corr.backends.batch import LossResult, LossTask
+from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.loss import Objective
@@ -66,9 +66,7 @@ def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
     factors = task.weights, task.trains, task.scales, *(() if task.decided is None else task.decided.tokens)
     if not seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
         return None
-    from rollout_corr.spec.encode import encode, encode_once
-
-    return encode(wanted) if torch.compiler.is_compiling() else encode_once(wanted)
+    return encoded_once(wanted)
 
 
 def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
@@ -94,7 +92,7 @@ def run_fused(task: LossTask) -> LossResult:
         value, gradient, inners, counted, statistics = found
         statistics = _with_decided(statistics, task)
         return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
-    made = kernels().run(_beside_tokens(operands), wanted)
+    made = kernels().run(beside_tokens(operands), wanted)
     statistics = _with_decided(made.statistics, task)
     return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True)
 
@@ -136,16 +134,9 @@ def kernels() -> Any:
 
 
 def _kernels(operands: LossOperands, objective: Objective) -> LossOutputs:
-    found = kernels().run(_beside_tokens(operands), objective)
-    gradient, inners = (operands.new.new_empty(0) if x is None else x for x in (found.gradient, found.inners))
-    return LossOutputs(found.value, gradient, inners, found.divisor, found.statistics)
-
-
-def _beside_tokens(operands: LossOperands) -> LossOperands:
-    """Give operands with their offsets on the device of the tokens, for the kernels."""
-    device = operands.new.device
-    offsets, turns = (offsets_for_kernels(x, device) for x in (operands.offsets, operands.turns))
-    return operands._replace(offsets=offsets, turns=turns)
+    found = kernels().run(beside_tokens(operands), objective)
+    outputs = found.value, found.gradient, found.inners, found.divisor, found.statistics
+    return filled(LossOutputs, operands.new, *outputs)
 
 
 def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
@@ -158,10 +149,12 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=new.device)
 
-    return LossOutputs(
+    return filled(
+        LossOutputs,
+        new,
         empty(),
-        empty(*new.shape) if operands.differentiable else new.new_empty(0),
-        empty(sequences) if objective.reduced.averages else new.new_empty(0),
+        empty(*new.shape) if operands.differentiable else None,
+        empty(sequences) if objective.reduced.averages else None,
         empty(dtype=torch.float64),
         empty(len(loss_metrics.sum_names(objective)) + len(loss_metrics.max_names()), dtype=torch.float64),
     )

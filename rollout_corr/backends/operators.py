@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import Batch, Result, external_names, offsets_for_kernels, read_offsets
-from rollout_corr.backends.registration import define, seen_by_others
+from rollout_corr.backends.batch import Batch, Result, external_names, read_offsets
+from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
@@ -106,10 +106,8 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
 def _run_fused(batch: Batch, spec: Spec) -> Result:
     operands = operands_of(batch, spec)
     if is_operator(operands):
-        from rollout_corr.spec.encode import encode, encode_once
-
-        text = encode(spec) if torch.compiler.is_compiling() else encode_once(spec)
-        weights, mask, keep, statistics, keep_turns = torch.ops.rollout_corr.correct(*operands, *text)
+        found = torch.ops.rollout_corr.correct(*operands, *encoded_once(spec))
+        weights, mask, keep, statistics, keep_turns = found
         return Result(
             weights if spec.returns_weights else None,
             mask if writes_mask(spec, batch.mask, batch.offsets) else None,
@@ -117,9 +115,9 @@ def _run_fused(batch: Batch, spec: Spec) -> Result:
             statistics_of(statistics, spec),
             None if batch.turns is None else keep_turns,
         )
-    found: CorrectFound = kernels().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
-    sums, maxima = found.statistics.tensor_split((found.sums,))
-    return Result(found.weights, found.mask, found.keep, Statistics(spec, sums, maxima), found.keep_turns)
+    made: CorrectFound = kernels().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
+    sums, maxima = made.statistics.tensor_split((made.sums,))
+    return Result(made.weights, made.mask, made.keep, Statistics(spec, sums, maxima), made.keep_turns)
 
 
 def is_operator(operands: CorrectOperands) -> bool:
@@ -149,13 +147,6 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
         of_rollout, batch.turns,
     )  # fmt: skip
-
-
-def beside_tokens(operands: CorrectOperands) -> CorrectOperands:
-    """Give operands with their offsets on the device of the tokens, for the kernels."""
-    device = operands.train.device
-    offsets, turns = (offsets_for_kernels(x, device) for x in (operands.offsets, operands.turns))
-    return operands._replace(offsets=offsets, turns=turns)
 
 
 def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
@@ -203,7 +194,8 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     found = kernels().run(beside_tokens(operands), spec)
-    return _filled(operands, found.weights, found.mask, found.keep, found.statistics, found.keep_turns)
+    outputs = found.weights, found.mask, found.keep, found.statistics, found.keep_turns
+    return filled(CorrectOutputs, operands.train, *outputs)
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
@@ -222,7 +214,7 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     if edited is None and writes_mask(spec, mask, offsets):
         edited = whole.inside(batch)
     statistics = torch.cat([result.statistics.sums, result.statistics.maxima])
-    return _filled(operands, result.weights, edited, result.keep, statistics, result.keep_turns)
+    return filled(CorrectOutputs, train, result.weights, edited, result.keep, statistics, result.keep_turns)
 
 
 def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
@@ -235,32 +227,14 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     def empty(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=train.device)
 
-    return _filled(
-        operands,
+    return filled(
+        CorrectOutputs,
+        train,
         empty(*train.shape, dtype=kind) if spec.returns_weights else None,
         empty(*train.shape, dtype=mask_kind) if edits else None,
         empty(sequences, dtype=torch.bool),
         empty(sum(counts(spec)), dtype=torch.float64),
         None if operands.turns is None else empty(operands.turns.shape[0] - 1, dtype=torch.bool),
-    )
-
-
-def _filled(
-    operands: CorrectOperands,
-    weights: Tensor | None,
-    mask: Tensor | None,
-    keep: Tensor,
-    statistics: Tensor,
-    keep_turns: Tensor | None = None,
-) -> CorrectOutputs:
-    """Replace results that are not wanted by empty tensors: an operator cannot return None."""
-    nothing = operands.train.new_empty
-    return CorrectOutputs(
-        nothing(0) if weights is None else weights,
-        nothing(0) if mask is None else mask,
-        keep,
-        statistics,
-        nothing(0) if keep_turns is None else keep_turns,
     )
 
 

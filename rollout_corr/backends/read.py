@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import LOGP_DTYPES, MASK_DTYPES, Batch, Reader, checked_tensor, external_names, reader
+from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, external_names, reader
 from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
@@ -16,6 +16,7 @@ from rollout_corr.backends.sequence_groups import GroupsGiven, read_groups, want
 from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
 from rollout_corr.definition.tokens import KeptMass
+from rollout_corr.metrics.labels import SEQUENCES
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.criterion import AGE, ENTROPY
 from rollout_corr.spec.validate import shown
@@ -83,7 +84,8 @@ def read_batch(given: Given) -> Batch:
             raise ValueError(f"advantages: expected a tensor for the criterion with when={criterion.when!r}, got None")
     if advantages is not None:
         batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
-        given.ranks.check_advantages(batch, given.train_logp, advantages)
+        if batch.per_sequence:
+            given.ranks.check_per_sequence("advantages", advantages, given.train_logp, batch.offsets is not None)
     if given.turns is not None:
         split = given.ranks.sequence is not None
         batch.turns = read_turns(read, batch, given.turns, given.max_turns, validate, split)
@@ -93,18 +95,33 @@ def read_batch(given: Given) -> Batch:
 
 def read_beside(read: Reader, batch: Batch, given: Given, spec: Spec) -> None:
     """Read what a correction tests, measures or divides by beside log-probs into a batch, and bounds that are known."""
-    ranks, leader = given.ranks, given.train_logp
+    ranks, leader, packed = given.ranks, given.train_logp, batch.offsets is not None
     if spec.criteria or given.external is not None:
         batch.external = read.external(external_names(spec), given.external)
     if given.versions is not None or spec.reads_versions:
-        add_ages(read, batch, given.versions, spec)
-        ranks.check_versions(batch, leader, given.versions)
+        versions = given.versions or Versions()
+        batch.ages, per_sequence = read_ages(read, versions, spec, batch.dtype)
+        if batch.ages is not None and AGE in external_names(spec):
+            batch.external[AGE] = batch.ages
+        if per_sequence:
+            ranks.check_per_sequence("versions", versions.given, leader, packed)
     if given.entropy is not None or spec.reads_entropy:
-        add_entropy(batch, None if given.entropy is None else read_entropy(read, given.entropy), spec)
+        if given.entropy is None:
+            raise ValueError(
+                "entropy: expected the entropy of each token for a criterion with stat='entropy', as the head that "
+                "gives log-probs returns it, got None"
+            )
+        batch.entropy = read.tensor("entropy", given.entropy)
+        if ENTROPY in external_names(spec):
+            batch.external[ENTROPY] = batch.entropy
     if given.has_labels():
         split = ranks.sequence is not None
         batch.labels = read_labels(read, batch, given.labels, given.label_names, given.versions, split)
-        ranks.check_labels(batch, leader, given.labels)
+        ids = given.labels if isinstance(given.labels, Mapping) else {}
+        for labels in (one.labels for one in batch.labels):
+            # Those made of versions are not among the ids.
+            if labels.units == SEQUENCES and labels.name in ids:
+                ranks.check_per_sequence(f"labels[{labels.name!r}]", ids[labels.name], leader, packed)
     if given.grouping is not None or spec.needs_groups:
         of_batch, over_ranks = (batch.count, batch.train.device), ranks.batch is not None
         batch.groups = read_groups(given.grouping, wanted_by(spec), *of_batch, over_ranks, given.validate)
@@ -115,13 +132,6 @@ def read_beside(read: Reader, batch: Batch, given: Given, spec: Spec) -> None:
         thresholds.check_groups(batch.groups)
         thresholds.check_dtype(batch.dtype)
         batch.bounds = thresholds
-
-
-def add_ages(read: Reader, batch: Batch, versions: Versions | None, spec: Spec) -> None:
-    """Read the ages of tokens, which metrics report, weights decay by and criteria test; refuse none where needed."""
-    batch.ages, batch.ages_per_sequence = read_ages(read, versions or Versions(), spec, batch.dtype)
-    if batch.ages is not None and AGE in external_names(spec):
-        batch.external[AGE] = batch.ages
 
 
 def read_mass(read: Reader, batch: Batch, log_mass: object, renormalized: object, validate: bool) -> KeptMass | None:
@@ -147,30 +157,3 @@ def read_mass(read: Reader, batch: Batch, log_mass: object, renormalized: object
                 f"{log[above].max().item():.6g}; of a mass pass its log"
             )
     return KeptMass(log, from_rollout=renormalized == "train")
-
-
-def read_entropy(read: Reader, entropy: object) -> Tensor:
-    """Check the entropy of a call, and give it in the shape of the batch with its history."""
-    first = read.first
-    like = first if first.dim() == len(read.shape) else first.view(read.shape)
-    return checked_tensor("entropy", read.layout.open("entropy", entropy), LOGP_DTYPES, like, read.leader).reshape(
-        first.shape
-    )
-
-
-def add_entropy(batch: Batch, entropy: Tensor | None, spec: Spec) -> None:
-    """Let a correction measure the entropy of tokens and test it; refuse none where a criterion does.
-
-    Args:
-        batch: Gets it.
-        entropy: As `read_entropy` gives it; None: the call brings none.
-        spec: The Spec.
-    """
-    if entropy is None:
-        raise ValueError(
-            "entropy: expected the entropy of each token for a criterion with stat='entropy', as the head that gives "
-            "log-probs returns it, got None"
-        )
-    batch.entropy = entropy.detach()
-    if ENTROPY in external_names(spec):
-        batch.external[ENTROPY] = batch.entropy

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
+
+from rollout_corr.spec.operands import CorrectOperands, LossOperands
+
+if TYPE_CHECKING:
+    from rollout_corr.spec.checked import Checked
+
+Operands = TypeVar("Operands", CorrectOperands, LossOperands)
+Results = TypeVar("Results")
 
 LIBRARY = torch.library.Library("rollout_corr", "DEF")
 
@@ -35,6 +43,34 @@ def seen_by_others(tensors: Iterable[Tensor | None]) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return not PLAIN.issuperset(map(type, tensors))
+
+
+def encoded_once(value: Checked) -> tuple[str, list[float]]:
+    """A Spec or an Objective as the operands of an operator; a compiler cannot follow the cache."""
+    from rollout_corr.spec.encode import encode, encode_once
+
+    return encode(value) if torch.compiler.is_compiling() else encode_once(value)
+
+
+def beside_tokens(operands: Operands) -> Operands:
+    """Operands with their offsets on the device of the tokens, for the kernels."""
+    device = operands[0].device
+    offsets, turns = _for_kernels(operands.offsets, device), _for_kernels(operands.turns, device)
+    if offsets is operands.offsets and turns is operands.turns:
+        return operands  # A copy takes longer than all of this.
+    return operands._replace(offsets=offsets, turns=turns)
+
+
+def _for_kernels(offsets: Tensor | None, device: torch.device) -> Tensor | None:
+    """Offsets on a device, one beside the other: kernels go on from the address of the first."""
+    if offsets is None:
+        return None
+    return (offsets if offsets.device == device else offsets.to(device)).contiguous()
+
+
+def filled(results: type[Results], like: Tensor, *found: Tensor | None) -> Results:
+    """Results of an operator, in order; one that is not wanted is empty, because an operator cannot return None."""
+    return results(*[like.new_empty(0) if x is None else x for x in found])
 
 
 def define(

@@ -33,14 +33,7 @@ CORRECTIONS: dict[str, Callable[[Batch, Spec], Result]] = {
 
 
 def runner_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> str:
-    """Choose how a correction runs: a row of the table of runners.
-
-    Args:
-        batch: The batch.
-        spec: The Spec.
-        backend: A backend by name, or "auto".
-        split: The tokens of its sequences lie on several ranks.
-    """
+    """Choose how a correction runs: a row of the table of runners. Sequences that are split lie on several ranks."""
     backend, compiling = chosen_backend(batch.train, backend), torch.compiler.is_compiling()
     beyond = operators.beyond_kernels(spec) if backend == "triton" or compiling else None
     if batch.labels and beyond is None and (split or backend == "torch"):
@@ -50,14 +43,7 @@ def runner_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> st
 
 
 def run_correction(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Result:
-    """Correct a batch: choose the runner, run it, and do what comes after.
-
-    Args:
-        batch: The batch as it was read.
-        spec: The Spec.
-        backend: A backend by name, or "auto".
-        groups: The process groups.
-    """
+    """Correct a batch as it was read: choose the runner, run it, and do what comes after."""
     if groups.sequence is not None:
         _, complete = start_correction(batch, spec, backend, groups)
         return complete()
@@ -180,13 +166,7 @@ def mask_back(batch: Batch, edited: Tensor | None) -> Any:
 
 
 def statistics_of_entropy(entropy: Tensor, batch: Batch, beside: Statistics | None = None) -> Statistics:
-    """Append the statistics of entropy to others, or make statistics of them alone.
-
-    Args:
-        entropy: Per token, in the shape of the batch, detached.
-        batch: Tells which tokens are valid.
-        beside: Statistics of a correction; None: there are none.
-    """
+    """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone."""
     _, valid = whole.sequences_of(batch)
     sums, maxima = entropy_of(entropy.to(batch.dtype), valid)
     if beside is None:

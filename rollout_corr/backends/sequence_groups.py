@@ -7,13 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.layouts import shape_of
+from rollout_corr.backends.batch import OFFSETS
+from rollout_corr.backends.layouts import dtype_of, shape_of
 from rollout_corr.definition.normalize import placed
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.surrogate import Surrogate
 from rollout_corr.spec.validate import shown
-
-INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 class GroupsGiven(NamedTuple):
@@ -124,8 +123,8 @@ def _of_size(given: GroupsGiven, sequences: int, device: torch.device) -> Sequen
 def _checked(index: object, sequences: int, device: torch.device) -> Tensor:
     if not isinstance(index, Tensor):
         raise TypeError(f"group_index: expected a tensor, got {type(index).__name__}")
-    if index.dtype not in INDEX_DTYPES:
-        raise ValueError(f"group_index: expected int32 or int64, got {str(index.dtype).removeprefix('torch.')}")
+    if index.dtype not in OFFSETS:
+        raise ValueError(f"group_index: expected int32 or int64, got {dtype_of(index)}")
     if tuple(index.shape) not in ((sequences,), (sequences, 1)):
         raise ValueError(f"group_index: expected shape [{sequences}] or [{sequences}, 1], got {shape_of(index)}")
     if index.device != device:

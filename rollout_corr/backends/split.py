@@ -39,11 +39,7 @@ NO_ORDER = (
 
 
 class Exchange:
-    """The numbers that the two runs of a call note and read, of its sequences and of its turns.
-
-    Args:
-        group: A torch.distributed process group.
-    """
+    """The numbers that the two runs of a call note and read, of its sequences and of its turns."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -57,11 +53,7 @@ class Exchange:
         self._read = 0
 
     def start(self, what: str) -> None:
-        """Start to add up all ranks' tables, after the first run.
-
-        Args:
-            what: The caller and what travels, for an error.
-        """
+        """Start to add up all ranks' tables, after the first run; an error says what travels."""
         self._sum = Pending(torch.cat(self._noted), self.group, what)
 
     def done(self) -> bool:
@@ -273,61 +265,3 @@ def from_limbs(limbs: Tensor) -> Tensor:
         some = (limbs[3] >> (place * COUNTED)) % 2**COUNTED > 0
         total = torch.where(some, total + value, total)
     return total
-
-
-# --- groups ---
-
-
-def check_per_sequence(name: str, given: object, leader: object, per_sequence: bool, packed: bool) -> None:
-    """Refuse an argument per sequence in a shape that one per token can have on a rank with few tokens.
-
-    Args:
-        name: The argument.
-        given: As they came.
-        leader: The log-probs beside them, as they came.
-        per_sequence: True if they were read as [S].
-        packed: True if the log-probs are [N] or [1, N].
-    """
-    if not per_sequence or not isinstance(given, Tensor) or not isinstance(leader, Tensor) or leader.is_nested:
-        return
-    wanted = "[S, 1]" if packed else "[S]"
-    if packed and leader.dim() == 2 and given.numel() == 1:
-        wanted = "[1, N]"
-    if wanted == "[1, N]" or (given.dim() == 2) != packed:
-        raise ValueError(
-            f"{name}: expected shape {wanted} beside a sequence_group, where {list(given.shape)} can also be the "
-            "shape of a rank's tokens"
-        )
-
-
-def is_first(group: Any) -> bool:
-    """Tell whether this rank is a group's first."""
-    return dist.get_rank(group) == 0
-
-
-def rank_in(group: Any) -> int:
-    """The number of this rank in a group."""
-    return int(dist.get_rank(group))
-
-
-def ranks_in(group: Any) -> int:
-    """The number of ranks in a group."""
-    return int(dist.get_world_size(group))
-
-
-def sum_over(totals: Tensor, batch_group: Any, sequence_group: Any) -> Tensor:
-    """Totals of sequences, added up over a batch group.
-
-    All ranks of a sequence group know the same totals. Those of them that are in the batch group too count once.
-    """
-    counts = True
-    if sequence_group is not None:
-        shared = set(dist.get_process_group_ranks(sequence_group)) & set(dist.get_process_group_ranks(batch_group))
-        counts = dist.get_rank() == min(shared)
-    totals = totals.clone() if counts else torch.zeros_like(totals)
-    return all_reduce(totals, batch_group, "batch_group: the mean or count over the batch")
-
-
-def highest_over(x: Tensor, batch_group: Any) -> Tensor:
-    """The maximum of each over a batch group."""
-    return all_reduce(x.clone(), batch_group, "batch_group: the largest of each group", dist.ReduceOp.MAX)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_corr.backends.batch import Batch, Result
-from rollout_corr.backends.operators import beside_tokens, operands_of, statistics_of
+from rollout_corr.backends.operators import operands_of, statistics_of
+from rollout_corr.backends.registration import beside_tokens
 from rollout_corr.backends.split import ExchangedTables
 from rollout_corr.kernels.correct.launch import prepare
 from rollout_corr.kernels.grid import current

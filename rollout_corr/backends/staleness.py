@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rollout_corr.backends.batch import INTEGERS, Reader
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
-
-if TYPE_CHECKING:
-    from rollout_corr.backends.batch import Reader
-
-VERSION_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 LARGEST_VERSION = 2**62
 
@@ -47,13 +43,9 @@ def versions_given(versions: object, current_version: object) -> Versions | None
 
 
 def read_ages(read: Reader, versions: Versions, spec: Spec, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """Read versions, and give the age of every token in the shape of the batch; True if they are per sequence.
+    """Read versions, and give the age of every token in the shape of the batch; True if they are per sequence..
 
-    Args:
-        read: Reads arguments in the layout of the call.
-        versions: As given.
-        spec: The Spec, which may need them.
-        dtype: The dtype of the ages, which computes; float32 holds ages up to 2^24.
+    Ages are of the dtype that computes; float32 holds them up to 2^24.
     """
     versions.check(spec)
     if versions.given is None:
@@ -72,7 +64,7 @@ def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
         raise ValueError(f"current_version: expected a number within +-2^62, got {shown(current)}")
     nothing = isinstance(versions.given, list) and not versions.given
     # A list of no samples is opened in the dtype of log-probs.
-    dtypes = (*VERSION_DTYPES, torch.float32) if nothing else VERSION_DTYPES
+    dtypes = (*INTEGERS, torch.float32) if nothing else INTEGERS
     return read.per_token_or_sequence("versions", versions.given, dtypes)
 
 

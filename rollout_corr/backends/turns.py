@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch, Reader, checked_tensor
+from rollout_corr.backends.batch import INTEGERS, OFFSETS, Batch, Reader, checked_tensor
 from rollout_corr.backends.cpu_sums import CpuPacked
 from rollout_corr.backends.layouts import shape_of
 from rollout_corr.definition.offsets import OffsetsError, checked_offsets
@@ -16,9 +16,6 @@ from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.spec.caches import cached
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.validate import shown
-
-OFFSETS = (torch.int32, torch.int64)
-IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class BlockOfTurns(NamedTuple):
@@ -113,7 +110,7 @@ def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None,
             )
         # A list of no samples is opened in the dtype of log-probs.
         nothing = isinstance(turns, (list, tuple)) and not turns
-        dtypes = (*IDS, torch.float32) if nothing else IDS
+        dtypes = (*INTEGERS, torch.float32) if nothing else INTEGERS
         ids = checked_tensor("turns", read.in_one_row(read.layout.open("turns", turns)), dtypes, first, read.leader)
         begins = _changes(ids.detach().reshape(-1))
     return _offsets_of(begins, batch, max_turns, reads)

@@ -268,7 +268,7 @@ def test_a_batch_a_little_larger_than_a_block_is_one_where_that_is_its_result(mo
         batch = read_batch(Given(x, x, cu_seqlens=offsets, spec=of))
         for name, value in more.items():
             setattr(batch, name, value)
-        return len(list(blocks.blocks_under(batch, of)))
+        return len(list(blocks.blocks_of(batch, blocks.slots_of(batch, of))))
 
     assert [cut(size) for size in (64, 72, 73)] == [1, 1, 2]
     assert cut(72, outside=1) == cut(72, mask=torch.ones(72)) == cut(72, weights_out=torch.zeros(72)) == 2

@@ -13,7 +13,7 @@ from builders.batches import lay_out, random_sequences, rounded, spoil
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of
 from builders.threaded_ranks import Ranks
-from rollout_corr.backends import split
+from rollout_corr.backends import groups, split
 from rollout_corr.metrics import collectives
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,7 +106,11 @@ def test_a_rank_has_to_know_what_comes_before():
     fake = SimpleNamespace(
         ProcessGroup=Rank, is_available=lambda: True, get_rank=lambda group: 0, get_world_size=lambda group: 2
     )
-    with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
+    with (
+        mock.patch.multiple(split, dist=fake),
+        mock.patch.multiple(groups, dist=fake),
+        mock.patch.multiple(collectives, dist=fake),
+    ):
         for spec in (rc.Spec(rc.Weight("prefix")), rc.Spec(None, (rc.Criterion("k1", "prefix", "max", upper=1),))):
             with pytest.raises(ValueError, match="sequence_order: expected 'contiguous' or 'zigzag' for a Spec with"):
                 rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, sequence_group=group)

@@ -15,7 +15,7 @@ from builders.batches import lay_out, random_sequences, spoil, wild
 from builders.loss_cases import SURROGATES, only, random_batch
 from builders.same_bits import outcome
 from builders.turns import offsets_of
-from rollout_corr.backends import split
+from rollout_corr.backends import groups, split
 from rollout_corr.metrics import collectives
 
 # --- the ways ---
@@ -265,7 +265,11 @@ def outcomes(
         all_reduce=all_reduce,
         ReduceOp=SimpleNamespace(SUM="sum"),
     )
-    with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
+    with (
+        mock.patch.multiple(split, dist=fake),
+        mock.patch.multiple(groups, dist=fake),
+        mock.patch.multiple(collectives, dist=fake),
+    ):
         laid = []
         for rank in range(ranks):
             held = tokens_of(sequences, way, ranks, rank)

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from builders.split_cases import Rank
-from rollout_corr.backends import split
+from rollout_corr.backends import groups, split
 from rollout_corr.metrics import collectives
 
 
@@ -65,7 +65,11 @@ class Ranks:
                 failed.append(error)
                 self._barrier.abort()
 
-        with mock.patch.object(split, "dist", fake), mock.patch.object(collectives, "dist", fake):
+        with (
+            mock.patch.multiple(split, dist=fake),
+            mock.patch.multiple(groups, dist=fake),
+            mock.patch.multiple(collectives, dist=fake),
+        ):
             threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
             for thread in threads:
                 thread.start()
