@@ -59,7 +59,9 @@ class Compaction:
 
 
 def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequences: Packed) -> Tensor:
-    """The places of the valid tokens.
+    """The places of the valid tokens, found without looking at all slots where each sequence has one run of them.
+
+    Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
 
     Args:
         valid: [n] bool, the block's slots.
@@ -68,17 +70,8 @@ def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequ
         n_valid: [S] int64, its valid tokens.
         sequences: These tokens, one sequence after the other.
     """
-    index = _index_of_runs(valid, starts, lengths, n_valid, sequences)
-    return valid.nonzero().squeeze(1) if index is None else index
-
-
-def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequences: Packed) -> Tensor | None:
-    """The places of the valid tokens, if each sequence has one run of them that touches an end of it; else None.
-
-    Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
-    """
     if not sequences.size:
-        return None
+        return valid.nonzero().squeeze(1)
     places = sequences.offsets[:-1]
     if not int(n_valid.amin()):
         some = n_valid > 0
@@ -93,7 +86,7 @@ def _index_of_runs(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tens
     steps[1:].sub_((begin + n_valid)[:-1]).add_(1)
     index.scatter_(0, places, steps.to(small)).cumsum_(0)
     # The minimum of bytes is vectorised, `all` is not.
-    return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else None
+    return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else valid.nonzero().squeeze(1)
 
 
 @dataclass(eq=False, repr=False)
@@ -195,18 +188,6 @@ def slots_with_outputs(batch: Batch) -> int:
 # --- outputs ---
 
 
-def new_outputs(batch: Batch, spec: Spec, with_weights: bool = True) -> tuple[Tensor | None, Tensor | None]:
-    """Make room for the weights and the mask of a batch on the CPU, or take the caller's.
-
-    None is for what the Spec does not hand back, and for weights that need no room of their own.
-    """
-    weights = None
-    if with_weights and spec.returns_weights:
-        weights = new_output(batch, batch.dtype, batch.weights_out)
-    mask_dtype = torch.bool if batch.mask is None else batch.mask.dtype
-    return weights, new_output(batch, mask_dtype, batch.mask_out) if spec.edits_mask else None
-
-
 def new_output(batch: Batch, dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
     """Make a tensor of the batch's shape, or take the caller's; blocks write it but for slots in no sequence, now 0."""
     out = torch.empty(batch.train.shape, dtype=dtype, device="cpu") if given is None else given
@@ -233,7 +214,11 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     assert batch.bounds is not None or not spec.asks_batch, "a block is not the batch"
     adopts = is_one_block(batch, slots_of(batch, spec)) and batch.weights_out is None
-    weights, mask = new_outputs(batch, spec, not adopts)
+    weights = mask = None
+    if spec.returns_weights and not adopts:
+        weights = new_output(batch, batch.dtype, batch.weights_out)
+    if spec.edits_mask:
+        mask = new_output(batch, torch.bool if batch.mask is None else batch.mask.dtype, batch.mask_out)
     collector, keep = Collector(spec, True, batch.labels, known_statistics), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
     for block in blocks_of(batch, slots_of(batch, spec)):

@@ -65,16 +65,15 @@ class Tiles:
 
     def sum(self, x: Tensor) -> Tensor:
         """[N] float32 -> [S] float64. A tile is summed in float32."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        every = torch.cat([tiles.sum(1).index_fill_(0, self._cut, 0.0), *self._ends(x, tiles)])
+        tiles, *ends = self._cut_up(x)
+        every = torch.cat([tiles.sum(1).index_fill_(0, self._cut, 0.0), *ends])
         return self._added(torch.segment_reduce(every.double(), "sum", offsets=self._offsets, unsafe=True))
 
     def sum_integers(self, x: Tensor, largest: float) -> Tensor:
         """[N] float32 whole numbers up to 2^38 -> [S] int64, exact; or float64 that holds every sum."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
+        tiles, *ends = self._cut_up(x)
         # float64 holds the sum of a tile.
         over = tiles.double().sum(1).index_fill_(0, self._cut, 0.0)
-        ends = self._ends(x, tiles)
         if held(largest, x.shape[0]):
             every = torch.cat([over, *ends])
             return self._added(torch.segment_reduce(every, "sum", offsets=self._offsets, unsafe=True))
@@ -83,23 +82,25 @@ class Tiles:
 
     def max(self, x: Tensor) -> Tensor:
         """[N] floating -> [S]; -inf for a sequence without tokens."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        every = torch.cat([tiles.amax(1).index_fill_(0, self._cut, -torch.inf), *self._ends(x, tiles)])
+        tiles, *ends = self._cut_up(x)
+        every = torch.cat([tiles.amax(1).index_fill_(0, self._cut, -torch.inf), *ends])
         parts = torch.segment_reduce(every, "max", offsets=self._offsets, unsafe=True)
         return torch.maximum(parts[: self._count], parts[self._count + 1 :])
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[N] floating -> [S] each: the largest x, and the largest -x, by one pass over the tiles that are cut."""
-        tiles = x[: self._whole * TILE].view(self._whole, TILE)
-        ends, found = self._ends(x, tiles), []
+        tiles, *ends = self._cut_up(x)
+        found = []
         for whole, of, nothing in ((tiles.amax(1), "max", -torch.inf), (tiles.amin(1), "min", torch.inf)):
             every = torch.cat([whole.index_fill_(0, self._cut, nothing), *ends])
             found.append(torch.segment_reduce(every, of, offsets=self._offsets, unsafe=True))
         (high, more_high), (low, more_low) = ((x[: self._count], x[self._count + 1 :]) for x in found)
         return torch.maximum(high, more_high), torch.minimum(low, more_low).neg_()
 
-    def _ends(self, x: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
-        return tiles.index_select(0, self._cut).view(-1), x[self._whole * TILE :]
+    def _cut_up(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The tiles, the tokens of those that are cut, and the tokens behind the last."""
+        tiles = x[: self._whole * TILE].view(self._whole, TILE)
+        return tiles, tiles.index_select(0, self._cut).view(-1), x[self._whole * TILE :]
 
     def _added(self, parts: Tensor) -> Tensor:
         """Sums over tiles, one number that is no sequence's, and sums over tokens, [2 S + 1] -> [S]."""

@@ -15,7 +15,7 @@ from rollout_corr.spec.caches import cached
 from rollout_corr.spec.validate import shown
 
 # The labels that versions are without being given as labels.
-AGE = "age"
+AGE_LABEL = "age"
 
 
 def read_labels(
@@ -31,18 +31,18 @@ def read_labels(
         versions: The versions of policies, of which ages are made where `names` alone has "age".
         split: Each sequence lies on several ranks, so that a shape which tokens have too is theirs.
     """
-    given = {} if labels is None and isinstance(names, Mapping) and AGE in names else labels
+    given = {} if labels is None and isinstance(names, Mapping) and AGE_LABEL in names else labels
     for argument, mapping in (("labels", given), ("label_names", names)):
         if not isinstance(mapping, Mapping):
             wanted = "tensors" if argument == "labels" else "lists of names, or to counts"
             raise TypeError(f"{argument}: expected a mapping of names to {wanted}, got {type(mapping).__name__}")
     assert isinstance(given, Mapping)
     assert isinstance(names, Mapping)
-    if set(given) != set(names) - {AGE} and set(given) != set(names):
+    if set(given) != set(names) - {AGE_LABEL} and set(given) != set(names):
         raise ValueError(f"label_names: expected the names of {sorted(given)}, got those of {sorted(names)}")
     found = [_labelled(read, batch, name, names[name], ids, split) for name, ids in given.items()]
-    if AGE in names and AGE not in given:
-        found.append(_ages(read, names[AGE], versions))
+    if AGE_LABEL in names and AGE_LABEL not in given:
+        found.append(_ages(read, names[AGE_LABEL], versions))
     return tuple(found)
 
 
@@ -92,9 +92,11 @@ def _of_turns(batch: Batch, ids: Tensor) -> Tensor:
 def _ages(read: Reader, names: object, versions: Versions | None) -> Labelled:
     """Make labels of ages; a last name such as "4+" is of all older ones too."""
     if versions is None or versions.given is None:
-        raise ValueError(f"label_names[{AGE!r}]: expected labels[{AGE!r}], or versions to make it of, got neither")
+        raise ValueError(
+            f"label_names[{AGE_LABEL!r}]: expected labels[{AGE_LABEL!r}], or versions to make it of, got neither"
+        )
     found, whole = read_versions(read, versions)
-    labels = _named(AGE, names, SEQUENCES if whole else TOKENS)
+    labels = _named(AGE_LABEL, names, SEQUENCES if whole else TOKENS)
     ages = ages_of(found, versions)
     return Labelled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
 

@@ -44,7 +44,8 @@ def run_blocks(task: LossTask) -> LossResult:
     totals, sums, maxima = [], [], []
     read = ((block, _operands_of(block, task)) for block in blocks.blocks_of(batch, size))
     for block, operands in read if task.block is None else (task.block,):
-        operands.decided = _decided_of(block, task.decided)
+        if task.decided is not None:
+            operands.decided = task.decided._replace(tokens=tuple(map(block.take, task.decided.tokens)))
         total, slope, more_sums, more_maxima = _of_block(operands, task)
         if gradient is not None and slope is not None:
             block.compaction.put(block.part(gradient), slope)
@@ -208,11 +209,6 @@ class CpuTokensThatTrain(TokensThatTrain):
         """(-minimum, maximum) of `clamped` over the tokens that train."""
         # A 0 at a token that does not train may be an end, and with a sequence's mean the mean itself.
         return super().extrema(used) if self._ends is None or self._counted is not None else self._ends
-
-
-def _decided_of(block: blocks.Block, decided: Decided | None) -> Decided | None:
-    """The part of a block."""
-    return None if decided is None else decided._replace(tokens=tuple(map(block.take, decided.tokens)))
 
 
 def run_whole(task: LossTask) -> LossResult:
