@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "rollout_corr" / "README.md"
 CORE = ("spec", "definition", "metrics", "kernels", "backends", "api")
 
+# The most levels of a room: files of the longest chain of imports inside it.
+MOST_LEVELS = dict.fromkeys(CORE, 7) | {"kernels": 9}
+
 # Files of the core that may name a peer, or import a module by a computed name.
 NAMED_SLOTS = {
     "rollout_corr/spec/choices.py": "the names that Spec.report takes",
@@ -126,6 +129,19 @@ def test_no_circle():
 
     for module in modules():
         visit(module, ())
+
+
+@cache
+def levels(module: str) -> tuple[str, ...]:
+    """The longest chain of running imports down from `module` through modules of its room."""
+    below = [levels(name) for name in imports(module, running=True) if room_of(name) == room_of(module)]
+    return (module, *max(below, key=len, default=()))
+
+
+@pytest.mark.parametrize("room", CORE)
+def test_a_room_has_few_levels(room):
+    chain = max((levels(module) for module in modules() if room_of(module) == room), key=len)
+    assert len(chain) <= MOST_LEVELS[room], " -> ".join(chain)
 
 
 @pytest.mark.parametrize("room", CORE)
