@@ -1,7 +1,7 @@
 """The loss of one token: the formulas of rollout_corr/definition/loss.py, each with its derivative.
 
 Everything is computed at every token and selected at the end. A derivative is 0 where a clamp or a bound holds, as in
-autograd. Tensors are [ROWS, LANES, VEC] of the dtype that computes unless said otherwise.
+autograd. Tensors are [PARTS, LANES, VEC] of the dtype that computes unless said otherwise.
 """
 
 from __future__ import annotations
