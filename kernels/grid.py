@@ -47,7 +47,7 @@ SHAPES = (
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A shape, and the tiling that follows; equal to itself alone, so that keys which contain one are quick."""
+    """A shape, and the tiling that follows; equal only to itself, so that keys which contain one are quick."""
 
     shape: Shape
     tiling: Tiling
@@ -58,32 +58,32 @@ _CUTS: dict[tuple[int, int, bool, bool, bool, bool, int], Cut] = registered({})
 
 
 def cut_for(
-    tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, few: bool = False,
+    tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, two_tokens: bool = False,
     warp: int = 32,
 ) -> Cut:  # fmt: skip
-    """Choose the shape for a batch from its sizes alone, and its tiling; see `grid_for` for the others."""
+    """Choose the shape for a batch from its sizes, and its tiling; see `grid_for` for the others."""
     mean = tokens // (sequences or 1)
     for one in SHAPES:
         least, shape = one
         if mean >= least:
             break
-    key = (least, element, unit, aligned, loose, few, warp)
+    key = (least, element, unit, aligned, loose, two_tokens, warp)
     found = _CUTS.get(key)
     if found is None or found.shape is not shape:
-        tiling = _tiling(shape, element, unit, aligned, loose, few)
+        tiling = _tiling(shape, element, unit, aligned, loose, two_tokens)
         found = _CUTS[key] = Cut(shape, tiling.for_warps_of(warp), warp)
     return found
 
 
-def _tiling(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool, few: bool) -> Tiling:
+def _tiling(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool, two_tokens: bool) -> Tiling:
     """Divide a step: a thread loads 16 bytes at a time, and at most 4 log-probs.
 
-    few: Of 2 tokens of a thread all values are float64, in as many registers as 4 of float32.
+    two_tokens: A thread has 2 tokens, whose values are all float64, in as many registers as 4 of float32.
     """
     # 4 tokens of a thread at a time: 8 take twice the registers (metrics 138 for 96, PPO 153 for 108), and 2 % less
     # instructions where sequences are long.
     vec = 1 if loose else min(16 // element, 4, shape.tile)
-    parts = max(1, min(shape.parts, (2 if few else 4) // vec, shape.tile // (shape.lanes * vec)))
+    parts = max(1, min(shape.parts, (2 if two_tokens else 4) // vec, shape.tile // (shape.lanes * vec)))
     return Tiling(parts, min(shape.lanes, shape.tile // vec), vec, unit, aligned)
 
 
@@ -97,7 +97,7 @@ def search_steps(sequences: int, ways: int = WAYS.value) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The division of a batch into programs; equal to itself alone. `SIZES` are arguments of kernels.
+    """The division of a batch into programs; equal only to itself. `SIZES` are arguments of kernels.
 
     Attributes:
         tokens, sequences: How many.
@@ -158,15 +158,14 @@ SIZES = (
     *("shares", "part", "parts"),
     *("owner_count", "unit_count", "TILING", "SHAPE"),
 )
-# Give these of a grid.
 sizes_of = attrgetter(*SIZES)
 
 
 def grid_for(
     sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False,
-    alone: bool = False,
+    independent: bool = False,
 ) -> Grid:  # fmt: skip
-    """Divide a batch from metadata alone.
+    """Divide a batch from its metadata.
 
     Args:
         sequences: How many.
@@ -174,7 +173,7 @@ def grid_for(
         tensors: All per-token tensors that are read with strides of their own.
         element: Bytes of the smallest log-prob.
         double: float64 computes.
-        alone: What is written of a token depends on no sum. In float64 sums depend on how tokens are divided.
+        independent: What is written of a token depends on no sum. In float64 sums depend on how tokens are divided.
     """
     first = tensors[0]
     tokens = first.numel()
@@ -183,15 +182,17 @@ def grid_for(
         unit, aligned = True, reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0
     else:
         unit, aligned = _reads_of(tensors, width is None)
-    warp, few = warp_size(first.device), double and alone
+    warp, two_tokens = warp_size(first.device), double and independent
     if width is None:
-        cut = cut_for(tokens, sequences, element, unit, aligned, False, few, warp)
+        cut = cut_for(tokens, sequences, element, unit, aligned, False, two_tokens, warp)
     else:
         aligned = aligned and not (width & 15 and sequences > 1)
         # Where no access to a row is known to be aligned Triton gives neighbours to different threads, which would
         # exchange every sum over neighbours. Outputs of a packed batch are; plain sums of float64 that decide anything
         # keep their order.
-        cut = cut_for(tokens, sequences, element, unit, aligned, not aligned and (few or not double), few, warp)
+        cut = cut_for(
+            tokens, sequences, element, unit, aligned, not aligned and (two_tokens or not double), two_tokens, warp
+        )
     return divided(cut, tokens, sequences, width, contiguous, double)
 
 
@@ -237,15 +238,15 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
 
 
 @cached(maxsize=1024)
-def of_units(grid: Grid, sequences: int, beside: bool = False) -> Grid:
+def of_units(grid: Grid, sequences: int, turns_too: bool = False) -> Grid:
     """Divide a batch whose owners of slots are turns: programs over sequences have so many to go through.
 
     Args:
         grid: The division by turns.
         sequences: How many.
-        beside: Programs over sequences stand behind those over turns.
+        turns_too: Programs over turns run first, those over sequences behind them.
     """
-    programs = -(-(sequences + 2) // grid.SHAPE.sequences) + (grid.sequence_programs if beside else 0)
+    programs = -(-(sequences + 2) // grid.SHAPE.sequences) + (grid.sequence_programs if turns_too else 0)
     return replace(grid, sequence_programs=programs, shares=1, owner_count=sequences + 2, sequence_rows=programs)
 
 

@@ -179,7 +179,7 @@ def prepare(given: LossOperands, objective: Objective) -> tuple[LossFound, tuple
     strided = [x for x in (new, base, ref, weights, trains, mask) if x is not None]
     grid = grid_for(sequences, width, strided, element, given.double, operation.whole)
     if within is not None:
-        grid = of_units(grid, within.shape[0] - 1, beside=True)
+        grid = of_units(grid, within.shape[0] - 1, turns_too=True)
     kind = operation.kind
     gradient = torch.empty(*shape, dtype=kind, device=device) if given.differentiable else None
     inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages else None
