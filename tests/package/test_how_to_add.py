@@ -51,10 +51,22 @@ def test_an_addition_touches_the_files_of_its_page(title, example, most):
     assert len(named) <= most
 
 
+TITLES = ("A statistic", "A surrogate", "A metric", "A preset", "A framework")
+
+
 def test_pages_name_what_exists():
-    titles = ("A statistic", "A surrogate", "A metric", "A framework")
-    pages = "".join(page for page in PAGES if page.startswith(titles))
+    pages = "".join(page for page in PAGES if page.startswith(TITLES))
     named = re.findall(r"`((?:tests|rollout_corr|kernels)/[\w/.]+)`", pages)
     assert len(named) > 5
     for name in named:
         assert "NAME" in name or (ROOT / name).exists(), name
+
+
+def test_a_name_of_a_file_is_defined_there():
+    """As in "`statistic` of [criteria.py](...)" and "`SURROGATES` of `tests/builders/loss_cases.py`"."""
+    pages = "".join(page for page in PAGES if page.startswith(TITLES))
+    named = re.findall(r"`(\w+)`\s+of\s+(?:\[[^\]]+\]\(|`)([\w/.]+\.py)[`)]", pages)
+    assert len(named) > 5
+    for name, path in named:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(def {name}\(|class {name}\b|{name}\b.*=)", text, re.MULTILINE), (path, name)
