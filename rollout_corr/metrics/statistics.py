@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rollout_corr.metrics import loss, native, on_tensors, peers, schema, show
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import Labels
+from rollout_corr.metrics.labels import Labels, outside_of
 from rollout_corr.metrics.on_tensors import metric_on_device
 from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
 from rollout_corr.spec.checked import by_path
@@ -366,10 +366,11 @@ class PendingMetrics:
 
     def explain(self, key: str, by: str | None = None) -> str:
         """Say what a metric is made of; see `Statistics.explain`."""
-        if by is None:
+        labels, table = (None, None) if by is None else self._of_labels(by)
+        if labels is None or table is None or key == outside_of(labels):
             rows = on_tensors.rows_of(self._spec, self._objective, self._extra)
             return show.explained(show.found(key, rows), key, self.values())
-        (labels, table), spec = self._of_labels(by), self._spec
+        spec = self._spec
         assert spec is not None
         every = {
             f"{labels.name}/{value}/{on_tensors.unit_of(row)}/{row.key}": (row, place)

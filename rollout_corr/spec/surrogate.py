@@ -199,7 +199,8 @@ class Traits(NamedTuple):
         chooses_tokens: What it decides from the batch is a mask of tokens, which the kernels take.
         reads_entropy: It reads the entropy of tokens, which a call has to bring.
         sums: Names of the statistics that it reports of what it decided.
-        slope: `loss` gives `TokenLoss.slope`.
+        slope: `loss` gives `TokenLoss.slope`, and `factor` the weights. A class with a `loss` or `factor` of its own
+            that states no traits does not inherit it.
     """
 
     level: Level = "token"
@@ -231,6 +232,14 @@ class Surrogate(Checked):
     coef: float = field(default=1.0, kw_only=True)
 
     traits: ClassVar[Traits] = Traits()
+
+    def __init_subclass__(cls, **settings: object) -> None:
+        super().__init_subclass__(**settings)
+        stated = next(place for place, kind in enumerate(cls.__mro__) if "traits" in vars(kind))
+        formulas = {name for kind in cls.__mro__[:stated] for name in vars(kind)}
+        if cls.traits.slope and not formulas.isdisjoint(("loss", "factor")):
+            # Another formula has another derivative.
+            cls.traits = cls.traits._replace(slope=False)
 
     def __post_init__(self) -> None:
         if type(self) is Surrogate:

@@ -160,3 +160,44 @@ def test_a_scale_multiplies_a_plain_ppo():
     assert scaled.value.item() == pytest.approx(plain.value.item(), rel=1e-12)
     wanted, found = (torch.autograd.grad(x.value, new)[0] for x in (plain, scaled))
     assert torch.allclose(found, wanted, rtol=1e-12, atol=0.0) and bool(found.abs().sum() > 0.0)
+
+
+class Doubled(rc.PPO):
+    def loss(self, tokens):
+        found = super().loss(tokens)
+        return found._replace(value=2.0 * found.value)
+
+
+class SquaredWeights(rc.PPO):
+    def factor(self, tokens, weights):
+        return weights * weights
+
+
+class Mixed(SquaredWeights, Doubled):
+    pass
+
+
+class OtherBounds(rc.PPO):
+    @property
+    def ratio_bounds(self):
+        return 0.9, 1.1, math.inf
+
+
+@pytest.mark.parametrize("surrogate", [Doubled(), SquaredWeights(), Mixed(), OtherBounds()], ids=repr)
+def test_a_derived_surrogate_has_the_gradient_of_its_own_formula(surrogate):
+    """The slope of PPO is that of PPO's formula: a class that overrides `loss` or `factor` does not inherit it."""
+    given, objective = operands(torch.float64, weighted=True), Objective(surrogate)
+    _, wanted, *_ = by_definition(given, objective)
+    new = given.new.clone().requires_grad_()
+    found = rc.policy_loss(
+        new,
+        given.advantages,
+        old_logp=given.base,
+        weights=given.weights,
+        cu_seqlens=torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)]),
+        surrogate=surrogate,
+        reduction="sum",
+    )
+    found.value.backward()
+    assert new.grad is not None
+    assert torch.allclose(new.grad, wanted, rtol=1e-12, atol=0.0)

@@ -56,8 +56,7 @@ def test_of_a_label(out):
     assert text.startswith(f"{key} = {out.metrics(by='task')[key]:.6g} fraction") and "n: 18 measured tokens" in text
     assert list(made_of(text)) == ["weight", "weight2"]
     for key, value in out.metrics(by="task").items():
-        if "outside" not in key:
-            assert out.explain(key, by="task").startswith(f"{key} = {value:.6g}"), key
+        assert out.explain(key, by="task").startswith(f"{key} = {value:.6g}"), key
     with pytest.raises(
         ValueError, match=r"key: .* 'task/math/weight_ess'; the nearest are .'task/math/tokens/weight_e"
     ):
