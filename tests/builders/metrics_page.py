@@ -20,8 +20,8 @@ edit.
 D is the log-ratio of a token, `train_logp - rollout_logp`. *Measured* tokens are the valid tokens whose D is finite
 (all valid tokens unless `nonfinite` is `reject`); a measured sequence has one. Empty sequences count in nothing; 0 of
 0 is reported as 0. Minima and maxima of nothing are 0. All are population statistics, merged over any split of the
-batch before they are computed. `out.explain(key)`, of a correction, a policy loss or `Statistics`, shows where a value comes
-from: the formula, each sum that it is made of with its value, the unit and the healthy range.
+batch before they are computed. `out.explain(key)`, of a correction, a policy loss or `Statistics`, shows where a value
+comes from: the formula, each sum that it is made of with its value, the unit and the healthy range.
 """
 
 WATCHED = """\
