@@ -47,6 +47,8 @@ def pytest_collection_modifyitems(config, items):
 def pytest_configure(config):
     # Triton decides when a kernel is defined whether it will be interpreted, so before anything can import one.
     os.environ["TRITON_INTERPRET"] = "0" if on_gpu(config) else "1"
+    # An error in an interpreted kernel keeps its traceback, with the line of the kernel.
+    os.environ.setdefault("TRITON_FRONT_END_DEBUGGING", "1")
     if "PYTEST_XDIST_WORKER" in os.environ:
         # One process a core: more threads would only wait for each other. Read when torch is first imported.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
