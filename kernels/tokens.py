@@ -7,12 +7,16 @@ The formulas are those of rollout_corr/definition/tokens.py, written once more s
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.plan import CLASSES, Plan, PlannedCriterion, Tables
+if TYPE_CHECKING:
+    from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion, Tables
+
+# Tokens by the sign of their advantage and whether D has the same sign ("outward"), for `Criterion.when`.
+CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
 
 GRID_OF_D = tl.constexpr(2.0**28)
 LARGEST_D = tl.constexpr(2.0**10)
@@ -72,7 +76,7 @@ def of_criterion(side: str, i: int) -> str:
 
 @triton.constexpr_function
 def class_name(i: int) -> str:
-    """Name the i-th class of tokens; see plan.CLASSES."""
+    """Name the i-th class of tokens; see CLASSES."""
     return CLASSES[i]
 
 

@@ -123,7 +123,7 @@ def statistic_of_extremum(x: tl.tensor, numbers: tl.tuple, CRITERION: tl.constex
 
 @triton.jit
 def class_of(pair: Pair, advantage: tl.tensor, WHICH: tl.constexpr) -> tl.tensor:
-    """Select the measured tokens of one class; see plan.CLASSES."""
+    """Select the measured tokens of one class; see tokens.CLASSES."""
     d, measured = pair.d, pair.measured
     if WHICH == "negative_outward":
         return measured & (advantage < 0) & (d < 0)

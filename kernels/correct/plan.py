@@ -12,9 +12,6 @@ from functools import cached_property
 from rollout_corr.spec.correction import Spec
 from rollout_corr.spec.statistics import STATISTICS
 
-# Tokens by the sign of their advantage and whether D has the same sign ("outward"), for `Criterion.when`.
-CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
-
 # Tables that a pass over tokens fills, in the order of its accumulators.
 RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", "token_maxima")
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_corr.kernels.correct.peers import same_numbers, slot_columns
-from rollout_corr.kernels.correct.plan import CLASSES, Plan, PlannedCriterion, pairs_of
-from rollout_corr.kernels.tokens import of_pair
+from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion, pairs_of
+from rollout_corr.kernels.tokens import CLASSES, of_pair
 from rollout_corr.metrics import peers
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of

@@ -12,7 +12,7 @@ from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion
 from rollout_corr.kernels.gather import UnitTotals, exact, integer, plain
 from rollout_corr.kernels.tokens import at, class_name, criterion, has, named, of_key, of_pair, size
 
-# The classes of tokens that each `when` selects, as indices of plan.CLASSES.
+# The classes of tokens that each `when` selects, as indices of tokens.CLASSES.
 CHOSEN = {"any": (), "negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}
 
 # Bits of a sequence's state for `apply`: rejected; without weight; then one for each criterion that dropped tokens.
