@@ -106,11 +106,11 @@ def traced_correct(batch: Batch, operation: Operation, **how: Any) -> Contender:
 
     def step(old: Tensor, rollout: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Any, ...]:
         out = rc.correct(old, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec, backend="torch")
-        return out.weights, out.mask, out.statistics.sums, out.statistics.maxima
+        return out.weights, out.mask, out.statistics.vector
 
     def outcome(found: tuple[Any, ...]) -> Outcome:
-        weights, mask, sums, maxima = found
-        return Outcome(weights, mask, metrics=Statistics(spec, sums, maxima).metrics(operation.scheme))
+        weights, mask, statistics = found
+        return Outcome(weights, mask, metrics=Statistics(spec, statistics).metrics(operation.scheme))
 
     # Compiled for its own shapes, whatever was compiled before: as fast as it can be.
     compiled = torch.compile(step, dynamic=False, **how)
@@ -290,17 +290,17 @@ def traced_loss(batch: Batch, operation: Operation, **how: Any) -> Contender:
     """Return our reference under torch.compile, which is given `how`."""
     correction = corrected(batch, operation.spec, "torch")
 
-    def step(new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(new: Tensor) -> tuple[Tensor, Tensor]:
         given = {"weights": correction.weights, "train_mask": correction.mask, "denominator": operation.denominator}
         out = loss_of(batch, operation, new, backend="torch", **given)
-        return out.value, out.statistics.sums, out.statistics.maxima
+        return out.value, out.statistics.vector
 
     objective = Objective(operation.surrogate, None, None, "token_mean", operation.denominator, None)
     compiled = torch.compile(step, dynamic=False, **how)
 
     def forward() -> tuple[Tensor, Statistics]:
-        value, sums, maxima = compiled(batch.new)
-        return value, Statistics(None, sums, maxima, objective)
+        value, statistics = compiled(batch.new)
+        return value, Statistics(None, statistics, objective)
 
     return of_part(TRACED, batch, operation, forward, lambda found: found.metrics(), slow=True)
 

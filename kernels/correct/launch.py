@@ -60,7 +60,6 @@ class CorrectFound:
     mask: Tensor | None
     keep: Tensor  # [S] bool
     statistics: Tensor  # float64, the sums and then the maxima
-    sums: int  # of them
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
     parts_of_turns: PartsOfTurns | None = None  # of a split batch with turns
     keep_turns: Tensor | None = None  # [U] bool
@@ -114,8 +113,8 @@ class CorrectOperation(Operation):
         )
         maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
         bins = HISTOGRAM_BINS if plan.full else 0
-        self.sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
-        self.statistics = self.sums + maxima
+        sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
+        self.statistics = sums + maxima
         self.numbers = upload_of(tuple(numbers_of(spec, plan.double).values()), device)
         # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
         unread = {"advantages": None} if plan.advantages == "token" else {}
@@ -235,7 +234,7 @@ def prepare(
     launches = operation.launches(tensors, grid, externals)
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, out[0], whole), _shaped(mask_out, out[1], whole)
-    found = CorrectFound(weights, mask_out, keep, statistics, operation.sums, by_owner, None, keep_turns)
+    found = CorrectFound(weights, mask_out, keep, statistics, by_owner, None, keep_turns)
     if split and within is not None and turns is not None:
         of_sequences = (tensors["advantages"], whole.advantages) if whole.per_sequence else (None, None)
         found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)

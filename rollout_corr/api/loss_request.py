@@ -278,37 +278,40 @@ class LossRequest:
             completed(given.thresholds, None)  # raises
         if spec is None and given.versions is not None:
             raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
-        sees_batch = checked_surrogate(self.surrogate).sees_batch
+        surrogate = checked_surrogate(self.surrogate)
+        traits, sees_batch = surrogate.traits, surrogate.sees_batch
         if sees_batch and split:
             raise ValueError(
                 "surrogate: expected one that does not look at the whole batch with a sequence_group, got "
-                f"{self.surrogate!r}"
+                f"{surrogate!r}"
             )
         if self.ids is not None and not sees_batch:
             raise ValueError(
-                f"sequence_ids: expected None for a surrogate that draws nothing, such as {self.surrogate!r}, got both"
+                f"sequence_ids: expected None for a surrogate that draws nothing, such as {surrogate!r}, got both"
             )
-        if given.backend == "triton" and self.beyond_kernels is not None:
-            raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {self.beyond_kernels}")
+        scaled = self.scales is not None
+        beyond = "a sequence_group" if split else loss_operators.beyond_kernels(surrogate, scaled)
+        if given.backend == "triton" and beyond is not None:
+            raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
         if spec is None and given.has_labels():
             raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
-        if self.surrogate.traits.reads_entropy and self.entropy is None:
-            raise ValueError(f"entropy: expected a value for the surrogate {self.surrogate!r}, got None")
-        if self.surrogate.traits.sees == "groups":
+        if traits.reads_entropy and self.entropy is None:
+            raise ValueError(f"entropy: expected a value for the surrogate {surrogate!r}, got None")
+        if traits.sees == "groups":
             of_batch = tensors.batch.count, tensors.batch.train.device
             over_ranks = given.ranks.batch is not None
-            wants = wanted_by(spec, self.surrogate)
+            wants = wanted_by(spec, surrogate)
             tensors.batch.groups = read_groups(given.grouping, wants, *of_batch, over_ranks, given.validate)
         elif spec is None and given.grouping is not None:
             raise ValueError(
                 "group_index: expected None without a Spec or a surrogate that is of groups, such as REAL, got groups "
-                f"beside {self.surrogate!r}"
+                f"beside {surrogate!r}"
             )
-        mode = mode_of(checked_surrogate(self.surrogate), tensors.old, tensors.rollout)
+        mode = mode_of(surrogate, tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)
         objective = _objective(
-            self.surrogate,
+            surrogate,
             self.kl,
             self.regulariser,
             self.reduction,
@@ -318,15 +321,9 @@ class LossRequest:
             "reject" if spec is None else spec.nonfinite,
         )
         self.mode, self.use, self.objective = mode, use, objective
-        self.runs_on = chosen_backend(tensors.read.first, given.backend)
-        on_cpu = tensors.read.first.device.type == "cpu"
-        beyond = "a sequence_group" if split else self.beyond_kernels
+        first = tensors.read.first
+        self.runs_on, on_cpu = chosen_backend(first, given.backend), first.device.type == "cpu"
         self.runner = chosen(self.runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
-
-    @property
-    def beyond_kernels(self) -> str | None:
-        """The reason why the kernels do not compute this loss; None if they do."""
-        return loss_operators.beyond_kernels(self.surrogate, self.scales is not None)
 
     def claims(self) -> Claims:
         """The call as other ranks compare it; reads a count that the caller brings."""

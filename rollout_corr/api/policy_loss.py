@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction, Renormalized, Turns, given_by, mask_by_keyword
+from rollout_corr.api.correct import Correction, Renormalized, Turns, mask_by_keyword
 from rollout_corr.api.loss_request import (
     Divisor,
     LossRequest,
@@ -25,10 +25,13 @@ from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
 from rollout_corr.backends.batch import Batch, LossResult, LossTask, Result, check_validate
 from rollout_corr.backends.choose import BackendName
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
+from rollout_corr.backends.groups import Groups
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import finite_tokens
-from rollout_corr.backends.read import read_beside
+from rollout_corr.backends.read import Given, read_beside
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
+from rollout_corr.backends.sequence_groups import groups_given
+from rollout_corr.backends.staleness import versions_given
 from rollout_corr.definition.entropy import total_of
 from rollout_corr.definition.loss import both
 from rollout_corr.metrics import loss as loss_metrics
@@ -204,12 +207,12 @@ def policy_loss(
         ValueError: A wrong shape, dtype, device, length or name, or arguments that exclude each other.
         TypeError: An argument of the wrong type.
     """
-    given = given_by(
+    given = Given(
         new_logp,
         rollout_logp,  # type: ignore[arg-type]  # None where nothing is corrected
         mask,
-        cu_seqlens=cu_seqlens,
-        spec=spec,  # type: ignore[arg-type]  # the same
+        cu_seqlens,
+        spec=spec,
         advantages=advantages,
         external=external,
         log_mass=log_mass,
@@ -217,18 +220,13 @@ def policy_loss(
         turns=turns,
         max_turns=max_turns,
         entropy=entropy,
-        versions=versions,
-        current_version=current_version,
+        versions=versions_given(versions, current_version),
         labels=labels,
         label_names=label_names,
-        group_index=group_index,
-        group_size=group_size,
-        group_count=group_count,
+        grouping=groups_given(group_index, group_size, group_count),
         backend=backend,
         validate=validate,
-        batch_group=batch_group,
-        sequence_group=sequence_group,
-        sequence_order=sequence_order,
+        ranks=Groups(batch_group, sequence_group, sequence_order),
         thresholds=thresholds,
     )
     groups = given.ranks
@@ -310,8 +308,7 @@ def _run(request: LossRequest, corrected: tuple[Batch, Spec] | None) -> PolicyLo
         value, found, divisor = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.divisor)
         penalty, beside, _ = _reduced(request, *_penalty_apart(task, kl, kl.reduction, tensors))
         value, found = value + penalty, loss_metrics.with_kl_of(found, beside, wanted)
-    sums = len(loss_metrics.sum_names(wanted))
-    statistics = Statistics(None, found[:sums], found[sums:], wanted)
+    statistics = Statistics(None, found, wanted)
     if request.entropy is not None:
         if request.bonus is not None:
             value = value + bonus_of(request, request.bonus, task, divisor).to(value.dtype)
@@ -340,8 +337,10 @@ def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Te
     value = result.value
     if result.gradient is not None:
         # Autograd takes its time for every argument.
-        owners = batch.turns if wanted.surrogate.mean_unit == "turn" else batch.offsets
-        of_sequences = () if result.inners is None else (result.inners, owners)
+        of_sequences: tuple[Tensor | None, ...] = ()
+        if result.inners is not None:
+            owners = batch.turns if wanted.surrogate.mean_unit == "turn" else batch.offsets
+            of_sequences = result.inners, owners
         value = Differentiable.apply(task.new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
     return value, result.statistics, result.divisor
 

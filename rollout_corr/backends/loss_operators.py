@@ -52,7 +52,7 @@ def _operands(task: LossTask) -> LossOperands:
         log_mass=log_mass,
         mass_of_base=of_base,
         double=batch.dtype == torch.float64,
-        turns=batch.turns if wanted.surrogate.mean_unit == "turn" else None,
+        turns=None if batch.turns is None or wanted.surrogate.mean_unit != "turn" else batch.turns,
         chosen=chosen,
         differentiable=task.differentiable,
     )

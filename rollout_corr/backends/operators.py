@@ -112,12 +112,11 @@ def _run_fused(batch: Batch, spec: Spec) -> Result:
             weights if spec.returns_weights else None,
             mask if writes_mask(spec, batch.mask, batch.offsets) else None,
             keep,
-            statistics_of(statistics, spec),
+            Statistics(spec, statistics),
             None if batch.turns is None else keep_turns,
         )
     made: CorrectFound = kernels().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
-    sums, maxima = made.statistics.tensor_split((made.sums,))
-    return Result(made.weights, made.mask, made.keep, Statistics(spec, sums, maxima), made.keep_turns)
+    return Result(made.weights, made.mask, made.keep, Statistics(spec, made.statistics), made.keep_turns)
 
 
 def is_operator(operands: CorrectOperands) -> bool:
@@ -147,12 +146,6 @@ def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
         of_rollout, batch.turns,
     )  # fmt: skip
-
-
-def statistics_of(vector: Tensor, spec: Spec) -> Statistics:
-    """Sums and maxima from the one vector that the kernels fill."""
-    sums, maxima = counts(spec)
-    return Statistics(spec, vector[:sums], vector[sums : sums + maxima])
 
 
 def beyond_kernels(spec: Spec) -> str | None:
@@ -213,8 +206,8 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
         edited = whole.inside(batch)
-    statistics = torch.cat([result.statistics.sums, result.statistics.maxima])
-    return filled(CorrectOutputs, train, result.weights, edited, result.keep, statistics, result.keep_turns)
+    found = result.weights, edited, result.keep, result.statistics.vector, result.keep_turns
+    return filled(CorrectOutputs, train, *found)
 
 
 def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:

@@ -170,5 +170,5 @@ def statistics_of_entropy(entropy: Tensor, batch: Batch, beside: Statistics | No
     _, valid = whole.sequences_of(batch)
     sums, maxima = entropy_of(entropy.to(batch.dtype), valid)
     if beside is None:
-        return Statistics(None, sums, maxima, extra=Extra(entropy=True))
+        return Statistics(None, torch.cat([sums, maxima]), extra=Extra(entropy=True))
     return beside.beside(Extra(entropy=True), sums, maxima)

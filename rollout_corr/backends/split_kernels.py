@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_corr.backends.batch import Batch, Result
-from rollout_corr.backends.operators import operands_of, statistics_of
+from rollout_corr.backends.operators import operands_of
 from rollout_corr.backends.registration import beside_tokens
 from rollout_corr.backends.split import ExchangedTables
 from rollout_corr.kernels.correct.launch import prepare
 from rollout_corr.kernels.grid import current
+from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.spec.correction import Spec
 
 
@@ -48,6 +49,6 @@ def start_kernels(batch: Batch, spec: Spec, group: Any) -> tuple[Callable[[], bo
                 found.parts_of_turns.settle()
             for launch in launches[2:]:
                 launch.run()
-        return Result(found.weights, found.mask, found.keep, statistics_of(found.statistics, spec), found.keep_turns)
+        return Result(found.weights, found.mask, found.keep, Statistics(spec, found.statistics), found.keep_turns)
 
     return exchanged.done, complete

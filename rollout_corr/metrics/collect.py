@@ -215,11 +215,8 @@ class Collector:
                 numbers.update(more)
         if self._histograms:
             sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
-        whole = Statistics(
-            spec,
-            _stack(map(sums.__getitem__, plan.sums), self._on_host),
-            _stack(map(maxima.__getitem__, plan.maxima), self._on_host),
-        )
+        every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
+        whole = Statistics(spec, _stack(every, self._on_host))
         return whole if self._labels is None else self._labels.beside(whole, view)
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:

@@ -107,13 +107,13 @@ def rows_of(spec: Spec | None, objective: Objective | None, extra: Extra | None)
     return {row.key: row for row in rows + ([] if objective is None else loss.metrics_of(objective))}
 
 
-def metric_on_device(key: str, settings: Settings, sums: Tensor, maxima: Tensor) -> Tensor:
+def metric_on_device(key: str, settings: Settings, vector: Tensor) -> Tensor:
     """Compute one metric as a 0-d float64 tensor; see `Statistics.on_device`."""
     rows = rows_of(*settings)
     if key not in rows:
         raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; they have {list(rows)}")
     try:
-        return Held(torch.cat([sums, maxima]), chain(*schema.layout(*settings))).read(rows[key])
+        return Held(vector, chain(*schema.layout(*settings))).read(rows[key])
     except TypeError as error:
         raise ValueError(
             f"key: expected a metric that is a sum, a mean, a spread or an ESS, got {key!r}, whose formula reads "

@@ -1,4 +1,4 @@
-"""Statistics: two small device vectors that merge by + and max over chunks, micro-batches and ranks; reading them."""
+"""Statistics: a small device vector that merges by + and max over chunks, micro-batches and ranks; reading them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class Statistics:
     Attributes:
         spec: The Spec under which they were taken; None for a policy loss without one. Only statistics of equal Specs
             and objectives merge.
-        sums: [K] float64, additive.
-        maxima: [M] float64, merged by maximum; minima are negated.
+        vector: [K + M] float64, the sums and then the maxima.
         objective: Everything that is fixed about the policy loss; None where there was none.
         ranks: [2] float64: the largest digest of Spec and objective among the ranks that these statistics were reduced
             over, and the negated smallest; None before `all_reduce`.
@@ -43,17 +42,30 @@ class Statistics:
     """
 
     spec: Spec | None
-    sums: Tensor
-    maxima: Tensor
+    vector: Tensor
     objective: Objective | None = None
     ranks: Tensor | None = None
     extra: Extra | None = None
+
+    @property
+    def _count(self) -> int:
+        return len(schema.layout(self.spec, self.objective, self.extra)[0])
+
+    @property
+    def sums(self) -> Tensor:
+        """[K] float64, additive."""
+        return self.vector[: self._count]
+
+    @property
+    def maxima(self) -> Tensor:
+        """[M] float64, merged by maximum; minima are negated."""
+        return self.vector[self._count :]
 
     def __repr__(self) -> str:
         """Name no value: reading one would wait for the device."""
         schemes = "policy_loss" if self.spec is None else "/".join(self.spec.report)
         sums, maxima = self.sums.shape[0], self.maxima.shape[0]
-        return f"Statistics({sums} sums, {maxima} maxima, {schemes}, device={str(self.sums.device)!r})"
+        return f"Statistics({sums} sums, {maxima} maxima, {schemes}, device={str(self.vector.device)!r})"
 
     def _repr_html_(self) -> str:
         """Show the metrics in a notebook, which waits for the device."""
@@ -75,24 +87,23 @@ class Statistics:
             )
         if other.extra != self.extra:
             raise ValueError(f"other: expected statistics of the same arguments {self.extra!r}, got {other.extra!r}")
-        for name in ("sums", "maxima"):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
-                raise ValueError(f"other.{name}: expected {_described(ours)}, got {_described(theirs)}")
-        sums, maxima = self.sums + other.sums, torch.maximum(self.maxima, other.maxima)
+        ours, theirs = self.vector, other.vector
+        if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
+            raise ValueError(f"other.vector: expected {_described(ours)}, got {_described(theirs)}")
+        vector = torch.cat([self.sums + other.sums, torch.maximum(self.maxima, other.maxima)])
         ranks = [x for x in (self.ranks, other.ranks) if x is not None]
-        return replace(self, sums=sums, maxima=maxima, ranks=torch.stack(ranks).amax(0) if ranks else None)
+        return replace(self, vector=vector, ranks=torch.stack(ranks).amax(0) if ranks else None)
 
     def join(self, loss: Statistics) -> Statistics:
         """Append the statistics of the policy loss of the same tokens to a correction's."""
-        sums, maxima = torch.cat([self.sums, loss.sums]), torch.cat([self.maxima, loss.maxima])
-        return Statistics(self.spec, sums, maxima, loss.objective, extra=self.extra)
+        vector = torch.cat([self.sums, loss.sums, self.maxima, loss.maxima])
+        return Statistics(self.spec, vector, loss.objective, extra=self.extra)
 
     def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
         """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""
         extra = extra if self.extra is None else self.extra.beside(extra)
-        found = torch.cat([self.sums, sums]), torch.cat([self.maxima, maxima])
-        return Statistics(self.spec, *found, self.objective, extra=extra)
+        vector = torch.cat([self.sums, sums, self.maxima, maxima])
+        return Statistics(self.spec, vector, self.objective, extra=extra)
 
     def __add__(self, other: Statistics) -> Statistics:
         return self.merge(other)
@@ -125,15 +136,15 @@ class Statistics:
             extra: `extra` of their statistics.
         """
         sums, maxima = (len(names) for names in schema.layout(spec, objective, extra))
-        nothing = torch.zeros(sums, dtype=torch.float64, device=device)
-        return Statistics(spec, nothing, nothing.new_full((maxima,), -torch.inf), objective, extra=extra)
+        nothing = torch.zeros(sums + maxima, dtype=torch.float64, device=device)
+        nothing[sums:] = -torch.inf
+        return Statistics(spec, nothing, objective, extra=extra)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Statistics:
         """Copy to another device."""
         return replace(
             self,
-            sums=self.sums.to(device, non_blocking=non_blocking),
-            maxima=self.maxima.to(device, non_blocking=non_blocking),
+            vector=self.vector.to(device, non_blocking=non_blocking),
             ranks=None if self.ranks is None else self.ranks.to(device, non_blocking=non_blocking),
         )
 
@@ -142,12 +153,12 @@ class Statistics:
         if self.spec is None:
             raise ValueError("spec: expected statistics of a correction, got those of a policy loss alone")
         of_sums, of_maxima = schema.of_whole_sequences(self.spec, self.objective, self.extra)
-        sums, maxima = self.sums.clone(), self.maxima.clone()
+        found = replace(self, vector=self.vector.clone())
         for first, last in of_sums:
-            sums[first:last] = 0.0
+            found.sums[first:last] = 0.0
         for first, last in of_maxima:
-            maxima[first:last] = -torch.inf
-        return replace(self, sums=sums, maxima=maxima)
+            found.maxima[first:last] = -torch.inf
+        return found
 
     def all_reduce(self, group: ProcessGroup | None = None) -> Statistics:
         """Merge over the ranks of a process group: two collectives, whatever the number of metrics.
@@ -176,8 +187,8 @@ class Statistics:
             collectives.compare("Statistics.all_reduce", group, claims)
             raise ValueError("Statistics.all_reduce: expected the same statistics on every rank, got others")
         collectives.all_reduce(sums, group, "Statistics.all_reduce: the sums", dist.ReduceOp.SUM)
-        count = self.maxima.shape[0]
-        return replace(self, sums=sums[: self.sums.shape[0]], maxima=maxima[2 : 2 + count], ranks=ranks)
+        of_sums, of_maxima = self.sums.shape[0], self.maxima.shape[0]
+        return replace(self, vector=torch.cat([sums[:of_sums], maxima[2 : 2 + of_maxima]]), ranks=ranks)
 
     def metrics(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute named floats, in float64 on the host, from one device-to-host copy.
@@ -198,7 +209,7 @@ class Statistics:
             key: A metric that is a sum, a mean, a spread or an effective sample size; the others read values on the
                 host.
         """
-        return metric_on_device(key, (self.spec, self.objective, self.extra), self.sums, self.maxima)
+        return metric_on_device(key, (self.spec, self.objective, self.extra), self.vector)
 
     def explain(self, key: str, by: str | None = None) -> str:
         """Say what a native metric is made of: formula, sums with their values, unit, healthy range.
@@ -218,14 +229,13 @@ class Statistics:
 
     def metrics_async(self) -> PendingMetrics:
         """Start the copy to the host and return at once; read the result when it is wanted."""
-        # A copy: a caller may write into the sums before the result is read.
-        packed = torch.cat([x for x in (self.sums, self.maxima, self.ranks) if x is not None])
+        packed = self.vector if self.ranks is None else torch.cat([self.vector, self.ranks])
         return PendingMetrics(self.spec, self.objective, self.extra, packed)
 
 
 def sum_of(statistics: Statistics, name: str) -> Tensor:
     """A sum that the Spec asks for, 0-d."""
-    return statistics.sums[schema.layout(statistics.spec)[0].index(name)]
+    return statistics.vector[schema.layout(statistics.spec)[0].index(name)]
 
 
 def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -> Tensor:
@@ -272,7 +282,7 @@ class PendingMetrics:
     """Metrics on their way to the host."""
 
     def __init__(self, spec: Spec | None, objective: Objective | None, extra: Extra | None, packed: Tensor) -> None:
-        """Start the copy of sums, maxima and ranks, [N]; of CPU tensors nobody else may write into it."""
+        """Start the copy of sums, maxima and ranks, [N]: a caller may write into them before the result is read."""
         self._spec, self._objective, self._extra = spec, objective, extra
         self._event: torch.cuda.Event | None = None
         if packed.is_cuda:
@@ -281,7 +291,7 @@ class PendingMetrics:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(packed.device))
         else:
-            self._host = packed.cpu()
+            self._host = packed.to("cpu", copy=True)
 
     def done(self) -> bool:
         """True where `result` returns without waiting."""
