@@ -210,7 +210,8 @@ def sum_of_sequence(
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         x = limited(x, -clamp, clamp, PLAN)
         if PLAN.weighted:
-            x += limited(tl.log(tl.where(weight < SMALLEST_RATIO, SMALLEST_RATIO, weight)), -clamp, clamp, PLAN)
+            log_weight = tl.log(tl.where(weight < SMALLEST_RATIO, SMALLEST_RATIO, weight))
+            x += tl.where(log_weight > clamp, clamp, log_weight)
     return record_sum(found, PLAN, "level", tl.where(counted, x, 0.0))
 
 

@@ -159,8 +159,8 @@ class REC(Surrogate):
 class VESPO(Surrogate):
     """A soft weight of the whole sequence's ratio: -sg(phi) A new_logp, phi = w^k exp(rate (1 - w)), 1 at w = 1.
 
-    w is the product of the sequence's ratios and of the weights, which are in it and do not multiply the loss. Both are
-    clamped in log space: x and log w to +-clamp, w and each weight to at least 1e-8.
+    w is the product of the sequence's ratios and of the weights, which are in it and do not multiply the loss. In log
+    space x and log w are clamped to +-clamp and each weight to at most clamp; w and each weight are at least 1e-8.
 
     Args:
         k_positive: k where A >= 0.
