@@ -76,6 +76,8 @@ def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
         surrogate: The surrogate.
         scaled: Factors of all that a token adds are given.
     """
+    if type(surrogate).__module__.rpartition(".")[0] != Surrogate.__module__.rpartition(".")[0]:
+        return f"{surrogate!r} has a formula of its own, which runs on plain torch"
     if surrogate.ratio_level in ("average", "geometric_average"):
         return f"{surrogate!r} takes an average of two ratios, which runs on plain torch"
     if surrogate.sees_batch and not surrogate.traits.chooses_tokens:

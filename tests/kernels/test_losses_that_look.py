@@ -137,6 +137,22 @@ def test_what_is_left_to_plain_torch_is_refused_by_name(surrogate):
             rc.policy_loss(x, x, rollout_logp=x, surrogate=surrogate, backend="triton", **given)
 
 
+def test_a_surrogate_of_the_user_is_left_to_plain_torch():
+    """The kernels know the formulas of this package alone; a class derived from one of them may have another."""
+
+    class Doubled(rc.PPO):
+        def loss(self, tokens):
+            found = super().loss(tokens)
+            return found._replace(value=2.0 * found.value)
+
+    x = torch.zeros(2, 3)
+    with pytest.raises(
+        ValueError, match=r"got 'triton': Doubled\(\) has a formula of its own, which runs on plain torch"
+    ):
+        rc.policy_loss(x, x, old_logp=x, surrogate=Doubled(), backend="triton")
+    assert beyond_kernels(rc.PPO(), False) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip cov", "kl cov"])
 def test_inside_a_compiled_function(name):
