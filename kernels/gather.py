@@ -26,6 +26,18 @@ class SlotTables(NamedTuple):
     peaks: tl.tensor  # int32 or int64, keys of floats
 
 
+class Units(NamedTuple):
+    """Counts and sums of units, once criteria of tokens have decided: [SEQUENCES] each."""
+
+    valid: tl.tensor  # valid tokens, int64; 0 outside sequences
+    nonfinite: tl.tensor  # valid tokens whose D is not finite, int64
+    n: tl.tensor  # measured tokens, int64
+    n_among: tl.tensor  # tokens that sums over the sequence run over, int64
+    sum_d: tl.tensor  # float64, as the following
+    train: tl.tensor  # sums of log-probs
+    rollout: tl.tensor
+
+
 class UnitTotals(NamedTuple):
     """The tables of some sequences: a tuple of columns each, [SEQUENCES]."""
 

@@ -52,7 +52,6 @@ from rollout_corr.kernels.correct.turns import (
     weights_of_turns,
 )
 from rollout_corr.kernels.correct.units import (
-    Units,
     count_kept,
     measured_of,
     measured_tokens,
@@ -64,6 +63,7 @@ from rollout_corr.kernels.correct.units import (
 )
 from rollout_corr.kernels.gather import (
     SlotTables,
+    Units,
     UnitTotals,
     gather_slots,
     integer,

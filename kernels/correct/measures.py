@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from rollout_corr.kernels.accumulators import counts_probabilities
-from rollout_corr.kernels.gather import UnitTotals, exact, plain
+from rollout_corr.kernels.correct.criteria import Pair
+from rollout_corr.kernels.gather import Units, UnitTotals, exact, plain
 from rollout_corr.kernels.partials import Partials, add, put_extrema
 from rollout_corr.kernels.sums import record, record_extrema
 from rollout_corr.kernels.tokens import (
@@ -31,10 +32,6 @@ from rollout_corr.kernels.tokens import (
     within,
     without_powers,
 )
-
-if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.criteria import Pair
-    from rollout_corr.kernels.correct.units import Units
 
 # Programs add their histograms to this many copies, so that they do not all wait for the same few bins.
 COPIES = tl.constexpr(16)

@@ -14,8 +14,7 @@ import triton.language as tl
 from rollout_corr.kernels.correct.criteria import Pair, statistic
 from rollout_corr.kernels.correct.measures import Ratio, SequenceWeights
 from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion
-from rollout_corr.kernels.correct.units import Units
-from rollout_corr.kernels.gather import UnitTotals, integer, plain
+from rollout_corr.kernels.gather import Units, UnitTotals, integer, plain
 from rollout_corr.kernels.partials import Partials, add, entry, put_extrema
 from rollout_corr.kernels.sums import record, record_extrema
 from rollout_corr.kernels.tokens import (

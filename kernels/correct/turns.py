@@ -23,7 +23,6 @@ from rollout_corr.kernels.correct.measures import (
 )
 from rollout_corr.kernels.correct.plan import Plan
 from rollout_corr.kernels.correct.units import (
-    Units,
     count_kept,
     store_states,
     test_units,
@@ -31,7 +30,7 @@ from rollout_corr.kernels.correct.units import (
     units_of,
     weightless_of,
 )
-from rollout_corr.kernels.gather import SlotTables, UnitTotals, gather_slots, integer, plain, slots_between
+from rollout_corr.kernels.gather import SlotTables, Units, UnitTotals, gather_slots, integer, plain, slots_between
 from rollout_corr.kernels.partials import Partials, add, largest_key, name_of, put
 from rollout_corr.kernels.tiles import Extents
 from rollout_corr.kernels.tokens import (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from rollout_corr.kernels.correct.criteria import passes, statistic_of_extremum
 from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion
-from rollout_corr.kernels.gather import UnitTotals, exact, integer, plain
+from rollout_corr.kernels.gather import Units, UnitTotals, exact, integer, plain
 from rollout_corr.kernels.tokens import at, class_name, criterion, has, named, of_key, of_pair, size
 
 # The classes of tokens that each `when` selects, as indices of tokens.CLASSES.
@@ -18,18 +16,6 @@ CHOSEN = {"any": (), "negative_advantage": (0, 1), "positive_advantage": (2, 3),
 # Bits of a sequence's state for `apply`: rejected; without weight; then one for each criterion that dropped tokens.
 REJECTED = tl.constexpr(1)
 WEIGHTLESS = tl.constexpr(2)
-
-
-class Units(NamedTuple):
-    """Counts and sums of units, once criteria of tokens have decided: [SEQUENCES] each."""
-
-    valid: tl.tensor  # valid tokens, int64; 0 outside sequences
-    nonfinite: tl.tensor  # valid tokens whose D is not finite, int64
-    n: tl.tensor  # measured tokens, int64
-    n_among: tl.tensor  # tokens that sums over the sequence run over, int64
-    sum_d: tl.tensor  # float64, as the following
-    train: tl.tensor  # sums of log-probs
-    rollout: tl.tensor
 
 
 @triton.constexpr_function

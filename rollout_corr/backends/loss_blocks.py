@@ -63,15 +63,15 @@ def run_blocks(task: LossTask) -> LossResult:
 
 def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
     """The valid tokens of a block."""
-    batch = task.batch
+    batch, dtype = task.batch, task.batch.dtype
 
     def take(x: Tensor | None) -> Tensor | None:
-        return None if x is None else block.take(x).to(batch.dtype)
+        return None if x is None else block.take(x).to(dtype)
 
     return Operands(
         sequences=block.sequences,
         n_valid=block.n_valid,
-        new=block.take(batch.train).to(batch.dtype),
+        new=block.take(batch.train).to(dtype),
         base=take(task.base),
         advantages=block.advantages(task.advantages).token,
         weights=take(task.weights),
@@ -100,8 +100,7 @@ def by_slope(given: Operands, objective: Objective) -> loss.Evaluated | None:
     if not loss.has_slope(given, objective) or not given.new.numel():
         return None
     given.all_finite = given.by_slope = True
-    with torch.no_grad():
-        found = loss.evaluate(given, objective)
+    found = loss.evaluate(given, objective)
     policy = found.sums["loss_policy"] = float(found.sums["loss_policy"])
     return found if found.gradient is not None and math.isfinite(policy) else None
 
@@ -140,7 +139,9 @@ class CpuTokensThatTrain(TokensThatTrain):
 
     def chosen(self, x: Tensor) -> Tensor:
         """Values of tokens that train, 0 elsewhere."""
-        if self._counted is None or not self._multiplies:
+        if self._counted is None:
+            return x
+        if not self._multiplies:
             return super().chosen(x)
         # Five times as fast as `where`, forward and backward.
         self._ones = self._counted.to(x.dtype) if self._ones is None else self._ones
@@ -149,7 +150,7 @@ class CpuTokensThatTrain(TokensThatTrain):
     def limited(self, x: Tensor, clamp: float) -> Tensor:
         """The log-ratio that is `clamped`: as it is where none lies beyond."""
         if x.numel():
-            low, high = (end.item() for end in torch.aminmax(x.detach()))
+            low, high = (end.item() for end in torch.aminmax(x.detach() if x.requires_grad else x))
             if max(-low, high) <= clamp:
                 self._ends = -low, high
                 return x

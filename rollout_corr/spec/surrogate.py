@@ -237,7 +237,7 @@ class Surrogate(Checked):
         super().__init_subclass__(**settings)
         stated = next(place for place, kind in enumerate(cls.__mro__) if "traits" in vars(kind))
         formulas = {name for kind in cls.__mro__[:stated] for name in vars(kind)}
-        if cls.traits.slope and not formulas.isdisjoint(("loss", "factor")):
+        if cls.traits.slope and not formulas.isdisjoint({cls.loss.__name__, cls.factor.__name__}):
             # Another formula has another derivative.
             cls.traits = cls.traits._replace(slope=False)
 
