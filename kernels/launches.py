@@ -130,7 +130,7 @@ class Site:
 
 
 class Call(NamedTuple):
-    """What the launches of a call have in common."""
+    """The settings that all launches of a call share."""
 
     # Addresses of tensors and tables, strides, external tensors, sizes, constants: kernels take their arguments here.
     values: tuple[Any, ...]
@@ -202,7 +202,7 @@ class Operation:
 
 
 class Sized(NamedTuple):
-    """What calls of an operation have in common that divide their batches alike."""
+    """The settings shared by calls of an operation that divide their batches alike."""
 
     strides: list[int]  # of strided tensors, if they are contiguous
     constants: tuple[Any, ...]  # and sizes

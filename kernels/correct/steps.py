@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a step needs besides its own log-probs and mask."""
+    """The values of a step besides its log-probs and mask."""
 
     tile: Tile
     span: Span

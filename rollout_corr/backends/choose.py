@@ -21,7 +21,7 @@ BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 
 class Call(NamedTuple):
-    """What decides how a call runs.
+    """The facts that decide how a call runs.
 
     Attributes:
         backend: "triton" or "torch", as `chosen_backend` names it.

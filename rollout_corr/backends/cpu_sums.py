@@ -353,7 +353,7 @@ class SeriesSums:
 
 
 class ExactSums(SeriesSums):
-    """The same sums for small batches: every token exactly, none by the series.
+    """Sums for small batches: every token exactly, none by the series.
 
     Args:
         d: [N], |D| at most 1024.

@@ -341,7 +341,7 @@ def digits_of(dtype: torch.dtype, groups: int) -> tuple[int, ...]:
 
 
 def _amounts(rule: OfBatch, x: Tensor) -> tuple[Tensor, ...]:
-    """What a rule adds up of values, float64 each.
+    """Amounts that a rule adds up, float64 each.
 
     Of `KeepESS` the weights, and their squares as a float32 and what that rounds away, numbers of 24 bits each. Of
     others the whole part of `Counting.amount` and its fraction on a grid, where the rule has one.

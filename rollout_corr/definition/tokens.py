@@ -275,7 +275,7 @@ class Tokens:
         self.derived.clear()
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """What is derived under a name, computed the first time."""
+        """A derived tensor by name, computed the first time."""
         if name not in self.derived:
             self.derived[name] = compute()
         return self.derived[name]
