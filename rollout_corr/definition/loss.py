@@ -262,7 +262,7 @@ class TokensThatTrain:
         return self.sums_by_k3(used, k3(used))
 
     def sums_by_k3(self, used: Tensor, of_tokens: Tensor) -> dict[str, Number]:
-        """Sums of the log-ratio, from k3 per token."""
+        """The sums of x, r - 1, its square and k3, from k3 per token."""
         excess = of_tokens + used
         parts = self.saturated(self.x.detach()), excess, excess.square(), of_tokens
         return dict(zip(RATIOS, [part.sum(dtype=torch.float64) for part in parts], strict=True))
