@@ -44,7 +44,7 @@ PIP = python -m pip install --disable-pip-version-check --quiet --no-compile
 SOURCES = setup.py pyproject.toml $(CONSTRAINTS)
 # A worker that has run out of tests takes some of another's, so that a long file does not end on one core.
 PARALLEL = --numprocesses $(WORKERS) --dist worksteal
-QUICK = tests/spec tests/definition tests/kernels/test_correct.py tests/kernels/test_policy_loss.py tests/package/test_layers.py
+QUICK = tests/specs tests/definition tests/kernels/test_correct.py tests/kernels/test_policy_loss.py tests/package/test_layers.py
 
 # verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers
 # come without their requirements, and what they really import is named. constraints.txt has the versions.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.kernels.tiles import WAYS, Tiling
-from rollout_corr.spec.caches import cached, registered
+from rollout_corr.specs.caches import cached, registered
 
 # Threads of a program over sequences: a warp, which needs no barrier.
 SEQUENCE_THREADS = 32

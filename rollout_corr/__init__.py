@@ -21,10 +21,10 @@ from rollout_corr.api.outputs import Outputs as Outputs
 from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
 from rollout_corr.metrics.statistics import Statistics as Statistics
-from rollout_corr.spec.caches import clear_caches as clear_caches
-from rollout_corr.spec.correction import Criterion as Criterion
-from rollout_corr.spec.correction import Spec as Spec
-from rollout_corr.spec.correction import Weight as Weight
+from rollout_corr.specs.caches import clear_caches as clear_caches
+from rollout_corr.specs.correction import Criterion as Criterion
+from rollout_corr.specs.correction import Spec as Spec
+from rollout_corr.specs.correction import Weight as Weight
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.dump import dump as dump
@@ -50,32 +50,32 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
     from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
-    from rollout_corr.spec.batch_losses import BAPO as BAPO
-    from rollout_corr.spec.batch_losses import REAL as REAL
-    from rollout_corr.spec.batch_losses import ClipCov as ClipCov
-    from rollout_corr.spec.batch_losses import EntropyClip as EntropyClip
-    from rollout_corr.spec.batch_losses import KLCov as KLCov
-    from rollout_corr.spec.bounds_of_batch import Bottom as Bottom
-    from rollout_corr.spec.bounds_of_batch import KeepESS as KeepESS
-    from rollout_corr.spec.bounds_of_batch import MeanBelow as MeanBelow
-    from rollout_corr.spec.bounds_of_batch import Quantile as Quantile
-    from rollout_corr.spec.bounds_of_batch import TopK as TopK
-    from rollout_corr.spec.loss import KL as KL
-    from rollout_corr.spec.loss import EntropyBonus as EntropyBonus
-    from rollout_corr.spec.loss import SquaredLogRatio as SquaredLogRatio
-    from rollout_corr.spec.ratio_losses import GMPO as GMPO
-    from rollout_corr.spec.ratio_losses import GSPO as GSPO
-    from rollout_corr.spec.ratio_losses import PPO as PPO
-    from rollout_corr.spec.ratio_losses import SAPO as SAPO
-    from rollout_corr.spec.ratio_losses import AveragePPO as AveragePPO
-    from rollout_corr.spec.ratio_losses import Reinforce as Reinforce
-    from rollout_corr.spec.score_losses import DPPO as DPPO
-    from rollout_corr.spec.score_losses import DRO as DRO
-    from rollout_corr.spec.score_losses import GPG as GPG
-    from rollout_corr.spec.score_losses import Score as Score
-    from rollout_corr.spec.signed_losses import REC as REC
-    from rollout_corr.spec.signed_losses import TOPR as TOPR
-    from rollout_corr.spec.signed_losses import VESPO as VESPO
+    from rollout_corr.specs.batch_losses import BAPO as BAPO
+    from rollout_corr.specs.batch_losses import REAL as REAL
+    from rollout_corr.specs.batch_losses import ClipCov as ClipCov
+    from rollout_corr.specs.batch_losses import EntropyClip as EntropyClip
+    from rollout_corr.specs.batch_losses import KLCov as KLCov
+    from rollout_corr.specs.bounds_of_batch import Bottom as Bottom
+    from rollout_corr.specs.bounds_of_batch import KeepESS as KeepESS
+    from rollout_corr.specs.bounds_of_batch import MeanBelow as MeanBelow
+    from rollout_corr.specs.bounds_of_batch import Quantile as Quantile
+    from rollout_corr.specs.bounds_of_batch import TopK as TopK
+    from rollout_corr.specs.loss import KL as KL
+    from rollout_corr.specs.loss import EntropyBonus as EntropyBonus
+    from rollout_corr.specs.loss import SquaredLogRatio as SquaredLogRatio
+    from rollout_corr.specs.ratio_losses import GMPO as GMPO
+    from rollout_corr.specs.ratio_losses import GSPO as GSPO
+    from rollout_corr.specs.ratio_losses import PPO as PPO
+    from rollout_corr.specs.ratio_losses import SAPO as SAPO
+    from rollout_corr.specs.ratio_losses import AveragePPO as AveragePPO
+    from rollout_corr.specs.ratio_losses import Reinforce as Reinforce
+    from rollout_corr.specs.score_losses import DPPO as DPPO
+    from rollout_corr.specs.score_losses import DRO as DRO
+    from rollout_corr.specs.score_losses import GPG as GPG
+    from rollout_corr.specs.score_losses import Score as Score
+    from rollout_corr.specs.signed_losses import REC as REC
+    from rollout_corr.specs.signed_losses import TOPR as TOPR
+    from rollout_corr.specs.signed_losses import VESPO as VESPO
 
 # setup.py reads this line.
 __version__ = "0.1.0"
@@ -146,54 +146,54 @@ __all__ = [
 
 
 _IMPORTED_WHEN_USED = {
-    "AveragePPO": "spec.ratio_losses",
-    "BAPO": "spec.batch_losses",
-    "Bottom": "spec.bounds_of_batch",
-    "ClipCov": "spec.batch_losses",
-    "DPPO": "spec.score_losses",
-    "DRO": "spec.score_losses",
+    "AveragePPO": "specs.ratio_losses",
+    "BAPO": "specs.batch_losses",
+    "Bottom": "specs.bounds_of_batch",
+    "ClipCov": "specs.batch_losses",
+    "DPPO": "specs.score_losses",
+    "DRO": "specs.score_losses",
     "dump": "api.dump",
     "early_token_weights": "api.per_token",
-    "EntropyBonus": "spec.loss",
-    "EntropyClip": "spec.batch_losses",
+    "EntropyBonus": "specs.loss",
+    "EntropyClip": "specs.batch_losses",
     "filter_groups": "api.groups",
     "FilteredGroups": "api.groups",
     "from_config": "frameworks.shared.lookup",
     "future_kl_weights": "api.per_token",
-    "GMPO": "spec.ratio_losses",
-    "GPG": "spec.score_losses",
-    "GSPO": "spec.ratio_losses",
-    "KeepESS": "spec.bounds_of_batch",
-    "KL": "spec.loss",
-    "KLCov": "spec.batch_losses",
-    "MeanBelow": "spec.bounds_of_batch",
+    "GMPO": "specs.ratio_losses",
+    "GPG": "specs.score_losses",
+    "GSPO": "specs.ratio_losses",
+    "KeepESS": "specs.bounds_of_batch",
+    "KL": "specs.loss",
+    "KLCov": "specs.batch_losses",
+    "MeanBelow": "specs.bounds_of_batch",
     "PendingMetrics": "metrics.statistics",
     "policy_loss": "api.policy_loss",
     "PolicyLoss": "api.policy_loss",
-    "PPO": "spec.ratio_losses",
+    "PPO": "specs.ratio_losses",
     "preset": "frameworks.shared.lookup",
     "presets": "frameworks.shared",
     "proximal": "api.per_token",
-    "Quantile": "spec.bounds_of_batch",
-    "REAL": "spec.batch_losses",
-    "REC": "spec.signed_losses",
+    "Quantile": "specs.bounds_of_batch",
+    "REAL": "specs.batch_losses",
+    "REC": "specs.signed_losses",
     "recipe": "frameworks.shared.lookup",
     "recipe_from_config": "frameworks.shared.lookup",
     "recipe_names": "frameworks.shared.lookup",
-    "Reinforce": "spec.ratio_losses",
+    "Reinforce": "specs.ratio_losses",
     "route_agreement": "api.routes",
     "RouteAgreement": "api.routes",
-    "SAPO": "spec.ratio_losses",
-    "Score": "spec.score_losses",
-    "SquaredLogRatio": "spec.loss",
+    "SAPO": "specs.ratio_losses",
+    "Score": "specs.score_losses",
+    "SquaredLogRatio": "specs.loss",
     "suggest": "api.suggest",
     "Suggestion": "api.suggest",
     "threshold_statistics": "api.thresholds",
     "Thresholds": "api.thresholds",
     "ThresholdStatistics": "api.thresholds",
-    "TopK": "spec.bounds_of_batch",
-    "TOPR": "spec.signed_losses",
-    "VESPO": "spec.signed_losses",
+    "TopK": "specs.bounds_of_batch",
+    "TOPR": "specs.signed_losses",
+    "VESPO": "specs.signed_losses",
     "warmup": "api.warmup",
 }
 

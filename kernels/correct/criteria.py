@@ -68,7 +68,7 @@ def statistic(
     """Compute a criterion's value per token; for "ratio" it is D, because ratios aggregate in log space.
 
     A new statistic gets its branch here, and one with an `inverse` in `statistic_of_extremum` too; its row in
-    spec/statistics.py says the rest.
+    specs/statistics.py says the rest.
     """
     d, logp, base = pair.d, pair.logp, pair.base
     x = log_ratio_of(d, numbers, CRITERION, PLAN)

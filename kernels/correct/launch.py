@@ -24,9 +24,9 @@ from rollout_corr.kernels.launches import Launch, Operation, Site, Table, dtypes
 from rollout_corr.kernels.partials import groups, kept_maxima
 from rollout_corr.kernels.uploads import upload_of
 from rollout_corr.metrics.histogram import HISTOGRAM_BINS
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.operands import CorrectOperands
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.operands import CorrectOperands
 
 # --- what comes and goes ---
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.statistics import STATISTICS
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.statistics import STATISTICS
 
 # Tables that a pass over tokens fills, in the order of its accumulators.
 RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", "token_maxima")
@@ -31,7 +31,7 @@ class PlannedCriterion:
     reduce: str | None
     when: str
     drop: str
-    compared: str  # with the thresholds; see spec/statistics.py
+    compared: str  # with the thresholds; see specs/statistics.py
     holed: bool
     token_clamp: bool
     external: int  # index of its external tensor; -1: none

@@ -12,9 +12,9 @@ from rollout_corr.kernels.tokens import CLASSES, of_pair
 from rollout_corr.metrics import peers
 from rollout_corr.metrics import turns as of_turns
 from rollout_corr.metrics.schema import columns_of
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 
 
 @cached(maxsize=256)

@@ -20,9 +20,9 @@ from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_ker
 from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
 from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
 from rollout_corr.kernels.uploads import upload_of
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.operands import LossOperands, ScaleOperands
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.operands import LossOperands, ScaleOperands
 
 # --- what comes and goes ---
 

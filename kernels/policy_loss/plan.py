@@ -8,9 +8,9 @@ from typing import Any
 
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.metrics.loss import OF_SEQUENCES, max_names, sum_names
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_of
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_of
 
 
 @dataclass(frozen=True, kw_only=True)

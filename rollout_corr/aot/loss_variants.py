@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
-from rollout_corr.spec.loss import KL, LossReduction, Objective, SquaredLogRatio
-from rollout_corr.spec.surrogates import (
+from rollout_corr.specs.loss import KL, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.specs.surrogates import (
     DPPO,
     DRO,
     GMPO,

@@ -9,9 +9,9 @@ import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.frameworks.shared.lookup import preset
-from rollout_corr.spec.choices import Reduce, Scheme
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.statistics import Stat
+from rollout_corr.specs.choices import Reduce, Scheme
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.statistics import Stat
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 U8, I8, I16, I32, I64 = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64

@@ -24,10 +24,10 @@ from rollout_corr.backends.sequence_groups import groups_given
 from rollout_corr.backends.staleness import versions_given
 from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
-from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.choices import SequenceOrder
-from rollout_corr.spec.correction import Spec, no_spec
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.checked import by_path
+from rollout_corr.specs.choices import SequenceOrder
+from rollout_corr.specs.correction import Spec, no_spec
+from rollout_corr.specs.validate import shown
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.validate import shown
 
 Alone = Literal["reward", "zero"]
 

@@ -19,10 +19,10 @@ from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.read import Given, read_mass
 from rollout_corr.backends.sequence_groups import read_groups, wanted_by
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.correction import Spec, no_spec
-from rollout_corr.spec.loss import (
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.checked import by_path
+from rollout_corr.specs.correction import Spec, no_spec
+from rollout_corr.specs.loss import (
     DENOMINATORS,
     KL,
     Counted,
@@ -32,8 +32,8 @@ from rollout_corr.spec.loss import (
     SquaredLogRatio,
     reduction_of,
 )
-from rollout_corr.spec.surrogate import Surrogate, WeightUse, checked_surrogate
-from rollout_corr.spec.validate import number, shown
+from rollout_corr.specs.surrogate import Surrogate, WeightUse, checked_surrogate
+from rollout_corr.specs.validate import number, shown
 
 if TYPE_CHECKING:
     pass

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.layouts import dtype_of, name_of, shape_of
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 # Bytes to which the kernels' stores are aligned.
 ALIGNED = 16

@@ -13,7 +13,7 @@ from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, reader
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.staleness import Versions, ages_of, per_token, read_versions
 from rollout_corr.definition.tokens import compute_dtype
-from rollout_corr.spec.validate import LARGEST_CLAMP, choice, number, positive
+from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive
 
 
 def future_kl_weights(

@@ -36,12 +36,12 @@ from rollout_corr.definition.entropy import total_of
 from rollout_corr.definition.loss import both
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
-from rollout_corr.spec.choices import SequenceOrder
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import KL, Denominator, EntropyBonus, LossReduction, Objective, SquaredLogRatio
-from rollout_corr.spec.ratio_losses import DEFAULT_SURROGATE
-from rollout_corr.spec.score_losses import without_ratio
-from rollout_corr.spec.surrogate import Decided, Surrogate
+from rollout_corr.specs.choices import SequenceOrder
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import KL, Denominator, EntropyBonus, LossReduction, Objective, SquaredLogRatio
+from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
+from rollout_corr.specs.score_losses import without_ratio
+from rollout_corr.specs.surrogate import Decided, Surrogate
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds

@@ -15,8 +15,8 @@ from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.metrics.limits import BY_KEY, NEAR_CLAMP
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.validate import number
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.validate import number
 
 
 @mask_by_keyword

@@ -15,9 +15,9 @@ from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.search import Search
 from rollout_corr.metrics.collectives import all_reduce, check_group
-from rollout_corr.spec.bounds_of_batch import Place
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.bounds_of_batch import Place
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import shown
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -16,10 +16,10 @@ from rollout_corr.api.correct import Renormalized, correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
-from rollout_corr.spec.correction import Spec, no_spec
-from rollout_corr.spec.criterion import ENTROPY
-from rollout_corr.spec.surrogate import Traits
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.correction import Spec, no_spec
+from rollout_corr.specs.criterion import ENTROPY
+from rollout_corr.specs.surrogate import Traits
+from rollout_corr.specs.validate import shown
 
 LayoutName = Literal["packed", "padded"]
 AdvantageUnit = Literal["token", "sequence"]

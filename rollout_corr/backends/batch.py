@@ -20,17 +20,17 @@ from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.labels import Labelled
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.criterion import ENTROPY
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.criterion import ENTROPY
+from rollout_corr.specs.validate import shown
 
 if TYPE_CHECKING:
     from rollout_corr.backends.blocks import Block
     from rollout_corr.backends.bounds_of_batch import KnownBounds
     from rollout_corr.backends.sequence_groups import SequenceGroups
     from rollout_corr.definition.loss import Operands
-    from rollout_corr.spec.loss import Objective
-    from rollout_corr.spec.surrogate import Decided
+    from rollout_corr.specs.loss import Objective
+    from rollout_corr.specs.surrogate import Decided
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

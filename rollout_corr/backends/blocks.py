@@ -23,7 +23,7 @@ from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.collect import Collector
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 # Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Chosen by measurement on
 # one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`, and beside verl, whose calls make the heap give

@@ -22,9 +22,9 @@ from rollout_corr.definition.bounds import Bound, Sides
 from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
 from rollout_corr.definition.findings import Operands, decided
 from rollout_corr.definition.weights import ratios_of
-from rollout_corr.spec.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
-from rollout_corr.spec.correction import Criterion, Spec, Weight, places_of, rules_of
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
+from rollout_corr.specs.correction import Criterion, Spec, Weight, places_of, rules_of
+from rollout_corr.specs.validate import shown
 
 
 class KnownBounds:

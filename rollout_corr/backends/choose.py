@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import operators
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec, no_spec
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Spec, no_spec
 
 if TYPE_CHECKING:
-    from rollout_corr.spec.surrogate import Surrogate
+    from rollout_corr.specs.surrogate import Surrogate
 
 BackendName = Literal["auto", "triton", "torch"]
 
@@ -114,8 +114,8 @@ def backend_for(tensor: Tensor, spec: Spec | None = None, surrogate: Surrogate |
 def _surrogate_beyond_kernels(surrogate: Surrogate) -> str | None:
     # A correction imports nothing of the loss.
     from rollout_corr.backends import loss_operators
-    from rollout_corr.spec.surrogate import Surrogate
-    from rollout_corr.spec.validate import shown
+    from rollout_corr.specs.surrogate import Surrogate
+    from rollout_corr.specs.validate import shown
 
     if not isinstance(surrogate, Surrogate):
         raise TypeError(f"surrogate: expected a surrogate such as PPO(0.2, 0.2) or None, got {shown(surrogate)}")

@@ -26,10 +26,10 @@ from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.tokens import GRID_OF_D, LARGEST_D, Number, Tokens, k3, to_grid
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.choices import Outside
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.choices import Outside
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound
 
 # --- sums of packed tokens ---
 

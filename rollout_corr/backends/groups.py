@@ -13,8 +13,8 @@ from rollout_corr.backends.batch import Batch
 from rollout_corr.backends.layouts import dtype_of
 from rollout_corr.metrics import collectives
 from rollout_corr.metrics.collectives import check_group
-from rollout_corr.spec.choices import SEQUENCE_ORDERS, SequenceOrder
-from rollout_corr.spec.validate import choice
+from rollout_corr.specs.choices import SEQUENCE_ORDERS, SequenceOrder
+from rollout_corr.specs.validate import choice
 
 
 class Claims(NamedTuple):

@@ -11,8 +11,8 @@ from rollout_corr.backends.batch import INTEGERS, Batch, Reader, checked_tensor
 from rollout_corr.backends.staleness import Versions, ages_of, read_versions
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, Labels, Units
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.validate import shown
 
 # The labels that versions are without being given as labels.
 AGE_LABEL = "age"

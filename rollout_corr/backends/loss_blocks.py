@@ -22,9 +22,9 @@ from rollout_corr.definition.loss import RATIOS, Operands, TokensThatTrain
 from rollout_corr.definition.sequences import Packed, Rows
 from rollout_corr.definition.tokens import Number
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.surrogate import Decided, TokenLoss
-from rollout_corr.spec.thresholds import log_of
+from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.surrogate import Decided, TokenLoss
+from rollout_corr.specs.thresholds import log_of
 
 if TYPE_CHECKING:
     from rollout_corr.backends.groups import Groups

@@ -14,10 +14,10 @@ from torch import Tensor
 from rollout_corr.backends.batch import LossResult, LossTask
 from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.operands import LossOperands, ScaleOperands
-from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.operands import LossOperands, ScaleOperands
+from rollout_corr.specs.surrogate import Surrogate
 
 
 class LossOutputs(NamedTuple):

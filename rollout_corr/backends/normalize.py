@@ -16,8 +16,8 @@ from rollout_corr.backends import whole
 from rollout_corr.definition import normalize
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics.extra import Extra, divisors_of
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.backends.batch import Batch, Result

@@ -21,9 +21,9 @@ from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.spec.caches import cached, registered
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.operands import CorrectOperands
+from rollout_corr.specs.caches import cached, registered
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.operands import CorrectOperands
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.correct.launch import CorrectFound

@@ -17,9 +17,9 @@ from rollout_corr.backends.staleness import Versions, read_ages
 from rollout_corr.backends.turns import read_turns
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.metrics.labels import SEQUENCES
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.criterion import AGE, ENTROPY
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.criterion import AGE, ENTROPY
+from rollout_corr.specs.validate import shown
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds

@@ -16,7 +16,7 @@ from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import extra, native, peers
 from rollout_corr.metrics.extra import Extra, entropy_of
 from rollout_corr.metrics.statistics import Statistics, sum_of
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.definition.bounds_of_batch import BoundsOfBatch

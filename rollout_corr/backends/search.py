@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rollout_corr.definition.bounds_of_batch import BEYOND_CLAMP, SIGN, float32_above, weights_of
-from rollout_corr.spec.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
+from rollout_corr.specs.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
 
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 FLOATS = {integer: floating for floating, integer in INTEGERS.items()}

@@ -23,8 +23,8 @@ from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.loss import Read
 from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
-from rollout_corr.spec.bounds_of_batch import Before, Counting, Side
-from rollout_corr.spec.surrogate import LossTokens
+from rollout_corr.specs.bounds_of_batch import Before, Counting, Side
+from rollout_corr.specs.surrogate import LossTokens
 
 if TYPE_CHECKING:
     from rollout_corr.backends.groups import Groups
@@ -81,7 +81,7 @@ class AsMany(Counting):
 
 
 class WholeBatch:
-    """A batch as a surrogate sees it: `SeenBatch` of spec/surrogate.py.
+    """A batch as a surrogate sees it: `SeenBatch` of specs/surrogate.py.
 
     Args:
         batch: The batch.
@@ -222,7 +222,7 @@ def facts_of(found: Read, sequences: Sequences) -> Facts:
 
 
 class WholeGroups:
-    """The sequences of a batch and their groups: `SeenGroups` of spec/surrogate.py.
+    """The sequences of a batch and their groups: `SeenGroups` of specs/surrogate.py.
 
     Sums of exponentials are taken below the largest of their group and added up as integers.
 

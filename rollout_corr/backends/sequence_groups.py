@@ -10,9 +10,9 @@ from torch import Tensor
 from rollout_corr.backends.batch import OFFSETS
 from rollout_corr.backends.layouts import dtype_of, shape_of
 from rollout_corr.definition.normalize import placed
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.validate import shown
 
 
 class GroupsGiven(NamedTuple):

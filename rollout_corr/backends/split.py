@@ -24,7 +24,7 @@ from rollout_corr.definition.sequences import Flattened, Packed, Rows
 from rollout_corr.metrics.collectives import Pending, all_reduce
 
 if TYPE_CHECKING:
-    from rollout_corr.spec.choices import SequenceOrder
+    from rollout_corr.specs.choices import SequenceOrder
 
 # A float64 sum is its whole part and two fractions of 38 bits.
 GRID = 2.0**38

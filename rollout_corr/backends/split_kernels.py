@@ -16,7 +16,7 @@ from rollout_corr.backends.split import ExchangedTables
 from rollout_corr.kernels.correct.launch import prepare
 from rollout_corr.kernels.grid import current
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 
 def start_kernels(batch: Batch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:

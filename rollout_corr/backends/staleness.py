@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import INTEGERS, Reader
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import shown
 
 LARGEST_VERSION = 2**62
 

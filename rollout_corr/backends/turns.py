@@ -13,9 +13,9 @@ from rollout_corr.backends.cpu_sums import CpuPacked
 from rollout_corr.backends.layouts import shape_of
 from rollout_corr.definition.offsets import OffsetsError, checked_offsets
 from rollout_corr.definition.turns import Turns, turns_within
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import shown
 
 
 class BlockOfTurns(NamedTuple):

@@ -22,11 +22,11 @@ from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.collect import Collector, LabelCollector
 from rollout_corr.metrics.labels import Labelled
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.backends.split import Split
-    from rollout_corr.spec.choices import SequenceOrder
+    from rollout_corr.specs.choices import SequenceOrder
 
 
 def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> tuple[Split, Packed]:

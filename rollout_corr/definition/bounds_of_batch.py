@@ -1,4 +1,4 @@
-"""Bounds that the batch decides, by a sort: what each rule of spec/bounds_of_batch.py means.
+"""Bounds that the batch decides, by a sort: what each rule of specs/bounds_of_batch.py means.
 
 The values of the units that a criterion tests are put in order from the end that the bound keeps. Equal values are one
 place of this order. The bound is the value at the first place where the rule does not go on, or, for a rule that does
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.bounds import Bound
-from rollout_corr.spec.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
-from rollout_corr.spec.correction import Criterion, Weight
-from rollout_corr.spec.thresholds import log_bound
+from rollout_corr.specs.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
+from rollout_corr.specs.correction import Criterion, Weight
+from rollout_corr.specs.thresholds import log_bound
 
 # Beyond every log-ratio, which LARGEST_CLAMP bounds.
 BEYOND_CLAMP = 42.0

@@ -43,16 +43,16 @@ from rollout_corr.definition.tokens import (
     sum_of_d,
     sum_of_statistic,
 )
-from rollout_corr.spec.bounds_of_batch import by_group
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.criterion import AGE, Criterion
-from rollout_corr.spec.thresholds import threshold_of
+from rollout_corr.specs.bounds_of_batch import by_group
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.criterion import AGE, Criterion
+from rollout_corr.specs.thresholds import threshold_of
 
 # --- one token ---
 
 
 class CriterionValues:
-    """The quantities that formulas in spec/statistics.py read (`TokenValues` there), for one criterion."""
+    """The quantities that formulas in specs/statistics.py read (`TokenValues` there), for one criterion."""
 
     def __init__(self, criterion: Criterion, tokens: Tokens, external: Mapping[str, Tensor]) -> None:
         self._criterion = criterion

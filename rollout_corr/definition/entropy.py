@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import select
-from rollout_corr.spec.loss import Objective
+from rollout_corr.specs.loss import Objective
 
 
 def total_of(

@@ -13,7 +13,7 @@ from rollout_corr.definition.correction import Decision, Outcome
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import Tokens, select
 from rollout_corr.definition.turns import Turns
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.definition.weights import Weighing

@@ -16,7 +16,7 @@ from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import KeptMass, Number, Reader, Tokens, read_tokens
 from rollout_corr.definition.turns import Turns
 from rollout_corr.definition.weights import Weighing, weigh, weights_of
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 Numbers = dict[str, Number]
 

@@ -1,7 +1,7 @@
 """The policy loss in plain torch: its value, and by autograd of that its gradient.
 
 Read correction.py and tokens.py first; their conventions hold here too. The formula of a surrogate is in its class in
-spec/ratio_losses.py or spec/score_losses.py, which reads its tokens through `TokensThatTrain`. Tokens that do not
+specs/ratio_losses.py or specs/score_losses.py, which reads its tokens through `TokensThatTrain`. Tokens that do not
 count are replaced before anything is computed from them, so that no gradient reaches them, whatever they hold.
 
 A surrogate that gives the slope of its ratio needs no graph where nothing else has a gradient: `has_slope`. The CPU has
@@ -21,9 +21,9 @@ from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.bounds import outside
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
-from rollout_corr.spec.loss import KL, KLKind, Objective
-from rollout_corr.spec.surrogate import Decided, Surrogate, TokenLoss
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most, log_bound, log_of
+from rollout_corr.specs.loss import KL, KLKind, Objective
+from rollout_corr.specs.surrogate import Decided, Surrogate, TokenLoss
+from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 
 
 @dataclass(eq=False, repr=False)
@@ -184,7 +184,7 @@ RATIOS = "ppo_d", "ppo_ratio", "ppo_ratio2", "ppo_k3"
 
 
 class TokensThatTrain:
-    """The tokens that train, 0 elsewhere, as a surrogate reads them: `LossTokens` of spec/surrogate.py."""
+    """The tokens that train, 0 elsewhere, as a surrogate reads them: `LossTokens` of specs/surrogate.py."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from rollout_corr.definition.tokens import (
     to_grid,
     truncated,
 )
-from rollout_corr.spec.correction import Criterion, Weight
+from rollout_corr.specs.correction import Criterion, Weight
 
 # The fraction of a float64 is two limbs of 31 bits: 62 bits, so that nothing of a value above 2^-9 is cut off.
 GRID_OF_LIMB = 2.0**31

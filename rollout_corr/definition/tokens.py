@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.turns import Turns
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
     from rollout_corr.definition.weights import Weighing

@@ -13,7 +13,7 @@ from rollout_corr.definition.bounds import WeightBounds, after_bounds, bounds_in
 from rollout_corr.definition.bounds_of_batch import BoundsOfBatch, Sorted
 from rollout_corr.definition.correction import Decision, total_of_d
 from rollout_corr.definition.tokens import Tokens, k3, select
-from rollout_corr.spec.correction import Spec, Weight
+from rollout_corr.specs.correction import Spec, Weight
 
 # A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
 SMALLEST_MEAN = 1e-8

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollout_corr.diagnose.what_if import Setting, SettingResult
-from rollout_corr.spec.bounds_of_batch import OfBatch, Side
-from rollout_corr.spec.bounds_of_batch import in_words as bound_in_words
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.bounds_of_batch import OfBatch, Side
+from rollout_corr.specs.bounds_of_batch import in_words as bound_in_words
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 Outcome = tuple[Setting, SettingResult]
 

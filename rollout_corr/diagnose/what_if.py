@@ -16,8 +16,8 @@ from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.metrics.limits import NEAR_CLAMP
-from rollout_corr.spec.choices import LEVELS, Reduce
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.choices import LEVELS, Reduce
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 # Bounds of ratios: those of tokens and products are far from 1, geometric means are close to it.
 UPPERS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)

@@ -7,9 +7,9 @@ from functools import partial
 from typing import get_args
 
 from rollout_corr.frameworks.shared.recipe import BYPASS, Named, as_wide, recipe
-from rollout_corr.spec.surrogate import Level, Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, AveragePPO, Score
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.surrogate import Level, Surrogate
+from rollout_corr.specs.surrogates import GSPO, PPO, AveragePPO, Score
+from rollout_corr.specs.validate import one_of
 
 _LEVELS: dict[str, Level] = {level: level for level in get_args(Level)}
 _PPO_OF_LEVEL: dict[Level, Callable[..., Surrogate]] = {

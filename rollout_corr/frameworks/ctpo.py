@@ -10,9 +10,9 @@ import math
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BYPASS, of_presets
-from rollout_corr.spec.choices import Growth, PrefixReduce, When
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogates import Score
+from rollout_corr.specs.choices import Growth, PrefixReduce, When
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.surrogates import Score
 
 # What CTPO clamps every log-ratio to.
 TOKEN_CLAMP = 20.0

@@ -6,8 +6,8 @@ from functools import partial
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BYPASS, Named, recipe
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.score_losses import DPPO, Divergence
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.score_losses import DPPO, Divergence
 
 
 @preset_of("Stable-RL (2026-03)")

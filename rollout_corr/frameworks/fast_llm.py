@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, Named, clip, recipe
-from rollout_corr.spec.surrogates import GSPO
+from rollout_corr.specs.surrogates import GSPO
 
 RECIPES = {
     "grpo": recipe(Named(clip, epsilon_low=0.2, epsilon_high=0.2), BYPASS, GLOBAL),

@@ -7,8 +7,8 @@ from functools import partial
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, BYPASS, SEQUENCES, Named, around_one, clip, of_presets, recipe
 from rollout_corr.frameworks.shared.specs import gated
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.validate import positive
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.validate import positive
 
 
 @preset_of("GLM-5 (2026-02), arXiv 2602.15763")

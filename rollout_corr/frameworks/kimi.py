@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BYPASS, anchor, recipe
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.surrogates import Reinforce
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.surrogates import Reinforce
 
 
 @preset_of("Kimi K2.5 (2026-02), arXiv 2602.02276")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, Named, clip, penalty, preset_with, recipe
-from rollout_corr.spec.correction import Spec, Weight
+from rollout_corr.specs.correction import Spec, Weight
 
 
 @preset_of("Megatron-LM RL (2026-08)")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BYPASS, Named, recipe
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.surrogates import Score
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.surrogates import Score
 
 
 @preset_of("Stable-RL (2026-03)")

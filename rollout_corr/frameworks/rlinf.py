@@ -6,7 +6,7 @@ from typing import Any
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, Named, clip, penalty, preset_with, recipe, reduction
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 
 @preset_of("RLinf a3816b5 (2026-08-22)")

@@ -15,7 +15,7 @@ from rollout_corr.frameworks.shared.recipe import (
     clip,
     recipe,
 )
-from rollout_corr.spec.surrogates import DPPO, GPG, GSPO, Score
+from rollout_corr.specs.surrogates import DPPO, GPG, GSPO, Score
 
 RECIPES = {
     "ppo_clip": recipe(Named(clip, eps_clip=0.2, eps_clip_high=None), DECOUPLED),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.recipe import BYPASS, recipe
-from rollout_corr.spec.surrogates import PPO, Reinforce, Score
+from rollout_corr.specs.surrogates import PPO, Reinforce, Score
 
 RECIPES = {
     "importance_sampling": recipe(Reinforce(), BYPASS, reduction="sum"),

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rollout_corr.frameworks.shared.recipe import BYPASS, recipe
-from rollout_corr.spec.surrogates import Score
+from rollout_corr.specs.surrogates import Score
 
 RECIPES = {"default": recipe(Score(0.1, 10.0), BYPASS)}

@@ -16,11 +16,11 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
     reduction,
 )
-from rollout_corr.spec.loss import KL, SquaredLogRatio
-from rollout_corr.spec.signed_losses import Mask
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GPG, GSPO, PPO, REC, SAPO, TOPR, Reinforce, Score
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.loss import KL, SquaredLogRatio
+from rollout_corr.specs.signed_losses import Mask
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GPG, GSPO, PPO, REC, SAPO, TOPR, Reinforce, Score
+from rollout_corr.specs.validate import number, one_of
 
 OLD_IS_ROLLOUT = "its old log-probs are the rollout's unless bypass_old_logprobs is off"
 NEEDS = (*BYPASS, "ref_logp")

@@ -20,11 +20,11 @@ from rollout_corr.frameworks.shared.recipe import (
     clip,
     recipe,
 )
-from rollout_corr.spec.correction import Spec, Weight
-from rollout_corr.spec.loss import KL, KLKind, LossReduction
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.correction import Spec, Weight
+from rollout_corr.specs.loss import KL, KLKind, LossReduction
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO, PPO
+from rollout_corr.specs.validate import one_of
 
 
 @preset_of("Tunix 0.1.7")

@@ -33,8 +33,8 @@ from rollout_corr.metrics.rows import (
     total,
 )
 from rollout_corr.metrics.sums import Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Criterion, Spec
 
 # The log of a ratio of 2.
 LOG_2 = 0.6931471805599453

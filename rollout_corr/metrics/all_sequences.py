@@ -14,8 +14,8 @@ from rollout_corr.definition.facts import Named, SequenceFacts
 from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
 from rollout_corr.metrics.rows import Column
 from rollout_corr.metrics.sums import OfBatch, OfLabels, Reducer
-from rollout_corr.spec.bounds_of_batch import Side
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.bounds_of_batch import Side
+from rollout_corr.specs.correction import Spec
 
 # Columns of sequences of which statistics need products.
 PRODUCTS = ("measured", "raw", "bounded", "ratio", "weight")

@@ -22,8 +22,8 @@ from rollout_corr.metrics.labels import SEQUENCES, Labelled, places_of
 from rollout_corr.metrics.rows import At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.metrics.sums import OfBatch, OfLabels
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Spec
 
 # Sums and maxima of a block by name.
 Known = Callable[[Findings], tuple[Numbers, Numbers]]

@@ -29,8 +29,8 @@ from rollout_corr.metrics.rows import (
     ratio_of,
 )
 from rollout_corr.metrics.sums import OfBatch
-from rollout_corr.spec.bounds_of_batch import WEIGHT
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.bounds_of_batch import WEIGHT
+from rollout_corr.specs.correction import Spec
 
 VALID = Over("valid tokens", "tokens")
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.metrics.rows import EACH, Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.loss import KL, Objective, SquaredLogRatio
 
 # Sums of whole sequences, which the first rank of a sequence group alone may add. They stand first.
 OF_SEQUENCES = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")

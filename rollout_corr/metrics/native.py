@@ -29,8 +29,8 @@ from rollout_corr.metrics.rows import (
     squared,
     std,
 )
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Criterion, Spec
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 

@@ -13,9 +13,9 @@ from rollout_corr.metrics import loss, native, schema
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.labels import Labels, count_outside, outside_of
 from rollout_corr.metrics.rows import Metric
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import Objective
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Objective
 
 
 class OnTensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollout_corr.definition.facts import Named
 from rollout_corr.definition.findings import Findings
-from rollout_corr.spec.correction import WHEN_REPORTING, Criterion, Spec
+from rollout_corr.specs.correction import WHEN_REPORTING, Criterion, Spec
 
 # The module of each scheme.
 SCHEMES = {name: f"rollout_corr.frameworks.{name}.metrics" for name in ("verl", "xtuner", "skyrl")}

@@ -20,10 +20,10 @@ from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.labels import SEQUENCES, Labels, count_outside
 from rollout_corr.metrics.peers import Columns
 from rollout_corr.metrics.rows import Aggregate
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import Objective
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.checked import by_path
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Objective
 
 
 def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:

@@ -15,10 +15,10 @@ from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.labels import Labels, outside_of
 from rollout_corr.metrics.on_tensors import metric_on_device
 from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
-from rollout_corr.spec.checked import by_path
-from rollout_corr.spec.choices import REPORTS
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import Objective
+from rollout_corr.specs.checked import by_path
+from rollout_corr.specs.choices import REPORTS
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Objective
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -13,7 +13,7 @@ from rollout_corr.definition.tokens import Number
 from rollout_corr.definition.turns import FIRST, LAST, MIDDLE
 from rollout_corr.metrics.rows import EACH, Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
 from rollout_corr.metrics.sums import squares_of_weight, sum_of_weight
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
 

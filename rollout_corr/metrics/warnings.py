@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, ratio_room
 from rollout_corr.metrics.native import TOKENS, readers_of
 from rollout_corr.metrics.rows import exp
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
 FILLERS = (0.0, -1.0)

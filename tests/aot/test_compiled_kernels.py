@@ -31,8 +31,8 @@ from rollout_corr.aot.variants import (
 )
 from rollout_corr.backends import batch
 from rollout_corr.kernels.grid import SHAPES, cut_for
-from rollout_corr.spec import choices
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs import choices
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 # --- the variants ---
 
@@ -41,7 +41,7 @@ SPECS = [variant.spec for variant in (*VARIANTS.values(), *TURN_VARIANTS.values(
 WEIGHTS = [x.weight for x in SPECS if x.weight is not None]
 CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
 
-# Every tuple of options in rollout_corr/spec/choices.py, and the values of it that the variants use.
+# Every tuple of options in rollout_corr/specs/choices.py, and the values of it that the variants use.
 USED = {
     "LEVELS": {weight.level for weight in WEIGHTS},
     "OUTSIDE": {weight.outside for weight in WEIGHTS},

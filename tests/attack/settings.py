@@ -23,7 +23,7 @@ import torch
 import rollout_corr as rc
 from attack.campaign import Area, Outcome
 from rollout_corr.frameworks.shared import lookup
-from rollout_corr.spec.checked import Checked
+from rollout_corr.specs.checked import Checked
 
 TYPES = [value for name in rc.__all__ if isinstance(value := getattr(rc, name), type) and issubclass(value, Checked)]
 # What a repr may name.

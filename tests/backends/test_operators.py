@@ -16,8 +16,8 @@ from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.units import thinning_bit
-from rollout_corr.spec.encode import decode, encode
-from rollout_corr.spec.operands import CorrectOperands
+from rollout_corr.specs.encode import decode, encode
+from rollout_corr.specs.operands import CorrectOperands
 
 C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)

@@ -18,7 +18,7 @@ from builders.turns import offsets_of, random_turns
 from oracles import turns as oracle
 from rollout_corr.backends import whole
 from rollout_corr.backends.run import CORRECTIONS
-from rollout_corr.spec.encode import encode
+from rollout_corr.specs.encode import encode
 
 pytestmark = INTERPRETED
 

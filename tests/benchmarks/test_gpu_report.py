@@ -68,7 +68,7 @@ def test_commands_are_understood():
 def test_tests_that_run_on_a_gpu():
     found = main.gpu_tests()
     assert {"tests/kernels/test_correct.py", "tests/backends/test_operators.py"} <= set(found)
-    assert "tests/spec/test_correction.py" not in found
+    assert "tests/specs/test_correction.py" not in found
     assert all((ROOT / name).exists() for name in main.REHEARSED[1])
 
 

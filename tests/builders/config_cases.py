@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 VERL = {"report": ("native", "verl")}
 XTUNER = {"report": ("native", "xtuner")}

@@ -19,8 +19,8 @@ from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.spec.operands import ScaleOperands
-from rollout_corr.spec.surrogate import Decided
+from rollout_corr.specs.operands import ScaleOperands
+from rollout_corr.specs.surrogate import Decided
 
 INF, NAN = math.inf, math.nan
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from builders.config_cases import SKYRL, VERL, VETO, WORDS, XTUNER, call, k1, option, ratio, rows
-from rollout_corr.spec.bounds_of_batch import MeanBelow
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.bounds_of_batch import MeanBelow
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 GEO = k1("seq_mean_k1", 0.999, 1.001)
 OLD_GEO = ratio(1 / 1.001, 1.001, "mean", label="seq_mean_k1")

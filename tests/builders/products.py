@@ -12,7 +12,7 @@ import random
 import rollout_corr as rc
 from builders.batches import LAYOUTS, cut, random_sequences, spoil, wild
 from oracles import correction as oracle
-from rollout_corr.spec.choices import DROP, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, SUMS_OVER, WHEN
+from rollout_corr.specs.choices import DROP, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, SUMS_OVER, WHEN
 
 BATCHES = [
     random_sequences(0),

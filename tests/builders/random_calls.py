@@ -9,7 +9,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, MASK_DTYPES, random_sequences, spoil, wild
 from builders.products import DROPS, fit
-from rollout_corr.spec.choices import LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from rollout_corr.specs.choices import LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
 # Of outcomes that log-ratios on the grid of a half precision do not have.
 WEIGHT_BOUNDS = ((None, None), (None, 1.234567), (0.789012, None), (0.789012, 1.234567))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from oracles.correction import Sequence
-from rollout_corr.spec.choices import (
+from rollout_corr.specs.choices import (
     DROP,
     LEVELS,
     OUTSIDE,
@@ -19,7 +19,7 @@ from rollout_corr.spec.choices import (
     SUMS_OVER,
     WHEN,
 )
-from rollout_corr.spec.statistics import STATISTICS
+from rollout_corr.specs.statistics import STATISTICS
 
 ADVANTAGES = st.sampled_from((-2.0, -0.25, 0.0, 0.25, 1.0, 1.0))
 ODD = (0.0, -1e-12, -1e-6, -88.0, -200.0, -1100.0, -1e10)

@@ -9,8 +9,8 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import random_sequences, spoil, wild
-from rollout_corr.spec.choices import REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
-from rollout_corr.spec.statistics import STATISTICS
+from rollout_corr.specs.choices import REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from rollout_corr.specs.statistics import STATISTICS
 
 
 def random_turns(sequences, seed):

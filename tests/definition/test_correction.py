@@ -29,7 +29,7 @@ from builders.batches import (
 )
 from builders.products import criteria_product, fit, weights_product
 from oracles import correction as oracle
-from rollout_corr.spec.choices import LEVELS, REDUCTIONS, STATS
+from rollout_corr.specs.choices import LEVELS, REDUCTIONS, STATS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,7 +21,7 @@ from oracles import normalized as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.spec.choices import LEVELS, NONFINITE, OUTSIDE, REJECTED
+from rollout_corr.specs.choices import LEVELS, NONFINITE, OUTSIDE, REJECTED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

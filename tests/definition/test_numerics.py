@@ -11,7 +11,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import METRICS_WITHIN, WEIGHTS_WITHIN, check
 from oracles import correction as oracle
-from rollout_corr.spec.choices import LEVELS, REDUCTIONS
+from rollout_corr.specs.choices import LEVELS, REDUCTIONS
 
 INF = math.inf
 

@@ -16,8 +16,8 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, random_sequences, rounded, spoil
 from builders.products import BATCHES, BROKEN, fit, weights_product
 from rollout_corr.backends import operators
-from rollout_corr.spec.choices import PREFIX_REDUCTIONS, REDUCTIONS, STATS, WHEN
-from rollout_corr.spec.encode import encode
+from rollout_corr.specs.choices import PREFIX_REDUCTIONS, REDUCTIONS, STATS, WHEN
+from rollout_corr.specs.encode import encode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

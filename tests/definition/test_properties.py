@@ -19,7 +19,7 @@ from builders.batches import GARBAGE, LAYOUTS, lay_out
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome, pick
 from builders.strategies import sequences, specs
 from oracles.correction import Sequence
-from rollout_corr.spec.choices import NONFINITE
+from rollout_corr.specs.choices import NONFINITE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ from builders.config_cases import VERL, XTUNER, cases, ratio
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import presets
 from rollout_corr.frameworks.shared.lookup import from_config
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 

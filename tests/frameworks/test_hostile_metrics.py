@@ -17,7 +17,7 @@ from rollout_corr.frameworks.verl import dropin as verl
 from rollout_corr.frameworks.verl import measures, v07
 from rollout_corr.metrics import rows
 from rollout_corr.metrics.peers import SCHEMES
-from rollout_corr.spec.choices import NONFINITE
+from rollout_corr.specs.choices import NONFINITE
 
 ROOT = Path(__file__).resolve().parents[2] / "rollout_corr"
 VALUES = (-9999.0, 9999.0, 700.0, -400.0, math.inf, -math.inf, math.nan, 0.0)

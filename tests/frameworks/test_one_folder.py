@@ -13,14 +13,14 @@ import rollout_corr as rc
 from rollout_corr import frameworks
 from rollout_corr.frameworks.shared import lookup, preset
 from rollout_corr.metrics import peers
-from rollout_corr.spec import choices, correction
+from rollout_corr.specs import choices, correction
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PRESETS = '''
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, Named, clip, of_presets
-from rollout_corr.spec.correction import Spec, Weight
+from rollout_corr.specs.correction import Spec, Weight
 
 @preset_of("toy 1.0")
 def tis(cap: float = 2.0) -> Spec:

@@ -23,9 +23,9 @@ from rollout_corr.frameworks.shared import presets, tables
 from rollout_corr.frameworks.shared.lookup import every_preset, frameworks, preset
 from rollout_corr.frameworks.shared.tables import END
 from rollout_corr.frameworks.verl import options as verl_options
-from rollout_corr.spec.bounds_of_batch import RULES
-from rollout_corr.spec.checked import expression
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.bounds_of_batch import RULES
+from rollout_corr.specs.checked import expression
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 

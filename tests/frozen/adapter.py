@@ -28,7 +28,7 @@ def prepare() -> None:
     """Import everything, so that a size which is patched is bound nowhere else; call it before the package is used."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for room in ("api", "backends", "definition", "metrics", "spec"):
+    for room in ("api", "backends", "definition", "metrics", "specs"):
         package = import_module(f"rollout_corr.{room}")
         for module in pkgutil.iter_modules(package.__path__):
             if "kernels" not in module.name and module.name != "docs":

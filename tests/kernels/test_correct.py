@@ -43,7 +43,7 @@ from builders.products import criteria_product, weights_product
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels.grid import Shape
-from rollout_corr.spec.choices import LEVELS, STATS
+from rollout_corr.specs.choices import LEVELS, STATS
 
 pytestmark = INTERPRETED
 

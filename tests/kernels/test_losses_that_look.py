@@ -19,8 +19,8 @@ from builders.threaded_ranks import Ranks
 from oracles import batch_losses as oracle
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.launches import Launch
-from rollout_corr.spec.encode import decode, encode
-from rollout_corr.spec.loss import Objective
+from rollout_corr.specs.encode import decode, encode
+from rollout_corr.specs.loss import Objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

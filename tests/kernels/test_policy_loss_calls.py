@@ -12,7 +12,7 @@ import rollout_corr as rc
 from builders.kernel_cases import NARROW, WIDE, fenced, shaped, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.loss_kernel_cases import ON_KERNELS, PLAIN, tensors_of
-from rollout_corr.spec.thresholds import float32_at_least, float32_at_most
+from rollout_corr.specs.thresholds import float32_at_least, float32_at_most
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

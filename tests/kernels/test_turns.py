@@ -28,8 +28,8 @@ from oracles import turns as oracle
 from rollout_corr.aot.variants import TURN_VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.backends import turns as reading
-from rollout_corr.spec.choices import STATS
-from rollout_corr.spec.loss import LOSS_REDUCTIONS
+from rollout_corr.specs.choices import STATS
+from rollout_corr.specs.loss import LOSS_REDUCTIONS
 
 pytestmark = INTERPRETED
 

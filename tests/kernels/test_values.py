@@ -30,7 +30,7 @@ from builders.kernel_cases import (
     tokens,
 )
 from oracles import correction as oracle
-from rollout_corr.spec.choices import NONFINITE, REDUCTIONS, WHEN
+from rollout_corr.specs.choices import NONFINITE, REDUCTIONS, WHEN
 
 pytestmark = INTERPRETED
 

@@ -16,7 +16,7 @@ from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics import aggregates, collect, loss, native, on_tensors, peers, schema
 from rollout_corr.metrics.rows import Metric, mean, over_tokens, total
-from rollout_corr.spec.choices import REPORTS
+from rollout_corr.specs.choices import REPORTS
 
 PACKAGE = Path(rc.__file__).parent
 EVERYTHING = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=(rc.Criterion("k3", upper=1.0),), detail="full")

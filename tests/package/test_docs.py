@@ -16,7 +16,7 @@ import rollout_corr as rc
 from builders import metrics_page
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.tables import losses
-from rollout_corr.spec import choices, loss, surrogate
+from rollout_corr.specs import choices, loss, surrogate
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -14,14 +14,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "rollout_corr" / "README.md"
-CORE = ("spec", "definition", "metrics", "kernels", "backends", "api")
+CORE = ("specs", "definition", "metrics", "kernels", "backends", "api")
 
 # The most levels of a room: files of the longest chain of imports inside it.
 MOST_LEVELS = 7
 
 # Files of the core that may name a peer, or import a module by a computed name.
 NAMED_SLOTS = {
-    "rollout_corr/spec/choices.py": "the names that Spec.report takes",
+    "rollout_corr/specs/choices.py": "the names that Spec.report takes",
     "rollout_corr/metrics/peers.py": "where the metrics of each of these frameworks are",
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
     "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",

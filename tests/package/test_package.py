@@ -287,7 +287,7 @@ def test_named_tuples_on_the_way_of_a_call_have_no_properties():
     root = Path(rc.__file__).parent
     found = [
         f"{path.name}: {node.name}.{each.name}"
-        for room in ("spec", "definition", "backends", "api")
+        for room in ("specs", "definition", "backends", "api")
         for path in sorted((root / room).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "NamedTuple" for base in node.bases)

@@ -13,8 +13,8 @@ from typing import get_args
 import pytest
 
 import rollout_corr
-from rollout_corr.spec.choices import STATS
-from rollout_corr.spec.statistics import STATISTICS, Stat
+from rollout_corr.specs.choices import STATS
+from rollout_corr.specs.statistics import STATISTICS, Stat
 
 CASES = Path(__file__).with_name("typing_cases.py")
 ROOT = Path(rollout_corr.__file__).parents[1]

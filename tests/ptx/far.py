@@ -10,7 +10,7 @@ from builders.batches import one_thread
 from builders.kernel_cases import assert_like_reference, unchecked
 from ptx.session import Launch, compiled
 from rollout_corr.kernels.correct import launch
-from rollout_corr.spec.operands import CorrectOperands
+from rollout_corr.specs.operands import CorrectOperands
 
 FAR = 2**31 + 1_048_653
 

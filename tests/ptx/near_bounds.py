@@ -16,7 +16,7 @@ from ptx.edits import Edit, edited
 from ptx.session import compiled
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels.correct import criteria
-from rollout_corr.spec.thresholds import threshold_of
+from rollout_corr.specs.thresholds import threshold_of
 
 C = rc.Criterion
 # Compared as D, or as sums of D and its square.

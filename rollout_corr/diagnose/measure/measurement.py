@@ -28,8 +28,8 @@ from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram,
 from rollout_corr.metrics.native import PERCENTILES
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.metrics.warnings import warnings_of
-from rollout_corr.spec.choices import LEVELS
-from rollout_corr.spec.correction import Spec, Weight
+from rollout_corr.specs.choices import LEVELS
+from rollout_corr.specs.correction import Spec, Weight
 
 BASE = Spec(detail="full")
 # The bound at which most frameworks truncate weights by default.

@@ -12,7 +12,7 @@ from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show.headline import ratio_room_of
 from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.limits import BY_KEY
-from rollout_corr.spec.choices import LEVELS
+from rollout_corr.specs.choices import LEVELS
 
 # A dump with what was measured and found; and measurements by the name of their dump.
 Reported = tuple[Dump, Measurement, Sequence[Finding]]

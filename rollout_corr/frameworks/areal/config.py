@@ -7,11 +7,11 @@ from typing import Any
 from rollout_corr.frameworks.areal import presets
 from rollout_corr.frameworks.shared.recipe import arguments, around_one, clip
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, settings_of
-from rollout_corr.spec.choices import Reduce
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, SAPO
-from rollout_corr.spec.validate import number, one_of, positive
+from rollout_corr.specs.choices import Reduce
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO, SAPO
+from rollout_corr.specs.validate import number, one_of, positive
 
 ACTIONS = ("mask", "clamp")
 METRICS = ("ratio", *presets.METRICS, "binary_kl")

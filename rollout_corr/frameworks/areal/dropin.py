@@ -14,8 +14,8 @@ from rollout_corr.frameworks.shared.dropin import DropIn, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec
-from rollout_corr.spec.choices import Reduce
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.choices import Reduce
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 MODULE = "areal.utils.functional.functional"
 

@@ -19,12 +19,12 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     recipe,
 )
-from rollout_corr.spec.bounds_of_batch import MeanBelow
-from rollout_corr.spec.choices import Level, Nonfinite, Reduce, Unit
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.statistics import Stat
-from rollout_corr.spec.surrogates import GSPO, SAPO
-from rollout_corr.spec.validate import number, one_of, positive
+from rollout_corr.specs.bounds_of_batch import MeanBelow
+from rollout_corr.specs.choices import Level, Nonfinite, Reduce, Unit
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.statistics import Stat
+from rollout_corr.specs.surrogates import GSPO, SAPO
+from rollout_corr.specs.validate import number, one_of, positive
 
 LEVELS = ("token", "sequence")
 AGGREGATIONS: tuple[Reduce, ...] = ("sum", "mean", "max")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.frameworks.slime import config as slime
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 
 def read(config: object) -> Spec:

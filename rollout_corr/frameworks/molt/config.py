@@ -8,10 +8,10 @@ from typing import Any
 from rollout_corr.frameworks.molt import presets
 from rollout_corr.frameworks.shared.recipe import arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import KL, KLKind
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import KL, KLKind
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.validate import number, one_of
 
 GATES = {"seq": presets.seq, "geo": presets.geo}
 ESTIMATORS: tuple[KLKind, ...] = ("k1", "k2", "k3")

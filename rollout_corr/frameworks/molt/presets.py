@@ -19,11 +19,11 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     recipe,
 )
-from rollout_corr.spec.choices import Reduce, Unit
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, Score
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.choices import Reduce, Unit
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO, PPO, Score
+from rollout_corr.specs.validate import number, one_of
 
 LIMIT = 30.0
 

@@ -7,11 +7,11 @@ from typing import Any
 from rollout_corr.frameworks.nemo.presets import clipped, geometric_gate, kl, level_reduction
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
-from rollout_corr.spec.choices import Outside
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GPG, GSPO
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.choices import Outside
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GPG, GSPO
+from rollout_corr.specs.validate import number, one_of
 
 TYPES = ("tis", "icepop", "seq-mask-tis")
 # The settings of the loss beside those of `spec`, with the defaults of ClippedPGLossConfig.

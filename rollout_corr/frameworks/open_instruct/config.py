@@ -7,10 +7,10 @@ from typing import Any
 from rollout_corr.frameworks.open_instruct.presets import by_divergence, by_sequence, by_token, cispo, corrected, kl
 from rollout_corr.frameworks.shared.recipe import arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.surrogate import RatioOf, Surrogate
-from rollout_corr.spec.surrogates import PPO
-from rollout_corr.spec.validate import not_negative, one_of, positive
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.surrogate import RatioOf, Surrogate
+from rollout_corr.specs.surrogates import PPO
+from rollout_corr.specs.validate import not_negative, one_of, positive
 
 
 def spec(

@@ -17,12 +17,12 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     recipe,
 )
-from rollout_corr.spec.choices import Level
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, KLKind
-from rollout_corr.spec.surrogate import RatioOf
-from rollout_corr.spec.surrogates import Score
-from rollout_corr.spec.validate import number
+from rollout_corr.specs.choices import Level
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, KLKind
+from rollout_corr.specs.surrogate import RatioOf
+from rollout_corr.specs.surrogates import Score
+from rollout_corr.specs.validate import number
 
 TOKEN_CLAMP = 10.0
 

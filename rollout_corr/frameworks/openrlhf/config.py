@@ -10,11 +10,11 @@ from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of
 from rollout_corr.frameworks.shared.specs import gated
-from rollout_corr.spec.choices import Reduce, Unit
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, KLKind
-from rollout_corr.spec.statistics import Stat
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.choices import Reduce, Unit
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, KLKind
+from rollout_corr.specs.statistics import Stat
+from rollout_corr.specs.validate import number, one_of
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
 MODES = ("mask", "clip")

@@ -20,7 +20,7 @@ from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.recipe import SEQUENCES
 from rollout_corr.frameworks.shared.settings import cached_spec
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 MODULE = "openrlhf.models.loss"
 

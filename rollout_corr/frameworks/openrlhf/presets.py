@@ -21,10 +21,10 @@ from rollout_corr.frameworks.shared.recipe import (
     reduction,
 )
 from rollout_corr.frameworks.shared.specs import gated
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogate import RatioOf, Surrogate
-from rollout_corr.spec.surrogates import GSPO
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.surrogate import RatioOf, Surrogate
+from rollout_corr.specs.surrogates import GSPO
+from rollout_corr.specs.validate import one_of
 
 GATINGS = ("binary_kl", "tv")
 # OpenRLHF keeps probabilities in [1e-6, 1 - 1e-6].

@@ -8,8 +8,8 @@ from typing import Any
 from rollout_corr.frameworks.prime_rl.presets import RECIPES, dppo, icepop, ipo, kpop
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.settings import settings_of
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import one_of
 
 SPECS: dict[str, Callable[..., Spec]] = {"ipo": ipo, "icepop": icepop, "kpop": kpop, "default": dppo}
 # The settings of each type beside `type`, `adv_tau` and, but for IcePop, `kl_tau`.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, Named, anchor, of_presets, recipe
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.surrogates import Reinforce
-from rollout_corr.spec.validate import positive
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.surrogates import Reinforce
+from rollout_corr.specs.validate import positive
 
 
 def _spec(criterion: Criterion) -> Spec:

@@ -8,13 +8,13 @@ from rollout_corr.frameworks.roll.presets import RECIPES, clip, clip_of_segments
 from rollout_corr.frameworks.shared.recipe import AGGREGATIONS, aggregation, arguments
 from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
-from rollout_corr.spec.choices import Level, Reduce, Unit, WeightUnit
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL
-from rollout_corr.spec.statistics import Stat
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.choices import Level, Reduce, Unit, WeightUnit
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL
+from rollout_corr.specs.statistics import Stat
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO
+from rollout_corr.specs.validate import number, one_of
 
 # TrainInferISWeightConfig and TrainInferFilterConfig.
 WEIGHT: dict[str, Any] = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}

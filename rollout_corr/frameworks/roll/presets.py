@@ -17,8 +17,8 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
     reduction,
 )
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
 
 
 @preset_of("ROLL 8eb27cc (2026-08-18)")

@@ -15,7 +15,7 @@ from rollout_corr.frameworks.shared.origin import Origin, lacks, origin_of, pres
 from rollout_corr.frameworks.shared.places import Changes, look_up, places_of
 from rollout_corr.frameworks.shared.swaps import Live, Swap, swap_of
 from rollout_corr.frameworks.shared.swaps import Target as Target
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.validate import one_of
 
 LOGGER = logging.getLogger("rollout_corr")
 

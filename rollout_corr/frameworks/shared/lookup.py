@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from rollout_corr import frameworks as package
 from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, same_kind
 from rollout_corr.frameworks.shared.settings import in_its_words, refuse_other_types
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.correction import Spec
 
 
 class Recipe(NamedTuple):

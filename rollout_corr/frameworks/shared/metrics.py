@@ -16,7 +16,7 @@ from rollout_corr.metrics.rows import exp as exp
 from rollout_corr.metrics.rows import log as log
 from rollout_corr.metrics.rows import ratio_of
 from rollout_corr.metrics.rows import squared as squared
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 # --- on the device ---
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ParamSpec
 
 from rollout_corr.frameworks.shared.settings import refuse_other_types
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 P = ParamSpec("P")
 

@@ -9,12 +9,12 @@ from typing import Any, Generic, TypeVar
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
 from rollout_corr.frameworks.shared.preset import registered
-from rollout_corr.spec.choices import Outside
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
-from rollout_corr.spec.surrogate import RatioOf, Surrogate
-from rollout_corr.spec.surrogates import PPO, Score
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.choices import Outside
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
+from rollout_corr.specs.surrogate import RatioOf, Surrogate
+from rollout_corr.specs.surrogates import PPO, Score
+from rollout_corr.specs.validate import number, one_of
 
 T_co = TypeVar("T_co", covariant=True)
 

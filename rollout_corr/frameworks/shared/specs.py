@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_corr.spec.choices import Drop, Level, Of, Reduce, Unit
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.choices import Drop, Level, Of, Reduce, Unit
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 # A framework's level: the level of the weight, and unit and reduction of the criterion that tests the same ratio.
 LEVELS: dict[str, tuple[Level, Unit, Reduce | None]] = {

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe
 from rollout_corr.frameworks.shared.preset import Preset
-from rollout_corr.spec.checked import expression
-from rollout_corr.spec.surrogate import Surrogate
+from rollout_corr.specs.checked import expression
+from rollout_corr.specs.surrogate import Surrogate
 
 BEGIN = "<!-- made by `python -m rollout_corr.frameworks {}`; a test compares them -->"
 END = "<!-- end of what is made -->"

@@ -8,12 +8,12 @@ from typing import Any
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
-from rollout_corr.spec.choices import Level, Reduce, Scheme, SumsOver
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, KLKind, LossReduction
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Reinforce
-from rollout_corr.spec.validate import not_negative, number, one_of, positive
+from rollout_corr.specs.choices import Level, Reduce, Scheme, SumsOver
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, KLKind, LossReduction
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
+from rollout_corr.specs.validate import not_negative, number, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
 TIS_LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}

@@ -24,8 +24,8 @@ from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.skyrl import config
 from rollout_corr.frameworks.skyrl import metrics as report
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.spec.choices import NONFINITE, Nonfinite
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.choices import NONFINITE, Nonfinite
+from rollout_corr.specs.correction import Spec
 
 MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.frameworks.skyrl.dropin import compute_off_policy_correction
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, SAPO
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO, PPO, SAPO
 
 Loss = tuple[Tensor, dict[str, float]]
 

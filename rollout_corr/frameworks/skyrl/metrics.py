@@ -24,8 +24,8 @@ from rollout_corr.definition.tokens import Tokens
 from rollout_corr.frameworks.shared.metrics import beyond_one, exp, mean, prefixed, unbiased_std
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.thresholds import log_bound
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.thresholds import log_bound
 
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)

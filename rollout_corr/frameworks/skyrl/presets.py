@@ -23,9 +23,9 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
 )
 from rollout_corr.frameworks.skyrl.config import penalty_over_rows, spec
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.loss import KL
-from rollout_corr.spec.surrogates import GSPO, PPO, SAPO, Reinforce
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import KL
+from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
 
 
 @preset_of("SkyRL a956457 (2026-08-21)")

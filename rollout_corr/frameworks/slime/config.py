@@ -11,11 +11,11 @@ from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_o
 from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields_of, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS, off_policy
 from rollout_corr.frameworks.slime import presets
-from rollout_corr.spec import validate
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, KLKind
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO
+from rollout_corr.specs import validate
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, KLKind
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO
 
 MODES = ("truncate", "clip", "mask")
 FLAGS: dict[str, Any] = {

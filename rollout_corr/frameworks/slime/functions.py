@@ -23,7 +23,7 @@ from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.slime import presets as presets
 from rollout_corr.frameworks.slime.config import MisSettings, mis_settings, mis_spec
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 # Which of the two frameworks runs is told by which has loaded its tools for context parallelism. miles moved them in
 # January 2026 (f68eef8cd).

@@ -11,7 +11,7 @@ from typing import Any
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, SEQUENCES, Named, clip, of_presets, penalty, recipe
 from rollout_corr.frameworks.shared.specs import gated, off_policy
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 
 @preset_of("slime 624b824 (2026-08-21)")

@@ -9,8 +9,8 @@ from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.settings import boolean, settings_of
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.frameworks.swift import presets
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import number, one_of
 
 LOSS: dict[str, Any] = {
     "loss_type": "grpo",

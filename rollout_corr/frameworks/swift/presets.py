@@ -13,12 +13,12 @@ from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, GLOBAL, SEQUENCES, WITH_REFERENCE, Recipe, arguments
 from rollout_corr.frameworks.shared.specs import off_policy
-from rollout_corr.spec.choices import Reduce, Unit
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, Denominator, LossReduction
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GSPO, PPO, REAL, SAPO, Score
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.choices import Reduce, Unit
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, Denominator, LossReduction
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO, PPO, REAL, SAPO, Score
+from rollout_corr.specs.validate import one_of
 
 TOKEN_CLAMP = 20.0
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
 from rollout_corr.frameworks.shared.dropin import Target
 from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.surrogates import PPO
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.surrogates import PPO
 
 
 def packed_policy_loss(

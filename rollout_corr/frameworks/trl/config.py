@@ -8,8 +8,8 @@ from typing import Any
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.settings import boolean, settings_of
 from rollout_corr.frameworks.trl import presets
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import number, one_of
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import number, one_of
 
 # Settings of the loss, by TRL's names and with its defaults.
 LOSS: dict[str, Any] = {

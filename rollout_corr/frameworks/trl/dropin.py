@@ -23,8 +23,8 @@ from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.frameworks.trl import asynchronous
 from rollout_corr.frameworks.trl.presets import MODES
 from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
-from rollout_corr.spec.correction import Spec
-from rollout_corr.spec.validate import number
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import number
 
 MODULE = "trl.trainer.grpo_trainer"
 

@@ -24,12 +24,12 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
 )
 from rollout_corr.frameworks.shared.specs import off_policy
-from rollout_corr.spec.choices import Level, Nonfinite, Reduce, Unit
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, Denominator, LossReduction
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.choices import Level, Nonfinite, Reduce, Unit
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, Denominator, LossReduction
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
+from rollout_corr.specs.validate import one_of
 
 
 def truncate(level: Level, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:

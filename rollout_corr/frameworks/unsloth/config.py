@@ -6,7 +6,7 @@ from typing import Any
 
 from rollout_corr.frameworks.trl import config as trl
 from rollout_corr.frameworks.unsloth.presets import loss
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 KNOWN = trl.KNOWN | {"beta": 0.001, "loss_type": "bnpo"}
 

@@ -9,9 +9,9 @@ from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import Recipe, arguments
 from rollout_corr.frameworks.trl import presets
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, KLWeight
-from rollout_corr.spec.validate import one_of
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, KLWeight
+from rollout_corr.specs.validate import one_of
 
 
 @preset_of("unsloth-zoo 2026.10.9")

@@ -16,12 +16,12 @@ from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_u
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
-from rollout_corr.spec.checked import expression
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, KLKind, LossReduction
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, KLCov, Score
-from rollout_corr.spec.validate import number, one_of, positive
+from rollout_corr.specs.checked import expression
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, KLKind, LossReduction
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, KLCov, Score
+from rollout_corr.specs.validate import number, one_of, positive
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
 SHARED = ("rollout_is", "rollout_is_threshold")

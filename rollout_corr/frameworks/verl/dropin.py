@@ -34,9 +34,9 @@ from rollout_corr.frameworks.verl.shared import (
     same_shape,
     without_prefix,
 )
-from rollout_corr.spec import validate
-from rollout_corr.spec.choices import Nonfinite
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.specs import validate
+from rollout_corr.specs.choices import Nonfinite
+from rollout_corr.specs.correction import Criterion, Spec
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 COMPAT = ("0.9", "0.7")

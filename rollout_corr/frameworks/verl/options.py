@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from numbers import Real
 
 from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.spec import validate
-from rollout_corr.spec.choices import Level, Reduce, Unit
-from rollout_corr.spec.correction import Criterion, Weight
-from rollout_corr.spec.statistics import Stat
+from rollout_corr.specs import validate
+from rollout_corr.specs.choices import Level, Reduce, Unit
+from rollout_corr.specs.correction import Criterion, Weight
+from rollout_corr.specs.statistics import Stat
 
 LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}
 K1_BOUNDS = ("verl", "ratio")

@@ -13,8 +13,8 @@ from rollout_corr.frameworks.shared import given
 from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.verl import metrics as report
 from rollout_corr.frameworks.verl import options
-from rollout_corr.spec.choices import NONFINITE
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.choices import NONFINITE
+from rollout_corr.specs.correction import Spec
 
 DROP_IN = DropIn(
     "verl",

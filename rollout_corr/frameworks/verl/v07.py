@@ -23,9 +23,9 @@ from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl import presets as presets
 from rollout_corr.frameworks.verl.measures import of_weights
 from rollout_corr.frameworks.verl.shared import DROP_IN, add_to_batch, corrected, proto, rows_of, same_shape
-from rollout_corr.spec import validate
-from rollout_corr.spec.choices import Nonfinite
-from rollout_corr.spec.correction import Criterion, Spec
+from rollout_corr.specs import validate
+from rollout_corr.specs.choices import Nonfinite
+from rollout_corr.specs.correction import Criterion, Spec
 
 LEVELS = options.OLD_RS_LEVELS
 SAFETY_BOUND = options.TOKEN_CLAMP

@@ -8,11 +8,11 @@ from typing import Any
 from rollout_corr.frameworks.shared.recipe import arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
-from rollout_corr.spec.choices import Scheme, When
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, KLKind
-from rollout_corr.spec.surrogates import PPO
-from rollout_corr.spec.validate import not_negative, number, one_of
+from rollout_corr.specs.choices import Scheme, When
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, KLKind
+from rollout_corr.specs.surrogates import PPO
+from rollout_corr.specs.validate import not_negative, number, one_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 MODES = ("truncate", "mask", "both")

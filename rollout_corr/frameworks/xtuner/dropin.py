@@ -27,9 +27,9 @@ from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.xtuner import config
 from rollout_corr.frameworks.xtuner import metrics as report
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.spec import validate
-from rollout_corr.spec.choices import NONFINITE, Nonfinite
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs import validate
+from rollout_corr.specs.choices import NONFINITE, Nonfinite
+from rollout_corr.specs.correction import Spec
 
 MODULE = "xtuner.v1.rl.rollout_is"
 MERGE = ("xtuner", "pooled")

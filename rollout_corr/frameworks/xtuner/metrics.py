@@ -42,8 +42,8 @@ from rollout_corr.frameworks.shared.metrics import (
 )
 from rollout_corr.metrics.collect import totals
 from rollout_corr.metrics.peers import Columns, Interval
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.thresholds import log_bound
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.thresholds import log_bound
 
 PREFIX = "mismatch/"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, GLOBAL, Named, of_presets, penalty, recipe
 from rollout_corr.frameworks.xtuner.config import Pair, spec
-from rollout_corr.spec.choices import Drop
-from rollout_corr.spec.correction import Criterion, Spec
-from rollout_corr.spec.surrogates import PPO
+from rollout_corr.specs.choices import Drop
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.surrogates import PPO
 
 
 @preset_of("xtuner b934f46 (2026-08-21)")

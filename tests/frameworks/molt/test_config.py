@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 
 def flags(**advantage):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 CORRECTED = {"use_importance_sampling_correction": True}
 WHOLE = {"sequence_level_importance_ratios": True, "token_level_loss": False}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 WEIGHT = Weight("token", upper=2.0, token_clamp=10.0)
 

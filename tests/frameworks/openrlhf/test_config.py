@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 

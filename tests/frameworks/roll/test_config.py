@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 ON = {"enabled": True}
 DEFAULT = {"is_weight": ON, "filters": [ON]}

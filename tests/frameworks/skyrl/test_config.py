@@ -9,7 +9,7 @@ import pytest
 import rollout_corr as rc
 from builders.config_cases import SKYRL, cases, specs
 from rollout_corr.frameworks.shared.lookup import from_config
-from rollout_corr.spec.correction import Spec, Weight
+from rollout_corr.specs.correction import Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.spec.correction import Spec
+from rollout_corr.specs.correction import Spec
 
 MIS = {
     "use_tis": True,

@@ -12,7 +12,7 @@ from builders.config_cases import VERL, VETO, flat, k1, option, ratio, specs
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import presets
 from rollout_corr.frameworks.shared.lookup import from_config
-from rollout_corr.spec.correction import Spec, Weight
+from rollout_corr.specs.correction import Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 

@@ -9,7 +9,7 @@ import yaml
 
 from builders.config_cases import VERL, cases, flat
 from rollout_corr.frameworks.shared.lookup import from_config
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 

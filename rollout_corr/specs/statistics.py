@@ -2,8 +2,8 @@
 
 Not to be confused with `Statistics` (metrics/statistics.py), the sums and maxima that metrics are computed from.
 
-Readers: the check of bounds (spec/correction.py), `Spec.explain`, the definition (definition/correction.py), the
-thresholds (spec/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
+Readers: the check of bounds (specs/correction.py), `Spec.explain`, the definition (definition/correction.py), the
+thresholds (specs/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
 `Statistic.one_limb`, `log_space`, `has_eps` and `source` and has one Triton branch a statistic of its own.
 
 How to add one: CONTRIBUTING.md. Notation: D = log q - log p, where p = exp(rollout_logp) and q = exp(train_logp).

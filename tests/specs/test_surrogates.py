@@ -11,10 +11,10 @@ import pytest
 
 import rollout_corr as rc
 from builders.loss_cases import OF_BATCH, OF_ENTROPY, OF_GROUPS, SURROGATES
-from rollout_corr.spec import surrogates
-from rollout_corr.spec.surrogate import Surrogate
-from rollout_corr.spec.surrogates import OF_BATCH as THAT_LOOK
-from rollout_corr.spec.surrogates import SURROGATES as WITH_KERNELS
+from rollout_corr.specs import surrogates
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import OF_BATCH as THAT_LOOK
+from rollout_corr.specs.surrogates import SURROGATES as WITH_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
@@ -22,13 +22,13 @@ CASES = SURROGATES | LOOKING
 NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *THAT_LOOK)}
 MAY_NAME_ONE = (
     "rollout_corr/__init__.py",
-    "rollout_corr/spec/ratio_losses.py",
-    "rollout_corr/spec/score_losses.py",
-    "rollout_corr/spec/surrogates.py",
-    "rollout_corr/spec/ratio_losses.py",
-    "rollout_corr/spec/batch_losses.py",
-    "rollout_corr/spec/batch_losses.py",
-    "rollout_corr/spec/batch_losses.py",
+    "rollout_corr/specs/ratio_losses.py",
+    "rollout_corr/specs/score_losses.py",
+    "rollout_corr/specs/surrogates.py",
+    "rollout_corr/specs/ratio_losses.py",
+    "rollout_corr/specs/batch_losses.py",
+    "rollout_corr/specs/batch_losses.py",
+    "rollout_corr/specs/batch_losses.py",
     "rollout_corr/frameworks/",
     "rollout_corr/aot/",
     "kernels/policy_loss/",
@@ -55,7 +55,7 @@ def test_nothing_else_names_a_surrogate():
     assert len(paths) > 100
     found = {name: named(path) for name, path in paths.items() if not name.startswith(MAY_NAME_ONE)}
     assert not {name: some for name, some in found.items() if some}
-    assert named(ROOT / "rollout_corr" / "spec" / "surrogates.py") == NAMES
+    assert named(ROOT / "rollout_corr" / "specs" / "surrogates.py") == NAMES
 
 
 def test_all_are_listed_exported_and_tried():

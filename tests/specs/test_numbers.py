@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.spec.loss import Objective
-from rollout_corr.spec.surrogates import OF_BATCH, SURROGATES
+from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 
 # A value of each type by its required fields alone.
 LEAST = {

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.spec import statistics
-from rollout_corr.spec.choices import STATS
-from rollout_corr.spec.statistics import STATISTICS, Statistic
-from rollout_corr.spec.thresholds import Threshold, threshold_of
+from rollout_corr.specs import statistics
+from rollout_corr.specs.choices import STATS
+from rollout_corr.specs.statistics import STATISTICS, Statistic
+from rollout_corr.specs.thresholds import Threshold, threshold_of
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = ("spec", "definition", "metrics", "backends", "api")
+CORE = ("specs", "definition", "metrics", "backends", "api")
 # The row, and the branch of the kernels.
-MAY_NAME_ONE = {"rollout_corr/spec/statistics.py", "kernels/correct/criteria.py"}
+MAY_NAME_ONE = {"rollout_corr/specs/statistics.py", "kernels/correct/criteria.py"}
 # Words that mean something else too: kinds of KL penalty, divergences of DPPO, names of sums and of a metric.
 OTHER = {"ratio", "k1", "k2", "k3", "abs", "tv", "age", "entropy", "external", "ratio_error"}
 OWN = set(STATISTICS) - OTHER
@@ -37,7 +37,7 @@ def test_nothing_else_names_a_statistic():
     assert len(paths) > 40
     found = {name: strings(path) for name, path in paths.items()}
     assert {name for name, some in found.items() if some} == MAY_NAME_ONE
-    assert found["rollout_corr/spec/statistics.py"] == OWN
+    assert found["rollout_corr/specs/statistics.py"] == OWN
 
 
 def test_a_row_is_all_that_the_definition_needs(monkeypatch):

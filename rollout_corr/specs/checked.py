@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, ClassVar, TypeVar
 
-from rollout_corr.spec.validate import shown
+from rollout_corr.specs.validate import shown
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import rollout_corr as rc
-from rollout_corr.spec.bounds_of_batch import RULES
-from rollout_corr.spec.encode import decode, encode
+from rollout_corr.specs.bounds_of_batch import RULES
+from rollout_corr.specs.encode import decode, encode
 
 SPEC = rc.Spec(
     weight=rc.Weight("token", upper=2.0),

@@ -6,12 +6,12 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from rollout_corr.spec.bounds_of_batch import RULES
-from rollout_corr.spec.caches import cached
-from rollout_corr.spec.checked import Checked
-from rollout_corr.spec.correction import Criterion, Spec, Weight
-from rollout_corr.spec.loss import KL, Objective, SquaredLogRatio
-from rollout_corr.spec.surrogates import OF_BATCH, SURROGATES
+from rollout_corr.specs.bounds_of_batch import RULES
+from rollout_corr.specs.caches import cached
+from rollout_corr.specs.checked import Checked
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import KL, Objective, SquaredLogRatio
+from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
 _OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES, *OF_BATCH)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollout_corr.spec.bounds_of_batch import Bounded, KeepESS, OfBatch
-from rollout_corr.spec.checked import keywords_meant
-from rollout_corr.spec.choices import (
+from rollout_corr.specs.bounds_of_batch import Bounded, KeepESS, OfBatch
+from rollout_corr.specs.checked import keywords_meant
+from rollout_corr.specs.choices import (
     GROWTH,
     LEVELS,
     NORMALIZE,
@@ -20,7 +20,7 @@ from rollout_corr.spec.choices import (
     PrefixReduce,
     WeightUnit,
 )
-from rollout_corr.spec.validate import bounds, choice, positive, shown
+from rollout_corr.specs.validate import bounds, choice, positive, shown
 
 # A level that names no ratio: elsewhere it is either of these.
 MEANT = {"sequence": "'product' of its tokens' ratios, or their 'geometric' mean"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from rollout_corr.spec.statistics import Stat
+from rollout_corr.specs.statistics import Stat
 
 Level = Literal["token", "product", "geometric", "prefix"]
 Outside = Literal["clamp", "zero"]

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.spec.score_losses import OF_LEVEL
-from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, Traits
-from rollout_corr.spec.validate import LARGEST_FLOAT32, choice, number, positive
+from rollout_corr.specs.score_losses import OF_LEVEL
+from rollout_corr.specs.surrogate import LossTokens, Surrogate, TokenLoss, Traits
+from rollout_corr.specs.validate import LARGEST_FLOAT32, choice, number, positive
 
 Mask = Literal["one_side", "two_side", "ring"]
 Factor = Literal["one", "ratio"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_corr.spec.bounds_of_batch import OfBatch, Side, in_words
+from rollout_corr.specs.bounds_of_batch import OfBatch, Side, in_words
 
 if TYPE_CHECKING:
-    from rollout_corr.spec.correction import Criterion, Spec, Weight
+    from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 # Per level: the ratio, and what is clamped before exp.
 _LEVELS = {

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from rollout_corr.spec.checked import Checked
-from rollout_corr.spec.surrogate import Surrogate, checked_surrogate
-from rollout_corr.spec.validate import LARGEST_CLAMP, choice, number, positive, shown
+from rollout_corr.specs.checked import Checked
+from rollout_corr.specs.surrogate import Surrogate, checked_surrogate
+from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive, shown
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
 KLWeight = Literal["ratio", "stopped_ratio", "weights"]

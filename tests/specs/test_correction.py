@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import yaml
 
-from rollout_corr.spec.choices import DROP, POLICIES, PREFIX_REDUCTIONS, REDUCTIONS, REPORTS, STATS, WHEN
-from rollout_corr.spec.correction import Criterion, Spec, Weight
+from rollout_corr.specs.choices import DROP, POLICIES, PREFIX_REDUCTIONS, REDUCTIONS, REPORTS, STATS, WHEN
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 RICH = Spec(
     weight=Weight("product", lower=0.5, upper=2.0, outside="zero", normalize="batch", token_clamp=5.0),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from rollout_corr.spec.bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
-from rollout_corr.spec.checked import Checked, arguments_of, keywords_meant
-from rollout_corr.spec.choices import (
+from rollout_corr.specs.bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
+from rollout_corr.specs.checked import Checked, arguments_of, keywords_meant
+from rollout_corr.specs.choices import (
     DETAIL,
     NONFINITE,
     REJECTED,
@@ -24,11 +24,11 @@ from rollout_corr.spec.choices import (
     Scheme,
     SumsOver,
 )
-from rollout_corr.spec.criterion import AGE, ENTROPY
-from rollout_corr.spec.criterion import Criterion as Criterion
-from rollout_corr.spec.explain import explain
-from rollout_corr.spec.validate import LARGEST_CLAMP, choice, positive, shown
-from rollout_corr.spec.weight import Weight as Weight
+from rollout_corr.specs.criterion import AGE, ENTROPY
+from rollout_corr.specs.criterion import Criterion as Criterion
+from rollout_corr.specs.explain import explain
+from rollout_corr.specs.validate import LARGEST_CLAMP, choice, positive, shown
+from rollout_corr.specs.weight import Weight as Weight
 
 # Called with each new Spec that asks for a framework's metrics: who imports these does so then, because a function that
 # torch.compile traces cannot.

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.spec.checked import keywords_meant
-from rollout_corr.spec.choices import WEIGHT_UNITS, WeightUnit
-from rollout_corr.spec.surrogate import LossTokens, Surrogate, TokenLoss, Traits, averaged
-from rollout_corr.spec.validate import choice, positive
+from rollout_corr.specs.checked import keywords_meant
+from rollout_corr.specs.choices import WEIGHT_UNITS, WeightUnit
+from rollout_corr.specs.surrogate import LossTokens, Surrogate, TokenLoss, Traits, averaged
+from rollout_corr.specs.validate import choice, positive
 
 Through = Literal["sequence", "token"]
 Between = Literal["average", "geometric_average"]

@@ -10,7 +10,7 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.metrics import schema
-from rollout_corr.spec import caches
+from rollout_corr.specs import caches
 from rollout_corr.testing import example_batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +24,8 @@ NO_CACHES = {
     "rollout_corr/frameworks/shared/preset.py:PRESETS": "a registry, filled by imports",
     "rollout_corr/frameworks/shared/preset.py:_warned": "warnings that were given",
     "rollout_corr/metrics/peers.py:_LOADED": "modules that existing statistics read",
-    "rollout_corr/spec/caches.py:_CLEARED": "the list of caches itself",
-    "rollout_corr/spec/correction.py:WHEN_REPORTING": "a registry, filled by imports",
+    "rollout_corr/specs/caches.py:_CLEARED": "the list of caches itself",
+    "rollout_corr/specs/correction.py:WHEN_REPORTING": "a registry, filled by imports",
 }
 EMPTY = ("{}", "[]", "dict()", "list()", "set()", "OrderedDict()", "WeakKeyDictionary()", "WeakValueDictionary()")
 
@@ -47,7 +47,7 @@ def test_functions_are_cached_by_what_registers():
             for alias in node.names
         ]
         used = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-        if name != "rollout_corr/spec/caches.py":
+        if name != "rollout_corr/specs/caches.py":
             assert not {"lru_cache", "cache"} & set(imported), f"{name}: expected spec.caches.cached"
         assert not {"functools.lru_cache", "functools.cache"} & set(used), f"{name}: expected spec.caches.cached"
 
