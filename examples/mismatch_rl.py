@@ -43,11 +43,11 @@ WATCH = rc.Spec(weight=rc.Weight("token"), apply=False)
 # The defaults of the frameworks, except for the geometric bounds: SkyRL's 0.99 to 1.01 suit long answers. Here 1.1 to
 # the power of seven tokens, the usual length, is about 2, the bound of the product.
 ARMS = {
-    "no mismatch": rc.preset("verl.disabled"),  # its rollouts come from the policy itself
-    "uncorrected": rc.preset("verl.disabled"),
-    "token truncation": rc.preset("verl.decoupled_token_is"),
-    "sequence rejection": rc.preset("skyrl.product_mask"),
-    "geometric masking": rc.preset("skyrl.geometric_mask", low=1 / 1.1, high=1.1),
+    "no mismatch": rc.spec("verl.disabled"),  # its rollouts come from the policy itself
+    "uncorrected": rc.spec("verl.disabled"),
+    "token truncation": rc.spec("verl.decoupled_token_is"),
+    "sequence rejection": rc.spec("skyrl.product_mask"),
+    "geometric masking": rc.spec("skyrl.geometric_mask", low=1 / 1.1, high=1.1),
 }
 
 

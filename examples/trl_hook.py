@@ -7,7 +7,7 @@ In a training script it is one line before `trainer.train()`, which `accelerate 
 
     from rollout_corr.frameworks import trl
     trl.install()                                                          # TRL's own mode, computed here
-    trl.install(spec=rc.preset("verl.decoupled_geo_rs_token_tis"))         # or any Spec
+    trl.install(spec=rc.spec("verl.decoupled_geo_rs_token_tis"))         # or any Spec
 
 This script trains a tiny model for a few steps with TRL's own ratio, with ours of the same mode, and with a Spec. The
 losses of the first two agree; those of the Spec are others from the first step on, because it rejects sequences. A GRPO

@@ -1,7 +1,7 @@
 """Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
 Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
-when it is first used: `policy_loss` and its surrogates, presets, recipes, `dump`, `suggest`, `warmup`.
+when it is first used: `policy_loss` and its surrogates, specs and recipes by name, `dump`, `suggest`, `warmup`.
 """
 
 import warnings
@@ -43,12 +43,13 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.thresholds import ThresholdStatistics as ThresholdStatistics
     from rollout_corr.api.thresholds import threshold_statistics as threshold_statistics
     from rollout_corr.api.warmup import warmup as warmup
-    from rollout_corr.frameworks.shared import presets as presets
-    from rollout_corr.frameworks.shared.lookup import from_config as from_config
-    from rollout_corr.frameworks.shared.lookup import preset as preset
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
-    from rollout_corr.frameworks.shared.lookup import recipe_from_config as recipe_from_config
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
+    from rollout_corr.frameworks.shared.lookup import spec as spec
+    from rollout_corr.frameworks.shared.lookup import spec_names as spec_names
+    from rollout_corr.frameworks.shared.names import FrameworkName as FrameworkName
+    from rollout_corr.frameworks.shared.names import RecipeName as RecipeName
+    from rollout_corr.frameworks.shared.names import SpecName as SpecName
     from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
     from rollout_corr.specs.batch_losses import BAPO as BAPO
     from rollout_corr.specs.batch_losses import REAL as REAL
@@ -103,6 +104,7 @@ __all__ = [
     "EntropyBonus",
     "EntropyClip",
     "FilteredGroups",
+    "FrameworkName",
     "KLCov",
     "KeepESS",
     "MeanBelow",
@@ -111,10 +113,12 @@ __all__ = [
     "PendingMetrics",
     "PolicyLoss",
     "Quantile",
+    "RecipeName",
     "Reinforce",
     "RouteAgreement",
     "Score",
     "Spec",
+    "SpecName",
     "SquaredLogRatio",
     "Statistics",
     "Suggestion",
@@ -129,16 +133,14 @@ __all__ = [
     "dump",
     "early_token_weights",
     "filter_groups",
-    "from_config",
     "future_kl_weights",
     "policy_loss",
-    "preset",
-    "presets",
     "proximal",
     "recipe",
-    "recipe_from_config",
     "recipe_names",
     "route_agreement",
+    "spec",
+    "spec_names",
     "suggest",
     "threshold_statistics",
     "warmup",
@@ -158,7 +160,7 @@ _IMPORTED_WHEN_USED = {
     "EntropyClip": "specs.batch_losses",
     "filter_groups": "api.groups",
     "FilteredGroups": "api.groups",
-    "from_config": "frameworks.shared.lookup",
+    "FrameworkName": "frameworks.shared.names",
     "future_kl_weights": "api.per_token",
     "GMPO": "specs.ratio_losses",
     "GPG": "specs.score_losses",
@@ -171,20 +173,21 @@ _IMPORTED_WHEN_USED = {
     "policy_loss": "api.policy_loss",
     "PolicyLoss": "api.policy_loss",
     "PPO": "specs.ratio_losses",
-    "preset": "frameworks.shared.lookup",
-    "presets": "frameworks.shared",
     "proximal": "api.per_token",
     "Quantile": "specs.bounds_of_batch",
     "REAL": "specs.batch_losses",
     "REC": "specs.signed_losses",
     "recipe": "frameworks.shared.lookup",
-    "recipe_from_config": "frameworks.shared.lookup",
     "recipe_names": "frameworks.shared.lookup",
+    "RecipeName": "frameworks.shared.names",
     "Reinforce": "specs.ratio_losses",
     "route_agreement": "api.routes",
     "RouteAgreement": "api.routes",
     "SAPO": "specs.ratio_losses",
     "Score": "specs.score_losses",
+    "spec": "frameworks.shared.lookup",
+    "spec_names": "frameworks.shared.lookup",
+    "SpecName": "frameworks.shared.names",
     "SquaredLogRatio": "specs.loss",
     "suggest": "api.suggest",
     "Suggestion": "api.suggest",
@@ -201,8 +204,7 @@ _IMPORTED_WHEN_USED = {
 def __getattr__(name: str) -> object:
     if name not in _IMPORTED_WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = f"{__name__}.{_IMPORTED_WHEN_USED[name]}"
-    found = import_module(f"{module}.{name}") if name == "presets" else getattr(import_module(module), name)
+    found = getattr(import_module(f"{__name__}.{_IMPORTED_WHEN_USED[name]}"), name)
     globals()[name] = found
     return found
 

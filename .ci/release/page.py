@@ -29,7 +29,7 @@ a GPU, and `.ci/release/smoke.py` ran from an empty folder:
 - *corrects*: a correction and a loss with its gradient are those worked out by hand.
 - *operators*: torch knows them and traces through them (`fullgraph=True`).
 - *torch.compile*: a function with a correction inside, compiled to machine code, gives what it gives outside.
-- *command line*: `rollout-corr`, its demonstration, its list of presets.
+- *command line*: `rollout-corr`, its demonstration, its list of specs.
 - *kernels interpreted*: the Triton kernels give the definition's results in Triton's interpreter.
 - *kernels compiled*: some of the kernels compile for sm_90; registers and spills are in [kernels](kernels.md).
 

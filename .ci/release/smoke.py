@@ -84,9 +84,9 @@ def compiled() -> str | None:
 
 
 def command_line() -> None:
-    """The command, its demonstration and its list of presets."""
+    """The command, its demonstration and its list of specs."""
     program = Path(sys.executable).with_name("rollout-corr")
-    for arguments in (["--version"], ["demo"], ["presets", "verl"]):
+    for arguments in (["--version"], ["demo"], ["specs", "verl"]):
         called(str(program), *arguments)
 
 

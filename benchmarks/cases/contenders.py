@@ -55,7 +55,7 @@ def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
     if operation.part:
         found = [who for who in _losses(batch, operation) if who.name != EAGER]
         return [*found, *_own_losses(batch, operation)]
-    verls = rc.preset(IN_VERL[operation.spec][1])
+    verls = rc.spec(IN_VERL[operation.spec][1])
     return [
         _correct(OURS, batch, operation),
         _correct(VERL_METRICS, batch, Operation(operation.name, verls, scheme="verl")),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
-from rollout_corr.frameworks.shared.lookup import preset
+from rollout_corr.frameworks.shared.lookup import named
 from rollout_corr.specs.choices import Reduce, Scheme
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.statistics import Stat
@@ -260,13 +260,13 @@ _DECLARED = (
         length=MEDIUM,
     ),
     # Recipes of the frameworks, in the layouts and dtypes in which they come.
-    Variant("verl.decoupled_seq_is_rs", preset("verl.decoupled_seq_is_rs"), packed=False, mask=I64, aligned=False),
-    Variant("verl.decoupled_k3_rs_token_tis", preset("verl.decoupled_k3_rs_token_tis"), packed=False, mask=I64),
-    Variant("xtuner.agentic", preset("xtuner.agentic")),
-    Variant("skyrl.tldr", preset("skyrl.tldr"), packed=False, mask=FP32, rollout=BF16),
-    Variant("slime.mis", preset("slime.mis"), aligned=False),
-    Variant("areal.kpop", preset("areal.kpop"), mask=I32, length=MEDIUM),
-    Variant("open_instruct.vaco", preset("open_instruct.vaco"), packed=False, advantages="token"),
+    Variant("verl.decoupled_seq_is_rs", named("verl.decoupled_seq_is_rs"), packed=False, mask=I64, aligned=False),
+    Variant("verl.decoupled_k3_rs_token_tis", named("verl.decoupled_k3_rs_token_tis"), packed=False, mask=I64),
+    Variant("xtuner.agentic", named("xtuner.agentic")),
+    Variant("skyrl.tldr", named("skyrl.tldr"), packed=False, mask=FP32, rollout=BF16),
+    Variant("slime.mis", named("slime.mis"), aligned=False),
+    Variant("areal.kpop", named("areal.kpop"), mask=I32, length=MEDIUM),
+    Variant("open_instruct.vaco", named("open_instruct.vaco"), packed=False, advantages="token"),
     # The mass that truncated sampling kept, from either side; the second finds dropped tokens again in `apply`.
     Variant("kept_set", Spec(TOKEN, (GEOMETRIC,)), mass="train"),
     Variant(

@@ -1,4 +1,4 @@
-"""`rollout-corr demo`: a batch with a planted bug, what the doctor says, what presets make of it, and a page."""
+"""`rollout-corr demo`: a batch with a planted bug, what the doctor says, what specs make of it, and a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rollout_corr.testing import ExampleBatch, example_batch
 from rollout_corr.whole_files import write_whole
 
 FOLDER = "rollout_corr_demo"
-PRESETS = ("verl.decoupled_token_is", "verl.decoupled_geo_rs_token_tis", "trl.default")
+SPECS: tuple[rc.SpecName, ...] = ("verl.decoupled_token_is", "verl.decoupled_geo_rs_token_tis", "trl.default")
 SUGGESTED = "rc.suggest(fixed batch).spec"
 SEQUENCES, RANKS, BAD_RANK = 160, 8, 5
 
@@ -47,10 +47,10 @@ def healthy() -> ExampleBatch:
 
 
 def rows(batch: ExampleBatch, bad: Tensor) -> list[list[str]]:
-    """Correct the batch with each preset, with the bug and without it: one row of the table per preset."""
+    """Correct the batch with each spec, with the bug and without it: one row of the table per spec."""
     found = []
     suggested = rc.suggest(batch.train_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens).spec
-    for name, spec in (*((name, rc.preset(name)) for name in PRESETS), (SUGGESTED, suggested)):
+    for name, spec in (*((name, rc.spec(name)) for name in SPECS), (SUGGESTED, suggested)):
         cells = [name]
         for rollout_logp in (bad, batch.rollout_logp):
             out = rc.correct(batch.train_logp, rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec)
@@ -70,7 +70,7 @@ def _program() -> str:
 
 def run(arguments: list[str]) -> int:
     """Plant a bug in a batch, let the doctor find it, correct it all the same, and write the page."""
-    parser = parser_of("demo", "Plant a bug in a realistic batch, find it, and show what presets make of it.")
+    parser = parser_of("demo", "Plant a bug in a realistic batch, find it, and show what specs make of it.")
     parser.add_argument("--out", default=FOLDER, metavar="FOLDER", help=f"where dump and page go; default: {FOLDER}")
     folder = Path(parser.parse_args(arguments).out)
     out = Terminal()
@@ -102,11 +102,11 @@ def run(arguments: list[str]) -> int:
     print_findings(out, dump, measured, findings)
 
     out.line()
-    heads = ("preset", "kept", "ESS", "fixed: kept", "ESS")
-    out.line("2. What three presets make of it, and of the same batch once the bug is fixed", style="bold")
+    heads = ("spec", "kept", "ESS", "fixed: kept", "ESS")
+    out.line("2. What three specs of frameworks make of it, and of the same batch once the bug is fixed", style="bold")
     out.table("", Table(heads, rows(batch, bad)))
     out.line(
-        "kept: tokens that train. ESS: effective sample size, the share that is left when weights differ. A preset "
+        "kept: tokens that train. ESS: effective sample size, the share that is left when weights differ. A spec "
         "hides a bug at best, and one with bounds for other lengths rejects healthy answers: rc.suggest measures them."
     )
 
@@ -116,7 +116,7 @@ def run(arguments: list[str]) -> int:
     out.line(f"3. The page with the pictures: {page}", style="bold")
     out.line()
     out.line("Next:", style="bold")
-    for following in (f"what-if {path}", f"explain {PRESETS[1]}", "doctor DUMP.jsonl"):
+    for following in (f"what-if {path}", f"explain {SPECS[1]}", "doctor DUMP.jsonl"):
         out.line(f"  {_program()} {following}")
     out.line("rc.dump in your training loop writes DUMP.jsonl.")
     return GOOD

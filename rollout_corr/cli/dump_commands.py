@@ -154,7 +154,9 @@ def report(arguments: list[str]) -> int:
 
 def what_if(arguments: list[str]) -> int:
     """Run `rollout-corr what-if`."""
-    parser = _parser("what-if", "Apply every preset and a grid of thresholds to a dump, and compare the results.")
+    parser = _parser(
+        "what-if", "Apply every framework's spec and a grid of thresholds to a dump, and compare the results."
+    )
     _page_arguments(parser, "what-if")
     parser.add_argument("--all", action="store_true", help="print every setting, and not only the best ones")
     chosen = parser.parse_args(arguments)

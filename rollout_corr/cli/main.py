@@ -18,6 +18,7 @@ import rollout_corr as rc
 from rollout_corr.cli.streams import error_line, let_go_of, print_line, usable_streams
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show.visible import visible
+from rollout_corr.frameworks.shared.lookup import every_preset
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -55,12 +56,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("plant a bug in an example batch, find it, and compare presets", "rollout_corr.cli.demo:run"),
-    "explain": Command("explain in words what a preset does", "rollout_corr.cli.main:explain"),
-    "presets": Command("list all presets, or those that contain a word", "rollout_corr.cli.main:presets"),
+    "demo": Command("plant a bug in an example batch, find it, and compare specs", "rollout_corr.cli.demo:run"),
+    "explain": Command("explain in words what a framework's spec does", "rollout_corr.cli.main:explain"),
+    "specs": Command("list the specs of all frameworks, or those that contain a word", "rollout_corr.cli.main:specs"),
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),
     "doctor": Command("name the causes of a mismatch; exit with 1 if any", "rollout_corr.cli.dump_commands:doctor"),
-    "what-if": Command("try all presets and a grid of thresholds on a dump", "rollout_corr.cli.dump_commands:what_if"),
+    "what-if": Command("try all specs and a grid of thresholds on a dump", "rollout_corr.cli.dump_commands:what_if"),
     "kernels": Command("compile the kernels for several GPU models; needs no GPU", "rollout_corr.aot.report:main"),
 }
 
@@ -135,11 +136,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def explain(arguments: list[str]) -> int:
-    """Print what a preset does."""
-    parser = parser_of("explain", "Explain in words what a preset does.")
-    parser.add_argument("preset", help="a name such as verl.decoupled_token_is; `rollout-corr presets` lists them")
+    """Print what a framework's spec does."""
+    parser = parser_of("explain", "Explain in words what a framework's spec does.")
+    parser.add_argument("name", help="a name such as verl.decoupled_token_is; `rollout-corr specs` lists them")
     try:
-        explained = rc.preset(parser.parse_args(arguments).preset).explain()
+        explained = rc.spec(parser.parse_args(arguments).name).explain()
     except ValueError as error:
         raise DumpError(str(error)) from error
     for line in explained.splitlines():
@@ -147,15 +148,15 @@ def explain(arguments: list[str]) -> int:
     return GOOD
 
 
-def presets(arguments: list[str]) -> int:
-    """Print a table of presets: names, and what they do in a line."""
-    parser = parser_of("presets", "List all presets, or those whose name or description has every given word.")
+def specs(arguments: list[str]) -> int:
+    """Print a table of the frameworks' specs: names, and what they do in a line."""
+    parser = parser_of("specs", "List the specs of all frameworks, or those with every given word in their line.")
     parser.add_argument("word", nargs="*", help="a part of a name or a description, such as verl or geometric")
     words = [word.lower() for word in parser.parse_args(arguments).word]
-    rows = [(name, _about(name)) for name in rc.presets.names()]
+    rows = [(found.name, found.about) for found in every_preset()]
     found = [row for row in rows if all(word in " ".join(row).lower() for word in words)]
     if not found:
-        raise DumpError(f"no preset has {' and '.join(map(repr, words))} in its name or description")
+        raise DumpError(f"no spec has {' and '.join(map(repr, words))} in its name or description")
     width = max(len(name) for name, _ in found)
     # A line each for grep; in a terminal the second column goes on below itself.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
@@ -165,10 +166,3 @@ def presets(arguments: list[str]) -> int:
         for i, line in enumerate(lines or [""]):
             print_line(f"{'' if i else name:<{width}}  {line}".rstrip())
     return GOOD
-
-
-def _about(name: str) -> str:
-    """Return the first line of a preset's documentation."""
-    framework, _, function = name.partition(".")
-    documented = getattr(getattr(rc.presets, framework), function).__doc__ or ""
-    return str(documented).strip().partition("\n")[0]

@@ -15,7 +15,7 @@ Outcome = tuple[Setting, SettingResult]
 
 # Settings that are named.
 MOST = 5
-# Errors within this part of one another are equal: the lesser variance decides, and a preset before a grid point.
+# Errors within this part of one another are equal: the lesser variance decides, and a name before a grid point.
 EQUAL = 0.02
 # What a sequence's tokens are reduced to, in words.
 VALUES = {

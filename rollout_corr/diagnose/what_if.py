@@ -1,4 +1,4 @@
-"""Apply every preset and a grid of thresholds to one dump: how much each keeps, and its bias and variance."""
+"""Apply every framework's spec and a grid of thresholds to one dump: how much each keeps, and its bias and variance."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Setting:
     """A correction that is tried.
 
     Attributes:
-        name: Name of the preset, or a description.
+        name: Name of the framework's spec, or a description.
         spec: The correction.
-        family: Name of its curve in the grid; empty for a preset.
+        family: Name of its curve in the grid; empty for a framework's spec.
         threshold: The threshold, which is its place on the curve.
-        same: Further presets with an equal Spec.
+        same: Further names of an equal Spec.
     """
 
     name: str
@@ -114,12 +114,12 @@ def _beside_logps(spec: Spec) -> dict[str, bool]:
     }
 
 
-def presets(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
-    """List the presets that can be tried, equal ones together, and the reason why each of the others cannot."""
+def named_settings(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
+    """List the specs by name that can be tried, equal ones together, and the reason why each of the others cannot."""
     found: dict[Spec, list[str]] = {}
     left_out: dict[str, str] = {}
-    for name in lookup.names():
-        spec = lookup.preset(name)
+    for name in lookup.spec_names():
+        spec = lookup.named(name)
         if any(criterion.of != "train/rollout" for criterion in spec.criteria):
             left_out[name] = "it compares with the policy being trained, which only policy_loss has"
         elif any(criterion.statistic.source == "caller" for criterion in spec.criteria):
@@ -139,11 +139,11 @@ class WhatIf:
     Bounds that the batch decides are those of a chunk too.
 
     Args:
-        has_advantages: Also try presets that look at advantages.
+        has_advantages: Also try specs that look at advantages.
     """
 
     def __init__(self, has_advantages: bool) -> None:
-        tried, self.left_out = presets(has_advantages)
+        tried, self.left_out = named_settings(has_advantages)
         self.settings = [Setting("no correction", Spec()), *tried, *grid()]
         # Per setting: tokens, kept tokens, sequences, kept sequences, w, w^2, |w - r|, r.
         self._tallies = torch.zeros(len(self.settings), 8, dtype=torch.float64)

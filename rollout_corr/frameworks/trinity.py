@@ -9,7 +9,7 @@ from rollout_corr.frameworks.shared.recipe import (
     BYPASS,
     SEQUENCES,
     Named,
-    Recipe,
+    RecipeEntry,
     arguments,
     around_one,
     penalty,
@@ -96,5 +96,5 @@ RECIPES = {
     "opmd": recipe(
         Named(lambda tau: GPG(coef=1.0 / (1.0 + tau)), tau=1.0), ("ref_logp",), reduction=_REDUCTION, kl=_KL
     ),
-    "rec": Recipe(_rec, NEEDS, OLD_IS_ROLLOUT),
+    "rec": RecipeEntry(_rec, NEEDS, OLD_IS_ROLLOUT),
 }

@@ -13,7 +13,7 @@ from rollout_corr.frameworks.shared.recipe import (
     NO_LOWER_CLAMP,
     SEQUENCES,
     Named,
-    Recipe,
+    RecipeEntry,
     aggregation,
     arguments,
     as_wide,
@@ -81,12 +81,12 @@ def _sides(both: float, low: float | None, high: float | None, dual: float | Non
 
 # The KL of `policy_loss_fn=ppo` goes into the rewards.
 RECIPES = {
-    "grpo": Recipe(_grpo, GRPO_NEEDS, ROLLED_OUT),
-    "gspo_token": Recipe(partial(_grpo, loss_algo="gspo-token"), GRPO_NEEDS, NO_LOWER_CLAMP),
-    "dapo": Recipe(partial(_grpo, "token-mean", epsilon_high=0.28, beta=None), BYPASS, ROLLED_OUT),
-    "drgrpo": Recipe(
+    "grpo": RecipeEntry(_grpo, GRPO_NEEDS, ROLLED_OUT),
+    "gspo_token": RecipeEntry(partial(_grpo, loss_algo="gspo-token"), GRPO_NEEDS, NO_LOWER_CLAMP),
+    "dapo": RecipeEntry(partial(_grpo, "token-mean", epsilon_high=0.28, beta=None), BYPASS, ROLLED_OUT),
+    "drgrpo": RecipeEntry(
         partial(_grpo, "sequence-mean-token-scale"), GRPO_NEEDS, "max_tokens_to_generate is the rollout's"
     ),
-    "tis": Recipe(_with_tis, (*BOTH, "ref_logp")),
+    "tis": RecipeEntry(_with_tis, (*BOTH, "ref_logp")),
     "ppo": recipe(Named(_sides, epsilon=0.2, epsilon_low=None, epsilon_high=None, epsilon_c=None), DECOUPLED),
 }

@@ -246,11 +246,9 @@ def no_spec(given: object, wanted: str = "a Spec") -> TypeError:
     """Make the error for what is no Spec, with the call that makes one of it."""
     hint = ""
     if isinstance(given, str):
-        hint = f" {given!r}; a name becomes one by rc.preset({given!r})"
+        hint = f" {given!r}; a name becomes one by rc.spec({given!r})"
     elif isinstance(given, Mapping):
-        hint = (
-            "; a framework's settings become one by rc.from_config(framework, settings), plain data by Spec.from_dict"
-        )
+        hint = "; a framework's settings become one by rc.spec(framework, settings), plain data by Spec.from_dict"
     elif isinstance(given, (Weight, Criterion)):
         field = f"weight={given!r}" if isinstance(given, Weight) else f"criteria=({given!r},)"
         hint = f"; write Spec({field})"

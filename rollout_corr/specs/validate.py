@@ -122,6 +122,6 @@ def _of_log(bound: float) -> str:
 
 def _bound(name: str, value: object) -> float:
     if isinstance(value, str) and "_" in value:
-        hint = "('low_high' strings are a framework's grammar: use rc.from_config)"
+        hint = "('low_high' strings are a framework's grammar: use rc.spec)"
         raise TypeError(f"{name}: expected a number, got the string {value!r} {hint}")
     return number(name, value)

@@ -17,9 +17,9 @@ WEIGHT, CRITERION = rc.Weight("token", upper=2.0), rc.Criterion("ratio", upper=2
 LOSS = rc.policy_loss(X, torch.ones(2), old_logp=X)
 
 MISTAKES = {
-    "a preset's name": (lambda: rc.correct(X, X, spec="trl.dapo"), "rc.preset('trl.dapo')"),
-    "the loss too": (lambda: rc.policy_loss(X, X, old_logp=X, rollout_logp=X, spec="verl.x"), "rc.preset('verl.x')"),
-    "settings": (lambda: rc.correct(X, X, spec={"rollout_is": "token"}), "rc.from_config(framework, settings)"),
+    "a recipe's name": (lambda: rc.correct(X, X, spec="trl.dapo"), "rc.spec('trl.dapo')"),
+    "the loss too": (lambda: rc.policy_loss(X, X, old_logp=X, rollout_logp=X, spec="verl.x"), "rc.spec('verl.x')"),
+    "settings": (lambda: rc.correct(X, X, spec={"rollout_is": "token"}), "rc.spec(framework, settings)"),
     "a weight": (lambda: rc.correct(X, X, spec=WEIGHT), "write Spec(weight=Weight(\"token\", upper=2.0))"),
     "a criterion": (lambda: rc.correct(X, X, spec=CRITERION), 'criteria=(Criterion("ratio", upper=2.0),)'),
     "sequence": (lambda: rc.Weight("sequence"), "'product' of its tokens' ratios, or their 'geometric' mean"),
@@ -28,17 +28,17 @@ MISTAKES = {
     "logits": (lambda: rc.correct(X[..., None], X), "logits.log_softmax(-1).gather(-1, token_ids[..., None])"),
     "mask second": (lambda: rc.correct(X, X < 0, mask=X), "The order of `correct` is train_logp, rollout_logp, mask"),
     "integers second": (lambda: rc.correct(X, (X < 0).long(), mask=X), "train_logp, rollout_logp, mask"),
-    "a framework as a preset": (lambda: rc.preset("verl"), "verl has verl.bypass_pg_geo_rs"),
+    "a framework alone": (lambda: rc.spec("verl"), "rc.spec('verl', config), or one of its names: verl."),
     "threshold of a weight": (lambda: rc.Weight("token", threshold=2.0), "did you mean upper=?"),
     "an argument of a weight": (lambda: rc.Weight("token", uper=2.0), "expected some of ['level', 'lower', 'upper'"),
     "threshold of a criterion": (lambda: rc.Criterion("ratio", threshold=2.0), "did you mean upper= (and lower=)?"),
     "weights of a Spec": (lambda: rc.Spec(weights=WEIGHT), "did you mean weight=Weight(...)?"),
     "PPO's clip": (lambda: rc.PPO(clip=0.2), "did you mean low= and high=?"),
-    "an argument of a preset": (lambda: rc.preset("verl.decoupled_token_is", treshold=2.0), "did you mean threshold=?"),
-    "arguments of a preset": (lambda: rc.preset("verl.decoupled_token_is", zzz=2.0), "; it takes ['threshold'"),
-    "a framework as a recipe": (lambda: rc.recipe("trl"), "trl has trl.async_grpo"),
-    "a recipe as a preset": (lambda: rc.preset("trl.dapo"), "a whole loss: rc.recipe('trl.dapo')"),
-    "a preset as a recipe": (lambda: rc.recipe("trl.default"), "a correction without a loss: rc.preset('trl.default')"),
+    "an argument of a spec": (lambda: rc.spec("verl.decoupled_token_is", treshold=2.0), "did you mean threshold=?"),
+    "arguments of a spec": (lambda: rc.spec("verl.decoupled_token_is", zzz=2.0), "; it takes ['threshold'"),
+    "a framework as a recipe": (lambda: rc.recipe("trl"), "rc.recipe('trl', config), or one of its names: trl.async_"),
+    "a recipe as a spec": (lambda: rc.spec("trl.dapo"), "a whole loss: rc.recipe('trl.dapo')"),
+    "a spec as a recipe": (lambda: rc.recipe("trl.default"), "a correction without a loss: rc.spec('trl.default')"),
     "verl's own name": (lambda: rc.recipe("verl.vanilla"), "'verl.vanilla'; verl has verl.bypass_pg_geo_rs, "),
     "a result for its statistics": (lambda: rc.Statistics.sum([rc.correct(X, X)]), "parts[0]: expected Statistics, got "
         "Correction; pass its .statistics"),
@@ -47,7 +47,7 @@ MISTAKES = {
     "labels that were not given": (lambda: rc.correct(X, X).metrics(by="tool"), "(`labels` and `label_names` of the"),
     "a loss that a framework lacks": (lambda: rc.recipe("prime_rl.ppo"), "'prime_rl.dppo' or 'prime_rl.ipo'"),
     "a loss without its framework": (lambda: rc.recipe("ppo"), ".ppo'"),
-    "a misspelt setting": (lambda: rc.from_config("verl", {"rollout_is_treshold": 2}), "'rollout_is_threshold'?"),
+    "a misspelt setting": (lambda: rc.spec("verl", {"rollout_is_treshold": 2}), "'rollout_is_threshold'?"),
     "backward": (lambda: LOSS.backward(), "write .value.backward()"),
     "item": (lambda: LOSS.item(), "write .value.item()"),
 }  # fmt: skip
@@ -65,11 +65,19 @@ def test_a_mistake_is_answered_with_what_was_meant(mistake):
         make()
 
 
-def test_a_framework_without_a_reader_names_its_presets():
-    with pytest.raises(ValueError, match=r"from_config: expected one of .*rc\.preset of megatron\.\w+"):
-        rc.from_config("megatron", {"x": 1})
+def test_a_framework_without_a_reader_names_its_specs():
+    with pytest.raises(ValueError, match=r"spec: expected a framework .*by name there is megatron\.\w+"):
+        rc.spec("megatron", {"x": 1})
+    with pytest.raises(ValueError, match=r"spec: got the framework 'megatron' alone, expected one of its names: megat"):
+        rc.spec("megatron")
+    with pytest.raises(ValueError, match=r"got 'verll', did you mean 'verl'\?$"):
+        rc.spec("verll", {})
+    with pytest.raises(ValueError, match=r"'trl\.default' is built by name, .*such as clip_max=\.\.\., got a config"):
+        rc.spec("trl.default", {"clip_max": 2.0})
+    with pytest.raises(TypeError, match="expected a framework and one configuration, got 2"):
+        rc.recipe("verl", {}, {})
     with pytest.raises(ValueError, match=r"got 'nobody'$"):
-        rc.from_config("nobody", {})
+        rc.spec("nobody", {})
 
 
 def test_a_loss_stays_an_ordinary_object():

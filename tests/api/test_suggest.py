@@ -200,7 +200,7 @@ def kept_by(name, median, k3):
     shares = []
     for seed in range(2, 8):
         tensors, offsets = given(healthy(seed, 64, median, k3))
-        metrics = rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=rc.preset(name)).metrics()
+        metrics = rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=rc.spec(name)).metrics()
         shares.append(metrics["sequences_kept_fraction"])
     return sum(shares) / len(shares)
 

@@ -126,7 +126,7 @@ def defaults(cls: type) -> dict[str, object]:
 
 def door_of(rng: random.Random) -> Door:
     """Draw a door and what it is given."""
-    kind = rng.choice(("type", "type", "dict", "preset", "recipe", "config", "config"))
+    kind = rng.choice(("type", "type", "dict", "name", "recipe", "config", "config"))
     if kind == "type":
         cls = rng.choice(TYPES)
         known = defaults(cls)
@@ -139,10 +139,10 @@ def door_of(rng: random.Random) -> Door:
         given |= {"weight": weight} if rng.random() < 0.7 else {}
         given |= {"criteria": [criterion]} if rng.random() < 0.7 else {}
         return Door("Spec.from_dict", rc.Spec.from_dict, given, known)
-    if kind == "preset":
-        found = rng.choice([*lookup.every_preset(), *lookup.every_preset(old=True)])
+    if kind == "name":
+        found = rng.choice(lookup.every_preset())
         given = arguments(rng, parameters(found.build) or {"upper": 2.0})
-        return Door(f"preset {found.name}", lambda given: rc.preset(found.name, **given), given, set(given))
+        return Door(f"spec {found.name}", lambda given: rc.spec(found.name, **given), given, set(given))
     if kind == "recipe":
         name, recipe = rng.choice(list(lookup.every_recipe().items()))
         given = arguments(rng, parameters(recipe.build) or {"clip": 0.2})
@@ -151,7 +151,7 @@ def door_of(rng: random.Random) -> Door:
     module = lookup.part(framework, "config")
     known = getattr(module, "KNOWN", None) or (parameters(module.spec) if hasattr(module, "spec") else ("eps_clip",))
     given = arguments(rng, dict.fromkeys(known))
-    return Door(f"from_config({framework!r})", lambda given: rc.from_config(framework, given), given, {*given, *known})
+    return Door(f"spec({framework!r})", lambda given: rc.spec(framework, given), given, {*given, *known})
 
 
 def broken(made: object, door: Door) -> str:
@@ -171,7 +171,7 @@ def broken(made: object, door: Door) -> str:
                 return f"{name}={value!r} became {getattr(made, name)!r}"
     for name in door.given:
         # A framework's configuration says much about what is off, and that is not read.
-        if name in ANY_WORD or door.name.startswith("from_config") or isinstance(door.given[name], (dict, list)):
+        if name in ANY_WORD or door.name.startswith("spec(") or isinstance(door.given[name], (dict, list)):
             continue
         try:
             door.call({**door.given, name: "no such word"})

@@ -63,8 +63,8 @@ def test_a_spec_survives_the_operator(name):
 
 
 def test_every_preset_survives_the_operator():
-    for name in rc.presets.names():
-        spec = rc.preset(name)
+    for name in rc.spec_names():
+        spec = rc.spec(name)
         assert decode(*encode(spec)) == spec
 
 

@@ -348,4 +348,4 @@ def test_verls_metrics_are_compared_with_verls():
     off = {**verl.metrics, "rollout_corr/kl": 1.0}
     wrong = found[names.VERL_METRICS]._replace(metrics=off)
     assert list(gate.check(batch, METRICS, {**found, VERL: verl, names.VERL_METRICS: wrong})) == [names.VERL_METRICS]
-    assert rc.preset(operations.IN_VERL[METRICS.spec][1]).weight is None
+    assert rc.spec(operations.IN_VERL[METRICS.spec][1]).weight is None

@@ -12,7 +12,6 @@ from rollout_corr.specs.bounds_of_batch import MeanBelow
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 GEO = k1("seq_mean_k1", 0.999, 1.001)
-OLD_GEO = ratio(1 / 1.001, 1.001, "mean", label="seq_mean_k1")
 K3 = option("seq_mean_k3", None, 0.01)
 MOLT = Weight("token", token_clamp=30)
 TOKEN_TIS, SEQ_TIS = Weight("token", upper=2), Weight("product", upper=2)
@@ -176,23 +175,6 @@ for framework, policy in (("trl", "neutral"), ("unsloth", "neutral")):
         f"{framework}.token_truncate": Spec(Weight("token", upper=3), nonfinite=policy),
     }
 
-OLD = {
-    "prime_rl.default": Spec(None, (dppo("prob_diff", -0.2, 0.2),), "zero"),
-    "verl.token_is": Spec(TOKEN_TIS, **VERL),
-    "verl.token_tis": Spec(TOKEN_TIS, **VERL),
-    "verl.seq_is": Spec(SEQ_TIS, **VERL),
-    "verl.seq_is_rs": Spec(SEQ_TIS, (k1("seq_sum_k1", 0.5, 2),), **VERL),
-    "verl.seq_mis": Spec(SEQ_TIS, (ratio(0, 2, "sum", label="seq_sum_k1"),), **VERL),
-    "verl.geo_rs": Spec(None, (OLD_GEO, VETO), **VERL),
-    "verl.geo_mis": Spec(None, (ratio(0.999, 1.001, "mean", label="seq_mean_k1"), VETO), **VERL),
-    "verl.ppo_is_bypass": Spec(TOKEN_TIS, **VERL),
-    "verl.pure_is": Spec(SEQ_TIS, **VERL),
-    "verl.pg_is": Spec(SEQ_TIS, **VERL),
-    "verl.pg_rs": Spec(None, (OLD_GEO, VETO), **VERL),
-    "verl.bypass_pg_rs": Spec(None, (OLD_GEO, VETO), **VERL),
-    "verl.geo_rs_seq_tis": Spec(SEQ_TIS, (OLD_GEO, VETO), **VERL),
-}
-
 # Arguments that change something, and what they change it into: CALL | SPEC.
 WITH_ARGUMENTS = """
 verl.decoupled_token_is(threshold=3) | Spec(Weight("token", upper=3), **VERL)
@@ -242,13 +224,10 @@ roll.default(upper_bound=None) | Spec(Weight("token", lower=0), (ratio(0.8, 1.2)
 flash_rl.tis(imp_ratio_cap=8) | Spec(Weight("token", upper=8))
 open_instruct.default(clamp_upper=5) | Spec(Weight("token", upper=5, token_clamp=10))
 rlinf.decoupled(threshold=5) | Spec(Weight("token"), (ratio(None, 5),), "mask")
-verl.seq_is(threshold=3) | Spec(Weight("product", upper=3), **VERL)
-verl.seq_is_rs(rs_threshold_lower=0.25) | Spec(SEQ_TIS, (ratio(0.25, 2, "sum", label="seq_sum_k1"),), **VERL)
-verl.geo_rs(veto_threshold=None) | Spec(None, (OLD_GEO,), **VERL)
 """
 
 
 def with_arguments() -> list[Any]:
     """The rows of WITH_ARGUMENTS as cases (name, arguments, Spec)."""
-    words = WORDS | {"SEQ_TIS": SEQ_TIS, "OLD_GEO": OLD_GEO, "VERL": VERL, "XTUNER": XTUNER, "SKYRL": SKYRL}
+    words = WORDS | {"SEQ_TIS": SEQ_TIS, "VERL": VERL, "XTUNER": XTUNER, "SKYRL": SKYRL}
     return [pytest.param(*call(made), eval(spec, words), id=made) for made, spec in rows(WITH_ARGUMENTS)]

@@ -149,9 +149,9 @@ SPECS = {
         ),
         nonfinite="propagate",
     ),
-    "verl": rc.preset("verl.decoupled_seq_is_rs"),
-    "xtuner": rc.preset("xtuner.reasoning"),
-    "skyrl": rc.preset("skyrl.tldr"),
+    "verl": rc.spec("verl.decoupled_seq_is_rs"),
+    "xtuner": rc.spec("xtuner.reasoning"),
+    "skyrl": rc.spec("skyrl.tldr"),
 }
 LOSS_SPEC = rc.Spec(
     rc.Weight("geometric", upper=2.0),

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rollout_corr.cli.demo import PRESETS
+from rollout_corr.cli.demo import SPECS
 from rollout_corr.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_shows_a_bug_its_cause_three_presets_a_page_and_what_comes_next(tmp_path, capsys, monkeypatch):
+def test_it_shows_a_bug_its_cause_three_specs_a_page_and_what_comes_next(tmp_path, capsys, monkeypatch):
     """Rows 12 to 14 of the users' review: names cut at 80 columns, a timer's noise, an end that led nowhere."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
@@ -26,7 +26,7 @@ def test_it_shows_a_bug_its_cause_three_presets_a_page_and_what_comes_next(tmp_p
     said = out.out
     assert out.err == "" and max(map(len, said.splitlines())) <= 80
     assert "1 token late in 12.5 % of the sequences" in " ".join(said.split()) and "[shifted]" in said
-    for name in PRESETS:
+    for name in SPECS:
         assert re.search(rf"^ {re.escape(name)} +\d+ % +\d+ % +\d+ % +\d+ %", said, re.MULTILINE), name
     assert not re.search(r"\d+(\.\d+)?x|ms\b|seconds", said)
     folder = tmp_path / "rollout_corr_demo"

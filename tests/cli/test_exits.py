@@ -21,7 +21,7 @@ from rollout_corr.cli.main import main
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # With and without a buffer, a write fails in other places.
-ENDS = [(["--help"], False), (["presets"], True), (["doctor", "DUMP"], True), (["doctor", "DUMP", "--json"], False)]
+ENDS = [(["--help"], False), (["specs"], True), (["doctor", "DUMP"], True), (["doctor", "DUMP", "--json"], False)]
 RUN = [sys.executable, "-m", "rollout_corr"]
 
 
@@ -257,6 +257,6 @@ def test_a_lone_surrogate_in_a_dump(tmp_path, capsys):
 def test_streams_are_given_back(capsys, monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     monkeypatch.setattr(sys, "stdout", stream)
-    assert main(["presets"]) == 0
+    assert main(["specs"]) == 0
     assert sys.stdout is stream and stream.errors == "strict"
     assert command_line.PROGRAM == "rollout-corr"

@@ -27,48 +27,46 @@ def test_the_commands_are_listed(capsys):
     assert all(command.about in said for command in COMMANDS.values())
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["presets", "--more"], ["explain"], ["demo", "--fast"]])
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["specs", "--more"], ["explain"], ["demo", "--fast"]])
 def test_wrong_arguments_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2 and "usage: rollout-corr" in capsys.readouterr().err
 
 
-def test_presets_and_explain(capsys):
-    assert main(["presets"]) == 0
+def test_specs_and_explain(capsys):
+    assert main(["specs"]) == 0
     names = capsys.readouterr().out.split()
     assert "verl.decoupled_token_is" in names
     assert main(["explain", "verl.decoupled_token_is"]) == 0
-    assert capsys.readouterr().out == rc.preset("verl.decoupled_token_is").explain() + "\n"
+    assert capsys.readouterr().out == rc.spec("verl.decoupled_token_is").explain() + "\n"
     assert main(["explain", "verl.decoupled_token"]) == 2
     out = capsys.readouterr()
     assert out.out == "" and "verl.decoupled_token_is" in out.err
 
 
-def test_presets_are_searched_by_name_and_description(capsys):
-    """Every preset has a line of its own, with what it does."""
-    assert main(["presets"]) == 0
+def test_specs_are_searched_by_name_and_description(capsys):
+    """Every spec has a line of its own, with what it does."""
+    assert main(["specs"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in lines] == rc.presets.names()
-    assert main(["presets", "VERL", "geo"]) == 0
+    assert [name for name, _ in lines] == rc.spec_names()
+    assert main(["specs", "VERL", "geo"]) == 0
     found = capsys.readouterr().out.splitlines()
     assert 0 < len(found) < len(lines) and all("verl" in line.lower() and "geo" in line.lower() for line in found)
-    assert main(["presets", "no such word"]) == 2
-    assert capsys.readouterr().err == (
-        "rollout-corr presets: no preset has 'no such word' in its name or description\n"
-    )
+    assert main(["specs", "no such word"]) == 2
+    assert capsys.readouterr().err == ("rollout-corr specs: no spec has 'no such word' in its name or description\n")
 
 
-def test_presets_fit_a_terminal(capsys, monkeypatch):
+def test_specs_fit_a_terminal(capsys, monkeypatch):
     """On 80 columns a long description goes on below itself; names and words are whole."""
-    assert main(["presets"]) == 0
+    assert main(["specs"]) == 0
     words = capsys.readouterr().out.split()
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main(["presets"]) == 0
+    assert main(["specs"]) == 0
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80 and said.split() == words
-    assert [line.split()[0] for line in said.splitlines() if line[0] != " "] == rc.presets.names()
+    assert [line.split()[0] for line in said.splitlines() if line[0] != " "] == rc.spec_names()
 
 
 def test_the_version(capsys):

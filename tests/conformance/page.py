@@ -89,7 +89,7 @@ def standing(made: Sequence[Line]) -> str:
     """List by framework what the table's rows compare, and what only a test with a restated formula checks."""
     rows = ["| framework | beside its own code | a restated formula alone |", "|---|---|---|"]
     by_kind = {
-        "preset": lookup.names(),
+        "preset": lookup.spec_names(),
         "recipe": lookup.recipe_names(),
         "configuration": sorted({*lookup.readable("read"), *lookup.readable("recipe")}),
     }

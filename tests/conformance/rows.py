@@ -189,7 +189,7 @@ def preset(name: str, theirs: str, run: Callable[..., Result], settings: Setting
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         def ours() -> Result:
-            spec = rc.preset(name, **drawn)
+            spec = rc.spec(name, **drawn)
             turns = "runs" if spec.measures_turns else None
             out = rc.correct(
                 given.old, given.rollout, mask=given.mask, spec=spec, advantages=given.advantages, turns=turns
@@ -251,7 +251,7 @@ def configuration(
     """Compare a reader: the loss that it makes of a configuration, and its gradient.
 
     Args:
-        framework: The name that `recipe_from_config` takes.
+        framework: The name that `rc.recipe` takes.
         theirs: File and function of the framework.
         run: Returns the framework's loss of a batch and the settings.
         settings: Draws a configuration.
@@ -262,7 +262,7 @@ def configuration(
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         def ours() -> Result:
-            mine, made = given.trains(), rc.recipe_from_config(framework, hold(drawn))
+            mine, made = given.trains(), rc.recipe(framework, hold(drawn))
             out = rc.policy_loss(
                 mine.new,
                 given.advantages,

@@ -25,7 +25,7 @@ def test_the_list_is_up_to_date():
 
 
 def test_rows_name_what_exists():
-    names = {"preset": rc.presets.names(), "recipe": rc.recipe_names()}
+    names = {"preset": rc.spec_names(), "recipe": rc.recipe_names()}
     for found in page.lines(TEXT):
         kind = found.ours.partition(" ")[0]
         assert found.framework in campaign.frameworks()

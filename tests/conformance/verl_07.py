@@ -64,7 +64,7 @@ def rows(source: Source, declared: tuple[Declared, ...]) -> Iterator[Row]:
 
     def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
         other = or_raises(lambda: expected(given, settings))
-        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.from_config("verl", settings))
+        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.spec("verl", settings))
         found: dict[str, Any] = {"mask": out.mask}
         if out.weights is not None:
             found["weights"] = out.weights.where(other["mask"].bool(), 0.0)

@@ -26,7 +26,7 @@ def staleness(name: str, theirs: str, run: Callable[..., Tensor], settings: Sett
     """Compare the mask of a preset that tests ages with a framework's, [B, T]."""
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        spec, versions = rc.preset(name, **drawn), versions_of(given)
+        spec, versions = rc.spec(name, **drawn), versions_of(given)
         # What is not finite in the log-probs is not the matter here.
         logps = torch.zeros_like(given.old), torch.zeros_like(given.old)
         out = rc.correct(*logps, mask=given.mask, spec=spec, versions=versions, current_version=CURRENT)

@@ -366,10 +366,10 @@ def test_advantages_of_when_are_those_of_the_loss():
     assert 0.0 < out.metrics()["dppo/rejected_tokens_fraction"] < 1.0
 
 
-@pytest.mark.parametrize("name", rc.presets.names())
+@pytest.mark.parametrize("name", rc.spec_names())
 def test_every_preset_runs_in_the_loss(name):
     """Those that need the policy that trains run here alone."""
-    spec = rc.preset(name)
+    spec = rc.spec(name)
     generator = torch.Generator().manual_seed(0)
     new, old, rollout = (-torch.rand(3, 6, generator=generator) for _ in range(3))
     options = {"old_logp": old, "rollout_logp": rollout, "spec": spec}

@@ -17,7 +17,7 @@ from rollout_corr.cli.main import main
 from rollout_corr.diagnose.best_settings import best_settings, in_words
 from rollout_corr.diagnose.read import chunk, tensor_files
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.what_if import Setting, SettingResult, WhatIf, grid, pareto, presets, try_all
+from rollout_corr.diagnose.what_if import Setting, SettingResult, WhatIf, grid, named_settings, pareto, try_all
 from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,26 +46,26 @@ def tried():
 
 def test_every_preset_is_tried_or_left_out_for_a_reason():
     for has_advantages in (False, True):
-        tried, left_out = presets(has_advantages)
+        tried, left_out = named_settings(has_advantages)
         named = [name for setting in tried for name in (setting.name, *setting.same)]
-        assert sorted([*named, *left_out]) == lookup.names()
+        assert sorted([*named, *left_out]) == lookup.spec_names()
         assert len(named) > 50
         for setting in tried:
             for name in (setting.name, *setting.same):
-                assert lookup.preset(name) == setting.spec
+                assert lookup.named(name) == setting.spec
         for name, reason in left_out.items():
-            criteria = lookup.preset(name).criteria
+            criteria = lookup.named(name).criteria
             if "advantages" in reason:
                 assert not has_advantages and any(criterion.when != "any" for criterion in criteria)
             else:
-                spec = lookup.preset(name)
+                spec = lookup.named(name)
                 beyond = spec.reads_versions or spec.measures_turns
                 assert beyond or any(c.of != "train/rollout" or c.stat == "external" for c in criteria)
-    assert "open_instruct.vaco" in presets(False)[1] and "open_instruct.vaco" not in presets(True)[1]
+    assert "open_instruct.vaco" in named_settings(False)[1] and "open_instruct.vaco" not in named_settings(True)[1]
 
 
 def test_settings_have_different_names():
-    names = [setting.name for setting in (*presets(True)[0], *grid())]
+    names = [setting.name for setting in (*named_settings(True)[0], *grid())]
     assert len(set(names)) == len(names)
 
 
@@ -255,7 +255,7 @@ def test_a_setting_has_a_plain_reason():
 
 
 def test_every_setting_has_words():
-    for setting in (*presets(True)[0], *grid()):
+    for setting in (*named_settings(True)[0], *grid()):
         said = in_words(setting.spec)
         assert said and "None" not in said and said.count(";") == len(setting.spec.criteria)
 

@@ -1,4 +1,4 @@
-"""from_config: the kinds of objects that it reads, and xtuner's configuration."""
+"""Configurations: the kinds of objects that are read, and xtuner's configuration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+import rollout_corr as rc
 from builders.config_cases import VERL, XTUNER, cases, ratio
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared import presets
-from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
@@ -90,7 +89,7 @@ class Attributes:
     ids=lambda config: type(config).__name__,
 )
 def test_kinds_of_configuration(config):
-    assert from_config("verl", config) == Spec(Weight("product", upper=2), **VERL)
+    assert rc.spec("verl", config) == Spec(Weight("product", upper=2), **VERL)
 
 
 @pytest.mark.peers
@@ -105,27 +104,27 @@ def test_omegaconf():
           rollout_correction: {rollout_is: token, rollout_is_threshold: "${algorithm.cap}"}
         """
     )
-    assert from_config("verl", config) == Spec(Weight("token", upper=3), **VERL)
-    assert from_config("verl", config.algorithm.rollout_correction) == Spec(Weight("token", upper=3), **VERL)
+    assert rc.spec("verl", config) == Spec(Weight("token", upper=3), **VERL)
+    assert rc.spec("verl", config.algorithm.rollout_correction) == Spec(Weight("token", upper=3), **VERL)
     listed = OmegaConf.create({"rollout_is": "token", "rollout_is_threshold": [0.5, 2]})
-    assert from_config("verl", listed) == Spec(Weight("token", 0.5, 2, "zero"), **VERL)
+    assert rc.spec("verl", listed) == Spec(Weight("token", 0.5, 2, "zero"), **VERL)
 
 
 @pytest.mark.parametrize("config", [None, 3, ["rollout_is"], RolloutCorrectionConfig], ids=repr)
 def test_no_configuration_at_all(config):
-    with pytest.raises(TypeError, match=r"from_config\('verl'\): config: expected a mapping or a config object, got "):
-        from_config("verl", config)
+    with pytest.raises(TypeError, match=r"spec\('verl'\): config: expected a mapping or a config object, got "):
+        rc.spec("verl", config)
 
 
 def test_options_are_checked():
     with pytest.raises(ValueError, match=r"k1_bounds: expected one of \['verl', 'ratio'\], got 'mended'"):
-        from_config("verl", {}, k1_bounds="mended")
+        rc.spec("verl", {}, k1_bounds="mended")
     with pytest.raises(ValueError, match=r"version: expected None or '0\.6\.0', got '0\.7'"):
-        from_config("verl", {}, version="0.7")
-    with pytest.raises(TypeError, match=r"from_config\('xtuner'\): .*k1_bounds"):
-        from_config("xtuner", {}, k1_bounds="ratio")
-    with pytest.raises(ValueError, match=r"from_config: expected one of \[.*'skyrl', .*'xtuner'\], got 'none'"):
-        from_config("none", {})
+        rc.spec("verl", {}, version="0.7")
+    with pytest.raises(TypeError, match=r"spec\('xtuner'\): .*k1_bounds"):
+        rc.spec("xtuner", {}, k1_bounds="ratio")
+    with pytest.raises(ValueError, match=r"spec: expected a framework .*one of \[.*'skyrl', .*'xtuner'\], got 'none'"):
+        rc.spec("none", {})
 
 
 # xtuner
@@ -145,14 +144,12 @@ def test_xtuner_shipped_configurations():
         (ratio(0.5, 5, label="mask"), ratio(0, 20, drop="sequence", label="veto")),
         **XTUNER,
     )
-    assert from_config("xtuner", shipped) == reasoning == presets.xtuner.reasoning()
+    assert rc.spec("xtuner", shipped) == reasoning == rc.spec("xtuner.reasoning")
     agentic = shipped | {"rollout_is_threshold": [5, 0]}
-    assert from_config("xtuner", agentic) == replace(reasoning, weight=Weight("token", lower=0, upper=5))
-    assert from_config("xtuner", agentic) == presets.xtuner.agentic()
-    assert from_config("xtuner", Model(**shipped)) == reasoning
-    assert (
-        from_config("xtuner", types.SimpleNamespace(loss_reduction="token", rollout_is=Model(**shipped))) == reasoning
-    )
+    assert rc.spec("xtuner", agentic) == replace(reasoning, weight=Weight("token", lower=0, upper=5))
+    assert rc.spec("xtuner", agentic) == rc.spec("xtuner.agentic")
+    assert rc.spec("xtuner", Model(**shipped)) == reasoning
+    assert rc.spec("xtuner", types.SimpleNamespace(loss_reduction="token", rollout_is=Model(**shipped))) == reasoning
 
 
 @pytest.mark.usefixtures("strict")
@@ -165,7 +162,7 @@ def test_xtuner_shipped_configurations():
     ],
 )
 def test_xtuner_without_threshold_is_off_with_its_veto(config):
-    assert from_config("xtuner", config) == Spec(**XTUNER)
+    assert rc.spec("xtuner", config) == Spec(**XTUNER)
 
 
 @pytest.mark.usefixtures("strict")
@@ -175,7 +172,7 @@ def test_xtuner_without_threshold_is_off_with_its_veto(config):
 )
 def test_xtuner_levels_and_modes(level, weight, reduce):
     def read(mode: str, **more: object) -> Spec:
-        return from_config(
+        return rc.spec(
             "xtuner",
             {"rollout_is_level": level, "rollout_is_mode": mode, "rollout_is_threshold": (2, 0.25)} | more,
         )
@@ -194,7 +191,7 @@ def test_xtuner_levels_and_modes(level, weight, reduce):
 def test_xtuner_veto_of_the_open_pull_request():
     def read(**more: object) -> tuple[Criterion, ...]:
         config = {"rollout_is_threshold": (2, 0.5), "rollout_is_veto_threshold": (20, 0.1)}
-        return from_config("xtuner", config | {f"rollout_is_veto_{key}": value for key, value in more.items()}).criteria
+        return rc.spec("xtuner", config | {f"rollout_is_veto_{key}": value for key, value in more.items()}).criteria
 
     negative = {"when": "negative_advantage"}
     assert read(level="max", negative_adv_only=False) == (ratio(0.1, 20, drop="sequence", label="veto"),)
@@ -215,7 +212,7 @@ def test_xtuner_selects_by_the_mean_advantage():
     d = torch.tensor([[math.log(0.01), 0.0]] * 2, dtype=torch.float64)
     advantages = torch.tensor([[-1.0, 3.0], [1.0, -3.0]])
     config = {"rollout_is_threshold": (2, 0.5), "rollout_is_veto_threshold": (20, 0.1)}
-    spec = from_config("xtuner", config | {"rollout_is_veto_negative_adv_only": True})
+    spec = rc.spec("xtuner", config | {"rollout_is_veto_negative_adv_only": True})
     out = correct(d - 1, torch.full_like(d, -1.0), spec=replace(spec, report=()), advantages=advantages)
     assert out.keep.tolist() == [True, False]
 
@@ -245,5 +242,5 @@ XTUNER_REFUSED = """
 
 @pytest.mark.parametrize(("config", "kind", "message"), cases(XTUNER_REFUSED, pairs=True))
 def test_xtuner_refuses(config, kind, message):
-    with pytest.raises(kind, match=r"^from_config\('xtuner'\): " + message):
-        from_config("xtuner", config)
+    with pytest.raises(kind, match=r"^spec\('xtuner'\): " + message):
+        rc.spec("xtuner", config)

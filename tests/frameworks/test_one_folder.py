@@ -27,11 +27,6 @@ def tis(cap: float = 2.0) -> Spec:
     """w = min(exp(D), cap)."""
     return Spec(weight=Weight("token", upper=cap))
 
-@preset_of("toy 0.9", write="toy.tis(cap=...)")
-def truncate(cap: float = 2.0) -> Spec:
-    """w = min(exp(D), cap)."""
-    return tis(cap)
-
 RECIPES = of_presets("toy", Named(clip, eps=0.2, eps_high=None), BOTH)
 '''
 CONFIG = """
@@ -89,7 +84,6 @@ def toy(tmp_path, monkeypatch):
     }.items():
         (folder / f"{name}.py").write_text(source)
     monkeypatch.setattr(frameworks, "__path__", [*frameworks.__path__, str(tmp_path)])
-    monkeypatch.setattr(preset, "_warned", set())
     yield
     for name in [name for name in sys.modules if name.startswith("rollout_corr.frameworks.toy")]:
         del sys.modules[name]
@@ -101,15 +95,12 @@ def toy(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("toy")
 def test_a_folder_is_a_framework():
     spec = rc.Spec(weight=rc.Weight("token", upper=3.0))
-    assert rc.preset("toy.tis", cap=3.0) == rc.presets.toy.tis(3.0) == rc.from_config("toy", {"cap": 3.0}) == spec
-    assert rc.from_config("toy", "tis", cap=3.0) == spec
-    assert "toy.tis" in rc.presets.names() and "toy.tis" in rc.recipe_names() and "toy" in dir(rc.presets)
+    assert rc.spec("toy.tis", cap=3.0) == rc.spec("toy", {"cap": 3.0}) == spec
+    assert "toy.tis" in rc.spec_names() and "toy.tis" in rc.recipe_names()
     made = rc.recipe("toy.tis", eps=0.1, cap=3.0)
     assert made["surrogate"] == rc.PPO(0.1, 0.1) and made["spec"] == spec
-    with pytest.warns(UserWarning, match=r"toy\.truncate is an old name \(toy 0\.9\); write toy\.tis\(cap=\.\.\.\)"):
-        assert rc.preset("toy.truncate", cap=3.0) == spec
     with pytest.raises(ValueError, match=r"unknown name 'toy\.tiss', did you mean 'toy\.tis'"):
-        rc.preset("toy.tiss")
+        rc.spec("toy.tiss")
     assert frameworks.toy.install() == "installed" and dir(frameworks.toy) == ["install"]
 
 
@@ -134,7 +125,7 @@ def imported(path):
             yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
-def test_nothing_imports_a_framework_but_the_list_for_type_checkers():
+def test_no_other_module_imports_a_framework():
     names = set(lookup.frameworks())
     found = {}
     for path in [*(ROOT / "rollout_corr").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
@@ -144,12 +135,12 @@ def test_nothing_imports_a_framework_but_the_list_for_type_checkers():
         of = {name.split(".")[2] for name in imported(path) if name.startswith("rollout_corr.frameworks.")} & names
         if of:
             found["/".join(parts)] = of
-    assert list(found) == ["rollout_corr/frameworks/shared/presets.py"], found
+    assert not found, found
 
 
 def test_facade_shows_its_surface_alone():
     assert dir(rc) == sorted([*rc.__all__, "__version__"])
     for name in rc.__all__:
         assert getattr(rc, name) is not None
-    with pytest.raises(AttributeError, match="module 'rollout_corr' has no attribute 'perset'"):
-        rc.perset  # noqa: B018  # looked up, not used
+    with pytest.raises(AttributeError, match="module 'rollout_corr' has no attribute 'spce'"):
+        rc.spce  # noqa: B018  # looked up, not used

@@ -11,16 +11,18 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
+import rollout_corr as rc
 from builders.config_cases import call, error, k1, option, rows
-from builders.preset_cases import EXPECTED, OLD, with_arguments
+from builders.preset_cases import EXPECTED, with_arguments
 from builders.verl_cases import arguments, verls
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared import presets, tables
-from rollout_corr.frameworks.shared.lookup import every_preset, frameworks, preset
+from rollout_corr.frameworks.shared import names, tables
+from rollout_corr.frameworks.shared.lookup import every_preset, readable
 from rollout_corr.frameworks.shared.tables import END
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.specs.bounds_of_batch import RULES
@@ -33,70 +35,39 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_every_recipe_is_expected():
-    assert presets.names() == sorted(EXPECTED)
-    assert [found.name for found in every_preset(old=True)] == sorted(OLD)
+    assert rc.spec_names() == sorted(EXPECTED)
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_recipe_makes_the_spec_of_its_peer(name):
-    framework, function = name.split(".")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert preset(name) == EXPECTED[name]
-        assert getattr(getattr(presets, framework), function)() == EXPECTED[name]
-
-
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("name", sorted(OLD))
-def test_old_name_makes_the_spec_of_its_time(name):
-    framework, function = name.split(".")
-    assert preset(name) == OLD[name]
-    assert getattr(getattr(presets, framework), function)() == OLD[name]
+        assert rc.spec(name) == EXPECTED[name]
 
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("name", "arguments", "expected"), with_arguments())
 def test_arguments(name, arguments, expected):
-    assert preset(name, **arguments) == expected
+    assert rc.spec(name, **arguments) == expected
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_specs_are_plain_values(name):
-    spec = preset(name)
+    spec = rc.spec(name)
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert Spec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-    assert len({spec, preset(name)}) == 1
+    assert len({spec, rc.spec(name)}) == 1
 
 
 def test_documented():
-    for found in [*every_preset(), *every_preset(old=True)]:
+    for found in every_preset():
         assert found.matches, found.name
         assert (found.build.__doc__ or "").strip().endswith("."), found.name
 
 
-def test_names_are_sorted_strings_without_old_ones():
-    names = presets.names()
-    assert isinstance(names, list) and names == sorted(names)
-    assert "verl.decoupled_token_is" in names and "verl.token_is" not in names
-
-
-def test_old_name_warns_once_with_the_line_to_write():
-    with pytest.warns(
-        UserWarning, match=r"verl\.token_is .*write verl\.decoupled_token_is\(threshold=\.\.\.\)"
-    ) as caught:
-        preset("verl.token_is")
-        presets.verl.token_is(threshold=3.0)
-    assert len(caught) == 1
-    with pytest.warns(UserWarning, match=r"verl\.seq_is "):
-        preset("verl.seq_is")
-
-
-@pytest.mark.usefixtures("quiet")
-def test_old_name_that_moved_on_is_its_successor():
-    assert presets.verl.token_is(3) == presets.verl.token_tis(3) == presets.verl.decoupled_token_is(3)
-    assert presets.verl.seq_is(3) == presets.verl.decoupled_seq_is(3)
-    assert presets.verl.seq_is_rs() == presets.verl.decoupled_seq_is_rs()
-    assert presets.verl.pg_is(3) == presets.verl.pure_is(3) == presets.verl.bypass_pg_is(3)
+def test_names_are_sorted_strings():
+    found = rc.spec_names()
+    assert isinstance(found, list) and found == sorted(found) and "verl.decoupled_token_is" in found
 
 
 @pytest.mark.parametrize(
@@ -105,17 +76,17 @@ def test_old_name_that_moved_on_is_its_successor():
         ("verl.decoupled_token_iss", r"did you mean 'verl\.decoupled_token_is'"),
         ("decoupled_geo_rs", r"did you mean 'verl\.decoupled_geo_rs'"),
         ("icepop", r"did you mean 'glm\.icepop' or 'nemo\.icepop' or 'open_instruct\.icepop'"),
-        ("qqqqqqqq", r"unknown name 'qqqqqqqq'; rollout_corr\.presets\.names\(\)"),
+        ("qqqqqqqq", r"unknown name 'qqqqqqqq'; rc\.spec_names\(\)"),
     ],
 )
 def test_unknown_name(name, hint):
     with pytest.raises(ValueError, match=hint):
-        preset(name)
+        rc.spec(name)
 
 
 def test_name_that_is_no_text():
-    with pytest.raises(TypeError, match=r"preset: expected a name .*got int 3"):
-        preset(3)
+    with pytest.raises(TypeError, match=r"spec: expected a name .*got int 3"):
+        rc.spec(3)
 
 
 WRONG_ARGUMENTS = """
@@ -152,8 +123,8 @@ nemo.mult_err(threshold=0) | ValueError Criterion.upper: expected a number > 0
 def test_wrong_arguments_name_the_recipe_and_the_argument(made, message):
     name, arguments = call(made)
     kind, pattern = error(message)
-    with pytest.raises(kind, match=f"^preset {re.escape(name)}.*{pattern}"):
-        preset(name, **arguments)
+    with pytest.raises(kind, match=f"^spec {re.escape(name)}.*{pattern}"):
+        rc.spec(name, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +200,8 @@ def log_probs(*log_ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_k1_bounds_as_verl_compares_them_and_as_its_documentation_says():
     # verl#6377: with 0.6_1.4 verl keeps a ratio of 1.5, and rejects one of 0.65.
     train, rollout = log_probs([math.log(1.5)], [math.log(0.65)], [math.log(1.0)], [math.log(1.7)])
-    verl = presets.verl.decoupled_geo_rs("0.6_1.4")
-    mended = presets.verl.decoupled_geo_rs("0.6_1.4", k1_bounds="ratio")
+    verl = rc.spec("verl.decoupled_geo_rs", rs_threshold="0.6_1.4")
+    mended = rc.spec("verl.decoupled_geo_rs", rs_threshold="0.6_1.4", k1_bounds="ratio")
     assert verdicts(train, rollout, verl).keep.tolist() == [True, False, True, False]
     assert verdicts(train, rollout, mended).keep.tolist() == [False, True, True, False]
 
@@ -239,14 +210,14 @@ def test_k1_bounds_as_verl_compares_them_and_as_its_documentation_says():
 def test_areal_k1_is_d(agg, kept):
     # AReaL: keep iff the aggregate of D is at most upper.
     train, rollout = log_probs([0.6, 0.1], [-0.6, -0.1])
-    spec = presets.areal.kl("kl_k1", "sequence", agg, upper=0.5)
+    spec = rc.spec("areal.kl", metric="kl_k1", level="sequence", agg=agg, upper=0.5)
     assert verdicts(train, rollout, spec).keep.tolist() == kept
 
 
 def test_skyrl_sums_run_over_what_is_left():
     # The second token goes by the token mask, so the product of the first alone is the weight and is tested.
     train, rollout = log_probs([0.1, 3.0])
-    spec = presets.skyrl.tldr(geo_mask_low=0.5, geo_mask_high=1.2)
+    spec = rc.spec("skyrl.tldr", geo_mask_low=0.5, geo_mask_high=1.2)
     out = verdicts(train, rollout, spec, mask=torch.ones(1, 2, dtype=torch.bool))
     assert out.keep.tolist() == [True] and out.mask.tolist() == [[True, False]]
     # SkyRL leaves the weight of a rejected token as it is.
@@ -255,14 +226,14 @@ def test_skyrl_sums_run_over_what_is_left():
 
 def test_vaco_drops_the_outward_tokens_only():
     train, rollout = log_probs([2.0, -2.0])
-    out = verdicts(train, rollout, presets.open_instruct.vaco(mask_upper=0.5), advantages=torch.tensor([1.0]))
+    out = verdicts(train, rollout, rc.spec("open_instruct.vaco", mask_upper=0.5), advantages=torch.tensor([1.0]))
     assert out.weights[0].tolist() == pytest.approx([0.0, math.exp(-2.0)])
     assert out.keep.tolist() == [True]
 
 
 def test_trl_and_unsloth_read_nan_as_one():
     train, rollout = log_probs([math.nan, 0.5])
-    for spec in (presets.trl.token_truncate(), presets.unsloth.token_truncate()):
+    for spec in (rc.spec("trl.token_truncate"), rc.spec("unsloth.token_truncate")):
         assert verdicts(train, rollout, spec).weights[0].tolist() == pytest.approx([1.0, math.exp(0.5)])
 
 
@@ -280,7 +251,7 @@ def test_verl_itself_makes_the_same_of_a_batch(name):
     mask[:, 0] = 1
     config = arguments(getattr(RolloutCorrectionConfig, name.split(".")[1])())
     theirs, their_mask, _ = verls(rollout_corr_helper, (rollout + d, rollout, mask), **config)
-    out = verdicts(rollout + d, rollout, preset(name), mask=mask)
+    out = verdicts(rollout + d, rollout, rc.spec(name), mask=mask)
     assert torch.equal(out.mask, their_mask)
     if theirs is None:
         assert out.weights is None
@@ -290,7 +261,7 @@ def test_verl_itself_makes_the_same_of_a_batch(name):
 
 def test_expression_builds_what_it_says():
     names = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion, **RULES}
-    for spec in [*EXPECTED.values(), *OLD.values()]:
+    for spec in EXPECTED.values():
         assert eval(expression(spec), names) == spec
     assert expression(Spec(Weight("token", upper=2.0))) == 'Spec(weight=Weight("token", upper=2.0))'
 
@@ -307,14 +278,14 @@ def test_table_in_the_docs_is_up_to_date():
 
 def test_table_says_everything():
     text = tables.presets()
-    for name in [*EXPECTED, *OLD]:
+    for name in EXPECTED:
         assert f"| `{name}(" in text
     for line in text.splitlines():
         if line.startswith("|"):
             assert len(re.findall(r"(?<!\\)\|", line)) == 5
 
 
-@pytest.mark.parametrize("table", ["presets", "losses"])
+@pytest.mark.parametrize("table", ["presets", "losses", "names"])
 def test_module_prints_the_tables(table):
     command = [sys.executable, "-m", "rollout_corr.frameworks", table]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS.parent)
@@ -329,18 +300,17 @@ def test_a_name_imports_its_framework_alone():
         "    modules = (name.split('.') for name in sys.modules if name.startswith('rollout_corr.frameworks.'))\n"
         "    return {parts[2] for parts in modules} - {'shared'}\n"
         "assert not loaded(), loaded()\n"
-        "rc.preset('glm.icepop'); rc.recipe('glm.double_sided'); rc.presets.areal.token_mask()\n"
+        "rc.spec('glm.icepop'); rc.recipe('glm.double_sided'); rc.spec('areal.token_mask')\n"
         "assert loaded() == {'glm', 'areal'}, loaded()\n"
         "assert 'rollout_corr.frameworks.areal.dropin' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_type_checkers_see_every_framework_with_presets():
-    """Editors complete `rc.presets.`; at run time frameworks are found by their folders."""
-    source = Path(presets.__file__).read_text(encoding="utf-8")
-    named = re.findall(r"^    from rollout_corr\.frameworks\S* import \w+ as (\w+)$", source, re.MULTILINE)
-    assert sorted([*named, "names", "preset"]) == dir(presets)
-    for name in dir(presets):
-        assert getattr(presets, name).__doc__
-    assert not hasattr(presets, "tinker") and "tinker" in frameworks()
+def test_names_for_type_checkers_are_up_to_date():
+    written = Path(names.__file__).read_text(encoding="utf-8")
+    assert written == tables.names(), (
+        "run: python -m rollout_corr.frameworks names > rollout_corr/frameworks/shared/names.py"
+    )
+    assert list(get_args(rc.SpecName)) == rc.spec_names() and list(get_args(rc.RecipeName)) == rc.recipe_names()
+    assert list(get_args(rc.FrameworkName)) == readable("read") == readable("recipe")

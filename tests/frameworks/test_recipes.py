@@ -301,7 +301,7 @@ def test_clips_by_the_frameworks_names():
     assert molt == rc.PPO(0.1, 0.3, dual=4.0, clamp=30.0)
     assert rc.recipe("megatron.tis", grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0) == {
         "surrogate": rc.PPO(0.01, 0.01),
-        "spec": rc.preset("megatron.tis", coef=8.0),
+        "spec": rc.spec("megatron.tis", coef=8.0),
         "reduction": "token_mean",
         "denominator": "original",
     }

@@ -72,5 +72,5 @@ def test_trl_s_vespo_without_correction():
     settings = {"vllm_importance_sampling_correction": False, "vespo_k_pos": 2.0, "vespo_lambda_neg": 2.0}
     wanted = plain(lambda r, t: 1.0, vespo_loss())
     assert_published("trl.vespo", wanted, ("old_logp", "rollout_logp"), **settings)
-    made = rc.recipe_from_config("trl", {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"})
-    assert made["surrogate"] == rc.VESPO() and made["spec"] == rc.preset("trl.token_mask")
+    made = rc.recipe("trl", {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"})
+    assert made["surrogate"] == rc.VESPO() and made["spec"] == rc.spec("trl.token_mask")

@@ -52,8 +52,8 @@ def test_unknown():
         settings_of({"x": 1}, KNOWN)
     with pytest.raises(TypeError, match="loss: expected a mapping or a config object, got int 3"):
         settings_of({"loss": 3}, KNOWN, blocks=[("loss",)])
-    with pytest.raises(ValueError, match=r"recipe_from_config: expected one of \[.*\], got 'none'"):
-        rc.recipe_from_config("none", {})
+    with pytest.raises(ValueError, match=r"recipe: expected a framework .*one of \[.*\], got 'none'"):
+        rc.recipe("none", {})
 
 
 REFUSED = [
@@ -70,8 +70,8 @@ REFUSED = [
 @pytest.mark.parametrize(("framework", "config", "said"), REFUSED)
 def test_an_error_names_the_frameworks_own_key(framework, config, said):
     with pytest.raises((TypeError, ValueError)) as caught:
-        rc.recipe_from_config(framework, config)
-    assert str(caught.value).startswith(f"recipe_from_config({framework!r}): {said}: expected a number"), caught.value
+        rc.recipe(framework, config)
+    assert str(caught.value).startswith(f"recipe({framework!r}): {said}: expected a number"), caught.value
 
 
 def read_pair(config):

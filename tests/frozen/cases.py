@@ -134,14 +134,14 @@ def _traits(spec: rc.Spec | None) -> frozenset[str]:
 
 def all_cases() -> Iterator[Case]:
     """Every case, in an order that names alone decide."""
-    for name in sorted(rc.presets.names()):
-        yield Case(f"preset/{name}", rc.preset(name))
+    for name in sorted(rc.spec_names()):
+        yield Case(f"preset/{name}", rc.spec(name))
     for name in sorted(rc.recipe_names()):
         settings = dict(rc.recipe(name))
         needs = tuple(need.removesuffix("_logp") for need in adapter.needs_of_recipe(name))
         yield Case(f"recipe/{name}", settings.pop("spec"), settings, needs)
     for name in LABELLED:
-        yield Case(f"labels/{name}", rc.preset(name), labelled=True)
+        yield Case(f"labels/{name}", rc.spec(name), labelled=True)
     yield Case("labels/full", rc.Spec(rc.Weight("token", upper=2.0), detail="full"), labelled=True)
     for line in DECLARED.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

@@ -79,10 +79,10 @@ def test_cases(scheme: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kernels_of(name: str) -> object:
     kinds = {"double": False, "packed": True, "masked": True, "advantages": None}
-    return plan_of(rc.preset(name), **kinds, writes_weights=True, writes_mask=True, edits_mask=True)
+    return plan_of(rc.spec(name), **kinds, writes_weights=True, writes_mask=True, edits_mask=True)
 
 
-PRESETS = {kernels_of(name): name for name in rc.presets.names() if len(rc.preset(name).report) > 1}
+PRESETS = {kernels_of(name): name for name in rc.spec_names() if len(rc.spec(name).report) > 1}
 
 
 @pytest.mark.parametrize("name", one_in(2, PRESETS.values()))
@@ -91,7 +91,7 @@ def test_presets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of_shape(monkeypatch, 16, 16, 16)
     rows = batch(5)
     rows[1][0] = (-41.0, -1.0, True)
-    assert_equal(rc.preset(name), packed(rows))
+    assert_equal(rc.spec(name), packed(rows))
 
 
 # Every role that a criterion can have, on units that fail and units that pass.
@@ -184,7 +184,7 @@ def test_bounds_that_are_compared_with_once_are_equal():
     kinds = {"packed": True, "masked": True, "advantages": None, "writes_weights": True, "writes_mask": True}
     found = set()
     for name, double in itertools.product(names, (False, True)):
-        spec = replace(rc.preset(name), report=SCHEMES)
+        spec = replace(rc.spec(name), report=SCHEMES)
         plan, numbers = plan_of(spec, double=double, edits_mask=True, **kinds), numbers_of(spec, double)
         assert all(numbers[one] == numbers[other] for one, other in plan.same_numbers)
         found |= {one for one, _ in plan.same_numbers}

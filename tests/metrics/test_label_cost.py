@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPECS = {
     "metrics": rc.Spec(),
-    "weights": rc.preset("verl.decoupled_token_is"),
-    "weights and rejection": rc.preset("verl.decoupled_seq_is_rs"),
+    "weights": rc.spec("verl.decoupled_token_is"),
+    "weights and rejection": rc.spec("verl.decoupled_seq_is_rs"),
 }
 
 

@@ -48,7 +48,7 @@ def test_a_prefix_and_the_order_of_keys():
     other = example_batch(sequences=3, seed=1)
     again = rc.correct(other.train_logp, other.rollout_logp, cu_seqlens=other.cu_seqlens)
     assert list(again.metrics()) == list((OUT.statistics + again.statistics).metrics()) == list(plain)
-    spec = rc.preset("verl.decoupled_token_is")
+    spec = rc.spec("verl.decoupled_token_is")
     by_verl = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec)
     own = by_verl.metrics(names="verl")
     assert by_verl.metrics(names="verl", prefix="x/") == {f"x/{key}": value for key, value in own.items()}

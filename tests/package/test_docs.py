@@ -115,7 +115,7 @@ def test_metrics_page_is_fresh():
 
 
 def test_the_frameworks_whose_configuration_is_read_are_named():
-    first = (DOCS / "migrate.md").read_text(encoding="utf-8").partition("- `rc.preset(name)`")[0]
+    first = (DOCS / "migrate.md").read_text(encoding="utf-8").partition("- `rc.spec(name)`")[0]
     assert sorted(re.findall(r'`"(\w+)"`', first)) == lookup.readable("read")
 
 

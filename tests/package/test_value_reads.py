@@ -108,9 +108,9 @@ class NoReads(TorchDispatchMode):
 
 SPECS = {
     "metrics": rc.Spec(),
-    "tokens": rc.preset("verl.decoupled_token_is"),
-    "sequences": rc.preset("verl.decoupled_seq_is_rs"),
-    "geometric": rc.preset("verl.decoupled_geo_rs_token_tis"),
+    "tokens": rc.spec("verl.decoupled_token_is"),
+    "sequences": rc.spec("verl.decoupled_seq_is_rs"),
+    "geometric": rc.spec("verl.decoupled_geo_rs_token_tis"),
 }
 
 

@@ -5,6 +5,8 @@ test_typing.py runs the checkers on this file; nothing imports it.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 import rollout_corr as rc
@@ -27,10 +29,25 @@ rc.DPPO("kl")
 rc.KL("k3", 0.1, gradient="k2", weight="ratio", scope="all")
 rc.SquaredLogRatio(0.1, "kept")
 rc.EntropyBonus(0.01, scope="all")
+rc.spec("verl.decoupled_token_is", threshold=3.0).explain()
+rc.spec("verl", {"rollout_is": "token"}, k1_bounds="ratio").explain()
+rc.spec(cast(rc.SpecName, input())).explain()
+rc.recipe("trl.dapo", epsilon_high=0.28)
+rc.recipe("trl", object())
+one: rc.SpecName = "areal.kpop"
 level: str = rc.Weight("product").level
 report: tuple[str, ...] = rc.Spec().report
 
 # Wrong.
+rc.spec("verl.decoupled_tokn_is")  # wrong
+rc.spec("verl")  # wrong
+rc.spec("megatron", {})  # wrong
+rc.spec("trl.dapo")  # wrong
+rc.spec(input())  # wrong
+rc.spec("verl.decoupled_token_is", 3.0)  # wrong
+rc.recipe("trl.default")  # wrong
+rc.recipe("trl.dpao")  # wrong
+rc.recipe("trl")  # wrong
 rc.Weight("sequense")  # wrong
 rc.Weight("token", outside="clip")  # wrong
 rc.Weight("token", normalize="mean")  # wrong

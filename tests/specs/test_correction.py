@@ -248,7 +248,7 @@ WRONG_TYPES = {
     "Spec(turns=1)": "Spec.turns: expected True or False, got int 1",
     'Weight("token", upper="2")': "Weight.upper: expected a number, got the string '2'",
     'Weight("token", upper="0.5_2")': "Weight.upper: expected a number, got the string '0.5_2' ('low_high' strings are "
-    "a framework's grammar: use rc.from_config)",
+    "a framework's grammar: use rc.spec)",
     'Weight("token", upper=True)': "Weight.upper: expected a number, got bool True",
     'Weight("token", lower=[1])': "Weight.lower: expected a number, got list [1]",
     'Weight("token", token_clamp="5")': "Weight.token_clamp: expected a number, got the string '5'",

@@ -309,7 +309,7 @@ def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[
         places[setting.name] = bias, variance
     chart.numbers([places[name] for name in best])
     unusable = len(outcomes) - len(finite)
-    chart.legend += [("a dot", "presets"), ("b dot", "grid")]
+    chart.legend += [("a dot", "specs"), ("b dot", "grid")]
     if unusable:
         chart.legend.append(("none", f"{unusable} that reject everything are left out"))
     return chart.svg()

@@ -49,7 +49,7 @@ def what_if_page(dump: Dump, what_if: WhatIf) -> str:
     by_name = {setting.name: (setting, outcome) for setting, outcome in outcomes}
     named = [(str(i), name, *_numbers(by_name[name][1])) for i, name in enumerate(best, 1)]
     notes = dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note)
-    left_out = table(Table(("preset", "not tried, because"), list(what_if.left_out.items()), text=2))
+    left_out = table(Table(("spec", "not tried, because"), list(what_if.left_out.items()), text=2))
     first = best_settings(outcomes, what_if.sequences)
     return page(
         f"What if: {dump.path.name}",

@@ -26,12 +26,6 @@ def dppo(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
     return _spec(Criterion("prob_diff", lower=-low, upper=high, when="outward", of="new/rollout", label="dppo"))
 
 
-@preset_of("prime-rl until #3418 (2026-08-27)", write="prime_rl.dppo(dppo_mask_low=..., dppo_mask_high=...)")
-def default(dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Spec:
-    """0 for a token whose probability has moved with its advantage by more than dppo_mask_high, up, or _low, down."""
-    return dppo(dppo_mask_low, dppo_mask_high)
-
-
 @preset_of("prime-rl #3418 (2026-08-27)")
 def ipo(eps: float = 0.1) -> Spec:
     """0 for a token whose probability has moved by more than eps."""

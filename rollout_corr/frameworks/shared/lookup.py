@@ -1,4 +1,4 @@
-"""Presets, recipes and configurations by name. A framework is a folder or file beside `shared`; a name imports its own.
+"""Specs, recipes and configurations by name. A framework is a folder or file beside `shared`; a name imports its own.
 
 A folder holds some of: `presets.py` (presets and RECIPES), `config.py` (with `read`), `metrics.py` (see
 rollout_corr.metrics.peers) and `dropin.py` (with `install`). A framework that is one file holds presets and RECIPES.
@@ -7,6 +7,7 @@ rollout_corr.metrics.peers) and `dropin.py` (with `install`). A framework that i
 from __future__ import annotations
 
 import difflib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -14,17 +15,19 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from rollout_corr import frameworks as package
+from rollout_corr.frameworks.shared.names import FrameworkName, RecipeName, SpecName
 from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, same_kind
-from rollout_corr.frameworks.shared.settings import in_its_words, refuse_other_types
+from rollout_corr.frameworks.shared.settings import defaults_of, in_its_words, refuse_other_types
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import shown
 
 
-class Recipe(NamedTuple):
-    """A recipe of a framework; its name is its key in the RECIPES of the framework's module.
+class RecipeEntry(NamedTuple):
+    """An entry in the RECIPES of a framework's module, under the recipe's name.
 
     Attributes:
         build: Makes the arguments from settings.
@@ -35,6 +38,9 @@ class Recipe(NamedTuple):
     build: Callable[..., dict[str, Any]]
     needs: tuple[str, ...]
     note: str = ""
+
+
+# --- what there is ---
 
 
 def frameworks() -> list[str]:
@@ -64,63 +70,29 @@ def part(framework: str, name: str) -> ModuleType:
 
 
 def presets_of(framework: str) -> list[Preset]:
-    """The presets of a framework, old names included."""
+    """The presets of a framework."""
     part(framework, "presets")
     return registered(framework)
 
 
-def every_preset(*, old: bool = False) -> list[Preset]:
-    """All current presets, or with `old` all old names, sorted by name."""
-    found = (preset for framework in frameworks() for preset in presets_of(framework) if bool(preset.write) == old)
+def every_preset() -> list[Preset]:
+    """All presets, sorted by name."""
+    found = (preset for framework in frameworks() for preset in presets_of(framework))
     return sorted(found, key=lambda preset: preset.name)
 
 
-def names() -> list[str]:
-    """All presets as "framework.preset", sorted. Old names work too, but are not listed."""
+def spec_names() -> list[str]:
+    """List the specs that `rc.spec` builds by name, as "framework.spec", sorted."""
     return [found.name for found in every_preset()]
 
 
-def preset(name: str, /, **arguments: object) -> Spec:
-    """Build a preset by its framework's own name for it.
-
-    Args:
-        name: "framework.preset", one of `names()` or an old name.
-        **arguments: The preset's own arguments.
-
-    Returns:
-        The Spec.
-
-    Raises:
-        ValueError: An unknown name (with the closest ones) or a wrong value.
-        TypeError: An argument that the preset does not take, or a value of the wrong type.
-    """
-    if not isinstance(name, str):
-        raise TypeError(
-            f"preset: expected a name such as 'verl.decoupled_token_is', got {type(name).__name__} {name!r}"
-        )
-    if name not in PRESETS:
-        with suppress(LookupError):
-            part(name.partition(".")[0], "presets")
-    if name not in PRESETS:
-        if name in frameworks():
-            raise ValueError(f"preset: expected one preset of {name}, got its name alone; {name} has {_of(name)}")
-        known = [*names(), *(found.name for found in every_preset(old=True))]
-        last = name.rpartition(".")[2]
-        same = [other for other in known if other.rpartition(".")[2] == last]
-        hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
-        if name in recipe_names():
-            hint = f"; it is a recipe, a whole loss: rc.recipe({name!r})"
-        raise ValueError(f"preset: unknown name {name!r}{hint}; rollout_corr.presets.names() lists them all")
-    return PRESETS[name].build(**arguments)
-
-
-def recipes_of(framework: str) -> dict[str, Recipe]:
+def recipes_of(framework: str) -> dict[str, RecipeEntry]:
     """The recipes of a framework, by their names in it."""
-    found: dict[str, Recipe] = getattr(part(framework, "presets"), "RECIPES", {})
+    found: dict[str, RecipeEntry] = getattr(part(framework, "presets"), "RECIPES", {})
     return found
 
 
-def every_recipe() -> dict[str, Recipe]:
+def every_recipe() -> dict[str, RecipeEntry]:
     """All recipes by "framework.recipe", sorted."""
     return {
         f"{framework}.{name}": found
@@ -130,126 +102,189 @@ def every_recipe() -> dict[str, Recipe]:
 
 
 def recipe_names() -> list[str]:
-    """All recipes as "framework.recipe", sorted."""
+    """List the recipes that `rc.recipe` builds by name, as "framework.recipe", sorted."""
     return list(every_recipe())
 
 
-def recipe(name: str, /, **arguments: Any) -> dict[str, Any]:
-    """Return the arguments that a framework's training step gives `policy_loss`.
+def readable(function: str = "read") -> list[str]:
+    """Return the frameworks whose configuration can be read: "read" gives its Spec, "recipe" its loss."""
+    return [name for name in frameworks() if has(name, "config") and hasattr(part(name, "config"), function)]
 
-    `rc.policy_loss(new_logp, advantages, mask=mask, old_logp=..., rollout_logp=..., **rc.recipe("trl.dapo"))`.
-    The log-probs, advantages and mask are the caller's; so is a denominator reduced over micro-batches and ranks.
-    docs/losses.md lists what each recipe computes and which log-probs it needs.
+
+# --- the two lookups ---
+
+
+@overload
+def spec(name: SpecName, /, **arguments: Any) -> Spec: ...
+@overload
+def spec(framework: FrameworkName, config: object, /, **options: Any) -> Spec: ...
+
+
+def spec(name: str, /, *config: object, **arguments: Any) -> Spec:
+    """Return a framework's correction: by its own name for it, or read from a configuration.
+
+    `rc.spec("verl.decoupled_token_is", threshold=3.0)`; `rc.spec("verl", config)`. A configuration may be of any
+    generation of the framework. Old keys warn once in a process, with the line to write instead; unknown keys raise.
 
     Args:
-        name: "framework.recipe", one of `recipe_names()`.
-        **arguments: The framework's own settings, by its names; where the recipe runs a preset, the preset's too.
+        name: "framework.spec", one of `rc.spec_names()`; or with a configuration the framework alone, such as "verl".
+        *config: The block of settings, or a configuration that holds it: a mapping, an OmegaConf node, a dataclass, a
+            pydantic model, any object with attributes.
+        **arguments: For a name, the framework's own arguments of it. For a configuration of verl: k1_bounds="ratio"
+            reads the bounds of k1 options as bounds of the ratio (verl#6377), as verl's documentation says and verl
+            0.9.1 does not; version="0.6.0" reads `rollout_is_mode` and the veto as that release did, which zeroed
+            weights where later code edits the mask.
+
+    Returns:
+        The Spec. The loss that it feeds (verl's `bypass_mode` and `loss_type`) is no part of it; `rc.recipe` has it.
+
+    Raises:
+        ValueError: An unknown name, framework or key (with the closest ones), or a wrong value, named.
+        TypeError: An argument that the spec does not take, or a value of the wrong type, named.
+    """
+    if config:
+        made: Spec = _read("spec", "read", name, config, arguments)
+        return made
+    return named(name, **arguments)
+
+
+def named(name: str, /, **arguments: object) -> Spec:
+    """Build a framework's spec by name: `spec` without a configuration."""
+    _check_text("spec", name)
+    if name not in PRESETS:
+        with suppress(LookupError):
+            part(name.partition(".")[0], "presets")
+    if name not in PRESETS:
+        if name in frameworks():
+            raise ValueError(_alone("spec", "read", name, spec_names()))
+        known = spec_names()
+        last = name.rpartition(".")[2]
+        same = [other for other in known if other.rpartition(".")[2] == last]
+        hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
+        if name in recipe_names():
+            hint = f"; it is a recipe, a whole loss: rc.recipe({name!r})"
+        raise ValueError(f"spec: unknown name {name!r}{hint}; rc.spec_names() lists them all")
+    return PRESETS[name].build(**arguments)
+
+
+@overload
+def recipe(name: RecipeName, /, **settings: Any) -> dict[str, Any]: ...
+@overload
+def recipe(framework: FrameworkName, config: object, /, **options: Any) -> dict[str, Any]: ...
+
+
+def recipe(name: str, /, *config: object, **settings: Any) -> dict[str, Any]:
+    """Return a framework's whole loss: by its own name for it, or read from a configuration.
+
+    `rc.policy_loss(new_logp, advantages, mask=mask, old_logp=..., rollout_logp=..., **rc.recipe("trl.dapo"))`; or
+    `**rc.recipe("trl", args)`. The log-probs, advantages and mask are the caller's; so is a denominator reduced over
+    micro-batches and ranks. docs/losses.md lists what each recipe computes and which log-probs it needs.
+
+    Args:
+        name: "framework.recipe", one of `rc.recipe_names()`; or with a configuration the framework alone, such as
+            "trl".
+        *config: As for `rc.spec`: a mapping, a dataclass, a namespace of flags, any object with attributes.
+        **settings: For a name, the framework's own settings, by its names; where the recipe runs a spec, the spec's
+            too. For a configuration, the framework's own options, as for `rc.spec`.
 
     Returns:
         Keyword arguments: surrogate, spec, reduction, denominator, and kl, regulariser or max_length if the recipe has
         them.
 
     Raises:
-        ValueError: An unknown name (with the closest ones) or a wrong value.
-        TypeError: An argument that the recipe does not take, or a value of the wrong type.
+        ValueError: An unknown name, framework or key (with the closest ones), a wrong value, or a loss that this
+            package does not have, named.
+        TypeError: A setting that the recipe does not take, or a value of the wrong type, named.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"recipe: expected a name such as 'verl.gspo', got {type(name).__name__} {name!r}")
-    framework, _, last = name.partition(".")
-    found = None
-    with suppress(LookupError):
-        found = recipes_of(framework).get(last)
-    if found is None:
-        known = recipe_names()
-        if name in frameworks():
-            has = ", ".join(other for other in known if other.startswith(f"{name}."))
-            raise ValueError(f"recipe: expected one recipe of {name}, got its name alone; {name} has {has}")
-        same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-        own = [other for other in known if other.startswith(f"{framework}.")]
-        if name in PRESETS:
-            hint = f"; it is a preset, a correction without a loss: rc.preset({name!r})"
-        elif own:
-            hint = _closest(difflib.get_close_matches(name, own, n=3)) or f"; {framework} has {', '.join(own)}"
-        else:
-            hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
-        raise ValueError(f"recipe: unknown name {name!r}{hint}; rollout_corr.recipe_names() lists them all")
+    if config:
+        made: dict[str, Any] = _read("recipe", "recipe", name, config, settings)
+        return made
+    found = _entry(name)
     try:
-        refuse_other_types(found.build, arguments)
-        return found.build(**arguments)
+        refuse_other_types(found.build, settings)
+        return found.build(**settings)
     except (TypeError, ValueError) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        given = ", ".join(f"{key}={value!r}" for key, value in settings.items())
         raise same_kind(error, f"recipe {name}({given}): {error}") from error
 
 
-def from_config(framework: str, config: object, **options: object) -> Spec:
-    """Read a framework's rollout-correction settings, of any generation.
-
-    Old names warn once in a process, with the line to write instead. Unknown keys raise.
-
-    Args:
-        framework: "verl", "xtuner", "skyrl" or another that has a reader; the error of another name lists them.
-        config: The block of settings, or a configuration that holds it: a mapping, an OmegaConf node, a dataclass, a
-            pydantic model, any object with attributes. Or the name of a preset of that framework, as text.
-        **options: For verl: k1_bounds="ratio" reads the bounds of k1 options as bounds of the ratio (verl#6377), as
-            verl's documentation says and verl 0.9.1 does not; version="0.6.0" reads `rollout_is_mode` and the veto as
-            that release did, which zeroed weights where later code edits the mask. For a preset: its arguments.
-
-    Returns:
-        The Spec. The loss that it feeds (verl's `bypass_mode` and `loss_type`) is no part of it.
-
-    Raises:
-        ValueError: An unknown framework or key, or a wrong value, named.
-        TypeError: A value of the wrong type, named.
-    """
-    if isinstance(config, str) and framework in readable("read"):
-        return preset(config if "." in config else f"{framework}.{config}", **options)
-    made: Spec = _read("from_config", "read", framework, config, options)
-    return made
+def _entry(name: str) -> RecipeEntry:
+    """Find a recipe by its name."""
+    _check_text("recipe", name)
+    framework, _, last = name.partition(".")
+    with suppress(LookupError):
+        found = recipes_of(framework).get(last)
+        if found is not None:
+            return found
+    known = recipe_names()
+    if name in frameworks():
+        raise ValueError(_alone("recipe", "recipe", name, known))
+    same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
+    own = [other for other in known if other.startswith(f"{framework}.")]
+    if name in PRESETS:
+        hint = f"; it is a spec, a correction without a loss: rc.spec({name!r})"
+    elif own:
+        hint = _closest(difflib.get_close_matches(name, own, n=3)) or f"; {framework} has {', '.join(own)}"
+    else:
+        hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
+    raise ValueError(f"recipe: unknown name {name!r}{hint}; rc.recipe_names() lists them all")
 
 
-def recipe_from_config(framework: str, config: object, **options: object) -> dict[str, Any]:
-    """Read the whole loss of a framework's configuration: `rc.policy_loss(..., **rc.recipe_from_config("trl", args))`.
-
-    Args:
-        framework: A framework whose configuration holds its loss; the error of another name lists them.
-        config: As for `from_config`: a mapping, a dataclass, a namespace of flags, any object with attributes.
-        **options: The framework's own options, as for `from_config`.
-
-    Returns:
-        Keyword arguments of `policy_loss`, as `recipe` gives them.
-
-    Raises:
-        ValueError: An unknown framework or key (with the nearest right one), a wrong value, or a loss that this package
-            does not have, named.
-        TypeError: A value of the wrong type, named.
-    """
-    made: dict[str, Any] = _read("recipe_from_config", "recipe", framework, config, options)
-    return made
-
-
-def readable(function: str) -> list[str]:
-    """Return the frameworks whose configuration a call can read."""
-    return [name for name in frameworks() if has(name, "config") and hasattr(part(name, "config"), function)]
-
-
-def _read(call: str, function: str, framework: str, config: object, options: dict[str, object]) -> Any:
+def _read(call: str, function: str, framework: str, config: tuple[object, ...], options: dict[str, Any]) -> Any:
     """Let a framework's reader read a configuration, and name the call in its errors."""
+    _check_text(call, framework)
+    if len(config) > 1:
+        raise TypeError(f"{call}: expected a framework and one configuration, got {len(config)} configurations")
+    (given,) = config
     known = readable(function)
     if framework not in known:
-        hint = ""
-        if framework in frameworks() and _of(framework):
-            hint = f"; this framework has no configuration that can be read, but presets: rc.preset of {_of(framework)}"
-        raise ValueError(f"{call}: expected one of {known}, got {framework!r}{hint}")
+        raise ValueError(f"{call}: {_no_reader(call, framework, known, given)}")
     read = partial(getattr(part(framework, "config"), function), **options)
+    if isinstance(given, str):
+        raise TypeError(
+            f"{call}({framework!r}): config: expected a mapping or a config object, got the string {shown(given)}; "
+            f"by name it is rc.{call}({f'{framework}.{given}'!r})"
+        )
     try:
-        return read(config)
+        return read(given)
     except (TypeError, ValueError) as error:
-        raise same_kind(error, f"{call}({framework!r}): {in_its_words(error, read, config)}") from error
+        raise same_kind(error, f"{call}({framework!r}): {in_its_words(error, read, given)}") from error
 
 
-def _of(framework: str) -> str:
-    """The current presets of a framework, as text."""
-    return ", ".join(sorted(found.name for found in presets_of(framework) if not found.write))
+# --- what the errors say ---
+
+
+def _check_text(call: str, name: object) -> None:
+    if not isinstance(name, str):
+        example = {"spec": "verl.decoupled_token_is", "recipe": "verl.gspo"}[call]
+        raise TypeError(f"{call}: expected a name such as {example!r}, got {type(name).__name__} {shown(name)}")
+
+
+def _alone(call: str, function: str, framework: str, known: Iterable[str]) -> str:
+    """Say what to write where a framework's name was given without a configuration."""
+    own = [name for name in known if name.startswith(f"{framework}.")]
+    ways = [f"the configuration too, rc.{call}({framework!r}, config)"] if framework in readable(function) else []
+    ways += [f"one of its names: {', '.join(own)}"] if own else []
+    other = {"spec": "recipe", "recipe": "spec"}[call]
+    return f"{call}: got the framework {framework!r} alone, expected {', or '.join(ways) or f'rc.{other}(...) of it'}"
+
+
+def _no_reader(call: str, framework: str, known: list[str], config: object) -> str:
+    """Say why no configuration can be read under a name."""
+    if framework in PRESETS or framework in every_recipe():
+        names = ""
+        if call == "spec" and framework in PRESETS:
+            names = f", such as {next(iter(defaults_of(inspect.unwrap(PRESETS[framework].build))), '...')}=..."
+        return (
+            f"{framework!r} is built by name, expected its settings as keywords{names}, got a configuration of type "
+            f"{type(config).__name__} beside it"
+        )
+    hint = _closest(difflib.get_close_matches(framework, known, n=1))
+    if framework in frameworks():
+        has = spec_names() if call == "spec" else recipe_names()
+        own = [name for name in has if name.startswith(f"{framework}.")]
+        hint = f"; its configuration cannot be read, but by name there is {', '.join(own)}" if own else ""
+    return f"expected a framework whose configuration can be read, one of {known}, got {framework!r}{hint}"
 
 
 def _closest(names: Iterable[str]) -> str:

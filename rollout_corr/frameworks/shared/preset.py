@@ -1,4 +1,4 @@
-"""Registration of presets: a name, the framework's version whose numbers it gives, and the function that builds it."""
+"""Registration of specs by name, called presets here: the framework's version that each matches, and what builds it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ class Preset:
         name: "framework.preset".
         build: Makes the Spec.
         matches: The version of the framework whose numbers it gives.
-        write: For an old name, the line to write now; empty for a current one.
     """
 
     name: str
     build: Callable[..., Spec]
     matches: str
-    write: str = ""
+
+    @property
+    def about(self) -> str:
+        """The first line of its documentation: its formula."""
+        return (inspect.getdoc(self.build) or "").partition("\n")[0]
 
 
 # Filled when the module of a framework is imported; `lookup` imports the one that a name asks for.
@@ -41,7 +44,7 @@ PRESETS: dict[str, Preset] = {}
 
 
 def registered(framework: str) -> list[Preset]:
-    """The presets that a framework's module has registered so far, old names included."""
+    """The presets that a framework's module has registered so far."""
     return [found for found in PRESETS.values() if found.name.partition(".")[0] == framework]
 
 
@@ -60,12 +63,11 @@ def warn_once(key: tuple[str, ...], message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-def preset_of(matches: str, *, write: str = "") -> Callable[[Callable[P, Spec]], Callable[P, Spec]]:
-    """Register a function as the preset "framework.function" and name the preset in its errors.
+def preset_of(matches: str) -> Callable[[Callable[P, Spec]], Callable[P, Spec]]:
+    """Register a function as the preset "framework.function" and name it in its errors.
 
     Args:
-        matches: The version of the framework whose numbers it gives; for an old name, the versions that had it.
-        write: For an old name, the line to write now. An old name works, warns once and is not listed.
+        matches: The version of the framework whose numbers it gives.
     """
 
     def register(function: Callable[P, Spec]) -> Callable[P, Spec]:
@@ -74,16 +76,14 @@ def preset_of(matches: str, *, write: str = "") -> Callable[[Callable[P, Spec]],
 
         @functools.wraps(function)
         def build(*args: P.args, **kwargs: P.kwargs) -> Spec:
-            if write:
-                warn_once(("preset", name), f"preset {name} is an old name ({matches}); write {write}")
             try:
                 refuse_other_types(function, kwargs)
                 return function(*args, **kwargs)
             except (TypeError, ValueError) as error:
                 given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-                raise same_kind(error, f"preset {name}({given}): {error}{_known(function, kwargs)}") from error
+                raise same_kind(error, f"spec {name}({given}): {error}{_known(function, kwargs)}") from error
 
-        PRESETS[name] = Preset(name, build, matches, write)
+        PRESETS[name] = Preset(name, build, matches)
         return build
 
     return register

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
+from rollout_corr.frameworks.shared.lookup import RecipeEntry as RecipeEntry
 from rollout_corr.frameworks.shared.preset import registered
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Spec
@@ -61,7 +61,7 @@ def recipe(
     reduction: LossReduction | Named[LossReduction] = "token_mean",
     denominator: Denominator = "original",
     **terms: Any,
-) -> Recipe:
+) -> RecipeEntry:
     """Describe a recipe by its parts.
 
     Args:
@@ -81,20 +81,20 @@ def recipe(
         parts = [part(value) for value in (surrogate, reduction)]
         more = {name: part(value) for name, value in terms.items()}
         if isinstance(spec, str):
-            return arguments(parts[0], lookup.preset(spec, **settings), parts[1], denominator, **more)
+            return arguments(parts[0], lookup.named(spec, **settings), parts[1], denominator, **more)
         made = part(spec)
         if settings:
             raise TypeError(f"got an unexpected keyword argument {next(iter(settings))!r}")
         return arguments(parts[0], made, parts[1], denominator, **more)
 
-    return Recipe(build, needs, note)
+    return RecipeEntry(build, needs, note)
 
 
 def of_presets(
     framework: str, surrogate: Surrogate | Named[Surrogate], needs: tuple[str, ...], note: str = "", **parts: Any
-) -> dict[str, Recipe]:
+) -> dict[str, RecipeEntry]:
     """Describe one recipe for each preset that a framework has registered, under the preset's name."""
-    names = [found.name for found in registered(framework) if not found.write]
+    names = [found.name for found in registered(framework)]
     return {name.partition(".")[2]: recipe(surrogate, needs, note, spec=name, **parts) for name in names}
 
 
@@ -118,7 +118,7 @@ def preset_with(name: str, /, **settings: tuple[str, Any]) -> Named[Spec]:
     argument_names = [argument for argument, _ in settings.values()]
 
     def make(*values: Any) -> Spec:
-        return lookup.preset(name, **dict(zip(argument_names, values, strict=True)))
+        return lookup.named(name, **dict(zip(argument_names, values, strict=True)))
 
     return Named(make, **{setting: default for setting, (_, default) in settings.items()})
 

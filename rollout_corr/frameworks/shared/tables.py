@@ -1,11 +1,11 @@
-"""The tables of docs/presets.md and docs/losses.md, made from the presets and recipes themselves."""
+"""What is made from presets and recipes: the tables of docs/presets.md and docs/losses.md, and the list of names."""
 
 from __future__ import annotations
 
 import inspect
 from itertools import groupby
 
-from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe
+from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe, readable, recipe_names, spec_names
 from rollout_corr.frameworks.shared.preset import Preset
 from rollout_corr.specs.checked import expression
 from rollout_corr.specs.surrogate import Surrogate
@@ -13,34 +13,39 @@ from rollout_corr.specs.surrogate import Surrogate
 BEGIN = "<!-- made by `python -m rollout_corr.frameworks {}`; a test compares them -->"
 END = "<!-- end of what is made -->"
 
+NAMES = '''"""Names for editors and type checkers: `python -m rollout_corr.frameworks names` prints this file.
+
+When the package runs, names are found by the folders of the frameworks. A name that is known only then, as a `str`, is
+for a type checker `typing.cast(rc.SpecName, name)`.
+"""
+
+from typing import Literal
+'''
+
 
 def presets() -> str:
-    """Return the table of presets: arguments, what each does, the version it matches, its Spec; then the old names."""
+    """Return the table of specs by name: arguments, what each does, the version it matches, the Spec itself."""
     lines = [BEGIN.format("presets")]
     for framework, found in groupby(every_preset(), key=_framework):
-        lines += ["", f"### {framework}", "", *_header("preset", "what it does", "matches", "Spec")]
+        lines += ["", f"### {framework}", "", *_header("name", "what it does", "matches", "Spec")]
         lines += [
-            _row(_code(_call(preset)), _summary(preset), preset.matches, _code(expression(preset.build())))
+            _row(_code(_call(preset)), preset.about, preset.matches, _code(expression(preset.build())))
             for preset in found
         ]
-    lines += ["", "### Old names", "", "They work and warn once.", ""]
-    lines += _header("preset", "what it does", "name of", "write")
-    old = every_preset(old=True)
-    lines += [_row(_code(_call(preset)), _summary(preset), preset.matches, _code(preset.write)) for preset in old]
     return "\n".join([*lines, "", END, ""])
 
 
 def losses() -> str:
-    """Return the table of recipes: the log-probs that each needs, its loss, its preset and what it is divided by."""
+    """Return the table of recipes: log-probs that each needs, its loss, its spec by name, and what it is divided by."""
     lines = [BEGIN.format("losses")]
     specs = {preset.name: preset.build() for preset in every_preset()}
     for framework, found in groupby(every_recipe().items(), key=lambda item: item[0].partition(".")[0]):
         lines += ["", f"### {framework}", ""]
-        lines += _header("recipe", "log-probs", "loss of a token", "preset", "reduction", "divided by", "note")
+        lines += _header("recipe", "log-probs", "loss of a token", "spec", "reduction", "divided by", "note")
         for name, recipe in found:
             made = recipe.build()
             terms = [f"; {_code(expression(made[term]))}" for term in ("kl", "regulariser") if term in made]
-            # The preset whose Spec the recipe runs, its namesake if there is one.
+            # The name of the Spec that the recipe runs, its own if there is one.
             same = [preset for preset, spec in specs.items() if spec == made["spec"]]
             lines.append(
                 _row(
@@ -54,6 +59,15 @@ def losses() -> str:
                 )
             )
     return "\n".join([*lines, "", END, ""])
+
+
+def names() -> str:
+    """Return the module shared/names.py: the names of specs, of recipes and of frameworks with a configuration."""
+    literals = {"SpecName": spec_names(), "RecipeName": recipe_names(), "FrameworkName": readable()}
+    made = [
+        f"{name} = Literal[\n" + "".join(f'    "{one}",\n' for one in found) + "]" for name, found in literals.items()
+    ]
+    return "\n".join([NAMES, *made, ""])
 
 
 def _loss(surrogate: Surrogate) -> str:
@@ -79,7 +93,3 @@ def _code(text: str) -> str:
 def _call(preset: Preset) -> str:
     parameters = inspect.signature(preset.build).parameters.items()
     return f"{preset.name}({', '.join(f'{name}={expression(parameter.default)}' for name, parameter in parameters)})"
-
-
-def _summary(preset: Preset) -> str:
-    return (inspect.getdoc(preset.build) or "").partition("\n")[0]

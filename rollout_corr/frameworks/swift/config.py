@@ -50,7 +50,7 @@ def spec(mode: str | None, threshold: float, delta: float | None) -> Spec | None
     found = None
     if mode is not None:
         one_of("rollout_importance_sampling_mode", mode, presets.MODES, or_null=True)
-        found = lookup.preset(f"swift.{mode}", threshold=threshold)
+        found = lookup.named(f"swift.{mode}", threshold=threshold)
     if delta is None:
         return found
     criterion = off_policy(delta, token_clamp=presets.TOKEN_CLAMP)

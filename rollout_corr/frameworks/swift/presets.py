@@ -11,7 +11,15 @@ from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, GLOBAL, SEQUENCES, WITH_REFERENCE, Recipe, arguments
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    SEQUENCES,
+    WITH_REFERENCE,
+    RecipeEntry,
+    arguments,
+)
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Spec, Weight
@@ -120,7 +128,7 @@ def _recipe(
     **settings: Any,
 ) -> dict[str, Any]:
     """Return the loss that a preset corrects, whose settings are `settings`."""
-    spec = lookup.preset(f"swift.{name}", **settings)
+    spec = lookup.named(f"swift.{name}", **settings)
     level, taus = importance_sampling_level, (tau_pos, tau_neg)
     return loss(spec, loss_type, epsilon, epsilon_high, None, beta, level, *taus, max_completion_length)
 
@@ -143,8 +151,10 @@ def real(real_tau: float = 0.5, beta: float = 0.0, num_generations: int = 8) -> 
     return arguments(REAL(real_tau), reduction=SEQUENCES, kl=kl, group_size=num_generations)
 
 
-RECIPES = {name: Recipe(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")} | {
-    "grpo": Recipe(partial(loss, None, beta=0.04), WITH_REFERENCE, "without rollout_importance_sampling_mode"),
-    "fipo": Recipe(_fipo, DECOUPLED, f"pass rc.future_kl_weights(...) as weights; {GLOBAL}"),
-    "real": Recipe(real, DECOUPLED, "group_size is num_generations; rollout corrections have no part in this loss"),
+RECIPES = {name: RecipeEntry(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")} | {
+    "grpo": RecipeEntry(partial(loss, None, beta=0.04), WITH_REFERENCE, "without rollout_importance_sampling_mode"),
+    "fipo": RecipeEntry(_fipo, DECOUPLED, f"pass rc.future_kl_weights(...) as weights; {GLOBAL}"),
+    "real": RecipeEntry(
+        real, DECOUPLED, "group_size is num_generations; rollout corrections have no part in this loss"
+    ),
 }

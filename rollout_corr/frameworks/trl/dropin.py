@@ -17,7 +17,7 @@ from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared.dropin import Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.installed import Installed
-from rollout_corr.frameworks.shared.lookup import preset
+from rollout_corr.frameworks.shared.lookup import named
 from rollout_corr.frameworks.shared.origin import lacks
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.frameworks.trl import asynchronous
@@ -166,7 +166,7 @@ TARGETS = (
 def _spec_of(mode: str, clip_max: float | None, clip_min: float | None) -> Spec:
     if mode not in MODES:
         raise ValueError(f"vllm_importance_sampling_mode: expected one of {list(MODES)}, got {mode!r}")
-    return preset(f"trl.{mode}", clip_max=clip_max, clip_min=clip_min)
+    return named(f"trl.{mode}", clip_max=clip_max, clip_min=clip_min)
 
 
 def _bounded_one(mode: str, clip_max: float | None, clip_min: float | None) -> float:

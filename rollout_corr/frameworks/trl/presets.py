@@ -18,7 +18,7 @@ from rollout_corr.frameworks.shared.recipe import (
     GLOBAL,
     SEQUENCES,
     Named,
-    Recipe,
+    RecipeEntry,
     arguments,
     clip,
     recipe,
@@ -127,7 +127,7 @@ def loss(
     """Return the arguments of a loss of GRPOTrainer; `bounds` are those of the preset that corrects it."""
     modes = TOKEN_MODES if loss_type == "vespo" and vllm_importance_sampling_correction else MODES
     mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, modes)
-    spec: Spec | None = lookup.preset(f"trl.{mode}", **bounds)
+    spec: Spec | None = lookup.named(f"trl.{mode}", **bounds)
     if not vllm_importance_sampling_correction:
         spec = None
     reduction, denominator = REDUCTIONS[loss_type]
@@ -178,8 +178,8 @@ def masked(spec: Spec | None, threshold: float) -> Spec:
 
 
 # VESPO takes the ratios of tokens alone, so TRL refuses it with the default mode.
-RECIPES = {name: Recipe(partial(loss, name), BOTH, NOTES.get(name, "")) for name in REDUCTIONS if name != "vespo"}
-RECIPES["vespo"] = Recipe(
+RECIPES = {name: RecipeEntry(partial(loss, name), BOTH, NOTES.get(name, "")) for name in REDUCTIONS if name != "vespo"}
+RECIPES["vespo"] = RecipeEntry(
     partial(loss, "vespo", vllm_importance_sampling_mode="token_truncate"),
     BOTH,
     f"vllm_importance_sampling_mode token_truncate or token_mask; {GLOBAL}",

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import Recipe, arguments
+from rollout_corr.frameworks.shared.recipe import RecipeEntry, arguments
 from rollout_corr.frameworks.trl import presets
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, KLWeight
@@ -84,7 +84,7 @@ def loss(
     high = 0.28 if loss_type == "dapo" and epsilon_high is None else epsilon_high
     modes = presets.TOKEN_MODES if loss_type == "vespo" and vllm_importance_sampling_correction else MODES
     mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, modes)
-    spec: Spec | None = lookup.preset(f"unsloth.{mode}", **bounds)
+    spec: Spec | None = lookup.named(f"unsloth.{mode}", **bounds)
     if not vllm_importance_sampling_correction:
         spec = None
     reduction, denominator = presets.REDUCTIONS[loss_type]
@@ -103,4 +103,4 @@ def loss(
 
 NOTES = presets.NOTES
 NEEDS = ("old_logp", "ref_logp")
-RECIPES = {name: Recipe(partial(loss, name), NEEDS, NOTES.get(name, "")) for name in presets.REDUCTIONS}
+RECIPES = {name: RecipeEntry(partial(loss, name), NEEDS, NOTES.get(name, "")) for name in presets.REDUCTIONS}

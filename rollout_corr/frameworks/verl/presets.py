@@ -22,7 +22,7 @@ from rollout_corr.frameworks.shared.recipe import (
     SEQUENCES,
     WITH_REFERENCE,
     Named,
-    Recipe,
+    RecipeEntry,
     arguments,
     around_one,
     penalty,
@@ -92,41 +92,6 @@ def _mean_k3(rs_threshold: Threshold = 0.01) -> Criteria:
     return options.criteria("seq_mean_k3", rs_threshold, key="rs_threshold")
 
 
-# Up to 0.7.0 verl tested the ratio itself, with 1/upper as the lower bound if none was given, and had a veto.
-
-
-def _ratio(option: str, upper: object, lower: object) -> Criterion:
-    least, most = options.ratio_bounds("rs_threshold", upper)
-    if lower is not None:
-        # seq_mis leaves the lower side open by writing 0.
-        least = 0.0 if lower == 0 else options.number("rs_threshold_lower", lower)
-    return options.ratio_criterion(option, least, most)
-
-
-def _sum_ratio(rs_threshold: float = 2.0, rs_threshold_lower: float | None = None) -> Criteria:
-    """Keep a sequence iff exp(sum D) lies within the bounds."""
-    if rs_threshold_lower is None:
-        # Between reciprocal bounds the sign of k1 does not matter: the Spec of decoupled_seq_is_rs.
-        return _sum_k1(rs_threshold)
-    return (_ratio("seq_sum_k1", rs_threshold, rs_threshold_lower),)
-
-
-def _mean_ratio(
-    rs_threshold: float = 1.001, rs_threshold_lower: float | None = None, veto_threshold: float | None = 1e-4
-) -> Criteria:
-    """Keep a sequence iff exp(mean D) lies within the bounds and no token's ratio is below veto_threshold."""
-    kept = _ratio("seq_mean_k1", rs_threshold, rs_threshold_lower)
-    return (kept,) if veto_threshold is None else (kept, options.veto(veto_threshold, "veto_threshold"))
-
-
-def _mean_ratio_lower(
-    rs_threshold: float = 1.001, rs_threshold_lower: float = 0.999, veto_threshold: float | None = 1e-4
-) -> Criteria:
-    return _mean_ratio(rs_threshold, rs_threshold_lower, veto_threshold)
-
-
-_mean_ratio_lower.__doc__ = _mean_ratio.__doc__
-
 BYPASSES = {"bypass_ppo_clip": "Bypass mode with PPO.", "bypass_pg": "Bypass mode with REINFORCE."}
 
 
@@ -134,11 +99,8 @@ def _preset(
     name: str,
     weight: Callable[..., Weight] | None = None,
     rejection: Callable[..., Criteria] | None = None,
-    *,
-    matches: str = "verl 0.9.1",
-    write: str = "",
 ) -> Callable[..., Spec]:
-    """Register a preset, or with `write` an old name, that has the arguments of its parts."""
+    """Register a preset that has the arguments of its parts."""
     parts = [part for part in (weight, rejection) if part is not None]
     parameters = chain.from_iterable(inspect.signature(part).parameters.values() for part in parts)
     signature = inspect.Signature([*parameters], return_annotation="Spec")
@@ -158,7 +120,7 @@ def _preset(
     build.__name__ = build.__qualname__ = name
     build.__doc__ = " ".join([*does, *(part.__doc__ or "" for part in parts)])
     build.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature
-    return preset_of(matches, write=write)(build)
+    return preset_of("verl 0.9.1")(build)
 
 
 # --- the presets ---
@@ -183,46 +145,6 @@ bypass_pg_geo_rs_seq_tis = _preset("bypass_pg_geo_rs_seq_tis", _sequence_is, _me
 bypass_pg_geo_rs_token_tis = _preset("bypass_pg_geo_rs_token_tis", _token_is, _mean_k1)
 disabled = _preset("disabled")
 
-# --- the old names: parts, versions, the line to write now ---
-
-_EARLY, _061, _070 = "verl before 0.6.1", "verl 0.6.1", "verl 0.7.0"
-_NOW_TOKEN = "verl.decoupled_token_is(threshold=...)"
-_NOW_PG = "verl.bypass_pg_is(threshold=...)"
-_RATIO = 'rs_threshold="lower_upper", k1_bounds="ratio")'
-_NO_VETO = f"{_RATIO}; the veto has no new name"
-
-token_is = _preset("token_is", _token, matches=_EARLY, write=_NOW_TOKEN)
-token_tis = _preset("token_tis", _token, matches=_EARLY, write=_NOW_TOKEN)
-seq_is = _preset("seq_is", _sequence, matches=_EARLY, write="verl.decoupled_seq_is(threshold=...)")
-seq_is_rs = _preset(
-    "seq_is_rs", _sequence_is, _sum_ratio, matches=_EARLY, write=f"verl.decoupled_seq_is_rs(is_threshold=..., {_RATIO}"
-)
-geo_rs = _preset("geo_rs", None, _mean_ratio, matches=_EARLY, write=f"verl.decoupled_geo_rs({_NO_VETO}")
-geo_mis = _preset("geo_mis", None, _mean_ratio_lower, matches=_EARLY, write=f"verl.decoupled_geo_rs({_NO_VETO}")
-ppo_is_bypass = _preset("ppo_is_bypass", _token, matches=_061, write="verl.bypass_ppo_clip()")
-pure_is = _preset("pure_is", _sequence, matches=_EARLY, write=_NOW_PG)
-pg_is = _preset("pg_is", _sequence, matches=_061, write=_NOW_PG)
-pg_rs = _preset("pg_rs", None, _mean_ratio, matches=_061, write=f"verl.bypass_pg_geo_rs({_NO_VETO}")
-bypass_pg_rs = _preset("bypass_pg_rs", None, _mean_ratio, matches=_070, write=f"verl.bypass_pg_geo_rs({_NO_VETO}")
-geo_rs_seq_tis = _preset(
-    "geo_rs_seq_tis",
-    _sequence_is,
-    _mean_ratio,
-    matches=_070,
-    write=f"verl.decoupled_geo_rs_seq_tis(is_threshold=..., {_NO_VETO}",
-)
-
-
-@preset_of(
-    _EARLY,
-    write='Spec(weight=Weight("product", upper=...), criteria=(Criterion("ratio", over="sequence", reduce="sum", '
-    "upper=...),))",
-)
-def seq_mis(threshold: float = 2.0) -> Spec:
-    """Sequence TIS: w = min(exp(sum D), threshold); keep a sequence iff exp(sum D) is at most threshold."""
-    return spec(_sequence(threshold), (_ratio("seq_sum_k1", threshold, 0),))
-
-
 # --- the losses ---
 
 
@@ -235,7 +157,7 @@ def _loss(
     **settings: Any,
 ) -> dict[str, Any]:
     """Return `loss_mode=vanilla`; for bypass with REINFORCE -w A log pi, and without a weight -A log pi."""
-    correction = lookup.preset(preset, **settings)
+    correction = lookup.named(preset, **settings)
     surrogate: Surrogate = PPO(clip_ratio_low, clip_ratio_high, dual=clip_ratio_c)
     if preset.startswith("verl.bypass_pg"):
         surrogate = GPG() if correction.weight is None else Score()
@@ -251,21 +173,21 @@ def clip_cov(low: float, high: float, share: float, lower: float, upper: float) 
     return ClipCov(low, high, share=share, lower=lower, upper=upper)
 
 
-def _vanilla(preset: str) -> Recipe:
+def _vanilla(preset: str) -> RecipeEntry:
     note = "counts before rejection, as its engines do"
     if preset.startswith("verl.bypass"):
-        return Recipe(partial(_loss, preset), BYPASS, note)
-    return Recipe(partial(_loss, preset), BOTH, f'{note}; with trainer.use_v1=false after it: denominator="kept"')
+        return RecipeEntry(partial(_loss, preset), BYPASS, note)
+    return RecipeEntry(partial(_loss, preset), BOTH, f'{note}; with trainer.use_v1=false after it: denominator="kept"')
 
 
-def _dppo(divergence: Divergence) -> Recipe:
+def _dppo(divergence: Divergence) -> RecipeEntry:
     surrogate = Named(partial(DPPO, divergence), clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
     return recipe(surrogate, DECOUPLED, "clip_ratio_c is ActorConfig's 3.0; the function's own 20.0 never gets there")
 
 
 _CLIP = Named(_ppo, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
 
-RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in registered("verl") if not found.write} | {
+RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in registered("verl")} | {
     "ppo": recipe(_CLIP, DECOUPLED, "loss_mode vanilla, without correction"),
     "grpo": recipe(
         _CLIP,

@@ -58,7 +58,7 @@ def loss(function: Any, loss_type: str, given: Batch, **config: Any) -> Tensor:
     epsilon, high, beta = config.get("epsilon", 0.2), config["epsilon_high"], config["beta"]
     ratio = None
     if config["vllm_importance_sampling_correction"]:
-        spec = rc.preset(
+        spec = rc.spec(
             f"trl.{config['vllm_importance_sampling_mode']}", clip_max=config["clip_max"], clip_min=config["clip_min"]
         )
         ratio = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).weights.to(given.old.dtype)

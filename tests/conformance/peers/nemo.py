@@ -200,7 +200,7 @@ def rows(source: Source) -> Iterator[Row]:
         run = loss_class(config_class(reference_policy_kl_penalty=0.0, **config))
         made = data(given)
         _, theirs = run(given.new, made, made["sample_mask"].sum(), given.mask.sum())
-        spec = replace(rc.preset("nemo.tis", **settings), detail="full")
+        spec = replace(rc.spec("nemo.tis", **settings), detail="full")
         ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics()
         return {name: ours[native] for name, native in REPORT.items()}, {name: theirs[name] for name in REPORT}
 

@@ -252,14 +252,14 @@ def rows(source: Source) -> Iterator[Row]:
         yield recipe(f"skyrl.{name}", place, of_recipe(name), draw, declared=OF_LOSSES, within=WITHIN)
 
     def report(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        spec = rc.from_config("skyrl", drawn)
+        spec = rc.spec("skyrl", drawn)
         if not spec.acts:
             return {}, correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))[1]
         ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics("skyrl")
         return ours, correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))[1]
 
     def reader(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.from_config("skyrl", drawn))
+        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.spec("skyrl", drawn))
         expected = dict(corrected(given, **drawn))
         return shown(out.weights, out.mask, expected["mask"]), shown(expected.get("weights"), *[expected["mask"]] * 2)
 
@@ -291,7 +291,7 @@ def rows(source: Source) -> Iterator[Row]:
     place = f"{CORRECTION}: {COMPUTE}"
     more: dict[str, Any] = {"declared": (*OF_CORRECTION, SINGLE), "within": WITHIN}
     yield Row("report", "skyrl", place, report, correction, **more)
-    yield Row("configuration", "skyrl.from_config", place, reader, correction, **more)
+    yield Row("configuration", "skyrl.config", place, reader, correction, **more)
     yield Row("drop-in", f"skyrl.{COMPUTE}", place, replaced, correction, **more)
     for name in ("regular", "dual_clip", "gspo", "sapo"):
         place = f"{LOSSES}: {FUNCTIONS[name]}"

@@ -339,7 +339,7 @@ def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
         bounds = {name: drawn[name] for name in ("clip_max", "clip_min")}
         peer, mine = given.trains(), given.trains()
         theirs = trainer.loss(peer, "grpo", off_policy_mask_threshold=drawn["delta"], **bounds)
-        settings = rc.recipe("trl.grpo") | {"spec": rc.preset("trl.opsm", **drawn)}
+        settings = rc.recipe("trl.grpo") | {"spec": rc.spec("trl.opsm", **drawn)}
         policies = {"old_logp": given.old, "rollout_logp": given.rollout}
         out = rc.policy_loss(mine.new, given.advantages, mask=given.mask, **policies, **settings)
         return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)

@@ -186,12 +186,12 @@ def of_correction(source: Source) -> Iterator[Row]:
         return tensors(weights_of(held), mask, mask), theirs[MAIN](*precise(given), **settings)[2]
 
     def report(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        spec = rc.from_config("verl", settings)
+        spec = rc.spec("verl", settings)
         ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics("verl")
         return ours, or_raises(lambda: theirs[MAIN](*precise(given), **settings)[2])
 
     def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.from_config("verl", settings))
+        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.spec("verl", settings))
         expected = or_raises(lambda: whole(given, settings)[0])
         return tensors(out.weights, out.mask, expected.get("mask", out.mask)), expected
 

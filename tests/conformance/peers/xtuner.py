@@ -215,7 +215,7 @@ def rows(source: Source) -> Iterator[Row]:
     def ours(given: Batch, drawn: dict[str, Any]) -> rc.Correction:
         old, rollout, _, mask = arguments(given)
         offsets = torch.arange(len(given.mask) + 1) * given.mask.shape[1]
-        return rc.correct(old, rollout, mask=mask, cu_seqlens=offsets, spec=rc.from_config("xtuner", drawn))
+        return rc.correct(old, rollout, mask=mask, cu_seqlens=offsets, spec=rc.spec("xtuner", drawn))
 
     def report(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         return ours(given, drawn).metrics("xtuner"), metrics(given, drawn)
@@ -235,7 +235,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     more: dict[str, Any] = {"within": WITHIN}
     yield Row("report", "xtuner", place, report, correction, declared=(*DECLARED, OWN_MASK), **more)
-    yield Row("configuration", "xtuner.from_config", place, reader, correction, declared=DECLARED, **more)
+    yield Row("configuration", "xtuner.config", place, reader, correction, declared=DECLARED, **more)
     yield Row("drop-in", f"xtuner.{METHOD}", place, replaced, correction, declared=DECLARED, **more)
     yield configuration("xtuner", f"{GRPO}: GRPOLossContext", loss, loss_config, declared=DECLARED, **more)
 

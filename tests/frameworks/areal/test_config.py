@@ -50,19 +50,19 @@ ACTOR = {"use_decoupled_loss": True, "rejection_sampling": {"upper": 5.0}}
     ids=["block", "dataclass", "actor", "actor's dataclass", "whole", "whole with a dataclass"],
 )
 def test_kinds(config):
-    assert rc.from_config("areal", config) == rc.preset("areal.token_mask", lower=None)
+    assert rc.spec("areal", config) == rc.spec("areal.token_mask", lower=None)
 
 
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        ({"lower": 0.5}, rc.preset("areal.token_mask")),
-        ({"level": "sequence", "agg": "sum"}, rc.preset("areal.seq", agg="sum")),
+        ({"lower": 0.5}, rc.spec("areal.token_mask")),
+        ({"level": "sequence", "agg": "sum"}, rc.spec("areal.seq", agg="sum")),
         (
             {"metric": "kl_k1", "level": "sequence", "upper": 0.5},
-            rc.preset("areal.kl", metric="kl_k1", level="sequence", upper=0.5),
+            rc.spec("areal.kl", metric="kl_k1", level="sequence", upper=0.5),
         ),
-        ({"metric": "binary_kl", "upper": 2.0}, rc.preset("areal.kpop")),
+        ({"metric": "binary_kl", "upper": 2.0}, rc.spec("areal.kpop")),
         ({"action": "clamp", "lower": 0.0}, rc.Spec(weight=rc.Weight("token", upper=5.0), nonfinite="neutral")),
         (
             {"action": "clamp", "level": "sequence", "lower": 0.5},
@@ -71,13 +71,13 @@ def test_kinds(config):
     ],
 )
 def test_blocks(block, expected):
-    assert rc.from_config("areal", block) == expected
+    assert rc.spec("areal", block) == expected
 
 
 def test_nothing_is_corrected_without_the_decoupled_loss():
     for actor in ({"use_decoupled_loss": False, "rejection_sampling": {}}, {"use_decoupled_loss": True}):
-        assert rc.from_config("areal", actor) == rc.Spec()
-        assert rc.recipe_from_config("areal", actor)["spec"] is None
+        assert rc.spec("areal", actor) == rc.Spec()
+        assert rc.recipe("areal", actor)["spec"] is None
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ def test_nothing_is_corrected_without_the_decoupled_loss():
     ],
 )
 def test_losses(actor, surrogate):
-    made = rc.recipe_from_config("areal", {"actor": actor})
+    made = rc.recipe("areal", {"actor": actor})
     assert made == {"surrogate": surrogate, "spec": None, "reduction": "token_mean", "denominator": "original"}
 
 
 def test_m2po():
     actor = {"use_decoupled_loss": True, "m2_threshold": 0.08, "eps_clip": 0.1}
     spec = rc.Spec(criteria=(rc.Criterion("k2", upper=rc.MeanBelow(0.04), label="m2po"),), nonfinite="propagate")
-    made = rc.recipe_from_config("areal", actor)
+    made = rc.recipe("areal", actor)
     assert made == rc.recipe("areal.m2po", m2_threshold=0.08, eps_clip=0.1)
-    assert made["spec"] == rc.from_config("areal", actor) == spec and made["denominator"] == "kept"
+    assert made["spec"] == rc.spec("areal", actor) == spec and made["denominator"] == "kept"
     # It compares the policy with itself.
-    assert rc.recipe_from_config("areal", {"m2_threshold": 0.08})["spec"] is None
+    assert rc.recipe("areal", {"m2_threshold": 0.08})["spec"] is None
 
 
 def test_the_rejection_and_the_loss():
-    made = rc.recipe_from_config("areal", {"actor": {**ACTOR, "use_cispo_loss": True, "eps_clip_higher": 4.0}})
-    assert made["spec"] == rc.preset("areal.token_mask", lower=None) and made["surrogate"] == rc.Score(0.8, 5.0)
+    made = rc.recipe("areal", {"actor": {**ACTOR, "use_cispo_loss": True, "eps_clip_higher": 4.0}})
+    assert made["spec"] == rc.spec("areal.token_mask", lower=None) and made["surrogate"] == rc.Score(0.8, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_rejection_and_the_loss():
 )
 def test_refused(config, message):
     with pytest.raises(ValueError, match=message):
-        rc.from_config("areal", config)
+        rc.spec("areal", config)
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_refused(config, message):
 )
 def test_losses_that_are_refused(actor, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        rc.recipe_from_config("areal", {"actor": actor})
+        rc.recipe("areal", {"actor": actor})

@@ -19,36 +19,36 @@ def flags(**advantage):
     ("config", "spec"),
     [
         (flags(), Spec()),
-        (flags(level="token"), rc.preset("molt.token")),
+        (flags(level="token"), rc.spec("molt.token")),
         (
             flags(level="token", mode="clip", threshold=[0.4, 3.0]),
-            rc.preset("molt.token", low=0.4, high=3.0, mode="clip"),
+            rc.spec("molt.token", low=0.4, high=3.0, mode="clip"),
         ),
-        (flags(level="token", mode="trunc"), rc.preset("molt.token", mode="trunc")),
-        (flags(level="seq"), rc.preset("molt.seq")),
-        (flags(level="geo", threshold=(0.99, 1.01)), rc.preset("molt.geo")),
+        (flags(level="token", mode="trunc"), rc.spec("molt.token", mode="trunc")),
+        (flags(level="seq"), rc.spec("molt.seq")),
+        (flags(level="geo", threshold=(0.99, 1.01)), rc.spec("molt.geo")),
         (
             argparse.Namespace(**{"algo.advantage.is_correction_level": "seq", "actor.muon.lr": 1e-3, "seed": 1}),
-            rc.preset("molt.seq"),
+            rc.spec("molt.seq"),
         ),
     ],
 )
 def test_spec(config, spec):
-    assert rc.from_config("molt", config) == spec
+    assert rc.spec("molt", config) == spec
 
 
 def test_recipe():
-    assert rc.recipe_from_config("molt", flags()) == rc.recipe("molt.ppo")
+    assert rc.recipe("molt", flags()) == rc.recipe("molt.ppo")
     actor = {"eps_clip_low_high": (0.1, 0.3), "dual_clip": 4.0}
-    assert rc.recipe_from_config("molt", flags(level="token") | {"actor": actor}) == rc.recipe("molt.token", **actor)
-    assert rc.recipe_from_config("molt", {"actor": {"loss_mode": "gspo"}}) == rc.recipe("molt.gspo")
+    assert rc.recipe("molt", flags(level="token") | {"actor": actor}) == rc.recipe("molt.token", **actor)
+    assert rc.recipe("molt", {"actor": {"loss_mode": "gspo"}}) == rc.recipe("molt.gspo")
     cispo = {"actor": {"loss_mode": "cispo", "eps_clip_low_high": [0.2, 1.3]}}
-    assert rc.recipe_from_config("molt", cispo)["surrogate"] == rc.Score(upper=1.3, clamp=30.0)
+    assert rc.recipe("molt", cispo)["surrogate"] == rc.Score(upper=1.3, clamp=30.0)
     kl = SimpleNamespace(use_loss=True, init_coef=None, estimator="k3", horizon=10)
     held = SimpleNamespace(algo=SimpleNamespace(kl=kl, advantage=SimpleNamespace(estimator="rloo")))
-    assert rc.recipe_from_config("molt", held)["kl"] == rc.KL("k3", 0.01, log_clamp=30.0, value_clamp=10.0)
+    assert rc.recipe("molt", held)["kl"] == rc.KL("k3", 0.01, log_clamp=30.0, value_clamp=10.0)
     held.algo.advantage.estimator = "on_policy_distill"
-    assert "kl" not in rc.recipe_from_config("molt", held)
+    assert "kl" not in rc.recipe("molt", held)
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_recipe():
     ],
 )
 def test_refused(config, says):
-    with pytest.raises(ValueError, match=rf"^recipe_from_config\('molt'\): .*{says}"):
-        rc.recipe_from_config("molt", config)
+    with pytest.raises(ValueError, match=rf"^recipe\('molt'\): .*{says}"):
+        rc.recipe("molt", config)

@@ -30,9 +30,9 @@ def truncated(kind, ratio=2.0, least=None):
         (truncated("tis"), Spec(Weight("token", upper=2.0))),
         (truncated("tis", 3.0, 0.5) | WHOLE, Spec(Weight("product", 0.5, 3.0))),
         (truncated("icepop", 5.0, 0.5), Spec(Weight("token", 0.5, 5.0, "zero"))),
-        (truncated("seq-mask-tis", 1.002, 0.999), rc.preset("nemo.seq_mask_tis")),
-        ({"seq_logprob_error_threshold": 2.0}, rc.preset("nemo.mult_err")),
-        ({"loss_fn": truncated("tis"), "grpo": {"num_prompts_per_step": 8}, "policy": {}}, rc.preset("nemo.tis")),
+        (truncated("seq-mask-tis", 1.002, 0.999), rc.spec("nemo.seq_mask_tis")),
+        ({"seq_logprob_error_threshold": 2.0}, rc.spec("nemo.mult_err")),
+        ({"loss_fn": truncated("tis"), "grpo": {"num_prompts_per_step": 8}, "policy": {}}, rc.spec("nemo.tis")),
         (
             {"loss_fn": SimpleNamespace(**truncated("tis")), "grpo": {"seq_logprob_error_threshold": 1.5}},
             Spec(Weight("token", upper=2.0), (Criterion("ratio_error", "sequence", "mean", upper=1.5),)),
@@ -40,12 +40,12 @@ def truncated(kind, ratio=2.0, least=None):
     ],
 )
 def test_spec(config, spec):
-    assert rc.from_config("nemo", config) == spec
+    assert rc.spec("nemo", config) == spec
 
 
 def test_recipe():
     none = {"reference_policy_kl_penalty": 0.0}
-    assert rc.recipe_from_config("nemo", {}) == {
+    assert rc.recipe("nemo", {}) == {
         "surrogate": rc.PPO(0.2, 0.2),
         "spec": None,
         "reduction": "token_mean",
@@ -53,7 +53,7 @@ def test_recipe():
         "kl": rc.KL("k3", 0.01, gradient="k2", log_clamp=20.0, value_clamp=10.0),
     }
     settings = none | WHOLE | CORRECTED | {"ratio_clip_min": 0.1, "ratio_clip_c": 3.0}
-    assert rc.recipe_from_config("nemo", settings) == {
+    assert rc.recipe("nemo", settings) == {
         "surrogate": rc.GSPO(0.1, 0.2, 3.0),
         "spec": Spec(Weight("product")),
         "reduction": "sequence_mean_token_mean",
@@ -65,11 +65,11 @@ def test_recipe():
         "force_on_policy_ratio": rc.PPO(0.2, 0.2),
     }
     for name, surrogate in surrogates.items():
-        assert rc.recipe_from_config("nemo", none | {name: True})["surrogate"] == surrogate
-    assert "kl" not in rc.recipe_from_config("nemo", {"use_kl_in_reward": True})
-    assert rc.recipe_from_config("nemo", {"seq_logprob_error_threshold": 2.0})["denominator"] == "kept"
+        assert rc.recipe("nemo", none | {name: True})["surrogate"] == surrogate
+    assert "kl" not in rc.recipe("nemo", {"use_kl_in_reward": True})
+    assert rc.recipe("nemo", {"seq_logprob_error_threshold": 2.0})["denominator"] == "kept"
     clamps = {"kl_input_clamp_value": None, "kl_output_clamp_value": None}
-    assert rc.recipe_from_config("nemo", clamps)["kl"] == rc.KL("k3", 0.01, gradient="k2", log_clamp=40.0)
+    assert rc.recipe("nemo", clamps)["kl"] == rc.KL("k3", 0.01, gradient="k2", log_clamp=40.0)
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_recipe():
     ],
 )
 def test_refused(config, says):
-    with pytest.raises(ValueError, match=rf"^recipe_from_config\('nemo'\): .*{says}"):
-        rc.recipe_from_config("nemo", config)
+    with pytest.raises(ValueError, match=rf"^recipe\('nemo'\): .*{says}"):
+        rc.recipe("nemo", config)

@@ -23,16 +23,16 @@ class Experiment:
 @pytest.mark.parametrize(
     ("config", "spec"),
     [
-        ({}, rc.preset("open_instruct.default")),
+        ({}, rc.spec("open_instruct.default")),
         ({"use_rho_correction": False}, Spec()),
         ({"rho_clamp_upper_bound": 0.0, "rho_clamp_lower_bound": 0.5}, Spec(Weight("token", 0.5, token_clamp=10.0))),
-        (Experiment(), rc.preset("open_instruct.icepop")),
+        (Experiment(), rc.spec("open_instruct.icepop")),
         ({"rho_mask_sequence_level": True}, Spec(Weight("geometric", upper=2.0, token_clamp=10.0))),
         (
             {"rho_mask_sequence_level": True, "rho_mask_lower_bound": 0.5, "rho_mask_upper_bound": 2.0},
-            rc.preset("open_instruct.seq"),
+            rc.spec("open_instruct.seq"),
         ),
-        ({"rho_mask_tv_divergence": True, "rho_mask_upper_bound": 2.0}, rc.preset("open_instruct.vaco")),
+        ({"rho_mask_tv_divergence": True, "rho_mask_upper_bound": 2.0}, rc.spec("open_instruct.vaco")),
         (
             {"rho_mask_upper_bound": 2.0, "num_mini_batches": 4, "ref_policy_update_freq": 1},
             Spec(WEIGHT, (Criterion("ratio", upper=2.0, token_clamp=10.0),), "zero"),
@@ -40,20 +40,20 @@ class Experiment:
     ],
 )
 def test_spec(config, spec):
-    assert rc.from_config("open_instruct", config) == spec
+    assert rc.spec("open_instruct", config) == spec
 
 
 def test_recipe():
-    assert rc.recipe_from_config("open_instruct", {"beta": 0.0}) == rc.recipe("open_instruct.default")
-    assert rc.recipe_from_config("open_instruct", Experiment()) == rc.recipe("open_instruct.icepop")
-    assert rc.recipe_from_config("open_instruct", {})["kl"] == rc.KL("k3", 0.05, log_clamp=40.0)
+    assert rc.recipe("open_instruct", {"beta": 0.0}) == rc.recipe("open_instruct.default")
+    assert rc.recipe("open_instruct", Experiment()) == rc.recipe("open_instruct.icepop")
+    assert rc.recipe("open_instruct", {})["kl"] == rc.KL("k3", 0.05, log_clamp=40.0)
     other = {"loss_fn": "cispo", "kl_estimator": 3, "clip_higher": 0.3}
-    assert rc.recipe_from_config("open_instruct", other) == rc.recipe(
+    assert rc.recipe("open_instruct", other) == rc.recipe(
         "open_instruct.cispo", beta=0.05, kl_estimator=3, clip_higher=0.3
     )
-    assert "kl" not in rc.recipe_from_config("open_instruct", {"load_ref_policy": False})
-    assert rc.recipe_from_config("open_instruct", {"loss_denominator": "512"})["denominator"] == 512.0
-    engine = rc.recipe_from_config("open_instruct", {"use_vllm_logprobs": True, "use_rho_correction": False})
+    assert "kl" not in rc.recipe("open_instruct", {"load_ref_policy": False})
+    assert rc.recipe("open_instruct", {"loss_denominator": "512"})["denominator"] == 512.0
+    engine = rc.recipe("open_instruct", {"use_vllm_logprobs": True, "use_rho_correction": False})
     assert engine["surrogate"] == rc.PPO(0.2, 0.272, of="new/rollout") and engine["spec"] is None
 
 
@@ -69,5 +69,5 @@ def test_recipe():
     ],
 )
 def test_refused(config, says):
-    with pytest.raises(ValueError, match=rf"^recipe_from_config\('open_instruct'\): .*{says}"):
-        rc.recipe_from_config("open_instruct", config)
+    with pytest.raises(ValueError, match=rf"^recipe\('open_instruct'\): .*{says}"):
+        rc.recipe("open_instruct", config)

@@ -21,11 +21,11 @@ def flags(**advantage):
     ("config", "spec"),
     [
         (flags(), Spec()),
-        (flags(level="token", mode="clip"), rc.preset("openrlhf.tis")),
-        (flags(level="token", threshold=[0.4, 3.0]), rc.preset("openrlhf.icepop", low=0.4, high=3.0)),
-        (flags(level="seq"), rc.preset("openrlhf.seq_mask_tis")),
-        (flags(level="seq", gating="binary_kl", threshold=[3e-3]), rc.preset("openrlhf.flash_reinforce")),
-        (flags(level="token", gating="binary_kl", threshold=(0.0, 0.05)), rc.preset("openrlhf.dppo_like")),
+        (flags(level="token", mode="clip"), rc.spec("openrlhf.tis")),
+        (flags(level="token", threshold=[0.4, 3.0]), rc.spec("openrlhf.icepop", low=0.4, high=3.0)),
+        (flags(level="seq"), rc.spec("openrlhf.seq_mask_tis")),
+        (flags(level="seq", gating="binary_kl", threshold=[3e-3]), rc.spec("openrlhf.flash_reinforce")),
+        (flags(level="token", gating="binary_kl", threshold=(0.0, 0.05)), rc.spec("openrlhf.dppo_like")),
         (
             flags(level="seq", gating="tv", threshold=[0.1]),
             Spec(Weight("token"), (Criterion("tv", "sequence", "mean", upper=0.1, eps=1e-6),), "zero"),
@@ -34,34 +34,34 @@ def flags(**advantage):
             argparse.Namespace(
                 **{"algo.advantage.is_correction_level": "seq", "actor.adam.lr": 1e-6, "train.batch_size": 8}
             ),
-            rc.preset("openrlhf.seq_mask_tis"),
+            rc.spec("openrlhf.seq_mask_tis"),
         ),
     ],
 )
 def test_spec(config, spec):
-    assert rc.from_config("openrlhf", config) == spec
+    assert rc.spec("openrlhf", config) == spec
 
 
 @pytest.mark.parametrize(("kind", "name"), [("tis", "tis"), ("icepop", "icepop"), ("seq-mask-tis", "seq_mask_tis")])
 def test_names_before_0_11_2(kind, name):
     with pytest.warns(UserWarning, match=r"is_correction_enable, is_correction_type are old names; write --algo\."):
-        assert rc.from_config("openrlhf", flags(enable=True, type=kind)) == rc.preset(f"openrlhf.{name}")
-    assert rc.from_config("openrlhf", flags(enable=False, type=kind)) == Spec()
+        assert rc.spec("openrlhf", flags(enable=True, type=kind)) == rc.spec(f"openrlhf.{name}")
+    assert rc.spec("openrlhf", flags(enable=False, type=kind)) == Spec()
 
 
 def test_recipe():
-    assert rc.recipe_from_config("openrlhf", flags()) == rc.recipe("openrlhf.ppo")
+    assert rc.recipe("openrlhf", flags()) == rc.recipe("openrlhf.ppo")
     actor = {"eps_clip_low_high": (0.2, 0.28), "dual_clip": 3.0, "loss_agg_mode": "seq-mean-token-mean"}
     config = flags(level="token", mode="clip") | {"actor": actor}
-    assert rc.recipe_from_config("openrlhf", config) == rc.recipe("openrlhf.tis", **actor)
+    assert rc.recipe("openrlhf", config) == rc.recipe("openrlhf.tis", **actor)
     kl = {"use_loss": True, "init_coef": 0.1, "estimator": "k3"}
     algo = SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), kl=SimpleNamespace(**kl))
-    made = rc.recipe_from_config("openrlhf", SimpleNamespace(algo=algo, actor=SimpleNamespace(optim="adam")))
+    made = rc.recipe("openrlhf", SimpleNamespace(algo=algo, actor=SimpleNamespace(optim="adam")))
     assert made["kl"] == rc.KL("k3", 0.1, value_clamp=10.0)
     corrected = flags(level="token") | {"actor": {"policy_loss_type": "gspo"}}
-    gspo = rc.recipe_from_config("openrlhf", corrected)
+    gspo = rc.recipe("openrlhf", corrected)
     assert gspo["surrogate"] == rc.GSPO(0.2, 0.2, of="new/rollout") and gspo["spec"] is None
-    assert rc.recipe_from_config("openrlhf", {"actor": {"policy_loss_type": "gspo"}}) == rc.recipe("openrlhf.gspo")
+    assert rc.recipe("openrlhf", {"actor": {"policy_loss_type": "gspo"}}) == rc.recipe("openrlhf.gspo")
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_recipe():
     ],
 )
 def test_refused(config, says):
-    with pytest.raises(ValueError, match=rf"^recipe_from_config\('openrlhf'\): .*{says}"):
-        rc.recipe_from_config("openrlhf", config)
+    with pytest.raises(ValueError, match=rf"^recipe\('openrlhf'\): .*{says}"):
+        rc.recipe("openrlhf", config)

@@ -34,21 +34,21 @@ class IPOLossConfig:
     ],
 )
 def test_read(config, name, settings):
-    assert rc.recipe_from_config("prime_rl", config) == rc.recipe(f"prime_rl.{name}", **settings)
+    assert rc.recipe("prime_rl", config) == rc.recipe(f"prime_rl.{name}", **settings)
     settings.pop("kl_tau", None)
-    assert rc.from_config("prime_rl", config) == rc.preset(f"prime_rl.{name}", **settings)
+    assert rc.spec("prime_rl", config) == rc.spec(f"prime_rl.{name}", **settings)
 
 
 def test_adv_tau_is_a_factor_of_the_policy_term_alone():
-    made, plain = (rc.recipe_from_config("prime_rl", {"type": "ipo", **more}) for more in ({"adv_tau": 0.5}, {}))
+    made, plain = (rc.recipe("prime_rl", {"type": "ipo", **more}) for more in ({"adv_tau": 0.5}, {}))
     assert made == plain | {"surrogate": replace(plain["surrogate"], coef=0.5)}
 
 
 @pytest.mark.usefixtures("nothing_said_yet")
 def test_old_name():
     with pytest.warns(UserWarning, match="ipo_threshold is an old name; write eps = 0.3"):
-        spec = rc.from_config("prime_rl", {"type": "ipo", "ipo_threshold": 0.3})
-    assert spec == rc.preset("prime_rl.ipo", eps=0.3)
+        spec = rc.spec("prime_rl", {"type": "ipo", "ipo_threshold": 0.3})
+    assert spec == rc.spec("prime_rl.ipo", eps=0.3)
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_old_name():
 )
 def test_refused(config, message):
     with pytest.raises(ValueError, match=message):
-        rc.recipe_from_config("prime_rl", config)
+        rc.recipe("prime_rl", config)

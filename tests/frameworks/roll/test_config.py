@@ -16,8 +16,8 @@ DEFAULT = {"is_weight": ON, "filters": [ON]}
 @pytest.mark.parametrize(
     ("config", "spec"),
     [
-        (DEFAULT, rc.preset("roll.default")),
-        ({"train_infer_correction": DEFAULT, "exp_name": "x", "pg_clip": 0.1}, rc.preset("roll.default")),
+        (DEFAULT, rc.spec("roll.default")),
+        ({"train_infer_correction": DEFAULT, "exp_name": "x", "pg_clip": 0.1}, rc.spec("roll.default")),
         (
             SimpleNamespace(train_infer_correction=SimpleNamespace(is_weight=SimpleNamespace(enabled=False)), seed=1),
             Spec(),
@@ -41,14 +41,14 @@ DEFAULT = {"is_weight": ON, "filters": [ON]}
     ],
 )
 def test_read(config, spec):
-    assert rc.from_config("roll", config) == spec
+    assert rc.spec("roll", config) == spec
 
 
 def test_recipe():
-    assert rc.recipe_from_config("roll", {"train_infer_correction": DEFAULT}) == rc.recipe("roll.default")
+    assert rc.recipe("roll", {"train_infer_correction": DEFAULT}) == rc.recipe("roll.default")
     settings = {"use_kl_loss": True, "kl_loss_coef": 0.1, "loss_agg_mode": "token-mean", "importance_sampling": "seq"}
     ranged = {"use_pg_clip_range": True, "pg_clip_high": 0.28, "dual_clip_loss": True}
-    assert rc.recipe_from_config("roll", settings | ranged) == {
+    assert rc.recipe("roll", settings | ranged) == {
         "surrogate": rc.GSPO(0.2, 0.28, 1.4),
         "spec": None,
         "reduction": "token_mean",
@@ -67,9 +67,9 @@ def test_recipe():
     ],
 )
 def test_variants(actor, recipe, settings):
-    made = rc.recipe_from_config("roll", {"actor_train": actor, "importance_sampling": "seq"})
+    made = rc.recipe("roll", {"actor_train": actor, "importance_sampling": "seq"})
     assert made["surrogate"] == rc.recipe(f"roll.{recipe}", **settings)["surrogate"]
-    ppo = rc.recipe_from_config("roll", {"actor_train": {"pg_variant": "ppo"}, "importance_sampling": "seq"})
+    ppo = rc.recipe("roll", {"actor_train": {"pg_variant": "ppo"}, "importance_sampling": "seq"})
     assert ppo["surrogate"] == rc.PPO(0.2, 0.2)
 
 
@@ -107,4 +107,4 @@ def test_variants(actor, recipe, settings):
 )
 def test_refused(config, message):
     with pytest.raises(ValueError, match=message):
-        rc.recipe_from_config("roll", config)
+        rc.recipe("roll", config)

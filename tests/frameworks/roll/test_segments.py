@@ -59,9 +59,9 @@ def test_the_ratio_of_segments_is_gspo_over_turns():
 def test_the_reader_makes_them_of_a_configuration():
     weight = {"enabled": True, "weight_type": "segment", "upper_bound": 1.2}
     block = {"is_weight": weight, "filters": [{"enabled": True, "agg_type": "segment"}]}
-    assert rc.from_config("roll", block) == rc.preset("roll.segment")
-    whole = rc.recipe_from_config("roll", {"train_infer_correction": block, "ratio_type": "segment"})
+    assert rc.spec("roll", block) == rc.spec("roll.segment")
+    whole = rc.recipe("roll", {"train_infer_correction": block, "ratio_type": "segment"})
     assert whole == rc.recipe("roll.segment") and whole["turns"] == "runs"
-    assert rc.recipe_from_config("roll", {"ratio_type": "segment"})["surrogate"] == rc.GSPO(0.2, 0.2, over="turn")
-    assert rc.recipe_from_config("roll", {"train_infer_correction": block})["surrogate"] == rc.PPO(0.2, 0.2)
-    assert "turns" not in rc.recipe_from_config("roll", {})
+    assert rc.recipe("roll", {"ratio_type": "segment"})["surrogate"] == rc.GSPO(0.2, 0.2, over="turn")
+    assert rc.recipe("roll", {"train_infer_correction": block})["surrogate"] == rc.PPO(0.2, 0.2)
+    assert "turns" not in rc.recipe("roll", {})

@@ -1,4 +1,4 @@
-"""from_config of SkyRL's configurations: what it reads, what it refuses."""
+"""rc.spec of SkyRL's configurations: what it reads, what it refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 import rollout_corr as rc
 from builders.config_cases import SKYRL, cases, specs
-from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.specs.correction import Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
@@ -42,23 +41,23 @@ the page's TLDR |
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize(("block", "expected"), specs(SKYRL_BLOCKS, SKYRL))
 def test_skyrl(block, expected):
-    assert from_config("skyrl", block) == expected
-    assert from_config("skyrl", {"off_policy_correction": block}) == expected
+    assert rc.spec("skyrl", block) == expected
+    assert rc.spec("skyrl", {"off_policy_correction": block}) == expected
     algorithm = {
         "advantage_estimator": "grpo",
         "use_tis": False,
         "tis_imp_ratio_cap": -1.0,
         "off_policy_correction": block,
     }
-    assert from_config("skyrl", algorithm) == expected
-    assert from_config("skyrl", {"trainer": {"epochs": 1, "algorithm": algorithm}, "generator": {}}) == expected
-    assert from_config("skyrl", {"algorithm": {"anything": 1, "off_policy_correction": block}}) == expected
+    assert rc.spec("skyrl", algorithm) == expected
+    assert rc.spec("skyrl", {"trainer": {"epochs": 1, "algorithm": algorithm}, "generator": {}}) == expected
+    assert rc.spec("skyrl", {"algorithm": {"anything": 1, "off_policy_correction": block}}) == expected
 
 
 def test_skyrl_use_tis():
     with pytest.warns(UserWarning, match=r"^skyrl: use_tis, .*token_tis_ratio_clip_high: 3\.0\}") as caught:
-        spec = from_config("skyrl", {"use_tis": True, "tis_imp_ratio_cap": 3.0})
-        again = from_config(
+        spec = rc.spec("skyrl", {"use_tis": True, "tis_imp_ratio_cap": 3.0})
+        again = rc.spec(
             "skyrl",
             {
                 "use_tis": True,
@@ -74,14 +73,14 @@ def test_skyrl_use_tis():
 
 @pytest.mark.usefixtures("strict")
 def test_skyrl_cap_without_use_tis_does_nothing():
-    assert from_config("skyrl", {"use_tis": False, "tis_imp_ratio_cap": 3.0}) == Spec(**SKYRL)
-    assert from_config("skyrl", {"tis_imp_ratio_cap": 3.0}) == Spec(**SKYRL)
+    assert rc.spec("skyrl", {"use_tis": False, "tis_imp_ratio_cap": 3.0}) == Spec(**SKYRL)
+    assert rc.spec("skyrl", {"tis_imp_ratio_cap": 3.0}) == Spec(**SKYRL)
 
 
 def test_skyrl_token_mask_needs_both_bounds_and_says_so():
     with pytest.warns(UserWarning, match=r"work only together") as caught:
-        assert from_config("skyrl", {"token_mask_is_threshold_low": 0.5}) == Spec(**SKYRL)
-        assert from_config("skyrl", {"token_mask_is_threshold_high": 2}) == Spec(**SKYRL)
+        assert rc.spec("skyrl", {"token_mask_is_threshold_low": 0.5}) == Spec(**SKYRL)
+        assert rc.spec("skyrl", {"token_mask_is_threshold_high": 2}) == Spec(**SKYRL)
     assert len(caught) == 1
 
 
@@ -109,8 +108,8 @@ SKYRL_REFUSED = """
 
 @pytest.mark.parametrize(("config", "kind", "message"), cases(SKYRL_REFUSED))
 def test_skyrl_refuses(config, kind, message):
-    with pytest.raises(kind, match=r"^from_config\('skyrl'\): " + message):
-        from_config("skyrl", config)
+    with pytest.raises(kind, match=r"^spec\('skyrl'\): " + message):
+        rc.spec("skyrl", config)
 
 
 TOKEN = {"tis_ratio_type": "token"}
@@ -129,7 +128,7 @@ WHOLE_LOSSES = [
         },
         {
             "surrogate": rc.PPO(0.2, 0.3),
-            "spec": rc.from_config("skyrl", TOKEN),
+            "spec": rc.spec("skyrl", TOKEN),
             "reduction": "sequence_mean_token_mean",
             "denominator": "rows",
             "kl": rc.KL("k3", 0.001, value_clamp=10.0, scope="all"),
@@ -162,7 +161,7 @@ WHOLE_LOSSES = [
         PLAIN
         | {
             "surrogate": rc.GSPO(0.2, 0.2, through="token", clamp=10.0),
-            "spec": replace(rc.from_config("skyrl", MASKED), rejected="zero"),
+            "spec": replace(rc.spec("skyrl", MASKED), rejected="zero"),
         },
     ),
 ]
@@ -170,14 +169,14 @@ WHOLE_LOSSES = [
 
 @pytest.mark.parametrize(("config", "expected"), WHOLE_LOSSES)
 def test_recipe(config, expected):
-    assert rc.recipe_from_config("skyrl", config) == expected
+    assert rc.recipe("skyrl", config) == expected
 
 
 def test_a_kl_loss_of_another_average():
     """It is on in SkyRL's defaults, and a mean over rows beside a mean over tokens."""
-    assert rc.recipe_from_config("skyrl", {}) == rc.recipe("skyrl.grpo")
+    assert rc.recipe("skyrl", {}) == rc.recipe("skyrl.grpo")
     assert rc.recipe("skyrl.grpo")["kl"].reduction == "sequence_mean_token_mean"
-    assert rc.recipe_from_config("skyrl", {}, kl_loss=False) == rc.recipe("skyrl.ppo")
+    assert rc.recipe("skyrl", {}, kl_loss=False) == rc.recipe("skyrl.ppo")
 
 
 @pytest.mark.parametrize(
@@ -198,4 +197,4 @@ def test_a_kl_loss_of_another_average():
 )
 def test_what_a_recipe_refuses(config, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        rc.recipe_from_config("skyrl", config, kl_loss=False)
+        rc.recipe("skyrl", config, kl_loss=False)

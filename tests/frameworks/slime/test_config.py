@@ -21,46 +21,46 @@ ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
     ("config", "spec"),
     [
         ({}, Spec()),
-        ({"use_tis": True}, rc.preset("slime.tis")),
-        ({"use_tis": True, "tis_clip": 5.0, "lr": 1e-6}, rc.preset("slime.tis", tis_clip=5.0)),
-        (Namespace(use_tis=True, hf_checkpoint="x", tis_clip_low=0.5), rc.preset("slime.tis", tis_clip_low=0.5)),
-        ({"use_tis": True, "custom_tis_function_path": ICEPOP}, rc.preset("slime.icepop")),
+        ({"use_tis": True}, rc.spec("slime.tis")),
+        ({"use_tis": True, "tis_clip": 5.0, "lr": 1e-6}, rc.spec("slime.tis", tis_clip=5.0)),
+        (Namespace(use_tis=True, hf_checkpoint="x", tis_clip_low=0.5), rc.spec("slime.tis", tis_clip_low=0.5)),
+        ({"use_tis": True, "custom_tis_function_path": ICEPOP}, rc.spec("slime.icepop")),
         (
             {"use_tis": True, "custom_tis_function_path": "rollout_corr.frameworks.slime.icepop"},
-            rc.preset("slime.icepop"),
+            rc.spec("slime.icepop"),
         ),
         ({"get_mismatch_metrics": True, **MIS, "use_tis": False}, Spec()),
-        ({"use_opsm": True}, rc.preset("slime.opsm")),
+        ({"use_opsm": True}, rc.spec("slime.opsm")),
     ],
 )
 def test_read(framework, config, spec):
-    assert rc.from_config(framework, config) == spec
+    assert rc.spec(framework, config) == spec
 
 
 def test_mis():
     """As it is shipped, by its path or by its keys alone."""
-    shipped = rc.from_config("slime", MIS)
-    assert rc.from_config("slime", {"use_tis": True, "use_rs": True, "tis_level": "token"}) == shipped
-    preset = rc.preset("slime.mis")
+    shipped = rc.spec("slime", MIS)
+    assert rc.spec("slime", {"use_tis": True, "use_rs": True, "tis_level": "token"}) == shipped
+    preset = rc.spec("slime.mis")
     assert (shipped.weight, shipped.rejected) == (preset.weight, preset.rejected)
     bounds = [[(c.over, c.reduce, c.lower, c.upper, c.drop) for c in spec.criteria] for spec in (shipped, preset)]
     assert bounds[0] == bounds[1]
 
 
 def test_recipe():
-    assert rc.recipe_from_config("slime", {"use_tis": True}) == rc.recipe("slime.tis")
+    assert rc.recipe("slime", {"use_tis": True}) == rc.recipe("slime.tis")
     flags = {"advantage_estimator": "gspo", "eps_clip": 0.1, "eps_clip_c": 3.0, "calculate_per_token_loss": True}
     kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True}
-    assert rc.recipe_from_config("miles", flags | kl) == {
+    assert rc.recipe("miles", flags | kl) == {
         "surrogate": rc.GSPO(0.1, 0.1, 3.0),
         "spec": None,
         "reduction": "token_mean",
         "denominator": "original",
         "kl": rc.KL("k3", 0.1, value_clamp=10.0, weight="ratio"),
     }
-    cispo = rc.recipe_from_config("slime", {"advantage_estimator": "cispo", "eps_clip": 1.5, "eps_clip_high": 4.0})
+    cispo = rc.recipe("slime", {"advantage_estimator": "cispo", "eps_clip": 1.5, "eps_clip_high": 4.0})
     assert cispo["surrogate"] == rc.Score(0.0, 5.0)
-    of = rc.from_config("slime", {"use_opsm": True, "use_rollout_logprobs": True}).criteria[0].of
+    of = rc.spec("slime", {"use_opsm": True, "use_rollout_logprobs": True}).criteria[0].of
     assert of == "new/rollout"
 
 
@@ -85,4 +85,4 @@ def test_recipe():
 )
 def test_refused(framework, config, message):
     with pytest.raises(ValueError, match=message):
-        rc.recipe_from_config(framework, config)
+        rc.recipe(framework, config)

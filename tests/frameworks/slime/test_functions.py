@@ -283,7 +283,7 @@ def test_is_the_preset():
     """mis.yaml as it is shipped is the preset."""
     args = settings(tis_lower_bound=0.5, tis_upper_bound=2.0, rs_veto_threshold=1e-4)
     spec = config.mis_spec(config.mis_settings(args))
-    preset = rc.preset("slime.mis")
+    preset = rc.spec("slime.mis")
     assert spec.weight == preset.weight
     bounds = [(c.stat, c.over, c.reduce, c.lower, c.upper, c.drop) for c in spec.criteria]
     assert bounds == [(c.stat, c.over, c.reduce, c.lower, c.upper, c.drop) for c in preset.criteria]

@@ -16,29 +16,29 @@ FLAGS = argparse.Namespace(**GIVEN, learning_rate=1.0)
 
 @pytest.mark.parametrize("config", [GIVEN, SimpleNamespace(**GIVEN), FLAGS, GIVEN | {"rlhf_type": "grpo", "tuner": 1}])
 def test_configurations(config):
-    assert rc.from_config("swift", config) == rc.preset("swift.token_mask", threshold=1.5)
-    assert rc.recipe_from_config("swift", config) == rc.recipe("swift.token_mask", threshold=1.5, beta=0.01)
+    assert rc.spec("swift", config) == rc.spec("swift.token_mask", threshold=1.5)
+    assert rc.recipe("swift", config) == rc.recipe("swift.token_mask", threshold=1.5, beta=0.01)
 
 
 def test_defaults_are_swift_s():
-    made = rc.recipe_from_config("swift", {})
+    made = rc.recipe("swift", {})
     assert made["spec"] is None and made["kl"].coef == 0.04 and made["denominator"] == "rows"
-    assert rc.from_config("swift", {}) == rc.Spec()
-    assert "kl" not in rc.recipe_from_config("swift", {"kl_in_reward": True})
+    assert rc.spec("swift", {}) == rc.Spec()
+    assert "kl" not in rc.recipe("swift", {"kl_in_reward": True})
 
 
 def test_the_off_policy_mask_beside_a_mode():
     given = GIVEN | {"off_policy_sequence_mask_delta": 0.1}
-    plain = rc.preset("swift.token_mask", threshold=1.5)
-    test = rc.preset("swift.opsm").criteria[0]
-    assert rc.from_config("swift", given) == replace(plain, criteria=(*plain.criteria, test))
-    assert rc.from_config("swift", {"off_policy_sequence_mask_delta": 0.1}) == rc.Spec(criteria=(test,))
+    plain = rc.spec("swift.token_mask", threshold=1.5)
+    test = rc.spec("swift.opsm").criteria[0]
+    assert rc.spec("swift", given) == replace(plain, criteria=(*plain.criteria, test))
+    assert rc.spec("swift", {"off_policy_sequence_mask_delta": 0.1}) == rc.Spec(criteria=(test,))
     with pytest.raises(ValueError, match="with bnpo and a mode that masks"):
-        rc.recipe_from_config("swift", given | {"loss_type": "bnpo"})
+        rc.recipe("swift", given | {"loss_type": "bnpo"})
 
 
 def test_levels_and_losses():
-    made = rc.recipe_from_config("swift", {"importance_sampling_level": "sequence_token", "loss_type": "dr_grpo"})
+    made = rc.recipe("swift", {"importance_sampling_level": "sequence_token", "loss_type": "dr_grpo"})
     assert made["surrogate"] == rc.GSPO(0.2, 0.2, through="token") and made["max_length"] == 512
     assert rc.recipe("swift.opsm", loss_type="bnpo")["denominator"] == "kept"
     assert rc.recipe("swift.token_mask", loss_type="cispo", epsilon_high=5.0)["surrogate"] == rc.Score(upper=5.0)
@@ -49,10 +49,10 @@ def test_real():
     given = {"loss_type": "real", "real_tau": 0.3, "num_generations": 4, "beta": 0.02} | {
         "rollout_importance_sampling_mode": "token_mask"
     }
-    made = rc.recipe_from_config("swift", given)
+    made = rc.recipe("swift", given)
     assert made == rc.recipe("swift.real", real_tau=0.3, num_generations=4, beta=0.02)
     assert made["surrogate"] == rc.REAL(0.3) and made["spec"] is None and made["group_size"] == 4
-    assert rc.recipe_from_config("swift", {"loss_type": "real"})["group_size"] == 8
+    assert rc.recipe("swift", {"loss_type": "real"})["group_size"] == 8
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_real():
 )
 def test_refused(config, message):
     with pytest.raises(ValueError, match=message):
-        rc.recipe_from_config("swift", config)
+        rc.recipe("swift", config)

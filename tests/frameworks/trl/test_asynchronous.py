@@ -102,12 +102,12 @@ def test_long_completions_that_drift(cls):
     """A product over 700 tokens rejects all of them (TRL#7120), a geometric mean none, and neither is infinite."""
     given = batch("long", 2)
     given = replace(given, new=given.rollout + 0.005)
-    product = rc.preset("trl.sequence_mask")
+    product = rc.spec("trl.sequence_mask")
     dropin.install(spec=product)
     assert step(cls, given)[0] == 0.0
     dropin.install(spec=rc.Spec(criteria=(GEOMETRIC,)))
     assert step(cls, given)[0] == pytest.approx(by_hand(given, given.mask), rel=1e-12)
-    dropin.install(spec=rc.preset("trl.sequence_truncate", clip_min=0.8))
+    dropin.install(spec=rc.spec("trl.sequence_truncate", clip_min=0.8))
     assert step(cls, replace(given, new=given.rollout - 0.3))[1].isfinite().all()
 
 

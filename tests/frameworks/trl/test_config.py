@@ -18,36 +18,36 @@ GIVEN = {"loss_type": "grpo", "vllm_importance_sampling_mode": "token_truncate",
     ids=["mapping", "attributes", "flags", "whole"],
 )
 def test_configurations(config):
-    spec = rc.preset("trl.token_truncate")
-    assert rc.from_config("trl", config) == spec
-    made = rc.recipe_from_config("trl", config)
+    spec = rc.spec("trl.token_truncate")
+    assert rc.spec("trl", config) == spec
+    made = rc.recipe("trl", config)
     assert made == rc.recipe("trl.grpo", vllm_importance_sampling_mode="token_truncate", epsilon=0.1, beta=0.04)
     assert made["spec"] == spec
 
 
 def test_defaults_are_trl_s():
-    assert rc.recipe_from_config("trl", {}) == rc.recipe("trl.dapo")
+    assert rc.recipe("trl", {}) == rc.recipe("trl.dapo")
     # The recipe's default is the recommended one, 5.0.
-    assert rc.recipe_from_config("trl", {"loss_type": "cispo"})["surrogate"] == rc.Score(upper=0.2)
+    assert rc.recipe("trl", {"loss_type": "cispo"})["surrogate"] == rc.Score(upper=0.2)
 
 
 @pytest.mark.parametrize("off", ["use_vllm", "vllm_importance_sampling_correction"])
 def test_nothing_is_corrected_without_vllm_or_the_switch(off):
-    assert rc.from_config("trl", {off: False}) == rc.Spec()
-    assert rc.recipe_from_config("trl", {off: False})["spec"] is None
-    masks = rc.from_config("trl", {off: False, "off_policy_mask_threshold": 0.5})
+    assert rc.spec("trl", {off: False}) == rc.Spec()
+    assert rc.recipe("trl", {off: False})["spec"] is None
+    masks = rc.spec("trl", {off: False, "off_policy_mask_threshold": 0.5})
     assert masks.weight is None and [test.upper for test in masks.criteria] == [0.5] and masks.rejected == "zero"
 
 
 def test_the_off_policy_mask_keeps_the_mode():
-    made = rc.from_config("trl", {"off_policy_mask_threshold": 0.5, "vllm_importance_sampling_mode": "token_truncate"})
-    assert made.weight == rc.preset("trl.token_truncate").weight and len(made.criteria) == 1
+    made = rc.spec("trl", {"off_policy_mask_threshold": 0.5, "vllm_importance_sampling_mode": "token_truncate"})
+    assert made.weight == rc.spec("trl.token_truncate").weight and len(made.criteria) == 1
 
 
 def test_the_old_name_of_the_bound():
     with pytest.warns(UserWarning, match="write vllm_importance_sampling_clip_max: 2.0"):
-        made = rc.from_config("trl", {"vllm_importance_sampling_cap": 2.0})
-    assert made == rc.preset("trl.sequence_mask", clip_max=2.0)
+        made = rc.spec("trl", {"vllm_importance_sampling_cap": 2.0})
+    assert made == rc.spec("trl.sequence_mask", clip_max=2.0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_old_name_of_the_bound():
 )
 def test_refused(config, message):
     with pytest.raises(ValueError, match=message):
-        rc.recipe_from_config("trl", config)
+        rc.recipe("trl", config)
 
 
 @pytest.mark.peers
@@ -76,7 +76,7 @@ def test_grpo_config_itself(tmp_path):
     from rollout_corr.frameworks.trl.config import KNOWN
 
     given = GRPOConfig(output_dir=str(tmp_path), use_vllm=True, use_cpu=True, report_to=[], bf16=False)
-    assert rc.recipe_from_config("trl", given) == rc.recipe("trl.dapo")
-    assert rc.recipe_from_config("trl", given.to_dict()) == rc.recipe("trl.dapo")
+    assert rc.recipe("trl", given) == rc.recipe("trl.dapo")
+    assert rc.recipe("trl", given.to_dict()) == rc.recipe("trl.dapo")
     defaults = {name: getattr(given, name) for name in KNOWN}
     assert defaults == KNOWN

@@ -10,12 +10,12 @@ GEOMETRIC = {"vllm_importance_sampling_mode": "geometric_mask", "vllm_importance
 
 
 def test_configurations():
-    assert rc.from_config("unsloth", GEOMETRIC) == rc.preset("unsloth.geometric_mask", clip_max=1.5)
-    made = rc.recipe_from_config("unsloth", GEOMETRIC | {"loss_type": "dapo"})
+    assert rc.spec("unsloth", GEOMETRIC) == rc.spec("unsloth.geometric_mask", clip_max=1.5)
+    made = rc.recipe("unsloth", GEOMETRIC | {"loss_type": "dapo"})
     settings = {"vllm_importance_sampling_mode": "geometric_mask", "clip_max": 1.5}
     assert made == rc.recipe("unsloth.dapo", vllm_importance_sampling_correction=True, **settings)
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode: expected one of"):
-        rc.from_config("trl", GEOMETRIC)
+        rc.spec("trl", GEOMETRIC)
 
 
 def test_dapo_s_upper_clip_is_what_is_given():
@@ -25,4 +25,4 @@ def test_dapo_s_upper_clip_is_what_is_given():
 
 def test_misspelt():
     with pytest.raises(ValueError, match=r"unknown key 'beat' \(did you mean 'beta'\?\)"):
-        rc.recipe_from_config("unsloth", {"beat": 0.1})
+        rc.recipe("unsloth", {"beat": 0.1})

@@ -1,4 +1,4 @@
-"""from_config of every generation of verl's configuration: what it reads."""
+"""rc.spec of every generation of verl's configuration: what it reads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import rollout_corr as rc
 from builders.config_cases import VERL, VETO, flat, k1, option, ratio, specs
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared import presets
-from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.specs.correction import Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
@@ -53,16 +52,16 @@ hydra's own key | {_target_: verl.RolloutCorrectionConfig, rollout_is: token} | 
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize(("config", "expected"), specs(NESTED, VERL))
 def test_verl_nested(config, expected):
-    assert from_config("verl", config) == expected
+    assert rc.spec("verl", config) == expected
 
 
 def test_verl_k1_bounds():
     config = {"rollout_rs": "seq_mean_k1,token_k2", "rollout_rs_threshold": "0.6_1.4,3"}
-    assert from_config("verl", config).criteria == (
+    assert rc.spec("verl", config).criteria == (
         k1("seq_mean_k1", 0.6, 1.4),
         option("token_k2", None, 3.0),
     )
-    assert from_config("verl", config, k1_bounds="ratio").criteria == (
+    assert rc.spec("verl", config, k1_bounds="ratio").criteria == (
         ratio(0.6, 1.4, "mean", label="seq_mean_k1"),
         option("token_k2", None, 3.0),
     )
@@ -100,7 +99,7 @@ policy gradient | {rollout_is: sequence, bypass_mode: true, use_policy_gradient:
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("config", "expected"), specs(OLD_NESTED, VERL, replace=replace))
 def test_verl_old_nested(config, expected):
-    assert from_config("verl", config) == expected
+    assert rc.spec("verl", config) == expected
 
 
 # flat
@@ -114,31 +113,31 @@ LEVELS["geometric"] = ("geometric", "mean", "seq_mean_k1")
 @pytest.mark.parametrize("level", LEVELS)
 def test_verl_flat_levels_and_modes(level):
     weight, reduce, label = LEVELS[level]
-    truncated = from_config("verl", flat(rollout_is_level=level))
+    truncated = rc.spec("verl", flat(rollout_is_level=level))
     assert truncated == Spec(Weight(weight, upper=2), (VETO,), "mask", **VERL)
-    masked = from_config("verl", flat(rollout_is_level=level, rollout_is_mode="mask"))
+    masked = rc.spec("verl", flat(rollout_is_level=level, rollout_is_mode="mask"))
     assert masked == Spec(Weight(weight), (ratio(0.5, 2, reduce, label=label), VETO), "mask", **VERL)
-    clipped = from_config("verl", flat(rollout_is_level=level, rollout_is_mode="clip"))
+    clipped = rc.spec("verl", flat(rollout_is_level=level, rollout_is_mode="clip"))
     assert clipped == Spec(Weight(weight, 0.5, 2, "zero"), (VETO,), "zero", **VERL)
 
 
 @pytest.mark.usefixtures("quiet")
 def test_verl_flat_as_released():
-    masked = from_config("verl", flat(rollout_is_mode="mask"), version="0.6.0")
+    masked = rc.spec("verl", flat(rollout_is_mode="mask"), version="0.6.0")
     assert masked == Spec(Weight("token", 0.5, 2, "zero"), (VETO,), "zero", **VERL)
-    truncated = from_config("verl", flat(), version="0.6.0")
+    truncated = rc.spec("verl", flat(), version="0.6.0")
     assert truncated == Spec(Weight("token", upper=2), (VETO,), "zero", **VERL)
-    assert from_config("verl", flat(rollout_is_mode="clip"), version="0.6.0") == masked
+    assert rc.spec("verl", flat(rollout_is_mode="clip"), version="0.6.0") == masked
 
 
 @pytest.mark.usefixtures("quiet")
 def test_verl_flat_defaults():
-    assert from_config("verl", {"rollout_is": True, "rollout_is_threshold": 2.0}) == from_config("verl", flat())
-    no_veto = from_config("verl", flat(rollout_is_veto_threshold=None))
+    assert rc.spec("verl", {"rollout_is": True, "rollout_is_threshold": 2.0}) == rc.spec("verl", flat())
+    no_veto = rc.spec("verl", flat(rollout_is_veto_threshold=None))
     assert no_veto == Spec(Weight("token", upper=2), **VERL)
-    assert from_config("verl", flat(rollout_is_threshold=None)) == Spec(**VERL)
-    assert from_config("verl", {"rollout_is": True}) == Spec(**VERL)
-    assert from_config("verl", flat(rollout_is_mode="clip", rollout_is_veto_threshold=None)) == Spec(
+    assert rc.spec("verl", flat(rollout_is_threshold=None)) == Spec(**VERL)
+    assert rc.spec("verl", {"rollout_is": True}) == Spec(**VERL)
+    assert rc.spec("verl", flat(rollout_is_mode="clip", rollout_is_veto_threshold=None)) == Spec(
         Weight("token", 0.5, 2, "zero"), **VERL
     )
 
@@ -146,17 +145,17 @@ def test_verl_flat_defaults():
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("off", [False, None])
 def test_verl_flat_without_applying(off):
-    spec = from_config("verl", flat(rollout_is=off, rollout_is_mode="mask"))
-    assert spec == replace(from_config("verl", flat(rollout_is_mode="mask")), apply=False)
+    spec = rc.spec("verl", flat(rollout_is=off, rollout_is_mode="mask"))
+    assert spec == replace(rc.spec("verl", flat(rollout_is_mode="mask")), apply=False)
     absent = flat(rollout_is_mode="mask")
     del absent["rollout_is"]
-    assert from_config("verl", absent) == spec
+    assert rc.spec("verl", absent) == spec
 
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("lower", "expected"), [(None, 0.2), (0.8, 0.8), (0, 0.0)])
 def test_verl_flat_lower(lower, expected):
-    spec = from_config("verl", flat(rollout_is_threshold=5.0, rollout_is_threshold_lower=lower, rollout_is_mode="mask"))
+    spec = rc.spec("verl", flat(rollout_is_threshold=5.0, rollout_is_threshold_lower=lower, rollout_is_mode="mask"))
     assert spec.criteria[0] == ratio(expected, 5, label="token_k1")
 
 
@@ -167,7 +166,7 @@ def test_verl_flat_zeroes_and_masks_what_it_should():
     mask = torch.ones(2, 2, dtype=torch.bool)
 
     def run(**options: object):
-        spec = replace(from_config("verl", flat(**options)), report=())
+        spec = replace(rc.spec("verl", flat(**options)), report=())
         out = correct(rollout + d, rollout, mask=mask, spec=spec)
         return (None if out.weights is None else out.weights.tolist()), out.mask.tolist()
 
@@ -197,7 +196,7 @@ def test_verl_flat_zeroes_and_masks_what_it_should():
     ],
 )
 def test_verl_cap(key, cap, weight):
-    assert from_config("verl", {key: cap}) == Spec(weight, **VERL)
+    assert rc.spec("verl", {key: cap}) == Spec(weight, **VERL)
 
 
 # surroundings
@@ -208,26 +207,24 @@ def test_verl_inside_a_whole_configuration():
     block = {"rollout_is": "token", "rollout_is_threshold": 3.0}
     expected = Spec(Weight("token", upper=3), **VERL)
     algorithm = {"adv_estimator": "grpo", "gamma": 1.0, "kl_ctrl": {"type": "fixed"}, "rollout_correction": block}
-    assert from_config("verl", {"rollout_correction": block}) == expected
-    assert from_config("verl", algorithm) == expected
+    assert rc.spec("verl", {"rollout_correction": block}) == expected
+    assert rc.spec("verl", algorithm) == expected
     whole = {"algorithm": algorithm, "trainer": {}, "actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": -1, "lr": 1}}}
-    assert from_config("verl", whole) == expected
-    assert from_config("verl", {"algorithm": {"rollout_correction": block}}) == expected
-    assert from_config("verl", {"algorithm": algorithm | {"rollout_correction": None}}) == Spec(**VERL)
-    assert from_config("verl", {"adv_estimator": "grpo", **flat()}) == from_config("verl", flat())
-    assert from_config("verl", {"algorithm": {"adv_estimator": "gae", **flat()}}) == from_config("verl", flat())
+    assert rc.spec("verl", whole) == expected
+    assert rc.spec("verl", {"algorithm": {"rollout_correction": block}}) == expected
+    assert rc.spec("verl", {"algorithm": algorithm | {"rollout_correction": None}}) == Spec(**VERL)
+    assert rc.spec("verl", {"adv_estimator": "grpo", **flat()}) == rc.spec("verl", flat())
+    assert rc.spec("verl", {"algorithm": {"adv_estimator": "gae", **flat()}}) == rc.spec("verl", flat())
     old = {"algorithm": {"gamma": 1.0}, "actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": 2.0, "lr": 1}}}
-    assert from_config("verl", old) == Spec(Weight("token", upper=2), **VERL)
-    assert from_config("verl", {"actor_rollout_ref": {"actor": {"imp_ratio_cap": 8}}}).weight == Weight(
-        "token", upper=8
-    )
+    assert rc.spec("verl", old) == Spec(Weight("token", upper=2), **VERL)
+    assert rc.spec("verl", {"actor_rollout_ref": {"actor": {"imp_ratio_cap": 8}}}).weight == Weight("token", upper=8)
 
 
-def test_verl_preset_by_name():
-    assert from_config("verl", "decoupled_token_is") == presets.verl.decoupled_token_is()
-    assert from_config("verl", "verl.decoupled_token_is", threshold=3) == presets.verl.decoupled_token_is(3)
-    with pytest.warns(UserWarning, match="old name"):
-        assert from_config("verl", "token_is") == presets.verl.decoupled_token_is()
+def test_a_name_is_no_configuration():
+    with pytest.raises(
+        TypeError, match=r"^spec\('verl'\): .*the string 'disabled'; by name it is rc\.spec\('verl\.disabled'\)"
+    ):
+        rc.spec("verl", "disabled")
 
 
 @pytest.mark.peers
@@ -235,8 +232,8 @@ def test_verl_itself():
     from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
 
     recipes = [name for name, value in vars(RolloutCorrectionConfig).items() if isinstance(value, classmethod)]
-    assert sorted(f"verl.{name}" for name in recipes) == [name for name in presets.names() if name.startswith("verl.")]
+    assert sorted(f"verl.{name}" for name in recipes) == [name for name in rc.spec_names() if name.startswith("verl.")]
     for name in recipes:
         config = getattr(RolloutCorrectionConfig, name)()
-        assert from_config("verl", config) == presets.preset(f"verl.{name}")
-        assert from_config("verl", AlgoConfig(rollout_correction=config)) == presets.preset(f"verl.{name}")
+        assert rc.spec("verl", config) == rc.spec(f"verl.{name}")
+        assert rc.spec("verl", AlgoConfig(rollout_correction=config)) == rc.spec(f"verl.{name}")

@@ -1,4 +1,4 @@
-"""recipe_from_config of verl's configuration: its losses, averages, KL and bypass mode."""
+"""rc.recipe of verl's configuration: its losses, averages, KL and bypass mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whole(block, **actor):
     [
         ({}, rc.recipe("verl.ppo")),
         ({"clip_ratio_low": 0.1, "strategy": "fsdp"}, PLAIN | {"surrogate": rc.PPO(0.1, 0.2, dual=3.0)}),
-        (whole(TOKEN), rc.recipe("verl.ppo") | {"spec": rc.from_config("verl", TOKEN)}),
+        (whole(TOKEN), rc.recipe("verl.ppo") | {"spec": rc.spec("verl", TOKEN)}),
         (whole({}, use_kl_loss=True), rc.recipe("verl.grpo")),
         (
             whole({}, use_kl_loss=True, kl_loss_type="k3+", kl_loss_coef=0.1),
@@ -31,11 +31,11 @@ def whole(block, **actor):
         ),
         (
             whole(TOKEN | {"bypass_mode": True}),
-            rc.recipe("verl.ppo") | {"spec": rc.from_config("verl", TOKEN | {"rollout_is": None})},
+            rc.recipe("verl.ppo") | {"spec": rc.spec("verl", TOKEN | {"rollout_is": None})},
         ),
         (
             whole(TOKEN | {"bypass_mode": True, "loss_type": "reinforce"}),
-            PLAIN | {"surrogate": rc.Score(), "spec": rc.from_config("verl", TOKEN)},
+            PLAIN | {"surrogate": rc.Score(), "spec": rc.spec("verl", TOKEN)},
         ),
         (
             whole({}, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=9, policy_loss={"loss_mode": "gpg"}),
@@ -62,26 +62,26 @@ def whole(block, **actor):
     ],
 )
 def test_recipe(config, expected):
-    assert rc.recipe_from_config("verl", config) == expected
+    assert rc.recipe("verl", config) == expected
 
 
 def test_gspo_by_version():
     config = {"policy_loss": {"loss_mode": "gspo"}}
-    assert rc.recipe_from_config("verl", config)["reduction"] == "token_mean"
-    assert rc.recipe_from_config("verl", config, version="0.9.0")["reduction"] == "sequence_mean_token_mean"
+    assert rc.recipe("verl", config)["reduction"] == "token_mean"
+    assert rc.recipe("verl", config, version="0.9.0")["reduction"] == "sequence_mean_token_mean"
     with pytest.raises(ValueError, match=r"version: expected None or '0\.9\.0'"):
-        rc.recipe_from_config("verl", config, version="0.8")
+        rc.recipe("verl", config, version="0.8")
 
 
 def test_a_kl_loss_of_another_average():
     """sapo and geo_mean are means over sequences; `loss_agg_mode` is of their KL loss alone."""
     config = {"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}}
-    by_token = rc.recipe_from_config("verl", config)
-    by_row = rc.recipe_from_config("verl", config | {"loss_agg_mode": "seq-mean-token-sum"})
+    by_token = rc.recipe("verl", config)
+    by_row = rc.recipe("verl", config | {"loss_agg_mode": "seq-mean-token-sum"})
     assert by_token["reduction"] == by_row["reduction"] == "sequence_mean_token_mean"
     assert by_token["kl"] == rc.KL("k3", 0.001, value_clamp=10.0, reduction="token_mean")
     assert by_row["kl"] == replace(by_token["kl"], reduction="sequence_mean_token_sum", denominator="rows")
-    assert rc.recipe_from_config("verl", config | {"loss_agg_mode": "seq-mean-token-mean"})["kl"].reduction is None
+    assert rc.recipe("verl", config | {"loss_agg_mode": "seq-mean-token-mean"})["kl"].reduction is None
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_a_kl_loss_of_another_average():
 )
 def test_refused(config, message):
     with pytest.raises(ValueError, match=message):
-        rc.recipe_from_config("verl", config)
+        rc.recipe("verl", config)

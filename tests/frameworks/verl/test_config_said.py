@@ -1,4 +1,4 @@
-"""Configurations of verl that from_config refuses, and the warnings that it gives once."""
+"""Configurations of verl that rc.spec refuses, and the warnings that it gives once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 import pytest
 import yaml
 
+import rollout_corr as rc
 from builders.config_cases import VERL, cases, flat
-from rollout_corr.frameworks.shared.lookup import from_config
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
@@ -74,8 +74,8 @@ flat {tis_imp_ratio_cap: 2} | ValueError one generation ...'tis_imp_ratio_cap' (
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("config", "kind", "message"), cases(REFUSED))
 def test_verl_refuses(config, kind, message):
-    with pytest.raises(kind, match=r"^from_config\('verl'\): .*" + message):
-        from_config("verl", config)
+    with pytest.raises(kind, match=r"^spec\('verl'\): .*" + message):
+        rc.spec("verl", config)
 
 
 OLD_NAMES = """
@@ -109,8 +109,8 @@ OLD_NAMES = """
 @pytest.mark.parametrize(("config", "kind", "message"), cases(OLD_NAMES))
 def test_verl_old_names_warn_once_with_the_new_line(config, kind, message):
     with pytest.warns(UserWarning, match=r"^verl: " + message) as caught:
-        from_config("verl", config)
-        from_config("verl", dict(config))
+        rc.spec("verl", config)
+        rc.spec("verl", dict(config))
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
@@ -125,10 +125,10 @@ def test_verl_old_names_warn_once_with_the_new_line(config, kind, message):
 )
 def test_the_new_line_is_the_same_spec(config):
     with pytest.warns(UserWarning, match="write") as caught:
-        old = from_config("verl", config)
+        old = rc.spec("verl", config)
     line, _, options = str(caught[0].message).partition("write ")[2].partition(", with ")
     new = {key: yaml.safe_load(value) for key, value in re.findall(r'(\w+): ("[^"]*"|[\d.]+)', line)}
-    assert from_config("verl", new, **({"k1_bounds": "ratio"} if options else {})) == old
+    assert rc.spec("verl", new, **({"k1_bounds": "ratio"} if options else {})) == old
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask", "clip"])
@@ -136,10 +136,10 @@ def test_the_new_line_is_the_same_spec(config):
 @pytest.mark.parametrize("veto", [None, 1e-4])
 def test_the_flat_generation_says_the_spec_that_it_makes(mode, version, veto):
     with pytest.warns(UserWarning, match="write") as caught:
-        spec = from_config("verl", flat(rollout_is_mode=mode, rollout_is_veto_threshold=veto), version=version)
+        spec = rc.spec("verl", flat(rollout_is_mode=mode, rollout_is_veto_threshold=veto), version=version)
     line, _, rest = str(caught[0].message).partition("write ")[2].partition("; ")
     assert eval(line, {"Spec": Spec, "Weight": Weight, "Criterion": Criterion}) == spec
-    differs = spec != from_config("verl", flat(rollout_is_mode=mode, rollout_is_veto_threshold=veto), version="0.6.0")
+    differs = spec != rc.spec("verl", flat(rollout_is_mode=mode, rollout_is_veto_threshold=veto), version="0.6.0")
     assert bool(rest) == differs == ("0.6.0" in rest)
 
 
@@ -147,8 +147,8 @@ def test_a_bound_that_yaml_has_mangled_is_named():
     config = yaml.safe_load("{rollout_is: token, rollout_is_threshold: 0.5_2}")
     assert config["rollout_is_threshold"] == 0.52
     with pytest.warns(UserWarning, match=r"rollout_is_threshold: 0\.52 .*YAML .*quote it: '0\.5_2'") as caught:
-        spec = from_config("verl", config)
-        from_config("verl", config)
+        spec = rc.spec("verl", config)
+        rc.spec("verl", config)
     assert spec == Spec(Weight("token", upper=0.52), **VERL) and len(caught) == 1
 
 
@@ -156,5 +156,5 @@ def test_the_configuration_is_left_alone():
     config = flat(rollout_is_mode="mask")
     before = dict(config)
     with pytest.warns(UserWarning, match="old names"):
-        from_config("verl", config)
+        rc.spec("verl", config)
     assert config == before

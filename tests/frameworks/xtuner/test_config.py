@@ -1,4 +1,4 @@
-"""recipe_from_config of xtuner's GRPOLossConfig."""
+"""rc.recipe of xtuner's GRPOLossConfig."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPECTED = {"surrogate": rc.PPO(0.2, 0.28, dual=3.0), "spec": None, "reduction":
     [
         ({"policy_loss_cfg": CLIP}, {}),
         ({"loss_cfg": SimpleNamespace(policy_loss_cfg=CLIP, chunk_size=1)}, {}),
-        ({"policy_loss_cfg": CLIP, "rollout_is": SAMPLING}, {"spec": rc.from_config("xtuner", SAMPLING)}),
+        ({"policy_loss_cfg": CLIP, "rollout_is": SAMPLING}, {"spec": rc.spec("xtuner", SAMPLING)}),
         (
             {"policy_loss_cfg": CLIP, "use_kl_loss": True, "kl_loss_type": "low_var_kl", "ignore_idx": -100},
             {"kl": rc.KL("k3", 0.001, value_clamp=10.0)},
@@ -26,7 +26,7 @@ EXPECTED = {"surrogate": rc.PPO(0.2, 0.28, dual=3.0), "spec": None, "reduction":
     ],
 )
 def test_recipe(config, more):
-    assert rc.recipe_from_config("xtuner", config) == EXPECTED | more
+    assert rc.recipe("xtuner", config) == EXPECTED | more
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_recipe(config, more):
 )
 def test_refused(config, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        rc.recipe_from_config("xtuner", config)
+        rc.recipe("xtuner", config)
