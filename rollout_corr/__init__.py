@@ -1,7 +1,7 @@
 """Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
 Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
-when it is first used: `policy_loss` and its surrogates, specs and recipes by name, `dump`, `suggest`, `warmup`.
+when it is first used: `policy_loss` and its surrogates, specs and recipes by name, `dump`, `doctor`, `suggest`, `warmup`.
 """
 
 import warnings
@@ -43,6 +43,11 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.api.thresholds import ThresholdStatistics as ThresholdStatistics
     from rollout_corr.api.thresholds import threshold_statistics as threshold_statistics
     from rollout_corr.api.warmup import warmup as warmup
+    from rollout_corr.diagnose.calls import doctor as doctor
+    from rollout_corr.diagnose.calls import report as report
+    from rollout_corr.diagnose.doctor.cause import Finding as Finding
+    from rollout_corr.diagnose.results import Diagnosis as Diagnosis
+    from rollout_corr.diagnose.results import Report as Report
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
     from rollout_corr.frameworks.shared.lookup import spec as spec
@@ -101,9 +106,11 @@ __all__ = [
     "ClipCov",
     "Correction",
     "Criterion",
+    "Diagnosis",
     "EntropyBonus",
     "EntropyClip",
     "FilteredGroups",
+    "Finding",
     "FrameworkName",
     "KLCov",
     "KeepESS",
@@ -115,6 +122,7 @@ __all__ = [
     "Quantile",
     "RecipeName",
     "Reinforce",
+    "Report",
     "RouteAgreement",
     "Score",
     "Spec",
@@ -130,6 +138,7 @@ __all__ = [
     "clear_caches",
     "correct",
     "correct_async",
+    "doctor",
     "dump",
     "early_token_weights",
     "filter_groups",
@@ -138,6 +147,7 @@ __all__ = [
     "proximal",
     "recipe",
     "recipe_names",
+    "report",
     "route_agreement",
     "spec",
     "spec_names",
@@ -152,6 +162,8 @@ _IMPORTED_WHEN_USED = {
     "BAPO": "specs.batch_losses",
     "Bottom": "specs.bounds_of_batch",
     "ClipCov": "specs.batch_losses",
+    "Diagnosis": "diagnose.results",
+    "doctor": "diagnose.calls",
     "DPPO": "specs.score_losses",
     "DRO": "specs.score_losses",
     "dump": "api.dump",
@@ -160,6 +172,7 @@ _IMPORTED_WHEN_USED = {
     "EntropyClip": "specs.batch_losses",
     "filter_groups": "api.groups",
     "FilteredGroups": "api.groups",
+    "Finding": "diagnose.doctor.cause",
     "FrameworkName": "frameworks.shared.names",
     "future_kl_weights": "api.per_token",
     "GMPO": "specs.ratio_losses",
@@ -181,6 +194,8 @@ _IMPORTED_WHEN_USED = {
     "recipe_names": "frameworks.shared.lookup",
     "RecipeName": "frameworks.shared.names",
     "Reinforce": "specs.ratio_losses",
+    "Report": "diagnose.results",
+    "report": "diagnose.calls",
     "route_agreement": "api.routes",
     "RouteAgreement": "api.routes",
     "SAPO": "specs.ratio_losses",

@@ -23,8 +23,8 @@ OUT = Path("build", "hub")
 HERE = Path(__file__).parent
 # Without a GPU there is the definition, in plain torch; an XPU has it too.
 BACKENDS = ("cpu", "cuda", "rocm")
-# What works on dumps and at the command line is the wheel's.
-LEFT_OUT = ("__main__.py", "aot/", "cli/", "diagnose/", "testing.py", "frameworks/__main__.py")
+# What works at the command line is the wheel's.
+LEFT_OUT = ("__main__.py", "aot/", "cli/", "testing.py", "frameworks/__main__.py")
 
 # What names the package otherwise than by an import: (file, pattern, replacement), each found as often as it says.
 RENAMED = (

@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
         interprets = operators.interprets()
     except ModuleNotFoundError as error:
         # Triton's interpreter imports NumPy, which neither Triton nor this package requires.
-        return _refuse(f"Triton needs {error.name}: pip install 'rollout-corr[report]' (or {error.name})")
+        return _refuse(f"Triton needs {error.name}: pip install {error.name}")
     if interprets:
         return _refuse(
             "TRITON_INTERPRET=1 is set, so the kernels are functions of Triton's interpreter, which cannot be "

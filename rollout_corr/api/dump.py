@@ -96,7 +96,9 @@ def dump(
         raise TypeError(f"path: expected a file name that ends in .jsonl, or a folder, got {type(path).__name__}")
     target = Path(path)
     if target.suffix not in ("", ".jsonl"):
-        raise ValueError(f"path: expected a file name that ends in .jsonl, or a folder, got {str(path)!r}")
+        raise ValueError(
+            f"path: expected a file name that ends in .jsonl, or a folder, which gets .pt files; got {str(path)!r}"
+        )
     if sequences is not None:
         sequences = _whole("sequences", sequences, "a whole number >= 1 or None", 1)
     if step is not None:
@@ -169,7 +171,7 @@ class _Fields:
 
 def _fields(
     train_logp: LogProbs,
-    rollout_logp: LogProbs,
+    rollout_logp: LogProbs | None,
     mask: LogProbs | None,
     cu_seqlens: Tensor | None,
     columns: Mapping[str, LogProbs],
@@ -322,3 +324,28 @@ def _columns(fields: _Fields, step: int | None) -> dict[str, Tensor | list[str]]
     if fields.offsets is not None:
         found["cu_seqlens"] = fields.offsets
     return found
+
+
+def columns_of(
+    train_logp: LogProbs,
+    rollout_logp: LogProbs | None,
+    mask: LogProbs | None,
+    cu_seqlens: Tensor | None,
+    columns: Mapping[str, LogProbs],
+) -> dict[str, Tensor | list[str]]:
+    """Check the arguments of a dump, and give what a .pt file of all its sequences would hold, on the CPU.
+
+    Args:
+        train_logp: As for `dump`.
+        rollout_logp: As for `dump`.
+        mask: As for `dump`.
+        cu_seqlens: As for `dump`.
+        columns: As for `dump`, by name.
+
+    Returns:
+        Tensors of tokens ([N] beside `cu_seqlens`, else [B, T]) and of sequences ([S]) by name, and names of labels.
+        Tensors that lie on the CPU already are not copied.
+    """
+    with torch.no_grad():
+        fields = _fields(train_logp, rollout_logp, mask, cu_seqlens, columns)
+        return _columns(fields.each(lambda x: x.detach().cpu()), None)

@@ -13,10 +13,6 @@ from torch import Tensor
 
 import rollout_corr as rc
 from rollout_corr.cli.main import GOOD, PROGRAM, parser_of
-from rollout_corr.diagnose.doctor.diagnosis import diagnose
-from rollout_corr.diagnose.measure.measurement import measure
-from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.show import report_page
 from rollout_corr.diagnose.show.content import Table
 from rollout_corr.diagnose.show.terminal import Terminal, print_findings
 from rollout_corr.testing import ExampleBatch, example_batch
@@ -96,10 +92,8 @@ def run(arguments: list[str]) -> int:
 
     out.line()
     out.line(f"1. What the doctor says of it: doctor {path}", style="bold")
-    dump = Dump(str(path))
-    measured = measure(dump)
-    findings = diagnose(measured)
-    print_findings(out, dump, measured, findings)
+    found = rc.doctor(path)
+    print_findings(out, found)
 
     out.line()
     heads = ("spec", "kept", "ESS", "fixed: kept", "ESS")
@@ -110,8 +104,7 @@ def run(arguments: list[str]) -> int:
         "hides a bug at best, and one with bounds for other lengths rejects healthy answers: rc.suggest measures them."
     )
 
-    page = folder / "report.html"
-    write_whole(page, report_page.report_page([(dump, measured, findings)]))
+    page = rc.Report((found,)).save(folder / "report.html")
     out.line()
     out.line(f"3. The page with the pictures: {page}", style="bold")
     out.line()

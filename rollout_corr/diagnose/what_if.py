@@ -13,7 +13,7 @@ from rollout_corr.api.correct import correct
 from rollout_corr.api.suggest import Sequences, Suggestion, suggested
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
-from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.source import Source
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.metrics.limits import NEAR_CLAMP
 from rollout_corr.specs.choices import LEVELS, Reduce
@@ -253,20 +253,20 @@ def _outcome(tally: list[float], note: str) -> SettingResult:
     )
 
 
-def try_all(dump: Dump, each: Callable[[float, str], object] = lambda done, doing: None) -> WhatIf:
+def try_all(source: Source, each: Callable[[float, str], object] = lambda done, doing: None) -> WhatIf:
     """Read a dump once and apply every setting to it.
 
     Args:
-        dump: The dump.
+        source: The dump.
         each: Called after every setting of every chunk, with how much is done, 0 to 1, and what was tried.
     """
     found: WhatIf | None = None
     begun = 0.0
-    for chunk in blocks(dump.chunks()):
+    for chunk in blocks(source.chunks()):
         if found is None:
             found = WhatIf("advantages" in chunk.columns)
         # A chunk takes minutes, and reading it took none of them.
-        settings, read, start = found.settings, dump.progress, begun
+        settings, read, start = found.settings, source.progress, begun
 
         def done(count: int, settings: list[Setting] = settings, read: float = read, start: float = start) -> None:
             each(start + (read - start) * count / len(settings), f"setting {count} of {len(settings)}")

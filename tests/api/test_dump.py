@@ -65,7 +65,7 @@ def test_names_of_labels_are_kept_and_shown(name, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "environment <b>tools" in shown
     page = tmp_path / "page.html"
-    assert main(["report", str(path), "--by", "environment", "--html", str(page)]) == 0
+    assert main(["report", str(path), "--by", "environment", "--page", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
     assert "<b>tools" not in text and "tools" in text and "math" in capsys.readouterr().out
 
@@ -268,7 +268,7 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
         (
             {"path": "x.parquet"},
             ValueError,
-            "path: expected a file name that ends in .jsonl, or a folder, got 'x.parquet'",
+            "path: expected a file name that ends in .jsonl, or a folder, which gets .pt files; got 'x.parquet'",
         ),
         ({"sequences": 0}, ValueError, "sequences: expected a whole number >= 1 or None, got 0"),
         ({"sequences": True}, ValueError, "sequences: expected a whole number >= 1 or None, got True"),

@@ -193,9 +193,9 @@ def command(rng: random.Random, dump: Path, extra: str, other: Path) -> tuple[li
             made += ["--fail-if", rng.choice((hostile(rng), f"{hostile(rng)} > 1", "tokens > 0", "tokens < 0"))]
     elif rng.random() < 0.8:
         page = dump if rng.random() < 0.1 else dump.parent / file_name(rng, ".html")
-        made += ["--html", str(page)]
+        made += ["--page", str(page)]
     else:
-        made += ["--no-html"]
+        made += ["--no-page"]
     if kind == "report" and rng.random() < 0.5:
         made += ["--by", rng.choice((extra, hostile(rng)))]
     if kind == "report" and rng.random() < 0.2:

@@ -14,9 +14,10 @@ import pytest
 from builders.cases import one_in
 from builders.dumps import packed, plain, records, write, write_jsonl
 from builders.hostile import TEXTS
-from rollout_corr.cli import dump_commands
 from rollout_corr.cli import main as command_line
 from rollout_corr.cli.main import main
+from rollout_corr.diagnose import calls
+from rollout_corr.diagnose.show import report_page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,7 +109,8 @@ def test_a_terminal_of_another_encoding(environment, tmp_path):
 
 def test_an_interrupt_is_one_line(dump):
     code = (
-        "import os, signal, sys, time; from rollout_corr.cli import dump_commands as d, main as m; "
+        "import os, signal, sys, time; from rollout_corr.cli import main as m; "
+        "from rollout_corr.diagnose import calls as d; "
         # A job in the background inherits that interrupts are ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "d.measure = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)); "
@@ -129,13 +131,13 @@ def test_an_interrupt_is_one_line(dump):
     ],
 )
 def test_errors_of_the_machine_are_one_line(error, said, dump, capsys, monkeypatch):
-    monkeypatch.setattr(dump_commands, "measure", raising(error))
+    monkeypatch.setattr(calls, "measure", raising(error))
     assert main(["doctor", str(dump)]) == 2
     assert capsys.readouterr().err == said
 
 
 def test_a_mistake_of_this_program_does_not_look_like_an_unhealthy_dump(dump, capsys, monkeypatch):
-    monkeypatch.setattr(dump_commands, "measure", raising(ZeroDivisionError("\x1b[2J")))
+    monkeypatch.setattr(calls, "measure", raising(ZeroDivisionError("\x1b[2J")))
     assert main(["doctor", str(dump)]) == 2
     said = capsys.readouterr().err
     assert "ZeroDivisionError: \\x1b[2J" in said and "please report the lines above" in said and "\x1b" not in said
@@ -173,7 +175,7 @@ def test_arguments_are_shown_on_one_line(text, dump, capsys):
     """Whatever stands in an argument, it makes no line of its own and no control character."""
     for arguments in (
         ["report", text or "x"],
-        ["report", str(dump), "--no-html", "--by", text or "x"],
+        ["report", str(dump), "--no-page", "--by", text or "x"],
         ["doctor", str(dump), "--field", text],
         ["doctor", str(dump), "--limit", text],
         ["doctor", str(dump), f"--{text}x"],
@@ -214,10 +216,10 @@ def test_a_page_never_replaces_the_dump(tmp_path, capsys):
         ("report", tmp_path / "elsewhere", folder / "sub" / "new.pt"),
         ("report", one, tmp_path / "elsewhere" / "sub" / one.name),
     ):
-        assert main([kind, str(read), "--html", str(path)]) == 2, (kind, read, path)
+        assert main([kind, str(read), "--page", str(path)]) == 2, (kind, read, path)
         said = capsys.readouterr().err
-        assert said.startswith(f"rollout-corr {kind}: --html {path}: ") and said.count("\n") == 1
-    assert main(["report", str(other), "--compare", str(one), "--html", str(tmp_path / "link.html")]) == 2
+        assert said.startswith(f"rollout-corr {kind}: page {path}: ") and said.count("\n") == 1
+    assert main(["report", str(other), "--compare", str(one), "--page", str(tmp_path / "link.html")]) == 2
     assert one.read_bytes() == before and (tmp_path / "link.html").is_symlink()
     assert sorted(path.name for path in folder.rglob("*.*")) == [one.name]
 
@@ -230,13 +232,11 @@ def test_a_page_that_fails_leaves_the_old_one(dump, tmp_path, capsys, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert main(["report", str(dump), "--html", str(page)]) == 2
-    assert (
-        capsys.readouterr().err == f"rollout-corr report: --html {page}: cannot be written: No space left on device\n"
-    )
+    assert main(["report", str(dump), "--page", str(page)]) == 2
+    assert capsys.readouterr().err == f"rollout-corr report: page {page}: cannot be written: No space left on device\n"
     monkeypatch.undo()
-    monkeypatch.setattr(dump_commands.report_page, "report_page", raising(ValueError("a mistake")))
-    assert main(["report", str(dump), "--html", str(page)]) == 2
+    monkeypatch.setattr(report_page, "report_page", raising(ValueError("a mistake")))
+    assert main(["report", str(dump), "--page", str(page)]) == 2
     assert page.read_text(encoding="utf-8") == "old" and not list(tmp_path.glob("*.part"))
 
 
@@ -247,7 +247,7 @@ def test_a_lone_surrogate_in_a_dump(tmp_path, capsys):
     write_jsonl(tmp_path / "x.jsonl", rows)
     page = tmp_path / "x.html"
     for more in ([], ["--json"]):
-        assert main(["report", str(tmp_path / "x.jsonl"), "--html", str(page), *more]) == 0
+        assert main(["report", str(tmp_path / "x.jsonl"), "--page", str(page), *more]) == 0
         assert "\\udc80" in page.read_text(encoding="utf-8")
         said = capsys.readouterr().out
         assert "\\udc80" in said

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import rollout_corr as rc
 from builders.dumps import packed, plain, records, write, write_jsonl
-from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.doctor.wrong_policies import drift
 from rollout_corr.diagnose.measure import evidence
 from rollout_corr.diagnose.measure.measurement import Measurement, measure
@@ -20,7 +20,6 @@ from rollout_corr.diagnose.read import chunk as chunks
 from rollout_corr.diagnose.read import record_files, tensor_files
 from rollout_corr.diagnose.read.chunk import Chunk, blocks, joined
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.show import plain_data
 from rollout_corr.diagnose.what_if import try_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,9 +42,7 @@ def rows_of(columns, names):
 
 def reported(path, **arguments):
     """Return everything that the report gives, without paths."""
-    dump = Dump(path, by=("entropy",), **arguments)
-    measured = measure(dump)
-    found = plain_data.report(dump, measured, diagnose(measured))
+    found = rc.report(path, by="entropy", **arguments).to_dict()
     for token in found["worst"]:
         del token["file"], token["record"]
     return {name: found[name] for name in ("metrics", "warnings", "findings", "profiles", "worst")}

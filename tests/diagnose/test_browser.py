@@ -151,9 +151,9 @@ def pages(tmp_path_factory):
     torch.save(planted_dumps.renormalised(0, top_p=0.8), folder / "truncated.pt")
     made = {name: folder / f"{name}.html" for name in ("report", "compare", "what-if")}
     one, two = str(folder / "turns.pt"), str(folder / "truncated.pt")
-    assert main(["report", one, "--html", str(made["report"])]) == 0
-    assert main(["report", one, "--compare", two, "--html", str(made["compare"])]) == 0
-    assert main(["what-if", one, "--html", str(made["what-if"])]) == 0
+    assert main(["report", one, "--page", str(made["report"])]) == 0
+    assert main(["report", one, "--compare", two, "--page", str(made["compare"])]) == 0
+    assert main(["what-if", one, "--page", str(made["what-if"])]) == 0
     return made
 
 

@@ -243,7 +243,7 @@ def test_a_sick_dump_fails(moved, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "1. error: the rollout log-probs are 1 token late [shifted]" in text
     assert "in 40 of 40 sequences" in text and "-> Logits at t" in text
-    assert "failed: findings > 0" in text and "healthy" not in text
+    assert "exit 1: 1 error (--fail-if findings > 0)" in text and "healthy" not in text
 
 
 def test_a_gate_replaces_the_default(moved, healthy, capsys):

@@ -97,7 +97,7 @@ def test_the_commands(tmp_path, capsys):
     # Nothing in the dump says that this column is one of labels.
     assert main(["doctor", str(path), "--fail-if", "label > 0"]) == 0
     capsys.readouterr()
-    assert main(["report", str(path), "--by", "environment", "--no-html", "--json"]) == 0
+    assert main(["report", str(path), "--by", "environment", "--no-page", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["profiles"]["environment"]
     assert [row["label"] for row in rows] == [str(value) for value in range(4)]
 

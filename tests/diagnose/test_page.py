@@ -9,17 +9,16 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+import rollout_corr as rc
 from builders import planted_dumps
 from builders.dumps import packed, plain, records, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.best_settings import best_settings
-from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
 from rollout_corr.diagnose.show.headline import NAMES, tiles
-from rollout_corr.diagnose.show.report_page import report_page
 from rollout_corr.diagnose.show.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, spanning
 from rollout_corr.diagnose.show.what_if_page import what_if_page
 from rollout_corr.diagnose.what_if import pareto, try_all
@@ -98,12 +97,7 @@ def checked(text):
 
 
 def report(*paths, by=()):
-    found = []
-    for path in paths:
-        dump = Dump(path, by=by)
-        measured = measure(dump)
-        found.append((dump, measured, diagnose(measured)))
-    return report_page(found)
+    return rc.Report(tuple(rc.doctor(path, by=by) for path in paths)).html()
 
 
 @pytest.fixture(scope="module")
@@ -304,9 +298,7 @@ def test_what_a_file_says_is_escaped(tmp_path):
     rows.append({"train_logp": [0.0], "rollout_logp": bad, "<b>": [1]})
     path = tmp_path / "a<i>&'\".jsonl"
     write_jsonl(path, rows)
-    dump = Dump(path, {"mask": "<b>"})
-    measured = measure(dump)
-    page = checked(report_page([(dump, measured, diagnose(measured))]))
+    page = checked(rc.report(path, field={"mask": "<b>"}).html())
     assert bad in page.said("span")
     assert "i" not in {tag for tag, _, _ in page.elements}
     assert any(bad[:12] in text for text in page.said("li"))
@@ -345,17 +337,17 @@ def test_a_page_is_written_where_it_is_asked_for(folder, tmp_path, monkeypatch, 
     assert main(["report", path]) == 0
     assert "page: healthy.pt.report.html" in capsys.readouterr().out
     checked((tmp_path / "healthy.pt.report.html").read_text(encoding="utf-8"))
-    assert main(["report", path, "--html", "x.html", "--compare", str(folder / "truncated.pt")]) == 0
+    assert main(["report", path, "--page", "x.html", "--compare", str(folder / "truncated.pt")]) == 0
     assert "truncated.pt" in (tmp_path / "x.html").read_text(encoding="utf-8")
     written = sorted(tmp_path.iterdir())
-    assert main(["report", path, "--no-html"]) == 0
+    assert main(["report", path, "--no-page"]) == 0
     assert main(["report", path, "--json"]) == 0
     assert sorted(tmp_path.iterdir()) == written
-    assert main(["report", path, "--json", "--html", "y.html"]) == 0
+    assert main(["report", path, "--json", "--page", "y.html"]) == 0
     assert (tmp_path / "y.html").exists()
     capsys.readouterr()
-    assert main(["report", path, "--html", "no/where.html"]) == 2
-    assert "--html no/where.html: cannot be written" in capsys.readouterr().err
+    assert main(["report", path, "--page", "no/where.html"]) == 2
+    assert "page no/where.html: cannot be written" in capsys.readouterr().err
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------

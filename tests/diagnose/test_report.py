@@ -250,7 +250,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", 40)
     path = str(write("pt packed", tmp_path, packed()))
-    assert main(["report", path, "--no-html"]) == 0
+    assert main(["report", path, "--no-page"]) == 0
     out = capsys.readouterr()
     assert "reading dump.pt" in out.err and "reading" not in out.out
     assert main(["report", path, "--json"]) == 0
@@ -272,7 +272,7 @@ def test_report_says_what_could_not_be_read(tmp_path, capsys, monkeypatch):
         (["FILE", "--field", "train_logp"], "--field: expected ROLE=NAME, got 'train_logp'"),
         (["FILE", "--field", "policy=x"], "field 'policy': expected one of"),
         (["FILE", "--by", "reward"], "field 'reward': as reward: there is no such field"),
-        (["FILE", "--limit", "0"], "--limit: expected a number >= 1, got 0"),
+        (["FILE", "--limit", "0"], "limit: expected a number >= 1, got 0"),
     ],
 )
 def test_wrong_arguments_are_named_on_stderr(arguments, message, tmp_path, capsys):
@@ -286,5 +286,5 @@ def test_without_rich_the_extra_is_named_and_json_works(tmp_path, capsys, monkey
     path = write("pt packed", tmp_path, packed())
     without(monkeypatch, "rich")
     assert main(["report", str(path)]) == 2
-    assert "needs rich: pip install 'rollout-corr[report]'" in capsys.readouterr().err
+    assert "needs rich: pip install rich numpy" in capsys.readouterr().err
     assert main(["report", str(path), "--json"]) == 0

@@ -43,7 +43,7 @@ def test_report_of_every_kind(kind, tmp_path, strictly):
 @pytest.mark.parametrize("command", ["report", "what-if"])
 def test_a_page_of_every_command(command, tmp_path, strictly):
     path = write("safetensors padded", tmp_path, packed())
-    code, unraised, said = strictly(command, path, "--html", tmp_path / "page.html")
+    code, unraised, said = strictly(command, path, "--page", tmp_path / "page.html")
     assert code in (0, 1) and not unraised and not said
 
 

@@ -279,7 +279,7 @@ def test_the_bar_of_the_command_names_the_setting(tmp_path, capsys, monkeypatch)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     torch.save(columns(), tmp_path / "x.pt")
-    assert main(["what-if", str(tmp_path / "x.pt"), "--no-html"]) == 0
+    assert main(["what-if", str(tmp_path / "x.pt"), "--no-page"]) == 0
     out = capsys.readouterr()
     assert "reading x.pt: setting " in out.err and "setting 1" not in out.out
 
@@ -296,6 +296,6 @@ def test_it_recommends_what_suggest_says(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("rollout_corr.diagnose.what_if.grid", list)
     torch.save(made, tmp_path / "x.pt")
     monkeypatch.setenv("COLUMNS", "300")
-    assert main(["what-if", str(tmp_path / "x.pt"), "--html", str(tmp_path / "x.html")]) == 0
+    assert main(["what-if", str(tmp_path / "x.pt"), "--page", str(tmp_path / "x.html")]) == 0
     said, drawn = capsys.readouterr().out, html.unescape((tmp_path / "x.html").read_text(encoding="utf-8"))
     assert all(sentence in said and sentence in drawn for sentence in told.sentences)

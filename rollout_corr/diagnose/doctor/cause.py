@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from rollout_corr.diagnose.measure.measurement import Measurement
@@ -29,6 +29,7 @@ class Signs:
     Attributes:
         title: The cause in one line.
         evidence: The numbers behind it, in sentences.
+        numbers: These numbers by name.
         strength: How much of the dump shows it, 0 to 1.
         severity: Replaces the severity of the cause.
         beside: Causes that it hides otherwise, and does not explain here.
@@ -36,6 +37,7 @@ class Signs:
 
     title: str
     evidence: tuple[str, ...]
+    numbers: dict[str, float]
     strength: float
     severity: Severity | None = None
     beside: tuple[str, ...] = ()
@@ -43,15 +45,16 @@ class Signs:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause that was recognised in a dump.
+    """A cause of a mismatch that was recognized.
 
     Attributes:
-        name: Of the cause; conditions of `--fail-if` use it.
-        severity: How bad it is.
+        name: The name of the cause, such as "temperature"; conditions of `--fail-if` use it.
+        severity: "error": certainly a bug; "warning": worth a look, and not healthy; "note": worth knowing.
         title: The cause in one line.
         evidence: The numbers behind it, in sentences.
         advice: What to do about it.
-        strength: How much of the dump shows it, 0 to 1; findings of one severity are ranked by it.
+        strength: How much of the tokens shows it, 0 to 1; findings of one severity are ranked by it.
+        numbers: The numbers of `evidence` by name, such as {"slope": -0.296, ...}.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Finding:
     evidence: tuple[str, ...]
     advice: str
     strength: float
+    numbers: dict[str, float] = field(hash=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Cause:
         if signs is None:
             return None
         severity = signs.severity or self.severity
-        finding = Finding(self.name, severity, signs.title, signs.evidence, self.advice, signs.strength)
+        finding = Finding(self.name, severity, signs.title, signs.evidence, self.advice, signs.strength, signs.numbers)
         return finding, frozenset(self.hides) - frozenset(signs.beside)
 
 

@@ -25,6 +25,7 @@ def label(measured: Measurement, metrics: Metrics) -> Signs | None:
     titles: list[str] = []
     evidence: list[str] = []
     share, explained = 0.0, False
+    numbers: dict[str, float] = {}
     for name, tally in measured.evidence.labels.items():
         ill, broken = tally.ill(), tally.broken()
         names = measured.label_names.get(name, ())
@@ -34,16 +35,18 @@ def label(measured: Measurement, metrics: Metrics) -> Signs | None:
             evidence += [_numbers(name, one, names) for one in ill[:SHOWN]]
             share = max(share, 1.0 - 1.0 / ill[0].times)
             explained = explained or ill[0].rest_k3 < HEALTHY_K3
+            numbers |= {f"{name}/{one.label}/times": one.times for one in ill}
         if broken:
             titles.append(
                 f"{_named(name, broken, names)} {'has' if len(broken) == 1 else 'have'} all that is not finite"
             )
             evidence += [_broken(name, one, tally, names) for one in broken[:SHOWN]]
             share = max(share, 0.5)
+            numbers |= {f"{name}/{one}/tokens_nonfinite": float(tally.bad[tally.places[one]]) for one in broken}
     if not titles:
         return None
     beside = () if explained else ("outliers", "different_policies")
-    return Signs("; ".join(titles), tuple(evidence), share, beside=beside)
+    return Signs("; ".join(titles), tuple(evidence), numbers, share, beside=beside)
 
 
 def _named(name: str, labels: list[int], names: Sequence[str]) -> str:

@@ -45,6 +45,14 @@ def _tokens(found: BySequence, metrics: Metrics) -> Signs:
             _records(found, found.with_far),
             f"without them k3 is {rest:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
         ),
+        {
+            "tokens": found.far,
+            "tokens_fraction": found.far / found.tokens,
+            "sequences": found.with_far,
+            "d_abs_max": metrics["d_abs_max"],
+            "k3_fraction": share,
+            "rest_kl_k3": rest,
+        },
         share,
         beside=("different_policies",) if rest >= HEALTHY_K3 else (),
     )
@@ -61,6 +69,14 @@ def _sequences(found: BySequence, part: Part) -> Signs:
             f"others, whose k3 is {part.rest_k3:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
             _records(found, part.sequences),
         ),
+        {
+            "sequences": part.sequences,
+            "sequences_fraction": part.sequences / found.sequences,
+            "d_abs_mean": part.d_abs_mean,
+            "k3_fraction": part.k3_share,
+            "rest_d_abs_mean": part.rest_d_abs_mean,
+            "rest_kl_k3": part.rest_k3,
+        },
         part.k3_share,
         beside=("different_policies",) if part.rest_k3 >= HEALTHY_K3 else (),
     )

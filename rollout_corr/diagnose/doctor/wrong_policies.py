@@ -63,6 +63,15 @@ def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"positive D makes up {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are {metrics['d_p1']:.3g} "
             f"and {metrics['d_p50']:.3g}, its mean is {mean:.3g}, its standard deviation {metrics['d_std']:.3g}",
         ),
+        {
+            "ratio_mean": ratio,
+            "ratio_mean_error": error,
+            "positive_fraction": upwards,
+            "d_p1": metrics["d_p1"],
+            "d_p50": metrics["d_p50"],
+            "d_mean": mean,
+            "d_std": metrics["d_std"],
+        },
         1.0 - ratio,
         severity="error" if plain or sharper else "warning",
         beside=("temperature",) if sharper else (),
@@ -106,9 +115,12 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     table = measured.evidence.by_mean.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
     ends = "; ".join(f"{row.label}: {row.d_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
     evidence = [f"mean D by probability: {ends}"]
+    numbers = {name: fit[name] for name in ("correlation", "explained")}
     title = f"a temperature was applied on one side only: the {sharper} has the sharper policy"
     if known:
-        title += f", by a factor of about {1.0 + abs(slope) if slope > 0 else 1.0 / (1.0 + slope):.2f}"
+        factor = 1.0 + abs(slope) if slope > 0 else 1.0 / (1.0 + slope)
+        numbers |= {"factor": factor, "temperature": 1.0 + slope, "slope": slope, "slope_error": error}
+        title += f", by a factor of about {factor:.2f}"
         evidence.insert(
             0,
             f"within a sequence, D of unlikely tokens changes by {slope:+.3f} +- {error:.3f} for each nat of their "
@@ -116,6 +128,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
             "near 1 where sampling was truncated as well)",
         )
     else:
+        numbers["slope"] = fit["slope"]
         evidence.insert(
             0,
             f"D against the mean of the two log-probs: correlation {fit['correlation']:.2f}, slope {fit['slope']:.2f}; "
@@ -129,7 +142,11 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"alone leaves up to about {abs(slope):.2f}"
         )
     return Signs(
-        title, tuple(evidence), max(fit["explained"], min(1.0, abs(slope))), beside=("different_policies",) * more
+        title,
+        tuple(evidence),
+        numbers | {"scatter": scatter},
+        max(fit["explained"], min(1.0, abs(slope))),
+        beside=("different_policies",) * more,
     )
 
 
@@ -155,6 +172,15 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"mean |D| at equal probability is {old:.3g} for version {oldest} and {new:.3g} for version {newest}, "
             f"{old / new:.1f} times; rank correlation with the version {correlation:.2f} over {len(trend)} versions",
         ),
+        {
+            "oldest_version": oldest,
+            "newest_version": newest,
+            "oldest_d_abs_mean": old,
+            "newest_d_abs_mean": new,
+            "times": old / new,
+            "rank_correlation": correlation,
+            "versions": len(trend),
+        },
         1.0 - new / old,
     )
 
@@ -184,6 +210,13 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"mean |D| at equal probability goes from {first:.3g} (first third of {len(trend)} steps) to {last:.3g} "
             f"(last third), {last / first:.1f} times; rank correlation with the step {correlation:.2f}",
         ),
+        {
+            "first_d_abs_mean": first,
+            "last_d_abs_mean": last,
+            "times": last / first,
+            "rank_correlation": correlation,
+            "steps": len(trend),
+        },
         1.0 - first / last,
     )
 
@@ -215,6 +248,7 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"from position {2 ** late[-1] - 1} on, |D| is {times:.1f} times that of equally likely tokens among the "
             f"first 31; rank correlation with the logarithm of the position {correlation:.2f}",
         ),
+        {"from_position": 2 ** late[-1] - 1, "times": times, "rank_correlation": correlation},
         1.0 - 1.0 / times,
     )
 
@@ -234,6 +268,7 @@ def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs(
         "only the rollout log-probs are off: two passes of the trainer agree",
         (f"mean |new_logp - train_logp| is {apart:.3g}, mean |train_logp - rollout_logp| is {engine:.3g}",),
+        {"new_train_abs_mean": apart, "train_rollout_abs_mean": engine},
         1.0 - apart / engine,
     )
 
@@ -252,6 +287,7 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs(
         "the trainer disagrees with itself on the same weights",
         (f"mean |new_logp - train_logp| is {apart:.3g}, and should be 0 (--on-policy)",),
+        {"new_train_abs_mean": apart},
         min(1.0, apart),
     )
 
@@ -275,6 +311,12 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
             "1; over tokens sampled from the rollout log-probs it is 1, whatever the trainer's policy",
             f"mean D is {metrics['d_mean']:.3g}, its standard deviation {metrics['d_std']:.3g}",
         ),
+        {
+            "ratio_mean": ratio,
+            "ratio_mean_error": error,
+            "d_mean": metrics["d_mean"],
+            "d_std": metrics["d_std"],
+        },
         min(1.0, abs(ratio - 1.0)),
     )
 
@@ -297,6 +339,8 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"{metrics['d_abs_mean']:.3g}, 99th percentile of |D| {metrics['abs_logp_p99']:.3g}",
             f"the mean ratio exp(D) is {ratio:.3f} +- {error:.3f}; over tokens that the rollout policy sampled it is 1",
         ),
+        {name: metrics[name] for name in ("kl_k3", "d_abs_mean", "abs_logp_p99")}
+        | {"ratio_mean": ratio, "ratio_mean_error": error},
         min(1.0, metrics["kl_k3"]),
     )
 
@@ -320,6 +364,13 @@ def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"the effective sample size is {percent(metrics['product/sequence_weight_raw_ess'])} with product weights, "
             f"{percent(metrics['token/weight_raw_ess'])} with token weights",
         ),
+        {
+            "kl_k3": metrics["kl_k3"],
+            "sum_d_abs_mean": metrics["sum_d_abs_mean"],
+            "tokens_per_sequence": metrics["tokens"] / max(1.0, metrics["sequences"]),
+            "product_ess": metrics["product/sequence_weight_raw_ess"],
+            "token_ess": metrics["token/weight_raw_ess"],
+        },
         min(1.0, metrics["sum_d_abs_mean"] / 20.0),
     )
 

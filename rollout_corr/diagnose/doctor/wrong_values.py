@@ -27,7 +27,8 @@ def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise a dump in which no token counts."""
     if measured.evidence.tokens:
         return None
-    return Signs("no valid token", ("0 valid tokens: the mask is 0 everywhere, or there are no sequences",), 1.0)
+    said = "0 valid tokens: the mask is 0 everywhere, or there are no sequences"
+    return Signs("no valid token", (said,), {"tokens": 0.0}, 1.0)
 
 
 @cause(
@@ -53,6 +54,7 @@ def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
         return Signs(
             f"the {side} log-probs are not log-probs: {kind}",
             (f"{percent(share)} of the {side} values are above 0, {percent(above / evidence.tokens)} above 1",),
+            {"above_0_fraction": share, "above_1_fraction": above / evidence.tokens},
             share,
         )
     return None
@@ -80,6 +82,13 @@ def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"{evidence.bad['rollout']} of the rollout log-probs",
             f"{counted(whole, 'sequence')} entirely, {counted(evidence.rows_bad - whole, 'sequence')} in part",
         ),
+        {
+            "tokens_nonfinite": bad,
+            "train_nonfinite": evidence.bad["train"],
+            "rollout_nonfinite": evidence.bad["rollout"],
+            "sequences_entirely": whole,
+            "sequences_in_part": evidence.rows_bad - whole,
+        },
         bad / max(1.0, metrics["tokens"]),
     )
 
@@ -110,6 +119,7 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
                 f"these are {percent(share)} of all valid tokens; the {'train' if side == 'rollout' else 'rollout'} "
                 "log-probs vary there",
             ),
+            {"value": value, "tokens": count, "tokens_fraction": share},
             share,
         )
     return None
@@ -127,7 +137,8 @@ def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     evidence = measured.evidence
     if evidence.finite < 50 or evidence.equal < evidence.finite:
         return None
-    return Signs("both log-probs are the same bits", (f"D is exactly 0 for all {evidence.finite} tokens",), 1.0)
+    said = f"D is exactly 0 for all {counted(evidence.finite, 'token')}"
+    return Signs("both log-probs are the same bits", (said,), {"tokens": evidence.finite}, 1.0)
 
 
 @cause(
@@ -148,6 +159,7 @@ def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs(
         f"the {' and '.join(coarse)} log-probs were rounded to bfloat16",
         tuple(f"{percent(share[side])} of the {side} log-probs are exact in bfloat16" for side in coarse),
+        {f"{side}_exact_fraction": share[side] for side in coarse},
         1.0,
     )
 
@@ -166,14 +178,21 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     if total < max(2, 0.05 * evidence.paired):
         return None
     shift = max((s for s in SHIFTS if s), key=lambda s: evidence.shifted[s])
+    correlation = evidence.log_prob_correlation()
     by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in evidence.shifted.items() if n)
     return Signs(
         f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}"
         f"{among(total, evidence.paired)}",
         (
             f"in {total} of {counted(evidence.paired, 'sequence')} they fit train_logp better when moved ({by_shift})",
-            f"unmoved, the two log-probs correlate by {evidence.log_prob_correlation():.2f} over all tokens",
+            f"unmoved, the two log-probs correlate by {correlation:.2f} over all tokens",
         ),
+        {
+            "moved_by": -shift,
+            "sequences": total,
+            "sequences_tested": evidence.paired,
+            "correlation": correlation,
+        },
         total / max(1, evidence.paired),
     )
 
@@ -196,6 +215,7 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"in {evidence.swapped} of {counted(evidence.swap_tested, 'sequence')} the train log-probs fit the rollout "
             "log-probs of another sequence (correlation above 0.9) and not their own (below 0.6)",
         ),
+        {"sequences": evidence.swapped, "sequences_tested": evidence.swap_tested},
         evidence.swapped / evidence.swap_tested,
     )
 
@@ -225,6 +245,12 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
             "rollout log-probs, within 2 % of their square",
             f"the factor train / rollout is {factor:.4g}, in most within {percent(math.expm1(deviation))} of it",
         ),
+        {
+            "factor": factor,
+            "factor_spread": math.expm1(deviation),
+            "sequences": found.scaled,
+            "sequences_tested": found.scale_tested,
+        },
         found.scaled / found.scale_tested,
     )
 
@@ -262,6 +288,14 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"{fit['rollout_std']:.2f}; the mean train log-prob is {fit['train_mean']:.2f}",
             "no shift and no other sequence fits better",
         ),
+        {
+            "correlation": correlation,
+            "d_abs_mean": metrics["d_abs_mean"],
+            "ratio_mean": metrics["ratio_mean"],
+            "train_std": fit["train_std"],
+            "rollout_std": fit["rollout_std"],
+            "train_mean": fit["train_mean"],
+        },
         1.0 - max(0.0, correlation),
     )
 
@@ -301,6 +335,14 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"that of equally likely later tokens ({counted(tokens, 'token')})",
             f"{percent(tokens / float(count.sum()))} of the tokens, and {percent(share)} of sum |D|",
         ),
+        {
+            "first_tokens": best,
+            "tokens": tokens,
+            "d_abs_mean": here / tokens,
+            "times": times,
+            "tokens_fraction": tokens / float(count.sum()),
+            "d_abs_fraction": share,
+        },
         share,
         "error" if times >= SURELY else None,
     )
@@ -331,6 +373,7 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"({counted(positions.tokens([0]), 'token')})",
             f"they make up {percent(share)} of sum |D|",
         ),
+        {"tokens": positions.tokens([0]), "d_abs_mean": here, "times": times, "d_abs_fraction": share},
         share,
         "error" if times >= SURELY else None,
     )

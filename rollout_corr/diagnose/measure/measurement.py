@@ -22,8 +22,8 @@ from rollout_corr.diagnose.measure.profiles import (
 )
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken, WorstTokens
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
-from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.label_names import Names
+from rollout_corr.diagnose.read.source import Source
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
 from rollout_corr.metrics.native import PERCENTILES
 from rollout_corr.metrics.statistics import Statistics
@@ -174,16 +174,16 @@ def abs_percentiles(raw: dict[str, float]) -> dict[str, float]:
     return {f"abs_logp_p{percent:g}": percentile(folded, percent) for percent in PERCENTILES}
 
 
-def measure(dump: Dump, each: Callable[[], object] = lambda: None) -> Measurement:
-    """Read a dump once and measure it.
+def measure(source: Source, each: Callable[[], object] = lambda: None) -> Measurement:
+    """Read a dump or a batch once and measure it.
 
     Args:
-        dump: The dump.
+        source: What is read.
         each: Called after every chunk, to show progress.
     """
-    measured = Measurement(dump.wanted.by)
-    for chunk in blocks(dump.chunks()):
+    measured = Measurement(source.wanted.by)
+    for chunk in blocks(source.chunks()):
         measured.add(chunk)
         each()
-    measured.label_names = dump.label_names
+    measured.label_names = source.label_names
     return measured

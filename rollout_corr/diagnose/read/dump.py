@@ -1,30 +1,36 @@
-"""A dump: a file or a folder of files, of any known kind, read as chunks of whole sequences."""
+"""A dump: files or folders of files, of any known kind, read as chunks of whole sequences."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import LOG_PROBS, OFFSETS, ChosenFields, choose
 from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, signed
 from rollout_corr.diagnose.read.json_files import json_lines, json_records
-from rollout_corr.diagnose.read.label_names import Names, names_in
+from rollout_corr.diagnose.read.label_names import names_in
 from rollout_corr.diagnose.read.parquet_files import parquet_rows
 from rollout_corr.diagnose.read.pickles import Unread
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, reason_of, until_damage
+from rollout_corr.diagnose.read.problems import DumpError, Problem, reason_of
 from rollout_corr.diagnose.read.pt_files import load_pt
 from rollout_corr.diagnose.read.record_files import Numbered, RecordFile, flat, listed, transposed, unwrapped
+from rollout_corr.diagnose.read.source import Part, Source
 from rollout_corr.diagnose.read.tensor_files import TensorFile
+
+# A file or a folder, or several of them.
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".json", ".parquet")
 # Of files in a folder; a .json file beside dumps is the configuration of the run.
 IN_FOLDERS = tuple(suffix for suffix in SUFFIXES if suffix != ".json")
+# Paths that are named where several are read.
+MOST_LISTED = 3
 
 
 def suffix_of(path: Path) -> str:
@@ -32,91 +38,45 @@ def suffix_of(path: Path) -> str:
     return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
-class Dump:
+class Dump(Source):
     """A dump of log-probs.
 
     Args:
-        path: A file, or a folder whose files of known kinds are read in the order of their names.
+        paths: A file, or a folder whose files of known kinds are read in the order of their names; or several of them.
         fields: Names of fields by role, where the guess is wrong: `{"train_logp": "pi_old"}`.
         by: Names of further columns to read, numbers per token or per sequence.
         limit: Read at most so many sequences.
-
-    Attributes:
-        problems: Problems that were noted so far.
-        fields: The field of each role in the first file, once it was opened.
-        progress: How much was read, 0 to 1.
-        label_names: Names of the labels of `by`, those that a dump has first.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        paths: Paths,
         fields: Mapping[str, str] | None = None,
         by: Iterable[str] = (),
         limit: int | None = None,
     ) -> None:
-        self.path, self.limit = Path(path), limit
-        self.wanted = ChosenFields(dict(fields or {}), tuple(by))
-        self.problems = Problems()
-        self.fields: dict[str, str] = {}
-        self.progress = 0.0
-        self.label_names: Names = {}
-        self.files = self._files()
+        super().__init__(ChosenFields(dict(fields or {}), tuple(by)), limit)
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        self.paths = tuple(Path(path) for path in several)
+        if not self.paths:
+            raise DumpError("expected at least one path, got none")
+        self.name = _listed([path.name for path in self.paths])
+        self.where = _listed([str(path) for path in self.paths])
+        self.files = tuple(file for path in self.paths for file in _files(path))
 
-    def _files(self) -> list[Path]:
-        try:
-            if not self.path.exists():
-                raise DumpError(f"{self.path}: no such file")
-            is_folder = self.path.is_dir()
-        except OSError as error:
-            raise DumpError(f"{self.path}: {reason_of(error)}") from error
-        if is_folder:
-            # A folder may be called x.npz; what is in it is found too.
-            found = sorted(file for file in self.path.rglob("*") if suffix_of(file) in IN_FOLDERS and not file.is_dir())
-            if not found:
-                raise DumpError(f"{self.path}: expected files that end in {', '.join(IN_FOLDERS)}, found none")
-            return found
-        if suffix_of(self.path) not in SUFFIXES:
-            raise DumpError(f"{self.path}: expected a name that ends in {', '.join(SUFFIXES)}")
-        return [self.path]
+    def parts(self) -> Sequence[Part]:
+        """Return the files."""
+        return [(str(path), partial(self._opened, path)) for path in self.files]
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Read the dump chunk by chunk.
-
-        Raises:
-            DumpError: No sequence can be read.
-        """
-        sequences = 0
-        for i, path in enumerate(self.files):
-            for chunk in until_damage(self._read(i, path), str(path), self.problems, _last_record):
-                if self.limit is not None and sequences + chunk.sequences > self.limit:
-                    chunk = _first(chunk, self.limit - sequences)
-                sequences += chunk.sequences
-                if chunk.sequences:
-                    yield chunk
-                if self.limit is not None and sequences >= self.limit:
-                    self.progress = 1.0
-                    return
-        self.progress = 1.0
-        if sequences == 0:
-            if self.problems.shown:
-                raise self.problems.shown[0].error() from self.problems.cause
-            raise DumpError(f"{self.path}: no sequence in it")
-
-    def _read(self, i: int, path: Path) -> Iterator[Chunk]:
-        """Open file i and read it chunk by chunk."""
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[TensorFile | RecordFile]:
+        """Open a file until it is read."""
         if not path.is_file():
             # A pipe would be waited for.
             missing = "no such file: a broken link" if path.is_symlink() else "no such file"
             raise DumpError(f"{path}: {'not a file' if path.exists() else missing}")
-        # Whoever stops in the middle of a file closes it too.
         with ExitStack() as until_read:
-            file = self._open(path, until_read)
-            for chunk in file.chunks():
-                self.fields = self.fields or file.fields
-                self.label_names = file.label_names | self.label_names
-                self.progress = (i + file.progress) / len(self.files)
-                yield chunk
+            yield self._open(path, until_read)
 
     def _open(self, path: Path, until_read: ExitStack) -> TensorFile | RecordFile:
         file = str(path)
@@ -161,6 +121,31 @@ class Dump:
         return opened
 
 
+def _files(path: Path) -> list[Path]:
+    """Return the files of a path: itself, or those in a folder."""
+    try:
+        if not path.exists():
+            raise DumpError(f"{path}: no such file")
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise DumpError(f"{path}: {reason_of(error)}") from error
+    if is_folder:
+        # A folder may be called x.npz; what is in it is found too.
+        found = sorted(file for file in path.rglob("*") if suffix_of(file) in IN_FOLDERS and not file.is_dir())
+        if not found:
+            raise DumpError(f"{path}: expected files that end in {', '.join(IN_FOLDERS)}, found none")
+        return found
+    if suffix_of(path) not in SUFFIXES:
+        raise DumpError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+    return [path]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first names and count the others."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
 def _count(value: Any) -> int | None:
     """Count the items of a list or the rows of a tensor."""
     if isinstance(value, Tensor):
@@ -174,22 +159,3 @@ def _signed(records: Iterator[Numbered]) -> Iterator[Numbered]:
         if isinstance(record, Mapping):
             record = {name: signed(x) if isinstance(x, Tensor) else x for name, x in record.items()}
         yield number, record, done
-
-
-def _last_record(chunk: Chunk) -> int:
-    return int(chunk.records[-1])
-
-
-def _first(chunk: Chunk, count: int) -> Chunk:
-    """Return the first sequences of a chunk."""
-    tokens = int(chunk.offsets[count])
-    return replace(
-        chunk,
-        train=chunk.train[:tokens],
-        rollout=chunk.rollout[:tokens],
-        mask=None if chunk.mask is None else chunk.mask[:tokens],
-        offsets=chunk.offsets[: count + 1],
-        records=chunk.records[:count],
-        columns={name: values[:tokens] for name, values in chunk.columns.items()},
-        texts=None if chunk.texts is None else chunk.texts[:count],
-    )

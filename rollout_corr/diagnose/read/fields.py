@@ -75,10 +75,12 @@ class ChosenFields:
     Attributes:
         roles: Names of fields by role, where the guess is wrong.
         by: Names of further columns by which D is shown.
+        guess: Fields of other roles are found by the names that frameworks use.
     """
 
     roles: Mapping[str, str] = field(default_factory=dict)
     by: tuple[str, ...] = ()
+    guess: bool = True
 
     def __post_init__(self) -> None:
         for role in self.roles:
@@ -113,7 +115,7 @@ def choose(
     by_last_part: dict[str, list[str]] = {}
     for name in names:
         by_last_part.setdefault(last_part(name).lower(), []).append(name)
-    for role, aliases in ALIASES.items():
+    for role, aliases in ALIASES.items() if wanted.guess else ():
         if role in chosen or (role in OFFSETS and any(other in chosen for other in OFFSETS)):
             continue
         taken = {name for other, name in chosen.items() if other in ALIASES}
@@ -126,12 +128,12 @@ def choose(
     for role in REQUIRED:
         if role not in chosen:
             what = (
-                f"no field has a known name for {role}; name one with --field {role}=NAME. There are "
-                f"{listing(names) or 'no fields'}"
+                f"no field has a known name for {role}; name one: --field {role}=NAME, in Python "
+                f"field={{{role!r}: NAME}}. There are {listing(names) or 'no fields'}"
             )
             raise Problem(file, None, role, what).error()
     # A mapping named as a mask was flattened into other names. Without it, tokens that it hides would count.
-    for name in names if "mask" not in chosen else ():
+    for name in names if wanted.guess and "mask" not in chosen else ():
         if any(part.lower() in ALIASES["mask"] for part in name.split(".")[:-1]):
             raise Problem(file, None, name, "as mask: expected values, got a mapping").error()
     return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}

@@ -193,7 +193,7 @@ class Npz:
     """
 
     def __init__(self, path: Path) -> None:
-        self.numpy = extra("numpy", "report", "reading .npz files")
+        self.numpy = extra("numpy", "numpy", "reading .npz files")
         try:
             archive = zipfile.ZipFile(path)
         except zipfile.BadZipFile as error:

@@ -36,8 +36,8 @@ def parquet_rows(path: Path, opened: IO[bytes], wanted: ChosenFields, problems: 
     Raises:
         DumpError: The file is damaged, a column is missing or named twice, or the file would expand without limit.
     """
-    pyarrow = extra("pyarrow", "parquet", "reading .parquet files")
-    parquet = extra("pyarrow.parquet", "parquet", "reading .parquet files")
+    pyarrow = extra("pyarrow", "pyarrow", "reading .parquet files")
+    parquet = extra("pyarrow.parquet", "pyarrow", "reading .parquet files")
     try:
         metadata = parquet.read_metadata(opened)
         leaves = (metadata.schema.column(i) for i in range(metadata.num_columns))

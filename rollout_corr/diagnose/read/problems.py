@@ -123,16 +123,16 @@ def cut_off(suffix: str) -> str:
     return f"a {suffix} file that is cut off cannot be read, because its index is at the end of the file"
 
 
-def extra(module: str, name: str, purpose: str) -> ModuleType:
-    """Import an optional requirement, or say which extra brings it.
+def extra(module: str, install: str, purpose: str) -> ModuleType:
+    """Import an optional requirement, or say what to install.
 
     Args:
         module: What to import.
-        name: The extra of this distribution that requires it.
+        install: The distributions to install.
         purpose: What needs it, as the beginning of the message.
     """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         missing = module.partition(".")[0]
-        raise DumpError(f"{purpose} needs {missing}: pip install 'rollout-corr[{name}]' (or {missing})") from error
+        raise DumpError(f"{purpose} needs {missing}: pip install {install}") from error

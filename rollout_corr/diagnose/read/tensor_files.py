@@ -88,7 +88,7 @@ class TensorFile:
                     f"as {role}: expected shape {list(shape)}, that of {self.fields['train_logp']}, got "
                     f"{list(shapes[name])}",
                 )
-        if "mask" not in self.fields:
+        if wanted.guess and "mask" not in self.fields:
             self._check_no_mask()
         for role in LOG_PROBS:
             if role not in self.fields:

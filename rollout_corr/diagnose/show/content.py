@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rollout_corr.diagnose.doctor.cause import Finding, counted
+from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
-from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show.headline import ratio_room_of
 from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.limits import BY_KEY
 from rollout_corr.specs.choices import LEVELS
 
-# A dump with what was measured and found; and measurements by the name of their dump.
-Reported = tuple[Dump, Measurement, Sequence[Finding]]
+if TYPE_CHECKING:
+    from rollout_corr.diagnose.results import Diagnosis
+
+# Measurements by the name of what was read.
 Named = Sequence[tuple[str, Measurement]]
 
 ABOUT_D = "D is the log-ratio train_logp - rollout_logp of a token."
@@ -68,12 +70,24 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:.4g}"
 
 
-def named(reported: Sequence[Reported]) -> Named:
+def named(diagnoses: Sequence[Diagnosis]) -> Named:
     """Return the measurements by the file names of their dumps, or by their paths if the names are equal."""
-    names = [dump.path.name for dump, _, _ in reported]
+    names = [each.source.name for each in diagnoses]
     if len(set(names)) < len(names):
-        names = [str(dump.path) for dump, _, _ in reported]
-    return [(name, measured) for name, (_, measured, _) in zip(names, reported, strict=True)]
+        names = [each.source.where for each in diagnoses]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
+    return [(name, each.measured) for name, each in zip(names, diagnoses, strict=True)]
+
+
+def summary(diagnosis: Diagnosis) -> str:
+    """Say how much was measured, and how large the mismatch is."""
+    metrics = diagnosis.metrics()
+    return (
+        f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}. {ABOUT_D} Mean |D| "
+        f"{metrics['d_abs_mean']:.3g}, 99th percentile of |D| {metrics['abs_logp_p99']:.3g}, k3 "
+        f"{metrics['kl_k3']:.3g} nats per token"
+    )
 
 
 def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:
@@ -124,11 +138,11 @@ def outcome_cells(setting: Setting, outcome: SettingResult) -> list[str]:
     return [setting.name, *kept, *shown, "!" if outcome.note else ""]
 
 
-def fields_of(dump: Dump) -> str:
+def fields_of(source: Source) -> str:
     """List the fields that were read, with their roles where the names differ."""
-    return ", ".join(role if role == name else f"{role} = {name}" for role, name in dump.fields.items())
+    return ", ".join(role if role == name else f"{role} = {name}" for role, name in source.fields.items())
 
 
-def problems_title(dump: Dump) -> str:
+def problems_title(source: Source) -> str:
     """Say how many problems there were."""
-    return f"{counted(dump.problems.count, 'problem')} while reading; everything else was read"
+    return f"{counted(source.problems.count, 'problem')} while reading; everything else was read"

@@ -70,6 +70,13 @@ def document(title: str, style: str, *body: Child) -> str:
     )
 
 
+def framed(page: str, title: str, height: int) -> Html:
+    """Make a frame that shows a whole page of `document`, apart from what is around it; nothing in it can run."""
+    return Html(
+        f'<iframe title="{text(title)}" sandbox="" width="100%" height="{height}" srcdoc="{escape(page)}"></iframe>\n'
+    )
+
+
 def _source(child: Child) -> str:
     if isinstance(child, Html):
         return child.source

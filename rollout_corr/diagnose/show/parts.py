@@ -7,7 +7,7 @@ from typing import Literal
 
 from rollout_corr.diagnose.doctor.cause import Finding
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
-from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show.content import HEALTHY, Table, problems_title
 from rollout_corr.diagnose.show.headline import WORDS, Tile
 from rollout_corr.diagnose.show.html import Child, Html, document, element
@@ -46,12 +46,12 @@ def wide(heads: Sequence[Html], rows: Sequence[Html]) -> Html:
     )
 
 
-def problem_cards(dump: Dump) -> Child:
+def problem_cards(source: Source) -> Child:
     """Return a card that lists what could not be read, if there is anything."""
-    if not dump.problems.count:
+    if not source.problems.count:
         return ()
-    items = [element("li", str(problem)) for problem in dump.problems.shown]
-    return element("div", element("b", problems_title(dump)), element("ul", items), class_="card error")
+    items = [element("li", str(problem)) for problem in source.problems.shown]
+    return element("div", element("b", problems_title(source)), element("ul", items), class_="card error")
 
 
 def finding_cards(findings: Sequence[Finding]) -> list[Html]:

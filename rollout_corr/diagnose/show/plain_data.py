@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout_corr.diagnose.best_settings import best_settings
-from rollout_corr.diagnose.doctor.cause import Finding
-from rollout_corr.diagnose.doctor.diagnosis import is_healthy
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.what_if import WhatIf, pareto
+
+if TYPE_CHECKING:
+    from rollout_corr.diagnose.results import Diagnosis
 
 
 def _plain(value: Any) -> Any:
@@ -26,36 +25,37 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _data(dump: Dump, **found: Any) -> dict[str, Any]:
+def _data(source: Source, **found: Any) -> dict[str, Any]:
     """Return results beside what was read and what could not be read."""
-    problems = {"count": dump.problems.count, "shown": [problem._asdict() for problem in dump.problems.shown]}
-    return dict(_plain({"file": str(dump.path), "fields": dump.fields, "problems": problems, **found}))
+    problems = {"count": source.problems.count, "shown": [problem._asdict() for problem in source.problems.shown]}
+    return dict(_plain({"file": source.where, "fields": source.fields, "problems": problems, **found}))
 
 
-def report(dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> dict[str, Any]:
+def report(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return all results of `report`."""
+    measured = diagnosis.measured
     return _data(
-        dump,
+        diagnosis.source,
         metrics=measured.metrics(),
         warnings=measured.warnings(),
-        findings=[asdict(finding) for finding in findings],
+        findings=[asdict(finding) for finding in diagnosis.findings],
         profiles={axis: [asdict(row) for row in rows] for axis, rows in measured.profiles().items()},
         worst=[asdict(token) for token in measured.worst],
         worst_sequences=[asdict(sequence) for sequence in measured.worst_sequences],
     )
 
 
-def doctor(dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> dict[str, Any]:
+def doctor(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return all results of `doctor`, with the metrics that conditions may name."""
     return _data(
-        dump,
-        healthy=is_healthy(findings),
-        findings=[asdict(finding) for finding in findings],
-        metrics=measured.metrics(),
+        diagnosis.source,
+        healthy=diagnosis.healthy,
+        findings=[asdict(finding) for finding in diagnosis.findings],
+        metrics=diagnosis.metrics(),
     )
 
 
-def what_if(dump: Dump, tried: WhatIf) -> dict[str, Any]:
+def what_if(source: Source, tried: WhatIf) -> dict[str, Any]:
     """Return all results of `what-if`."""
     outcomes = tried.outcomes()
     best = pareto(outcomes)
@@ -79,4 +79,4 @@ def what_if(dump: Dump, tried: WhatIf) -> dict[str, Any]:
     bounds = None
     if suggestion is not None:
         bounds = {"sentences": suggestion.sentences, "rejected": suggestion.rejected, "spec": suggestion.spec.to_dict()}
-    return _data(dump, best=first, suggestion=bounds, settings=settings, left_out=tried.left_out)
+    return _data(source, best=first, suggestion=bounds, settings=settings, left_out=tried.left_out)

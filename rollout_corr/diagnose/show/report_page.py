@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rollout_corr.diagnose.doctor.cause import counted, percent
-from rollout_corr.diagnose.doctor.diagnosis import is_healthy
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken
@@ -15,7 +15,6 @@ from rollout_corr.diagnose.show.content import (
     AXES,
     KEYS,
     Named,
-    Reported,
     fields_of,
     levels_table,
     metrics_table,
@@ -38,23 +37,25 @@ from rollout_corr.diagnose.show.parts import (
 from rollout_corr.diagnose.show.style import SHADES
 from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
 
+if TYPE_CHECKING:
+    from rollout_corr.diagnose.results import Diagnosis
+
 # Records that are shown, and tokens of each.
 MOST_RECORDS, MOST_TOKENS = 5, 3
 
 
-def report_page(reported: Sequence[Reported]) -> str:
+def report_page(diagnoses: Sequence[Diagnosis]) -> str:
     """Return the page of `report`: one dump, or two side by side."""
-    dump, measured, _ = reported[0]
-    dumps = named(reported)
-    several = len(reported) > 1
+    dumps = named(diagnoses)
+    several = len(diagnoses) > 1
     parts: list[Child] = []
-    for (name, each), (one, _, findings) in zip(dumps, reported, strict=True):
+    for (name, _), one in zip(dumps, diagnoses, strict=True):
         if several:
             parts.append(element("h2", name))
-        parts += [tile_row(tiles(each.metrics())), problem_cards(one), finding_cards(findings)]
+        parts += [tile_row(tiles(one.metrics())), problem_cards(one.source), finding_cards(one.findings)]
         # Where something was found, it says the same and more.
-        if is_healthy(findings):
-            parts += map(card, each.mismatch_warnings())
+        if one.healthy:
+            parts += map(card, one.measured.mismatch_warnings())
     parts.append(section("Distribution of D", drawn(charts.distributions(dumps))))
     for name, each in dumps:
         if each.worst:
@@ -70,13 +71,13 @@ def report_page(reported: Sequence[Reported]) -> str:
             "More",
             folded("Tails of D", drawn(charts.tails(dumps))),
             folded("Mismatch in numbers", table(metrics_table(dumps, KEYS))),
-            folded("All metrics", table(metrics_table(dumps, measured.metrics()))),
+            folded("All metrics", table(metrics_table(dumps, diagnoses[0].metrics()))),
         ),
     ]
     title = " against ".join(name for name, _ in dumps) if several else dumps[0][0]
-    paths = " against ".join(str(one.path) for one, _, _ in reported)
+    paths = " against ".join(one.source.where for one in diagnoses)
     tokens = ", ".join(_size(each) for _, each in dumps)
-    return page(title, f"{paths} ({fields_of(dump)}): {tokens}. {ABOUT_D}", parts)
+    return page(title, f"{paths} ({fields_of(diagnoses[0].source)}): {tokens}. {ABOUT_D}", parts)
 
 
 def _size(measured: Measurement) -> str:

@@ -1,18 +1,22 @@
-"""Results as tables and sentences in a terminal, by rich."""
+"""Results as tables and sentences in a terminal, by rich, and as the text of an object."""
 
 from __future__ import annotations
 
+import io
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollout_corr.diagnose.best_settings import best_settings
-from rollout_corr.diagnose.doctor.cause import Finding, Severity, counted
-from rollout_corr.diagnose.doctor.diagnosis import is_healthy
+from rollout_corr.diagnose.doctor.cause import Finding, Severity
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import Row
-from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.read.problems import extra
+from rollout_corr.diagnose.read.problems import DumpError, extra
+from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show.content import (
     ABOUT_BEST,
     ABOUT_D,
@@ -21,7 +25,6 @@ from rollout_corr.diagnose.show.content import (
     HEALTHY,
     KEYS,
     PARETO,
-    Reported,
     Table,
     fields_of,
     levels_table,
@@ -29,9 +32,13 @@ from rollout_corr.diagnose.show.content import (
     named,
     outcome_cells,
     problems_title,
+    summary,
 )
 from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
 from rollout_corr.diagnose.what_if import WhatIf, pareto
+
+if TYPE_CHECKING:
+    from rollout_corr.diagnose.results import Diagnosis
 
 # Longer axes are thinned out in the terminal; the page and --json have all rows.
 MOST_ROWS = 16
@@ -40,6 +47,8 @@ BAR, MOST_WORST = 16, 10
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 # Texts are folded to columns of this width, and not to narrower ones; no number is as long.
 FOLDED = 24
+# A line and its style.
+Line = tuple[str, str]
 SHORT_HEADS = ("setting", "tokens", "seqs", "mean", "ESS", "bias", "var", "TxKL")
 
 
@@ -48,16 +57,24 @@ class Terminal:
 
     Args:
         stderr: Print there, and not on stdout.
+        into: Print there, without colors.
 
     Raises:
         DumpError: rich is not installed.
     """
 
-    def __init__(self, stderr: bool = False) -> None:
-        self._console = _rich("console").Console(stderr=stderr, highlight=False)
+    def __init__(self, stderr: bool = False, into: io.StringIO | None = None) -> None:
+        options = {} if into is None else {"file": into, "color_system": None, "force_terminal": False}
+        width = None if into is None else shutil.get_terminal_size().columns
+        self._console = _rich("console").Console(stderr=stderr, highlight=False, width=width, **options)
         # rich would exit with 1, which tells a gate that the dump is unhealthy.
         self._console.on_broken_pipe = _raise
         self._made = _rich("text").Text
+
+    @property
+    def width(self) -> int:
+        """Characters of a line."""
+        return int(self._console.width)
 
     def _text(self, content: str, style: str = "") -> Any:
         """Return a text as rich shows it: the door through which every text passes. Nothing in it is markup."""
@@ -105,6 +122,31 @@ class Terminal:
             )
 
 
+@contextmanager
+def progress_of(content: str, shown: bool | None) -> Iterator[Callable[[float, str], None]]:
+    """Show a progress bar on stderr; yields what moves it.
+
+    Args:
+        content: What is under way.
+        shown: Show it; None: where stderr is a terminal and rich is installed.
+
+    Raises:
+        DumpError: It is asked for, and rich is not installed.
+    """
+    bars = None
+    if shown or (shown is None and sys.stderr is not None and sys.stderr.isatty()):
+        try:
+            bars = Terminal(stderr=True)
+        except DumpError:
+            if shown:
+                raise
+    if bars is None:
+        yield lambda done, doing: None
+        return
+    with bars.progress(content) as move:
+        yield move
+
+
 def _narrowest(content: Table) -> int:
     """Return the width below which numbers of a table would be folded, or texts into columns too narrow to read."""
     widths = [max((len(visible(cell)) for cell in column), default=0) for column in zip(*content.rows, strict=True)]
@@ -118,27 +160,33 @@ def _raise() -> NoReturn:
 
 
 def _rich(module: str) -> Any:
-    return extra(f"rich.{module}", "report", "printing results")
+    return extra(f"rich.{module}", "rich numpy", "printing results")
 
 
-def _print_read(out: Terminal, dump: Dump) -> None:
-    """Print what was read and the problems of the rest."""
-    out.line(f"{dump.path}: {fields_of(dump)}")
-    if dump.problems.count:
-        out.line(f"{problems_title(dump)}:", style="bold red")
-        for problem in dump.problems.shown:
-            out.line(f"  {problem}", style="red")
+def _print(out: Terminal, lines: Iterator[Line]) -> None:
+    for content, style in lines:
+        for part in _folded(content, out.width):
+            out.line(part, style)
 
 
-def print_report(out: Terminal, reported: Sequence[Reported]) -> None:
+def _of_source(source: Source) -> Iterator[Line]:
+    """Say what was read, and the problems of the rest."""
+    yield f"{source.where}: {fields_of(source)}", ""
+    if source.problems.count:
+        yield f"{problems_title(source)}:", "bold red"
+        for problem in source.problems.shown:
+            yield f"  {problem}", "red"
+
+
+def print_report(out: Terminal, diagnoses: Sequence[Diagnosis]) -> None:
     """Print the report of a dump. Of two dumps only the metrics are printed, side by side; the page has the rest."""
-    for dump, _, _ in reported:
-        _print_read(out, dump)
+    for each in diagnoses:
+        _print(out, _of_source(each.source))
     out.line(ABOUT_D)
-    measured = reported[0][1]
-    dumps = named(reported)
+    measured = diagnoses[0].measured
+    dumps = named(diagnoses)
     out.table("Mismatch", metrics_table(dumps, KEYS))
-    if len(reported) == 1:
+    if len(diagnoses) == 1:
         out.table("Importance weights", levels_table(dumps))
         for axis, rows in measured.profiles().items():
             title = visible(AXES.get(axis, axis), MOST_OF_TOKEN)
@@ -147,14 +195,23 @@ def print_report(out: Terminal, reported: Sequence[Reported]) -> None:
             out.table("Worst tokens", _worst_table(measured))
         for warning in measured.warnings():
             out.line(f"! {warning}", style="yellow")
-    for dump, _, findings in reported:
-        for finding in findings:
-            _print_title(out, finding, f"{dump.path}: " if len(reported) == 2 else "")
+    for each in diagnoses:
+        for finding in each.findings:
+            out.line(*_title(finding, f"{each.source.where}: " if len(diagnoses) == 2 else ""))
 
 
-def _print_title(out: Terminal, finding: Finding, before: str) -> None:
-    title = f"{before}{finding.severity}: {finding.title} [{finding.name}]"
-    out.line(title, style=STYLES[finding.severity])
+def text_of_report(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return what `print_report` prints; where rich is missing, what was found, and what to install."""
+    into = io.StringIO()
+    try:
+        print_report(Terminal(into=into), diagnoses)
+    except DumpError as error:
+        return "\n".join([*map(text_of_findings, diagnoses), str(error)])
+    return "\n".join(line.rstrip() for line in into.getvalue().splitlines())
+
+
+def _title(finding: Finding, before: str) -> Line:
+    return f"{before}{finding.severity}: {finding.title} [{finding.name}]", STYLES[finding.severity]
 
 
 def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
@@ -186,29 +243,44 @@ def _worst_table(measured: Measurement) -> Table:
     return Table(("record:position", around, "D", "train", "rollout"), rows, text=2)
 
 
-def print_findings(out: Terminal, dump: Dump, measured: Measurement, findings: Sequence[Finding]) -> None:
+def print_findings(out: Terminal, diagnosis: Diagnosis) -> None:
     """Print the findings of the doctor, the gravest first."""
-    _print_read(out, dump)
-    metrics = measured.metrics()
-    out.line(
-        f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}. {ABOUT_D} Mean |D| "
-        f"{metrics['d_abs_mean']:.3g}, 99th percentile of |D| {metrics['abs_logp_p99']:.3g}, k3 "
-        f"{metrics['kl_k3']:.3g} nats per token",
+    _print(out, _of_findings(diagnosis))
+
+
+def text_of_findings(diagnosis: Diagnosis) -> str:
+    """Return what `print_findings` prints, as wide as the terminal; rich is not needed."""
+    width = shutil.get_terminal_size().columns
+    return "\n".join(part for content, _ in _of_findings(diagnosis) for part in _folded(content, width))
+
+
+def _folded(content: str, width: int) -> list[str]:
+    """Fold a line; what follows is indented as the text behind its number or dash."""
+    begin = re.match(r" *(?:-> |- |\d+\. )?", content)
+    indent = " " * (begin.end() if begin else 0)
+    lines = textwrap.wrap(
+        visible(content), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    if is_healthy(findings):
-        out.line(f"healthy: {HEALTHY}", style="bold green")
-    for i, finding in enumerate(findings, 1):
-        out.line()
-        _print_title(out, finding, f"{i}. ")
+    return lines or [""]
+
+
+def _of_findings(diagnosis: Diagnosis) -> Iterator[Line]:
+    yield from _of_source(diagnosis.source)
+    yield summary(diagnosis), ""
+    if diagnosis.healthy:
+        yield f"healthy: {HEALTHY}", "bold green"
+    for i, finding in enumerate(diagnosis.findings, 1):
+        yield "", ""
+        yield _title(finding, f"{i}. ")
         for line in finding.evidence:
-            out.line(f"   - {line}")
-        out.line(f"   -> {finding.advice}")
+            yield f"   - {line}", ""
+        yield f"   -> {finding.advice}", ""
 
 
-def print_what_if(out: Terminal, dump: Dump, tried: WhatIf, everything: bool = False) -> None:
+def print_what_if(out: Terminal, source: Source, tried: WhatIf, everything: bool = False) -> None:
     """Print the best settings with a reason each, and with `everything` the result of every setting."""
     outcomes = tried.outcomes()
-    _print_read(out, dump)
+    _print(out, _of_source(source))
     if everything:
         rows = [outcome_cells(*one) for one in outcomes]
         out.table("Kept tokens and sequences, weights, bias and variance", Table(SHORT_HEADS, rows))

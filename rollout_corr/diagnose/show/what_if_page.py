@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rollout_corr.diagnose.best_settings import BestSetting, best_settings
 from rollout_corr.diagnose.doctor.cause import counted
-from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show import charts
 from rollout_corr.diagnose.show.content import (
     ABOUT_BEST,
@@ -37,7 +37,7 @@ def _suggestion(what_if: WhatIf) -> Child:
     return section("Bounds for these sequences", element("p", f"{ABOUT_SUGGESTION}:", class_="of"), items)
 
 
-def what_if_page(dump: Dump, what_if: WhatIf) -> str:
+def what_if_page(source: Source, what_if: WhatIf) -> str:
     """Return the page of `what-if`: the result of every setting."""
     outcomes = what_if.outcomes()
     best = pareto(outcomes)
@@ -52,10 +52,11 @@ def what_if_page(dump: Dump, what_if: WhatIf) -> str:
     left_out = table(Table(("spec", "not tried, because"), list(what_if.left_out.items()), text=2))
     first = best_settings(outcomes, what_if.sequences)
     return page(
-        f"What if: {dump.path.name}",
-        f"{dump.path}: {counted(what_if.sequences, 'sequence')}, {len(outcomes)} settings tried. {ABOUT_D} {MEANING}",
+        f"What if: {source.name}",
+        f"{source.where}: {counted(what_if.sequences, 'sequence')}, {len(outcomes)} settings tried. {ABOUT_D} "
+        f"{MEANING}",
         [
-            problem_cards(dump),
+            problem_cards(source),
             section(
                 "Look at these first",
                 element("p", f"{ABOUT_BEST}.", class_="of"),

@@ -1,0 +1,159 @@
+"""`doctor` and `report`: name the causes of a mismatch, and show where it is, of files or of tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.diagnose.doctor.diagnosis import diagnose
+from rollout_corr.diagnose.measure.measurement import measure
+from rollout_corr.diagnose.read.dump import Dump, Paths
+from rollout_corr.diagnose.read.in_memory import InMemory
+from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.results import Diagnosis, Report
+from rollout_corr.diagnose.show import page_file
+from rollout_corr.diagnose.show.terminal import progress_of
+
+
+def doctor(
+    source: Paths | LogProbs,
+    /,
+    rollout_logp: LogProbs | None = None,
+    *,
+    mask: LogProbs | None = None,
+    cu_seqlens: Tensor | None = None,
+    by: str | Sequence[str] = (),
+    field: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    on_policy: bool = False,
+    progress: bool | None = None,
+    **columns: LogProbs,
+) -> Diagnosis:
+    """Name the causes of a mismatch between the log-probs of trainer and engine, as `rollout-corr doctor` does.
+
+    Tensors are read as a dump of them would be, and nothing is written. All values are copied to the host, and some
+    statistics take seconds for a million tokens, so call it when a metric alarms and not in every step.
+
+    Args:
+        source: A dump (.jsonl, .pt, .parquet, ...), a folder of them, or a list of these; or train_logp: the log-probs
+            under the trainer's policy, in any layout that `correct` takes.
+        rollout_logp: Beside train_logp: log-probs under the engine that sampled the tokens, same layout.
+        mask: Beside train_logp: non-zero is valid, same layout. None: every token is valid.
+        cu_seqlens: Beside packed log-probs: [S + 1] int32 or int64 offsets.
+        by: Names of columns of labels, whole numbers from 0 (environment, source): names those that are ill beside the
+            others.
+        field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.
+        limit: Read only the first so many sequences.
+        on_policy: `new_logp` and `train_logp` come from the same weights, so that they have to be equal.
+        progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
+        **columns: Beside train_logp, what `dump` takes: `token_ids`, `turns`, `versions`, `new_logp`, `log_mass`,
+            `advantages`, `steps`, and those that `by` names, per token or per sequence.
+
+    Returns:
+        A `Diagnosis`: print it, or read its `findings`.
+
+    Raises:
+        ValueError: A dump that cannot be read; a wrong shape, dtype, device or name. The message names it.
+        TypeError: An argument of the wrong type.
+    """
+    read = _source(source, rollout_logp, mask, cu_seqlens, by, field, limit, columns)
+    return _diagnosis(read, on_policy, progress)
+
+
+def report(
+    source: Paths | LogProbs,
+    /,
+    rollout_logp: LogProbs | None = None,
+    *,
+    mask: LogProbs | None = None,
+    cu_seqlens: Tensor | None = None,
+    page: str | os.PathLike[str] | None = None,
+    compare: Paths | Diagnosis | None = None,
+    by: str | Sequence[str] = (),
+    field: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    progress: bool | None = None,
+    **columns: LogProbs,
+) -> Report:
+    """Show where the log-probs of trainer and engine differ, as `rollout-corr report` does.
+
+    Args:
+        source: As for `doctor`.
+        rollout_logp: As for `doctor`.
+        mask: As for `doctor`.
+        cu_seqlens: As for `doctor`.
+        page: Where to write the HTML page, such as "page.html"; None: nowhere, and `Report.save` writes it.
+        compare: A second dump, or what `doctor` found in other tensors, shown beside the first.
+        by: Names of columns by which D is shown too.
+        field: As for `doctor`.
+        limit: Read only the first so many sequences.
+        progress: As for `doctor`.
+        **columns: As for `doctor`.
+
+    Returns:
+        A `Report`: print it, save its page, or read its `findings`.
+
+    Raises:
+        ValueError: A dump that cannot be read; a page that cannot be written; a wrong shape, dtype, device or name.
+        TypeError: An argument of the wrong type.
+    """
+    sources = [_source(source, rollout_logp, mask, cu_seqlens, by, field, limit, columns)]
+    if compare is not None and not isinstance(compare, Diagnosis):
+        if not _is_path(compare):
+            raise TypeError(f"compare: expected a path or what rc.doctor returned, got {type(compare).__name__}")
+        sources.append(Dump(compare, field, _names(by), limit))
+    others = (compare,) if isinstance(compare, Diagnosis) else ()
+    if page is not None:
+        # Before minutes are spent on what it shows.
+        page_file.checked(page, [*sources, *(each.source for each in others)])
+    found = Report((*(_diagnosis(each, False, progress) for each in sources), *others))
+    if page is not None:
+        found.save(page)
+    return found
+
+
+def _diagnosis(source: Source, on_policy: bool, progress: bool | None) -> Diagnosis:
+    with progress_of(f"reading {source.name}", progress) as move:
+        measured = measure(source, lambda: move(source.progress, ""))
+    return Diagnosis(source, measured, tuple(diagnose(measured, on_policy)))
+
+
+def _names(by: str | Sequence[str]) -> tuple[str, ...]:
+    return (by,) if isinstance(by, str) else tuple(by)
+
+
+def _is_path(source: object) -> bool:
+    """Tell paths from tensors; of an empty list nobody knows, and it holds no path."""
+    if isinstance(source, (list, tuple)):
+        return bool(source) and all(isinstance(each, (str, os.PathLike)) for each in source)
+    return isinstance(source, (str, os.PathLike))
+
+
+def _source(
+    source: Any,
+    rollout_logp: LogProbs | None,
+    mask: LogProbs | None,
+    cu_seqlens: Tensor | None,
+    by: str | Sequence[str],
+    field: Mapping[str, str] | None,
+    limit: int | None,
+    columns: Mapping[str, LogProbs],
+) -> Source:
+    """Recognise what is to be read, and refuse arguments that belong to the other kind."""
+    if _is_path(source):
+        given = {"rollout_logp": rollout_logp, "mask": mask, "cu_seqlens": cu_seqlens, **columns}
+        for name, value in given.items():
+            if value is not None:
+                raise TypeError(
+                    f"{name}: expected None beside a path, whose file has its own; got {type(value).__name__}"
+                )
+        return Dump(source, field, _names(by), limit)
+    if not isinstance(source, (Tensor, list, tuple)):
+        raise TypeError(f"source: expected a path, a list of paths or train_logp, got {type(source).__name__}")
+    if field is not None:
+        raise TypeError(f"field: expected None beside tensors, which are passed by role; got {type(field).__name__}")
+    return InMemory(source, rollout_logp, mask, cu_seqlens, columns, _names(by), limit)

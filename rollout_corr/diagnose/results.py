@@ -1,0 +1,123 @@
+"""What `doctor` and `report` return: `Diagnosis` and `Report`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout_corr.diagnose.doctor.cause import SEVERITIES, Finding, Severity
+from rollout_corr.diagnose.doctor.diagnosis import is_healthy
+from rollout_corr.diagnose.measure.measurement import Measurement
+from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.show import notebook, page_file, plain_data, report_page, terminal
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagnosis:
+    """What `doctor` found. It prints as the command prints it, and is a table in a notebook.
+
+    Attributes:
+        source: What was read: its `fields`, and the `problems` of a file.
+        measured: All that was measured in it.
+        findings: The causes that were recognised, the gravest first.
+    """
+
+    source: Source
+    measured: Measurement
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """True if nothing worse than a note was found."""
+        return is_healthy(self.findings)
+
+    @property
+    def counts(self) -> dict[Severity, int]:
+        """The number of findings of each severity."""
+        return {each: sum(finding.severity == each for finding in self.findings) for each in SEVERITIES}
+
+    @property
+    def tokens(self) -> int:
+        """The number of valid tokens."""
+        return self.measured.evidence.tokens
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences."""
+        return int(self.metrics()["sequences"])
+
+    def metrics(self) -> dict[str, float]:
+        """Give the metrics of `correct` over all tokens, and those of each level's weights as `level/name`."""
+        return self.measured.metrics()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give everything as `rollout-corr doctor --json` prints it; what is not finite is None."""
+        return plain_data.doctor(self)
+
+    def __repr__(self) -> str:
+        """Give the text that the command prints, without colors."""
+        return terminal.text_of_findings(self)
+
+    def _repr_html_(self) -> str:
+        """Give a table to a notebook."""
+        return notebook.findings(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report:
+    """What `report` measured. It prints as the command prints it, and a notebook shows its page.
+
+    Attributes:
+        diagnoses: Of one source, or of two that are compared.
+    """
+
+    diagnoses: tuple[Diagnosis, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The causes that were recognised in the first source, the gravest first."""
+        return self.diagnoses[0].findings
+
+    @property
+    def healthy(self) -> bool:
+        """True if nothing worse than a note was found in the first source."""
+        return self.diagnoses[0].healthy
+
+    def metrics(self) -> dict[str, float]:
+        """Give the metrics of the first source."""
+        return self.diagnoses[0].metrics()
+
+    def html(self) -> str:
+        """Give the page: one file that loads nothing."""
+        return report_page.report_page(self.diagnoses)
+
+    def save(self, page: str | os.PathLike[str]) -> Path:
+        """Write the page, whole or not at all.
+
+        Args:
+            page: Where, such as "page.html".
+
+        Returns:
+            Where it is.
+
+        Raises:
+            ValueError: It cannot be written there, or would replace a dump that was read.
+        """
+        path = page_file.checked(page, [each.source for each in self.diagnoses])
+        page_file.write(path, self.html())
+        return path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give everything as `rollout-corr report --json` prints it; what is not finite is None."""
+        first, *others = (plain_data.report(each) for each in self.diagnoses)
+        return first | ({"compare": others[0]} if others else {})
+
+    def __repr__(self) -> str:
+        """Give the text that the command prints, without colors."""
+        return terminal.text_of_report(self.diagnoses)
+
+    def _repr_html_(self) -> str:
+        """Give the findings and the page to a notebook."""
+        return notebook.report(self.diagnoses, self.html())

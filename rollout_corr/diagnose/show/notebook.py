@@ -1,0 +1,55 @@
+"""Results in a notebook: the findings as a table, and the page of a report in a frame of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rollout_corr.diagnose.show.content import HEALTHY, problems_title, summary
+from rollout_corr.diagnose.show.html import Child, Html, element, framed
+
+if TYPE_CHECKING:
+    from rollout_corr.diagnose.results import Diagnosis
+
+# Pixels of the frame; the page scrolls in it.
+HEIGHT = 720
+
+
+def findings(diagnosis: Diagnosis) -> str:
+    """Return what was found as a table. It has no style: the notebook's own tables have one."""
+    return element("div", _findings(diagnosis)).source
+
+
+def _findings(diagnosis: Diagnosis) -> list[Child]:
+    source = diagnosis.source
+    parts: list[Child] = [element("p", f"{source.name}: {summary(diagnosis)}")]
+    if source.problems.count:
+        parts += [element("p", element("b", problems_title(source)))]
+        parts += [element("ul", [element("li", str(problem)) for problem in source.problems.shown])]
+    if diagnosis.healthy:
+        parts.append(element("p", element("b", "healthy"), f": {HEALTHY}"))
+    if diagnosis.findings:
+        heads = ("", "cause", "found", "evidence", "advice")
+        rows = [
+            element(
+                "tr",
+                element("td", element("b", each.severity)),
+                element("td", element("code", each.name)),
+                element("td", each.title),
+                element("td", element("ul", [element("li", line) for line in each.evidence])),
+                element("td", each.advice),
+            )
+            for each in diagnosis.findings
+        ]
+        head = element("thead", element("tr", [element("th", head) for head in heads]))
+        parts.append(element("table", head, element("tbody", rows)))
+    return parts
+
+
+def report(diagnoses: Sequence[Diagnosis], page: str) -> str:
+    """Return what was found, and below it the page.
+
+    A notebook that is not trusted shows no frame; the table stays.
+    """
+    frame: Html = framed(page, "report", HEIGHT)
+    return element("div", [_findings(each) for each in diagnoses], frame).source

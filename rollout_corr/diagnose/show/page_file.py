@@ -1,0 +1,42 @@
+"""Where a page goes: never in the place of a dump that is read, and whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollout_corr.diagnose.read.dump import IN_FOLDERS, Dump, suffix_of
+from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.diagnose.read.source import Source
+from rollout_corr.whole_files import write_whole
+
+
+def checked(page: str | os.PathLike[str], sources: Sequence[Source]) -> Path:
+    """Return where a page goes.
+
+    Raises:
+        DumpError: There is a dump that is read.
+    """
+    path = Path(page)
+    for source in sources:
+        for file in source.files:
+            # Not by name: the page may be a symlink or a hard link to the dump.
+            if path.exists() and file.exists() and path.samefile(file):
+                raise DumpError(f"page {path}: this is the dump {file}, which the page would overwrite")
+        for folder in source.paths if isinstance(source, Dump) else ():
+            if suffix_of(path) in IN_FOLDERS and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
+                raise DumpError(f"page {path}: in {folder} this would be read as a dump; name it .html")
+    return path
+
+
+def write(path: Path, page: str) -> None:
+    """Write a page.
+
+    Raises:
+        DumpError: It cannot be written.
+    """
+    try:
+        write_whole(path, page)
+    except OSError as error:
+        raise DumpError(f"page {path}: cannot be written: {error.strerror or error}") from error

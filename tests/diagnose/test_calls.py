@@ -1,0 +1,282 @@
+"""`rc.doctor` and `rc.report`: a path and the same tensors agree, in every layout; errors name the argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+import re
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders import planted_dumps
+from builders.diagnose_cases import CASES
+from builders.dumps import without
+from builders.planted_dumps import three
+from rollout_corr.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def hot(seed=0):
+    """Columns of tokens that were sampled at a temperature which the trainer ignores."""
+    return planted_dumps.temperature(seed, 0.7, 0.7, 1.0)
+
+
+def lengths_of(columns):
+    return columns["cu_seqlens"].diff().tolist()
+
+
+def call(columns, function=rc.doctor, **more):
+    """Pass packed columns by their names."""
+    columns = dict(columns)
+    if "lengths" in columns:
+        columns["cu_seqlens"] = torch.nn.functional.pad(columns.pop("lengths").cumsum(0), (1, 0))
+    return function(columns.pop("train_logp"), columns.pop("rollout_logp"), **columns, **more)
+
+
+def found_in(result):
+    """Everything that a call found, without the names of files."""
+    data = result.to_dict()
+    for name in ("worst", "worst_sequences"):
+        for each in data.get(name, ()):
+            del each["file"]
+    # A dump of no turns has no such field.
+    return {name: value for name, value in data.items() if name not in ("file", "fields")}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".jsonl", ""])
+def test_a_path_and_its_tensors_agree(suffix, tmp_path):
+    columns = hot()
+    columns |= {"versions": torch.arange(columns["train_logp"].numel()) % 3, "environment": torch.arange(40) % 2}
+    path = tmp_path / f"dump{suffix}"
+    if suffix == ".pt":
+        torch.save(columns, path)
+    else:
+        call(columns, lambda *logps, **more: rc.dump(path, *logps, sequences=None, **more)).result()
+    read = [rc.report(source, by="environment") for source in (path, [path])]
+    by_tensors = call(columns, rc.report, by="environment")
+    assert {"environment", "versions"} <= by_tensors.to_dict()["profiles"].keys()
+    assert found_in(read[0]) == found_in(read[1]) == found_in(by_tensors)
+    assert read[0].findings == by_tensors.findings
+    # Limits count sequences on both sides.
+    few = rc.doctor(path, limit=7), call(columns, limit=7, by="environment")
+    assert few[0].sequences == few[1].sequences == 7 and found_in(few[0]) == found_in(few[1])
+
+
+def test_the_command_prints_what_python_returns(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "dump.pt"
+    torch.save(hot(), path)
+    monkeypatch.setenv("COLUMNS", "4000")
+    assert main(["doctor", str(path)]) == 1
+    *printed, last = capsys.readouterr().out.splitlines()
+    assert printed == repr(rc.doctor(path)).splitlines()
+    assert last == "exit 1: 1 error (--fail-if findings > 0)"
+    assert main(["report", str(path), "--page", str(tmp_path / "one.html")]) == 0
+    *printed, last = (line.rstrip() for line in capsys.readouterr().out.splitlines())
+    found = rc.report(path, page=tmp_path / "two.html")
+    assert printed == repr(found).splitlines() and last == f"page: {tmp_path / 'one.html'}"
+    pages = [(tmp_path / name).read_text(encoding="utf-8") for name in ("one.html", "two.html")]
+    assert pages[0] == pages[1] == found.html()
+
+
+def test_a_planted_temperature_is_an_object(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "4000")
+    found = call(hot())
+    assert not found.healthy and found.counts == {"error": 1, "warning": 0, "note": 0}
+    (finding,) = found.findings
+    assert (finding.name, finding.severity) == ("temperature", "error")
+    assert finding.numbers["temperature"] == pytest.approx(0.7, abs=0.03)
+    assert finding.numbers["factor"] == pytest.approx(1.0 / finding.numbers["temperature"])
+    assert 0.0 < finding.numbers["slope_error"] < 0.02
+    assert f"{finding.numbers['slope']:+.3f}" in finding.evidence[0]
+    assert finding.advice and finding.title and finding == call(hot()).findings[0] and hash(finding)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        finding.name = "other"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.findings = ()
+    text = repr(found)
+    assert text.startswith("tensors: train_logp, rollout_logp, cu_seqlens, token_ids\n")
+    assert f"1. error: {finding.title} [temperature]" in text and f"   -> {finding.advice}" in text
+    monkeypatch.setenv("COLUMNS", "60")
+    folded = repr(found)
+    assert max(map(len, folded.splitlines())) <= 60 and folded.split() == text.split()
+    assert "\n   -> Divide" in folded and "\n      engine return" in folded
+
+
+def test_healthy(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "4000")
+    found = call(planted_dumps.Model(0).healthy())
+    assert found.healthy and not found.findings and not any(found.counts.values())
+    assert found.sequences == 40 and found.tokens == int(found.metrics()["tokens"]) > 1000
+    assert "healthy: no known sign of a bug" in repr(found) and "<b>healthy</b>" in found._repr_html_()
+    assert found.to_dict()["healthy"] is True and found.to_dict()["findings"] == []
+    assert call(planted_dumps.Model(0).healthy(), rc.report).healthy
+
+
+# A note is the cause of some of these.
+EACH = {case.cause: case for case in CASES if case.cause is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", sorted(EACH))
+def test_every_cause_gives_its_numbers(cause):
+    (finding,) = (each for each in call(EACH[cause].make(0)).findings if each.name == cause)
+    assert finding.numbers and all(re.fullmatch(r"[a-z0-9_]+", name) for name in finding.numbers)
+    assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in finding.numbers.values())
+
+
+def test_every_layout():
+    """Padded, packed in one row, jagged and lists of the same sequences give the same diagnosis."""
+    columns = hot()
+    names = ("train_logp", "rollout_logp", "token_ids")
+    lengths, packed = lengths_of(columns), call(columns)
+    lists = {name: list(columns[name].split(lengths)) for name in names}
+    padded = {name: torch.nn.utils.rnn.pad_sequence(x, batch_first=True, padding_value=0) for name, x in lists.items()}
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    jagged = {name: torch.nested.as_nested_tensor(x, layout=torch.jagged) for name, x in lists.items()}
+    row = {name: columns[name][None] for name in names}
+    layouts = {
+        "padded": call(padded, mask=mask),
+        "a row": call(row, cu_seqlens=columns["cu_seqlens"]),
+        "jagged": call(jagged),
+        "lists": call(lists),
+        "bfloat16 mask": call(columns, mask=torch.ones_like(columns["train_logp"]).bfloat16()),
+        "with a history": call(columns | {"train_logp": columns["train_logp"].clone().requires_grad_()}),
+    }
+    for name, found in layouts.items():
+        assert found_in(found) == found_in(packed), name
+
+
+def test_two_passes_of_the_trainer():
+    """`new_logp` and `on_policy`, as --on-policy does."""
+    apart = three(0, 0.03, 0.03)
+    assert call(apart).healthy
+    assert [finding.name for finding in call(apart, on_policy=True).findings] == ["trainer_disagrees"]
+
+
+def test_labels_are_named():
+    columns = planted_dumps.Model(0).healthy()
+    ids = torch.arange(40) % 4
+    ill = (ids == 2).repeat_interleave(columns["cu_seqlens"].diff())
+    columns["rollout_logp"] = columns["rollout_logp"] + 0.5 * torch.randn(ill.shape) * ill
+    found = call(columns, by=["source"], source=ids, label_names={"source": ["a", "b", "c", "d"]})
+    (finding,) = (each for each in found.findings if each.name == "label")
+    assert "source c" in finding.title and finding.numbers["source/2/times"] > 2.0
+
+
+def test_the_tensors_are_let_go():
+    columns = hot()
+    found = call(columns)
+    with pytest.raises(KeyError):
+        list(found.source.chunks())
+
+
+# --- in a notebook ----------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_a_table_and_the_page(tmp_path):
+    found = call(hot())
+    table = found._repr_html_()
+    assert table.count("<table>") == 1 and "<td><code>temperature</code></td>" in table and "style" not in table
+    report = call(hot(), rc.report)
+    shown = report._repr_html_()
+    assert table.removesuffix("</div>\n") in shown and shown.count("<iframe") == 1 and 'sandbox=""' in shown
+    framed = re.search(r'srcdoc="([^"]*)"', shown)
+    assert framed is not None and html.unescape(framed[1]) == report.html()
+    assert report.save(tmp_path / "page.html") == tmp_path / "page.html"
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == report.html()
+
+
+def test_a_notebook_shows_texts_of_a_dump_as_texts(tmp_path):
+    path = tmp_path / "<i>x.jsonl"
+    row = '{"train_logp": [-1.0, -2.0], "rollout_logp": [-1.0, -2.5]}\n'
+    path.write_text(row + '{"train_logp": [-1.0], "rollout_logp": "<script>"}\n', encoding="utf-8")
+    shown = rc.doctor(path)._repr_html_()
+    assert "1 problem while reading" in shown and "&lt;i&gt;x.jsonl" in shown
+    assert "<script" not in shown and "<i>" not in shown
+
+
+def test_two_sources_are_compared(tmp_path):
+    path = tmp_path / "dump.pt"
+    torch.save(hot(), path)
+    healthy = call(planted_dumps.Model(0).healthy())
+    both = rc.report(path, compare=healthy)
+    assert [each.healthy for each in both.diagnoses] == [False, True] and not both.healthy
+    assert both.to_dict()["compare"]["findings"] == [] and "change" in repr(both)
+    assert found_in(rc.report(path, compare=path)) == found_in(rc.report(path, compare=rc.doctor(path)))
+    twice = rc.Report((healthy, healthy)).html()
+    assert "<h2>tensors (1)</h2>" in twice and "<h2>tensors (2)</h2>" in twice
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+X = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "more", "message"),
+    [
+        (ValueError, ("nowhere.pt",), {}, "nowhere.pt: no such file"),
+        (ValueError, ("x.txt",), {}, "x.txt: no such file"),
+        (ValueError, (X,), {}, "rollout_logp: expected the log-probs of the engine that sampled the tokens, got None"),
+        (ValueError, (X, X[:1]), {}, r"rollout_logp: expected shape \[2, 3\] \(of train_logp\), got \[1, 3\]"),
+        (ValueError, (X, X), {"mask": X[0]}, r"mask: expected shape \[2, 3\]"),
+        (ValueError, (X[0], X[0]), {}, "cu_seqlens: expected the offsets of the packed sequences"),
+        (ValueError, (X[:0], X[:0]), {}, "train_logp: expected at least one token, got shape"),
+        (ValueError, (X, X), {"limit": 0}, "limit: expected a number >= 1, got 0"),
+        (ValueError, (X, X), {"by": "environment"}, "by: expected names of columns that are passed, environment=ids"),
+        (TypeError, ("x.pt", X), {}, "rollout_logp: expected None beside a path, whose file has its own; got Tensor"),
+        (TypeError, ("x.pt",), {"mask": X}, "mask: expected None beside a path"),
+        (TypeError, ("x.pt",), {"versions": X}, "versions: expected None beside a path"),
+        (TypeError, (X, X), {"field": {"mask": "m"}}, "field: expected None beside tensors"),
+        (TypeError, ({"train_logp": X},), {}, "source: expected a path, a list of paths or train_logp, got dict"),
+        (TypeError, (X, X), {"msk": X}, r"msk: expected one of token_ids, .*did you mean 'mask'\?"),
+        (TypeError, (X, X), {"environment": X}, r"by= names, by=\('environment',\)"),
+        (ValueError, (X, X), {"versions": X[:, :2].long()}, r"versions: expected shape \[2, 3\] \(per token\)"),
+    ],
+)
+@pytest.mark.parametrize("function", [rc.doctor, rc.report])
+def test_errors_name_the_argument(function, error, arguments, more, message):
+    with pytest.raises(error, match=message):
+        function(*arguments, **more)
+
+
+def test_errors_of_report(tmp_path):
+    path = tmp_path / "dump.pt"
+    torch.save(hot(), path)
+    with pytest.raises(TypeError, match=r"compare: expected a path or what rc\.doctor returned, got Tensor"):
+        rc.report(path, compare=X)
+    with pytest.raises(ValueError, match=r"page .*dump.pt: this is the dump .*which the page would overwrite"):
+        rc.report(path, page=path)
+    with pytest.raises(ValueError, match=r"page .*: cannot be written: No such file"):
+        rc.report(path).save(tmp_path / "no" / "page.html")
+    torch.save({"train_logp": X}, path)
+    with pytest.raises(ValueError, match=r"name one: .*field=\{'rollout_logp': NAME\}"):
+        rc.report(path)
+
+
+def test_no_token_is_neither_healthy_nor_an_error():
+    found = rc.doctor(X, X, mask=torch.zeros_like(X))
+    assert found.tokens == 0 and not found.healthy and [each.name for each in found.findings] == ["empty"]
+
+
+def test_without_rich(tmp_path, monkeypatch):
+    """A diagnosis and pages need torch alone; the tables of a report say what to install."""
+    monkeypatch.setenv("COLUMNS", "4000")
+    without(monkeypatch, "rich")
+    found = call(hot(), rc.report, page=tmp_path / "page.html")
+    assert "error: a temperature" in repr(found.diagnoses[0]) and found._repr_html_()
+    assert repr(found).endswith("printing results needs rich: pip install rich numpy")
+    with pytest.raises(ValueError, match="needs rich: pip install rich numpy"):
+        call(hot(), progress=True)
+
+
+def test_progress_is_shown_when_asked_for(capsys, monkeypatch):
+    call(hot())
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    call(hot(), progress=True)
+    assert "reading tensors" in capsys.readouterr().err
