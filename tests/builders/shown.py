@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import rollout_corr as rc
 from builders.planted_dumps import temperature
 from rollout_corr.cli.main import main
 
@@ -21,14 +22,16 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 NOTEBOOK = ROOT / "examples" / "ten_minutes.ipynb"
 # The part of README between the command and the end of the block.
-DOCTOR = re.compile(r"(?<=\$ rollout-corr doctor dump.pt\n).*?(?=```)", re.DOTALL)
+DOCTOR = re.compile(r"(?<=\$ rollout-corr doctor dump.jsonl\n).*?(?=```)", re.DOTALL)
 
 
 def doctors_words() -> str:
     """Return what doctor prints, in this folder, of tokens sampled at a temperature that the trainer ignores."""
-    torch.save(temperature(0, 0.7, 0.7, 1.0), "dump.pt")
+    columns = temperature(0, 0.7, 0.7, 1.0)
+    logps = columns.pop("train_logp"), columns.pop("rollout_logp")
+    rc.dump("dump.jsonl", *logps, sequences=None, **columns).result()
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        main(["doctor", "dump.pt"])
+        main(["doctor", "dump.jsonl"])
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
