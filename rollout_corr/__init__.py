@@ -1,7 +1,7 @@
 """Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
 Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
-when it is first used: `policy_loss` and its surrogates, specs and recipes by name, `dump`, `doctor`, `suggest`, `warmup`.
+when it is first used: `policy_loss`, its surrogates, specs and recipes by name, `dump`, `doctor`, `suggest`, `warmup`.
 """
 
 import warnings
