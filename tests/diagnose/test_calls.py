@@ -167,6 +167,12 @@ def test_labels_are_named():
     assert "source c" in finding.title and finding.numbers["source/2/times"] > 2.0
 
 
+def test_a_label_that_is_called_like_a_role_is_none():
+    """A file's `valid` is guessed to be its mask; a column in memory is what its name says."""
+    found = call(hot(), by="valid", valid=torch.arange(40) % 2)
+    assert "mask" not in found.source.fields and found.tokens == call(hot()).tokens
+
+
 def test_the_tensors_are_let_go():
     columns = hot()
     found = call(columns)
