@@ -34,11 +34,20 @@ rc.spec("verl", {"rollout_is": "token"}, k1_bounds="ratio").explain()
 rc.spec(cast(rc.SpecName, input())).explain()
 rc.recipe("trl.dapo", epsilon_high=0.28)
 rc.recipe("trl", object())
+rc.doctor("dumps", by="environment").findings[0].numbers["slope"]
+rc.doctor(["a.jsonl", "b.jsonl"], limit=100, on_policy=True).counts["error"]
+rc.doctor([x[0]], [x[0]], mask=[x[0]], token_ids=[x[0].long()]).to_dict()
+rc.report(x, x, mask=x, page="page.html", compare=rc.doctor(x, x)).save("page.html").exists()
 one: rc.SpecName = "areal.kpop"
 level: str = rc.Weight("product").level
 report: tuple[str, ...] = rc.Spec().report
 
 # Wrong.
+rc.doctor(3)  # wrong
+rc.doctor("dumps", on_polcy=True)  # wrong
+rc.doctor("dumps").findings = ()  # wrong
+rc.doctor("dumps").counts["eror"]  # wrong
+rc.report("dumps", compare=3)  # wrong
 rc.spec("verl.decoupled_tokn_is")  # wrong
 rc.spec("verl")  # wrong
 rc.spec("megatron", {})  # wrong
