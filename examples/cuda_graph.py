@@ -18,7 +18,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 
-SPEC = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(rc.Criterion("abs", upper=4.0),))
+SPEC = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(rc.Criterion("abs", upper=4.0),))
 
 
 class Batch(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 import rollout_corr as rc
 
 LEARNING_RATE = 1e-2
-SPEC = rc.Spec(rc.Weight("product", upper=5.0))
+SPEC = rc.Spec(rc.Weight.product(upper=5.0))
 
 
 def scaled(optimizer: torch.optim.Optimizer, statistics: rc.Statistics) -> Tensor:

@@ -38,7 +38,7 @@ LONGEST = 8
 SEQUENCE = 2 * LONGEST + 2
 
 # Measures the mismatch in every run alike, and changes nothing.
-WATCH = rc.Spec(weight=rc.Weight("token"), apply=False)
+WATCH = rc.Spec(weight=rc.Weight.token(), apply=False)
 
 # The defaults of the frameworks, except for the geometric bounds: SkyRL's 0.99 to 1.01 suit long answers. Here 1.1 to
 # the power of seven tokens, the usual length, is about 2, the bound of the product.

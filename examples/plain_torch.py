@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import rollout_corr as rc
 
 REJECT = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.5, upper=2.0)  # geometric mean of the ratios
-SPEC = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(REJECT,))
+SPEC = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(REJECT,))
 
 
 class Batch(NamedTuple):

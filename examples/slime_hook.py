@@ -24,7 +24,7 @@ import rollout_corr as rc
 from rollout_corr.testing import example_batch
 
 SPEC = rc.Spec(
-    weight=rc.Weight("token", upper=2.0),
+    weight=rc.Weight.token(upper=2.0),
     criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.95, upper=1.05),),
 )
 

@@ -38,7 +38,7 @@ from rollout_corr.frameworks.trl import dropin
 STEPS, LENGTH = 4, 8
 VOCABULARY = {word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghijklmn"])}
 SPEC = rc.Spec(
-    weight=rc.Weight("token", upper=1.1),
+    weight=rc.Weight.token(upper=1.1),
     criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.95, upper=1.05),),
 )
 

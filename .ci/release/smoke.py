@@ -16,7 +16,7 @@ KERNELS = """
 import torch
 import rollout_corr as rc
 train, rollout, offsets = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.5, -1.0, -0.5]), torch.tensor([0, 2, 3])
-spec = rc.Spec(rc.Weight("token", upper=1.2), (rc.Criterion("k1", over="sequence", reduce="mean", upper=0.1),))
+spec = rc.Spec(rc.Weight.token(upper=1.2), (rc.Criterion("k1", over="sequence", reduce="mean", upper=0.1),))
 wanted = rc.correct(train, rollout, cu_seqlens=offsets, spec=spec)
 found = rc.correct(train, rollout, cu_seqlens=offsets, spec=spec, backend=BACKEND)
 torch.testing.assert_close(found.weights, wanted.weights, rtol=1e-6, atol=0)
@@ -43,7 +43,7 @@ def corrects() -> None:
     import rollout_corr as rc
 
     new = torch.tensor([[-1.0, -3.0]], requires_grad=True)
-    out = rc.correct(new.detach(), torch.tensor([[-2.0, -1.0]]), spec=rc.Spec(rc.Weight("token", upper=2.0)))
+    out = rc.correct(new.detach(), torch.tensor([[-2.0, -1.0]]), spec=rc.Spec(rc.Weight.token(upper=2.0)))
     torch.testing.assert_close(out.weights, torch.tensor([[2.0, math.exp(-2.0)]]))
     loss = rc.policy_loss(new, torch.ones(1), old_logp=new.detach(), correction=out, surrogate=rc.PPO(0.2))
     loss.value.backward()
@@ -57,7 +57,7 @@ def operators() -> None:
     import rollout_corr as rc
 
     assert all(hasattr(torch.ops.rollout_corr, name) for name in ("correct", "policy_loss", "scale_gradient"))
-    spec = rc.Spec(weight=rc.Weight("token", upper=1.05))
+    spec = rc.Spec(weight=rc.Weight.token(upper=1.05))
     traced = torch.compile(lambda x: rc.correct(x, x - 0.1, spec=spec).weights, backend="eager", fullgraph=True)
     torch.testing.assert_close(traced(torch.zeros(2, 3)), torch.full((2, 3), 1.05))
 
@@ -70,7 +70,7 @@ def compiled() -> str | None:
 
     if not (os.environ.get("CXX") or shutil.which("g++")):
         return "no C++ compiler"
-    spec = rc.Spec(rc.Weight("token", upper=1.2), (rc.Criterion("k1", over="sequence", reduce="mean", upper=0.1),))
+    spec = rc.Spec(rc.Weight.token(upper=1.2), (rc.Criterion("k1", over="sequence", reduce="mean", upper=0.1),))
 
     def step(train: torch.Tensor, rollout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = rc.correct(train * 2, rollout * 2, spec=spec)

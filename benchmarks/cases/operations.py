@@ -48,11 +48,11 @@ class Operation:
 GEOMETRIC = Criterion(
     "ratio", over="sequence", reduce="mean", lower=1.0 / 1.001, upper=1.0 / 0.999, label="seq_mean_k1"
 )
-TOKEN_SPEC = Spec(weight=Weight("token", upper=2.0), criteria=(GEOMETRIC,))
+TOKEN_SPEC = Spec(weight=Weight.token(upper=2.0), criteria=(GEOMETRIC,))
 
 METRICS = Operation("metrics only", Spec())
 TOKEN = Operation("token weights, rejection", TOKEN_SPEC)
-PRODUCT = Operation("product weights", Spec(weight=Weight("product", upper=2.0)))
+PRODUCT = Operation("product weights", Spec(weight=Weight.product(upper=2.0)))
 FULL = Operation("token weights, rejection, full", Spec(TOKEN_SPEC.weight, TOKEN_SPEC.criteria, detail="full"))
 XTUNER = Operation("xtuner's shipped recipe", rc.spec("xtuner.reasoning"), scheme="xtuner")
 SKYRL = Operation("SkyRL's recommended recipe", rc.spec("skyrl.tldr"), scheme="skyrl")

@@ -13,7 +13,7 @@ from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.kernels.correct import launch
 
 TOKENS = 4096
-TOKEN = rc.Weight("token", upper=2.0)
+TOKEN = rc.Weight.token(upper=2.0)
 GEOMETRIC = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.99, upper=1.01)
 VETO = rc.Criterion("ratio", over="sequence", reduce="min", lower=1e-4, upper=None)
 SPECS = {

@@ -146,7 +146,7 @@ def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
     numbers = {"clamp": spec.clamp}
     if spec.weight is not None:
         weight = spec.weight
-        rounds = weight.level == "token" and not double
+        rounds = weight.over == "token" and not double
         numbers |= {"lower": _low(weight.low), "upper": _high(weight.high)}
         numbers |= _interval("log", log_bound(weight.low), log_bound(weight.high), rounds)
         if weight.token_clamp is not None:

@@ -16,9 +16,9 @@ from rollout_corr.specs.statistics import Stat
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 U8, I8, I16, I32, I64 = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 
-TOKEN = Weight("token", upper=2.0)
-BOUNDED = Weight("token", lower=0.5, upper=2.0)
-PRODUCT = Weight("product", upper=2.0)
+TOKEN = Weight.token(upper=2.0)
+BOUNDED = Weight.token(lower=0.5, upper=2.0)
+PRODUCT = Weight.product(upper=2.0)
 VETO = Criterion("ratio", over="sequence", reduce="min", lower=1e-4, label="veto")
 GEOMETRIC = Criterion("ratio", over="sequence", reduce="mean", lower=0.999, upper=1.001)
 
@@ -88,7 +88,7 @@ _DECLARED = (
     Variant(
         "token_strided",
         Spec(
-            Weight("token", lower=0.9, token_clamp=0.3, normalize="batch"),
+            Weight.token(lower=0.9, token_clamp=0.3, normalize="batch"),
             (Criterion("k1", lower=-0.3, upper=0.3),),
             rejected="zero",
             clamp=0.25,
@@ -99,7 +99,7 @@ _DECLARED = (
     ),
     Variant(
         "token_icepop_short",
-        Spec(Weight("token", 0.8, 1.2, outside="zero"), (GEOMETRIC, VETO), rejected="both", detail="full"),
+        Spec(Weight.token(lower=0.8, upper=1.2, outside="zero"), (GEOMETRIC, VETO), rejected="both", detail="full"),
         length=SHORT,
     ),
     Variant("token_propagate", Spec(BOUNDED, (VETO,), nonfinite="propagate"), mask=I16, unit=False),
@@ -107,7 +107,7 @@ _DECLARED = (
     Variant(
         "product_kept",
         Spec(
-            Weight("product", 0.2, 5.0, outside="zero", normalize="batch"),
+            Weight.product(lower=0.2, upper=5.0, outside="zero", normalize="batch"),
             (
                 Criterion("ratio", lower=0.5, when="negative_advantage", drop="sequence"),
                 *_tokens("tv"),
@@ -126,7 +126,7 @@ _DECLARED = (
     Variant(
         "product_propagate",
         Spec(
-            Weight("product", upper=2.0, token_clamp=0.3),
+            Weight.product(upper=2.0, token_clamp=0.3),
             (*_sequences("sum", "ratio", "k3"), *_sequences("max", "k1"), *_LATE[:1]),
             nonfinite="propagate",
         ),
@@ -137,7 +137,7 @@ _DECLARED = (
     Variant(
         "geometric_clamped",
         Spec(
-            Weight("geometric", 0.97, 1.03, token_clamp=0.3),
+            Weight.geometric(lower=0.97, upper=1.03, token_clamp=0.3),
             (*_tokens("abs"), *_clamped(*_sequences("mean", "k1"))),
             rejected="zero",
             nonfinite="neutral",
@@ -147,7 +147,7 @@ _DECLARED = (
     ),
     Variant(
         "geometric_mixed",
-        Spec(Weight("geometric"), (_EXTERNAL, *_LATE, *_LATE_ANY), rejected="both", sums_over="kept"),
+        Spec(Weight.geometric(), (_EXTERNAL, *_LATE, *_LATE_ANY), rejected="both", sums_over="kept"),
         advantages="token",
         train=BF16,
         rollout=FP64,
@@ -249,7 +249,7 @@ _DECLARED = (
     Variant("late", Spec(TOKEN, _LATE), advantages="token"),
     Variant(
         "late_zeroed",
-        Spec(Weight("product", 0.5, 2.0, token_clamp=0.3), _LATE, rejected="zero", nonfinite="neutral"),
+        Spec(Weight.product(lower=0.5, upper=2.0, token_clamp=0.3), _LATE, rejected="zero", nonfinite="neutral"),
         packed=False,
         advantages="sequence",
     ),
@@ -313,12 +313,12 @@ _TURN_REST: tuple[Criterion, ...] = (
 TURN_VARIANTS = {
     "turns_measured": Variant("turns_measured", Spec(TOKEN, turns=True), length=SHORT, turns=True),
     "turns_product": Variant(
-        "turns_product", Spec(Weight("product", 0.8, 1.25, over="turn"), (_TURN_MEAN,)), turns=True
+        "turns_product", Spec(Weight.product(lower=0.8, upper=1.25, over="turn"), (_TURN_MEAN,)), turns=True
     ),
     "turns_mixed": Variant(
         "turns_mixed",
         Spec(
-            Weight("geometric", 0.9, 1.1, token_clamp=0.3, over="turn"),
+            Weight.geometric(lower=0.9, upper=1.1, token_clamp=0.3, over="turn"),
             (_TURN_MEAN, *_TURN_REST, *_tokens("abs"), *_LATE[:1], VETO),
             rejected="both",
             sums_over="kept",
@@ -330,7 +330,7 @@ TURN_VARIANTS = {
     ),
     "turns_split": Variant(
         "turns_split",
-        Spec(Weight("product", 0.8, 1.25, over="turn"), (_TURN_MEAN, *_TURN_REST[:1])),
+        Spec(Weight.product(lower=0.8, upper=1.25, over="turn"), (_TURN_MEAN, *_TURN_REST[:1])),
         advantages="sequence",
         length=MEDIUM,
         turns=True,

@@ -87,7 +87,7 @@ def grid() -> list[Setting]:
         for upper in (NEAR_ONE if level == "geometric" else UPPERS)
     ]
     for upper in UPPERS:
-        cut = Weight("token", lower=1.0 / upper, upper=upper, outside="zero")
+        cut = Weight.token(lower=1.0 / upper, upper=upper, outside="zero")
         found.append(Setting(f"token weight, 0 beyond {upper:g}", Spec(cut), "token weight, 0 outside", upper))
     aggregates: tuple[tuple[Reduce, str, tuple[float, ...]], ...] = (
         ("mean", "geometric", NEAR_ONE),

@@ -10,7 +10,7 @@ from rollout_corr.specs.correction import Spec, Weight
 @preset_of("Flash-RL 7c82823 (2025-11)")
 def tis(imp_ratio_cap: float = 2.0) -> Spec:
     """w = min(exp(D), imp_ratio_cap); its int8 configurations use 8."""
-    return Spec(weight=Weight("token", upper=imp_ratio_cap))
+    return Spec(weight=Weight.token(upper=imp_ratio_cap))
 
 
 RECIPES = of_presets(

@@ -10,7 +10,7 @@ from rollout_corr.specs.correction import Spec, Weight
 @preset_of("Megatron-LM RL (2026-08)")
 def tis(coef: float = 2.0) -> Spec:
     """w = min(exp(D), coef), coef being `rl_importance_sampling_truncation_coef`; Megatron itself has no default."""
-    return Spec(weight=Weight("token", upper=coef))
+    return Spec(weight=Weight.token(upper=coef))
 
 
 # calculate_grpo_loss of d98e8a6 (2026-08-22).

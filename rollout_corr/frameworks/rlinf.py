@@ -12,7 +12,7 @@ from rollout_corr.specs.correction import Criterion, Spec, Weight
 @preset_of("RLinf a3816b5 (2026-08-22)")
 def decoupled(threshold: float = 2.0) -> Spec:
     """w = exp(D); tokens above threshold (2 or 5 in its configurations) masked, and out of the denominator."""
-    return Spec(weight=Weight("token"), criteria=(Criterion("ratio", upper=threshold),), rejected="mask")
+    return Spec(weight=Weight.token(), criteria=(Criterion("ratio", upper=threshold),), rejected="mask")
 
 
 # Of a3816b5: `loss_type=actor`; `importance_sampling_fix`, which multiplies the advantages: a weight.

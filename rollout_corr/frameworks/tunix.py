@@ -30,7 +30,7 @@ from rollout_corr.specs.validate import one_of
 @preset_of("Tunix 0.1.7")
 def tis(threshold: float = 2.0) -> Spec:
     """w = min(exp(D), threshold), D clamped to +-20."""
-    return Spec(weight=Weight("token", upper=threshold, token_clamp=20.0))
+    return Spec(weight=Weight.token(upper=threshold, token_clamp=20.0))
 
 
 # Tunix 0.1.7 and c7d8950 (2026-08-21).

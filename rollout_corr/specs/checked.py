@@ -21,7 +21,7 @@ class Checked:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __repr__(self) -> str:
-        """The Python that builds an equal value, defaults left out: `Spec()`, `Weight("token", upper=2.0)`."""
+        """The Python that builds an equal value, defaults left out: `Spec()`, `Weight.token(upper=2.0)`."""
         return expression(self)
 
     def _set(self, **values: object) -> None:

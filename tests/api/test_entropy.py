@@ -23,7 +23,7 @@ from rollout_corr.specs.loss import LOSS_REDUCTIONS
 pytestmark = [*INTERPRETED, pytest.mark.usefixtures("one_thread")]
 
 OPEN = rc.Spec(
-    rc.Weight("token", upper=1.5),
+    rc.Weight.token(upper=1.5),
     (rc.Criterion("entropy", lower=0.2), rc.Criterion("entropy", "sequence", "mean", upper=0.9)),
     rejected="both",
 )
@@ -110,7 +110,7 @@ def test_metrics_without_a_criterion():
 
 
 def test_entropies_and_ages_and_divisors_merge():
-    spec = rc.Spec(rc.Weight("token", normalize="sequence"), (rc.Criterion("age", upper=3),))
+    spec = rc.Spec(rc.Weight.token(normalize="sequence"), (rc.Criterion("age", upper=3),))
     parts = [lay_out(with_entropy(seed), "packed") for seed in (6, 7)]
     found = [laid.correct(spec, entropy=laid.external["entropy"]) for laid in parts]
     both = lay_out(with_entropy(6) + with_entropy(7), "packed")

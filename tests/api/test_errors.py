@@ -88,7 +88,7 @@ SHAPES = {
         "cu_seqlens: expected offsets within [0, 5] tokens, got cu_seqlens[1]=6",
     ),
     "differences wrap around": (
-        lambda: packed(spec=rc.Spec(rc.Weight("product")), cu_seqlens=(0, 2**62, -(2**63), -(2**62), 0)),
+        lambda: packed(spec=rc.Spec(rc.Weight.product()), cu_seqlens=(0, 2**62, -(2**63), -(2**62), 0)),
         "cu_seqlens: expected offsets that do not decrease, got cu_seqlens[1]=4611686018427387904 > cu_seqlens[2]=-92",
     ),
     "lengths": (
@@ -262,7 +262,7 @@ TYPES = {
     "spec dict": (lambda: padded(spec={}), "spec: expected a Spec, got dict"),
     "spec None": (lambda: padded(spec=None), "spec: expected a Spec, got NoneType"),
     "spec name": (lambda: padded(spec="verl"), "spec: expected a Spec, got str"),
-    "spec weight": (lambda: padded(spec=rc.Weight("token")), "spec: expected a Spec, got Weight"),
+    "spec weight": (lambda: padded(spec=rc.Weight.token()), "spec: expected a Spec, got Weight"),
     "merge": (lambda: padded().statistics.merge(3), "other: expected Statistics, got int"),
 }
 

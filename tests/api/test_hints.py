@@ -13,24 +13,24 @@ import torch
 import rollout_corr as rc
 
 X = -torch.rand(2, 3)
-WEIGHT, CRITERION = rc.Weight("token", upper=2.0), rc.Criterion("ratio", upper=2.0)
+WEIGHT, CRITERION = rc.Weight.token(upper=2.0), rc.Criterion("ratio", upper=2.0)
 LOSS = rc.policy_loss(X, torch.ones(2), old_logp=X)
 
 MISTAKES = {
     "a recipe's name": (lambda: rc.correct(X, X, spec="trl.dapo"), "rc.spec('trl.dapo')"),
     "the loss too": (lambda: rc.policy_loss(X, X, old_logp=X, rollout_logp=X, spec="verl.x"), "rc.spec('verl.x')"),
     "settings": (lambda: rc.correct(X, X, spec={"rollout_is": "token"}), "rc.spec(framework, settings)"),
-    "a weight": (lambda: rc.correct(X, X, spec=WEIGHT), "write Spec(weight=Weight(\"token\", upper=2.0))"),
+    "a weight": (lambda: rc.correct(X, X, spec=WEIGHT), "write Spec(weight=Weight.token(upper=2.0))"),
     "a criterion": (lambda: rc.correct(X, X, spec=CRITERION), 'criteria=(Criterion("ratio", upper=2.0),)'),
     "sequence": (lambda: rc.Weight("sequence"), "'product' of its tokens' ratios, or their 'geometric' mean"),
-    "logs of bounds": (lambda: rc.Weight("token", lower=-0.5, upper=0.5), "of the log -0.5 pass 0.606531"),
+    "logs of bounds": (lambda: rc.Weight.token(lower=-0.5, upper=0.5), "of the log -0.5 pass 0.606531"),
     "log of an upper bound": (lambda: rc.Criterion("ratio", upper=-0.1), "of the log -0.1 pass 0.904837"),
     "logits": (lambda: rc.correct(X[..., None], X), "logits.log_softmax(-1).gather(-1, token_ids[..., None])"),
     "mask second": (lambda: rc.correct(X, X < 0, mask=X), "The order of `correct` is train_logp, rollout_logp, mask"),
     "integers second": (lambda: rc.correct(X, (X < 0).long(), mask=X), "train_logp, rollout_logp, mask"),
     "a framework alone": (lambda: rc.spec("verl"), "rc.spec('verl', config), or one of its names: verl."),
-    "threshold of a weight": (lambda: rc.Weight("token", threshold=2.0), "did you mean upper=?"),
-    "an argument of a weight": (lambda: rc.Weight("token", uper=2.0), "expected some of ['level', 'lower', 'upper'"),
+    "threshold of a weight": (lambda: rc.Weight.token(threshold=2.0), "did you mean upper=?"),
+    "an argument of a weight": (lambda: rc.Weight.token(uper=2.0), "expected some of ['level', 'lower', 'upper'"),
     "threshold of a criterion": (lambda: rc.Criterion("ratio", threshold=2.0), "did you mean upper= (and lower=)?"),
     "weights of a Spec": (lambda: rc.Spec(weights=WEIGHT), "did you mean weight=Weight(...)?"),
     "PPO's clip": (lambda: rc.PPO(clip=0.2), "did you mean low= and high=?"),

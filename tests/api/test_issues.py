@@ -20,7 +20,7 @@ from oracles.correction import Sequence
 
 NAN, INF = math.nan, math.inf
 FULL = rc.Spec(
-    rc.Weight("token", upper=2.0), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.5),), detail="full"
+    rc.Weight.token(upper=2.0), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.5),), detail="full"
 )
 
 
@@ -56,7 +56,7 @@ def test_verl_7771_empty_rows_change_no_metric():
 def test_verl_3984_everything_rejected(rejected):
     """Geometric 0.99 to 1.001 and a veto at 1e-4 rejected every row, and the metrics asserted a valid token."""
     spec = rc.Spec(
-        rc.Weight("product", upper=2.0, normalize="batch"),
+        rc.Weight.product(upper=2.0, normalize="batch"),
         (
             rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.99, upper=1.001),
             rc.Criterion("ratio", over="sequence", reduce="min", lower=1e-4, label="veto"),
@@ -166,10 +166,8 @@ def test_trl_7120_product_of_300_ratios_of_0_7_does_not_underflow():
     """0.7^300 is 3e-47, 0 in fp32: criteria decide in log space and the weight ends at exp(-20)."""
     rollout = torch.full((1, 300), -1.0)
     train = rollout + math.log(0.7)
-    assert rc.correct(train, rollout, spec=rc.Spec(rc.Weight("product"))).weights[0, 0] == pytest.approx(
-        math.exp(-20.0)
-    )
-    geometric = rc.correct(train, rollout, spec=rc.Spec(rc.Weight("geometric"))).weights
+    assert rc.correct(train, rollout, spec=rc.Spec(rc.Weight.product())).weights[0, 0] == pytest.approx(math.exp(-20.0))
+    geometric = rc.correct(train, rollout, spec=rc.Spec(rc.Weight.geometric())).weights
     assert geometric[0, 0] == pytest.approx(0.7, rel=1e-6)
     for lower, kept in ((1e-50, True), (1e-45, False)):
         spec = rc.Spec(criteria=(rc.Criterion("ratio", over="sequence", reduce="sum", lower=lower),))
@@ -204,7 +202,7 @@ def test_areal_1736_extrema_are_global():
 
 def test_megatron_5420_effective_sample_size_of_two_micro_batches():
     """Weights 1,1,1,1 and 2,2,2,2: each half says 1.0, the batch 0.9."""
-    spec = rc.Spec(rc.Weight("token"))
+    spec = rc.Spec(rc.Weight.token())
     halves = [rc.correct(torch.full((1, 4), x), torch.zeros(1, 4), spec=spec).statistics for x in (0.0, math.log(2))]
     assert [close(half.metrics()["weight_ess"], 1.0) for half in halves] == [True, True]
     assert close(halves[0].merge(halves[1]).metrics()["weight_ess"], 0.9)
@@ -214,7 +212,7 @@ def test_liger_1294_one_sequence_of_more_than_65_536_tokens():
     n = 200_003
     train, rollout = torch.full((n,), -1.0), torch.full((n,), -1.0 - 2.0**-16)
     offsets = torch.tensor([0, n])
-    out = rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("product")))
+    out = rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight.product()))
     assert out.weights[0] == out.weights[-1] == pytest.approx(math.exp(n * 2.0**-16), rel=1e-6)
     assert out.metrics()["tokens"] == n
 
@@ -226,7 +224,7 @@ def test_fla_1077_more_than_65_535_sequences():
     rollout = torch.zeros(2 * count)
     rollout[::2] = -0.5
     rollout[-2] = -2.0
-    spec = rc.Spec(rc.Weight("product"), (rc.Criterion("ratio", over="sequence", reduce="sum", upper=3.0),))
+    spec = rc.Spec(rc.Weight.product(), (rc.Criterion("ratio", over="sequence", reduce="sum", upper=3.0),))
     out = rc.correct(train, rollout, cu_seqlens=offsets.int(), spec=spec)
     assert out.keep.sum() == count - 1
     assert not out.keep[-1]
@@ -266,7 +264,7 @@ def test_verl_3787_percentiles_of_more_than_2_to_the_24_tokens():
 def test_verl_4105_weights_carry_no_gradient():
     train = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     rollout = torch.tensor([[-1.5, -1.5]], requires_grad=True)
-    spec = rc.Spec(rc.Weight("token", normalize="batch"), (rc.Criterion("k1", upper=5.0),), "both", detail="full")
+    spec = rc.Spec(rc.Weight.token(normalize="batch"), (rc.Criterion("k1", upper=5.0),), "both", detail="full")
     mask = torch.ones(1, 2)
     out = rc.correct(train, rollout, mask=mask, spec=spec, advantages=torch.ones(1, 2, requires_grad=True))
     for tensor in (out.weights, out.mask, out.keep, out.statistics.sums, out.statistics.maxima):
@@ -288,7 +286,7 @@ def test_xtuner_1788_minimum_of_a_sequence_is_not_the_0_of_its_padding():
 def test_trl_6693_nan_at_a_valid_token_is_counted_and_its_row_rejected():
     """NaN means broken logits: neutralised silently, the metrics even look healthy."""
     train, rollout = [[-1.0, NAN], [-1.0, -1.0]], [[-1.0, -1.0], [-1.0, -1.0]]
-    out = rows(train, rollout, [[1, 1], [1, 1]], rc.Spec(rc.Weight("token")))
+    out = rows(train, rollout, [[1, 1], [1, 1]], rc.Spec(rc.Weight.token()))
     assert out.keep.tolist() == [False, True]
     assert out.weights.tolist() == [[0.0, 0.0], [1.0, 1.0]]
     assert out.mask.tolist() == [[0, 0], [1, 1]]
@@ -303,7 +301,7 @@ def test_trl_6693_nan_at_a_valid_token_is_counted_and_its_row_rejected():
 
 def test_verl_6073_jagged_rows_of_equal_length_and_a_single_row():
     """A ragged dimension guessed from the sizes is wrong for these."""
-    spec = rc.Spec(rc.Weight("product"), (rc.Criterion("ratio", over="sequence", reduce="sum", upper=1.2),), "both")
+    spec = rc.Spec(rc.Weight.product(), (rc.Criterion("ratio", over="sequence", reduce="sum", upper=1.2),), "both")
     for lengths in ((3, 3, 3), (4,), (1, 1), (3,) * 3):
         check(random_sequences(9, lengths), spec, "jagged")
 
@@ -322,7 +320,7 @@ def test_skyrl_1707_a_batch_of_padding_micro_batches():
 
 def test_unsloth_zoo_870_product_is_not_a_sum_of_exponentials():
     sequence = Sequence([-1.0, -1.0, -1.0], [-1.2, -1.3, -0.6], [1, 1, 1], None)
-    out, _ = check([sequence], rc.Spec(rc.Weight("product")))
+    out, _ = check([sequence], rc.Spec(rc.Weight.product()))
     assert out.weights.tolist() == [pytest.approx(math.exp(0.1), rel=1e-12)] * 3
 
 
@@ -384,7 +382,7 @@ def test_trl_7120_a_batch_that_is_rejected_whole_says_so():
 
 def test_nemo_2269_one_sequence_carries_the_batch():
     """A product weight of 0.06 beside one of 7: the effective sample size and T x KL say that it carries nothing."""
-    spec = rc.Spec(rc.Weight("product"))
+    spec = rc.Spec(rc.Weight.product())
     found = rows([[-1.0] * 40] * 4, [[-1.3] * 40] + [[-0.9] * 40] * 3, spec=spec).warnings()
     assert any("effective sample size" in text for text in found)
     stale = rows([[-1.0] * 40] * 4, [[-1.5] * 40] * 4, spec=spec).warnings()

@@ -23,10 +23,10 @@ W, C = rc.Weight, rc.Criterion
 
 # Every way in which log-probs are read: the ratio, both probabilities, sums, extrema, single tokens of sequences.
 SPECS = {
-    "token": rc.Spec(W("token", 0.5, 1.4), (C("tv", over="token", upper=0.25),), detail="full"),
-    "geometric": rc.Spec(W("geometric", upper=1.1), (C("ratio", over="sequence", reduce="mean", lower=0.9),)),
+    "token": rc.Spec(W.token(lower=0.5, upper=1.4), (C("tv", over="token", upper=0.25),), detail="full"),
+    "geometric": rc.Spec(W.geometric(upper=1.1), (C("ratio", over="sequence", reduce="mean", lower=0.9),)),
     "kl": rc.Spec(None, (C("binary_kl", over="sequence", reduce="max", upper=0.05, drop="token"),), "both"),
-    "neutral": rc.Spec(W("product", upper=2.0), (C("prob_diff", over="token", upper=0.2),), nonfinite="neutral"),
+    "neutral": rc.Spec(W.product(upper=2.0), (C("prob_diff", over="token", upper=0.2),), nonfinite="neutral"),
 }
 
 
@@ -90,7 +90,7 @@ def test_its_dtype_does_not_decide_which_computes(dtype):
 @pytest.mark.parametrize("side", SIDES)
 def test_sequences_split_over_ranks(side, backend, device):
     batch = random_sequences(4, renormalized=side)
-    spec = rc.Spec(W("product", upper=2.0), (C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.2),))
+    spec = rc.Spec(W.product(upper=2.0), (C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.2),))
     laid = lay_out(batch, "packed", torch.float32).to(device)
     whole = outcome(laid, laid.correct(spec, backend=backend))
     assert_same_results(lockstep(batch, spec, "zigzag", 2, torch.float32, backend=backend, device=device), whole)
@@ -252,7 +252,7 @@ def test_which_ratios_it_corrects(side):
     without, plain_slope = loss_of(plain, rc.PPO(), old=True)
     found, slope = loss_of(laid, rc.PPO(), old=True)
     assert found.value == without.value and torch.equal(slope, plain_slope)
-    weight = rc.Spec(W("token", upper=2.0))
+    weight = rc.Spec(W.token(upper=2.0))
     found, slope = loss_of(laid, rc.PPO(), old=True, spec=weight)
     wanted, _ = loss_of(by_hand, rc.PPO(), old=True, spec=weight)
     torch.testing.assert_close(found.weights, wanted.weights, rtol=1e-12, atol=0.0)
@@ -278,7 +278,7 @@ def test_truncated_sampling_biases_ratios_and_the_mass_repairs_it():
     def mean_weight(train, rollout, **given):
         picked = [x.gather(1, token).view(100, -1) for x in (train, rollout)]
         given = {name: x.view(100, -1) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-        weights = rc.correct(*picked, spec=rc.Spec(W("token")), **given).weights
+        weights = rc.correct(*picked, spec=rc.Spec(W.token()), **given).weights
         return weights.mean().item(), weights.std().item() / positions**0.5
 
     biased, spread = mean_weight(trainer, renormalised)

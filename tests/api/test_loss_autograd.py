@@ -246,7 +246,7 @@ def test_nonfinite_policies():
     rollout[0, 0], mask[0, 0] = NAN, True
     options = {"rollout_logp": rollout, "surrogate": rc.Reinforce()}
     rejected, neutral, loud = (
-        rc.policy_loss(new, advantages, mask=mask, spec=rc.Spec(rc.Weight("token"), nonfinite=policy), **options)
+        rc.policy_loss(new, advantages, mask=mask, spec=rc.Spec(rc.Weight.token(), nonfinite=policy), **options)
         for policy in ("reject", "neutral", "propagate")
     )
     (slope,) = torch.autograd.grad(rejected.value, new)
@@ -259,7 +259,7 @@ def test_nonfinite_policies():
 
 def test_several_blocks_equal_one(monkeypatch):
     new, old, rollout, advantages, mask = inputs(rows=40, width=30)
-    spec = rc.Spec(rc.Weight("product", upper=2.0), (rc.Criterion("ratio", upper=1.5, of="new/rollout"),), "both")
+    spec = rc.Spec(rc.Weight.product(upper=2.0), (rc.Criterion("ratio", upper=1.5, of="new/rollout"),), "both")
     options = {"old_logp": old, "rollout_logp": rollout, "spec": spec, "surrogate": rc.GSPO(0.1, 0.1)}
     one = rc.policy_loss(new, advantages, mask=mask, **options)
     monkeypatch.setattr(loss_blocks.blocks, "BLOCK", 100)
@@ -273,7 +273,7 @@ def test_several_blocks_equal_one(monkeypatch):
 @pytest.mark.parametrize("packed", [False, True])
 def test_compiles_without_a_graph_break(packed):
     """Forward and backward, with a correction in the same graph, and a new length does not compile again."""
-    spec = rc.Spec(rc.Weight("token", upper=1.3), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),))
+    spec = rc.Spec(rc.Weight.token(upper=1.3), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),))
     surrogate, kl = rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1, gradient="k2")
     torch.compiler.reset()
     compilations = 0

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 SPEC = rc.Spec(
-    rc.Weight("product", 0.789, 1.234, normalize="batch"),
+    rc.Weight.product(lower=0.789, upper=1.234, normalize="batch"),
     (
         rc.Criterion("external", upper=1.1, name="entropy"),
         rc.Criterion("k3", over="sequence", reduce="mean", upper=0.4),
@@ -96,7 +96,7 @@ def test_vmap_over_a_batch_is_refused() -> None:
 
 def test_weights_inside_torch_func_grad_are_constants() -> None:
     new, rollout, _ = batch()
-    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    spec = rc.Spec(rc.Weight.token(upper=2.0))
     wanted = rc.correct(new, rollout, spec=spec).weights
     found = torch.func.grad(lambda x: (rc.correct(x, rollout, spec=spec).weights * x).sum())(new)
     assert torch.equal(found, wanted)
@@ -109,7 +109,7 @@ class Named(torch.Tensor):
 def test_subclasses() -> None:
     """Those that wrap other tensors are refused by name; one that is a tensor, and a parameter, are tensors."""
     new, rollout, _ = batch()
-    spec = rc.Spec(rc.Weight("product"))
+    spec = rc.Spec(rc.Weight.product())
     wanted = rc.correct(new, rollout, spec=spec).weights
     for x in (new.as_subclass(Named), torch.nn.Parameter(new)):
         assert torch.equal(rc.correct(x, rollout, spec=spec).weights, wanted)

@@ -10,8 +10,8 @@ import torch
 import rollout_corr as rc
 
 REJECTS = (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.99, upper=1.01),)
-SPEC = rc.Spec(rc.Weight("token", upper=1.1), REJECTS)
-NORMALIZED = rc.Spec(rc.Weight("product", normalize="batch"), REJECTS, "both", nonfinite="propagate")
+SPEC = rc.Spec(rc.Weight.token(upper=1.1), REJECTS)
+NORMALIZED = rc.Spec(rc.Weight.product(normalize="batch"), REJECTS, "both", nonfinite="propagate")
 LAYOUTS = {"padded": (4, 40), "packed": (160,), "row": (1, 160)}
 
 

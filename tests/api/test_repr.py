@@ -6,7 +6,7 @@ import torch
 
 import rollout_corr as rc
 
-SPEC = rc.Spec(rc.Weight("token"))
+SPEC = rc.Spec(rc.Weight.token())
 
 
 def test_each_layout():
@@ -39,7 +39,7 @@ def test_nothing_is_read():
 def test_notebooks_show_metrics_and_warnings():
     """Row 27 of the users' review: results have a table for notebooks; what is beyond its bound stands out."""
     x = -torch.rand(4, 50, generator=torch.Generator().manual_seed(0))
-    loss = rc.policy_loss(x, torch.ones(4), rollout_logp=x - 20.0, spec=rc.Spec(rc.Weight("token")))
+    loss = rc.policy_loss(x, torch.ones(4), rollout_logp=x - 20.0, spec=rc.Spec(rc.Weight.token()))
     out = rc.correct(x, x - 20.0, spec=SPEC)
     for made in (out, out.statistics, loss):
         text = made._repr_html_()

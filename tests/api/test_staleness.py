@@ -14,7 +14,7 @@ from rollout_corr.metrics.statistics import Statistics
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 OLD = rc.Spec(
-    rc.Weight("token", upper=1.5, decay=0.7),
+    rc.Weight.token(upper=1.5, decay=0.7),
     (rc.Criterion("age", upper=3), rc.Criterion("age", "sequence", "mean", upper=2.4)),
     rejected="both",
 )
@@ -98,7 +98,7 @@ def test_statistics_with_ages_merge_and_refuse_others():
 
 def test_weights_of_newer_versions_do_not_grow():
     x = torch.zeros(2, 3)
-    spec = rc.Spec(rc.Weight("token", decay=0.5))
+    spec = rc.Spec(rc.Weight.token(decay=0.5))
     versions = torch.tensor([[9, 7, 6], [7, 5, 2]], dtype=torch.int16)
     out = rc.correct(x, x, spec=spec, versions=versions, current_version=7)
     assert out.weights.tolist() == [[1.0, 1.0, 0.5], [1.0, 0.25, 2.0**-5]]
@@ -139,9 +139,9 @@ def test_what_is_wrong_is_named():
     refused("current_version: expected a number within +-2^62, got", versions=versions, current_version=2**70)
     refused("versions: expected shape [2, 3]", versions=versions[:, :2], current_version=1)
     with pytest.raises(ValueError, match=r"Weight\.decay"):
-        rc.Weight("token", decay=1.5)
+        rc.Weight.token(decay=1.5)
     with pytest.raises(ValueError, match=r"Weight\.decay"):
-        rc.Weight("token", decay=0)
+        rc.Weight.token(decay=0)
 
 
 def test_an_external_tensor_may_be_called_age():

@@ -17,7 +17,7 @@ from builders.launched import dispatched
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import operators
 
-SPEC = rc.Spec(rc.Weight("token", upper=2.0))
+SPEC = rc.Spec(rc.Weight.token(upper=2.0))
 LOSS = {"surrogate": rc.PPO()}
 
 
@@ -78,7 +78,7 @@ def test_a_loop_with_labels_is_warm(driver, layout):
 
 
 def test_a_loop_with_turns_is_warm(driver):
-    spec = rc.Spec(rc.Weight("geometric", 0.8, 1.25, over="turn"))
+    spec = rc.Spec(rc.Weight.geometric(lower=0.8, upper=1.25, over="turn"))
     loss = {"surrogate": rc.GSPO(0.1, 0.1, over="turn")}
     rc.warmup("cpu", spec, loss=loss, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
     compiled, train = len(driver.compiled), -torch.rand(5000)

@@ -103,7 +103,7 @@ def judge_equal(seed, ranks):
 # --- one that differs ---
 
 SPEC = rc.Spec(
-    rc.Weight("product", upper=2.0), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, label="drift"),)
+    rc.Weight.product(upper=2.0), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, label="drift"),)
 )
 
 

@@ -97,7 +97,7 @@ def _bad_offsets(rng: random.Random) -> Callable[[], object]:
     tokens = rng.randint(2, 40)
     x = torch.zeros(tokens)
     offsets = torch.tensor(_offsets(rng, tokens))
-    return lambda: rc.correct(x, x, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("product")))
+    return lambda: rc.correct(x, x, cu_seqlens=offsets, spec=rc.Spec(rc.Weight.product()))
 
 
 def _bad_argument(rng: random.Random) -> Callable[[], object]:
@@ -129,9 +129,9 @@ def _bad_spec(rng: random.Random) -> Callable[[], object]:
     wrong = rng.choice(numbers)
     makes: tuple[Callable[[], object], ...] = (
         lambda: rc.Spec(clamp=wrong),
-        lambda: rc.Weight("token", upper=wrong),
+        lambda: rc.Weight.token(upper=wrong),
         lambda: rc.Weight(wrong),
-        lambda: rc.Weight("token", token_clamp=wrong),
+        lambda: rc.Weight.token(token_clamp=wrong),
         lambda: rc.Criterion("k2", upper=1.0, eps=wrong),
         lambda: rc.Criterion("k2", lower=wrong),
         lambda: rc.PPO(low=wrong),

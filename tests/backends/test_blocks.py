@@ -25,10 +25,10 @@ GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.995, upper=1.005)
 SPECS = {
     "metrics": rc.Spec(),
     "full": rc.Spec(detail="full"),
-    "token": rc.Spec(weight=rc.Weight("token", lower=0.9, upper=1.1), criteria=(GEOMETRIC,)),
-    "icepop": rc.Spec(weight=rc.Weight("token", lower=0.9, upper=1.1, outside="zero"), rejected="both"),
-    "product": rc.Spec(weight=rc.Weight("product", upper=2.0, normalize="batch"), criteria=(C("tv", upper=0.05),)),
-    "geometric": rc.Spec(weight=rc.Weight("geometric", token_clamp=0.1), rejected="zero", criteria=(GEOMETRIC,)),
+    "token": rc.Spec(weight=rc.Weight.token(lower=0.9, upper=1.1), criteria=(GEOMETRIC,)),
+    "icepop": rc.Spec(weight=rc.Weight.token(lower=0.9, upper=1.1, outside="zero"), rejected="both"),
+    "product": rc.Spec(weight=rc.Weight.product(upper=2.0, normalize="batch"), criteria=(C("tv", upper=0.05),)),
+    "geometric": rc.Spec(weight=rc.Weight.geometric(token_clamp=0.1), rejected="zero", criteria=(GEOMETRIC,)),
     "statistics": rc.Spec(
         criteria=(
             C("k3", upper=0.01),
@@ -39,14 +39,14 @@ SPECS = {
         rejected="both",
     ),
     "kept": rc.Spec(
-        weight=rc.Weight("product", upper=5.0),
+        weight=rc.Weight.product(upper=5.0),
         criteria=(C("ratio", lower=0.9, upper=1.1), C("ratio", lower=1e-4, drop="sequence"), GEOMETRIC),
         sums_over="kept",
     ),
     "outward": rc.Spec(
         criteria=(C("ratio_deviation", over="sequence", reduce="mean", upper=0.01, when="outward", drop="token"),)
     ),
-    "reports": rc.Spec(weight=rc.Weight("token", upper=2.0), report=("verl", "xtuner", "skyrl")),
+    "reports": rc.Spec(weight=rc.Weight.token(upper=2.0), report=("verl", "xtuner", "skyrl")),
 }
 
 
@@ -84,7 +84,7 @@ def test_whole_equals_blocks(name: str, layout: str) -> None:
     """The code for other devices, without compaction and without reading a value, gives the same bits."""
     spec, given = SPECS[name], inputs(layout)
     if spec.weight is not None and spec.weight.normalize is not None:
-        spec = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=spec.criteria)
+        spec = rc.Spec(weight=rc.Weight.product(upper=2.0), criteria=spec.criteria)
     expected = rc.correct(**given, spec=spec)
     got = whole(given, spec)
     assert torch.equal(got.keep, expected.keep)
@@ -208,7 +208,7 @@ def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
     mask = (torch.arange(1500) < torch.tensor([1500, 3, 900, 1200])[:, None]).long()
     given: dict[str, Tensor | None] = {"train_logp": train, "rollout_logp": rollout, "mask": mask}
     given |= {"cu_seqlens": None, "advantages": None}
-    spec = rc.Spec(weight=rc.Weight("token", lower=0.3, upper=2.0, outside=outside))
+    spec = rc.Spec(weight=rc.Weight.token(lower=0.3, upper=2.0, outside=outside))
     with mock.patch.object(cpu_sums, "BoundedSums", wraps=cpu_sums.BoundedSums) as bounded:
         found = rc.correct(**given, spec=spec)
     assert bounded.call_count == (beyond < 2000 or small > 0)
@@ -261,7 +261,7 @@ def test_spans_are_as_large_as_they_may_be(lengths: list[int], size: int) -> Non
 def test_a_batch_a_little_larger_than_a_block_is_one_where_that_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with a mask, tokens outside, or room of the caller's, beside which a larger block would be more memory."""
     monkeypatch.setattr(blocks, "BLOCK", 64)
-    spec = rc.Spec(weight=rc.Weight("token", upper=1.1))
+    spec = rc.Spec(weight=rc.Weight.token(upper=1.1))
 
     def cut(size: int, of: rc.Spec = spec, outside: int = 0, **more: object) -> int:
         x, offsets = torch.zeros(size), torch.tensor([0, 40, size - outside])

@@ -159,7 +159,7 @@ def test_the_loss_of_what_is_kept():
         torch.where(valid, x, 0.0) for x in (laid.train + 0.125, laid.train, laid.rollout, laid.advantages)
     )
     spec = rc.Spec(
-        weight=rc.Weight("token", upper=2.0),
+        weight=rc.Weight.token(upper=2.0),
         criteria=(
             rc.Criterion("k2", upper=rc.MeanBelow(0.1)),
             rc.Criterion("abs", upper=rc.Quantile(0.9), of="new/rollout"),
@@ -187,7 +187,7 @@ def test_the_loss_of_what_is_kept():
 @pytest.mark.parametrize("bypass", [False, True])
 def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
     """The gradients of micro-batches are those of the whole batch, whose bounds none of them finds alone."""
-    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)), (rc.Criterion("abs", upper=rc.Quantile(0.5)),))
+    spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9)), (rc.Criterion("abs", upper=rc.Quantile(0.5)),))
     batch = coarse(0)
 
     def gradients(parts, **given):

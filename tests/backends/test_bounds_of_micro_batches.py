@@ -59,7 +59,7 @@ def test_the_tokens_of_highest_entropy_train():
 def test_micro_batches_decide_beside_normalised_weights(normalize):
     """The divisor of weights, and the groups that it needs, come behind the bounds."""
     for options in ({"apply": False}, {"rejected": "both"}):
-        spec = rc.Spec(rc.Weight("token", normalize=normalize), TOGETHER.criteria, **options)
+        spec = rc.Spec(rc.Weight.token(normalize=normalize), TOGETHER.criteria, **options)
         batch = coarse(7)
         grouped = {"group_size": 2} if normalize == "group" else {}
         whole = lay_out(batch, "packed", torch.float32).correct(spec, **grouped)

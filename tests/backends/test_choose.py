@@ -64,7 +64,7 @@ def test_backend_for_names_what_a_spec_leaves_to_plain_torch(monkeypatch: pytest
     monkeypatch.setattr(operators, "MISSING_TRITON", None)
     on_gpu = torch.zeros(1, device="meta")
     monkeypatch.setattr(operators, "DEVICES", ("meta",))
-    weights = rc.Spec(weight=rc.Weight("token", upper=2.0))
+    weights = rc.Spec(weight=rc.Weight.token(upper=2.0))
     assert rc.backend_for(on_gpu, weights) == ("triton", "kernels", "tensors on meta run on the Triton kernels")
     decided = rc.Spec(criteria=(rc.Criterion("abs", over="token", upper=rc.Quantile(0.9)),))
     name, runner, reason = rc.backend_for(on_gpu, decided)

@@ -49,17 +49,17 @@ def cost(spec, rows=256, width=2048):
 
 
 CASES = {
-    "a quantile of token weights": (rc.Spec(W("token", upper=1.2)), rc.Spec(W("token", upper=rc.Quantile(0.99)))),
-    "a sample size": (rc.Spec(W("token", upper=1.2)), rc.Spec(W("token", upper=rc.KeepESS(0.99)))),
-    "a quantile of products": (rc.Spec(W("product", upper=1.2)), rc.Spec(W("product", upper=rc.Quantile(0.9)))),
+    "a quantile of token weights": (rc.Spec(W.token(upper=1.2)), rc.Spec(W.token(upper=rc.Quantile(0.99)))),
+    "a sample size": (rc.Spec(W.token(upper=1.2)), rc.Spec(W.token(upper=rc.KeepESS(0.99)))),
+    "a quantile of products": (rc.Spec(W.product(upper=1.2)), rc.Spec(W.product(upper=rc.Quantile(0.9)))),
     "a quantile of tokens": (
-        rc.Spec(W("token", upper=2.0), (C("abs", upper=0.3),)),
-        rc.Spec(W("token", upper=2.0), (C("abs", upper=rc.Quantile(0.99)),)),
+        rc.Spec(W.token(upper=2.0), (C("abs", upper=0.3),)),
+        rc.Spec(W.token(upper=2.0), (C("abs", upper=rc.Quantile(0.99)),)),
     ),
     "M2PO": (rc.Spec(criteria=(C("k2", upper=0.04),)), rc.Spec(criteria=(C("k2", upper=rc.MeanBelow(0.004)),))),
     "the worst sequences": (
-        rc.Spec(W("token", upper=2.0), (C("k3", "sequence", "mean", upper=0.01),)),
-        rc.Spec(W("token", upper=2.0), (C("k3", "sequence", "mean", upper=rc.Quantile(0.99)),)),
+        rc.Spec(W.token(upper=2.0), (C("k3", "sequence", "mean", upper=0.01),)),
+        rc.Spec(W.token(upper=2.0), (C("k3", "sequence", "mean", upper=rc.Quantile(0.99)),)),
     ),
 }
 

@@ -328,7 +328,7 @@ def test_what_cannot_be():
             "group_size: expected group_index and group_count beside thresholds of groups",
         ),
         (lambda: rc.MeanBelow(1.0, within="rows"), "MeanBelow.within: expected one of"),
-        (lambda: rc.Weight("token", upper=rc.Quantile(0.5, "group")), "Weight.upper: .*a rule within='batch'"),
+        (lambda: rc.Weight.token(upper=rc.Quantile(0.5, "group")), "Weight.upper: .*a rule within='batch'"),
         (lambda: rc.Quantile(0.5, within="groups"), r"Quantile.within: expected one of \['batch', 'group'\]"),
         (lambda: rc.TopK(1, within="row"), "TopK.within: expected one of"),
     ]  # fmt: skip

@@ -202,7 +202,7 @@ def test_numbers_are_not_in_a_compile_key():
 
 @pytest.mark.parametrize(("decoupled", "loss"), [
     (True, {"surrogate": rc.PPO(), "kl": rc.KL("k3", 0.1)}),
-    (True, {"surrogate": rc.GSPO(), "spec": rc.Spec(rc.Weight("token", upper=2.0)), "advantages": "sequence"}),
+    (True, {"surrogate": rc.GSPO(), "spec": rc.Spec(rc.Weight.token(upper=2.0)), "advantages": "sequence"}),
     (False, {"spec": rc.Spec(criteria=(rc.Criterion("external", name="entropy", upper=1.0),))}),
 ])  # fmt: skip
 def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeypatch):
@@ -214,7 +214,7 @@ def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeyp
     monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
     loss = dict(loss)
     advantages = loss.pop("advantages", "token")
-    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    spec = rc.Spec(rc.Weight.token(upper=2.0))
     assert rc.warmup(device, spec, loss=loss, decoupled=decoupled, layouts=("padded",), advantages=advantages) == 4
     known, launched[:] = set(launched), []
     new, old, rollout = (torch.full((3, 64), -1.0, device=device) for _ in range(3))

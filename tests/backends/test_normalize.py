@@ -20,15 +20,17 @@ LENGTHS = (9, 1, 7, 0, 4, 6)
 INDEX = [2, 0, 0, 1, 2, 0]
 CRITERIA = (rc.Criterion("ratio", lower=0.6), rc.Criterion("k1", over="sequence", reduce="sum", upper=0.8))
 SPECS = {
-    "tokens of a group": rc.Spec(rc.Weight("token", upper=1.5, normalize="group"), CRITERIA, "both"),
-    "tokens of a sequence": rc.Spec(rc.Weight("token", upper=1.5, normalize="sequence"), CRITERIA, "zero"),
-    "products": rc.Spec(rc.Weight("product", normalize="group"), CRITERIA[1:], "zero"),
-    "geometric means": rc.Spec(rc.Weight("geometric", 0.9, 1.1, "zero", "group"), nonfinite="neutral"),
-    "prefixes": rc.Spec(rc.Weight("prefix", 0.8, 1.3, normalize="group", growth="sqrt")),
+    "tokens of a group": rc.Spec(rc.Weight.token(upper=1.5, normalize="group"), CRITERIA, "both"),
+    "tokens of a sequence": rc.Spec(rc.Weight.token(upper=1.5, normalize="sequence"), CRITERIA, "zero"),
+    "products": rc.Spec(rc.Weight.product(normalize="group"), CRITERIA[1:], "zero"),
+    "geometric means": rc.Spec(
+        rc.Weight.geometric(lower=0.9, upper=1.1, outside="zero", normalize="group"), nonfinite="neutral"
+    ),
+    "prefixes": rc.Spec(rc.Weight("prefix", lower=0.8, upper=1.3, normalize="group", growth="sqrt")),
 }
 TURNS = {
-    "group": rc.Spec(rc.Weight("product", upper=3.0, over="turn", normalize="group"), CRITERIA[1:], "both"),
-    "sequence": rc.Spec(rc.Weight("geometric", over="turn", normalize="sequence")),
+    "group": rc.Spec(rc.Weight.product(upper=3.0, over="turn", normalize="group"), CRITERIA[1:], "both"),
+    "sequence": rc.Spec(rc.Weight.geometric(over="turn", normalize="sequence")),
 }
 
 

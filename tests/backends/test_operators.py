@@ -23,9 +23,9 @@ C = rc.Criterion
 GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
 SPECS = {
     "metrics": rc.Spec(),
-    "token": rc.Spec(weight=rc.Weight("token", upper=1.3), criteria=(GEOMETRIC,), rejected="both"),
-    "normalised": rc.Spec(weight=rc.Weight("product", upper=2.0, normalize="batch"), detail="full"),
-    "decided": rc.Spec(rc.Weight("token", upper=rc.Quantile(0.9)), (C("abs", upper=rc.Quantile(0.8)),)),
+    "token": rc.Spec(weight=rc.Weight.token(upper=1.3), criteria=(GEOMETRIC,), rejected="both"),
+    "normalised": rc.Spec(weight=rc.Weight.product(upper=2.0, normalize="batch"), detail="full"),
+    "decided": rc.Spec(rc.Weight.token(upper=rc.Quantile(0.9)), (C("abs", upper=rc.Quantile(0.8)),)),
     "external": rc.Spec(criteria=(C("external", name="entropy", upper=0.1), C("abs", upper=math.inf, label='a"\\'))),
 }
 
@@ -105,7 +105,7 @@ def test_a_spec_made_or_changed_inside_a_compiled_function_is_not_stale():
     train, rollout, mask, offsets = inputs()
 
     def made(upper):
-        spec = rc.Spec(weight=rc.Weight("token", upper=upper))
+        spec = rc.Spec(weight=rc.Weight.token(upper=upper))
         return rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec).weights
 
     def taken(spec):
@@ -114,7 +114,7 @@ def test_a_spec_made_or_changed_inside_a_compiled_function_is_not_stale():
     inside, outside = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (made, taken))
     for upper in (2.0, 1.05, 1.2):
         assert torch.equal(inside(upper), made(upper))
-        assert torch.equal(outside(rc.Spec(weight=rc.Weight("token", upper=upper))), made(upper))
+        assert torch.equal(outside(rc.Spec(weight=rc.Weight.token(upper=upper))), made(upper))
     assert not torch.equal(made(2.0), made(1.05))
 
 
@@ -130,7 +130,7 @@ def test_two_launches_or_three_and_nothing_else(name):
             kernels.prepare(batch, spec)  # the thresholds are on the device from here on
             with Operations() as operations:
                 launches = kernels.prepare(batch, spec)[1]
-            weighs = spec.weight is not None and spec.weight.level != "token"
+            weighs = spec.weight is not None and spec.weight.over != "token"
             third = weighs or any(criterion.thins for criterion in spec.criteria)
             names = ["read_kernel", "decide_kernel", *["apply_kernel"] * third]
             assert [launch.kernel.__name__ for launch in launches] == names
@@ -157,11 +157,9 @@ def test_no_length_is_in_a_compile_key():
 
 
 def test_thresholds_and_labels_are_not_in_a_compile_key():
-    one = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(C("abs", upper=1.0),))
-    other = rc.Spec(weight=rc.Weight("token", upper=5.0), criteria=(C("abs", upper=0.3, label="mine"),), clamp=7.0)
-    third = rc.Spec(
-        weight=rc.Weight("token", upper=2.0), criteria=(C("abs", lower=1.0, over="sequence", reduce="max"),)
-    )
+    one = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(C("abs", upper=1.0),))
+    other = rc.Spec(weight=rc.Weight.token(upper=5.0), criteria=(C("abs", upper=0.3, label="mine"),), clamp=7.0)
+    third = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(C("abs", lower=1.0, over="sequence", reduce="max"),))
     keys = [[key(launch) for launch in prepared(spec, device="meta")] for spec in (one, other, third)]
     assert keys[0] == keys[1] != keys[2]
 
@@ -169,7 +167,7 @@ def test_thresholds_and_labels_are_not_in_a_compile_key():
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_warmup_runs_every_shape(layout, device, monkeypatch):
     monkeypatch.setattr(grid, "SHAPES", ((32, grid.Shape(1, 16, 2, 2, 2, 1)), (0, grid.Shape(4, 16, 2, 2, 2, 1))))
-    spec = rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
+    spec = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
     assert rc.warmup(device, spec, layouts=(layout,), advantages="token") == 4
     assert rc.warmup("meta", spec) == 0
     with pytest.raises(ValueError, match="layouts: expected some of"):
@@ -217,7 +215,7 @@ def test_large_batches_against_the_reference(tokens, sequences):
     train = rollout + 0.05 * torch.randn(tokens, device="cuda", generator=generator)
     mask = torch.rand(tokens, device="cuda", generator=generator) > 0.1
     offsets = torch.linspace(0, tokens, sequences + 1, dtype=torch.float64).round().long().cuda()
-    spec = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=(GEOMETRIC,), detail="full")
+    spec = rc.Spec(weight=rc.Weight.product(upper=2.0), criteria=(GEOMETRIC,), detail="full")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     out = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec)

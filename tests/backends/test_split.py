@@ -61,7 +61,7 @@ def test_tokens_outside_are_counted_where_they_lie():
 
 def test_what_a_rank_adds_is_of_its_tokens_or_of_whole_sequences():
     batch = random_sequences(3, (5, 4, 6))
-    spec = rc.Spec(rc.Weight("product"), detail="full")
+    spec = rc.Spec(rc.Weight.product(), detail="full")
     first, other = (one[3].metrics_async().values() for one in outcomes(batch, spec, "contiguous", 2, torch.float32))
     valid = sum(sum(q.mask) for q in batch)
     assert (first["tokens"], other["tokens"], other["sequences"]) == (valid, 0.0, 0.0)
@@ -121,9 +121,9 @@ def test_tokens_outside_on_the_kernels(device):
 
 SENT = {
     "measured": (rc.Spec(), 11),
-    "product": (rc.Spec(rc.Weight("product", upper=2.0)), 11),
+    "product": (rc.Spec(rc.Weight.product(upper=2.0)), 11),
     "mean ratio": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="mean", upper=1.1),)), 11),
-    "token": (rc.Spec(rc.Weight("token", upper=2.0)), 19),
+    "token": (rc.Spec(rc.Weight.token(upper=2.0)), 19),
     "mean k3": (rc.Spec(None, (rc.Criterion("k3", over="sequence", reduce="mean", upper=1.1),)), 13),
     "veto": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="min", lower=0.1),)), 11 + 4),
 }
@@ -155,7 +155,7 @@ def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch)
     launched = []
     run = launches.Launch.run
     monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
-    spec = rc.Spec(rc.Weight("product", upper=2.0))
+    spec = rc.Spec(rc.Weight.product(upper=2.0))
     assert rc.warmup("cpu", spec, loss={"surrogate": rc.GSPO()}, layouts=(layout,), sequence_group=alone) == 4
     signed = rc.Spec(criteria=(rc.Criterion("k1", "sequence", "mean", upper=1.0, when="negative_advantage"),))
     given = {"layouts": (layout,), "aligned": True, "sequence_group": alone}
@@ -189,8 +189,7 @@ def loss(group, **more):
 def test_a_group_of_one_rank_changes_nothing(alone):
     assert call(alone, validate=True).metrics() == call(None).metrics()
     assert (
-        call(alone, batch_group=alone, spec=rc.Spec(rc.Weight("token", normalize="batch"))).weights.tolist()
-        == [1.0] * 4
+        call(alone, batch_group=alone, spec=rc.Spec(rc.Weight.token(normalize="batch"))).weights.tolist() == [1.0] * 4
     )
 
 
@@ -277,7 +276,7 @@ def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
 
 
 def test_the_statistics_of_nothing_are_neutral():
-    spec = rc.Spec(rc.Weight("token"), detail="full")
+    spec = rc.Spec(rc.Weight.token(), detail="full")
     some = rc.correct(torch.zeros(2, 3), -torch.rand(2, 3), spec=spec).statistics
     merged = rc.Statistics.nothing(spec).merge(some)
     assert torch.equal(merged.sums, some.sums)

@@ -31,12 +31,12 @@ def together(sequences, spec, way, ranks, dtype, layout):
 
 
 SPECS = {
-    "sum": (rc.Spec(rc.Weight("prefix", 0.8, 1.3, growth="sqrt")), 2),
+    "sum": (rc.Spec(rc.Weight("prefix", lower=0.8, upper=1.3, growth="sqrt")), 2),
     "mean": (rc.Spec(rc.Weight("prefix", upper=1.2, reduce="mean", normalize=None), detail="full"), 2),
     "min": (rc.Spec(rc.Weight("prefix", reduce="min"), nonfinite="neutral"), 2),
     "criteria": (
         rc.Spec(
-            rc.Weight("token"),
+            rc.Weight.token(),
             (
                 rc.Criterion("ratio", "prefix", "sum", 0.7, 1.5, label="product"),
                 rc.Criterion("abs", "prefix", "max", upper=0.7, drop="rest", when="outward", label="divergence"),

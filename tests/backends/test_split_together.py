@@ -110,7 +110,7 @@ def test_units_together_over_ranks_at_length():
 def test_prefixes_within_turns_over_ranks(way):
     """A turn that begins on one rank goes on at the next; in a zigzag its stretches are those of its sequence."""
     d = torch.tensor([0.5, -0.25, 0.125, 0.5, -0.5, 0.25, 0.25, 0.75])
-    spec = rc.Spec(rc.Weight("prefix", over="turn"))
+    spec = rc.Spec(rc.Weight("prefix", within="turn"))
     whole = rc.correct(d, 0 * d, cu_seqlens=torch.tensor([0, 8]), turns=torch.tensor([0, 3, 8]), spec=spec)
     held = {"contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]], "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]]}[way]
     ends = {"contiguous": [3, 0], "zigzag": [2, 1]}[way]

@@ -24,9 +24,9 @@ pytestmark = INTERPRETED
 
 TURN_SPECS = {
     "measure": rc.Spec(turns=True),
-    "product": rc.Spec(rc.Weight("product", 0.8, 1.2, normalize="batch", over="turn"), rejected="both"),
+    "product": rc.Spec(rc.Weight.product(lower=0.8, upper=1.2, normalize="batch", over="turn"), rejected="both"),
     "unit": rc.Spec(
-        rc.Weight("geometric", over="turn"),
+        rc.Weight.geometric(over="turn"),
         (
             rc.Criterion("k3", "turn", "mean", upper=0.05),
             rc.Criterion("ratio", "turn", "min", lower=0.5, drop="token", when="negative_advantage"),

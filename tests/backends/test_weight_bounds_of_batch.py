@@ -97,7 +97,7 @@ def test_the_sample_size_is_of_weights_after_their_lower_bound(way):
     batch = coarse(3)
     values = [max(math.exp(x), 0.95) for x in logs(batch, "token").values()]
     laid = lay_out(batch, "packed", torch.float32)
-    found = laid.correct(rc.Spec(rc.Weight("token", lower=0.95, upper=rc.KeepESS(0.95)))).metrics()
+    found = laid.correct(rc.Spec(rc.Weight.token(lower=0.95, upper=rc.KeepESS(0.95)))).metrics()
     assert sample_size(values, found["weight/upper_max"]) == pytest.approx(0.95, abs=1e-6)
     assert sample_size(values, found["weight/upper_max"]) != pytest.approx(
         sample_size([math.exp(x) for x in logs(batch, "token").values()], found["weight/upper_max"]), abs=1e-3
@@ -135,7 +135,7 @@ def test_after_criteria_where_sums_are_over_survivors(way):
         for (s, _), x, keep in zip(values, values.values(), keeps, strict=True):
             if keep:
                 sums[s] = sums.get(s, 0.0) + x
-        spec = rc.Spec(rc.Weight("product", upper=rule), (token,), sums_over="kept")
+        spec = rc.Spec(rc.Weight.product(upper=rule), (token,), sums_over="kept")
         found = lay_out(batch, "packed", torch.float32).correct(spec)
         by_unit = bounded(rule, "upper", sums, "clamp")
         weights = lay_out(batch, "packed", torch.float32).read(found.weights)
@@ -144,10 +144,10 @@ def test_after_criteria_where_sums_are_over_survivors(way):
 
 
 SPECS = {
-    "quantile": rc.Spec(rc.Weight("token", lower=rc.Quantile(0.1), upper=rc.Quantile(0.9))),
-    "tokens": rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9))),
+    "quantile": rc.Spec(rc.Weight.token(lower=rc.Quantile(0.1), upper=rc.Quantile(0.9))),
+    "tokens": rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9))),
     "products": rc.Spec(
-        rc.Weight("product", upper=rc.KeepESS(0.5)), (rc.Criterion("abs", upper=rc.Quantile(0.8)),), sums_over="kept"
+        rc.Weight.product(upper=rc.KeepESS(0.5)), (rc.Criterion("abs", upper=rc.Quantile(0.8)),), sums_over="kept"
     ),
 }
 
@@ -183,7 +183,7 @@ def test_ranks_of_a_batch_group_decide_together(name):
 
 
 def test_neither_packing_nor_order_changes_a_bit():
-    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.8)))
+    spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.8)))
     batch = coarse(5)
     expected = None
     for order, layout in itertools.product((range(8), (3, 7, 0, 2, 6, 1, 5, 4)), LAYOUTS):
@@ -195,7 +195,7 @@ def test_neither_packing_nor_order_changes_a_bit():
 
 
 def test_no_token_and_one_token():
-    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.5)))
+    spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.5)))
     x = torch.zeros(1, 2)
     nothing = rc.correct(x, x, mask=torch.zeros(1, 2), spec=spec)
     assert nothing.weights.tolist() == [[0.0, 0.0]] and nothing.metrics()["weight/upper_max"] == math.inf
@@ -217,7 +217,7 @@ def test_a_sequence_of_ratios_that_are_the_bound_is_not_beyond_it(weight, side, 
 
 def test_labels_and_full_detail_read_the_bound_that_was_found(way):
     laid = lay_out(coarse(1), "packed", torch.float32)
-    spec = rc.Spec(rc.Weight("token", upper=rc.Quantile(0.5)), detail="full")
+    spec = rc.Spec(rc.Weight.token(upper=rc.Quantile(0.5)), detail="full")
     found = laid.correct(spec, labels={"env": torch.arange(8) % 2}, label_names={"env": ["a", "b"]})
     whole, by = found.metrics(), found.metrics(by="env")
     above = [by[f"env/{name}/tokens/weight_above_fraction"] * by[f"env/{name}/tokens/tokens"] for name in ("a", "b")]
@@ -227,7 +227,7 @@ def test_labels_and_full_detail_read_the_bound_that_was_found(way):
 
 @pytest.mark.slow  # the bounds of criteria are compiled in test_bounds_of_batch.py
 def test_inside_a_compiled_function():
-    spec = rc.Spec(rc.Weight("token", upper=rc.KeepESS(0.9)))
+    spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9)))
     laid = lay_out(coarse(0), "padded_right", torch.float32)
 
     @torch.compile(fullgraph=True, backend="aot_eager")

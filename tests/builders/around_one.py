@@ -16,7 +16,7 @@ def beyond_rounding(answer, spec, dtype):
     Weights are off by their mean where they are divided by it; by anything where that mean may pass for 1e-8 or less.
     """
     weight = spec.weight
-    if weight is None or weight.level != "token":
+    if weight is None or weight.over != "token":
         return {}
     unit = TIMES * 2.0 ** (-53 if dtype == torch.float64 else -24)
     columns = [

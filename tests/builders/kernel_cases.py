@@ -79,9 +79,11 @@ BOTH = {"lower": 0.1, "upper": 1.0}
 LOWER = {"lower": 0.1, "upper": None}
 ENTROPY = {"name": "entropy"}
 # For what the Spec does not change: one that weighs tokens and drops them early and late, one that weighs sequences.
-TOKENS = rc.Spec(W("token", 0.8, 1.2), (tokens("k1", **BOTH), over("abs", "sum", when="outward", drop="token")), "both")
+TOKENS = rc.Spec(
+    W.token(lower=0.8, upper=1.2), (tokens("k1", **BOTH), over("abs", "sum", when="outward", drop="token")), "both"
+)
 SEQUENCES = rc.Spec(
-    W("product", upper=1.5), (over("ratio", "min", **LOWER), over("k2", "sum"), over("external", "mean", **ENTROPY))
+    W.product(upper=1.5), (over("ratio", "min", **LOWER), over("k2", "sum"), over("external", "mean", **ENTROPY))
 )
 
 

@@ -56,11 +56,11 @@ def markdown() -> str:
     objective = Objective(DEFAULT_SURROGATE, KL("k3", 0.001), SquaredLogRatio(0.001))
     parts = {
         "Always": native.ALWAYS,
-        "With a `Weight`": native.weight_metrics(Spec(weight=Weight("token", normalize="batch"))),
+        "With a `Weight`": native.weight_metrics(Spec(weight=Weight.token(normalize="batch"))),
         "For every `Criterion`, under its label": native.criterion_metrics(criterion),
         'With `detail="full"`': native.FULL_METRICS,
         "Where turns are measured": turns.METRICS,
-        "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight("product", over="turn")))[-12:],
+        "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight.product(over="turn")))[-12:],
         'With `normalize="group"` or "sequence"': extra.DIVISOR_METRICS,
         "With `entropy`": [*extra.ENTROPY_METRICS, *extra.ENTROPY_METRICS_OF_D],
         "With `versions`": extra.AGE_METRICS,

@@ -61,9 +61,7 @@ def weights_product(level):
 def criteria_product(stat):
     """over x reduce x when x drop x non-finite policy x sums_over; layout, rejection and sides are drawn."""
     rng = random.Random(stat)
-    settings = list(
-        itertools.product(REJECTED, (None, 0.3), (rc.Weight("geometric"), None), (True, False), (1e-8, 0.2))
-    )
+    settings = list(itertools.product(REJECTED, (None, 0.3), (rc.Weight.geometric(), None), (True, False), (1e-8, 0.2)))
     first = rc.Criterion("external", name="entropy", upper=0.6, label="first")
     for over, when, drop in itertools.product((None, *REDUCTIONS), WHEN, DROPS):
         for nonfinite, sums_over in itertools.product(NONFINITE, SUMS_OVER):

@@ -39,14 +39,14 @@ def losing(rank, ranks, options, name):
 def both_groups(rank, ranks):
     """Ranks 0, 1 and 2, 3 share sequences; rank 3's Spec is another one. All of them take one batch mean."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    spec = rc.Spec(rc.Weight("token", upper=3.0 if rank == 3 else 2.0, normalize="batch"))
+    spec = rc.Spec(rc.Weight.token(upper=3.0 if rank == 3 else 2.0, normalize="batch"))
     groups = {"sequence_group": halves[rank // 2], "batch_group": dist.group.WORLD}
     rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), spec=spec, validate=True, **groups)
 
 
 def data_parallel(rank, ranks):
     """Ranks with other numbers of sequences, in other layouts, which agree on everything else."""
-    n, spec = 1 + rank, rc.Spec(rc.Weight("token", normalize="batch"))
+    n, spec = 1 + rank, rc.Spec(rc.Weight.token(normalize="batch"))
     layout = {} if rank else {"cu_seqlens": torch.tensor([0, n])}
     zeros = torch.zeros(n, 3) if rank else torch.zeros(n)
     return rc.correct(zeros, zeros, spec=spec, validate=True, batch_group=dist.group.WORLD, **layout).keep.tolist()

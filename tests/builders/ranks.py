@@ -16,7 +16,7 @@ from builders.split_cases import SPECS, cases, loss_cases, picked, tokens_of
 from rollout_corr.testing import ExampleBatch, example_batch
 
 NORMALIZED = rc.Spec(
-    weight=rc.Weight("product", upper=3.0, normalize="batch"),
+    weight=rc.Weight.product(upper=3.0, normalize="batch"),
     criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.995, upper=1.005),),
     detail="full",
 )

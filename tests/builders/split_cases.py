@@ -109,12 +109,12 @@ def joined(outcomes, sequences, way, ranks):
 SPECS = {
     "measure": rc.Spec(detail="full"),
     "token": rc.Spec(
-        rc.Weight("token", 0.8, 1.2, normalize="batch"),
+        rc.Weight.token(lower=0.8, upper=1.2, normalize="batch"),
         (rc.Criterion("prob_diff", lower=-0.2, upper=0.2),),
         rejected="both",
     ),
     "geometric and veto": rc.Spec(
-        rc.Weight("geometric", upper=2.0),
+        rc.Weight.geometric(upper=2.0),
         (
             rc.Criterion("ratio", over="sequence", reduce="min", lower=0.4),
             rc.Criterion("k3", over="sequence", reduce="mean", upper=0.08),
@@ -123,7 +123,7 @@ SPECS = {
         nonfinite="neutral",
     ),
     "survivors": rc.Spec(
-        rc.Weight("product", upper=2.0),
+        rc.Weight.product(upper=2.0),
         (
             rc.Criterion("ratio", lower=0.5, drop="sequence"),
             rc.Criterion("ratio", upper=1.5),
@@ -140,9 +140,9 @@ SPECS = {
         ),
         rejected="both",
     ),
-    "broken": rc.Spec(rc.Weight("product"), (rc.Criterion("k2", over="sequence", reduce="sum", upper=1.0),)),
+    "broken": rc.Spec(rc.Weight.product(), (rc.Criterion("k2", over="sequence", reduce="sum", upper=1.0),)),
     "poisoned": rc.Spec(
-        rc.Weight("product", lower=0.1),
+        rc.Weight.product(lower=0.1),
         (
             rc.Criterion("k1", over="sequence", reduce="mean", upper=0.5),
             rc.Criterion("ratio", over="sequence", reduce="max", upper=3.0),
@@ -154,7 +154,7 @@ SPECS = {
     "skyrl": rc.spec("skyrl.tldr"),
 }
 LOSS_SPEC = rc.Spec(
-    rc.Weight("geometric", upper=2.0),
+    rc.Weight.geometric(upper=2.0),
     (
         rc.Criterion("k1", over="sequence", reduce="mean", upper=0.3, of="new/old", when="negative_advantage"),
         rc.Criterion("ratio", lower=0.3, drop="sequence", of="new/rollout"),

@@ -20,7 +20,7 @@ from builders.launched import Driver
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import operators
 
-TOKEN = rc.Spec(rc.Weight("token", upper=2.0))
+TOKEN = rc.Spec(rc.Weight.token(upper=2.0))
 WHAT = {
     "one": {"spec": rc.Spec(), "layouts": ("packed",), "aligned": True, "mean_lengths": (500, 500)},
     "packed": {"spec": TOKEN, "loss": {"kl": rc.KL("k3", 0.001)}, "layouts": ("packed",), "aligned": True},

@@ -64,13 +64,13 @@ def specs_for_layouts(sequences):
     )
     return [
         rc.Spec(),
-        rc.Spec(rc.Weight("token", upper=1.3)),
-        rc.Spec(rc.Weight("token", 0.8, 1.2, outside="zero", normalize="batch"), (k1,), "both"),
-        rc.Spec(rc.Weight("product", upper=1.5, normalize="batch"), (geometric, veto), detail="full"),
-        rc.Spec(rc.Weight("geometric", 0.9), (k3, external), "zero", sums_over="kept"),
+        rc.Spec(rc.Weight.token(upper=1.3)),
+        rc.Spec(rc.Weight.token(lower=0.8, upper=1.2, outside="zero", normalize="batch"), (k1,), "both"),
+        rc.Spec(rc.Weight.product(upper=1.5, normalize="batch"), (geometric, veto), detail="full"),
+        rc.Spec(rc.Weight.geometric(lower=0.9), (k3, external), "zero", sums_over="kept"),
         rc.Spec(None, (k1, k3), "both", sums_over="kept", detail="full"),
         rc.Spec(None, (geometric,), "zero"),
-        rc.Spec(rc.Weight("token"), (k1, veto), apply=False),
+        rc.Spec(rc.Weight.token(), (k1, veto), apply=False),
     ]
 
 
@@ -104,7 +104,7 @@ def test_low_precision_log_probs(dtype):
 
 
 EVERYTHING = rc.Spec(
-    rc.Weight("geometric", 0.5, 2.0, normalize="batch"),
+    rc.Weight.geometric(lower=0.5, upper=2.0, normalize="batch"),
     tuple(
         rc.Criterion(stat, over="sequence", reduce=reduce, upper=2.0, name="entropy" if stat == "external" else None)
         for stat in STATS
@@ -152,7 +152,7 @@ def test_mask_of_none_is_false_outside_every_interval():
     """There is no given mask to hand back, so what belongs to no sequence does not train."""
     for spec in (
         rc.Spec(),
-        rc.Spec(rc.Weight("token"), rejected="zero"),
+        rc.Spec(rc.Weight.token(), rejected="zero"),
         rc.Spec(criteria=(rc.Criterion("abs", upper=1),)),
     ):
         out = rc.correct(torch.zeros(6), torch.zeros(6), cu_seqlens=torch.tensor([1, 3, 4]), spec=spec)
@@ -166,7 +166,7 @@ def test_mask_of_none_is_false_outside_every_interval():
 def test_log_probs_of_two_dtypes(dtypes):
     """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
     sequences = random_sequences(2)
-    spec = rc.Spec(rc.Weight("product"), (rc.Criterion("k2", over="sequence", reduce="mean", upper=0.07),), "both")
+    spec = rc.Spec(rc.Weight.product(), (rc.Criterion("k2", over="sequence", reduce="mean", upper=0.07),), "both")
     laid = lay_out(sequences, "packed")
     laid.train, laid.rollout = laid.train.to(dtypes[0]), laid.rollout.to(dtypes[1])
     cast = [

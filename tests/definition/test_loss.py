@@ -219,7 +219,7 @@ def test_low_precision_log_probs(dtype):
 
 # --- modes and specs --------------------------------------------------------------------------------------------------
 
-TIS = rc.Weight("token", upper=1.5)
+TIS = rc.Weight.token(upper=1.5)
 GEOMETRIC = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.8, upper=1.3)
 TOKEN = rc.Criterion("ratio", lower=0.6, upper=1.7)
 
@@ -256,8 +256,8 @@ def corrected(sequences, spec, train, apply_weights):
 SPECS = {
     "metrics": rc.Spec(),
     "weight": rc.Spec(TIS),
-    "product": rc.Spec(rc.Weight("product", lower=0.5, upper=2.0), (GEOMETRIC,)),
-    "icepop": rc.Spec(rc.Weight("token", 0.7, 1.4, outside="zero"), rejected="both"),
+    "product": rc.Spec(rc.Weight.product(lower=0.5, upper=2.0), (GEOMETRIC,)),
+    "icepop": rc.Spec(rc.Weight.token(lower=0.7, upper=1.4, outside="zero"), rejected="both"),
     "zero": rc.Spec(TIS, (TOKEN, GEOMETRIC), "zero"),
     "both": rc.Spec(None, (TOKEN,), "both"),
     "new": rc.Spec(

@@ -276,7 +276,7 @@ def test_a_spec_in_the_same_call():
     """Tokens that a correction rejects are not seen."""
     batch = only(random_batch(6, LENGTHS), "old", "rollout")
     laid = LaidLoss(batch, "packed")
-    spec = rc.Spec(weight=rc.Weight("token", upper=1.5), criteria=(rc.Criterion("abs", upper=0.5),))
+    spec = rc.Spec(weight=rc.Weight.token(upper=1.5), criteria=(rc.Criterion("abs", upper=0.5),))
     out = laid(surrogate=OF_BATCH["kl cov"], spec=spec)
     kept = laid.laid.read(out.mask)
     weights = laid.laid.read(out.weights)

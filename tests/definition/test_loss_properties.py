@@ -180,7 +180,7 @@ def test_masks_that_come_back():
     assert out.mask.dtype == mask.dtype and out.mask.tolist() == [[1.0, mask[0, 1].item(), 0.0], [0.0, 1.0, 0.0]]
     assert rc.policy_loss(new, new, train_mask=trains).mask.tolist() == trains.bool().tolist()
     assert out.weights is None and out.keep is None and out.warnings() == []
-    spec = rc.Spec(rc.Weight("token"))
+    spec = rc.Spec(rc.Weight.token())
     out = rc.policy_loss(new, new, mask=mask, rollout_logp=new, spec=spec)
     assert out.weights.tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]] and out.keep.tolist() == [True, True]
     rows = [z(3), z(2)]
@@ -191,7 +191,7 @@ def test_masks_that_come_back():
 def test_statistics_merge_and_name_what_differs():
     generator = torch.Generator().manual_seed(0)
     new, advantages, rollout = (torch.randn(4, 5, generator=generator) for _ in range(3))
-    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    spec = rc.Spec(rc.Weight.token(upper=2.0))
     whole = rc.policy_loss(new, advantages, rollout_logp=rollout, spec=spec)
     parts = [
         rc.policy_loss(new[i : i + 2], advantages[i : i + 2], rollout_logp=rollout[i : i + 2], spec=spec)
@@ -257,7 +257,7 @@ REFUSED = {
         z(2, 3), z(2), old_logp=z(2, 3), surrogate=rc.PPO(of="new/rollout")
     ),
     "surrogate: expected Score() without bounds of its own": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight("token")), surrogate=rc.Score(upper=2.0)
+        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight.token()), surrogate=rc.Score(upper=2.0)
     ),
     "reduction: expected one of ['token_mean',": lambda: rc.policy_loss(z(2, 3), z(2), reduction="mean"),
     "denominator: expected one of ['original', 'kept', 'rows'], a number": lambda: rc.policy_loss(

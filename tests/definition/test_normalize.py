@@ -76,13 +76,13 @@ def test_means_are_1():
     generator = torch.Generator().manual_seed(1)
     train, rollout = (-torch.rand(12, 40, generator=generator) for _ in range(2))
     mask = torch.rand(12, 40, generator=generator) < 0.7
-    by_sequence = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight("token", normalize="sequence"))).weights
+    by_sequence = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight.token(normalize="sequence"))).weights
     assert (by_sequence.double().sum(1) / mask.sum(1) - 1.0).abs().max() < 1e-6
-    tokens = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight("token", normalize="group")), group_size=4)
+    tokens = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight.token(normalize="group")), group_size=4)
     sums = tokens.weights.double().view(3, -1).sum(1)
     assert (sums / mask.view(3, -1).sum(1) - 1.0).abs().max() < 1e-6
     # SNIS: the weight of a sequence over the sum of its group's, times their number.
-    product = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight("product", normalize="group")), group_size=4)
+    product = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight.product(normalize="group")), group_size=4)
     ratio = torch.where(mask, train - rollout, 0.0).double().sum(1).exp().view(3, 4)
     expected = 4.0 * ratio / ratio.sum(1, keepdim=True)
     assert torch.allclose(product.weights.amax(1).double().view(3, 4), expected, rtol=1e-6)
@@ -91,21 +91,21 @@ def test_means_are_1():
 def test_a_mean_near_0_divides_nothing():
     d = torch.tensor([[-19.0, -19.5], [0.5, 0.0], [-18.0, -19.0], [-17.0, -17.0]])
     zeros = torch.zeros_like(d)
-    found = rc.correct(d, zeros, spec=rc.Spec(rc.Weight("token", normalize="sequence")))
+    found = rc.correct(d, zeros, spec=rc.Spec(rc.Weight.token(normalize="sequence")))
     assert torch.equal(found.weights[0], d[0].exp())
     assert (found.weights[1:].sum(1) - 2.0).abs().max() < 1e-6
     metrics = found.metrics()
     assert metrics["sequences_undivided"] == 1.0
     assert metrics["weight_divisor_max"] == pytest.approx((math.exp(0.5) + 1.0) / 2.0, rel=1e-7)
     assert metrics["weight_divisor_min"] == pytest.approx((math.exp(-18.0) + math.exp(-19.0)) / 2.0, rel=1e-7)
-    every = rc.correct(d, zeros, spec=rc.Spec(rc.Weight("geometric", normalize="group")), group_size=1).weights
+    every = rc.correct(d, zeros, spec=rc.Spec(rc.Weight.geometric(normalize="group")), group_size=1).weights
     assert every[:, 0].tolist() == [d[0].mean().exp().item(), 1.0, d[2].mean().exp().item(), 1.0]
 
 
 def test_a_nan_that_propagates_stays_at_valid_tokens():
     d, mask = torch.tensor([[0.5, math.nan, 9.0], [0.1, 0.2, 0.3]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
     for normalize, last in (("sequence", True), ("group", False)):
-        spec = rc.Spec(rc.Weight("token", normalize=normalize), nonfinite="propagate")
+        spec = rc.Spec(rc.Weight.token(normalize=normalize), nonfinite="propagate")
         found = rc.correct(d, torch.zeros_like(d), mask=mask, spec=spec, group_size=2).weights
         assert found[0, :2].isnan().all() and found[0, 2] == 0.0 and bool(found[1].isfinite().all()) == last
 
@@ -113,7 +113,7 @@ def test_a_nan_that_propagates_stays_at_valid_tokens():
 @pytest.mark.parametrize("normalize", ["batch", "group", "sequence"])
 @pytest.mark.parametrize("backend", ["torch", "whole"])
 def test_tokens_of_no_sequence_alone_weigh_0(normalize, backend):
-    x, spec = torch.zeros(5), rc.Spec(rc.Weight("token", normalize=normalize), CRITERIA)
+    x, spec = torch.zeros(5), rc.Spec(rc.Weight.token(normalize=normalize), CRITERIA)
     with mock.patch.dict(CORRECTIONS, blocks=run_whole if backend == "whole" else blocks.run_blocks):
         found = rc.correct(x, x, cu_seqlens=torch.tensor([3]), spec=spec, group_size=2)
     assert found.weights.tolist() == [0.0] * 5 and found.keep.shape == (0,)
@@ -130,7 +130,7 @@ def test_weights_of_turns():
         ("group", [sum(weights) / 4] * 2),
         ("sequence", [(2 * weights[0] + weights[1]) / 3, (weights[2] + 3 * weights[3]) / 4]),
     ):
-        spec = rc.Spec(rc.Weight("product", over="turn", normalize=normalize))
+        spec = rc.Spec(rc.Weight.product(over="turn", normalize=normalize))
         found = rc.correct(d, torch.zeros_like(d), mask=mask, spec=spec, turns=turns, group_size=2).weights
         expected = torch.tensor([[w / mean for w in row] for row, mean in zip(at, means, strict=True)])
         assert torch.allclose(found, expected.double(), rtol=1e-7), normalize
@@ -141,9 +141,9 @@ def test_weights_of_turns():
 
 def normalized(spec, normalize):
     """A Spec of the strategies with a weight that is normalised."""
-    weight = spec.weight or rc.Weight("token")
+    weight = spec.weight or rc.Weight.token()
     if normalize == "sequence" and not weight.per_token:
-        weight = rc.Weight("token", weight.lower, weight.upper, weight.outside)
+        weight = rc.Weight.token(lower=weight.lower, upper=weight.upper, outside=weight.outside)
     return replace(spec, weight=replace(weight, normalize=normalize))
 
 
@@ -186,7 +186,7 @@ def test_what_is_packed_beside_does_not_matter(batch, before, spec, normalize, d
 
 
 def test_statistics_merge_over_micro_batches_of_whole_groups():
-    spec = rc.Spec(rc.Weight("token", upper=2.0, normalize="group"), CRITERIA, "both")
+    spec = rc.Spec(rc.Weight.token(upper=2.0, normalize="group"), CRITERIA, "both")
     batch = random_sequences(5, (4, 3, 6, 2, 5, 1))
     laid = [lay_out(part, "packed") for part in (batch, batch[:2], batch[2:])]
     whole, *parts = [one.correct(spec, group_size=2) for one in laid]
@@ -198,7 +198,7 @@ def test_statistics_merge_over_micro_batches_of_whole_groups():
 
 
 def test_a_dry_run_and_a_call_without_sequences():
-    spec = rc.Spec(rc.Weight("token", normalize="group"), apply=False)
+    spec = rc.Spec(rc.Weight.token(normalize="group"), apply=False)
     x = torch.zeros(2, 3)
     assert rc.correct(x, x, spec=spec, group_size=2).weights is None
     for shape in ((0, 3), (2, 0)):
@@ -208,7 +208,7 @@ def test_a_dry_run_and_a_call_without_sequences():
 
 
 def test_outputs_of_the_caller():
-    spec = rc.Spec(rc.Weight("token", normalize="sequence"), CRITERIA, "both")
+    spec = rc.Spec(rc.Weight.token(normalize="sequence"), CRITERIA, "both")
     laid = lay_out(random_sequences(6), "padded_right", torch.float32)
     wanted = laid.correct(spec)
     out = rc.Outputs(torch.full_like(laid.train, 7.0), torch.ones_like(laid.mask))
@@ -222,7 +222,7 @@ def test_outputs_of_the_caller():
 
 @pytest.mark.parametrize("rejected", REJECTED)
 def test_the_loss_has_the_weights_of_the_correction(rejected):
-    spec = rc.Spec(rc.Weight("product", upper=2.0, normalize="group"), CRITERIA, rejected)
+    spec = rc.Spec(rc.Weight.product(upper=2.0, normalize="group"), CRITERIA, rejected)
     laid = lay_out(random_sequences(9, advantages="sequence", external=False), "padded_left")
     groups = {"group_index": torch.tensor([3, 3, 0, 0, 3, 0])}
     found = laid.correct(spec, **groups)
@@ -255,7 +255,7 @@ def test_compiled(level):
 
 def test_errors():
     x = torch.zeros(4, 3)
-    group = rc.Spec(rc.Weight("token", normalize="group"))
+    group = rc.Spec(rc.Weight.token(normalize="group"))
 
     def call(**options):
         return rc.correct(x, x, spec=group, **options)
@@ -284,8 +284,8 @@ def test_errors():
         with pytest.raises(error, match=words):
             call(**options)
     with pytest.raises(ValueError, match=r"Weight\.normalize: expected 'batch', 'group' or None with level='product'"):
-        rc.Weight("product", normalize="sequence")
+        rc.Weight.product(normalize="sequence")
     with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
-        rc.Spec(rc.Weight("token", normalize="group"), report=("verl",))
+        rc.Spec(rc.Weight.token(normalize="group"), report=("verl",))
     with pytest.raises(ValueError, match="group_index: expected None without a Spec or a surrogate that is of groups"):
         rc.policy_loss(x, torch.ones(4), group_size=2)

@@ -25,7 +25,7 @@ def test_ranges_of_what_is_summed(dtype):
     ratios = [rc.Criterion("ratio", over="sequence", reduce=r, upper=1e99, label="ratio " + r) for r in REDUCTIONS]
     others = [rc.Criterion(stat, over="sequence", reduce="sum", upper=1e99, label=stat) for stat in ("abs", "k2", "k3")]
     entropy = rc.Criterion("external", over="sequence", reduce="sum", name="entropy", upper=1e99, label="entropy")
-    spec = rc.Spec(rc.Weight("product"), (*k1, *ratios, *others, entropy))
+    spec = rc.Spec(rc.Weight.product(), (*k1, *ratios, *others, entropy))
     within = {"dtype": dtype, "tolerance": WEIGHTS_WITHIN, "metric_tolerance": METRICS_WITHIN}
     out, _ = check([sequence], spec, **within)
     metrics = out.metrics()
@@ -36,7 +36,7 @@ def test_ranges_of_what_is_summed(dtype):
     # The same over survivors, and after a token clamp that is wider than the range.
     first = rc.Criterion("external", name="entropy", lower=0.0, label="first")
     late = [replace(criterion, token_clamp=5000.0) for criterion in (*k1, *others)]
-    weight = rc.Weight("geometric", token_clamp=5000.0)
+    weight = rc.Weight.geometric(token_clamp=5000.0)
     check([sequence], rc.Spec(weight, (first, *late, *ratios, entropy), sums_over="kept", clamp=40.0), **within)
 
 
@@ -97,7 +97,7 @@ def test_a_mean_weight_is_divided_by_unless_it_is_1e_8_or_less(level):
 @pytest.mark.parametrize("d", [-3.0, -8.0, -10.0, -15.0, -20.0])
 def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
     """docs/kernels.md says so: it comes from the ratio - 1 of the sums. The weight itself is exact to a rounding."""
-    out = rc.correct(torch.tensor([[d, 0.0]]), torch.zeros(1, 2), spec=rc.Spec(rc.Weight("token")))
+    out = rc.correct(torch.tensor([[d, 0.0]]), torch.zeros(1, 2), spec=rc.Spec(rc.Weight.token()))
     assert out.weights[0, 0].item() == pytest.approx(math.exp(d), rel=2e-7)
     for name in ("weight_min", "weight_raw_min"):
         assert abs(out.metrics()[name] - math.exp(d)) <= -d * 2.0**-24, name
@@ -138,7 +138,7 @@ def test_spreads_that_are_small_do_not_cancel():
     """Weights of 1 +- 1e-6 and probabilities of almost 1 keep their deviation and correlation in fp32."""
     d = torch.tensor([[1e-6, -1e-6] * 500])
     metrics = rc.correct(
-        -1.0 + d.double(), torch.full((1, 1000), -1.0).double(), spec=rc.Spec(rc.Weight("token"))
+        -1.0 + d.double(), torch.full((1, 1000), -1.0).double(), spec=rc.Spec(rc.Weight.token())
     ).metrics()
     assert metrics["weight_std"] == pytest.approx(1e-6, rel=1e-4)
     assert metrics["d_std"] == pytest.approx(1e-6, rel=1e-4)

@@ -59,7 +59,7 @@ def test_criteria_against_the_loops(stat):
         arguments |= {"name": "entropy"} if stat == "external" else {}
         sequences = rng.choice(BROKEN if nonfinite == "propagate" else BATCHES + BROKEN)
         tested = fit(sequences, spec, arguments, rng.choice(("upper", "lower", "both")))
-        spec = rc.Spec(rc.Weight("token"), **{**spec, "criteria": (tested, *spec.get("criteria", ()))})
+        spec = rc.Spec(rc.Weight.token(), **{**spec, "criteria": (tested, *spec.get("criteria", ()))})
         _, answer = check(sequences, spec, rng.choice(LAYOUTS), whole=rng.random() < 0.5)
         failed.update(x for row in answer.outcomes[0].failed for x in row)
     assert failed == {True, False}
@@ -70,7 +70,9 @@ def test_low_precision_log_probs(dtype):
     for seed, reduce in enumerate(PREFIX_REDUCTIONS):
         sequences = rounded(random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3), dtype)
         tested = fit(sequences, {}, {"stat": "k3", "over": "prefix", "reduce": "mean", "drop": "rest"}, "upper")
-        spec = rc.Spec(rc.Weight("prefix", 0.7, 1.4, reduce=reduce, growth="sqrt"), (tested,), detail="full")
+        spec = rc.Spec(
+            rc.Weight("prefix", lower=0.7, upper=1.4, reduce=reduce, growth="sqrt"), (tested,), detail="full"
+        )
         check(
             sequences,
             spec,
@@ -104,7 +106,7 @@ def test_an_invalid_token_is_neither_a_place_nor_a_factor():
 
 
 def test_bounds_that_grow_count_what_they_bound():
-    out = of(rc.Weight("prefix", 0.9, 1.2, outside="zero", growth="sqrt"))
+    out = of(rc.Weight("prefix", lower=0.9, upper=1.2, outside="zero", growth="sqrt"))
     inside = [math.log(0.9) * math.sqrt(t) <= x <= math.log(1.2) * math.sqrt(t) for t, x in enumerate(
         [0.25, -0.25, 0.25, 0.375, 0.125], 1
     )]  # fmt: skip
@@ -149,7 +151,7 @@ def test_within_turns_is_what_turns_alone_would_give(layout):
     for reduce in PREFIX_REDUCTIONS:
         spec, alone = (
             rc.Spec(
-                rc.Weight("prefix", **weight, reduce=reduce, over=over),
+                rc.Weight("prefix", **weight, reduce=reduce, within=over),
                 (rc.Criterion(**tested, within=over, label="rest"),),
             )
             for over in ("turn", "sequence")

@@ -160,7 +160,7 @@ def test_long_sequences_keep_their_bits_wherever_they_start(dtype, length):
     rollout = (train.float() + 0.3 * torch.randn(length, generator=generator)).to(dtype)
     mask = torch.rand(length, generator=generator) < 0.8
     spec = rc.Spec(
-        rc.Weight("product"), (rc.Criterion("k3", over="sequence", reduce="sum", upper=length * 0.045),), "both"
+        rc.Weight.product(), (rc.Criterion("k3", over="sequence", reduce="sum", upper=length * 0.045),), "both"
     )
     alone = rc.correct(train, rollout, mask=mask, cu_seqlens=torch.tensor([0, length]), spec=spec)
     for start in (1, 2, 3, 5, 64):
@@ -184,7 +184,7 @@ def test_double_precision_agrees_to_rounding():
     """fp64 sums plainly: accuracy is promised, not bits."""
     generator = torch.Generator().manual_seed(0)
     train, rollout = (-torch.rand(6, 50, generator=generator, dtype=torch.float64) for _ in range(2))
-    spec = rc.Spec(rc.Weight("product", normalize="batch"))
+    spec = rc.Spec(rc.Weight.product(normalize="batch"))
     whole = rc.correct(train, rollout, spec=spec)
     flat = rc.correct(train.reshape(-1), rollout.reshape(-1), cu_seqlens=torch.arange(0, 301, 50), spec=spec)
     torch.testing.assert_close(flat.weights.reshape(6, 50), whole.weights, rtol=1e-12, atol=0)

@@ -83,7 +83,7 @@ def test_a_prefix_of_no_survivor_is_that_of_its_sequence():
         spec = rc.Spec(weight, (taken, *more), sums_over="kept")
         return rc.correct(train, torch.zeros(5), cu_seqlens=given["cu_seqlens"], spec=spec)
 
-    product = run(rc.Weight("product", normalize="batch")).weights
+    product = run(rc.Weight.product(normalize="batch")).weights
     for growth in (None, "sqrt"):
         prefix = run(rc.Weight("prefix", upper=9.0, growth=growth)).weights
         assert prefix[:3].tolist() == [1.0] * 3 and prefix[4] == torch.tensor(0.75).exp()

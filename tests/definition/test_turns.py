@@ -82,7 +82,7 @@ def test_turns_of_one_token_decide_as_tokens_and_weigh_as_they_do(dtype, within)
         bounds = {"lower": 0.8, "upper": 1.2}
         for level in ("product", "geometric"):
             turn = rc.Spec(rc.Weight(level, 0.9, 1.3, over="turn"), [rc.Criterion("ratio", "turn", "mean", **bounds)])
-            token = rc.Spec(rc.Weight("token", 0.9, 1.3), [rc.Criterion("ratio", **bounds)])
+            token = rc.Spec(rc.Weight.token(lower=0.9, upper=1.3), [rc.Criterion("ratio", **bounds)])
             one, other = laid.correct(turn, turns=torch.cat([offsets, offsets[-1:]])), laid.correct(token)
             assert torch.allclose(one.weights, other.weights, rtol=within, atol=0)
             assert laid.read(one.mask) == laid.read(other.mask)
@@ -109,7 +109,7 @@ def test_packing_padding_and_blocks_change_no_bit(dtype):
 def test_parts_merge_to_the_whole():
     batch = random_sequences(3, (5, 9, 7, 4, 12, 3))
     turns = random_turns(batch, 3)
-    spec = rc.Spec(rc.Weight("product", over="turn"), [rc.Criterion("k3", "turn", "mean", upper=0.1)])
+    spec = rc.Spec(rc.Weight.product(over="turn"), [rc.Criterion("k3", "turn", "mean", upper=0.1)])
 
     def run(first, last):
         laid = lay_out(batch[first:last], "packed")
@@ -124,7 +124,7 @@ def test_parts_merge_to_the_whole():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ids_and_runs_are_the_offsets_that_they_stand_for(layout):
-    spec = rc.Spec(rc.Weight("product", over="turn"), [rc.Criterion("k3", "turn", "mean", upper=0.05)])
+    spec = rc.Spec(rc.Weight.product(over="turn"), [rc.Criterion("k3", "turn", "mean", upper=0.05)])
     for seed in range(4):
         batch = random_sequences(seed, (5, 1, 7, 0, 4, 12))
         laid = lay_out(batch, layout)

@@ -87,7 +87,7 @@ def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
             # A chunk is the batch.
             continue
         out = rc.correct(made["train_logp"], made["rollout_logp"], mask=made["mask"], spec=setting.spec, **whole)
-        product = setting.spec.weight is not None and setting.spec.weight.level == "product"
+        product = setting.spec.weight is not None and setting.spec.weight.is_product
         weights, ratios, alive = [], [], 0
         for s, tokens in enumerate(valid):
             kept = [
@@ -207,7 +207,7 @@ def result(bias, variance, kept=1.0, note=""):
 
 
 def weighted(name, upper, family="grid", **more):
-    return Setting(name, rc.Spec(rc.Weight("token", upper=upper)), family, upper, **more)
+    return Setting(name, rc.Spec(rc.Weight.token(upper=upper)), family, upper, **more)
 
 
 REJECTING = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.5, upper=2.0)
@@ -221,10 +221,10 @@ def test_the_best_of_each_kind_come_first():
         (weighted("grid 2", 2.0), result(0.001, 0.05)),
         (weighted("preset", 2.0, ""), result(0.001, 0.05)),
         (weighted("grid 1.1", 1.1), result(0.1, 0.01)),
-        (Setting("veto, no effect", rc.Spec(rc.Weight("token", upper=2.0), (REJECTING,))), result(0.001, 0.05)),
+        (Setting("veto, no effect", rc.Spec(rc.Weight.token(upper=2.0), (REJECTING,))), result(0.001, 0.05)),
         (Setting("half", rc.Spec(None, (REJECTING,))), result(0.5, 1.0, kept=0.5)),
-        (Setting("noise", rc.Spec(rc.Weight("product"))), result(0.0, 0.0, note="T x KL")),
-        (Setting("nothing", rc.Spec(rc.Weight("geometric"))), result(1.0, math.inf, kept=0.0)),
+        (Setting("noise", rc.Spec(rc.Weight.product())), result(0.0, 0.0, note="T x KL")),
+        (Setting("nothing", rc.Spec(rc.Weight.geometric())), result(1.0, math.inf, kept=0.0)),
     ]
     found = best_settings(tried, 100)
     assert [one.setting.name for one in found] == ["preset", "none", "half"]

@@ -89,7 +89,7 @@ class Attributes:
     ids=lambda config: type(config).__name__,
 )
 def test_kinds_of_configuration(config):
-    assert rc.spec("verl", config) == Spec(Weight("product", upper=2), **VERL)
+    assert rc.spec("verl", config) == Spec(Weight.product(upper=2), **VERL)
 
 
 @pytest.mark.peers
@@ -104,10 +104,10 @@ def test_omegaconf():
           rollout_correction: {rollout_is: token, rollout_is_threshold: "${algorithm.cap}"}
         """
     )
-    assert rc.spec("verl", config) == Spec(Weight("token", upper=3), **VERL)
-    assert rc.spec("verl", config.algorithm.rollout_correction) == Spec(Weight("token", upper=3), **VERL)
+    assert rc.spec("verl", config) == Spec(Weight.token(upper=3), **VERL)
+    assert rc.spec("verl", config.algorithm.rollout_correction) == Spec(Weight.token(upper=3), **VERL)
     listed = OmegaConf.create({"rollout_is": "token", "rollout_is_threshold": [0.5, 2]})
-    assert rc.spec("verl", listed) == Spec(Weight("token", 0.5, 2, "zero"), **VERL)
+    assert rc.spec("verl", listed) == Spec(Weight.token(lower=0.5, upper=2, outside="zero"), **VERL)
 
 
 @pytest.mark.parametrize("config", [None, 3, ["rollout_is"], RolloutCorrectionConfig], ids=repr)
@@ -140,13 +140,13 @@ def test_xtuner_shipped_configurations():
         "rollout_is_veto_threshold": (20, 0),
     }
     reasoning = Spec(
-        Weight("token", lower=0.5, upper=5),
+        Weight.token(lower=0.5, upper=5),
         (ratio(0.5, 5, label="mask"), ratio(0, 20, drop="sequence", label="veto")),
         **XTUNER,
     )
     assert rc.spec("xtuner", shipped) == reasoning == rc.spec("xtuner.reasoning")
     agentic = shipped | {"rollout_is_threshold": [5, 0]}
-    assert rc.spec("xtuner", agentic) == replace(reasoning, weight=Weight("token", lower=0, upper=5))
+    assert rc.spec("xtuner", agentic) == replace(reasoning, weight=Weight.token(lower=0, upper=5))
     assert rc.spec("xtuner", agentic) == rc.spec("xtuner.agentic")
     assert rc.spec("xtuner", Model(**shipped)) == reasoning
     assert rc.spec("xtuner", types.SimpleNamespace(loss_reduction="token", rollout_is=Model(**shipped))) == reasoning

@@ -21,7 +21,7 @@ from rollout_corr.specs.choices import NONFINITE
 
 ROOT = Path(__file__).resolve().parents[2] / "rollout_corr"
 VALUES = (-9999.0, 9999.0, 700.0, -400.0, math.inf, -math.inf, math.nan, 0.0)
-WEIGHTS = (None, rc.Weight("token", upper=2.0), rc.Weight("product", upper=2.0), rc.Weight("geometric"))
+WEIGHTS = (None, rc.Weight.token(upper=2.0), rc.Weight.product(upper=2.0), rc.Weight.geometric())
 
 
 def batches(dtype):

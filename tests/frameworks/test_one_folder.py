@@ -25,7 +25,7 @@ from rollout_corr.specs.correction import Spec, Weight
 @preset_of("toy 1.0")
 def tis(cap: float = 2.0) -> Spec:
     """w = min(exp(D), cap)."""
-    return Spec(weight=Weight("token", upper=cap))
+    return Spec(weight=Weight.token(upper=cap))
 
 RECIPES = of_presets("toy", Named(clip, eps=0.2, eps_high=None), BOTH)
 '''
@@ -94,7 +94,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("toy")
 def test_a_folder_is_a_framework():
-    spec = rc.Spec(weight=rc.Weight("token", upper=3.0))
+    spec = rc.Spec(weight=rc.Weight.token(upper=3.0))
     assert rc.spec("toy.tis", cap=3.0) == rc.spec("toy", {"cap": 3.0}) == spec
     assert "toy.tis" in rc.spec_names() and "toy.tis" in rc.recipe_names()
     made = rc.recipe("toy.tis", eps=0.1, cap=3.0)
@@ -110,7 +110,7 @@ def test_its_metrics_need_its_name_in_two_lists(monkeypatch):
     monkeypatch.setattr(correction, "REPORTS", (*choices.REPORTS, "toy"))
     monkeypatch.setattr(peers, "_LOADED", {})
     monkeypatch.setitem(peers.SCHEMES, "toy", "rollout_corr.frameworks.toy.metrics")
-    spec = rc.Spec(weight=rc.Weight("token", upper=2.0), report=("native", "toy"))
+    spec = rc.Spec(weight=rc.Weight.token(upper=2.0), report=("native", "toy"))
     out = rc.correct(torch.zeros(3, 4), torch.zeros(3, 4), spec=spec, backend="torch")
     assert out.metrics("toy") == {"toy/mean_weight": 1.0, "toy/rows": 3.0}
 

@@ -263,7 +263,7 @@ def test_expression_builds_what_it_says():
     names = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion, **RULES}
     for spec in EXPECTED.values():
         assert eval(expression(spec), names) == spec
-    assert expression(Spec(Weight("token", upper=2.0))) == 'Spec(weight=Weight("token", upper=2.0))'
+    assert expression(Spec(Weight.token(upper=2.0))) == "Spec(weight=Weight.token(upper=2.0))"
 
 
 def test_table_in_the_docs_is_up_to_date():

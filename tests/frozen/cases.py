@@ -142,7 +142,7 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"recipe/{name}", settings.pop("spec"), settings, needs)
     for name in LABELLED:
         yield Case(f"labels/{name}", rc.spec(name), labelled=True)
-    yield Case("labels/full", rc.Spec(rc.Weight("token", upper=2.0), detail="full"), labelled=True)
+    yield Case("labels/full", rc.Spec(rc.Weight.token(upper=2.0), detail="full"), labelled=True)
     for line in DECLARED.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         yield _variant(row) if row["kind"] == "variant" else _loss(row)
@@ -171,7 +171,7 @@ def _loss(row: dict[str, Any]) -> Case:
     if "base" in row["given"]:
         given.append("rollout" if bypass else "old")
     if bypass or "nonfinite" in row:
-        weight = rc.Weight("token", upper=2.0) if "weights" in given else None
+        weight = rc.Weight.token(upper=2.0) if "weights" in given else None
         spec = rc.Spec(weight, nonfinite=row.get("nonfinite", "reject"))
         given = [name for name in given if name not in ("weights", "trains")]
         given += [] if "rollout" in given else ["rollout"]

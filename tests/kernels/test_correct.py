@@ -97,7 +97,7 @@ EDGES = (
 def test_edges_of_tiles(shape, edges, device):
     """One less than a tile, a tile, one more, two; first where tiles begin, then where none does, then as rows."""
     tile = shape.tile
-    spec = rc.Spec(W("product", 0.5, 1.5), (tokens("k1"), over("k3", "mean")), "both")
+    spec = rc.Spec(W.product(lower=0.5, upper=1.5), (tokens("k1"), over("k3", "mean")), "both")
     layout, lengths = edges[0], tuple(tiles * tile + more for tiles, more in edges[1:])
     sequences = random_sequences(tile, lengths, scale=2.0 * tile**-0.5)
     sequences[2:3] = []
@@ -115,7 +115,7 @@ def test_starts(lengths, device):
 def test_many_sequences(device):
     """More than one step of the search for a slot's owner looks at; most of them empty, in one tile or in many."""
     for lengths in (tuple(i % 3 for i in range(150)), (1,) * 20 + (0,) * 120 + (9,) + (0,) * 20):
-        spec = rc.Spec(W("token", upper=1.2), (over("abs", "mean"),))
+        spec = rc.Spec(W.token(upper=1.2), (over("abs", "mean"),))
         fit_and_check(random_sequences(0, lengths, advantages=None, external=False), spec, "packed_gaps", device)
 
 
@@ -137,7 +137,9 @@ def test_dtypes_of_offsets(dtype, device):
 
 
 NOTHING = rc.Spec(
-    W("geometric", 0.5, 2.0, normalize="batch"), (over("ratio", "max"), over("k3", "mean"), tokens("tv")), "both"
+    W.geometric(lower=0.5, upper=2.0, normalize="batch"),
+    (over("ratio", "max"), over("k3", "mean"), tokens("tv")),
+    "both",
 )
 
 
@@ -190,7 +192,7 @@ def test_mask_dtypes(mask_dtype, device):
 def test_odd_masks(rejected, device):
     """A bool whose byte is 2, a mask value that is NaN or a denormal number, a 0 with a sign."""
     train, rollout = torch.tensor([[-1.0, -2.0, -0.5, -9.0]] * 3), torch.full((3, 4), -1.0)
-    spec = rc.Spec(W("token", upper=2.0), (tokens("abs", upper=2.0),), rejected)
+    spec = rc.Spec(W.token(upper=2.0), (tokens("abs", upper=2.0),), rejected)
     byte = torch.tensor([[0, 1, 2, 2], [255, 0, 2, 1], [2, 2, 0, 128]], dtype=torch.uint8).view(torch.bool)
     odd = torch.tensor([[math.nan, -0.0, 0.0, math.nan], [-1.0, math.inf, 1e-45, 0.3], [0.0, -0.0, -math.inf, 1.0]])
     for mask in (byte, odd, odd.double(), odd.bfloat16()):
@@ -221,8 +223,8 @@ def test_mask_of_none(layout, device):
         return x if x.is_nested else x.nan_to_num(0.5, 0.5, 0.5)
 
     laid.train, laid.rollout, laid.mask = finite(laid.train), finite(laid.rollout), None
-    late = rc.Spec(W("token"), (over("abs", "mean", upper=0.3, drop="token"),), "both")
-    for spec in (rc.Spec(), rc.Spec(W("geometric"), (tokens("abs", upper=0.3),), "both"), late):
+    late = rc.Spec(W.token(), (over("abs", "mean", upper=0.3, drop="token"),), "both")
+    for spec in (rc.Spec(), rc.Spec(W.geometric(), (tokens("abs", upper=0.3),), "both"), late):
         reference = laid.correct(spec)
         with shaped(WIDE), watched():
             out = between_fences(laid, device).correct(spec, backend="triton")

@@ -35,7 +35,7 @@ def flat(outputs):
 def test_launches_alone_are_a_replay(quick_interpreter, monkeypatch):
     """As a graph has them: arguments of launches are addresses and sizes, and nothing on the host is done between."""
     monkeypatch.setattr(reading, "checked_offsets", lambda offsets, tokens: offsets)
-    spec = rc.Spec(rc.Weight("token", upper=1.2), (rc.Criterion("abs", upper=0.3),), "both")
+    spec = rc.Spec(rc.Weight.token(upper=1.2), (rc.Criterion("abs", upper=0.3),), "both")
     tokens, recorded, run = 60, [], launches.Launch.run
 
     def batch(seed, cuts):

@@ -29,10 +29,15 @@ pytestmark = INTERPRETED
 C, W = rc.Criterion, rc.Weight
 SPECS = [
     rc.Spec(),
-    rc.Spec(W("token", 0.7, 1.3), (C("k3", upper=0.1), C("ratio", "sequence", "mean", lower=0.8, upper=1.3))),
-    rc.Spec(W("token", upper=1.2, outside="zero", token_clamp=0.3), (C("abs", upper=0.4),), clamp=0.5),
-    rc.Spec(W("product", 0.5, 2.0), (C("k2", "sequence", "max", upper=0.4),), nonfinite="propagate", rejected="both"),
-    rc.Spec(W("geometric", upper=1.1), (C("k1", upper=0.5, drop="sequence"),), sums_over="kept", detail="full"),
+    rc.Spec(W.token(lower=0.7, upper=1.3), (C("k3", upper=0.1), C("ratio", "sequence", "mean", lower=0.8, upper=1.3))),
+    rc.Spec(W.token(upper=1.2, outside="zero", token_clamp=0.3), (C("abs", upper=0.4),), clamp=0.5),
+    rc.Spec(
+        W.product(lower=0.5, upper=2.0),
+        (C("k2", "sequence", "max", upper=0.4),),
+        nonfinite="propagate",
+        rejected="both",
+    ),
+    rc.Spec(W.geometric(upper=1.1), (C("k1", upper=0.5, drop="sequence"),), sums_over="kept", detail="full"),
 ]
 SHAPES = (NARROW, MIDDLE, WIDE)
 NAMES = {"environment": ["math", "code", "never"]}
@@ -70,7 +75,7 @@ def assert_same_bits(out, plain):
 def test_several_labels_and_turns(device):
     """Labels of sequences, tokens and turns in one call, in the order in which they are given."""
     sequences = spoil(random_sequences(3, (5, 1, 9, 0, 7, 17)), 3)
-    spec = rc.Spec(W("product", 0.5, 2.0, over="turn"), (C("k1", "turn", "mean", upper=0.3),))
+    spec = rc.Spec(W.product(lower=0.5, upper=2.0, over="turn"), (C("k1", "turn", "mean", upper=0.3),))
     laid, turns = lay_out(sequences, "packed"), random_turns(sequences, 3)
     offsets = offsets_of(laid, turns)
     kinds = torch.arange(offsets.shape[0] - 1) % 3

@@ -278,7 +278,7 @@ def test_a_forked_child_has_what_its_parent_kept():
 @pytest.mark.parametrize("change", ["dtype", "alignment", "strides", "offsets", "spec"])
 def test_what_changes_a_compilation_takes_another_kernel(change):
     """A call of another kind between two of one kind, whose kernels are kept."""
-    token, tokens = rc.Spec(rc.Weight("token", upper=2.0)), 64
+    token, tokens = rc.Spec(rc.Weight.token(upper=2.0)), 64
     train, rollout, mask = torch.zeros(tokens), torch.zeros(tokens), torch.ones(tokens, dtype=torch.bool)
     offsets = torch.tensor([0, tokens], dtype=torch.int32)
     others = {
@@ -286,7 +286,7 @@ def test_what_changes_a_compilation_takes_another_kernel(change):
         "alignment": (train, moved(rollout, 1), offsets, token),
         "strides": (train, torch.zeros(2 * tokens)[::2], offsets, token),
         "offsets": (train, rollout, offsets.long(), token),
-        "spec": (train, rollout, offsets, rc.Spec(rc.Weight("token", upper=2.0), report=("native", "verl"))),
+        "spec": (train, rollout, offsets, rc.Spec(rc.Weight.token(upper=2.0), report=("native", "verl"))),
     }
 
     def kernels(train, rollout, offsets, spec):

@@ -117,7 +117,7 @@ def test_packed_strides(device):
 @pytest.mark.parametrize("packed", [True, False])
 def test_expanded_tensors(packed, device):
     """Stride 0: one value for all, one row for all, one column for all."""
-    spec = rc.Spec(W("product", upper=3.0), (tokens("abs", upper=0.2), over("ratio", "mean", upper=1.3)), "both")
+    spec = rc.Spec(W.product(upper=3.0), (tokens("abs", upper=0.2), over("ratio", "mean", upper=1.3)), "both")
     generator = torch.Generator().manual_seed(0)
     shape = (40,) if packed else (4, 21)
     others = {"cu_seqlens": torch.tensor([2, 9, 9, 33, 38])} if packed else {}

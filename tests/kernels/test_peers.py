@@ -109,11 +109,11 @@ MEAN_K1 = C("ratio", "sequence", "mean", lower=0.9, upper=1.05, label="seq_mean_
 MAX_K3 = C("k3", "sequence", "max", upper=0.15, label="seq_max_k3")
 
 MIXED = {
-    "token": rc.Spec(rc.Weight("token", upper=1.2, token_clamp=0.6), (VETO, OUTLIER, TOKEN_MASK, K1, VETO_LOW, LATE)),
+    "token": rc.Spec(rc.Weight.token(upper=1.2, token_clamp=0.6), (VETO, OUTLIER, TOKEN_MASK, K1, VETO_LOW, LATE)),
     "product": rc.Spec(
-        rc.Weight("product", lower=0.7, upper=1.4, outside="zero"), (VETO_MEAN, OUTLIER, K2, GEO_MASK), sums_over="kept"
+        rc.Weight.product(lower=0.7, upper=1.4, outside="zero"), (VETO_MEAN, OUTLIER, K2, GEO_MASK), sums_over="kept"
     ),
-    "geometric": rc.Spec(rc.Weight("geometric"), (MASK, MEAN_K1, MAX_K3, VETO_MEAN), detail="full"),
+    "geometric": rc.Spec(rc.Weight.geometric(), (MASK, MEAN_K1, MAX_K3, VETO_MEAN), detail="full"),
 }
 
 

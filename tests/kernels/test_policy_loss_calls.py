@@ -69,7 +69,7 @@ def test_extreme_ratios(far, device):
         assert out.value.isfinite() and slope.isfinite().all(), name
 
 
-SPEC = rc.Spec(rc.Weight("token", upper=1.5), (rc.Criterion("ratio", "sequence", "mean", 0.9, 1.1),))
+SPEC = rc.Spec(rc.Weight.token(upper=1.5), (rc.Criterion("ratio", "sequence", "mean", 0.9, 1.1),))
 
 
 def test_with_a_spec(device):
@@ -93,7 +93,7 @@ C = rc.Criterion
 NEW_OLD, NEW_ROLLOUT = {"of": "new/old"}, {"of": "new/rollout"}
 MEAN = {"over": "sequence", "reduce": "mean"}
 OF_NEW = {
-    "tokens of one": rc.Spec(rc.Weight("token", upper=1.5), (C("ratio", lower=0.8, upper=1.2, label="a", **NEW_OLD),)),
+    "tokens of one": rc.Spec(rc.Weight.token(upper=1.5), (C("ratio", lower=0.8, upper=1.2, label="a", **NEW_OLD),)),
     "tokens of both": rc.Spec(
         None,
         (
@@ -104,7 +104,7 @@ OF_NEW = {
         "both",
     ),
     "sequences": rc.Spec(
-        rc.Weight("product", upper=2.0),
+        rc.Weight.product(upper=2.0),
         (
             C("ratio", lower=0.8, upper=1.25, label="a", **MEAN, **NEW_OLD),
             C("k1", upper=0.1, label="b", when="negative_advantage", **MEAN, **NEW_OLD),
@@ -113,7 +113,7 @@ OF_NEW = {
         ),
     ),
     "sums over survivors": rc.Spec(
-        rc.Weight("geometric"),
+        rc.Weight.geometric(),
         (
             C("ratio", lower=0.7, upper=1.3, label="a"),
             C("abs", upper=0.5, label="b", drop="sequence", **NEW_OLD),

@@ -13,7 +13,7 @@ from builders.turns import loss_of, offsets_of, random_turns
 pytestmark = INTERPRETED
 
 SPEC = rc.Spec(
-    rc.Weight("product", upper=2.0), (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1),)
+    rc.Weight.product(upper=2.0), (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1),)
 )
 
 

@@ -43,7 +43,7 @@ def test_small_batches_have_short_tiles(tokens, shape, tile):
 def test_a_tile_decides_nothing():
     """Weights, masks and `keep` have the same bits whatever the tile, and the number of programs is as asked for."""
     sequences = random_sequences(4, (40, 0, 3, 50), advantages=None, external=False)
-    spec = fitted(rc.Spec(rc.Weight("geometric", 0.5, 1.5), (over("k3", "mean"),), "both"), sequences)
+    spec = fitted(rc.Spec(rc.Weight.geometric(lower=0.5, upper=1.5), (over("k3", "mean"),), "both"), sequences)
     laid = lay_out(sequences, "packed_gaps", torch.float32)
     shape = Shape(tile=128, lanes=4, sequences=8, chunk=2, parts=2, least=32)
     found = []
@@ -60,7 +60,7 @@ def test_a_tile_decides_nothing():
 def test_programs_share_what_is_zeroed(layout):
     """Several programs come to one decision; each zeroes its part, and one alone reports."""
     sequences = random_sequences(5, (600, 0, 20), invalid=0.1, advantages=None, external=False)
-    spec = rc.Spec(rc.Weight("token", upper=1.5), (over("abs", "mean", upper=1e-30),), "both")
+    spec = rc.Spec(rc.Weight.token(upper=1.5), (over("abs", "mean", upper=1e-30),), "both")
     few = mock.patch.multiple(grid, MOST_ZEROED=8, SHARE=64)
     with few, shaped(((0, replace(LONG, sequences=2, tile=512, least=0)),)):
         laid = lay_out(sequences, layout, torch.float32)
@@ -117,7 +117,7 @@ def test_a_branch_where_sums_over_tokens_kept_wait_for_ends_of_sequences(name, s
 
 
 @pytest.mark.parametrize("layout", ["packed_gaps", "padded_right"])
-@pytest.mark.parametrize("weight", [None, rc.Weight("token", upper=1.5)])
+@pytest.mark.parametrize("weight", [None, rc.Weight.token(upper=1.5)])
 def test_d_rounded_once_for_both_its_sums(weight, layout):
     """A token criterion drops tokens, and the mean over the rest decides; with no weights, or with those of tokens."""
     sequences = random_sequences(3, (90, 0, 20, 41, 7), invalid=0.1, advantages=None, external=False)

@@ -112,7 +112,7 @@ def test_turns_are_measured_beside_whatever_else_a_spec_does(device):
     laid = lay_out(batch, "padded_left", torch.float32)
     offsets = offsets_of(laid, random_turns(batch, 3))
     spec = rc.Spec(
-        rc.Weight("token", 0.8, 1.25),
+        rc.Weight.token(lower=0.8, upper=1.25),
         (rc.Criterion("ratio", "sequence", "min", lower=0.5), rc.Criterion("k3", upper=0.2)),
         rejected="both",
         detail="full",

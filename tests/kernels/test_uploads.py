@@ -100,7 +100,7 @@ def test_every_call_asks_for_its_numbers(quick_interpreter, monkeypatch):
     monkeypatch.setattr(Launch, "run", lambda launch: launched.append(launch) or run(launch))
     train, rollout = (x[:300] for x in batch())
     for _ in range(2):
-        found = rc.correct(train[None], rollout[None], spec=rc.Spec(rc.Weight("token", upper=3.0)), backend="triton")
+        found = rc.correct(train[None], rollout[None], spec=rc.Spec(rc.Weight.token(upper=3.0)), backend="triton")
         rc.policy_loss(train[None], found.weights, old_logp=rollout[None], backend="triton")
     assert len(given) == 4
     taken = {launch.arguments["numbers"].data_ptr() for launch in launched if "numbers" in launch.arguments}
@@ -117,8 +117,8 @@ def test_another_stream_reads_the_thresholds_of_the_first():
     """The first call waits behind a long kernel; the second one, on a stream of its own, must not overtake its copy."""
     train, rollout = (x.cuda() for x in batch())
     offsets = torch.tensor([0, 60_000], device="cuda")
-    rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=3.0)))
-    spec, other = rc.Spec(rc.Weight("token", upper=1.0625)), torch.cuda.Stream()
+    rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight.token(upper=3.0)))
+    spec, other = rc.Spec(rc.Weight.token(upper=1.0625)), torch.cuda.Stream()
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
     rc.correct(train, rollout, cu_seqlens=offsets, spec=spec)
@@ -133,13 +133,13 @@ def test_a_graph_outlives_what_is_kept_of_other_specs():
     """So many Specs come after the capture that its thresholds are forgotten, and their memory is asked for again."""
     train, rollout = (x.cuda() for x in batch())
     offsets = torch.tensor([0, 60_000], device="cuda")
-    spec = rc.Spec(rc.Weight("token", upper=1.125))
+    spec = rc.Spec(rc.Weight.token(upper=1.125))
     rc.correct(train, rollout, cu_seqlens=offsets, spec=spec)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         weights = rc.correct(train, rollout, cu_seqlens=offsets, spec=spec).weights
     for i in range(600):
-        rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=2.0 + i / 1024)))
+        rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight.token(upper=2.0 + i / 1024)))
     graph.replay()
     torch.cuda.synchronize()
     assert set(weights.unique().tolist()) == {1.125}
@@ -149,7 +149,7 @@ def test_a_graph_outlives_what_is_kept_of_other_specs():
 def test_a_capture_before_the_first_call_is_refused():
     train, rollout = (x.cuda() for x in batch())
     offsets = torch.tensor([0, 60_000], device="cuda")
-    rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=3.0)))
+    rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight.token(upper=3.0)))
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="was not yet run on this device"), torch.cuda.graph(graph):
-        rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight("token", upper=1.1875)))
+        rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight.token(upper=1.1875)))

@@ -64,7 +64,7 @@ def test_extrema_of_weights_where_every_gap_is_infinite(outside, broken, device)
         q.train, q.rollout = ([-math.inf if name == whose else -1.0] * len(q) for name in ("train", "rollout"))
         q.mask = q.mask if broken else [0] * len(q)
     for bounds in ({}, {"lower": 0.5}, {"upper": 2.0}, {"lower": 0.5, "upper": 2.0}):
-        spec = rc.Spec(W("token", **bounds, outside=outside), nonfinite="propagate")
+        spec = rc.Spec(W.token(**bounds, outside=outside), nonfinite="propagate")
         laid = lay_out(sequences, "packed_gaps", torch.float32)
         reference = laid.correct(spec)
         with shaped(WIDE):
@@ -78,7 +78,7 @@ def test_odd_advantages(device):
     """One that is NaN selects nothing, nor does a 0 of either sign; in a mean only those that are finite count."""
     sequences = batch(4)
     late = [over("abs", "mean", when=when, drop="token", label=when) for when in ("negative_advantage", "outward")]
-    spec = fitted(rc.Spec(W("token"), (tokens("abs", when="outward"), *late), "both"), sequences)
+    spec = fitted(rc.Spec(W.token(), (tokens("abs", when="outward"), *late), "both"), sequences)
     # These fail wherever they test.
     all_of = [over("k2", "sum", upper=1e-12, when=f"{sign}_advantage", label=sign) for sign in ("positive", "negative")]
     spec = replace(spec, criteria=(*spec.criteria, *all_of))
@@ -148,9 +148,9 @@ def test_ranges_of_what_is_summed(device):
     sums += [over(stat, "sum", upper=1e99, label=stat) for stat in ("ratio", "abs", "k2", "k3")]
     sums += [over("external", "sum", name="entropy", upper=1e99, label="entropy"), tokens("k2", upper=1e99)]
     for spec in (
-        rc.Spec(W("product"), tuple(sums)),
+        rc.Spec(W.product(), tuple(sums)),
         rc.Spec(
-            W("geometric", token_clamp=5000.0),
+            W.geometric(token_clamp=5000.0),
             (tokens("external", name="entropy", **open_ended), *sums),
             sums_over="kept",
             clamp=40.0,

@@ -10,7 +10,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.metrics.native import metrics_of
 
-SPEC = rc.Spec(rc.Weight("token", upper=1.2), (rc.Criterion("k3", upper=0.01, label="outliers"),), detail="full")
+SPEC = rc.Spec(rc.Weight.token(upper=1.2), (rc.Criterion("k3", upper=0.01, label="outliers"),), detail="full")
 
 
 @pytest.fixture(scope="module")

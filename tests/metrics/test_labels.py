@@ -24,15 +24,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("math", "code", "web", "never")
 IDS = (0, 1, 1, 2, 7, 0, -1, 2, 1, 0)
 OF_TOKENS = rc.Spec(
-    rc.Weight("token", lower=0.7, upper=1.3),
+    rc.Weight.token(lower=0.7, upper=1.3),
     (rc.Criterion("k3", upper=0.1), rc.Criterion("ratio", "sequence", "mean", lower=0.8, upper=1.3)),
 )
 SPECS = [
     rc.Spec(),
     OF_TOKENS,
-    rc.Spec(rc.Weight("token", upper=1.2, outside="zero", token_clamp=0.3), nonfinite="neutral", clamp=0.5),
-    rc.Spec(rc.Weight("product", lower=0.5, upper=2.0, normalize="batch"), (rc.Criterion("abs", upper=0.5),)),
-    rc.Spec(rc.Weight("geometric", upper=1.1), (rc.Criterion("external", "sequence", "max", upper=1, name="entropy"),)),
+    rc.Spec(rc.Weight.token(upper=1.2, outside="zero", token_clamp=0.3), nonfinite="neutral", clamp=0.5),
+    rc.Spec(rc.Weight.product(lower=0.5, upper=2.0, normalize="batch"), (rc.Criterion("abs", upper=0.5),)),
+    rc.Spec(rc.Weight.geometric(upper=1.1), (rc.Criterion("external", "sequence", "max", upper=1, name="entropy"),)),
 ]
 
 

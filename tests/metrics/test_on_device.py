@@ -15,13 +15,13 @@ from rollout_corr.metrics.on_tensors import rows_of
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FULL = rc.Spec(
-    rc.Weight("token", 0.5, 2.0, normalize="sequence"),
+    rc.Weight.token(lower=0.5, upper=2.0, normalize="sequence"),
     (rc.Criterion("k3", "sequence", "mean", upper=0.1), rc.Criterion("age", upper=6)),
     detail="full",
 )
 SPECS = {
     "all": FULL,
-    "product": rc.Spec(rc.Weight("product", upper=1.5)),
+    "product": rc.Spec(rc.Weight.product(upper=1.5)),
     "prefix": rc.Spec(rc.Weight("prefix", growth="sqrt", upper=1.5)),
     "measure": rc.Spec(),
 }
@@ -68,7 +68,7 @@ def test_they_are_the_metrics(name, lengths):
 def test_0_of_0_among_some_tokens():
     """All weights are 0, and so is the entropy."""
     d, zeros = torch.full((2, 3), 3.0), torch.zeros(2, 3)
-    out = rc.correct(d, zeros, spec=rc.Spec(rc.Weight("token", upper=2.0, outside="zero")), entropy=zeros)
+    out = rc.correct(d, zeros, spec=rc.Spec(rc.Weight.token(upper=2.0, outside="zero")), entropy=zeros)
     for key in ("weight_ess", "kl_k3_over_entropy"):
         assert out.statistics.on_device(key).item() == out.metrics()[key] == 0.0
 

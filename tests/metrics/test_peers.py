@@ -155,7 +155,7 @@ def test_xtuner_sentinels():
 
 def test_verl_effective_sample_size_of_nothing_kept():
     """verl divides by zero where IcePop zeroes every weight."""
-    spec = rc.Spec(weight=rc.Weight("token", lower=0.9, upper=1.1, outside="zero"), report=("verl",))
+    spec = rc.Spec(weight=rc.Weight.token(lower=0.9, upper=1.1, outside="zero"), report=("verl",))
     found = rc.correct(torch.zeros(2, 3), torch.full((2, 3), -1.0), spec=spec).metrics("verl")
     assert found["rollout_corr/rollout_is_eff_sample_size"] == 0.0
     assert found["rollout_corr/rollout_is_oob_ratio"] == 1.0
@@ -194,7 +194,7 @@ def test_spread_of_equal_values():
 
 def test_no_overflow():
     """The smallest ratio of verl's and xtuner's sequences is not clamped: beyond e^709 it is infinite."""
-    spec = rc.Spec(weight=rc.Weight("product", upper=2.0), report=("verl", "xtuner"))
+    spec = rc.Spec(weight=rc.Weight.product(upper=2.0), report=("verl", "xtuner"))
     out = rc.correct(torch.zeros(2, 3), torch.full((2, 3), -300.0), spec=spec)
     assert out.metrics("verl")["rollout_corr/rollout_is_min"] == INF
     assert out.metrics("xtuner")["mismatch/rollout_is_min"] == INF
@@ -202,7 +202,7 @@ def test_no_overflow():
 
 def test_extrema_of_a_weight_with_a_sum_of_its_own():
     """With a token clamp the weight's sum is not the sum of D."""
-    spec = rc.Spec(weight=rc.Weight("product", upper=9.0, token_clamp=0.1), report=("verl", "xtuner"))
+    spec = rc.Spec(weight=rc.Weight.product(upper=9.0, token_clamp=0.1), report=("verl", "xtuner"))
     out = rc.correct(torch.tensor([[0.0, 0.0], [-1.0, -1.0]]), torch.tensor([[-1.0, -1.0], [0.0, -1.0]]), spec=spec)
     for scheme, prefix in (("verl", "rollout_corr/"), ("xtuner", "mismatch/")):
         assert out.metrics(scheme)[f"{prefix}rollout_is_max"] == pytest.approx(math.exp(0.2), rel=1e-6)
@@ -213,7 +213,7 @@ def test_xtuner_two_sided_veto():
     """With selection by advantage the veto is two criteria; a sequence counts once, tokens on either side."""
     low = rc.Criterion("ratio", over="sequence", reduce="min", lower=0.5, when="negative_advantage", label="veto_low")
     high = rc.Criterion("ratio", over="sequence", reduce="max", upper=2.0, when="negative_advantage", label="veto_high")
-    spec = rc.Spec(weight=rc.Weight("token", lower=0.5, upper=2.0), criteria=(low, high), report=("xtuner",))
+    spec = rc.Spec(weight=rc.Weight.token(lower=0.5, upper=2.0), criteria=(low, high), report=("xtuner",))
     d = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, -1.0], [1.0, 1.0]])
     advantages = torch.tensor([-1.0, -1.0, -1.0, 1.0])
     found = rc.correct(d - 2.0, torch.full_like(d, -2.0), advantages=advantages, spec=spec).metrics("xtuner")

@@ -19,8 +19,8 @@ from rollout_corr.metrics.rows import Metric, mean, over_tokens, total
 from rollout_corr.specs.choices import REPORTS
 
 PACKAGE = Path(rc.__file__).parent
-EVERYTHING = rc.Spec(weight=rc.Weight("product", upper=2.0), criteria=(rc.Criterion("k3", upper=1.0),), detail="full")
-TOKEN_WEIGHT = rc.Spec(weight=rc.Weight("token", upper=2.0))
+EVERYTHING = rc.Spec(weight=rc.Weight.product(upper=2.0), criteria=(rc.Criterion("k3", upper=1.0),), detail="full")
+TOKEN_WEIGHT = rc.Spec(weight=rc.Weight.token(upper=2.0))
 
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}

@@ -11,7 +11,7 @@ import rollout_corr as rc
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import MAXIMA_BLOCK, SUMS_BLOCK
 
-SPEC = rc.Spec(rc.Weight("token", upper=2.0))
+SPEC = rc.Spec(rc.Weight.token(upper=2.0))
 
 
 def some(spec=SPEC):
@@ -29,7 +29,7 @@ def as_float64(*numbers):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (some(rc.Spec(rc.Weight("token", upper=2.5))), r'same Spec Spec\(weight=Weight\("token", upper=2.0'),
+        (some(rc.Spec(rc.Weight.token(upper=2.5))), r'same Spec Spec\(weight=Weight\("token", upper=2.0'),
         (
             replace(some(), vector=some().vector.float()),
             r"other.vector: expected \[\d+\] float64 on cpu, got \[\d+\] float32",
@@ -60,13 +60,13 @@ def test_a_digest_is_of_everything_that_has_to_be_equal():
     digests = {schema.digest(spec, loss) for spec in specs for loss in losses}
     assert len(digests) == len(specs) * len(losses)
     assert all(0.0 <= one == int(one) < 2.0**52 for one in digests)
-    below, same = (rc.Spec(rc.Weight("token", lower=zero)) for zero in (0.0, -0.0))
+    below, same = (rc.Spec(rc.Weight.token(lower=zero)) for zero in (0.0, -0.0))
     uncached = schema.digest.__wrapped__
     assert below == same and uncached(below) == uncached(same)
 
 
 def test_statistics_of_most_specs_are_padded_to_one_length():
     criteria = tuple(rc.Criterion("ratio", upper=1.0 + i, label=str(i)) for i in range(20))
-    spec = rc.Spec(rc.Weight("token"), criteria, detail="full", report=("verl", "skyrl", "xtuner"))
+    spec = rc.Spec(rc.Weight.token(), criteria, detail="full", report=("verl", "skyrl", "xtuner"))
     sums, maxima = schema.layout(spec, objective("token_mean"))
     assert len(sums) <= SUMS_BLOCK and len(maxima) + 2 <= MAXIMA_BLOCK

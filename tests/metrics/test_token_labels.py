@@ -27,16 +27,16 @@ NAMES = {"label": ("old", "new", "never")}
 SPECS = [
     rc.Spec(),
     rc.Spec(
-        rc.Weight("token", lower=0.7, upper=1.3),
+        rc.Weight.token(lower=0.7, upper=1.3),
         (
             rc.Criterion("k3", upper=0.1, drop="sequence"),
             rc.Criterion("abs", upper=0.3),
             rc.Criterion("ratio", "sequence", "mean", lower=0.8, upper=1.3),
         ),
     ),
-    rc.Spec(rc.Weight("token", upper=1.2, outside="zero", token_clamp=0.3), nonfinite="neutral", clamp=0.5),
-    rc.Spec(rc.Weight("product", lower=0.5, upper=2.0), (rc.Criterion("abs", upper=0.5),), nonfinite="propagate"),
-    rc.Spec(rc.Weight("geometric", upper=1.1), (rc.Criterion("external", "token", upper=1, name="entropy"),)),
+    rc.Spec(rc.Weight.token(upper=1.2, outside="zero", token_clamp=0.3), nonfinite="neutral", clamp=0.5),
+    rc.Spec(rc.Weight.product(lower=0.5, upper=2.0), (rc.Criterion("abs", upper=0.5),), nonfinite="propagate"),
+    rc.Spec(rc.Weight.geometric(upper=1.1), (rc.Criterion("external", "token", upper=1, name="entropy"),)),
 ]
 # Of a label of tokens these are the metrics; all others are of sequences.
 OF_TOKENS = {"tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tokens_kept_fraction", "d_mean"} | {
@@ -191,7 +191,7 @@ def test_several_blocks_and_the_whole_batch_give_the_same(monkeypatch):
             assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
 
 
-@pytest.mark.parametrize("spec", [rc.Spec(), rc.Spec(rc.Weight("token", lower=0.8, upper=1.12))])
+@pytest.mark.parametrize("spec", [rc.Spec(), rc.Spec(rc.Weight.token(lower=0.8, upper=1.12))])
 @pytest.mark.parametrize("stretch", [1, 40, 900])
 def test_of_many_tokens(spec, stretch):
     """Most near D = 0 and a few far: each label has the sums that float64 has of its tokens."""
@@ -236,9 +236,7 @@ def test_of_many_tokens(spec, stretch):
             assert found[f"label/{label}/tokens/{key}"] == pytest.approx(float(value), rel=2e-6, abs=2e-8), key
 
 
-@pytest.mark.parametrize(
-    "spec", [rc.Spec(rc.Weight("product", upper=2.0)), rc.Spec(rc.Weight("token", token_clamp=0.5))]
-)
+@pytest.mark.parametrize("spec", [rc.Spec(rc.Weight.product(upper=2.0)), rc.Spec(rc.Weight.token(token_clamp=0.5))])
 def test_more_labels_than_a_byte_names(spec):
     generator, size = torch.Generator().manual_seed(4), 70_000
     d, offsets = 1e-3 * torch.randn(size, generator=generator), torch.tensor([0, 20_000, size])

@@ -13,7 +13,7 @@ from builders.healthy import at_random, healthy
 from rollout_corr.metrics.limits import BY_KEY, LIMITS
 from rollout_corr.metrics.native import metrics_of
 
-SPECS = (rc.Spec(), rc.Spec(weight=rc.Weight("token", upper=2.0)))
+SPECS = (rc.Spec(), rc.Spec(weight=rc.Weight.token(upper=2.0)))
 EMPTY = rc.Criterion("ratio", over="sequence", reduce="mean", lower=3.0)
 
 
@@ -76,7 +76,7 @@ def garbage(name):
         "one weight for all": lambda: {
             "train_logp": train.index_fill(0, torch.tensor([700]), -0.0),
             "rollout_logp": rollout.index_fill(0, torch.tensor([700]), -9.5),
-            "spec": rc.Spec(weight=rc.Weight("token")),
+            "spec": rc.Spec(weight=rc.Weight.token()),
             "mask": torch.ones_like(mask),
         },
         # On the CPU these offsets are refused; on a device they are not read.
@@ -151,7 +151,7 @@ def test_merged_statistics_speak_once():
 
 
 def test_every_limit_is_a_metric_and_says_why():
-    keys = {row.key: row for row in metrics_of(rc.Spec(weight=rc.Weight("token")))}
+    keys = {row.key: row for row in metrics_of(rc.Spec(weight=rc.Weight.token()))}
     for limit in LIMITS:
         assert keys[limit.key].healthy == limit.range_of(limit.healthy)
         assert limit.reason and limit.hint

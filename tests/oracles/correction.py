@@ -156,7 +156,7 @@ def read_tokens(sequence, spec):
 def log_weight(weight, ds):
     """The log of a sequence-level weight from the D of the tokens that count."""
     total = add(saturate(clamp(d, weight.token_clamp), D_RANGE) for d in ds)
-    if weight.level == "geometric":
+    if weight.kind == "geometric":
         return total / len(ds) if ds else 0.0
     return total
 
@@ -181,11 +181,11 @@ def weigh(spec, tokens, survives):
     units = []
     for s, row in enumerate(tokens):
         measured = [t for t in range(len(row)) if row[t] is not None and row[t].measured]
-        if weight.level == "token":
+        if weight.over == "token":
             for t in measured:
                 raw[s][t] = exp(clamp(clamp(row[t].d, weight.token_clamp), spec.clamp))
                 units.append(bound(weight, raw[s][t]))
-        elif weight.level == "prefix":
+        elif weight.over == "prefix":
             counts = [t in measured and survives[s][t] for t in range(len(row))]
             ds = [None if token is None else clamp(token.d, weight.token_clamp) for token in row]
             logs, growths[s] = prefix.log_weights(weight, ds, counts), prefix.growths(weight.growth, counts)

@@ -183,7 +183,7 @@ def of_weights(answer, spec):
             [float(weight.lower is not None and w < weight.lower**growth) for w, _, growth in values]
         )
     if weight.normalize == "batch":
-        level = "" if weight.level in ("token", "prefix") else "sequence_"
+        level = "" if weight.per_token else "sequence_"
         found["weight_batch_mean"] = found[f"{level}weight_mean"]
     return found
 

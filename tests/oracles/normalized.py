@@ -11,7 +11,7 @@ from oracles.numbers import add
 def units_of(sequence_weights, tokens, spec):
     """The weights of one sequence that count in a mean: of each token, or one for the sequence."""
     found = [w for w, token in zip(sequence_weights, tokens, strict=True) if token is not None and token.measured]
-    return found if spec.weight.level in ("token", "prefix") else found[:1]
+    return found if spec.weight.per_token else found[:1]
 
 
 def divisors(answer, spec, groups):

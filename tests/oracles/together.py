@@ -160,24 +160,24 @@ class Sequence:
         """Raw weights by place, and those of units that the batch's mean is over: pairs of raw weight and growth."""
         weight, spec = self.spec.weight, self.spec
         raw, units = {}, []
-        if weight.level == "token":
+        if weight.over == "token":
             raw = {t: (exp(clamp(clamp(self.d[t], weight.token_clamp), spec.clamp)), 1.0) for t in self.measured}
             return raw, list(raw.values())
         for places in self.turns if weight.over == "turn" else [range(len(self.d))]:
             here = [t for t in places if t in self.measured]
             ds = {t: clamp(self.d[t], weight.token_clamp) for t in here}
             counted = [t for t in here if t in self.counts]
-            if weight.level == "prefix":
+            if weight.over == "prefix":
                 for t in here:
                     prefix = [i for i in counted if i <= t]
                     raw[t] = exp(clamp(self.log_of_prefix(ds, t, prefix), spec.clamp)), max(1, len(prefix))
                 continue
             if here:
                 total = add(saturate(ds[t], D_RANGE) for t in counted)
-                total = total / max(1, len(counted)) if weight.level == "geometric" else total
+                total = total / max(1, len(counted)) if weight.kind == "geometric" else total
                 units.append((exp(clamp(total, spec.clamp)), 1.0))
                 raw |= dict.fromkeys(here, units[-1])
-        return raw, units if weight.level != "prefix" else list(raw.values())
+        return raw, units if weight.over != "prefix" else list(raw.values())
 
     def log_of_prefix(self, ds, t, prefix):
         reduce = self.spec.weight.reduce

@@ -26,7 +26,7 @@ WANTED = OUT.metrics(prefix="mismatch/")
 
 
 def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
-    spec = rc.Spec(rc.Weight("token", upper=2.0))
+    spec = rc.Spec(rc.Weight.token(upper=2.0))
     keys = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec).metrics()
     rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rows) == 10

@@ -174,7 +174,7 @@ def test_arms_are_the_recipes(example):
     """The arms are what the page says."""
     arms = example.ARMS
     assert arms["no mismatch"] == arms["uncorrected"] and not arms["uncorrected"].criteria
-    assert arms["uncorrected"].weight is None and arms["token truncation"].weight == rc.Weight("token", upper=2.0)
+    assert arms["uncorrected"].weight is None and arms["token truncation"].weight == rc.Weight.token(upper=2.0)
     (product,), (geometric,) = (arms[x].criteria for x in ("sequence rejection", "geometric masking"))
     assert (product.reduce, product.lower, product.upper) == ("sum", 0.5, 2.0)
     assert (geometric.reduce, geometric.lower, geometric.upper) == ("mean", 1 / 1.1, 1.1)

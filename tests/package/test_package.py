@@ -51,7 +51,7 @@ mean_k1 = rc.Criterion("k1", over="sequence", reduce="mean", upper=0.5)
 out = rc.correct(
     torch.tensor([[0.0, -1.0], [-3.0, -3.0]]),
     torch.tensor([[-1.0, -1.0], [-1.0, -1.0]]),
-    spec=rc.Spec(weight=rc.Weight("token", upper=2.0), criteria=(mean_k1,)),
+    spec=rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(mean_k1,)),
 )
 torch.testing.assert_close(out.weights, torch.tensor([[2.0, 1.0], [math.exp(-2.0)] * 2]))
 assert out.mask.tolist() == [[True, True], [False, False]]
@@ -158,7 +158,7 @@ before = set(sys.modules)
 import rollout_corr as rc
 report()
 x = torch.zeros(2, 3)
-rc.correct(x, x, spec=rc.Spec(weight=rc.Weight("token", upper=2.0))).metrics()
+rc.correct(x, x, spec=rc.Spec(weight=rc.Weight.token(upper=2.0))).metrics()
 report()
 """
     imported, heavy, called, heavy_of_call = run_fresh(code, tmp_path).split("\n")[:4]

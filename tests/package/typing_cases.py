@@ -14,7 +14,7 @@ import rollout_corr as rc
 x = torch.zeros(2, 3)
 
 # Right.
-rc.Weight("token", upper=2.0, outside="zero", normalize="batch")
+rc.Weight.token(upper=2.0, outside="zero", normalize="batch")
 rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, when="outward", drop="token", of="new/old")
 rc.Spec(rejected="both", nonfinite="neutral", sums_over="kept", detail="full", report=("native", "verl"))
 rc.Spec.from_dict({"weight": {"level": "token"}})
@@ -39,7 +39,7 @@ rc.doctor(["a.jsonl", "b.jsonl"], limit=100, on_policy=True).counts["error"]
 rc.doctor([x[0]], [x[0]], mask=[x[0]], token_ids=[x[0].long()]).to_dict()
 rc.report(x, x, mask=x, page="page.html", compare=rc.doctor(x, x)).save("page.html").exists()
 one: rc.SpecName = "areal.kpop"
-level: str = rc.Weight("product").level
+level: str = rc.Weight.product().level
 report: tuple[str, ...] = rc.Spec().report
 
 # Wrong.
@@ -58,9 +58,9 @@ rc.recipe("trl.default")  # wrong
 rc.recipe("trl.dpao")  # wrong
 rc.recipe("trl")  # wrong
 rc.Weight("sequense")  # wrong
-rc.Weight("token", outside="clip")  # wrong
-rc.Weight("token", normalize="mean")  # wrong
-rc.Weight("token", upper="2")  # wrong
+rc.Weight.token(outside="clip")  # wrong
+rc.Weight.token(normalize="mean")  # wrong
+rc.Weight.token(upper="2")  # wrong
 rc.Criterion("kl", upper=1.0)  # wrong
 rc.Criterion("k1", upper=1.0, over="row")  # wrong
 rc.Criterion("k1", over="sequence", reduce="avg", upper=1.0)  # wrong

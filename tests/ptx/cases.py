@@ -217,7 +217,8 @@ def run_large(tokens: int = 400_000, seed: int = 0) -> None:
     bounds = torch.randint(0, tokens, (300,), generator=generator).sort().values
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), bounds, torch.tensor([tokens])])
     spec = rc.Spec(
-        rc.Weight("token", 0.8, 1.2), (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.998, upper=1.01),)
+        rc.Weight.token(lower=0.8, upper=1.2),
+        (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.998, upper=1.01),),
     )
     reference = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="torch")
     assert 0 < reference.keep.sum() < reference.keep.numel()

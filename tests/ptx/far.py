@@ -37,7 +37,7 @@ def run_beyond_32_bits(seed: int = 0) -> None:
         externals=(),
     )
     with one_thread(), compiled(seed=seed, programs=lambda launch: np.arange(launch.programs)[-programs:]) as session:
-        found, launches = launch.prepare(given, rc.Spec(rc.Weight("token", 0.9, 1.1)))
+        found, launches = launch.prepare(given, rc.Spec(rc.Weight.token(lower=0.9, upper=1.1)))
         session.run(launches[0])
     read, _ = session.executed[0]
     tile = 1 << read.arguments["tile_bits"]
@@ -101,7 +101,7 @@ def run_far_apart(rows: int, width: int, step: int, seed: int = 0) -> None:
     train = rollout + (scale * torch.randn(rows, width, generator=generator)).bfloat16()
     mask = torch.rand(rows, width, generator=generator) < 0.9
     spec = rc.Spec(
-        rc.Weight("product", upper=3.0),
+        rc.Weight.product(upper=3.0),
         (rc.Criterion("ratio", over="sequence", reduce="max", upper=1.07, drop="token"),),
         rejected="both",
     )

@@ -15,7 +15,7 @@ from rollout_corr.specs.bounds_of_batch import RULES
 from rollout_corr.specs.encode import decode, encode
 
 SPEC = rc.Spec(
-    weight=rc.Weight("token", upper=2.0),
+    weight=rc.Weight.token(upper=2.0),
     criteria=(
         rc.Criterion("k2", upper=rc.MeanBelow(0.02)),
         rc.Criterion("ratio", lower=rc.Quantile(0.01), upper=rc.Quantile(0.99), label="middle"),
@@ -34,7 +34,7 @@ def test_a_spec_survives_every_way_of_writing_it():
     assert hash(rc.Spec.from_dict(plain)) == hash(SPEC)
     assert eval(repr(SPEC), vars(rc)) == SPEC
     assert decode(*encode(SPEC)) == SPEC
-    weight = rc.Spec(rc.Weight("product", lower=0.5, upper=rc.KeepESS(0.25)))
+    weight = rc.Spec(rc.Weight.product(lower=0.5, upper=rc.KeepESS(0.25)))
     assert weight.to_dict()["weight"]["upper"] == {"rule": "KeepESS", "floor": 0.25}
     assert rc.Spec.from_dict(weight.to_dict()) == decode(*encode(weight)) == eval(repr(weight), vars(rc)) == weight
     pair = {"criteria": [{"stat": "abs", "bounds": [None, {"rule": "Quantile", "q": 0.9}]}]}
@@ -55,10 +55,10 @@ def test_explain_says_what_the_batch_decides():
         "at least the largest value that a share of 0.2 of the batch reaches",
         "between 1e-06 and number 64 from the smallest value of the batch",
     ]
-    bounded = rc.Spec(rc.Weight("token", lower=0.5, upper=rc.KeepESS(0.25))).explain()
+    bounded = rc.Spec(rc.Weight.token(lower=0.5, upper=rc.KeepESS(0.25))).explain()
     loosest = "the loosest bound at which the effective sample size is still 0.25 of the batch"
     assert f"A weight below 0.5 becomes 0.5 and one above {loosest} becomes that." in bounded
-    zeroed = rc.Spec(rc.Weight("token", upper=rc.Quantile(0.9), outside="zero")).explain()
+    zeroed = rc.Spec(rc.Weight.token(upper=rc.Quantile(0.9), outside="zero")).explain()
     assert "A weight above the quantile 0.9 of the batch becomes 0." in zeroed
     for words in wanted:
         assert any(words in step for step in steps), words
@@ -88,18 +88,18 @@ def test_explain_says_what_the_batch_decides():
             r"Criterion.upper: expected a number or another rule, got KeepESS\(0.5\), which bounds a Weight alone",
         ),
         (
-            lambda: rc.Weight("token", upper=rc.MeanBelow(0.5)),
+            lambda: rc.Weight.token(upper=rc.MeanBelow(0.5)),
             ValueError,
             r"Weight.upper: expected a number or another rule, got MeanBelow\(0.5\), which bounds a Criterion alone",
         ),
-        (lambda: rc.Weight("token", lower=rc.KeepESS(0.5)), ValueError, r"Weight.lower: .*upper=KeepESS\(...\)"),
+        (lambda: rc.Weight.token(lower=rc.KeepESS(0.5)), ValueError, r"Weight.lower: .*upper=KeepESS\(...\)"),
         (
-            lambda: rc.Weight("token", upper=rc.KeepESS(0.5), outside="zero"),
+            lambda: rc.Weight.token(upper=rc.KeepESS(0.5), outside="zero"),
             ValueError,
             r"Weight.upper: expected outside='clamp' with KeepESS\(0.5\), got 'zero'",
         ),
         (
-            lambda: rc.Weight("token", lower=rc.Quantile(0.1), upper=rc.KeepESS(0.5)),
+            lambda: rc.Weight.token(lower=rc.Quantile(0.1), upper=rc.KeepESS(0.5)),
             ValueError,
             r"Weight.lower: expected a number or None beside upper=KeepESS\(0.5\), got Quantile\(0.1\)",
         ),
@@ -109,9 +109,7 @@ def test_explain_says_what_the_batch_decides():
             r"Weight.upper: expected a number beside growth='sqrt', got Quantile\(0.5\)",
         ),
         (
-            lambda: rc.Spec(
-                rc.Weight("token", upper=rc.Quantile(0.5)), (rc.Criterion("abs", upper=1.0, label="weight"),)
-            ),
+            lambda: rc.Spec(rc.Weight.token(upper=rc.Quantile(0.5)), (rc.Criterion("abs", upper=1.0, label="weight"),)),
             ValueError,
             "Criterion.label: expected anything but 'weight' beside a weight whose bounds the batch decides",
         ),

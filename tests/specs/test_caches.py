@@ -69,7 +69,7 @@ def call():
     data = example_batch(seed=3)
     leaf = data.train_logp.clone().requires_grad_()
     spec = rc.Spec(
-        weight=rc.Weight("token", upper=2.0), criteria=(rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),)
+        weight=rc.Weight.token(upper=2.0), criteria=(rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),)
     )
     layout = {"mask": data.mask, "cu_seqlens": data.cu_seqlens, "spec": spec}
     out = rc.correct(data.train_logp, data.rollout_logp, **layout)
@@ -91,7 +91,7 @@ def test_calls_give_the_same_after_all_caches_are_empty():
 
 def test_results_of_before_can_be_read_after():
     data = example_batch(seed=1)
-    spec = rc.Spec(weight=rc.Weight("token", upper=2.0), report=("native", "verl"))
+    spec = rc.Spec(weight=rc.Weight.token(upper=2.0), report=("native", "verl"))
     out = rc.correct(data.train_logp, data.rollout_logp, mask=data.mask, cu_seqlens=data.cu_seqlens, spec=spec)
     rc.clear_caches()
     assert out.metrics() and out.metrics(names="verl")

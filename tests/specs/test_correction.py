@@ -19,7 +19,7 @@ from rollout_corr.specs.choices import DROP, POLICIES, PREFIX_REDUCTIONS, REDUCT
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 RICH = Spec(
-    weight=Weight("product", lower=0.5, upper=2.0, outside="zero", normalize="batch", token_clamp=5.0),
+    weight=Weight.product(lower=0.5, upper=2.0, outside="zero", normalize="batch", token_clamp=5.0),
     criteria=(
         Criterion("ratio", over="sequence", reduce="mean", lower=0.999, upper=1.001),
         Criterion("ratio", over="sequence", reduce="min", lower=1e-4, label="veto"),
@@ -35,7 +35,7 @@ RICH = Spec(
     apply=False,
     report=("verl", "skyrl"),
 )
-SPECS = [RICH, Spec(), Spec(weight=Weight("token", upper=2.0)), Spec(criteria=RICH.criteria[:1])]
+SPECS = [RICH, Spec(), Spec(weight=Weight.token(upper=2.0)), Spec(criteria=RICH.criteria[:1])]
 UNITS = [
     {"over": "token"},
     *({"over": o, "reduce": reduce} for o in ("turn", "sequence", "prefix") for reduce in REDUCTIONS),
@@ -57,7 +57,7 @@ def test_defaults_measure_and_change_nothing():
     assert (spec.weight, spec.criteria, spec.rejected, spec.nonfinite) == (None, (), "mask", "reject")
     assert (spec.clamp, spec.sums_over, spec.detail, spec.apply) == (20.0, "valid", "basic", True)
     assert spec.report == ("native",)
-    assert Weight("token") == Weight("token", None, None, "clamp", None, None)
+    assert Weight.token() == Weight.token(lower=None, upper=None, outside="clamp", normalize=None, token_clamp=None)
     assert Criterion("ratio", upper=2).eps == 1e-8
 
 
@@ -80,13 +80,13 @@ def test_every_combination_constructs_with_a_label_of_its_own():
 
 def test_values_are_frozen_hashable_and_comparable():
     for value, same, other in [
-        (Weight("token", upper=2), Weight("token", upper=2.0), Weight("token", upper=3)),
+        (Weight.token(upper=2), Weight.token(upper=2.0), Weight.token(upper=3)),
         (criterion(), criterion(upper=2), criterion(upper=3)),
         (RICH, copy.deepcopy(RICH), Spec()),
     ]:
         assert value == same and hash(value) == hash(same)
         assert value != other and len({value, same, other}) == 2
-    for value, field in [(Weight("token"), "level"), (criterion(), "upper"), (RICH, "clamp")]:
+    for value, field in [(Weight.token(), "level"), (criterion(), "upper"), (RICH, "clamp")]:
         with pytest.raises(FrozenInstanceError):
             setattr(value, field, 1)
 
@@ -110,7 +110,7 @@ def test_criteria_and_report_become_tuples_in_one_order():
 
 
 def test_numbers_of_other_types_become_floats():
-    weight = Weight("token", lower=np.float32(0.5), upper=2, token_clamp=Fraction(5, 2))
+    weight = Weight.token(lower=np.float32(0.5), upper=2, token_clamp=Fraction(5, 2))
     assert (weight.lower, weight.upper, weight.token_clamp) == (0.5, 2.0, 2.5)
     for number in (weight.lower, weight.upper, weight.token_clamp, Spec(clamp=np.int64(7)).clamp):
         assert type(number) is float
@@ -118,8 +118,8 @@ def test_numbers_of_other_types_become_floats():
 
 
 def test_bounds_that_look_odd_but_mean_something():
-    assert Weight("token", lower=0, upper=math.inf).upper == math.inf
-    assert Weight("token", lower=1, upper=1).lower == 1.0
+    assert Weight.token(lower=0, upper=math.inf).upper == math.inf
+    assert Weight.token(lower=1, upper=1).lower == 1.0
     assert Criterion("k1", lower=-1, upper=-0.5).upper == -0.5
     assert Criterion("prob_diff", lower=-0.1, upper=0).upper == 0.0
     assert Criterion("external", name="x", lower=-3).lower == -3.0
@@ -136,7 +136,7 @@ def test_repr_is_the_python_that_builds_it(spec):
 
 def test_repr_leaves_defaults_out():
     assert repr(Spec()) == "Spec()"
-    assert repr(Spec(Weight("token", upper=2))) == 'Spec(weight=Weight("token", upper=2.0))'
+    assert repr(Spec(Weight.token(upper=2))) == "Spec(weight=Weight.token(upper=2.0))"
     assert repr(criterion()) == 'Criterion("ratio", upper=2.0)'
     assert repr(criterion(label="mine")) == 'Criterion("ratio", upper=2.0, label="mine")'
 
@@ -157,7 +157,7 @@ def test_dict_holds_only_what_differs_from_the_defaults():
     assert made == {"criteria": [{"stat": "k3", "upper": 0.1}]}
     made["criteria"][0]["stat"] = "k2"
     assert Spec.from_dict(made).criteria[0].label == "token_k2"
-    plain = Spec(weight=Weight("product", upper=2), criteria=(criterion(lower=0.5, upper=None),)).to_dict()
+    plain = Spec(weight=Weight.product(upper=2), criteria=(criterion(lower=0.5, upper=None),)).to_dict()
     assert plain["weight"] == {"level": "product", "upper": 2.0}
     assert {**plain["criteria"][0], "label": ""} == {"stat": "ratio", "lower": 0.5, "label": ""}
     assert sorted(plain) == ["criteria", "weight"]
@@ -167,7 +167,7 @@ def test_dict_takes_bounds_as_a_pair():
     made = Spec.from_dict(
         {"weight": {"level": "token", "bounds": [None, 2]}, "criteria": [{"stat": "k1", "bounds": [-1, None]}]}
     )
-    assert made == Spec(weight=Weight("token", upper=2), criteria=(Criterion("k1", lower=-1),))
+    assert made == Spec(weight=Weight.token(upper=2), criteria=(Criterion("k1", lower=-1),))
     assert Spec.from_dict({"weight": None}) == Spec()
 
 
@@ -184,13 +184,13 @@ def test_explain_names_every_number_and_every_step():
 
 
 def test_explain_tells_any_two_specs_apart():
-    base = {"weight": Weight("token", upper=2), "criteria": (criterion(),)}
+    base = {"weight": Weight.token(upper=2), "criteria": (criterion(),)}
     changes = [{}, {"weight": None}, {"criteria": ()}, {"clamp": 10}, {"apply": False}, {"detail": "full"}]
     changes += [{"rejected": x} for x in ("zero", "both")] + [{"nonfinite": x} for x in ("neutral", "propagate")]
     changes += [{"report": ("verl",)}, {"criteria": (criterion(label="other"),)}]
     changes += [{"weight": Weight(level, upper=2)} for level in ("product", "geometric")]
     bounds = [{"upper": 3}, {"lower": 0.5, "upper": 2}, {"upper": 2, "outside": "zero"}, {"upper": 2, "token_clamp": 5}]
-    changes += [{"weight": Weight("token", **x)} for x in (*bounds, {"upper": 2, "normalize": "batch"})]
+    changes += [{"weight": Weight.token(**x)} for x in (*bounds, {"upper": 2, "normalize": "batch"})]
     one = [{"stat": stat} for stat in STATS] + [{"when": when} for when in WHEN[1:]] + [{"drop": "sequence"}]
     changes += [{"criteria": (criterion(**x, label="one"),)} for x in one]
     changes += [{"weight": Weight("prefix", upper=2, reduce=reduce)} for reduce in PREFIX_REDUCTIONS]
@@ -220,11 +220,11 @@ def refused(python, error, message):
 
 CHOICES = {
     'Weight({})': "Weight.level: expected one of ['token', 'product', 'geometric', 'prefix']",
-    'Weight("product", over={})': "Weight.over: expected one of ['turn', 'sequence']",
-    'Weight("token", outside={})': "Weight.outside: expected one of ['clamp', 'zero']",
+    'Weight.product(over={})': "Weight.over: expected one of ['turn', 'sequence']",
+    'Weight.token(outside={})': "Weight.outside: expected one of ['clamp', 'zero']",
     'Weight("prefix", reduce={})': "Weight.reduce: expected one of ['sum', 'mean', 'min']",
     'Weight("prefix", growth={})': "Weight.growth: expected one of ['sqrt']",
-    'Weight("token", normalize={})': "Weight.normalize: expected one of ['batch', 'group', 'sequence']",
+    'Weight.token(normalize={})': "Weight.normalize: expected one of ['batch', 'group', 'sequence']",
     'Criterion({}, upper=2)': f"Criterion.stat: expected one of {list(STATS)}",
     'Criterion("k1", upper=2, over={})': "Criterion.over: expected one of ['token', 'turn', 'sequence', 'prefix']",
     'Criterion("k1", upper=2, over="sequence", reduce={})': f"Criterion.reduce: expected one of {list(REDUCTIONS)}",
@@ -246,12 +246,12 @@ def test_unknown_name_is_answered_with_the_known_ones(python):
 
 WRONG_TYPES = {
     "Spec(turns=1)": "Spec.turns: expected True or False, got int 1",
-    'Weight("token", upper="2")': "Weight.upper: expected a number, got the string '2'",
-    'Weight("token", upper="0.5_2")': "Weight.upper: expected a number, got the string '0.5_2' ('low_high' strings are "
+    'Weight.token(upper="2")': "Weight.upper: expected a number, got the string '2'",
+    'Weight.token(upper="0.5_2")': "Weight.upper: expected a number, got the string '0.5_2' ('low_high' strings are "
     "a framework's grammar: use rc.spec)",
-    'Weight("token", upper=True)': "Weight.upper: expected a number, got bool True",
-    'Weight("token", lower=[1])': "Weight.lower: expected a number, got list [1]",
-    'Weight("token", token_clamp="5")': "Weight.token_clamp: expected a number, got the string '5'",
+    'Weight.token(upper=True)': "Weight.upper: expected a number, got bool True",
+    'Weight.token(lower=[1])': "Weight.lower: expected a number, got list [1]",
+    'Weight.token(token_clamp="5")': "Weight.token_clamp: expected a number, got the string '5'",
     'Criterion("ratio", lower=False)': "Criterion.lower: expected a number, got bool False",
     'Criterion("ratio", upper="0.5_5.0")': "Criterion.upper: expected a number, got the string '0.5_5.0' ('low_high' "
     "strings are a",
@@ -270,13 +270,13 @@ WRONG_TYPES = {
     "Spec.from_dict([])": "Spec: expected a mapping, got list",
 }  # fmt: skip
 WRONG_VALUES = {
-    'Weight("token", upper=nan)': "Weight.upper: expected a number, got nan",
-    'Weight("token", lower=nan)': "Weight.lower: expected a number, got nan",
-    'Weight("token", lower=-1)': "Weight.lower: expected a number >= 0, got -1.0",
-    'Weight("token", upper=0)': "Weight.upper: expected a number > 0, got 0.0",
-    'Weight("token", lower=2, upper=1)': "Weight: expected lower <= upper, got lower=2.0, upper=1.0",
-    'Weight("token", token_clamp=0)': "Weight.token_clamp: expected a finite number > 0, got 0.0",
-    'Weight("token", token_clamp=inf)': "Weight.token_clamp: expected a finite number > 0, got inf",
+    'Weight.token(upper=nan)': "Weight.upper: expected a number, got nan",
+    'Weight.token(lower=nan)': "Weight.lower: expected a number, got nan",
+    'Weight.token(lower=-1)': "Weight.lower: expected a number >= 0, got -1.0",
+    'Weight.token(upper=0)': "Weight.upper: expected a number > 0, got 0.0",
+    'Weight.token(lower=2, upper=1)': "Weight: expected lower <= upper, got lower=2.0, upper=1.0",
+    'Weight.token(token_clamp=0)': "Weight.token_clamp: expected a finite number > 0, got 0.0",
+    'Weight.token(token_clamp=inf)': "Weight.token_clamp: expected a finite number > 0, got inf",
     'Criterion("ratio", upper=2, reduce="mean")': "Criterion.reduce: expected None with over='token', got 'mean'",
     'Criterion("ratio", upper=2, over="sequence")': "Criterion.reduce: expected one of ['sum', 'mean', 'max', 'min'] "
     "with over='sequence', got None",
@@ -297,7 +297,7 @@ WRONG_VALUES = {
     "labels, got 'token_ratio' twice; set Criterion.label",
     'Criterion("ratio", upper=2, over="turn")': "Criterion.reduce: expected one of ['sum', 'mean', 'max', 'min'] ",
     'Weight("token", over="turn")': "Weight.over: expected its default with level='token', got 'turn'",
-    'Spec(Weight("product", over="turn"), report=("verl",))': "Spec.report: expected ('native',) with a weight or ",
+    'Spec(Weight.product(over="turn"), report=("verl",))': "Spec.report: expected ('native',) with a weight or ",
     'Spec(report=("trl",))': "Spec.report: expected one of ['native', 'verl', 'xtuner', 'skyrl'], got 'trl'",
     "Spec(clamp=41)": "Spec.clamp: expected a finite number > 0 and <= 40, got 41.0",
     "Spec(clamp=0)": "Spec.clamp: expected a finite number > 0 and <= 40, got 0.0",

@@ -87,8 +87,8 @@ def test_facts(name):
         (lambda: rc.VESPO(k_positive=math.inf), r"VESPO.k_positive: expected a number >= 0 and <= 3.4.*, got inf"),
         (lambda: rc.VESPO(k_negative=math.inf), r"VESPO.k_negative: expected a number >= 0 and <= 3.4.*, got inf"),
         (lambda: rc.Score(lower=math.inf), "Score.lower: expected a finite number, got inf"),
-        (lambda: rc.Weight("token", lower=math.inf), "Weight.lower: expected a finite number, got inf"),
-        (lambda: rc.Weight("token", upper=1e39), r"Weight.upper: expected a number that float32 holds, got 1e\+39"),
+        (lambda: rc.Weight.token(lower=math.inf), "Weight.lower: expected a finite number, got inf"),
+        (lambda: rc.Weight.token(upper=1e39), r"Weight.upper: expected a number that float32 holds, got 1e\+39"),
     ],
 )
 def test_infinite_factors_are_refused(make, words):

@@ -58,7 +58,7 @@ def spec(
     if metric == "binary_kl":
         over, reduce = presets.unit(level, agg)
         criterion = Criterion("binary_kl_symmetric", over=over, reduce=reduce, lower=lower, upper=upper)
-        return Spec(weight=Weight("token"), criteria=(criterion,), rejected="both")
+        return Spec(weight=Weight.token(), criteria=(criterion,), rejected="both")
     if metric != "ratio":
         return presets.kl(metric=metric, level=level, agg=agg, upper=upper, lower=lower)
     if level == "token":

@@ -111,6 +111,6 @@ def _spec_of(level: str, action: str, metric: str, agg: Reduce, upper: float, lo
     areal_config.check(level, action, metric, agg)
     # Truncation leaves every token in; its weight is clamped afterwards, so that the clamped ones can be counted.
     if level == "token":
-        return Spec(weight=Weight("token"), nonfinite="neutral")
+        return Spec(weight=Weight.token(), nonfinite="neutral")
     criterion = Criterion("ratio", over="sequence", reduce=agg, lower=lower, upper=upper)
-    return Spec(weight=Weight("geometric"), criteria=(criterion,), nonfinite="neutral")
+    return Spec(weight=Weight.geometric(), criteria=(criterion,), nonfinite="neutral")

@@ -33,7 +33,7 @@ MODES = ("mask", "clip", "trunc")
 
 def _spec(lower: float | None, upper: float | None, criteria: tuple[Criterion, ...] = ()) -> Spec:
     return Spec(
-        weight=Weight("token", lower=lower, upper=upper, token_clamp=LIMIT),
+        weight=Weight.token(lower=lower, upper=upper, token_clamp=LIMIT),
         criteria=criteria,
         rejected="zero" if criteria else "mask",
         clamp=LIMIT,

@@ -33,7 +33,7 @@ WIDEST = LARGEST_CLAMP
 @preset_of("NeMo RL 7ea279a (2026-08-22)")
 def tis(ratio: float | None = 2.0, ratio_min: float | None = None) -> Spec:
     """w = exp(D) clamped to [ratio_min, ratio]."""
-    return Spec(weight=Weight("token", lower=ratio_min, upper=ratio))
+    return Spec(weight=Weight.token(lower=ratio_min, upper=ratio))
 
 
 @preset_of("NeMo RL 7ea279a (2026-08-22)")

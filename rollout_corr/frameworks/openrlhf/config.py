@@ -43,7 +43,7 @@ def spec(
     if mode == "clip":
         if level == "seq" or gating != "ratio":
             raise ValueError("is_correction_mode: 'clip' needs is_correction_level 'token' and gating 'ratio'")
-        return Spec(weight=Weight("token", lower=low, upper=high))
+        return Spec(weight=Weight.token(lower=low, upper=high))
     if gating == "ratio":
         return gated(Criterion("ratio", *UNITS[level], lower=low, upper=high))
     if low > 0.0:

@@ -34,7 +34,7 @@ EPS = 1e-6
 @preset_of("OpenRLHF 0.11.2")
 def tis(low: float | None = 0.5, high: float | None = 5.0) -> Spec:
     """w = exp(D) clamped to [low, high]."""
-    return Spec(weight=Weight("token", lower=low, upper=high))
+    return Spec(weight=Weight.token(lower=low, upper=high))
 
 
 @preset_of("OpenRLHF 0.11.2")

@@ -25,7 +25,7 @@ from rollout_corr.specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
 def default(upper_bound: float | None = 1.2, ratio_low: float | None = 0.8, ratio_high: float | None = 1.2) -> Spec:
     """w = exp(D) clamped to [0, upper_bound]; tokens outside [ratio_low, ratio_high] masked."""
     criterion = Criterion("ratio", lower=ratio_low, upper=ratio_high)
-    return Spec(weight=Weight("token", lower=0.0, upper=upper_bound), criteria=(criterion,), rejected="mask")
+    return Spec(weight=Weight.token(lower=0.0, upper=upper_bound), criteria=(criterion,), rejected="mask")
 
 
 @preset_of("ROLL 8eb27cc (2026-08-18)")
@@ -33,7 +33,7 @@ def segment(upper_bound: float | None = 1.2, ratio_low: float | None = 0.8, rati
     """w = exp(mean D of the segment) clamped to [0, upper_bound]; segments outside [ratio_low, ratio_high] masked."""
     # A segment is a run of the mask: turns="runs".
     criterion = Criterion("ratio", over="turn", reduce="mean", lower=ratio_low, upper=ratio_high)
-    weight = Weight("geometric", lower=None if upper_bound is None else 0.0, upper=upper_bound, over="turn")
+    weight = Weight.geometric(lower=None if upper_bound is None else 0.0, upper=upper_bound, over="turn")
     return Spec(weight=weight, criteria=(criterion,), rejected="mask")
 
 

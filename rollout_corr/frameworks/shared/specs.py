@@ -15,7 +15,7 @@ LEVELS: dict[str, tuple[Level, Unit, Reduce | None]] = {
 
 def gated(criterion: Criterion) -> Spec:
     """Weigh each token by its ratio, and by 0 where it fails a criterion (IcePop and its kin)."""
-    return Spec(weight=Weight("token"), criteria=(criterion,), rejected="zero")
+    return Spec(weight=Weight.token(), criteria=(criterion,), rejected="zero")
 
 
 def off_policy(

@@ -17,7 +17,7 @@ from rollout_corr.specs.correction import Criterion, Spec, Weight
 @preset_of("slime 624b824 (2026-08-21)")
 def tis(tis_clip: float | None = 2.0, tis_clip_low: float | None = 0.0) -> Spec:
     """w = exp(D) clamped to [tis_clip_low, tis_clip]."""
-    return Spec(weight=Weight("token", lower=tis_clip_low, upper=tis_clip))
+    return Spec(weight=Weight.token(lower=tis_clip_low, upper=tis_clip))
 
 
 @preset_of("slime 624b824 (2026-08-21)")
@@ -39,7 +39,7 @@ def mis(
     tis_batch_normalize: bool = True,
 ) -> Spec:
     """mis.yaml: token TIS divided by the batch mean; tokens outside the rs bounds masked; a token below 1e-4 vetoes."""
-    weight = Weight("token", lower=0.0, upper=tis_upper_bound, normalize="batch" if tis_batch_normalize else None)
+    weight = Weight.token(lower=0.0, upper=tis_upper_bound, normalize="batch" if tis_batch_normalize else None)
     rejection = Criterion("ratio", lower=rs_lower_bound, upper=rs_upper_bound)
     return Spec(weight=weight, criteria=(rejection, *_veto(rs_veto_threshold)), rejected="mask")
 
@@ -52,7 +52,7 @@ def mis_geo(
     rs_veto_threshold: float | None = 1e-4,
 ) -> Spec:
     """MIS with rs_level "geometric": token TIS; a sequence whose exp(mean D) is outside the rs bounds masked; veto."""
-    weight = Weight("token", lower=0.0, upper=tis_upper_bound)
+    weight = Weight.token(lower=0.0, upper=tis_upper_bound)
     rejection = Criterion("ratio", over="sequence", reduce="mean", lower=rs_lower_bound, upper=rs_upper_bound)
     return Spec(weight=weight, criteria=(rejection, *_veto(rs_veto_threshold)), rejected="mask")
 

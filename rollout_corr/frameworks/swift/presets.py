@@ -33,13 +33,13 @@ TOKEN_CLAMP = 20.0
 
 def _masked(over: Unit, reduce: Reduce | None, threshold: float) -> Spec:
     criterion = Criterion("ratio", over=over, reduce=reduce, upper=threshold, token_clamp=TOKEN_CLAMP)
-    return Spec(weight=Weight("token", token_clamp=TOKEN_CLAMP), criteria=(criterion,), rejected="zero")
+    return Spec(weight=Weight.token(token_clamp=TOKEN_CLAMP), criteria=(criterion,), rejected="zero")
 
 
 @preset_of("ms-swift 4.6.0")
 def token_truncate(threshold: float = 2.0) -> Spec:
     """w = min(exp(D), threshold)."""
-    return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP))
+    return Spec(weight=Weight.token(upper=threshold, token_clamp=TOKEN_CLAMP))
 
 
 @preset_of("ms-swift 4.6.0")
@@ -51,7 +51,7 @@ def token_mask(threshold: float = 2.0) -> Spec:
 @preset_of("ms-swift 4.6.0")
 def sequence_truncate(threshold: float = 2.0) -> Spec:
     """w = min(exp(mean D), threshold)."""
-    return Spec(weight=Weight("geometric", upper=threshold, token_clamp=TOKEN_CLAMP))
+    return Spec(weight=Weight.geometric(upper=threshold, token_clamp=TOKEN_CLAMP))
 
 
 @preset_of("ms-swift 4.6.0")
@@ -67,7 +67,7 @@ def opsm(delta: float = 0.1, threshold: float = 2.0) -> Spec:
     `off_policy_sequence_mask_delta` has no default in ms-swift; 0.1 is Trinity's. For `policy_loss`.
     """
     criterion = off_policy(delta, token_clamp=TOKEN_CLAMP)
-    return Spec(weight=Weight("token", upper=threshold, token_clamp=TOKEN_CLAMP), criteria=(criterion,))
+    return Spec(weight=Weight.token(upper=threshold, token_clamp=TOKEN_CLAMP), criteria=(criterion,))
 
 
 # loss_type: its reduction, and what it is divided by. bnpo counts what the off-policy mask has left.

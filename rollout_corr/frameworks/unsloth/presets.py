@@ -48,7 +48,7 @@ def token_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) 
 def geometric_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """w = exp(mean D) inside the bounds, else 0 for the whole sequence."""
     criterion = Criterion("ratio", "sequence", "mean", lower=clip_min, upper=clip_max)
-    return Spec(weight=Weight("geometric"), criteria=(criterion,), rejected="zero", nonfinite="neutral")
+    return Spec(weight=Weight.geometric(), criteria=(criterion,), rejected="zero", nonfinite="neutral")
 
 
 @preset_of("unsloth-zoo 2026.10.9")

@@ -118,7 +118,7 @@ def _cap(given: dict[str, Any]) -> Spec:
     ((key, cap),) = on.items()
     upper = verl_options.number(key, cap)
     _old([key], f'write rollout_is: "token", rollout_is_threshold: {upper!r}')
-    return presets.spec(Weight("token", upper=upper))
+    return presets.spec(Weight.token(upper=upper))
 
 
 def _flat(given: dict[str, Any], version: str | None) -> Spec:

@@ -100,7 +100,7 @@ def weight(level: str, threshold: object, normalize: bool = False, key: str = "r
         key: Name of the threshold in messages.
     """
     if not isinstance(level, str) or level not in LEVELS:
-        hint = "; the geometric mean is rollout_corr.Weight('geometric')" if level == "geometric" else ""
+        hint = "; the geometric mean is rollout_corr.Weight.geometric()" if level == "geometric" else ""
         raise ValueError(f"rollout_is: expected null, 'token' or 'sequence', got {level!r}{hint}")
     lower, upper = bounds(key, threshold)
     if _looks_mangled(threshold):

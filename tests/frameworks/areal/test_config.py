@@ -63,10 +63,10 @@ def test_kinds(config):
             rc.spec("areal.kl", metric="kl_k1", level="sequence", upper=0.5),
         ),
         ({"metric": "binary_kl", "upper": 2.0}, rc.spec("areal.kpop")),
-        ({"action": "clamp", "lower": 0.0}, rc.Spec(weight=rc.Weight("token", upper=5.0), nonfinite="neutral")),
+        ({"action": "clamp", "lower": 0.0}, rc.Spec(weight=rc.Weight.token(upper=5.0), nonfinite="neutral")),
         (
             {"action": "clamp", "level": "sequence", "lower": 0.5},
-            rc.Spec(weight=rc.Weight("geometric", lower=0.5, upper=5.0), nonfinite="neutral"),
+            rc.Spec(weight=rc.Weight.geometric(lower=0.5, upper=5.0), nonfinite="neutral"),
         ),
     ],
 )

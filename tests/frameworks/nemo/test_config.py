@@ -25,17 +25,17 @@ def truncated(kind, ratio=2.0, least=None):
     ("config", "spec"),
     [
         ({}, Spec()),
-        (CORRECTED, Spec(Weight("token"))),
-        (CORRECTED | WHOLE, Spec(Weight("product"))),
-        (truncated("tis"), Spec(Weight("token", upper=2.0))),
-        (truncated("tis", 3.0, 0.5) | WHOLE, Spec(Weight("product", 0.5, 3.0))),
-        (truncated("icepop", 5.0, 0.5), Spec(Weight("token", 0.5, 5.0, "zero"))),
+        (CORRECTED, Spec(Weight.token())),
+        (CORRECTED | WHOLE, Spec(Weight.product())),
+        (truncated("tis"), Spec(Weight.token(upper=2.0))),
+        (truncated("tis", 3.0, 0.5) | WHOLE, Spec(Weight.product(lower=0.5, upper=3.0))),
+        (truncated("icepop", 5.0, 0.5), Spec(Weight.token(lower=0.5, upper=5.0, outside="zero"))),
         (truncated("seq-mask-tis", 1.002, 0.999), rc.spec("nemo.seq_mask_tis")),
         ({"seq_logprob_error_threshold": 2.0}, rc.spec("nemo.mult_err")),
         ({"loss_fn": truncated("tis"), "grpo": {"num_prompts_per_step": 8}, "policy": {}}, rc.spec("nemo.tis")),
         (
             {"loss_fn": SimpleNamespace(**truncated("tis")), "grpo": {"seq_logprob_error_threshold": 1.5}},
-            Spec(Weight("token", upper=2.0), (Criterion("ratio_error", "sequence", "mean", upper=1.5),)),
+            Spec(Weight.token(upper=2.0), (Criterion("ratio_error", "sequence", "mean", upper=1.5),)),
         ),
     ],
 )
@@ -55,7 +55,7 @@ def test_recipe():
     settings = none | WHOLE | CORRECTED | {"ratio_clip_min": 0.1, "ratio_clip_c": 3.0}
     assert rc.recipe("nemo", settings) == {
         "surrogate": rc.GSPO(0.1, 0.2, 3.0),
-        "spec": Spec(Weight("product")),
+        "spec": Spec(Weight.product()),
         "reduction": "sequence_mean_token_mean",
         "denominator": "original",
     }

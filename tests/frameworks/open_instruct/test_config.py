@@ -9,7 +9,7 @@ import pytest
 import rollout_corr as rc
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
-WEIGHT = Weight("token", upper=2.0, token_clamp=10.0)
+WEIGHT = Weight.token(upper=2.0, token_clamp=10.0)
 
 
 @dataclass
@@ -25,9 +25,9 @@ class Experiment:
     [
         ({}, rc.spec("open_instruct.default")),
         ({"use_rho_correction": False}, Spec()),
-        ({"rho_clamp_upper_bound": 0.0, "rho_clamp_lower_bound": 0.5}, Spec(Weight("token", 0.5, token_clamp=10.0))),
+        ({"rho_clamp_upper_bound": 0.0, "rho_clamp_lower_bound": 0.5}, Spec(Weight.token(lower=0.5, token_clamp=10.0))),
         (Experiment(), rc.spec("open_instruct.icepop")),
-        ({"rho_mask_sequence_level": True}, Spec(Weight("geometric", upper=2.0, token_clamp=10.0))),
+        ({"rho_mask_sequence_level": True}, Spec(Weight.geometric(upper=2.0, token_clamp=10.0))),
         (
             {"rho_mask_sequence_level": True, "rho_mask_lower_bound": 0.5, "rho_mask_upper_bound": 2.0},
             rc.spec("open_instruct.seq"),

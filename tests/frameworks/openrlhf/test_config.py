@@ -28,7 +28,7 @@ def flags(**advantage):
         (flags(level="token", gating="binary_kl", threshold=(0.0, 0.05)), rc.spec("openrlhf.dppo_like")),
         (
             flags(level="seq", gating="tv", threshold=[0.1]),
-            Spec(Weight("token"), (Criterion("tv", "sequence", "mean", upper=0.1, eps=1e-6),), "zero"),
+            Spec(Weight.token(), (Criterion("tv", "sequence", "mean", upper=0.1, eps=1e-6),), "zero"),
         ),
         (
             argparse.Namespace(

@@ -101,7 +101,7 @@ def test_before_0_11_2(loss):
 
 
 def test_a_spec_of_your_own(loss):
-    dropin.install(spec=rc.Spec(weight=rc.Weight("token", upper=1.1)))
+    dropin.install(spec=rc.Spec(weight=rc.Weight.token(upper=1.1)))
     given = batch()
     truncated = loss(**SETTINGS | {"is_correction_level": "off"}).forward(*given)[0]
     settings = {"is_correction_mode": "clip", "is_correction_threshold": [0.0, 1.1]}

@@ -23,7 +23,7 @@ DEFAULT = {"is_weight": ON, "filters": [ON]}
             Spec(),
         ),
         ({"train_infer_correction": None}, Spec()),
-        ({"is_weight": ON | {"weight_type": "sequence", "upper_bound": None}}, Spec(Weight("product"))),
+        ({"is_weight": ON | {"weight_type": "sequence", "upper_bound": None}}, Spec(Weight.product())),
         (
             {"filters": [{"enabled": False}, ON | {"agg_type": "geometric", "ratio_low": 0.9, "ratio_high": 1.1}]},
             Spec(None, (Criterion("ratio", "sequence", "mean", lower=0.9, upper=1.1),)),

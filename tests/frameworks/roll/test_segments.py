@@ -30,7 +30,7 @@ def test_segments_are_runs(seed):
     train = rollout + 0.3 * torch.randn(6, 24, generator=rng, dtype=torch.float64)
     mask = torch.rand(6, 24, generator=rng) < 0.7
     ratio = segment_means(train - rollout, mask).exp()
-    weight = rc.Weight("geometric", lower=0.0, upper=1.2, over="turn")
+    weight = rc.Weight.geometric(lower=0.0, upper=1.2, over="turn")
     criterion = rc.Criterion("ratio", over="turn", reduce="mean", lower=0.8, upper=1.2)
     out = rc.correct(train, rollout, mask=mask, turns="runs", spec=rc.Spec(weight, [criterion]))
     assert torch.allclose(out.weights, torch.where(mask, ratio.clamp(0.0, 1.2), 0.0), rtol=1e-12, atol=1e-15)

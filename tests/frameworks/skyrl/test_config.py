@@ -19,10 +19,10 @@ the defaults |
     sequence_mask_metric: null, geo_mask_high: 1.01, geo_mask_low: 0.99, product_mask_high: 2.0, product_mask_low: 0.5,
     outlier_token_is_threshold_low: null, outlier_token_is_threshold_high: null,
     token_mask_is_threshold_low: null, token_mask_is_threshold_high: null} | Spec()
-token | {tis_ratio_type: token} | Spec(Weight("token", upper=2))
+token | {tis_ratio_type: token} | Spec(Weight.token(upper=2))
 token cap | {tis_ratio_type: token, token_tis_ratio_clip_high: 4, sequence_tis_ratio_clip_high: 7} |
-    Spec(Weight("token", upper=4))
-sequence | {tis_ratio_type: sequence} | Spec(Weight("product", upper=5))
+    Spec(Weight.token(upper=4))
+sequence | {tis_ratio_type: sequence} | Spec(Weight.product(upper=5))
 geometric | {sequence_mask_metric: geometric} |
     Spec(None, (ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),))
 product | {sequence_mask_metric: product, product_mask_high: 3, product_mask_low: 0} |
@@ -33,7 +33,7 @@ the page's TLDR |
     {sequence_mask_metric: geometric, geo_mask_low: 0.99, geo_mask_high: 1.01, tis_ratio_type: token,
     token_tis_ratio_clip_high: 2.0, token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0,
     outlier_token_is_threshold_low: 1.0e-4, outlier_token_is_threshold_high: 100} |
-    Spec(Weight("token", upper=2), (ratio(1e-4, 100, drop="sequence", label="outlier"),
+    Spec(Weight.token(upper=2), (ratio(1e-4, 100, drop="sequence", label="outlier"),
     ratio(0.5, 2, label="token_mask"), ratio(0.99, 1.01, "mean", label="geo_sequence_mask")), sums_over="kept")
 """
 
@@ -66,9 +66,9 @@ def test_skyrl_use_tis():
             },
         )
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert spec == Spec(Weight("token", upper=3), **SKYRL)
+    assert spec == Spec(Weight.token(upper=3), **SKYRL)
     # In SkyRL use_tis overrules tis_ratio_type.
-    assert again.weight == Weight("token", upper=3) and again.criteria[0].label == "geo_sequence_mask"
+    assert again.weight == Weight.token(upper=3) and again.criteria[0].label == "geo_sequence_mask"
 
 
 @pytest.mark.usefixtures("strict")

@@ -131,12 +131,12 @@ def test_install(trainer):
     expected = dropin.importance_sampling_ratio(old, sampling, mask * tool_mask, "token_mask", 1.2, 0.8)
     assert torch.equal(found["importance_sampling_ratio"], expected) and output["importance_sampling_ratio"] is None
     assert trainer.get_off_policy_mask(torch.ones(5, 1), old, sampling, mask, off_policy_threshold=0.1).shape == (5, 1)
-    dropin.install(spec=rc.Spec(weight=rc.Weight("geometric", upper=1.5)))
+    dropin.install(spec=rc.Spec(weight=rc.Weight.geometric(upper=1.5)))
     found = trainer._generate_and_score_completions(output)["importance_sampling_ratio"]
     assert torch.equal(
         found[mask * tool_mask != 0],
         dropin.importance_sampling_ratio(
-            old, sampling, mask * tool_mask, spec=rc.Spec(weight=rc.Weight("geometric", upper=1.5))
+            old, sampling, mask * tool_mask, spec=rc.Spec(weight=rc.Weight.geometric(upper=1.5))
         )[mask * tool_mask != 0],
     )
     assert not torch.equal(found, expected)

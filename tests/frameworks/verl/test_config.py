@@ -23,15 +23,15 @@ the yaml of 0.9.1 as shipped |
     loss_type: ppo_clip, rollout_is_batch_normalize: false} | Spec()
 nothing | {} | Spec()
 a threshold alone | {rollout_is_threshold: 2.0} | Spec()
-token | {rollout_is: token} | Spec(Weight("token", upper=2))
-sequence is the product | {rollout_is: sequence, rollout_is_threshold: 5} | Spec(Weight("product", upper=5))
-icepop | {rollout_is: token, rollout_is_threshold: '0.5_5.0'} | Spec(Weight("token", 0.5, 5, "zero"))
+token | {rollout_is: token} | Spec(Weight.token(upper=2))
+sequence is the product | {rollout_is: sequence, rollout_is_threshold: 5} | Spec(Weight.product(upper=5))
+icepop | {rollout_is: token, rollout_is_threshold: '0.5_5.0'} | Spec(Weight.token(lower=0.5, upper=5, outside="zero"))
 icepop as yaml leaves it unquoted | {rollout_is: token, rollout_is_threshold: 0.5_5.0} |
-    Spec(Weight("token", 0.5, 5, "zero"))
-icepop as a list | {rollout_is: token, rollout_is_threshold: [0.5, 2]} | Spec(Weight("token", 0.5, 2, "zero"))
-threshold as text | {rollout_is: token, rollout_is_threshold: '3'} | Spec(Weight("token", upper=3))
+    Spec(Weight.token(lower=0.5, upper=5, outside="zero"))
+icepop as a list | {rollout_is: token, rollout_is_threshold: [0.5, 2]} | Spec(Weight.token(lower=0.5, upper=2, outside="zero"))
+threshold as text | {rollout_is: token, rollout_is_threshold: '3'} | Spec(Weight.token(upper=3))
 batch normalize | {rollout_is: sequence, rollout_is_batch_normalize: true} |
-    Spec(Weight("product", upper=2, normalize="batch"))
+    Spec(Weight.product(upper=2, normalize="batch"))
 geometric rejection | {rollout_rs: seq_mean_k1, rollout_rs_threshold: '0.999_1.001'} |
     Spec(None, (k1("seq_mean_k1", 0.999, 1.001),))
 a single k1 bound | {rollout_rs: token_k1, rollout_rs_threshold: 2} | Spec(None, (k1("token_k1", 0.5, 2),))
@@ -44,8 +44,8 @@ the same option twice | {rollout_rs: 'token_k2,token_k2', rollout_rs_threshold: 
     Spec(None, (option("token_k2", None, 0.01),))
 weights, rejection and bypass |
     {rollout_is: token, rollout_rs: seq_sum_k1, rollout_rs_threshold: '0.5_2.0', bypass_mode: true,
-    loss_type: reinforce} | Spec(Weight("token", upper=2), (k1("seq_sum_k1", 0.5, 2),))
-hydra's own key | {_target_: verl.RolloutCorrectionConfig, rollout_is: token} | Spec(Weight("token", upper=2))
+    loss_type: reinforce} | Spec(Weight.token(upper=2), (k1("seq_sum_k1", 0.5, 2),))
+hydra's own key | {_target_: verl.RolloutCorrectionConfig, rollout_is: token} | Spec(Weight.token(upper=2))
 """
 
 
@@ -76,23 +76,23 @@ the yaml of 0.6.1 as shipped |
 token | {rollout_rs: token, rollout_rs_threshold: 2} | Spec(None, (ratio(0.5, 2, label="token_k1"),))
 sequence with a lower bound |
     {rollout_is: token, rollout_rs: sequence, rollout_rs_threshold: 4, rollout_rs_threshold_lower: 0.1} |
-    Spec(Weight("token", upper=2), (ratio(0.1, 4, "sum", label="seq_sum_k1"),))
+    Spec(Weight.token(upper=2), (ratio(0.1, 4, "sum", label="seq_sum_k1"),))
 sequence with an open lower side |
     {rollout_rs: sequence, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 0} |
     Spec(None, (ratio(0, 2, "sum", label="seq_sum_k1"),))
 the dapo recipe |
     {rollout_is: sequence, rollout_is_threshold: 2.0, rollout_is_batch_normalize: true, rollout_rs: geometric,
     rollout_rs_threshold: 1.01, rollout_rs_threshold_lower: 0.99, rollout_token_veto_threshold: 1.0e-4} |
-    Spec(Weight("product", upper=2, normalize="batch"), (ratio(0.99, 1.01, "mean", label="seq_mean_k1"), VETO))
+    Spec(Weight.product(upper=2, normalize="batch"), (ratio(0.99, 1.01, "mean", label="seq_mean_k1"), VETO))
 veto alone | {rollout_token_veto_threshold: 1.0e-6} | Spec(None, (replace(VETO, lower=1e-6),))
 veto beside a new option |
     {rollout_rs: token_k2, rollout_rs_threshold: 1, rollout_token_veto_threshold: 1.0e-4} |
     Spec(None, (option("token_k2", None, 1.0), VETO))
 pure rollout correction |
     {rollout_is: sequence, bypass_old_logprob_for_rollout: true, use_pure_rollout_correction: true} |
-    Spec(Weight("product", upper=2))
+    Spec(Weight.product(upper=2))
 policy gradient | {rollout_is: sequence, bypass_mode: true, use_policy_gradient: true} |
-    Spec(Weight("product", upper=2))
+    Spec(Weight.product(upper=2))
 """
 
 
@@ -124,9 +124,9 @@ def test_verl_flat_levels_and_modes(level):
 @pytest.mark.usefixtures("quiet")
 def test_verl_flat_as_released():
     masked = rc.spec("verl", flat(rollout_is_mode="mask"), version="0.6.0")
-    assert masked == Spec(Weight("token", 0.5, 2, "zero"), (VETO,), "zero", **VERL)
+    assert masked == Spec(Weight.token(lower=0.5, upper=2, outside="zero"), (VETO,), "zero", **VERL)
     truncated = rc.spec("verl", flat(), version="0.6.0")
-    assert truncated == Spec(Weight("token", upper=2), (VETO,), "zero", **VERL)
+    assert truncated == Spec(Weight.token(upper=2), (VETO,), "zero", **VERL)
     assert rc.spec("verl", flat(rollout_is_mode="clip"), version="0.6.0") == masked
 
 
@@ -134,11 +134,11 @@ def test_verl_flat_as_released():
 def test_verl_flat_defaults():
     assert rc.spec("verl", {"rollout_is": True, "rollout_is_threshold": 2.0}) == rc.spec("verl", flat())
     no_veto = rc.spec("verl", flat(rollout_is_veto_threshold=None))
-    assert no_veto == Spec(Weight("token", upper=2), **VERL)
+    assert no_veto == Spec(Weight.token(upper=2), **VERL)
     assert rc.spec("verl", flat(rollout_is_threshold=None)) == Spec(**VERL)
     assert rc.spec("verl", {"rollout_is": True}) == Spec(**VERL)
     assert rc.spec("verl", flat(rollout_is_mode="clip", rollout_is_veto_threshold=None)) == Spec(
-        Weight("token", 0.5, 2, "zero"), **VERL
+        Weight.token(lower=0.5, upper=2, outside="zero"), **VERL
     )
 
 
@@ -187,8 +187,8 @@ def test_verl_flat_zeroes_and_masks_what_it_should():
 @pytest.mark.parametrize(
     ("cap", "weight"),
     [
-        (2.0, Weight("token", upper=2)),
-        (10, Weight("token", upper=10)),
+        (2.0, Weight.token(upper=2)),
+        (10, Weight.token(upper=10)),
         (-1, None),
         (-1.0, None),
         (0, None),
@@ -205,7 +205,7 @@ def test_verl_cap(key, cap, weight):
 @pytest.mark.usefixtures("quiet")
 def test_verl_inside_a_whole_configuration():
     block = {"rollout_is": "token", "rollout_is_threshold": 3.0}
-    expected = Spec(Weight("token", upper=3), **VERL)
+    expected = Spec(Weight.token(upper=3), **VERL)
     algorithm = {"adv_estimator": "grpo", "gamma": 1.0, "kl_ctrl": {"type": "fixed"}, "rollout_correction": block}
     assert rc.spec("verl", {"rollout_correction": block}) == expected
     assert rc.spec("verl", algorithm) == expected
@@ -216,8 +216,8 @@ def test_verl_inside_a_whole_configuration():
     assert rc.spec("verl", {"adv_estimator": "grpo", **flat()}) == rc.spec("verl", flat())
     assert rc.spec("verl", {"algorithm": {"adv_estimator": "gae", **flat()}}) == rc.spec("verl", flat())
     old = {"algorithm": {"gamma": 1.0}, "actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": 2.0, "lr": 1}}}
-    assert rc.spec("verl", old) == Spec(Weight("token", upper=2), **VERL)
-    assert rc.spec("verl", {"actor_rollout_ref": {"actor": {"imp_ratio_cap": 8}}}).weight == Weight("token", upper=8)
+    assert rc.spec("verl", old) == Spec(Weight.token(upper=2), **VERL)
+    assert rc.spec("verl", {"actor_rollout_ref": {"actor": {"imp_ratio_cap": 8}}}).weight == Weight.token(upper=8)
 
 
 def test_a_name_is_no_configuration():

@@ -84,7 +84,7 @@ OLD_NAMES = """
 {behav_imp_weight_cap: 10} | behav_imp_weight_cap is an old name; write rollout_is:
 {tis_imp_ratio_cap: -1} | tis_imp_ratio_cap is an old name; leave it out: it is off
 {rollout_is: true, rollout_is_threshold: 2.0, rollout_is_level: token, rollout_is_veto_threshold: null} |
-    rollout_is_level, rollout_is_veto_threshold are old names; write Spec(weight=Weight("token", upper=2.0),
+    rollout_is_level, rollout_is_veto_threshold are old names; write Spec(weight=Weight.token(upper=2.0),
     report=("native", "verl"))$
 {rollout_is: true, rollout_is_threshold: 2.0} | rollout_is: true is an old name; write Spec(...label="veto"...0.6.0
 {rollout_is_level: token} | rollout_is_level is an old name; leave it out: without rollout_is_threshold
@@ -149,7 +149,7 @@ def test_a_bound_that_yaml_has_mangled_is_named():
     with pytest.warns(UserWarning, match=r"rollout_is_threshold: 0\.52 .*YAML .*quote it: '0\.5_2'") as caught:
         spec = rc.spec("verl", config)
         rc.spec("verl", config)
-    assert spec == Spec(Weight("token", upper=0.52), **VERL) and len(caught) == 1
+    assert spec == Spec(Weight.token(upper=0.52), **VERL) and len(caught) == 1
 
 
 def test_the_configuration_is_left_alone():

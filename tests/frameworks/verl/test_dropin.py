@@ -157,7 +157,7 @@ def test_metrics_of_a_ready_statistic(option):
 def test_normalised_over_all_ranks(monkeypatch):
     """The mean is that of two ranks' tokens together, and so is the factor that is reported."""
     train, rollout, mask = batch(torch.float64)
-    spec = presets.spec(rc.Weight("token", upper=2.0, normalize="batch"))
+    spec = presets.spec(rc.Weight.token(upper=2.0, normalize="batch"))
     raw = correct(train, rollout, mask, rollout_is="token")[0]
     others = rc.correct(train[:2], rollout[:2], mask=mask[:2], spec=spec).statistics
     pooled = (raw.sum() + raw[:2].sum()) / (mask.sum() + mask[:2].sum())
