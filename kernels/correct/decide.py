@@ -215,7 +215,7 @@ def decide(
     measure_sequences(units, out, numbers, PLAN)
 
     weight = units.sum_d
-    if PLAN.level is not None and not PLAN.weighs_turns:
+    if PLAN.weighs is not None and not PLAN.weighs_turns:
         weights = weigh_sequences(totals, units, numbers, PLAN)
         weight = weights.weight
     if PLAN.turns:
@@ -231,7 +231,7 @@ def decide(
     else:
         kept = count_kept(totals, valid, keep, state, PLAN)
     report_kept(units, keep, kept, out, PLAN)
-    if PLAN.level is not None:
+    if PLAN.weighs is not None:
         measure_sequence_weights(units, weights, out, numbers, PLAN)
         if size(PLAN, "schemes") > 0:
             report_weights(totals, units, weights, out, numbers, PLAN)

@@ -326,7 +326,7 @@ def mean_weights(ratio_m1: tl.tensor, weight_m1: tl.tensor, units: Units) -> Seq
 def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: tl.constexpr) -> SequenceWeights:
     """Compute the weight of every unit; of weights of tokens, the mean of its tokens'."""
     n_among = units.n_among
-    if PLAN.level == "token":
+    if PLAN.weighs == "token":
         return mean_weights(plain(totals, PLAN, "ratio_m1"), plain(totals, PLAN, "weight_m1"), units)
     else:
         if PLAN.token_clamp:
@@ -337,7 +337,7 @@ def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: t
             log_ratio = units.sum_d
         if PLAN.kept:
             log_ratio = tl.where(n_among > 0, log_ratio, 0.0)
-        if PLAN.level == "geometric":
+        if PLAN.geometric:
             log_ratio = log_ratio / tl.maximum(n_among, 1).to(tl.float64)
         clamp = number(numbers, PLAN, "clamp")
         log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
@@ -354,7 +354,7 @@ def measure_sequence_weights(
     n, some = units.n, units.n > 0
     above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)
     tokens, terms = tl.where(some, n, 0).to(tl.float64), weight_terms(weights, some)
-    by_sequences: tl.constexpr = PLAN.level != "token" and not PLAN.weighs_turns
+    by_sequences: tl.constexpr = PLAN.weighs != "token" and not PLAN.weighs_turns
     for i in tl.static_range(len(terms)):
         add(out.sums, PLAN, term_name("sequence_", i), terms[i])
         add(out.sums, PLAN, term_name("sequence_", i, "2"), terms[i] * terms[i])

@@ -50,7 +50,7 @@ def slot_columns(plan: Plan) -> SlotColumns:
         if each.role == "outlier"
         for side in ("over_high", "under_low")
     ]
-    if "skyrl" in plan.schemes and plan.level == "token" and plan.has_upper:
+    if "skyrl" in plan.schemes and plan.weighs == "token" and plan.has_upper:
         counts.append("skyrl/clipped")
     floats = ["d_beyond"] if {"verl", "xtuner"} & {*plan.schemes} else []
     floats += [f"verl/{each.index}/row" for each in plan.criteria if each.role == "option" and each.over == "token"]
@@ -65,7 +65,7 @@ def same_numbers(plan: Plan) -> tuple[tuple[str, str], ...]:
     """
     if not plan.packed:
         return ()
-    log, found = "log/token" if plan.level == "token" else "log", []
+    log, found = "log/token" if plan.weighs == "token" else "log", []
     for side in [side for side, there in (("lower", plan.has_lower), ("upper", plan.has_upper)) if there]:
         found += [("xtuner/ratio/" + side, side), *((f"{name}/{log}/{side}", f"log/{side}") for name in plan.schemes)]
     for each in plan.criteria:
@@ -166,7 +166,7 @@ def report_tokens(
         found = record(found, PLAN, "token_sums", "verl/k3_beyond", k3_more)
         found = record(found, PLAN, "token_sums", "xtuner/k3_beyond", k3_more)
         found = record(found, PLAN, "token_sums", "xtuner/abs_d", tl.abs(d))
-    if PLAN.level == "token":
+    if PLAN.weighs == "token":
         found = report_token_weights(found, measured, among, ratio, weight, numbers, PLAN)
     catastrophic = tl.zeros_like(measured).to(tl.int32)
     for i in tl.static_range(size(PLAN, "criteria")):
@@ -295,7 +295,7 @@ def report_weights(
     add(out.sums, PLAN, "verl/means_below", below(log_ratio, some, numbers, PLAN, "verl/log"))
     add(out.sums, PLAN, "xtuner/means_above", above(log_ratio, some, numbers, PLAN, "xtuner/log"))
     add(out.sums, PLAN, "xtuner/means_below", below(log_ratio, some, numbers, PLAN, "xtuner/log"))
-    if PLAN.level == "token":
+    if PLAN.weighs == "token":
         if has(PLAN, "counts", "skyrl/clipped"):
             # Tokens of a sequence that was rejected as a whole do not survive either.
             clipped = tl.where(survivors, integer(totals, PLAN, "skyrl/clipped"), 0)
@@ -308,7 +308,7 @@ def report_weights(
         full = log_ratio
         if not (PLAN.token_clamp or PLAN.kept):
             full = sum_d
-            if PLAN.level == "geometric":
+            if PLAN.geometric:
                 full = sum_d / tl.maximum(n, 1).to(tl.float64)
         add(out.sums, PLAN, "verl/rows_above", above(full, some, numbers, PLAN, "verl/log"))
         add(out.sums, PLAN, "verl/rows_below", below(full, some, numbers, PLAN, "verl/log"))

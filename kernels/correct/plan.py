@@ -117,7 +117,8 @@ class Tables:
 class Plan(Tables):
     """Everything the kernels of `correct` branch on."""
 
-    level: str | None
+    weighs: str | None  # the unit that has a weight: "token" | "turn" | "sequence"
+    geometric: bool  # the weight of a turn or a sequence is the geometric mean of its ratios, and not their product
     outside: str
     bounded: bool
     has_lower: bool
@@ -135,7 +136,6 @@ class Plan(Tables):
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
     mass: str | None = None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
-    weighs_turns: bool  # `level` is of turns
     # Further columns of the batch.
     sequence_sums: tuple[str, ...] = ()
     call_sums: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Plan(Tables):
     @property
     def derived(self) -> int:
         """The number of the first token maxima that follow from the extrema of D, as weights that grow with it do."""
-        if self.level != "token":
+        if self.weighs != "token":
             return 0
         return 2 if self.outside == "zero" else 4
 
@@ -194,7 +194,7 @@ class Plan(Tables):
     @property
     def rejects_nonfinite(self) -> bool:
         """Whether a non-finite token rejects its sequence."""
-        return self.nonfinite == "reject" and (self.level is not None or bool(self.criteria))
+        return self.nonfinite == "reject" and (self.weighs is not None or bool(self.criteria))
 
     @property
     def rejects_sequences(self) -> bool:
@@ -213,9 +213,14 @@ class Plan(Tables):
         return self.rejects_sequences or self.rejects_turns or bool(self.thinning_criteria)
 
     @property
+    def weighs_turns(self) -> bool:
+        """Whether all tokens of a turn have its weight."""
+        return self.weighs == "turn"
+
+    @property
     def spreads(self) -> bool:
-        """Whether weights are of sequences, so that `apply` writes them."""
-        return self.writes_weights and self.level in ("product", "geometric")
+        """Whether weights are of turns or sequences, so that `apply` writes them."""
+        return self.writes_weights and self.weighs in ("turn", "sequence")
 
     @property
     def marks(self) -> bool:

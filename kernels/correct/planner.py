@@ -30,7 +30,8 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any
     weight = spec.weight
     criteria = _criteria(spec)
     plan = Plan(
-        level=None if weight is None else weight.level,
+        weighs=None if weight is None else weight.over,
+        geometric=weight is not None and weight.reduce == "mean",
         outside="clamp" if weight is None else weight.outside,
         bounded=weight is not None and (weight.lower, weight.upper) != (None, None),
         has_lower=weight is not None and weight.lower is not None,
@@ -47,7 +48,6 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any
         schemes=tuple(name for name in spec.report if name != "native"),
         pairs=pairs_of(spec),
         turns=spec.measures_turns,
-        weighs_turns=weight is not None and weight.per_turn,
         **of_batch,
     )
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
@@ -89,11 +89,11 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     # Sums that decide: name, number of limbs, whether a non-finite value can reach them. A list times False is empty.
     exact = [("d", 1, propagate)]
     exact += [("d_kept", 1, propagate)] * plan.kept
-    exact += [("weight", 1, propagate)] * (plan.level in ("product", "geometric") and plan.token_clamp)
+    exact += [("weight", 1, propagate)] * (plan.weighs in ("turn", "sequence") and plan.token_clamp)
     exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
     exact += [("advantage", 2, False)] * plan.averages_advantages
     limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
-    floats = ["train", "rollout", *["ratio_m1", "weight_m1"] * (plan.level == "token"), *["abs_d", "k3"] * plan.turns]
+    floats = ["train", "rollout", *["ratio_m1", "weight_m1"] * (plan.weighs == "token"), *["abs_d", "k3"] * plan.turns]
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 

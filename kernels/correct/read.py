@@ -124,7 +124,7 @@ def read_step(
         found = measure_divergences(found, ratio, pair.d, clamp, PLAN)
         count_bins(context.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
-    if PLAN.level == "token":
+    if PLAN.weighs == "token":
         log_weight, ratio_m1, weight_m1, weight = weight_of(ratio, numbers, PLAN)
         found = measure_weights(found, pair.measured, log_weight, ratio_m1, weight_m1, numbers, PLAN)
 
@@ -162,7 +162,7 @@ def read_step(
 def rounds_once(plan: Plan) -> bool:
     """Return whether D is rounded once for both its sums, which takes more registers where sequences have weights."""
     once = "d_kept" in plan.integers and plan.nonfinite != "propagate"
-    return once and plan.level in (None, "token")
+    return once and plan.weighs in (None, "token")
 
 
 @triton.jit
@@ -181,7 +181,7 @@ def aggregate_step(
             found = record_sum(found, PLAN, "d_kept", tl.where(among, pair.d, 0.0))
         for k in tl.static_range(1, len(pairs)):
             found = record(found, PLAN, "counts", of_pair(k, "survivors"), survivors(pair_of(pairs[k]), dropped, PLAN))
-    if PLAN.level != "token" and PLAN.token_clamp:
+    if PLAN.weighs != "token" and PLAN.token_clamp:
         most = number(context.numbers, PLAN, "token_clamp").to(pair.d.dtype)
         found = record_sum(found, PLAN, "weight", tl.where(among, limited(pair.d, -most, most, PLAN), 0.0))
     for i in tl.static_range(size(PLAN, "criteria")):
@@ -237,7 +237,7 @@ def moves(plan: Plan, tiling: Tiling) -> bool:
     spill up to 28 bytes. Nothing moves out of a branch, which only a tile without tokens does not take. Of float64
     they spill 72 with branches; AMD's threads have twice the registers, and take more with branches.
     """
-    waits = plan.packed and plan.kept and plan.level in (None, "token") and not plan.double
+    waits = plan.packed and plan.kept and plan.weighs in (None, "token") and not plan.double
     return tiling.lanes > 32 or not waits
 
 

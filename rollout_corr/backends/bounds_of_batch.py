@@ -172,7 +172,7 @@ def _follows(spec: Spec, label: str) -> bool:
     if spec.sums_over == "valid":
         return False
     if label == WEIGHT and spec.weight is not None and spec.weight.rules:
-        return spec.weight.level != "token"
+        return spec.weight.over != "token"
     return next(c.over for c in spec.criteria if c.label == label) != "token"
 
 
@@ -223,7 +223,7 @@ class Thresholds(KnownBounds):
         """
         weight, rules = self.spec.weight, rules_of(self.spec)
         of_tokens = {c.label for c in self.spec.criteria if c.over == "token"}
-        if weight is not None and weight.rules and weight.level == "token":
+        if weight is not None and weight.rules and weight.over == "token":
             of_tokens.add(WEIGHT)
         for place, bound in self.bounds.items():
             if place.label in of_tokens and isinstance(rules[place], Counting) and bound.dtype != dtype:

@@ -241,7 +241,7 @@ def small_up_to(spec: Spec, found: Sides) -> float | None:
         found: The logarithms of the bounds that the batch has decided; None for a side that it has not, or not yet.
     """
     weight = spec.weight
-    if weight is None or weight.level != "token":
+    if weight is None or weight.over != "token":
         return SMALL_D
     low, high = found
     if any(known is None for side, known in (("lower", low), ("upper", high)) if side in weight.rules):
@@ -520,7 +520,7 @@ class CpuTokens(Tokens):
     def bounded(self, weighing: Weighing) -> BoundedSums | None:
         """Sums of a weight after its bounds; None where too many tokens are outliers, or D is not its logarithm."""
         asked = weighing.asked
-        if asked.level != "token" or asked.token_clamp is not None or self.sums is None:
+        if asked.over != "token" or asked.token_clamp is not None or self.sums is None:
             return None
         found = self.__dict__.get("_bounded")
         if found is None:

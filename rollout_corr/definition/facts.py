@@ -151,7 +151,7 @@ def _weight_facts(
         return found
     if weighing.ratio is not None and not spec.weight.per_token:
         return _of_units(weighing)
-    if spec.weight.level == "token" and spec.weight.token_clamp is None:
+    if spec.weight.over == "token" and spec.weight.token_clamp is None:
         total = tokens.excess_of_sequences
     else:
         total = tokens.sequences.sum(select(tokens.measured, weighing.raw))

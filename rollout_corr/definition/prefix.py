@@ -91,18 +91,18 @@ def log_of_weight(weight: Weight, tokens: Tokens, among: Tensor | None) -> Tenso
     """The log of each token's prefix weight, float64.
 
     Args:
-        weight: One of level="prefix".
+        weight: One with over="prefix".
         tokens: The tokens.
         among: Bool per token, which of them count; None: all.
     """
-    limit, units = weight.token_clamp, tokens.units(weight.over)
+    limit, units = weight.token_clamp, tokens.units(weight.within)
     d = select(among, tokens.d if limit is None else tokens.d.clamp(-limit, limit))
     if weight.reduce == "min":
         before = units.running_max(_among(-d, among), before=True)
         some = units.running(_counted(tokens, among)) > _counted(tokens, among)
         return d.double() - select(some, before).double()
     total = running_sum(d, units, tokens.propagate, one_limb=True)
-    return total if weight.reduce == "sum" else total / places(tokens, among, weight.over)
+    return total if weight.reduce == "sum" else total / places(tokens, among, weight.within)
 
 
 def places(tokens: Tokens, among: Tensor | None, within: str) -> Tensor:

@@ -42,7 +42,7 @@ class Weighing:
     """An importance weight: per token at token level, per prefix in float64, per turn or sequence (float64) otherwise.
 
     Args:
-        asked: Level, and what happens outside the bounds.
+        asked: The unit of its ratio, and what happens outside the bounds.
         ratios: The ratios.
         bounds: The bounds.
     """
@@ -53,7 +53,7 @@ class Weighing:
         ratio = ratios.log.exp()
         self.weight = after_bounds(bounds, asked.outside, ratio, ratios.log, 0.0, ratios.growth)
         # Before the bounds; at token level nothing reads it.
-        self.ratio = None if asked.level == "token" else ratio
+        self.ratio = None if asked.over == "token" else ratio
         self._known: dict[str, Tensor] = {}
 
     @property
@@ -93,9 +93,9 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec, given: BoundsOfBatch |
 
 def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) -> Ratios:
     """The ratios of a weight."""
-    if weight.level == "prefix":
+    if weight.over == "prefix":
         log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
-        growth = prefix.growth(weight.growth, tokens, decision.survivors, weight.over)
+        growth = prefix.growth(weight.growth, tokens, decision.survivors, weight.within)
         among = tokens.measured
         if decision.standing is not None:
             # A sequence that a token criterion took has no survivor, so prefixes of none.
@@ -104,16 +104,16 @@ def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) ->
             growth = None if growth is None else torch.where(stands, growth, 1.0)
             among = stands if among is None else among & stands
         return Ratios(log_ratio, log_ratio.expm1, among, growth)
-    if weight.level == "token":
+    if weight.over == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
         if weight.token_clamp is None:
             return Ratios(log_ratio, lambda: tokens.excess, tokens.measured)
         return Ratios(log_ratio, lambda: log_ratio + k3(log_ratio), tokens.measured)
-    n = decision.n_turns if weight.over == "turn" else decision.n
+    n = decision.n_turns if weight.per_turn else decision.n
     assert n is not None
-    total = total_of_d(weight.token_clamp, tokens, decision.survivors, weight.over)
+    total = total_of_d(weight.token_clamp, tokens, decision.survivors, weight.unit)
     aggregate = torch.where(n > 0, total, 0.0)
-    if weight.level == "geometric":
+    if weight.reduce == "mean":
         aggregate = aggregate / n.clamp(min=1)
     log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
     return Ratios(log_ratio, log_ratio.expm1, n > 0)
@@ -131,7 +131,7 @@ def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, sp
     elif spec.weight is None or spec.weight.per_token:
         weights = weighing.weight.to(tokens.d.dtype)
     else:
-        units = tokens.units(spec.weight.over)
+        units = tokens.units(spec.weight.unit)
         weights = units.spread(weighing.weight.to(tokens.d.dtype)).expand(tokens.d.shape)
     weights = select(tokens.measured, weights)
     # A sequence that a non-finite token rejects has no weight, whatever `rejected` says.

@@ -88,7 +88,7 @@ def _kind(spec: Spec) -> object:
     """Return what settings share that differ in their bounds, or in the statistic that rejects."""
     weight = spec.weight
     return (
-        None if weight is None else (weight.level, weight.outside if weight.bounded else "", weight.normalize),
+        None if weight is None else (weight.kind, weight.outside if weight.bounded else "", weight.normalize),
         frozenset((c.over, c.reduce) for c in spec.criteria),
     )
 
@@ -139,7 +139,7 @@ def in_words(spec: Spec) -> str:
 
 
 def _weight(weight: Weight) -> str:
-    said = f"{weight.level} weights"
+    said = f"{weight.kind} weights"
     if weight.bounded:
         said += ", 0 " if weight.outside == "zero" else ", cut to "
         said += (

@@ -16,7 +16,7 @@ from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.source import Source
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.metrics.limits import NEAR_CLAMP
-from rollout_corr.specs.choices import LEVELS, Reduce
+from rollout_corr.specs.choices import Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 # Bounds of ratios: those of tokens and products are far from 1, geometric means are close to it.
@@ -49,7 +49,7 @@ class Setting:
     @property
     def products(self) -> bool:
         """True if a product over the sequence decides."""
-        weighted = self.spec.weight is not None and self.spec.weight.level == "product"
+        weighted = self.spec.weight is not None and self.spec.weight.is_product
         return weighted or any(c.statistic.one_limb and c.reduce == "sum" for c in self.spec.criteria)
 
 
@@ -79,13 +79,13 @@ class SettingResult:
 
 def grid() -> list[Setting]:
     """List weights with a bound, rejections and vetoes over their thresholds."""
-    found = [
-        Setting(f"{level} weight <= {upper:g}", Spec(Weight(level, upper=upper)), f"{level} weight, truncated", upper)
-        for level in LEVELS
-        # The bias of a prefix's weight is that of the sequence's up to it, which is not measured here.
-        if level != "prefix"
-        for upper in (NEAR_ONE if level == "geometric" else UPPERS)
-    ]
+    found = []
+    # The bias of a prefix's weight is that of the sequence's up to it, which is not measured here.
+    for made, bounds in ((Weight.token, UPPERS), (Weight.product, UPPERS), (Weight.geometric, NEAR_ONE)):
+        for upper in bounds:
+            weight = made(upper=upper)
+            named = f"{weight.kind} weight"
+            found.append(Setting(f"{named} <= {upper:g}", Spec(weight), f"{named}, truncated", upper))
     for upper in UPPERS:
         cut = Weight.token(lower=1.0 / upper, upper=upper, outside="zero")
         found.append(Setting(f"token weight, 0 beyond {upper:g}", Spec(cut), "token weight, 0 outside", upper))
@@ -226,8 +226,8 @@ def _sums_of(
         weights = out.weights.double().where(kept, 0.0)
     else:
         weights = kept.double()
-    level = "product" if spec.weight is not None and spec.weight.level == "product" else "token"
-    ratio, finite = ratios[level], tokens.finite
+    kind = "product" if spec.weight is not None and spec.weight.is_product else "token"
+    ratio, finite = ratios[kind], tokens.finite
     alive = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0]) > 0
     return torch.stack(
         [

@@ -10,7 +10,7 @@ import math
 
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import BYPASS, of_presets
-from rollout_corr.specs.choices import Growth, PrefixReduce, When
+from rollout_corr.specs.choices import Growth, WeightReduce, When
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.surrogates import Score
 
@@ -20,7 +20,7 @@ MATCHES = "CTPO acc4021 (2026-06), arXiv 2605.07331"
 
 
 def _clipped(
-    weighed: PrefixReduce, tested: PrefixReduce, bounds: tuple[float, float, float], growth: Growth | None
+    weighed: WeightReduce, tested: WeightReduce, bounds: tuple[float, float, float], growth: Growth | None
 ) -> Spec:
     """Build the Spec; `bounds` are the lower, the upper and that of the dual clip, as ratios."""
     lower, upper, dual = bounds
@@ -36,11 +36,11 @@ def _clipped(
     return Spec(Weight("prefix", token_clamp=TOKEN_CLAMP, reduce=weighed), criteria, rejected="zero")
 
 
-def _around_one(reduce: PrefixReduce, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float) -> Spec:
+def _around_one(reduce: WeightReduce, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float) -> Spec:
     return _clipped(reduce, reduce, (1.0 - clip_ratio_low, 1.0 + clip_ratio_high, clip_ratio_c), None)
 
 
-def _growing(reduce: PrefixReduce, la_clip_low: float, la_clip_high: float, la_clip_c: float) -> Spec:
+def _growing(reduce: WeightReduce, la_clip_low: float, la_clip_high: float, la_clip_c: float) -> Spec:
     # A mean within b / sqrt(t) is a sum within b sqrt(t).
     return _clipped(reduce, "sum", (math.exp(-la_clip_low), math.exp(la_clip_high), math.exp(la_clip_c)), "sqrt")
 

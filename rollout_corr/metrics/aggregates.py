@@ -53,7 +53,7 @@ def _weighs_prefixes(spec: Spec) -> bool:
 
 
 def _weighs_sequences(spec: Spec) -> bool:
-    return spec.weight is not None and not spec.weighs_tokens and spec.weight.over == "sequence"
+    return spec.weight is not None and spec.weight.over == "sequence"
 
 
 def _weighs_units(spec: Spec) -> bool:

@@ -246,7 +246,7 @@ def by_weight(f: Findings, by: Sums) -> tuple[Reducer, Tensor | None]:
     weight, measured = f.spec.weight, f.tokens.measured
     assert weight is not None
     return (
-        (by, measured) if weight.per_token else (by.over(f.tokens.units(weight.over), f.units_measured, measured), None)
+        (by, measured) if weight.per_token else (by.over(f.tokens.units(weight.unit), f.units_measured, measured), None)
     )
 
 
@@ -266,7 +266,7 @@ def squares_of_weight(field: str) -> OfTokens:
     def formula(f: Findings, by: Sums) -> tuple[Number]:
         (here, among), x, weight = by_weight(f, by), getattr(f.weighing, field), f.spec.weight
         assert weight is not None
-        if weight.level == "token" and weight.token_clamp is None and x is f.tokens.excess:
+        if weight.over == "token" and weight.token_clamp is None and x is f.tokens.excess:
             among = None  # it is 0 where it is not measured
         return (here.squares(x, among),)
 

@@ -125,7 +125,7 @@ def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
         if limit.crossed(metrics[limit.key]) and metrics["tokens_kept"]:
             ess = metrics[limit.key]
             found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds: {limit.hint}")
-    sequence_sums = spec.weight is not None and spec.weight.level == "product"
+    sequence_sums = spec.weight is not None and spec.weight.is_product
     sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)
     if sequence_sums and metrics["sum_d_abs_mean"] > NEAR_CLAMP * spec.clamp:
         found.append(

@@ -7,11 +7,12 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from rollout_corr.specs.validate import shown
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Checked:
@@ -32,6 +33,10 @@ class Checked:
         """The values that fields take when they are left out; MISSING for a field that has to be given."""
         return {field.name: field.default for field in fields(self)}
 
+    def _call(self) -> tuple[str, dict[str, object]]:
+        """The callable that builds it, and the defaults of its arguments, which are fields."""
+        return type(self).__name__, self._defaults()
+
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
         values = {name: (getattr(self, name), default) for name, default in self._defaults().items()}
@@ -51,12 +56,13 @@ def expression(value: object) -> str:
     if not isinstance(value, Checked):
         return f'"{value}"' if isinstance(value, str) else repr(value)
     words = []
-    for position, (name, default) in enumerate(value._defaults().items()):
+    called, defaults = value._call()
+    for position, (name, default) in enumerate(defaults.items()):
         current = getattr(value, name)
         if current != default:
             named = position > 0 or default is not MISSING
             words.append(f"{name}={expression(current)}" if named else expression(current))
-    return f"{type(value).__name__}({', '.join(words)})"
+    return f"{called}({', '.join(words)})"
 
 
 def by_path(name: str, value: object) -> dict[str, str]:
@@ -118,19 +124,32 @@ def keywords_meant(**meant: str) -> Callable[[type[T]], type[T]]:
 
     def decorate(cls: type[T]) -> type[T]:
         init: Callable[..., None] = cls.__init__
-        known = [*inspect.signature(init).parameters][1:]
-
-        @functools.wraps(init)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            for name in kwargs:
-                if name not in known:
-                    close = difflib.get_close_matches(name, known, n=1)
-                    write = meant.get(name) or (f"{close[0]}=" if close else "")
-                    hint = f"; did you mean {write}?" if write else ""
-                    raise TypeError(f"{cls.__name__}: unknown argument {name!r}, expected some of {known}{hint}")
-            init(self, *args, **kwargs)
-
-        setattr(cls, "__init__", checked)  # noqa: B010 - a plain assignment is an error to type checkers
+        setattr(cls, "__init__", _checking(init, cls.__name__, meant))  # noqa: B010 - an assignment is a type error
         return cls
 
     return decorate
+
+
+def keywords_of_short_form(**meant: str) -> Callable[[Function], Function]:
+    """Make a function that is to be a classmethod refuse an unknown keyword as `keywords_meant` does."""
+
+    def decorate(function: Function) -> Function:
+        return _checking(function, function.__qualname__, meant)
+
+    return decorate
+
+
+def _checking(function: Function, owner: str, meant: Mapping[str, str]) -> Function:
+    known = [*inspect.signature(function).parameters][1:]
+
+    @functools.wraps(function)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                write = meant.get(name) or (f"{close[0]}=" if close else "")
+                hint = f"; did you mean {write}?" if write else ""
+                raise TypeError(f"{owner}: unknown argument {name!r}, expected some of {known}{hint}")
+        return function(self, *args, **kwargs)
+
+    return cast(Function, checked)

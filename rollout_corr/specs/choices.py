@@ -6,13 +6,13 @@ from typing import Literal, get_args
 
 from rollout_corr.specs.statistics import Stat
 
-Level = Literal["token", "product", "geometric", "prefix"]
 Outside = Literal["clamp", "zero"]
 Normalize = Literal["batch", "group", "sequence"]
 Unit = Literal["token", "turn", "sequence", "prefix"]
-WeightUnit = Literal["turn", "sequence"]
+# The units that hold tokens, in which a prefix can begin.
+Stretch = Literal["turn", "sequence"]
 Reduce = Literal["sum", "mean", "max", "min"]
-PrefixReduce = Literal["sum", "mean", "min"]
+WeightReduce = Literal["sum", "mean", "min"]
 Growth = Literal["sqrt"]
 When = Literal["any", "negative_advantage", "positive_advantage", "outward"]
 Drop = Literal["unit", "sequence", "token", "rest"]
@@ -27,14 +27,15 @@ Scheme = Literal["native", "verl", "xtuner", "skyrl"]
 # from the end, of equal lengths.
 SequenceOrder = Literal["contiguous", "zigzag"]
 
-LEVELS: tuple[Level, ...] = get_args(Level)
 OUTSIDE: tuple[Outside, ...] = get_args(Outside)
 NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
 STATS: tuple[Stat, ...] = get_args(Stat)
 UNITS: tuple[Unit, ...] = get_args(Unit)
-WEIGHT_UNITS: tuple[WeightUnit, ...] = get_args(WeightUnit)
+STRETCHES: tuple[Stretch, ...] = get_args(Stretch)
 REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
-PREFIX_REDUCTIONS: tuple[PrefixReduce, ...] = get_args(PrefixReduce)
+PREFIX_REDUCTIONS: tuple[WeightReduce, ...] = get_args(WeightReduce)
+# Of the ratios of a turn or a sequence: their product and their geometric mean.
+STRETCH_REDUCTIONS = PREFIX_REDUCTIONS[:2]
 GROWTH: tuple[Growth, ...] = get_args(Growth)
 WHEN: tuple[When, ...] = get_args(When)
 DROP: tuple[Drop, ...] = get_args(Drop)

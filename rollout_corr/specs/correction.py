@@ -111,7 +111,7 @@ class Spec(Checked):
         for scheme in self.report:
             choice("Spec.report", scheme, REPORTS)
         over_turns = any("turn" in (item.over, item.within) for item in criteria)
-        over_turns |= self.weight is not None and self.weight.over == "turn"
+        over_turns |= self.weight is not None and self.weight.unit == "turn"
         self._set(
             has_prefixes=self.weighs_prefixes or any(item.over == "prefix" for item in criteria),
             measures_turns=self.turns or over_turns,
@@ -161,7 +161,7 @@ class Spec(Checked):
     @property
     def weighs_prefixes(self) -> bool:
         """True if the weight of a token depends on those before it."""
-        return self.weight is not None and self.weight.level == "prefix"
+        return self.weight is not None and self.weight.over == "prefix"
 
     @property
     def weighs_tokens(self) -> bool:

@@ -10,15 +10,15 @@ from rollout_corr.specs.choices import (
     DROP,
     POLICIES,
     REDUCTIONS,
+    STRETCHES,
     UNITS,
-    WEIGHT_UNITS,
     WHEN,
     Drop,
     Growth,
     Of,
     Reduce,
+    Stretch,
     Unit,
-    WeightUnit,
     When,
 )
 from rollout_corr.specs.statistics import STATISTICS, Stat, Statistic
@@ -77,7 +77,7 @@ class Criterion(Bounded):
     token_clamp: float | None = None
     eps: float = 1e-8
     growth: Growth | None = None
-    within: WeightUnit = "sequence"
+    within: Stretch = "sequence"
 
     def __post_init__(self) -> None:
         choice("Criterion.stat", self.stat, tuple(STATISTICS))
@@ -99,7 +99,7 @@ class Criterion(Bounded):
                 f"over='prefix' with reduce='max' for upper, 'min' for lower, got over={self.over!r}"
             )
         check_growth("Criterion", self.growth, "over='prefix'", self.over == "prefix")
-        choice("Criterion.within", self.within, WEIGHT_UNITS)
+        choice("Criterion.within", self.within, STRETCHES)
         if self.within != "sequence" and self.over != "prefix":
             raise ValueError(f"Criterion.within: expected its default unless over='prefix', got {shown(self.within)}")
         signed, ratio = self.statistic.signed, self.stat == "ratio"

@@ -9,16 +9,16 @@ from rollout_corr.specs.bounds_of_batch import OfBatch, Side, in_words
 if TYPE_CHECKING:
     from rollout_corr.specs.correction import Criterion, Spec, Weight
 
-# Per level: the ratio, and what is clamped before exp.
-_LEVELS = {
-    "token": ("its own ratio, exp(D)", "D"),
-    "product": ("the product of its {over}'s ratios, exp(sum of D)", "the sum"),
-    "geometric": ("the geometric mean of its {over}'s ratios, exp(mean of D)", "the mean"),
+# The ratio, and what is clamped before exp, by `Weight.reduce`.
+_OF_TOKEN = ("its own ratio, exp(D)", "D")
+_OF_STRETCH = {
+    "sum": ("the product of its {unit}'s ratios, exp(sum of D)", "the sum"),
+    "mean": ("the geometric mean of its {unit}'s ratios, exp(mean of D)", "the mean"),
 }
-_PREFIXES = {
-    "sum": ("the product of the ratios up to and with it in its {over}, exp(sum of D)", "the sum"),
-    "mean": ("the geometric mean of the ratios up to and with it in its {over}, exp(mean of D)", "the mean"),
-    "min": ("its own ratio times the smallest before it in its {over}, exp(D + min of D)", "the sum"),
+_OF_PREFIX = {
+    "sum": ("the product of the ratios up to and with it in its {unit}, exp(sum of D)", "the sum"),
+    "mean": ("the geometric mean of the ratios up to and with it in its {unit}, exp(mean of D)", "the mean"),
+    "min": ("its own ratio times the smallest before it in its {unit}, exp(D + min of D)", "the sum"),
 }
 _AGGREGATES = {"sum": "sum", "mean": "mean", "max": "maximum", "min": "minimum"}
 # Adding logarithms multiplies ratios.
@@ -69,9 +69,10 @@ def explain(spec: Spec) -> str:
 
 
 def _weight(weight: Weight, spec: Spec) -> list[str]:
-    ratio, clamped = _LEVELS[weight.level] if weight.reduce is None else _PREFIXES[weight.reduce]
-    ratio = ratio.format(over=weight.over)
-    kept = spec.sums_over == "kept" and weight.level != "token"
+    of_tokens = _OF_PREFIX if weight.over == "prefix" else _OF_STRETCH
+    ratio, clamped = _OF_TOKEN if weight.reduce is None else of_tokens[weight.reduce]
+    ratio = ratio.format(unit=weight.unit)
+    kept = spec.sums_over == "kept" and weight.over != "token"
     over = " over the tokens that pass the token criteria" if kept else ""
     token = "" if weight.token_clamp is None else f"each D is first clamped to +-{weight.token_clamp:g}, and "
     steps = [f"The weight of a token is {ratio}{over}; {token}{clamped} is clamped to +-{spec.clamp:g} before exp."]

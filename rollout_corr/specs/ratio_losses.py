@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.specs.checked import keywords_meant
-from rollout_corr.specs.choices import WEIGHT_UNITS, WeightUnit
+from rollout_corr.specs.choices import STRETCHES, Stretch
 from rollout_corr.specs.surrogate import LossTokens, Surrogate, TokenLoss, Traits, averaged
 from rollout_corr.specs.validate import choice, positive
 
@@ -131,14 +131,14 @@ class GSPO(PPO):
     low: float = 3e-4
     high: float = 4e-4
     through: Through = "sequence"
-    over: WeightUnit = "sequence"
+    over: Stretch = "sequence"
 
     traits = Traits(level="sequence", formula="through")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choice("GSPO.through", self.through, THROUGH)
-        choice("GSPO.over", self.over, WEIGHT_UNITS)
+        choice("GSPO.over", self.over, STRETCHES)
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
         """The mean of x over the sequence or turn."""

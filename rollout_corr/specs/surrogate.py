@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.specs.checked import Checked
-from rollout_corr.specs.choices import WeightUnit
+from rollout_corr.specs.choices import Stretch
 from rollout_corr.specs.validate import LARGEST_CLAMP, beyond_float32, choice, number, positive, shown
 
 RatioOf = Literal["new/old", "new/rollout"]
@@ -285,9 +285,9 @@ class Surrogate(Checked):
         return self.traits.sees != "token"
 
     @property
-    def mean_unit(self) -> WeightUnit:
+    def mean_unit(self) -> Stretch:
         """The unit that `LossTokens.mean` and `mean_advantage` are over: its field `over`."""
-        unit: WeightUnit = getattr(self, "over", "sequence")
+        unit: Stretch = getattr(self, "over", "sequence")
         return unit
 
     @property

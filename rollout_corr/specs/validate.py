@@ -27,11 +27,11 @@ def shown(value: object) -> str:
 
 
 def choice(name: str, value: object, options: tuple[str, ...], meant: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Require one of some strings; `meant` says what a wrong one may stand for."""
+    """Require one of some strings; `meant` says what to write in place of a wrong one."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {shown(value)}")
     if value not in options:
-        hint = f"; did you mean the {meant[value]}?" if value in meant else ""
+        hint = f"; write {meant[value]}" if value in meant else ""
         raise ValueError(f"{name}: expected one of {list(options)}, got {shown(value)}{hint}")
 
 

@@ -2,89 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING
 
 from rollout_corr.specs.bounds_of_batch import Bounded, KeepESS, OfBatch
-from rollout_corr.specs.checked import keywords_meant
+from rollout_corr.specs.checked import keywords_meant, keywords_of_short_form
 from rollout_corr.specs.choices import (
     GROWTH,
-    LEVELS,
     NORMALIZE,
     OUTSIDE,
     PREFIX_REDUCTIONS,
-    WEIGHT_UNITS,
+    STRETCH_REDUCTIONS,
+    STRETCHES,
+    UNITS,
     Growth,
-    Level,
     Normalize,
     Outside,
-    PrefixReduce,
-    WeightUnit,
+    Stretch,
+    Unit,
+    WeightReduce,
 )
 from rollout_corr.specs.validate import bounds, choice, positive, shown
 
-# A level that names no ratio: elsewhere it is either of these.
-MEANT = {"sequence": "'product' of its tokens' ratios, or their 'geometric' mean"}
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Words for a ratio that are no unit.
+MEANT = {"product": "Weight.product(...)", "geometric": "Weight.geometric(...)"}
+
+KEYWORDS = {
+    **dict.fromkeys(("threshold", "clip", "clip_max", "max"), "upper="),
+    **dict.fromkeys(("clip_min", "min"), "lower="),
+    "level": "over= and reduce=",
+}
 
 
-@keywords_meant(threshold="upper=", clip="upper=", clip_max="upper=", clip_min="lower=", max="upper=", min="lower=")
+@keywords_meant(**KEYWORDS)
 @dataclass(frozen=True, repr=False)
 class Weight(Bounded):
-    """An importance weight: a ratio of probabilities, bounded and perhaps normalised.
+    """An importance weight: a ratio of probabilities, bounded and perhaps normalized.
+
+    `Weight.token()`, `Weight.product()` and `Weight.geometric()` are short forms of the usual ones.
 
     Args:
-        level: "token" exp(D); "product" exp(sum of D) of the unit `over`; "geometric" exp(mean of D) of it; "prefix"
-            a weight of each token from D up to and with it, by `reduce`.
+        over: The unit whose ratio weighs its tokens: each "token" by its own, or a "turn" (from `turns`) or a
+            "sequence" whole; or "prefix": each token by the ratios of its sequence up to and with it.
+        reduce: The ratio of a turn, a sequence or a prefix: exp of the "sum" of D, the product of the ratios, or of
+            the "mean", their geometric mean. Of a prefix also "min": exp(D) times the smallest exp(D) before the
+            token. With over="prefix" None is "sum". Not with over="token".
         lower: Lower bound of the ratio, or None for an open side; or a rule by which the batch decides it: `Quantile`,
             `TopK`.
-        upper: Upper bound of the ratio, likewise: `Quantile`, `Bottom`, `KeepESS`. The batch are all valid tokens, at
-            other levels all non-empty turns or sequences, those that criteria reject included. Where two bounds cross
-            the upper one holds.
+        upper: Upper bound of the ratio, likewise: `Quantile`, `Bottom`, `KeepESS`. The batch are all valid tokens, with
+            over="turn" or "sequence" all that are not empty, those that criteria reject included. Where two bounds
+            cross the upper one holds.
         outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
-        normalize: "batch" divides by the mean weight over all valid tokens (at other levels: over all non-empty
-            turns or sequences, each counting once), so that a weight may exceed `upper`. "group" divides by the mean
-            of the sequence's group, which the call names (`group_index` or `group_size`): self-normalised importance
+        normalize: "batch" divides by the mean weight over all valid tokens (with over="turn" or "sequence": over all
+            that are not empty, each counting once), so that a weight may exceed `upper`. "group" divides by the mean
+            of the sequence's group, which the call names (`group_index` or `group_size`): self-normalized importance
             sampling. "sequence" divides by the mean over the sequence's valid tokens, for weights of tokens, prefixes
             or turns. None does not.
         token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
-        reduce: Of a prefix: exp of the "sum" or "mean" of D over it, or "min", exp(D) times the smallest exp(D) before
-            the token. Only with level="prefix", where None is "sum".
         growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
-            space as a random walk spreads. Only with level="prefix".
-        over: The unit of a "product" or "geometric" weight, and where a "prefix" begins: "sequence", or each "turn" of
-            one, from `turns`.
+            space as a random walk spreads. Only with over="prefix".
+        within: Where a prefix begins: the "sequence", or each "turn" of one. Only with over="prefix".
         decay: What is handed back is the weight times decay^age, with age = current_version - version of the token and
             0 < decay <= 1; needs `versions`. Metrics are of weights before it. None: there is none.
     """
 
-    level: Level
+    over: Unit
+    reduce: WeightReduce | None = None
     lower: float | OfBatch | None = None
     upper: float | OfBatch | None = None
     outside: Outside = "clamp"
     normalize: Normalize | None = None
     token_clamp: float | None = None
-    reduce: PrefixReduce | None = None
     growth: Growth | None = None
-    over: WeightUnit = "sequence"
+    within: Stretch = "sequence"
     decay: float | None = None
 
     def __post_init__(self) -> None:
-        choice("Weight.level", self.level, LEVELS, MEANT)
-        if self.level == "prefix":
-            self._set(reduce="sum" if self.reduce is None else self.reduce)
-            choice("Weight.reduce", self.reduce, PREFIX_REDUCTIONS)
-        elif self.reduce is not None:
-            raise ValueError(f"Weight.reduce: expected None unless level='prefix', got {shown(self.reduce)}")
-        check_growth("Weight", self.growth, "level='prefix'", self.level == "prefix")
+        choice("Weight.over", self.over, UNITS, MEANT)
+        if self.over == "prefix" and self.reduce is None:
+            self._set(reduce="sum")
+        self._check_reduce()
+        check_growth("Weight", self.growth, "over='prefix'", self.over == "prefix")
         choice("Weight.outside", self.outside, OUTSIDE)
-        choice("Weight.over", self.over, WEIGHT_UNITS)
-        if self.level == "token" and self.over != "sequence":
-            raise ValueError(f"Weight.over: expected its default with level={self.level!r}, got {shown(self.over)}")
+        choice("Weight.within", self.within, STRETCHES)
+        if self.within != "sequence" and self.over != "prefix":
+            raise ValueError(f"Weight.within: expected its default unless over='prefix', got {shown(self.within)}")
         if self.normalize is not None:
             choice("Weight.normalize", self.normalize, NORMALIZE)
-        if self.normalize == "sequence" and not (self.per_token or self.per_turn):
+        if self.normalize == "sequence" and self.over == "sequence":
             raise ValueError(
-                f"Weight.normalize: expected 'batch', 'group' or None with level={self.level!r} over sequences, whose "
-                "weight over itself is 1, got 'sequence'"
+                "Weight.normalize: expected 'batch', 'group' or None with over='sequence', where the mean over a "
+                "sequence is the weight itself, got 'sequence'"
             )
         rules = self.rules
         low, high = bounds("Weight", self.low, self.high, signed=False, ratio=True, clamps=True)
@@ -108,18 +119,115 @@ class Weight(Bounded):
         if self.decay is not None:
             self._set(decay=positive("Weight.decay", self.decay, 1.0))
 
+    def _check_reduce(self) -> None:
+        if self.over == "token":
+            if self.reduce is not None:
+                bound = "" if isinstance(self.reduce, str) else "; write bounds as lower= and upper="
+                raise ValueError(f"Weight.reduce: expected None with over='token', got {shown(self.reduce)}{bound}")
+        elif self.reduce is None:
+            raise ValueError(
+                f"Weight.reduce: expected 'sum', the product of the ratios, or 'mean', their geometric mean, with "
+                f"over={self.over!r}, got None"
+            )
+        elif self.over == "prefix":
+            choice("Weight.reduce", self.reduce, PREFIX_REDUCTIONS)
+        elif self.reduce == "min":
+            raise ValueError(
+                f"Weight.reduce: expected one of {list(STRETCH_REDUCTIONS)} unless over='prefix', got 'min'"
+            )
+        else:
+            choice("Weight.reduce", self.reduce, STRETCH_REDUCTIONS)
+
+    @classmethod
+    @keywords_of_short_form(**KEYWORDS)
+    def token(
+        cls,
+        *,
+        lower: float | OfBatch | None = None,
+        upper: float | OfBatch | None = None,
+        outside: Outside = "clamp",
+        normalize: Normalize | None = None,
+        token_clamp: float | None = None,
+        decay: float | None = None,
+    ) -> Self:
+        """Weigh each token by its own ratio, exp(D): `Weight("token")`."""
+        return cls("token", None, lower, upper, outside, normalize, token_clamp, decay=decay)
+
+    @classmethod
+    @keywords_of_short_form(**KEYWORDS)
+    def product(
+        cls,
+        over: Stretch = "sequence",
+        *,
+        lower: float | OfBatch | None = None,
+        upper: float | OfBatch | None = None,
+        outside: Outside = "clamp",
+        normalize: Normalize | None = None,
+        token_clamp: float | None = None,
+        decay: float | None = None,
+    ) -> Self:
+        """Weigh a sequence, or a turn, by the product of its ratios, exp(sum of D): `Weight("sequence", "sum")`."""
+        choice("Weight.over", over, STRETCHES)
+        return cls(over, "sum", lower, upper, outside, normalize, token_clamp, decay=decay)
+
+    @classmethod
+    @keywords_of_short_form(**KEYWORDS)
+    def geometric(
+        cls,
+        over: Stretch = "sequence",
+        *,
+        lower: float | OfBatch | None = None,
+        upper: float | OfBatch | None = None,
+        outside: Outside = "clamp",
+        normalize: Normalize | None = None,
+        token_clamp: float | None = None,
+        decay: float | None = None,
+    ) -> Self:
+        """Weigh a sequence, or a turn, by the geometric mean of its ratios: `Weight("sequence", "mean")`."""
+        choice("Weight.over", over, STRETCHES)
+        return cls(over, "mean", lower, upper, outside, normalize, token_clamp, decay=decay)
+
     def _defaults(self) -> dict[str, object]:
-        return {**super()._defaults(), "reduce": "sum" if self.level == "prefix" else None}
+        of_reduce: dict[Unit, object] = {"token": None, "prefix": "sum"}
+        return {**super()._defaults(), "reduce": of_reduce.get(self.over, MISSING)}
+
+    def _call(self) -> tuple[str, dict[str, object]]:
+        name, defaults = super()._call()
+        if self.over == "prefix":
+            return name, defaults
+        if self.over == "token":
+            del defaults["over"]
+        else:
+            defaults["over"] = "sequence"
+        del defaults["reduce"]
+        return f"{name}.{self.kind}", defaults
+
+    @property
+    def kind(self) -> str:
+        """The word for its ratio in descriptions: "token", "product", "geometric" or "prefix"."""
+        if self.per_token:
+            return self.over
+        return "product" if self.is_product else "geometric"
+
+    @property
+    def is_product(self) -> bool:
+        """True if it is the product of the ratios of a turn or a sequence."""
+        return self.reduce == "sum" and not self.per_token
+
+    @property
+    def unit(self) -> Stretch:
+        """The stretch of tokens that its ratio is over or that its prefixes begin in; "sequence" for tokens."""
+        return "turn" if "turn" in (self.over, self.within) else "sequence"
 
     @property
     def per_token(self) -> bool:
         """True if every token has a weight of its own, rather than its turn's or sequence's."""
-        return self.level in ("token", "prefix")
+        return self.over in ("token", "prefix")
 
     @property
     def per_turn(self) -> bool:
         """True if all tokens of a turn have its weight."""
-        return self.over == "turn" and not self.per_token
+        return self.over == "turn"
 
     @property
     def self_normalized(self) -> bool:

@@ -43,9 +43,9 @@ CRITERIA = [criterion for x in SPECS for criterion in x.criteria]
 
 # Every tuple of options in rollout_corr/specs/choices.py, and the values of it that the variants use.
 USED = {
-    "LEVELS": {weight.level for weight in WEIGHTS},
     "OUTSIDE": {weight.outside for weight in WEIGHTS},
-    "WEIGHT_UNITS": {weight.over for weight in WEIGHTS},
+    "STRETCHES": {weight.over for weight in WEIGHTS} - {"token"},
+    "STRETCH_REDUCTIONS": {weight.reduce for weight in WEIGHTS} - {None},
     "NORMALIZE": {weight.normalize for weight in WEIGHTS} - {None},
     "STATS": {criterion.stat for criterion in CRITERIA},
     "UNITS": {criterion.over for criterion in CRITERIA},
@@ -64,7 +64,6 @@ BEYOND = {
     "STATS": {"age", "entropy"},
     "NORMALIZE": {"group", "sequence"},
     # Prefixes run on plain torch.
-    "LEVELS": {"prefix"},
     "UNITS": {"prefix"},
     "DROP": {"rest"},
     "PREFIX_REDUCTIONS": set(choices.PREFIX_REDUCTIONS),
@@ -73,7 +72,7 @@ BEYOND = {
 }
 
 # Every field of the three types: one without options to choose from is named with the variants that use it.
-CHOSEN = {"level", "outside", "normalize", "stat", "over", "reduce", "when", "drop", "of", "rejected", "nonfinite"}
+CHOSEN = {"outside", "normalize", "stat", "over", "reduce", "when", "drop", "of", "rejected", "nonfinite"}
 CHOSEN |= {"sums_over", "detail", "report"}
 FREE = {
     "lower": any(x.lower is not None for x in WEIGHTS) and any(x.lower is not None for x in CRITERIA),

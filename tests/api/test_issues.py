@@ -16,6 +16,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import check, random_sequences
+from builders.weights import weight_of
 from oracles.correction import Sequence
 
 NAN, INF = math.nan, math.inf
@@ -123,7 +124,7 @@ def test_prime_rl_2085_openrlhf_1335_rare_token_of_minus_200_nats(dtype):
     stats = ("k3", "k3_reverse", "ratio_error", "ratio_deviation", "binary_kl_symmetric")
     criteria = tuple(rc.Criterion(s, over="sequence", reduce="sum", upper=1e30) for s in stats)
     for level in ("token", "product", "geometric"):
-        out = rc.correct(train, rollout, spec=rc.Spec(rc.Weight(level), criteria, detail="full"))
+        out = rc.correct(train, rollout, spec=rc.Spec(weight_of(level), criteria, detail="full"))
         assert bool(out.weights.isfinite().all())
         metrics = out.metrics()
         assert all(math.isfinite(value) for value in metrics.values())
@@ -154,7 +155,7 @@ def test_trl_7120_product_and_geometric_mean_of_300_small_steps():
     """0.005 nats on 300 tokens: the product of the ratios is 4.48, their geometric mean 1.005."""
     rollout = torch.full((1, 300), -1.0, dtype=torch.float64)
     for level, wanted in (("product", math.exp(1.5)), ("geometric", math.exp(0.005)), ("token", math.exp(0.005))):
-        weights = rc.correct(rollout + 0.005, rollout, spec=rc.Spec(rc.Weight(level))).weights
+        weights = rc.correct(rollout + 0.005, rollout, spec=rc.Spec(weight_of(level))).weights
         assert weights.tolist() == [[pytest.approx(wanted, rel=1e-12)] * 300]
     assert round(math.exp(1.5), 2) == 4.48
     for reduce, kept in (("sum", False), ("mean", True)):

@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
+from builders.weights import weight_of
 from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,7 +28,7 @@ def test_ages_against_the_oracle(layout, whole):
     sequences = random_sequences(3, (5, 1, 7, 0, 4, 6, 9))
     for level in ("token", "product", "geometric"):
         for normalize in (None, "batch"):
-            spec = replace(OLD, weight=replace(OLD.weight, level=level, normalize=normalize))
+            spec = replace(OLD, weight=weight_of(level, normalize=normalize, decay=OLD.weight.decay))
             _, expected = check(sequences, spec, layout, whole=whole)
             assert {False, True} == set(expected.keep) == {x for row in expected.rejected for x in row}
 

@@ -90,8 +90,8 @@ def arguments(rng: random.Random, known: dict[str, object]) -> dict[str, object]
     given = {name: garbage(rng) for name in known if name in chosen}
     # A required argument is often right, so that the others are looked at.
     for name in given:
-        if name in ("level", "stat") and rng.random() < 0.8:
-            given[name] = {"level": "token", "stat": "ratio"}[name]
+        if name in ("over", "stat") and rng.random() < 0.8:
+            given[name] = {"over": "token", "stat": "ratio"}[name]
     if rng.random() < 0.15:
         name = misspelt(rng, rng.choice(list(known)))
         if name.isidentifier():

@@ -10,6 +10,7 @@ from builders.batches import lay_out
 from builders.coarse import coarse, decided_together
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
+from builders.weights import weight_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -121,7 +122,7 @@ def test_a_bound_decided_in_another_dtype_is_refused(kind):
 @pytest.mark.parametrize("level", ["product", "token"])
 def test_a_bound_of_units_or_of_a_sample_size_is_of_any_dtype(level):
     """The former is a float64 and the latter a float32 whatever computes: nothing is rounded when it is compared."""
-    spec = rc.Spec(rc.Weight(level, upper=rc.KeepESS(0.9) if level == "token" else rc.Quantile(0.5)))
+    spec = rc.Spec(weight_of(level, upper=rc.KeepESS(0.9) if level == "token" else rc.Quantile(0.5)))
     train = torch.tensor([[0.1, 0.2], [0.3, 0.9]], dtype=torch.float64)
     known = None
     while known is None or not known.complete:

@@ -248,7 +248,7 @@ USED = {
     "RATIOS": {"new/old", "new/rollout"},  # which log-probs are the base: all one to the kernels
     "THROUGH": {x.surrogate.through for x in OBJECTIVES if isinstance(x.surrogate, rc.GSPO)},
     "DIVERGENCES": {x.surrogate.divergence for x in OBJECTIVES if isinstance(x.surrogate, rc.DPPO)},
-    "WEIGHT_UNITS": {"sequence", "turn"},  # losses of turns run in plain torch
+    "STRETCHES": {"sequence", "turn"},  # losses of turns run in plain torch
     "GATES": {x.surrogate.gate for x in OBJECTIVES if isinstance(x.surrogate, rc.SAPO)},
     # Averages of ratios run in plain torch.
     "BETWEEN": {"average", "geometric_average"},

@@ -13,6 +13,7 @@ from builders.batches import LAYOUTS, lay_out
 from builders.coarse import coarse, decided_together, rejects_nonfinite
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
+from builders.weights import weight_of
 from oracles.bounds_of_batch import kept, sample_size
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,7 +71,7 @@ RULES = [("upper", rc.Quantile(0.8)), ("lower", rc.Quantile(0.3)), ("upper", rc.
 def test_weights_in_every_layout(level, side, rule, way):
     for seed, layout, outside in itertools.product(range(2), LAYOUTS, ("clamp", "zero")):
         batch = coarse(seed, broken=seed == 1)
-        spec = rc.Spec(rc.Weight(level, outside=outside, **{side: rule}))
+        spec = rc.Spec(weight_of(level, outside=outside, **{side: rule}))
         laid = lay_out(batch, layout, torch.float32)
         found = laid.correct(spec)
         by_unit = bounded(rule, side, logs(batch, level), outside)
@@ -84,12 +85,12 @@ def test_the_sample_size_is_kept(level, floor, way):
     for seed in range(3):
         laid = lay_out(coarse(seed), "packed", torch.float32)
         key = {"token": "weight_ess", "prefix": "weight_ess"}.get(level, "sequence_weight_ess")
-        spec = rc.Spec(rc.Weight(level, upper=rc.KeepESS(floor)))
+        spec = rc.Spec(weight_of(level, upper=rc.KeepESS(floor)))
         found = laid.correct(spec).metrics()
         assert found[key] >= floor - 1e-6, (seed, found[key])
         if found["weight/upper_max"] < math.inf:
             assert found[key] == pytest.approx(floor, abs=1e-6)
-        looser = rc.Spec(rc.Weight(level, upper=found["weight/upper_max"] * 1.01))
+        looser = rc.Spec(weight_of(level, upper=found["weight/upper_max"] * 1.01))
         assert laid.correct(looser).metrics()[key] < floor or found["weight/upper_max"] == math.inf
 
 
@@ -108,7 +109,7 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
     """Every other metric, and the weights, as if the caller had known the bound."""
     for level, outside in itertools.product(("token", "product"), ("clamp", "zero")):
         laid = lay_out(coarse(2), "padded_left", torch.float32)
-        spec = rc.Spec(rc.Weight(level, lower=rc.Quantile(0.2), upper=rc.Quantile(0.8), outside=outside))
+        spec = rc.Spec(weight_of(level, lower=rc.Quantile(0.2), upper=rc.Quantile(0.8), outside=outside))
         found = laid.correct(spec)
         of_found = found.metrics()
         low, high = of_found.pop("weight/lower_max"), of_found.pop("weight/upper_max")
@@ -116,7 +117,7 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
             of_found.pop(key)
         # A little apart, because exp and log of a bound do not meet again, and the mean of a sequence is rounded.
         known = laid.correct(
-            rc.Spec(rc.Weight(level, lower=low * (1 - 3e-7), upper=high * (1 + 3e-7), outside=outside))
+            rc.Spec(weight_of(level, lower=low * (1 - 3e-7), upper=high * (1 + 3e-7), outside=outside))
         )
         of_known = known.metrics()
         assert of_found.keys() == of_known.keys()
@@ -210,7 +211,7 @@ def test_a_sequence_of_ratios_that_are_the_bound_is_not_beyond_it(weight, side, 
     """Its mean is rounded, the bound is not: of many values some would fall on either side."""
     for k in range(40):
         x, y = torch.full((1, 1 + k % 3), -0.03 * k - 0.01), torch.full((1, 1 + k % 3), -0.021 * k - 0.02)
-        spec = rc.Spec(rc.Weight(**{"level": "token", **weight, side: rc.Quantile(0.5)}))
+        spec = rc.Spec(rc.Weight(**{"over": "token", **weight, side: rc.Quantile(0.5)}))
         found = rc.correct(x, y, spec=spec).metrics()
         assert found["sequence_weight_above_fraction" if side == "upper" else "sequence_weight_below_fraction"] == 0.0
 

@@ -32,32 +32,32 @@ def criterion(option, lower, upper):
     return rc.Criterion(stat, **where, lower=lower, upper=upper, label=option, token_clamp=20.0)
 
 
+WHERE = {
+    "token": {"over": "token"},
+    "sequence": {"over": "sequence", "reduce": "sum"},
+    "geometric": {"over": "sequence", "reduce": "mean"},
+}
+
+
 def verl(options=(), **weight):
     """The Spec and the oracle of a configuration in verl's own words."""
     made = None
     if weight:
-        level = {"token": "token", "sequence": "product"}[weight["level"]]
         lower, outside = weight.get("lower"), "clamp" if "lower" not in weight else "zero"
         normalize = "batch" if weight.get("normalize") else None
-        made = rc.Weight(level, lower=lower, upper=weight["upper"], outside=outside, normalize=normalize)
+        where = WHERE[weight["level"]]
+        made = rc.Weight(**where, lower=lower, upper=weight["upper"], outside=outside, normalize=normalize)
     criteria = tuple(criterion(*option) for option in options)
     spec = rc.Spec(weight=made, criteria=criteria, report=("native", "verl"))
     return spec, lambda rows: oracle_reports.verl(rows, options=options, **weight)
 
 
-XTUNER_LEVELS = {
-    "token": ("token", {}),
-    "sequence": ("product", {"over": "sequence", "reduce": "sum"}),
-    "geometric": ("geometric", {"over": "sequence", "reduce": "mean"}),
-}
-
-
 def xtuner(**config):
     made, criteria = None, []
     if config:
-        name, where = XTUNER_LEVELS[config["level"]]
+        where = WHERE[config["level"]]
         bounds = {"lower": config["lower"], "upper": config["upper"]}
-        made = rc.Weight(name) if config.get("mode") == "mask" else rc.Weight(name, **bounds)
+        made = rc.Weight(**where) if config.get("mode") == "mask" else rc.Weight(**where, **bounds)
         if config.get("mode", "truncate") != "truncate":
             lower, upper = config.get("mask", (config["lower"], config["upper"]))
             criteria.append(rc.Criterion("ratio", lower=lower, upper=upper, label="mask", **where))
@@ -71,7 +71,7 @@ def xtuner(**config):
 def skyrl(**config):
     made, criteria = None, []
     if "tis" in config:
-        made = rc.Weight({"token": "token", "sequence": "product"}[config["tis"]], upper=config["cap"])
+        made = rc.Weight(**WHERE[config["tis"]], upper=config["cap"])
     for label, drop in (("outlier", "sequence"), ("token_mask", "unit")):
         if label in config:
             lower, upper = config[label]

@@ -11,6 +11,7 @@ import random
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, cut, random_sequences, spoil, wild
+from builders.weights import weight_of
 from oracles import correction as oracle
 from rollout_corr.specs.choices import DROP, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, SUMS_OVER, WHEN
 
@@ -52,7 +53,7 @@ def weights_product(level):
     for (lower, upper), outside, normalize, nonfinite, rejected, sums_over, criteria in itertools.product(
         TRANSFORMS, OUTSIDE, (None, "batch"), NONFINITE, REJECTED, SUMS_OVER, ((), (veto, drops))
     ):
-        weight = rc.Weight(level, lower, upper, outside, normalize, token_clamp=rng.choice((None, None, 0.3)))
+        weight = weight_of(level, lower, upper, outside, normalize, token_clamp=rng.choice((None, None, 0.3)))
         detail = rng.choice(("basic", "full"))
         spec = rc.Spec(weight, criteria, rejected, rng.choice((20.0, 20.0, 0.25)), nonfinite, sums_over, detail)
         yield rng.choice(BATCHES + BROKEN), spec, rng.choice(LAYOUTS), rng.random() < 0.3

@@ -9,7 +9,8 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, MASK_DTYPES, random_sequences, spoil, wild
 from builders.products import DROPS, fit
-from rollout_corr.specs.choices import LEVELS, NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from builders.weights import KINDS, weight_of
+from rollout_corr.specs.choices import NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
 # Of outcomes that log-ratios on the grid of a half precision do not have.
 WEIGHT_BOUNDS = ((None, None), (None, 1.234567), (0.789012, None), (0.789012, 1.234567))
@@ -39,7 +40,7 @@ def random_weight(rng: random.Random) -> rc.Weight | None:
     if rng.random() < 0.3:
         return None
     normalize, token_clamp = rng.choice((None, None, "batch")), rng.choice((None, None, 0.3))
-    return rc.Weight(rng.choice(LEVELS[:3]), *rng.choice(WEIGHT_BOUNDS), rng.choice(OUTSIDE), normalize, token_clamp)
+    return weight_of(rng.choice(KINDS[:3]), *rng.choice(WEIGHT_BOUNDS), rng.choice(OUTSIDE), normalize, token_clamp)
 
 
 def random_spec(rng: random.Random, sequences) -> rc.Spec:

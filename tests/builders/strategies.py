@@ -7,10 +7,10 @@ import math
 from hypothesis import strategies as st
 
 import rollout_corr as rc
+from builders.weights import KINDS, weight_of
 from oracles.correction import Sequence
 from rollout_corr.specs.choices import (
     DROP,
-    LEVELS,
     OUTSIDE,
     PREFIX_REDUCTIONS,
     REDUCTIONS,
@@ -80,8 +80,8 @@ def criteria(draw, prefixes=False):
 @st.composite
 def weights(draw, normalize=(None,), prefixes=False):
     lower, upper = draw(st.sampled_from(((None, None), (None, 2.0), (0.5, None), (0.5, 2.0), (0.9, 1.1))))
-    level = draw(st.sampled_from(tuple(level for level in LEVELS if level != "prefix" or prefixes)))
-    return rc.Weight(
+    level = draw(st.sampled_from(tuple(level for level in KINDS if level != "prefix" or prefixes)))
+    return weight_of(
         level,
         lower,
         upper,
@@ -89,7 +89,7 @@ def weights(draw, normalize=(None,), prefixes=False):
         draw(st.sampled_from(normalize)),
         draw(st.sampled_from((None, None, 0.5))),
         draw(st.sampled_from(PREFIX_REDUCTIONS)) if level == "prefix" else None,
-        draw(st.sampled_from((None, "sqrt"))) if level == "prefix" else None,
+        **({"growth": draw(st.sampled_from((None, "sqrt")))} if level == "prefix" else {}),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import random_sequences, spoil, wild
+from builders.weights import weight_of
 from rollout_corr.specs.choices import REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 from rollout_corr.specs.statistics import STATISTICS
 
@@ -90,13 +91,13 @@ def random_criterion(rng, over, stats):
 
 
 def random_spec(rng, stats):
-    weight = rc.Weight(
+    weight = weight_of(
         rng.choice(("product", "geometric")),
         *rng.choice(((None, None), (0.5, 2.0), (None, 1.1), (0.9, None))),
         outside=rng.choice(("clamp", "zero")),
         normalize=rng.choice((None, "batch")),
         token_clamp=rng.choice((None, 0.5)),
-        over=rng.choice(("turn", "turn", "sequence")),
+        among=rng.choice(("turn", "turn", "sequence")),
     )
     criteria = {
         c.label: c for c in (random_criterion(rng, over, stats) for over in ("turn", "turn", "token", "sequence"))
@@ -123,7 +124,7 @@ def made(seed, stats=STATS):
 def specs_over(over):
     """Specs with everything above the token, over turns or over sequences."""
     unit = {"over": over, "reduce": "mean"}
-    weights = [rc.Weight(level, 0.8, 1.25, over=over) for level in ("product", "geometric")]
+    weights = [weight_of(level, 0.8, 1.25, among=over) for level in ("product", "geometric")]
     criteria = [
         rc.Criterion("ratio", **unit, lower=0.9, upper=1.2, label="a"),
         rc.Criterion("k3", over, "max", upper=0.1, when="negative_advantage", drop="token", label="b"),

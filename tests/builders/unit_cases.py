@@ -10,6 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import Laid, lay_out, random_sequences, spoil, wild
 from builders.turns import offsets_of, random_turns
+from builders.weights import weight_of
 from oracles.together import Told
 
 STATS = ("ratio", "k1", "k2", "k3", "k3_reverse", "abs", "ratio_error", "ratio_deviation", "age", "external")
@@ -46,13 +47,13 @@ def random_criterion(rng):
 def random_weight(rng):
     level = rng.choice(("token", "product", "geometric", "prefix"))
     of_prefixes = {"reduce": rng.choice(("sum", "mean", "min")), "growth": rng.choice((None, "sqrt"))}
-    return rc.Weight(
+    return weight_of(
         level,
         *rng.choice(((None, None), (0.5, 2.0), (None, 1.1), (0.9, None))),
         outside=rng.choice(("clamp", "zero")),
         normalize=rng.choice((None, "batch")),
         token_clamp=rng.choice((None, 0.5)),
-        over="sequence" if level == "token" else rng.choice(("turn", "sequence")),
+        among="sequence" if level == "token" else rng.choice(("turn", "sequence")),
         decay=rng.choice((None, 0.8)),
         **(of_prefixes if level == "prefix" else {}),
     )

@@ -28,15 +28,16 @@ from builders.batches import (
     wild,
 )
 from builders.products import criteria_product, fit, weights_product
+from builders.weights import KINDS
 from oracles import correction as oracle
-from rollout_corr.specs.choices import LEVELS, REDUCTIONS, STATS
+from rollout_corr.specs.choices import REDUCTIONS, STATS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 INF = math.inf
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "prefix"])
+@pytest.mark.parametrize("level", [level for level in KINDS if level != "prefix"])
 def test_weights_and_their_transforms(level):
     for sequences, spec, layout, whole in weights_product(level):
         check(sequences, spec, layout, whole=whole)

@@ -17,11 +17,12 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, compare, lay_out, random_sequences, rounded, spoil, wild
 from builders.same_bits import assert_same_results, outcome, pick
 from builders.strategies import sequences, specs
+from builders.weights import KINDS, weight_of
 from oracles import normalized as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.specs.choices import LEVELS, NONFINITE, OUTSIDE, REJECTED
+from rollout_corr.specs.choices import NONFINITE, OUTSIDE, REJECTED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,7 +37,7 @@ CASES = settings(max_examples=60)
 
 def spec_of(rng, level, normalize):
     return rc.Spec(
-        rc.Weight(
+        weight_of(
             level,
             *rng.choice(((None, None), (None, 1.3), (0.8, 1.2))),
             rng.choice(OUTSIDE),
@@ -51,7 +52,7 @@ def spec_of(rng, level, normalize):
 
 
 def kinds():
-    for level, normalize in itertools.product(LEVELS, ("group", "sequence")):
+    for level, normalize in itertools.product(KINDS, ("group", "sequence")):
         if normalize == "group" or level in ("token", "prefix"):
             yield level, normalize
 
@@ -236,7 +237,7 @@ def test_the_loss_has_the_weights_of_the_correction(rejected):
 
 @pytest.mark.parametrize("level", ["token", "product", "prefix"])
 def test_compiled(level):
-    spec = rc.Spec(rc.Weight(level, upper=2.0, normalize="group"), CRITERIA, "both")
+    spec = rc.Spec(weight_of(level, upper=2.0, normalize="group"), CRITERIA, "both")
     laid = lay_out(random_sequences(10), "padded_right", torch.float32)
     index = torch.tensor([0, 1, 0, 1, 0, 1])
 
@@ -283,7 +284,7 @@ def test_errors():
     ):
         with pytest.raises(error, match=words):
             call(**options)
-    with pytest.raises(ValueError, match=r"Weight\.normalize: expected 'batch', 'group' or None with level='product'"):
+    with pytest.raises(ValueError, match=r"Weight\.normalize: expected 'batch', 'group' or None with over='sequence'"):
         rc.Weight.product(normalize="sequence")
     with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
         rc.Spec(rc.Weight.token(normalize="group"), report=("verl",))

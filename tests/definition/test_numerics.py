@@ -10,8 +10,9 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import METRICS_WITHIN, WEIGHTS_WITHIN, check
+from builders.weights import KINDS, weight_of
 from oracles import correction as oracle
-from rollout_corr.specs.choices import LEVELS, REDUCTIONS
+from rollout_corr.specs.choices import REDUCTIONS
 
 INF = math.inf
 
@@ -86,11 +87,11 @@ def test_k3_of_a_small_step_does_not_cancel(dtype):
             assert metrics[f"{stat}/max"] == pytest.approx(value, rel=1e-12 if dtype == torch.float64 else 5e-7)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", KINDS)
 def test_a_mean_weight_is_divided_by_unless_it_is_1e_8_or_less(level):
     for d, weight in ((-18.0, 1.0), (-3.0, 1.0), (-19.0, math.exp(-19)), (-30.0, math.exp(-20))):
         train = torch.tensor([[d]], dtype=torch.float64)
-        out = rc.correct(train, torch.zeros_like(train), spec=rc.Spec(rc.Weight(level, normalize="batch")))
+        out = rc.correct(train, torch.zeros_like(train), spec=rc.Spec(weight_of(level, normalize="batch")))
         assert out.weights.item() == pytest.approx(weight, rel=1e-6), d
 
 
@@ -103,7 +104,7 @@ def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
         assert abs(out.metrics()[name] - math.exp(d)) <= -d * 2.0**-24, name
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", KINDS)
 @pytest.mark.parametrize("centre", [-1.0, -4.0, -8.0, -12.0, -17.0])
 def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(centre, level):
     """docs/kernels.md has the bounds at token level; at the other levels nothing is lost."""
@@ -115,7 +116,7 @@ def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(
     elif level != "token":
         log_weight = log_weight.sum(1, keepdim=True).expand(30, 7) / (7 if level == "geometric" else 1)
     w = log_weight.exp()
-    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight(level, normalize="batch")))
+    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level, normalize="batch")))
     e = 2.0**-24 * (1 + d.abs()).mean().item() if level == "token" else 0.0
     mean, square = w.mean().item(), w.square().mean().item()
     for name in ("weight_ess", "weight_raw_ess"):
@@ -128,7 +129,7 @@ def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(
 def test_a_batch_mean_of_sequence_weights_near_0_is_exact(level):
     """A sum of w - 1 has no digit of w left below 1e-16: weights of 5 were off by 8e-11 at a mean of 2e-6."""
     d = torch.tensor([[-13.0], [-19.0], [-17.0]], dtype=torch.float64)
-    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight(level, normalize="batch")))
+    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level, normalize="batch")))
     wanted = d.exp() / d.exp().mean()
     torch.testing.assert_close(out.weights, wanted, rtol=1e-15, atol=0.0)
     assert out.metrics()["weight_batch_mean"] == pytest.approx(d.exp().mean().item(), rel=1e-15)

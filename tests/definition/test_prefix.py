@@ -15,6 +15,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, random_sequences, rounded, spoil
 from builders.products import BATCHES, BROKEN, fit, weights_product
+from builders.weights import weight_of
 from rollout_corr.backends import operators
 from rollout_corr.specs.choices import PREFIX_REDUCTIONS, REDUCTIONS, STATS, WHEN
 from rollout_corr.specs.encode import encode
@@ -38,7 +39,7 @@ def test_weights_against_the_loops(reduce):
         if i % 24 == PREFIX_REDUCTIONS.index(reduce):
             old = spec.weight
             bounds = old.lower, old.upper, old.outside, old.normalize, old.token_clamp
-            weight = rc.Weight("prefix", *bounds, reduce, rng.choice((None, "sqrt")))
+            weight = rc.Weight("prefix", reduce, *bounds, growth=rng.choice((None, "sqrt")))
             spec = rc.Spec(
                 weight, spec.criteria, spec.rejected, spec.clamp, spec.nonfinite, spec.sums_over, spec.detail
             )
@@ -190,7 +191,7 @@ def test_the_last_prefix_has_the_bits_of_its_sequence(dtype, reduce, level):
     bounds = {"lower": 0.8, "upper": 1.25}
     prefix, whole = (
         rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(weight)).weights
-        for weight in (rc.Weight("prefix", **bounds, reduce=reduce), rc.Weight(level, **bounds))
+        for weight in (rc.Weight("prefix", **bounds, reduce=reduce), weight_of(level, **bounds))
     )
     last = (offsets[1:] - 1)[lengths > 0]
     assert torch.equal(prefix[last], whole[last])

@@ -12,6 +12,7 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil
 from builders.same_bits import in_hex
 from builders.turns import ids_of, made, offsets_of, places_begin, random_turns, specs_over
+from builders.weights import weight_of
 from oracles import turns as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
@@ -81,7 +82,7 @@ def test_turns_of_one_token_decide_as_tokens_and_weigh_as_they_do(dtype, within)
         offsets = torch.arange(int(laid.cu_seqlens[-1]) + 1)
         bounds = {"lower": 0.8, "upper": 1.2}
         for level in ("product", "geometric"):
-            turn = rc.Spec(rc.Weight(level, 0.9, 1.3, over="turn"), [rc.Criterion("ratio", "turn", "mean", **bounds)])
+            turn = rc.Spec(weight_of(level, 0.9, 1.3, among="turn"), [rc.Criterion("ratio", "turn", "mean", **bounds)])
             token = rc.Spec(rc.Weight.token(lower=0.9, upper=1.3), [rc.Criterion("ratio", **bounds)])
             one, other = laid.correct(turn, turns=torch.cat([offsets, offsets[-1:]])), laid.correct(token)
             assert torch.allclose(one.weights, other.weights, rtol=within, atol=0)
@@ -92,7 +93,7 @@ def test_turns_of_one_token_decide_as_tokens_and_weigh_as_they_do(dtype, within)
 def test_packing_padding_and_blocks_change_no_bit(dtype):
     for seed in range(6):
         batch, turns, spec = made(seed)
-        spec = rc.Spec(spec.weight and rc.Weight(spec.weight.level, over="turn"), spec.criteria, spec.rejected)
+        spec = rc.Spec(spec.weight and rc.Weight("turn", spec.weight.reduce), spec.criteria, spec.rejected)
         wanted = None
         for layout in LAYOUTS:
             laid = lay_out(batch, layout, dtype)

@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.dumps import json_of, packed, plain, records, statistics, without, write, write_jsonl
+from builders.weights import weight_of
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
 from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES
@@ -69,7 +70,7 @@ def test_metrics_are_those_of_correct(tmp_path, blocks_of):
         # Sums of fp32 values, rounded once a block: 3e-8 apart with blocks of 100 slots.
         assert found[key] == pytest.approx(value, rel=3e-7, abs=1e-9), key
     for level in ("token", "product", "geometric"):
-        spec = rc.Spec(weight=rc.Weight(level, upper=UPPER))
+        spec = rc.Spec(weight=weight_of(level, upper=UPPER))
         of_level = statistics(columns, spec).metrics()
         for key in ("weight_ess", "weight_raw_ess", "sequence_weight_ess", "weight_raw_max"):
             assert found[f"{level}/{key}"] == pytest.approx(of_level[key], rel=3e-7), (level, key)

@@ -167,10 +167,10 @@ def test_xtuner_without_threshold_is_off_with_its_veto(config):
 
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize(
-    ("level", "weight", "reduce"),
-    [("token", "token", None), ("sequence", "product", "sum"), ("geometric", "geometric", "mean")],
+    ("level", "made", "reduce"),
+    [("token", Weight.token, None), ("sequence", Weight.product, "sum"), ("geometric", Weight.geometric, "mean")],
 )
-def test_xtuner_levels_and_modes(level, weight, reduce):
+def test_xtuner_levels_and_modes(level, made, reduce):
     def read(mode: str, **more: object) -> Spec:
         return rc.spec(
             "xtuner",
@@ -178,13 +178,15 @@ def test_xtuner_levels_and_modes(level, weight, reduce):
         )
 
     mask = ratio(0.25, 2, reduce, label="mask")
-    assert read("truncate") == Spec(Weight(weight, lower=0.25, upper=2), **XTUNER)
-    assert read("mask") == Spec(Weight(weight), (mask,), "mask", **XTUNER)
-    assert read("both") == Spec(Weight(weight, lower=0.25, upper=2), (mask,), "mask", **XTUNER)
+    assert read("truncate") == Spec(made(lower=0.25, upper=2), **XTUNER)
+    assert read("mask") == Spec(made(), (mask,), "mask", **XTUNER)
+    assert read("both") == Spec(made(lower=0.25, upper=2), (mask,), "mask", **XTUNER)
     own = read("both", rollout_is_mask_threshold=(3, 0))
-    assert own == Spec(Weight(weight, 0.25, 2), (ratio(0, 3, reduce, label="mask"),), "mask", **XTUNER)
+    assert own == Spec(made(lower=0.25, upper=2), (ratio(0, 3, reduce, label="mask"),), "mask", **XTUNER)
     vetoed = read("truncate", rollout_is_veto_threshold=(20, 1e-4))
-    assert vetoed == Spec(Weight(weight, 0.25, 2), (ratio(1e-4, 20, drop="sequence", label="veto"),), "mask", **XTUNER)
+    assert vetoed == Spec(
+        made(lower=0.25, upper=2), (ratio(1e-4, 20, drop="sequence", label="veto"),), "mask", **XTUNER
+    )
 
 
 @pytest.mark.usefixtures("strict")

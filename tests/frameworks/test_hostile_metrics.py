@@ -38,7 +38,7 @@ def batches(dtype):
 
 @pytest.mark.parametrize("nonfinite", NONFINITE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("weight", WEIGHTS, ids=lambda weight: weight.level if weight else "none")
+@pytest.mark.parametrize("weight", WEIGHTS, ids=lambda weight: weight.kind if weight else "none")
 def test_no_scheme_raises(weight, dtype, nonfinite):
     for clamp in (20.0,) if dtype is torch.float32 else (40.0,):
         criteria = (rc.Criterion("ratio", lower=0.5, upper=2.0), rc.Criterion("k3", upper=0.5))

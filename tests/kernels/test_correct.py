@@ -40,10 +40,11 @@ from builders.kernel_cases import (
     watched,
 )
 from builders.products import criteria_product, weights_product
+from builders.weights import KINDS
 from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels.grid import Shape
-from rollout_corr.specs.choices import LEVELS, STATS
+from rollout_corr.specs.choices import STATS
 
 pytestmark = INTERPRETED
 
@@ -294,7 +295,7 @@ def test_variants_in_every_layout_and_dtype(name, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "prefix"])
+@pytest.mark.parametrize("level", [level for level in KINDS if level != "prefix"])
 def test_weights_and_their_transforms(level, device):
     walk(weights_product(level), level, device)
 

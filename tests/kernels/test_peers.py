@@ -14,6 +14,7 @@ from torch import Tensor
 import rollout_corr as rc
 from builders.cases import one_in
 from builders.peer_metrics_cases import ALL, CASES, batch, tensors
+from builders.weights import weight_of
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct.planner import numbers_of, plan_of
 from rollout_corr.metrics.schema import layout
@@ -142,7 +143,7 @@ def test_far_apart(level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     of_shape(monkeypatch, 4, 16, 4)
     gaps = [[30.0, -25.0, 0.5], [-9999.0, 21.0, 0.0], [86.0, -19.0, 0.25], [-1e10, 1100.0, 100.0], [0.0, 0.0], []]
     rows = [[(-1.0 + d, -1.0, True) for d in row] + [(NAN, NAN, False)] * (3 - len(row)) for row in gaps]
-    weight = rc.Weight(level, upper=1.0, lower=0.5)
+    weight = weight_of(level, upper=1.0, lower=0.5)
     criteria = (replace(K1, lower=1.0), MAX_K3, replace(GEO_MASK, lower=1.0, upper=None), replace(VETO, upper=None))
     assert_equal(rc.Spec(weight, criteria, report=SCHEMES), padded(rows, dtype))
 

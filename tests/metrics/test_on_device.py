@@ -10,6 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
 from builders.launches import Operations
+from builders.weights import weight_of
 from rollout_corr.metrics.on_tensors import rows_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,7 +79,7 @@ def test_the_sample_size_of_a_weight_that_is_nan_is_nan(level):
     """As its mean is, on the host, as a tensor and of its label alone: 1.0 would say that all is well."""
     d = torch.tensor([[0.1, math.nan], [0.2, 0.3]])
     labels = {"labels": {"task": torch.tensor([0, 1])}, "label_names": {"task": 2}}
-    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight(level), nonfinite="propagate"), **labels)
+    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level), nonfinite="propagate"), **labels)
     found, of_labels = out.metrics(), out.metrics(by="task")
     for key in OF_WEIGHTS & found.keys():
         assert math.isnan(found[key]) and math.isnan(out.statistics.on_device(key).item()), key

@@ -28,7 +28,17 @@ LINKED = [*RUN, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.
 
 CHOICES = {
     name: getattr(choices, name)
-    for name in ("LEVELS", "OUTSIDE", "NORMALIZE", "STATS", "UNITS", "REDUCTIONS", "WHEN", "DROP", "REJECTED")
+    for name in (
+        "STRETCH_REDUCTIONS",
+        "OUTSIDE",
+        "NORMALIZE",
+        "STATS",
+        "UNITS",
+        "REDUCTIONS",
+        "WHEN",
+        "DROP",
+        "REJECTED",
+    )
 } | {"NONFINITE": choices.NONFINITE, "SUMS_OVER": choices.SUMS_OVER}
 CHOICES |= {name: getattr(loss, name) for name in ("LOSS_REDUCTIONS", "DENOMINATORS", "KL_KINDS")}
 CHOICES["RATIOS"] = surrogate.RATIOS

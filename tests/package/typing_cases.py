@@ -17,7 +17,7 @@ x = torch.zeros(2, 3)
 rc.Weight.token(upper=2.0, outside="zero", normalize="batch")
 rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, when="outward", drop="token", of="new/old")
 rc.Spec(rejected="both", nonfinite="neutral", sums_over="kept", detail="full", report=("native", "verl"))
-rc.Spec.from_dict({"weight": {"level": "token"}})
+rc.Spec.from_dict({"weight": {"over": "token"}})
 rc.correct(x, x, spec=rc.Spec(), backend="torch")
 rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="torch", reduction="sum", denominator="kept")
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
@@ -39,7 +39,7 @@ rc.doctor(["a.jsonl", "b.jsonl"], limit=100, on_policy=True).counts["error"]
 rc.doctor([x[0]], [x[0]], mask=[x[0]], token_ids=[x[0].long()]).to_dict()
 rc.report(x, x, mask=x, page="page.html", compare=rc.doctor(x, x)).save("page.html").exists()
 one: rc.SpecName = "areal.kpop"
-level: str = rc.Weight.product().level
+over: str = rc.Weight.product().over
 report: tuple[str, ...] = rc.Spec().report
 
 # Wrong.
@@ -57,7 +57,9 @@ rc.spec("verl.decoupled_token_is", 3.0)  # wrong
 rc.recipe("trl.default")  # wrong
 rc.recipe("trl.dpao")  # wrong
 rc.recipe("trl")  # wrong
-rc.Weight("sequense")  # wrong
+rc.Weight("sequense", "sum")  # wrong
+rc.Weight("sequence", "max")  # wrong
+rc.Weight.product("token")  # wrong
 rc.Weight.token(outside="clip")  # wrong
 rc.Weight.token(normalize="mean")  # wrong
 rc.Weight.token(upper="2")  # wrong

@@ -65,7 +65,7 @@ def test_programs_beyond_32_bits(process):
     assert process.submit(outcome_of, far.run_beyond_32_bits).result() == ""
 
 
-@pytest.mark.parametrize("weight", [rc.Weight.token(upper=1.2), rc.Weight.product(upper=2.0)], ids=lambda x: x.level)
+@pytest.mark.parametrize("weight", [rc.Weight.token(upper=1.2), rc.Weight.product(upper=2.0)], ids=lambda x: x.kind)
 def test_sequences_beyond_32_bits(weight, process):
     assert process.submit(outcome_of, far.run_sequences_beyond_32_bits, weight).result() == ""
 

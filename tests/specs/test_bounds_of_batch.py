@@ -119,7 +119,7 @@ def test_explain_says_what_the_batch_decides():
             r"Spec.criteria\[0\].bounds: expected a pair \[lower, upper\], got the mapping .*as lower or upper",
         ),
         (
-            lambda: rc.Spec.from_dict({"weight": {"level": "token", "upper": {"rule": "Half"}}}),
+            lambda: rc.Spec.from_dict({"weight": {"over": "token", "upper": {"rule": "Half"}}}),
             ValueError,
             r"Spec.weight.upper: expected a number or the key 'rule' with one of \['Quantile'",
         ),

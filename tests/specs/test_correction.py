@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import math
@@ -15,7 +16,16 @@ import numpy as np
 import pytest
 import yaml
 
-from rollout_corr.specs.choices import DROP, POLICIES, PREFIX_REDUCTIONS, REDUCTIONS, REPORTS, STATS, WHEN
+from rollout_corr.specs.choices import (
+    DROP,
+    POLICIES,
+    PREFIX_REDUCTIONS,
+    REDUCTIONS,
+    REPORTS,
+    STATS,
+    STRETCHES,
+    WHEN,
+)
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 RICH = Spec(
@@ -86,7 +96,7 @@ def test_values_are_frozen_hashable_and_comparable():
     ]:
         assert value == same and hash(value) == hash(same)
         assert value != other and len({value, same, other}) == 2
-    for value, field in [(Weight.token(), "level"), (criterion(), "upper"), (RICH, "clamp")]:
+    for value, field in [(Weight.token(), "over"), (criterion(), "upper"), (RICH, "clamp")]:
         with pytest.raises(FrozenInstanceError):
             setattr(value, field, 1)
 
@@ -134,6 +144,35 @@ def test_repr_is_the_python_that_builds_it(spec):
     assert eval(repr(spec), {"Spec": Spec, "Weight": Weight, "Criterion": Criterion}) == spec
 
 
+@pytest.mark.parametrize("over", ["token", "turn", "sequence", "prefix"])
+@pytest.mark.parametrize("reduce", [None, *PREFIX_REDUCTIONS])
+def test_the_repr_of_a_weight_is_its_short_form(over, reduce):
+    """Every ratio that a weight can have, alone and with every other field."""
+    others = {"lower": 0.5, "upper": 2, "normalize": "batch", "token_clamp": 5, "decay": 0.5}
+    if over == "prefix":
+        others |= {"growth": "sqrt", "within": "turn"}
+    elif (reduce is None) != (over == "token") or reduce == "min":
+        with pytest.raises(ValueError, match=r"Weight\.reduce"):
+            Weight(over, reduce)
+        return
+    for weight in (Weight(over, reduce), Weight(over, reduce, **others)):
+        assert eval(repr(weight), {"Weight": Weight}) == weight
+        assert Spec.from_dict(Spec(weight).to_dict()).weight == weight
+        start = {"token": "Weight.token(", "prefix": "Weight("}
+        short = "Weight.product(" if reduce == "sum" else "Weight.geometric("
+        assert repr(weight).startswith(start.get(over, short))
+    assert repr(Weight("turn", "sum", upper=2)) == 'Weight.product(over="turn", upper=2.0)'
+    assert repr(Weight("prefix", "sum")) == 'Weight("prefix")'
+    assert repr(Weight("prefix", "min", within="turn")) == 'Weight("prefix", reduce="min", within="turn")'
+
+
+def test_short_forms_take_what_every_weight_takes():
+    """All fields but those of prefixes."""
+    fields = {*inspect.signature(Weight).parameters} - {"over", "reduce", "growth", "within"}
+    for made in (Weight.token, Weight.product, Weight.geometric):
+        assert {*inspect.signature(made).parameters} - {"over"} == fields
+
+
 def test_repr_leaves_defaults_out():
     assert repr(Spec()) == "Spec()"
     assert repr(Spec(Weight.token(upper=2))) == "Spec(weight=Weight.token(upper=2.0))"
@@ -158,14 +197,14 @@ def test_dict_holds_only_what_differs_from_the_defaults():
     made["criteria"][0]["stat"] = "k2"
     assert Spec.from_dict(made).criteria[0].label == "token_k2"
     plain = Spec(weight=Weight.product(upper=2), criteria=(criterion(lower=0.5, upper=None),)).to_dict()
-    assert plain["weight"] == {"level": "product", "upper": 2.0}
+    assert plain["weight"] == {"over": "sequence", "reduce": "sum", "upper": 2.0}
     assert {**plain["criteria"][0], "label": ""} == {"stat": "ratio", "lower": 0.5, "label": ""}
     assert sorted(plain) == ["criteria", "weight"]
 
 
 def test_dict_takes_bounds_as_a_pair():
     made = Spec.from_dict(
-        {"weight": {"level": "token", "bounds": [None, 2]}, "criteria": [{"stat": "k1", "bounds": [-1, None]}]}
+        {"weight": {"over": "token", "bounds": [None, 2]}, "criteria": [{"stat": "k1", "bounds": [-1, None]}]}
     )
     assert made == Spec(weight=Weight.token(upper=2), criteria=(Criterion("k1", lower=-1),))
     assert Spec.from_dict({"weight": None}) == Spec()
@@ -188,7 +227,8 @@ def test_explain_tells_any_two_specs_apart():
     changes = [{}, {"weight": None}, {"criteria": ()}, {"clamp": 10}, {"apply": False}, {"detail": "full"}]
     changes += [{"rejected": x} for x in ("zero", "both")] + [{"nonfinite": x} for x in ("neutral", "propagate")]
     changes += [{"report": ("verl",)}, {"criteria": (criterion(label="other"),)}]
-    changes += [{"weight": Weight(level, upper=2)} for level in ("product", "geometric")]
+    stretches = itertools.product((Weight.product, Weight.geometric), STRETCHES)
+    changes += [{"weight": made(over, upper=2)} for made, over in stretches]
     bounds = [{"upper": 3}, {"lower": 0.5, "upper": 2}, {"upper": 2, "outside": "zero"}, {"upper": 2, "token_clamp": 5}]
     changes += [{"weight": Weight.token(**x)} for x in (*bounds, {"upper": 2, "normalize": "batch"})]
     one = [{"stat": stat} for stat in STATS] + [{"when": when} for when in WHEN[1:]] + [{"drop": "sequence"}]
@@ -219,7 +259,8 @@ def refused(python, error, message):
 
 
 CHOICES = {
-    'Weight({})': "Weight.level: expected one of ['token', 'product', 'geometric', 'prefix']",
+    'Weight({})': "Weight.over: expected one of ['token', 'turn', 'sequence', 'prefix']",
+    'Weight("sequence", {})': "Weight.reduce: expected one of ['sum', 'mean']",
     'Weight.product(over={})': "Weight.over: expected one of ['turn', 'sequence']",
     'Weight.token(outside={})': "Weight.outside: expected one of ['clamp', 'zero']",
     'Weight("prefix", reduce={})': "Weight.reduce: expected one of ['sum', 'mean', 'min']",
@@ -256,7 +297,7 @@ WRONG_TYPES = {
     'Criterion("ratio", upper="0.5_5.0")': "Criterion.upper: expected a number, got the string '0.5_5.0' ('low_high' "
     "strings are a",
     'Spec(weight="token")': "Spec.weight: expected a Weight or None, got str 'token'",
-    'Spec(weight={"level": "token"})': "Spec.weight: expected a Weight or None, got dict",
+    'Spec(weight={"over": "token"})': "Spec.weight: expected a Weight or None, got dict",
     'Spec(criteria=Criterion("ratio", upper=2))': "Spec.criteria: expected a tuple of Criterion, got Criterion",
     "Spec(criteria=3)": "Spec.criteria: expected a tuple of Criterion, got int",
     'Spec(criteria=({"stat": "ratio"},))': "Spec.criteria: expected Criterion, got dict",
@@ -296,25 +337,35 @@ WRONG_VALUES = {
     'Spec(criteria=(Criterion("ratio", upper=2), Criterion("ratio", upper=3)))': "Spec.criteria: expected different "
     "labels, got 'token_ratio' twice; set Criterion.label",
     'Criterion("ratio", upper=2, over="turn")': "Criterion.reduce: expected one of ['sum', 'mean', 'max', 'min'] ",
-    'Weight("token", over="turn")': "Weight.over: expected its default with level='token', got 'turn'",
+    'Weight("product")': "Weight.over: expected one of ['token', 'turn', 'sequence', 'prefix'], got 'product'; "
+    "write Weight.product(...)",
+    'Weight("geometric")': "Weight.over: expected one of ['token', 'turn', 'sequence', 'prefix'], got 'geometric'; "
+    "write Weight.geometric(...)",
+    'Weight("token", "sum")': "Weight.reduce: expected None with over='token', got 'sum'",
+    'Weight("token", 2.0)': "Weight.reduce: expected None with over='token', got 2.0; write bounds as ",
+    'Weight("turn")': "Weight.reduce: expected 'sum', the product of the ratios, or 'mean', their geometric mean, with "
+    "over='turn', got None",
+    'Weight("sequence", "min")': "Weight.reduce: expected one of ['sum', 'mean'] unless over='prefix', got 'min'",
+    'Weight("turn", "sum", within="turn")': "Weight.within: expected its default unless over='prefix', got 'turn'",
+    'Weight.product("token")': "Weight.over: expected one of ['turn', 'sequence'], got 'token'",
     'Spec(Weight.product(over="turn"), report=("verl",))': "Spec.report: expected ('native',) with a weight or ",
     'Spec(report=("trl",))': "Spec.report: expected one of ['native', 'verl', 'xtuner', 'skyrl'], got 'trl'",
     "Spec(clamp=41)": "Spec.clamp: expected a finite number > 0 and <= 40, got 41.0",
     "Spec(clamp=0)": "Spec.clamp: expected a finite number > 0 and <= 40, got 0.0",
     "Spec(clamp=nan)": "Spec.clamp: expected a number, got nan",
     'Spec.from_dict({"wieght": None})': "Spec: unknown key 'wieght', expected some of ['weight', 'criteria'",
-    'Spec.from_dict({"weight": {"level": "token", "uper": 2}})': "Spec.weight: unknown key 'uper', expected some of "
-    "['level', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'reduce', 'growth', 'over', 'decay', 'bounds']",
-    'Spec.from_dict({"weight": {"upper": 2}})': "Spec.weight: expected the key 'level', got ['upper']",
+    'Spec.from_dict({"weight": {"over": "token", "uper": 2}})': "Spec.weight: unknown key 'uper', expected some of "
+    "['over', 'reduce', 'lower', 'upper', 'outside', 'normalize', 'token_clamp', 'growth', 'within', 'decay', ",
+    'Spec.from_dict({"weight": {"upper": 2}})': "Spec.weight: expected the key 'over', got ['upper']",
     'Spec.from_dict({"criteria": [{"stat": "k1", "upper": 2}, {"upper": 2}]})': "Spec.criteria[1]: expected the key "
     "'stat'",
     'Spec.from_dict({"criteria": [{"stat": "k1", "bounds": [1, 2], "upper": 2}]})': "Spec.criteria[0].bounds: expected "
     "either bounds or lower and upper, got both",
-    'Spec.from_dict({"weight": {"level": "token", "bounds": [1, 2, 3]}})': "Spec.weight.bounds: expected a pair "
+    'Spec.from_dict({"weight": {"over": "token", "bounds": [1, 2, 3]}})': "Spec.weight.bounds: expected a pair "
     "[lower, upper], got [1, 2, 3]",
-    'Spec.from_dict({"weight": {"level": "token", "bounds": "ab"}})': "Spec.weight.bounds: expected a pair [lower, "
+    'Spec.from_dict({"weight": {"over": "token", "bounds": "ab"}})': "Spec.weight.bounds: expected a pair [lower, "
     "upper], got 'ab'",
-    'Spec.from_dict({"weight": {"level": "token", "bounds": 2}})': "Spec.weight.bounds: expected a pair [lower, "
+    'Spec.from_dict({"weight": {"over": "token", "bounds": 2}})': "Spec.weight.bounds: expected a pair [lower, "
     "upper], got 2",
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 
 # A value of each type by its required fields alone.
 LEAST = {
-    rc.Weight: {"level": "token"},
+    rc.Weight: {"over": "token"},
     rc.Criterion: {"stat": "k1", "upper": 1.0},
     rc.Spec: {},
     rc.KL: {"kind": "k1", "coef": 1.0},

@@ -28,13 +28,18 @@ from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram,
 from rollout_corr.metrics.native import PERCENTILES
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.metrics.warnings import warnings_of
-from rollout_corr.specs.choices import LEVELS
 from rollout_corr.specs.correction import Spec, Weight
 
 BASE = Spec(detail="full")
 # The bound at which most frameworks truncate weights by default.
 UPPER = 2.0
-WEIGHTED = {level: Spec(weight=Weight(level, upper=UPPER)) for level in LEVELS}
+_WEIGHTS = (
+    Weight.token(upper=UPPER),
+    Weight.product(upper=UPPER),
+    Weight.geometric(upper=UPPER),
+    Weight("prefix", upper=UPPER),
+)
+WEIGHTED = {weight.kind: Spec(weight=weight) for weight in _WEIGHTS}
 
 # The density of train against rollout log-probs: cells per axis, and the log-prob at which the axes begin.
 CELLS, LOWEST_LOGP = 64, -16.0
@@ -123,20 +128,20 @@ class Measurement:
         """Sequences with the largest sums of k3, the worst first."""
         return self.evidence.by_sequence.worst
 
-    def raw(self, level: str = "") -> dict[str, float]:
-        """Copy the raw statistics to the host: those without weights, or those with the weights of a level."""
-        return self.statistics[level].metrics_async().values()
+    def raw(self, kind: str = "") -> dict[str, float]:
+        """Copy the raw statistics to the host: those without weights, or those with weights of a kind."""
+        return self.statistics[kind].metrics_async().values()
 
     def metrics(self) -> dict[str, float]:
-        """Return the native metrics, percentiles of |D|, and the metrics of each level's weights as `level/name`."""
+        """Return the native metrics, percentiles of |D|, and the metrics of each kind of weights as `kind/name`."""
         found = self.statistics[""].metrics() | abs_percentiles(self.raw())
-        for level in LEVELS:
-            weighted = self.statistics[level].metrics()
-            found |= {f"{level}/{key}": value for key, value in weighted.items() if "weight_" in key}
+        for kind in WEIGHTED:
+            weighted = self.statistics[kind].metrics()
+            found |= {f"{kind}/{key}": value for key, value in weighted.items() if "weight_" in key}
         return found
 
     def warnings(self) -> list[str]:
-        """Return the warnings of `correct` for the whole dump, without weights and with those of each level."""
+        """Return the warnings of `correct` for the whole dump, without weights and with those of each kind."""
         return self.mismatch_warnings() + self.weight_warnings()
 
     def mismatch_warnings(self) -> list[str]:
@@ -144,11 +149,11 @@ class Measurement:
         return warnings_of(self.raw(), BASE)
 
     def weight_warnings(self) -> list[str]:
-        """Return what the weights of each level add to these warnings."""
+        """Return what the weights of each kind add to these warnings."""
         known, found = self.mismatch_warnings(), []
-        for level in LEVELS:
-            weighted = warnings_of(self.raw(level), WEIGHTED[level])
-            found += [f"{level} weights up to {UPPER:g}: {text}" for text in weighted if text not in known]
+        for kind, spec in WEIGHTED.items():
+            weighted = warnings_of(self.raw(kind), spec)
+            found += [f"{kind} weights up to {UPPER:g}: {text}" for text in weighted if text not in known]
         return found
 
     def profiles(self) -> dict[str, list[Row]]:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rollout_corr.diagnose.doctor.cause import counted
-from rollout_corr.diagnose.measure.measurement import UPPER, Measurement
+from rollout_corr.diagnose.measure.measurement import UPPER, WEIGHTED, Measurement
 from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show.headline import ratio_room_of
 from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.limits import BY_KEY
-from rollout_corr.specs.choices import LEVELS
 
 if TYPE_CHECKING:
     from rollout_corr.diagnose.results import Diagnosis
@@ -29,8 +28,8 @@ KEYS = (
     *("abs_logp_p99.9", "d_abs_max", "kl_k1", "kl_k3", "ratio_mean", "chi2_token", "sum_d_abs_mean"),
     *("train_ppl", "rollout_ppl", "prob_abs_diff_mean", "prob_correlation"),
 )
-# Metrics of each level of weights.
-LEVEL_KEYS = ("weight_raw_mean", "weight_raw_max", "weight_raw_ess", "weight_ess", "weight_above_fraction")
+# Metrics of each kind of weights.
+WEIGHT_KEYS = ("weight_raw_mean", "weight_raw_max", "weight_raw_ess", "weight_ess", "weight_above_fraction")
 AXES = {
     "position": "position in the sequence",
     "probability": "rollout probability",
@@ -113,21 +112,21 @@ def _healthy(key: str, metrics: Sequence[Mapping[str, float]]) -> str:
     """Return the healthy range of a metric; empty if none is known."""
     if key == "ratio_mean":
         return f"1 +- {max(map(ratio_room_of, metrics)):.2g}"
-    # The metrics of each level of weights have its name before theirs.
+    # The metrics of each kind of weights have its name before theirs.
     limit = BY_KEY.get(key.rpartition("/")[2])
     return limit.range_of(limit.healthy) if limit is not None else ""
 
 
-def levels_table(dumps: Named) -> Table:
-    """Return weights and effective sample size of each level, in its own units: tokens, or sequences."""
+def weights_table(dumps: Named) -> Table:
+    """Return weights and effective sample size of each kind of weights, in its own units: tokens, or sequences."""
     rows = []
     for name, measured in dumps:
         metrics = measured.metrics()
-        for level in LEVELS:
-            unit = "" if level == "token" else "sequence_"
-            values = (number(metrics[f"{level}/{unit}{key}"]) for key in LEVEL_KEYS)
-            rows.append([f"{level}, {name}" if len(dumps) > 1 else level, *values])
-    return Table(("level", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
+        for kind in WEIGHTED:
+            unit = "" if kind == "token" else "sequence_"
+            values = (number(metrics[f"{kind}/{unit}{key}"]) for key in WEIGHT_KEYS)
+            rows.append([f"{kind}, {name}" if len(dumps) > 1 else kind, *values])
+    return Table(("ratio", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
 
 
 def outcome_cells(setting: Setting, outcome: SettingResult) -> list[str]:

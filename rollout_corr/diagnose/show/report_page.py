@@ -16,9 +16,9 @@ from rollout_corr.diagnose.show.content import (
     KEYS,
     Named,
     fields_of,
-    levels_table,
     metrics_table,
     named,
+    weights_table,
 )
 from rollout_corr.diagnose.show.headline import tiles
 from rollout_corr.diagnose.show.html import Child, Html, element
@@ -66,7 +66,7 @@ def report_page(diagnoses: Sequence[Diagnosis]) -> str:
     parts += [
         section("Train against rollout", drawn(charts.densities(dumps))),
         section("Where it differs", drawn(axes)) if axes else (),
-        section("Weights and rejection", table(levels_table(dumps)), drawn([charts.kept(dumps)]), _of_weights(dumps)),
+        section("Weights and rejection", table(weights_table(dumps)), drawn([charts.kept(dumps)]), _of_weights(dumps)),
         section(
             "More",
             folded("Tails of D", drawn(charts.tails(dumps))),
@@ -90,7 +90,7 @@ def _of_weights(dumps: Named) -> Child:
     found = [
         card(f"{name}: {text}" if len(dumps) > 1 else text) for name, each in dumps for text in each.weight_warnings()
     ]
-    return folded("Warnings for weights of each level", found) if found else ()
+    return folded("Warnings for weights of each kind", found) if found else ()
 
 
 def _axes(dumps: Named) -> list[Html]:

@@ -27,12 +27,12 @@ from rollout_corr.diagnose.show.content import (
     PARETO,
     Table,
     fields_of,
-    levels_table,
     metrics_table,
     named,
     outcome_cells,
     problems_title,
     summary,
+    weights_table,
 )
 from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
 from rollout_corr.diagnose.what_if import WhatIf, pareto
@@ -187,7 +187,7 @@ def print_report(out: Terminal, diagnoses: Sequence[Diagnosis]) -> None:
     dumps = named(diagnoses)
     out.table("Mismatch", metrics_table(dumps, KEYS))
     if len(diagnoses) == 1:
-        out.table("Importance weights", levels_table(dumps))
+        out.table("Importance weights", weights_table(dumps))
         for axis, rows in measured.profiles().items():
             title = visible(AXES.get(axis, axis), MOST_OF_TOKEN)
             out.table(f"|D| by {title}", _axis_table(title, rows))

@@ -7,6 +7,7 @@ from typing import Any
 from rollout_corr.frameworks.areal import presets
 from rollout_corr.frameworks.shared.recipe import arguments, around_one, clip
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, settings_of
+from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.choices import Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.surrogate import Surrogate
@@ -53,7 +54,8 @@ def spec(
                 f"agg: expected 'mean' with action 'clamp' at the level sequence, got {agg!r}: the weight is clamped "
                 "by another number than itself, which no Spec does"
             )
-        weight = Weight("token" if level == "token" else "geometric", lower=lower or None, upper=upper)
+        ratio = LEVELS["token" if level == "token" else "geometric"]
+        weight = Weight(*ratio, lower=lower or None, upper=upper)
         return Spec(weight=weight, nonfinite="neutral")
     if metric == "binary_kl":
         over, reduce = presets.unit(level, agg)

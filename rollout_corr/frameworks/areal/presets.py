@@ -20,7 +20,7 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
 )
 from rollout_corr.specs.bounds_of_batch import MeanBelow
-from rollout_corr.specs.choices import Level, Nonfinite, Reduce, Unit
+from rollout_corr.specs.choices import Nonfinite, Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogates import GSPO, SAPO
@@ -36,21 +36,22 @@ def unit(level: str, agg: Reduce) -> tuple[Unit, Reduce | None]:
     return ("token", None) if level == "token" else ("sequence", agg)
 
 
-def _spec(level: Level, criterion: Criterion, nonfinite: Nonfinite) -> Spec:
-    return Spec(weight=Weight(level), criteria=(criterion,), rejected="both", nonfinite=nonfinite)
+def _spec(weight: Weight, criterion: Criterion, nonfinite: Nonfinite) -> Spec:
+    return Spec(weight=weight, criteria=(criterion,), rejected="both", nonfinite=nonfinite)
 
 
 @preset_of("AReaL 1.0.4")
 def token_mask(lower: float | None = 0.5, upper: float | None = 5.0) -> Spec:
     """w = exp(D) inside [lower, upper], else dropped (IcePop); AReaL's own default leaves the lower side open."""
-    return _spec("token", Criterion("ratio", lower=lower, upper=upper), "neutral")
+    return _spec(Weight.token(), Criterion("ratio", lower=lower, upper=upper), "neutral")
 
 
 @preset_of("AReaL 1.0.4")
 def seq(upper: float | None = 5.0, lower: float | None = None, agg: Reduce = "mean") -> Spec:
     """w = exp(mean D), dropped for a sequence whose exp(agg of D) is outside the bounds."""
     one_of("agg", agg, AGGREGATIONS)
-    return _spec("geometric", Criterion("ratio", over="sequence", reduce=agg, lower=lower, upper=upper), "neutral")
+    criterion = Criterion("ratio", over="sequence", reduce=agg, lower=lower, upper=upper)
+    return _spec(Weight.geometric(), criterion, "neutral")
 
 
 @preset_of("AReaL 1.0.4")
@@ -64,18 +65,18 @@ def kl(
     over, reduce = unit(level, agg)
     if metric != "kl_k1":
         stat: Stat = "k2" if metric == "kl_k2" else "k3_reverse"
-        return _spec("token", Criterion(stat, over=over, reduce=reduce, lower=lower, upper=upper), "reject")
+        return _spec(Weight.token(), Criterion(stat, over=over, reduce=reduce, lower=lower, upper=upper), "reject")
     # AReaL's k1 is D and ours is -D, so the bounds swap sides and a maximum becomes a minimum.
     if reduce == "max":
         reduce = "min"
     lowest, highest = -number("upper", upper), None if lower is None else -number("lower", lower)
-    return _spec("token", Criterion("k1", over=over, reduce=reduce, lower=lowest, upper=highest), "reject")
+    return _spec(Weight.token(), Criterion("k1", over=over, reduce=reduce, lower=lowest, upper=highest), "reject")
 
 
 @preset_of("AReaL cbff54d (2026-08-22)")
 def kpop(upper: float = 2.0) -> Spec:
     """w = exp(D), dropped for a token whose binary KL is above upper in either direction (KPop; its paper says 0.1)."""
-    return _spec("token", Criterion("binary_kl_symmetric", upper=upper), "reject")
+    return _spec(Weight.token(), Criterion("binary_kl_symmetric", upper=upper), "reject")
 
 
 @preset_of("AReaL 4aef98d (2026-05-21)")

@@ -7,6 +7,7 @@ from typing import Any
 from rollout_corr.frameworks.nemo.presets import clipped, geometric_gate, kl, level_reduction
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
+from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.surrogate import Surrogate
@@ -75,7 +76,7 @@ def spec(
     weight = None
     if used:
         outside: Outside = "zero" if kind == "icepop" else "clamp"
-        weight = Weight("product" if whole else "token", lower=least, upper=ratio, outside=outside)
+        weight = Weight(*LEVELS["sequence" if whole else "token"], lower=least, upper=ratio, outside=outside)
     criteria: tuple[Criterion, ...] = ()
     if seq_logprob_error_threshold is not None:
         criteria = (Criterion("ratio_error", over="sequence", reduce="mean", upper=seq_logprob_error_threshold),)

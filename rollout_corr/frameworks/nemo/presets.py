@@ -56,7 +56,7 @@ def geometric_gate(ratio_min: float | None, ratio: float | None) -> Spec:
 @preset_of("NeMo RL 7ea279a (2026-08-22)")
 def gspo_is(level: str = "sequence") -> Spec:
     """w = exp(sum D), the weight of `sequence_level_importance_ratios`; level "geometric": exp(mean D) (NeMo#2269)."""
-    return Spec(weight=Weight(LEVELS[one_of("level", level, LEVELS)][0]))
+    return Spec(weight=Weight(*LEVELS[one_of("level", level, LEVELS)]))
 
 
 @preset_of("NeMo RL 7ea279a (2026-08-22)")

@@ -17,7 +17,7 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     recipe,
 )
-from rollout_corr.specs.choices import Level
+from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.surrogate import RatioOf
@@ -28,10 +28,10 @@ TOKEN_CLAMP = 10.0
 
 
 def corrected(
-    level: Level, clamp_upper: float | None, criteria: tuple[Criterion, ...], clamp_lower: float | None = None
+    level: str, clamp_upper: float | None, criteria: tuple[Criterion, ...], clamp_lower: float | None = None
 ) -> Spec:
-    """Return the Spec of a weight, clamped, and of what masks."""
-    weight = Weight(level, lower=clamp_lower, upper=clamp_upper, token_clamp=TOKEN_CLAMP)
+    """Return the Spec of a weight of a level, clamped, and of what masks."""
+    weight = Weight(*LEVELS[level], lower=clamp_lower, upper=clamp_upper, token_clamp=TOKEN_CLAMP)
     return Spec(weight=weight, criteria=criteria, rejected="zero" if criteria else "mask")
 
 

@@ -8,7 +8,7 @@ from rollout_corr.frameworks.roll.presets import RECIPES, clip, clip_of_segments
 from rollout_corr.frameworks.shared.recipe import AGGREGATIONS, aggregation, arguments
 from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
-from rollout_corr.specs.choices import Level, Reduce, Unit, WeightUnit
+from rollout_corr.specs.choices import Unit, WeightReduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL
 from rollout_corr.specs.statistics import Stat
@@ -49,7 +49,7 @@ LOSS: dict[str, Any] = {
 # Keys of a pipeline that are none of the loss's.
 WHOLE = ("exp_name", "pretrain", "rollout_batch_size", "adv_estimator", "actor_infer", "reference", "max_steps", "seed")
 # A segment is a run of the mask, which is a turn with turns="runs".
-LEVELS_HERE: dict[str, tuple[Level, Unit, Reduce | None]] = LEVELS | {"segment": ("geometric", "turn", "mean")}
+LEVELS_HERE: dict[str, tuple[Unit, WeightReduce | None]] = LEVELS | {"segment": ("turn", "mean")}
 VARIANTS = ("vanilla", "tis", "cispo", "kimi15")
 
 
@@ -99,7 +99,7 @@ def _block(config: object, known: dict[str, Any], what: str) -> dict[str, Any]:
     return known | given
 
 
-def _level(name: str, value: object) -> Any:
+def _level(name: str, value: object) -> tuple[Unit, WeightReduce | None]:
     return LEVELS_HERE[one_of(name, value, LEVELS_HERE)]
 
 
@@ -109,13 +109,12 @@ def _weight(given: dict[str, Any]) -> Weight | None:
     if not boolean("is_weight.detach", given["detach"]):
         raise ValueError("is_weight.detach: expected true; weights have no gradient here")
     upper = given["upper_bound"]
-    level, unit, _ = _level("is_weight.weight_type", given["weight_type"])
-    over: WeightUnit = "turn" if unit == "turn" else "sequence"
-    return Weight(level, lower=None if upper is None else 0.0, upper=upper, over=over)
+    over, reduce = _level("is_weight.weight_type", given["weight_type"])
+    return Weight(over, reduce, lower=None if upper is None else 0.0, upper=upper)
 
 
 def _criteria(rule: dict[str, Any], name: str) -> list[Criterion]:
-    _, over, reduce = _level("filters.agg_type", rule["agg_type"])
+    over, reduce = _level("filters.agg_type", rule["agg_type"])
     kinds: tuple[tuple[str, Stat], ...] = (("ratio", "ratio"), ("diff", "prob_diff"))
     return [
         Criterion(

@@ -43,7 +43,7 @@ def log_weight(found: Findings, spec: Spec) -> Tensor:
     if spec.weight.token_clamp is not None or found.decision.n is not found.n_measured:
         # Its sum is not D's own, and only the clamped one was kept.
         return found.weighing.log_ratio
-    return found.facts.d if spec.weight.level == "product" else found.facts.d / found.n_measured.clamp(min=1)
+    return found.facts.d if spec.weight.is_product else found.facts.d / found.n_measured.clamp(min=1)
 
 
 def sides(name: str, x: Tensor, low: float | None, high: float | None, among: Tensor | None = None) -> Named:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rollout_corr.specs.choices import Drop, Level, Of, Reduce, Unit
+from rollout_corr.specs.choices import Drop, Of, Unit, WeightReduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
-# A framework's level: the level of the weight, and unit and reduction of the criterion that tests the same ratio.
-LEVELS: dict[str, tuple[Level, Unit, Reduce | None]] = {
-    "token": ("token", "token", None),
-    "sequence": ("product", "sequence", "sum"),
-    "geometric": ("geometric", "sequence", "mean"),
+# A framework's level of a ratio: the `over` and `reduce` of the weight that it is, and of the criterion that tests it.
+LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {
+    "token": ("token", None),
+    "sequence": ("sequence", "sum"),
+    "geometric": ("sequence", "mean"),
 }
 
 

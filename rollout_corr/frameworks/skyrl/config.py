@@ -8,7 +8,8 @@ from typing import Any
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
-from rollout_corr.specs.choices import Level, Reduce, Scheme, SumsOver
+from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, KLKind, LossReduction
 from rollout_corr.specs.surrogate import Surrogate
@@ -16,7 +17,7 @@ from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
 from rollout_corr.specs.validate import not_negative, number, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
-TIS_LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}
+TIS_LEVELS = ("token", "sequence")
 # sequence_mask_metric: reduction, and the label, which is the prefix of SkyRL's metrics.
 SEQUENCE_MASKS: dict[str, tuple[Reduce, str]] = {
     "geometric": ("mean", "geo_sequence_mask"),
@@ -53,7 +54,7 @@ def spec(
         one_of("tis_ratio_type", tis_ratio_type, TIS_LEVELS, or_null=True)
         caps = {"token": token_tis_ratio_clip_high, "sequence": sequence_tis_ratio_clip_high}
         cap = positive(f"{tis_ratio_type}_tis_ratio_clip_high", caps[tis_ratio_type], finite=False)
-        weight = Weight(TIS_LEVELS[tis_ratio_type], upper=cap)
+        weight = Weight(*LEVELS[tis_ratio_type], upper=cap)
     criteria: list[Criterion] = []
     key = "outlier_token_is_threshold"
     low, high = _sides(key, outlier_token_is_threshold_low, outlier_token_is_threshold_high)

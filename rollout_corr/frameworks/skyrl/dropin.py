@@ -97,7 +97,7 @@ def compute_off_policy_correction(
     DROP_IN.dumps.seen(old_log_probs, rollout_logprobs, loss_mask)
     weights = out.weights
     if weights is not None and spec.weight is not None:
-        if spec.weight.level == "product":
+        if spec.weight.is_product:
             # One value a row: that of its valid tokens, and 1 for a row without, which the cap may lie below.
             largest = weights.amax(dim=-1, keepdim=True)
             weights = torch.where(largest == 0.0, min(1.0, spec.weight.high or 1.0), largest)

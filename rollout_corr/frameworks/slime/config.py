@@ -12,6 +12,7 @@ from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields
 from rollout_corr.frameworks.shared.specs import LEVELS, off_policy
 from rollout_corr.frameworks.slime import presets
 from rollout_corr.specs import validate
+from rollout_corr.specs.choices import Normalize
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.surrogate import Surrogate
@@ -209,15 +210,15 @@ def mis_spec(settings: MisSettings) -> Spec:
     """Build the Spec of settings of mis.yaml."""
     bounds = {"truncate": (0.0, settings.tis_upper), "clip": (settings.tis_lower, settings.tis_upper)}
     lower, upper = bounds.get(settings.tis_mode, (None, None))
-    level = LEVELS[settings.tis_level][0]
-    weight = Weight(level, lower=lower, upper=upper, normalize="batch" if settings.normalize else None)
+    normalize: Normalize | None = "batch" if settings.normalize else None
+    weight = Weight(*LEVELS[settings.tis_level], lower=lower, upper=upper, normalize=normalize)
     tested = []
     if settings.tis_mode == "mask":
         tested.append(("tis_mask", settings.tis_level, settings.tis_lower, settings.tis_upper))
     if settings.rs_level is not None:
         tested.append(("rs", settings.rs_level, settings.rs_lower, settings.rs_upper))
     criteria = [
-        Criterion("ratio", *LEVELS[unit][1:], lower=low, upper=high, label=label) for label, unit, low, high in tested
+        Criterion("ratio", *LEVELS[level], lower=low, upper=high, label=label) for label, level, low, high in tested
     ]
     if settings.veto is not None:
         criteria.append(Criterion("ratio", lower=settings.veto, drop="sequence", label="veto"))

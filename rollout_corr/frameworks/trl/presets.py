@@ -23,8 +23,8 @@ from rollout_corr.frameworks.shared.recipe import (
     clip,
     recipe,
 )
-from rollout_corr.frameworks.shared.specs import off_policy
-from rollout_corr.specs.choices import Level, Nonfinite, Reduce, Unit
+from rollout_corr.frameworks.shared.specs import LEVELS, off_policy
+from rollout_corr.specs.choices import Nonfinite
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, Denominator, LossReduction
 from rollout_corr.specs.surrogate import Surrogate
@@ -32,36 +32,35 @@ from rollout_corr.specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
 from rollout_corr.specs.validate import one_of
 
 
-def truncate(level: Level, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:
-    """Clamp the ratio to [clip_min, clip_max]."""
+def truncate(level: str, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:
+    """Clamp the ratio of a level to [clip_min, clip_max]."""
     if clip_max is None and clip_min is None:
         raise ValueError("expected clip_max, clip_min or both, got neither (nothing would be truncated)")
-    return Spec(weight=Weight(level, lower=clip_min, upper=clip_max), nonfinite=nonfinite)
+    return Spec(weight=Weight(*LEVELS[level], lower=clip_min, upper=clip_max), nonfinite=nonfinite)
 
 
-def mask(level: Level, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:
-    """Keep the ratio inside [clip_min, clip_max] and make it 0 outside."""
-    unit: tuple[Unit, Reduce | None] = ("token", None) if level == "token" else ("sequence", "sum")
-    criterion = Criterion("ratio", *unit, lower=clip_min, upper=clip_max)
-    return Spec(weight=Weight(level), criteria=(criterion,), rejected="zero", nonfinite=nonfinite)
+def mask(level: str, clip_max: float | None, clip_min: float | None, nonfinite: Nonfinite) -> Spec:
+    """Keep the ratio of a level inside [clip_min, clip_max] and make it 0 outside."""
+    criterion = Criterion("ratio", *LEVELS[level], lower=clip_min, upper=clip_max)
+    return Spec(weight=Weight(*LEVELS[level]), criteria=(criterion,), rejected="zero", nonfinite=nonfinite)
 
 
 @preset_of("TRL 1.16.0")
 def default(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """GRPOTrainer's default, sequence_mask: w = exp(sum D) inside the bounds, else 0."""
-    return mask("product", clip_max, clip_min, "neutral")
+    return mask("sequence", clip_max, clip_min, "neutral")
 
 
 @preset_of("TRL 1.16.0")
 def sequence_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """w = exp(sum D) inside the bounds, else 0 for the whole sequence."""
-    return mask("product", clip_max, clip_min, "neutral")
+    return mask("sequence", clip_max, clip_min, "neutral")
 
 
 @preset_of("TRL 1.16.0")
 def sequence_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """w = exp(sum D) clamped to the bounds."""
-    return truncate("product", clip_max, clip_min, "neutral")
+    return truncate("sequence", clip_max, clip_min, "neutral")
 
 
 @preset_of("TRL 1.16.0")
@@ -82,7 +81,7 @@ def opsm(delta: float = 0.1, clip_max: float | None = 3.0, clip_min: float | Non
 
     `off_policy_mask_threshold` has no default in TRL; 0.1 is Trinity's. For `policy_loss`.
     """
-    spec = mask("product", clip_max, clip_min, "neutral")
+    spec = mask("sequence", clip_max, clip_min, "neutral")
     return replace(spec, criteria=(*spec.criteria, off_policy(delta)))
 
 

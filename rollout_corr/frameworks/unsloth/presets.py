@@ -9,7 +9,7 @@ from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import RecipeEntry, arguments
 from rollout_corr.frameworks.trl import presets
-from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.loss import KL, KLWeight
 from rollout_corr.specs.validate import one_of
 
@@ -17,19 +17,19 @@ from rollout_corr.specs.validate import one_of
 @preset_of("unsloth-zoo 2026.10.9")
 def default(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """unsloth-zoo's default, sequence_mask: w = exp(sum D) inside the bounds, else 0."""
-    return presets.mask("product", clip_max, clip_min, "neutral")
+    return presets.mask("sequence", clip_max, clip_min, "neutral")
 
 
 @preset_of("unsloth-zoo 2026.10.9")
 def sequence_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """w = exp(sum D) inside the bounds, else 0 for the whole sequence."""
-    return presets.mask("product", clip_max, clip_min, "neutral")
+    return presets.mask("sequence", clip_max, clip_min, "neutral")
 
 
 @preset_of("unsloth-zoo 2026.10.9")
 def sequence_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """w = exp(sum D) clamped to the bounds."""
-    return presets.truncate("product", clip_max, clip_min, "neutral")
+    return presets.truncate("sequence", clip_max, clip_min, "neutral")
 
 
 @preset_of("unsloth-zoo 2026.10.9")
@@ -47,8 +47,7 @@ def token_truncate(clip_max: float | None = 3.0, clip_min: float | None = None) 
 @preset_of("unsloth-zoo 2026.10.9")
 def geometric_mask(clip_max: float | None = 3.0, clip_min: float | None = None) -> Spec:
     """w = exp(mean D) inside the bounds, else 0 for the whole sequence."""
-    criterion = Criterion("ratio", "sequence", "mean", lower=clip_min, upper=clip_max)
-    return Spec(weight=Weight.geometric(), criteria=(criterion,), rejected="zero", nonfinite="neutral")
+    return presets.mask("geometric", clip_max, clip_min, "neutral")
 
 
 @preset_of("unsloth-zoo 2026.10.9")

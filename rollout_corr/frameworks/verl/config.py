@@ -133,14 +133,14 @@ def _flat(given: dict[str, Any], version: str | None) -> Spec:
     lower = _lower("rollout_is_threshold_lower", given.get("rollout_is_threshold_lower"), upper)
     veto = given.get("rollout_is_veto_threshold", FLAT_VETO)
     criteria = () if veto is None else (verl_options.veto(veto, "rollout_is_veto_threshold"),)
-    weight_level, option = LEVELS[level][0], verl_options.OLD_RS_LEVELS[level]
+    option = verl_options.OLD_RS_LEVELS[level]
     zeroes = mode == "clip" or version == "0.6.0"
     if mode == "truncate":
-        weight = Weight(weight_level, upper=upper)
+        weight = Weight(*LEVELS[level], upper=upper)
     elif zeroes:
-        weight = Weight(weight_level, lower=lower, upper=upper, outside="zero")
+        weight = Weight(*LEVELS[level], lower=lower, upper=upper, outside="zero")
     else:
-        weight = Weight(weight_level)
+        weight = Weight(*LEVELS[level])
         criteria = (verl_options.ratio_criterion(option, lower, upper), *criteria)
     spec = Spec(
         weight=weight,

@@ -10,13 +10,14 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 
+from rollout_corr.frameworks.shared import specs
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.specs import validate
-from rollout_corr.specs.choices import Level, Reduce, Unit
+from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Weight
 from rollout_corr.specs.statistics import Stat
 
-LEVELS: dict[str, Level] = {"token": "token", "sequence": "product"}
+LEVELS = ("token", "sequence")
 K1_BOUNDS = ("verl", "ratio")
 
 # verl clamps every log-ratio to this before it forms k1, k2 or k3, so also before it sums them.
@@ -106,7 +107,7 @@ def weight(level: str, threshold: object, normalize: bool = False, key: str = "r
     if _looks_mangled(threshold):
         warn_once(("mangled", key), _mangled(key, threshold))
     return Weight(
-        LEVELS[level],
+        *specs.LEVELS[level],
         lower=lower,
         upper=upper,
         outside="clamp" if lower is None else "zero",

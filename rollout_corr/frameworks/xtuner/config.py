@@ -56,7 +56,7 @@ def spec(
         rollout_is_veto_negative_adv_only: Of xtuner#2023: only sequences with a negative mean advantage are vetoed.
     """
     negative_only = boolean("rollout_is_veto_negative_adv_only", rollout_is_veto_negative_adv_only)
-    weight_level, over, reduce = LEVELS[one_of("rollout_is_level", rollout_is_level, LEVELS)]
+    over, reduce = LEVELS[one_of("rollout_is_level", rollout_is_level, LEVELS)]
     mode = one_of("rollout_is_mode", rollout_is_mode, MODES)
     veto_level = one_of("rollout_is_veto_level", rollout_is_veto_level, VETO_LEVELS)
     # Also where no threshold switches all of it off: a wrong type is a mistake there too.
@@ -67,7 +67,7 @@ def spec(
     if rollout_is_threshold is None:
         return Spec(report=REPORT)
     upper, lower = pair("rollout_is_threshold", rollout_is_threshold)
-    weight = Weight(weight_level) if mode == "mask" else Weight(weight_level, lower=lower, upper=upper)
+    weight = Weight(over, reduce) if mode == "mask" else Weight(over, reduce, lower=lower, upper=upper)
     criteria: list[Criterion] = []
     if mode != "truncate":
         if rollout_is_mask_threshold is not None:

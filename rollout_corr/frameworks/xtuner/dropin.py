@@ -305,7 +305,7 @@ def _corrected(
         kept = mask
     else:
         dtype = torch.promote_types(old.dtype, rollout.dtype)
-        if spec.weight is not None and spec.weight.level == "geometric" and not mask.is_floating_point():
+        if spec.weight is not None and spec.weight.kind == "geometric" and not mask.is_floating_point():
             # There the mean is a quotient by a count, which is no longer of a half precision.
             dtype = torch.promote_types(dtype, torch.float32)
         weights = weights.to(torch.promote_types(dtype, mask.dtype))

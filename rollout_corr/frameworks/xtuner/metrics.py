@@ -239,7 +239,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
         if empty or not rows:
             high, low = max(high, 0.0), min(low, 0.0)
         largest, smallest = exp(min(high, spec.clamp)), exp(low)
-    if weight.level == "product":
+    if weight.is_product:
         empty_above, empty_below = beyond_one(lower, upper)
         above, below = v["xtuner/rows_above"] + empty * empty_above, v["xtuner/rows_below"] + empty * empty_below
         units = rows

@@ -28,7 +28,8 @@ sequence is the product | {rollout_is: sequence, rollout_is_threshold: 5} | Spec
 icepop | {rollout_is: token, rollout_is_threshold: '0.5_5.0'} | Spec(Weight.token(lower=0.5, upper=5, outside="zero"))
 icepop as yaml leaves it unquoted | {rollout_is: token, rollout_is_threshold: 0.5_5.0} |
     Spec(Weight.token(lower=0.5, upper=5, outside="zero"))
-icepop as a list | {rollout_is: token, rollout_is_threshold: [0.5, 2]} | Spec(Weight.token(lower=0.5, upper=2, outside="zero"))
+icepop as a list | {rollout_is: token, rollout_is_threshold: [0.5, 2]} |
+    Spec(Weight.token(lower=0.5, upper=2, outside="zero"))
 threshold as text | {rollout_is: token, rollout_is_threshold: '3'} | Spec(Weight.token(upper=3))
 batch normalize | {rollout_is: sequence, rollout_is_batch_normalize: true} |
     Spec(Weight.product(upper=2, normalize="batch"))
@@ -105,20 +106,20 @@ def test_verl_old_nested(config, expected):
 # flat
 
 
-LEVELS = {"token": ("token", None, "token_k1"), "sequence": ("product", "sum", "seq_sum_k1")}
-LEVELS["geometric"] = ("geometric", "mean", "seq_mean_k1")
+LEVELS = {"token": (Weight.token, None, "token_k1"), "sequence": (Weight.product, "sum", "seq_sum_k1")}
+LEVELS["geometric"] = (Weight.geometric, "mean", "seq_mean_k1")
 
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("level", LEVELS)
 def test_verl_flat_levels_and_modes(level):
-    weight, reduce, label = LEVELS[level]
+    made, reduce, label = LEVELS[level]
     truncated = rc.spec("verl", flat(rollout_is_level=level))
-    assert truncated == Spec(Weight(weight, upper=2), (VETO,), "mask", **VERL)
+    assert truncated == Spec(made(upper=2), (VETO,), "mask", **VERL)
     masked = rc.spec("verl", flat(rollout_is_level=level, rollout_is_mode="mask"))
-    assert masked == Spec(Weight(weight), (ratio(0.5, 2, reduce, label=label), VETO), "mask", **VERL)
+    assert masked == Spec(made(), (ratio(0.5, 2, reduce, label=label), VETO), "mask", **VERL)
     clipped = rc.spec("verl", flat(rollout_is_level=level, rollout_is_mode="clip"))
-    assert clipped == Spec(Weight(weight, 0.5, 2, "zero"), (VETO,), "zero", **VERL)
+    assert clipped == Spec(made(lower=0.5, upper=2, outside="zero"), (VETO,), "zero", **VERL)
 
 
 @pytest.mark.usefixtures("quiet")
