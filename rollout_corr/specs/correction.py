@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import Any, ClassVar
 
 from rollout_corr.specs.bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
@@ -201,6 +202,29 @@ class Spec(Checked):
     def explain(self) -> str:
         """Describe in plain words what will happen, step by step."""
         return explain(self)
+
+    def to_config(self, framework: str, **options: Any) -> dict[str, Any]:
+        """Write a framework's own settings, which `rc.spec(framework, settings)` reads as this Spec.
+
+        They are the ones of the correction alone, and the loss is no part of them. docs/migrate.md says where they
+        stand in each framework's configuration. Labels and `report` are the framework's own; neither those nor the
+        order of criteria, a lower bound of 0 of a ratio or `sums_over` where nothing sums change a weight or a mask.
+        Bounds that a framework takes the logarithm of are rounded, by 1e-15.
+
+        Args:
+            framework: A name that `rc.spec` takes beside a configuration; the error of another name lists them.
+            **options: The reader's, as for `rc.spec`: k1_bounds.
+
+        Returns:
+            Plain numbers, strings, lists and mappings, for YAML or JSON.
+
+        Raises:
+            ValueError: The framework has no settings for it; the fields that have none are named.
+        """
+        # By name, because the core imports no framework.
+        writing = import_module(f"{__name__.partition('.')[0]}.frameworks.shared.writing")
+        found: dict[str, Any] = writing.written(self, framework, options)
+        return found
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Spec:

@@ -8,14 +8,19 @@ from rollout_corr.frameworks.areal import presets
 from rollout_corr.frameworks.shared.recipe import arguments, around_one, clip
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.specs.bounds_of_batch import MeanBelow
 from rollout_corr.specs.choices import Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, SAPO
 from rollout_corr.specs.validate import number, one_of, positive
 
 ACTIONS = ("mask", "clamp")
 METRICS = ("ratio", *presets.METRICS, "binary_kl")
+# Metrics and their statistics; the sign of kl_k1 is the other one.
+STATS: dict[str, Stat] = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reverse"}
+STATS |= {"binary_kl": "binary_kl_symmetric"}
 # The settings of PPOActorConfig that make its loss, with its defaults.
 ACTOR: dict[str, Any] = {
     "eps_clip": 0.2,
@@ -87,6 +92,40 @@ def read(config: object) -> Spec:
     if keys & {"actor", *ACTOR, *OF_ACTOR}:
         return _correction(_settings(config)) or Spec()
     return spec(**settings_of(config, OF_SPEC))
+
+
+# Bounds that the batch decides, and a setting of its own has.
+RULES = (MeanBelow,)
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write settings of a PPOActorConfig: `rejection_sampling` or `m2_threshold`, with what they need."""
+    first, weight = next(iter(spec.criteria), None), spec.weight
+    if first is not None and isinstance(first.upper, MeanBelow):
+        return {"use_decoupled_loss": True, "rejection_sampling": None, "m2_threshold": 2.0 * first.upper.below}
+    if weight is None:
+        return {"use_decoupled_loss": True, "rejection_sampling": None}
+    made: dict[str, Any] = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean"}
+    if first is None:
+        made |= {"action": "clamp", "level": weight.over} | _written(weight)
+    else:
+        agg = first.reduce or "mean"
+        lower, upper = first.low, first.high
+        metric = next((name for name, stat in STATS.items() if stat == first.stat), "ratio")
+        if metric == "kl_k1":
+            # AReaL's k1 has the other sign: see `presets.kl`.
+            agg = "max" if agg == "min" else agg
+            lower, upper = (None if bound is None else -bound for bound in (upper, lower))
+        made |= {"level": first.over, "metric": metric, "agg": agg} | _bounds(lower, upper)
+    return {"use_decoupled_loss": True, "rejection_sampling": made}
+
+
+def _written(weight: Weight) -> dict[str, Any]:
+    return _bounds(weight.low, weight.high)
+
+
+def _bounds(lower: float | None, upper: float | None) -> dict[str, Any]:
+    return {"lower": lower} | ({} if upper is None else {"upper": upper})
 
 
 def recipe(config: object) -> dict[str, Any]:

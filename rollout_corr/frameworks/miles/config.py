@@ -7,10 +7,22 @@ from typing import Any
 from rollout_corr.frameworks.slime import config as slime
 from rollout_corr.specs.correction import Spec
 
+PATHS = {
+    "icepop_function": "miles.backends.training_utils.loss_hub.corrections.icepop_function",
+    "compute_mis_weights_with_cp": "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+}
+
 
 def read(config: object) -> Spec:
     """Read the flags: `args`, a mapping of some of them, or the content of mis.yaml."""
     return slime.read(config)
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the flags, which are slime's, with the places of miles's functions."""
+    made = slime.write(spec)
+    path = made.get("custom_tis_function_path")
+    return made if path is None else made | {"custom_tis_function_path": PATHS[path.rpartition(".")[2]]}
 
 
 def recipe(config: object) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from typing import Any
 from rollout_corr.frameworks.molt import presets
 from rollout_corr.frameworks.shared.recipe import arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of
-from rollout_corr.specs.correction import Spec
+from rollout_corr.frameworks.shared.specs import level_of
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.validate import number, one_of
 
 GATES = {"seq": presets.seq, "geo": presets.geo}
+GATED = {"sequence": "seq", "geometric": "geo"}
 ESTIMATORS: tuple[KLKind, ...] = ("k1", "k2", "k3")
 
 
@@ -65,6 +67,23 @@ OTHERS = tuple(
 def read(config: object) -> Spec:
     """Read molt's arguments: a namespace, nested or with dots in its names, or a mapping."""
     return _spec(flags_of(config, OF_SPEC | OF_LOSS, OTHERS))
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
+    if spec.weight is None:
+        return {ADVANTAGE + "is_correction_level": "off"}
+    made: dict[str, Any] = {
+        "is_correction_level": "token",
+        "is_correction_mode": "clip" if spec.weight.low else "trunc",
+    }
+    bounds: Weight | Criterion = spec.weight
+    if spec.criteria:
+        bounds = spec.criteria[0]
+        made = {"is_correction_level": GATED.get(level_of(bounds) or "", "token"), "is_correction_mode": "mask"}
+    if bounds.high is not None:
+        made["is_correction_threshold"] = [bounds.low or 0.0, bounds.high]
+    return {ADVANTAGE + name: value for name, value in made.items()}
 
 
 def recipe(config: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from rollout_corr.frameworks.nemo.presets import clipped, geometric_gate, kl, level_reduction
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.surrogate import Surrogate
@@ -76,7 +76,9 @@ def spec(
     weight = None
     if used:
         outside: Outside = "zero" if kind == "icepop" else "clamp"
-        weight = Weight(*LEVELS["sequence" if whole else "token"], lower=least, upper=ratio, outside=outside)
+        # Without a type NeMo bounds nothing.
+        lower = None if kind is None else least
+        weight = Weight(*LEVELS["sequence" if whole else "token"], lower=lower, upper=ratio, outside=outside)
     criteria: tuple[Criterion, ...] = ()
     if seq_logprob_error_threshold is not None:
         criteria = (Criterion("ratio_error", over="sequence", reduce="mean", upper=seq_logprob_error_threshold),)
@@ -90,6 +92,27 @@ def read(config: object) -> Spec:
     """Read the block `loss_fn`, or a configuration that holds it, with or without the block `grpo`."""
     given = _settings(config)
     return spec(**{name: given[name] for name in OF_SPEC})
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the blocks `loss_fn` and `grpo`."""
+    weight, kind = spec.weight, None
+    error = next((c for c in spec.criteria if c.stat == "ratio_error"), None)
+    gate = next((c for c in spec.criteria if c is not error), None)
+    made: dict[str, Any] = {
+        "use_importance_sampling_correction": weight is not None,
+        "sequence_level_importance_ratios": weight is not None and level_of(weight) == "sequence",
+    }
+    ratio: Weight | Criterion | None = weight if gate is None else gate
+    if gate is not None:
+        kind = "seq-mask-tis" if gate.over == "sequence" else "icepop"
+    elif weight is not None and weight.high is not None:
+        kind = "icepop" if weight.outside == "zero" else "tis"
+    made["truncated_importance_sampling_type"] = kind
+    if ratio is not None and kind is not None:
+        made["truncated_importance_sampling_ratio"] = ratio.high
+        made["truncated_importance_sampling_ratio_min"] = ratio.low
+    return {"loss_fn": made, "grpo": {"seq_logprob_error_threshold": None if error is None else error.high}}
 
 
 def recipe(config: object) -> dict[str, Any]:

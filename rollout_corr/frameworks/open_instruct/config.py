@@ -7,7 +7,8 @@ from typing import Any
 from rollout_corr.frameworks.open_instruct.presets import by_divergence, by_sequence, by_token, cispo, corrected, kl
 from rollout_corr.frameworks.shared.recipe import arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
-from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.frameworks.shared.specs import level_of
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.surrogate import RatioOf, Surrogate
 from rollout_corr.specs.surrogates import PPO
 from rollout_corr.specs.validate import not_negative, one_of, positive
@@ -59,6 +60,24 @@ WHOLE = ("alpha", "exp_name", "learning_rate", "num_epochs", "num_mini_batches",
 def read(config: object) -> Spec:
     """Read GRPOExperimentConfig, or a mapping of its fields."""
     return _spec(settings_of(config, OF_SPEC | OF_LOSS, whole=WHOLE))
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the fields `use_rho_correction` and `rho_*`."""
+    weight, mask = spec.weight, next(iter(spec.criteria), None)
+    if weight is None:
+        return {"use_rho_correction": False}
+    return {
+        "use_rho_correction": True,
+        **_written("clamp", weight),
+        **(_written("mask", mask) if mask is not None else {"rho_mask_lower_bound": 0.0, "rho_mask_upper_bound": 0.0}),
+        "rho_mask_sequence_level": level_of(weight) == "geometric",
+        "rho_mask_tv_divergence": mask is not None and mask.stat == "ratio_deviation",
+    }
+
+
+def _written(name: str, bounds: Weight | Criterion) -> dict[str, float]:
+    return {f"rho_{name}_lower_bound": bounds.low or 0.0, f"rho_{name}_upper_bound": bounds.high or 0.0}
 
 
 def recipe(config: object) -> dict[str, Any]:

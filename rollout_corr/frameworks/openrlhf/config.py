@@ -85,6 +85,26 @@ def read(config: object) -> Spec:
     return _spec(_flags(config))
 
 
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
+    if spec.weight is None:
+        return {ADVANTAGE + "is_correction_level": "off"}
+    made: dict[str, Any] = {
+        "is_correction_level": "token",
+        "is_correction_mode": "clip",
+        "is_correction_gating": "ratio",
+    }
+    bounds: Weight | Criterion = spec.weight
+    if spec.criteria:
+        bounds = spec.criteria[0]
+        level = next((name for name, unit in UNITS.items() if unit == (bounds.over, bounds.reduce)), "token")
+        made |= {"is_correction_level": level, "is_correction_mode": "mask"}
+        made["is_correction_gating"] = bounds.stat if bounds.stat in GATINGS else "ratio"
+    if bounds.high is not None:
+        made["is_correction_threshold"] = [bounds.low or 0.0, bounds.high]
+    return {ADVANTAGE + name: value for name, value in made.items()}
+
+
 def recipe(config: object) -> dict[str, Any]:
     """Read the whole loss but its entropy bonus. GSPO with a correction needs `rollout_logp` and has no weight."""
     given = _flags(config)

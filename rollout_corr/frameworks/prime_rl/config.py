@@ -32,6 +32,20 @@ def read(config: object) -> Spec:
     return SPECS[kind](**given)
 
 
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the block `loss`, without the taus."""
+    first = next(iter(spec.criteria), None)
+    if first is None:
+        raise ValueError("criteria=() has no setting: every loss of prime-rl masks")
+    if first.stat == "ratio":
+        return {"type": "icepop", "ratio_low": first.low, "ratio_high": first.high}
+    if first.stat == "prob_diff" and first.low is not None and first.high is not None:
+        return {"type": "default", "dppo_mask_low": -first.low, "dppo_mask_high": first.high}
+    if first.stat == "binary_kl_symmetric":
+        return {"type": "kpop", "kpop_threshold": first.high}
+    return {"type": "ipo", "eps": first.high}
+
+
 def recipe(config: object) -> dict[str, Any]:
     """Read the whole loss."""
     kind, given, taus = _settings(config)

@@ -50,6 +50,8 @@ LOSS: dict[str, Any] = {
 WHOLE = ("exp_name", "pretrain", "rollout_batch_size", "adv_estimator", "actor_infer", "reference", "max_steps", "seed")
 # A segment is a run of the mask, which is a turn with turns="runs".
 LEVELS_HERE: dict[str, tuple[Unit, WeightReduce | None]] = LEVELS | {"segment": ("turn", "mean")}
+# What a filter compares, and its statistic.
+KINDS: dict[str, Stat] = {"ratio": "ratio", "diff": "prob_diff"}
 VARIANTS = ("vanilla", "tis", "cispo", "kimi15")
 
 
@@ -65,6 +67,25 @@ def read(config: object) -> Spec:
     names = [f"filter_{i}_" for i in range(len(rules))] if len(rules) > 1 else [""]
     criteria = [made for name, rule in zip(names, rules, strict=False) for made in _criteria(rule, name)]
     return Spec(weight=_weight(_block(given.get("is_weight") or {}, WEIGHT, "is_weight")), criteria=tuple(criteria))
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the block `train_infer_correction`: a filter for each criterion."""
+    weight: dict[str, Any] = {"enabled": False}
+    if spec.weight is not None:
+        weight = {"enabled": True, "weight_type": _name_of(spec.weight), "upper_bound": spec.weight.high}
+    filters = []
+    for criterion in spec.criteria:
+        level = _name_of(criterion)
+        kind = next((name for name, stat in KINDS.items() if stat == criterion.stat), None)
+        if level is not None and kind is not None:
+            made = {"enabled": True, "agg_type": level} | {f"{name}_enabled": name == kind for name in KINDS}
+            filters.append(made | {f"{kind}_low": criterion.low, f"{kind}_high": criterion.high})
+    return {"is_weight": weight, "filters": filters}
+
+
+def _name_of(part: Weight | Criterion) -> str | None:
+    return next((name for name, level in LEVELS_HERE.items() if level == (part.over, part.reduce)), None)
 
 
 def recipe(config: object) -> dict[str, Any]:
@@ -115,7 +136,6 @@ def _weight(given: dict[str, Any]) -> Weight | None:
 
 def _criteria(rule: dict[str, Any], name: str) -> list[Criterion]:
     over, reduce = _level("filters.agg_type", rule["agg_type"])
-    kinds: tuple[tuple[str, Stat], ...] = (("ratio", "ratio"), ("diff", "prob_diff"))
     return [
         Criterion(
             stat,
@@ -125,7 +145,7 @@ def _criteria(rule: dict[str, Any], name: str) -> list[Criterion]:
             upper=rule[f"{kind}_high"],
             label=f"{name}{kind}" if name else "",
         )
-        for kind, stat in kinds
+        for kind, stat in KINDS.items()
         if boolean(f"filters.{kind}_enabled", rule[f"{kind}_enabled"])
     ]
 

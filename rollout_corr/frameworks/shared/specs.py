@@ -13,6 +13,17 @@ LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {
 }
 
 
+def level_of(part: Weight | Criterion) -> str | None:
+    """The name in LEVELS of the ratio that weighs or is tested; None: another."""
+    return next((name for name, level in LEVELS.items() if level == (part.over, part.reduce)), None)
+
+
+def is_off_policy(criterion: Criterion) -> bool:
+    """Tell whether a criterion is `off_policy`'s, with any settings."""
+    asked = (criterion.stat, criterion.over, criterion.reduce, criterion.when)
+    return asked == ("k1", "sequence", "mean", "negative_advantage")
+
+
 def gated(criterion: Criterion) -> Spec:
     """Weigh each token by its ratio, and by 0 where it fails a criterion (IcePop and its kin)."""
     return Spec(weight=Weight.token(), criteria=(criterion,), rejected="zero")

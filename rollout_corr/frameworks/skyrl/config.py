@@ -8,7 +8,7 @@ from typing import Any
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, KLKind, LossReduction
@@ -119,6 +119,27 @@ def _block(given: dict[str, Any]) -> Spec:
         message = f"skyrl: {low} and {high} work only together; with one of them SkyRL masks no token, and so does this"
         warn_once(("skyrl", low), message)
     return spec(**given)
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the block `off_policy_correction`."""
+    made: dict[str, Any] = dict.fromkeys(("tis_ratio_type", "sequence_mask_metric", *KNOWN[-4:]))
+    if spec.weight is not None:
+        level = level_of(spec.weight)
+        made["tis_ratio_type"] = level if level in TIS_LEVELS else None
+        if level in TIS_LEVELS and spec.weight.high is not None:
+            made[f"{level}_tis_ratio_clip_high"] = spec.weight.high
+    for criterion in (c for c in spec.criteria if c.stat == "ratio"):
+        low, high = criterion.low, criterion.high
+        if criterion.over == "token" and criterion.drop == "sequence":
+            made |= {"outlier_token_is_threshold_low": low, "outlier_token_is_threshold_high": high}
+        elif criterion.over == "token" and None not in (low, high):
+            made |= {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high}
+        metric = next((name for name, (reduce, _) in SEQUENCE_MASKS.items() if reduce == criterion.reduce), None)
+        if criterion.over == "sequence" and metric is not None and high is not None:
+            prefix = "geo" if metric == "geometric" else "product"
+            made |= {"sequence_mask_metric": metric, f"{prefix}_mask_low": low, f"{prefix}_mask_high": high}
+    return made
 
 
 # --- the whole loss ---

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one, clip
 from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields_of, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS, off_policy
+from rollout_corr.frameworks.shared.specs import LEVELS, is_off_policy, level_of, off_policy
 from rollout_corr.frameworks.slime import presets
 from rollout_corr.specs import validate
 from rollout_corr.specs.choices import Normalize
@@ -85,6 +85,64 @@ KLS: dict[str, tuple[KLKind, float | None]] = {
 def read(config: object) -> Spec:
     """Read the flags: `args`, a mapping of some of them, or the content of mis.yaml."""
     return _spec(_settings(config))
+
+
+# What is written for a function of the framework's: with its examples, of slime 624b824.
+PATHS = {
+    "tis": None,
+    "icepop": "slime.backends.megatron_utils.loss.icepop_function",
+    "mis": "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+}
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the flags by their names in `args`, those of mis.yaml among them where its function is needed."""
+    opsm = next((c for c in spec.criteria if is_off_policy(c)), None)
+    others = [c for c in spec.criteria if c is not opsm]
+    made: dict[str, Any] = {"use_tis": spec.weight is not None, "use_opsm": opsm is not None}
+    if opsm is not None:
+        made |= {"opsm_delta": opsm.high, "use_rollout_logprobs": opsm.of == "new/rollout"}
+    weight = spec.weight
+    if weight is None:
+        return made
+    plain = weight.over == "token" and weight.normalize is None
+    if plain and not others:
+        return made | {"custom_tis_function_path": PATHS["tis"]} | _clips(weight)
+    if plain and spec.rejected == "zero" and (weight.low, weight.high) == (None, None):
+        return made | {"custom_tis_function_path": PATHS["icepop"]} | _clips(others[0])
+    return made | {"custom_tis_function_path": PATHS["mis"]} | _mis(weight, others)
+
+
+def _clips(bounds: Weight | Criterion) -> dict[str, Any]:
+    return {"tis_clip_low": bounds.low or 0.0} | ({} if bounds.high is None else {"tis_clip": bounds.high})
+
+
+def _mis(weight: Weight, criteria: list[Criterion]) -> dict[str, Any]:
+    level = level_of(weight)
+    veto = next((c for c in criteria if c.drop == "sequence"), None)
+    tested = [c for c in criteria if c is not veto]
+    bounds: Weight | Criterion = weight
+    mode = "clip" if weight.low else "truncate"
+    if weight.low is None and weight.high is None:
+        mode = "mask"
+        bounds = next((c for c in tested if level_of(c) == level), weight)
+        tested = [c for c in tested if c is not bounds]
+    made = {
+        "tis_level": level,
+        "tis_mode": mode,
+        "tis_batch_normalize": weight.normalize == "batch",
+        "use_rs": bool(tested),
+        **_pair("tis", bounds),
+    }
+    if tested:
+        made |= {"rs_level": level_of(tested[0]), **_pair("rs", tested[0])}
+        made["rs_veto_threshold"] = None if veto is None else veto.low
+    return made
+
+
+def _pair(name: str, bounds: Weight | Criterion) -> dict[str, Any]:
+    found = {f"{name}_lower_bound": bounds.low or 0.0}
+    return found if bounds.high is None else found | {f"{name}_upper_bound": bounds.high}
 
 
 def recipe(config: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.settings import boolean, settings_of
-from rollout_corr.frameworks.shared.specs import off_policy
+from rollout_corr.frameworks.shared.specs import is_off_policy, off_policy
 from rollout_corr.frameworks.swift import presets
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import number, one_of
@@ -62,6 +62,23 @@ def read(config: object) -> Spec:
     """Read `rollout_importance_sampling_*` and `off_policy_sequence_mask_delta`."""
     found = recipe(config)["spec"]
     return Spec() if found is None else found
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write `rollout_importance_sampling_*` and `off_policy_sequence_mask_delta`."""
+    masked = next((c for c in spec.criteria if is_off_policy(c)), None)
+    gate = next((c for c in spec.criteria if c is not masked), None)
+    made: dict[str, Any] = {
+        "rollout_importance_sampling_mode": None,
+        "off_policy_sequence_mask_delta": None if masked is None else masked.high,
+    }
+    if spec.weight is None:
+        return made
+    mode, bounds = f"{spec.weight.over}_truncate", spec.weight.high
+    if gate is not None:
+        mode, bounds = f"{gate.over}_mask", gate.high
+    made["rollout_importance_sampling_mode"] = mode if mode in presets.MODES else None
+    return made if bounds is None else made | {"rollout_importance_sampling_threshold": bounds}
 
 
 def recipe(config: object) -> dict[str, Any]:

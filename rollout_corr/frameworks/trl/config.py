@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.frameworks.shared.settings import boolean, settings_of
+from rollout_corr.frameworks.shared.specs import is_off_policy, level_of
 from rollout_corr.frameworks.trl import presets
-from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.validate import number, one_of
 
 # Settings of the loss, by TRL's names and with its defaults.
@@ -61,6 +62,30 @@ def read(config: object) -> Spec:
     """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
     found = loss(settings(config))["spec"]
     return Spec() if found is None else found
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+    return written(spec, ("token", "sequence"))
+
+
+def written(spec: Spec, levels: Collection[str]) -> dict[str, Any]:
+    """Write the settings, with the levels of weights that a framework has."""
+    masked = next((c for c in spec.criteria if is_off_policy(c)), None)
+    gate = next((c for c in spec.criteria if c is not masked), None)
+    made: dict[str, Any] = {
+        "vllm_importance_sampling_correction": spec.weight is not None,
+        "off_policy_mask_threshold": None if masked is None else masked.high,
+    }
+    level = None if spec.weight is None else level_of(spec.weight)
+    if spec.weight is None or level is None or level not in levels:
+        return made
+    bounds: Weight | Criterion = spec.weight if gate is None else gate
+    return made | {
+        "vllm_importance_sampling_mode": f"{level}_{'truncate' if gate is None else 'mask'}",
+        CLIP_MAX: bounds.high,
+        "vllm_importance_sampling_clip_min": bounds.low,
+    }
 
 
 def recipe(config: object) -> dict[str, Any]:

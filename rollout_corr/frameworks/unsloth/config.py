@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.trl import config as trl
 from rollout_corr.frameworks.unsloth.presets import loss
 from rollout_corr.specs.correction import Spec
@@ -15,6 +16,11 @@ def read(config: object) -> Spec:
     """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
     found = recipe(config)["spec"]
     return Spec() if found is None else found
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+    return trl.written(spec, LEVELS)
 
 
 def recipe(config: object) -> dict[str, Any]:

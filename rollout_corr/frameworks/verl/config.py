@@ -234,6 +234,13 @@ def _check_bypass(given: dict[str, Any]) -> None:
             _old([key], f'write loss_type: "{LOSS_TYPES[boolean(key, given[key])]}"')
 
 
+def write(spec: Spec, *, k1_bounds: str = "verl") -> dict[str, Any]:
+    """Write the block `rollout_correction`, without the keys that choose the loss."""
+    one_of("k1_bounds", k1_bounds, verl_options.K1_BOUNDS)
+    weight = {"rollout_is": None} if spec.weight is None else verl_options.written_weight(spec.weight)
+    return {**weight, **verl_options.written_criteria(spec.criteria, k1_bounds)}
+
+
 # --- the whole loss ---
 
 # The settings of `actor` that make the loss, with its defaults.

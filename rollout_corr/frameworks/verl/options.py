@@ -7,12 +7,14 @@ allow underscores), and a bare 0 is a ZeroDivisionError.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from numbers import Real
 
 from rollout_corr.frameworks.shared import specs
 from rollout_corr.frameworks.shared.preset import warn_once
 from rollout_corr.specs import validate
+from rollout_corr.specs.checked import expression
 from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Weight
 from rollout_corr.specs.statistics import Stat
@@ -196,6 +198,70 @@ def ratio_criterion(option: str, lower: float, upper: float) -> Criterion:
 def veto(threshold: object, key: str = "rollout_token_veto_threshold") -> Criterion:
     """Reject the whole sequence of a token whose ratio is below the threshold (verl up to 0.7.0)."""
     return Criterion("ratio", lower=number(key, threshold), drop="sequence", label="veto")
+
+
+# --- the other way ---
+
+
+def written_weight(weight: Weight) -> dict[str, object]:
+    """Write a weight as `weight` reads it, as far as it goes."""
+    level = specs.level_of(weight)
+    found: dict[str, object] = {"rollout_is": level if level in LEVELS else None}
+    if weight.upper is not None:
+        lower, upper = weight.low, weight.high
+        threshold: object = upper
+        if weight.outside == "zero" and lower is not None and upper is not None:
+            threshold = text(lower, upper)
+        # As a number it looks like a pair that YAML has read as one.
+        found["rollout_is_threshold"] = repr(threshold) if _looks_mangled(threshold) else threshold
+    return found | {"rollout_is_batch_normalize": weight.normalize == "batch"}
+
+
+def written_criteria(given: Sequence[Criterion], k1_bounds: str = "verl") -> dict[str, object]:
+    """Write criteria as `criteria` reads them, as far as it goes.
+
+    Raises:
+        ValueError: A test of the ratio itself, with the nearest that verl has: its bounds are reciprocal, because k1 is
+            the log of the inverse ratio.
+    """
+    found: dict[str, str] = {}
+    for number, criterion in enumerate(given):
+        stat: Stat = "k1" if criterion.stat == "ratio" else criterion.stat
+        unit = (stat, criterion.over, criterion.reduce)
+        option = next((name for name, at in RS_OPTIONS.items() if at == unit), None)
+        if option is not None and option not in found and criterion.high is not None:
+            found[option] = _written(option, criterion, k1_bounds, f"criteria[{number}]")
+    if not found:
+        return {"rollout_rs": None}
+    return {"rollout_rs": ",".join(found), "rollout_rs_threshold": ",".join(found.values())}
+
+
+def _written(option: str, criterion: Criterion, k1_bounds: str, path: str) -> str:
+    lower, upper = criterion.low, criterion.high
+    assert upper is not None
+    if criterion.stat == "ratio" and k1_bounds == "verl":
+        hint = ""
+        if lower:
+            # -log r lies between the negative logs, in the other order.
+            low, high = -math.log(upper), -math.log(lower)
+            near = Criterion("k1", criterion.over, criterion.reduce, lower=low, upper=high, token_clamp=TOKEN_CLAMP)
+            threshold = text(_exponential(low), _exponential(high))
+            hint = (
+                f"; the nearest is {expression(near)}, written rollout_rs: {option!r}, rollout_rs_threshold: "
+                f"{threshold!r}; for a verl that tests the ratio (verl#6377) pass k1_bounds='ratio'"
+            )
+        raise ValueError(f'{path}.stat="ratio" has no setting: verl tests k1, the log of the inverse ratio{hint}')
+    if criterion.stat == "k1":
+        upper = _exponential(upper)
+        lower = None if lower is None else _exponential(lower)
+    return repr(upper) if lower is None or not option.endswith("k1") else text(lower, upper)
+
+
+def _exponential(log: float) -> float:
+    """Return the number of the fewest digits that has this log, or the nearest one."""
+    exact = math.exp(min(log, math.log(sys.float_info.max)))
+    rounded = (float(f"{exact:.{digits}g}") for digits in range(1, 17))
+    return next((x for x in rounded if x > 0.0 and math.log(x) == log), exact)
 
 
 def text(lower: float, upper: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_corr.frameworks.shared.recipe import arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Scheme, When
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import KL, KLKind
@@ -101,6 +101,49 @@ def read(config: object) -> Spec:
         given = {} if given["rollout_is"] is None else fields_of(given["rollout_is"], "rollout_is")
     refuse_unknown(given, defaults_of(spec))
     return spec(**given)
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write a `RolloutImportanceSampling`."""
+    weight = spec.weight
+    if weight is None:
+        return {"rollout_is_threshold": None}
+    level = level_of(weight)
+    vetoes = [c for c in spec.criteria if c.stat == "k3" or c.drop == "sequence" or c.when != "any"]
+    masks = [c for c in spec.criteria if c not in vetoes and c.stat == "ratio"]
+    if level != "geometric" or len(masks) > 1:
+        # A test of the geometric mean is the mask of a geometric weight, else a veto.
+        vetoes += [c for c in masks if level_of(c) == "geometric"][level == "geometric" :]
+    mask = next((c for c in masks if c not in vetoes and level_of(c) == level), None)
+    bounded = _written(weight)
+    made: dict[str, Any] = {
+        "rollout_is_level": level,
+        "rollout_is_mode": "truncate" if mask is None else "both" if bounded else "mask",
+        "rollout_is_threshold": bounded or (None if mask is None else _written(mask)),
+        "rollout_is_mask_threshold": None if mask is None else _written(mask),
+    }
+    return made | (_written_veto(vetoes) if vetoes else {})
+
+
+def _written(bounds: Weight | Criterion) -> list[float] | None:
+    return None if bounds.high is None else [bounds.high, bounds.low or 0.0]
+
+
+def _written_veto(vetoes: list[Criterion]) -> dict[str, Any]:
+    first, level = vetoes[0], "max"
+    threshold = _written(first)
+    if first.stat == "k3":
+        level = "kl3"
+    elif first.reduce == "mean":
+        level = "geometric"
+    elif len(vetoes) == 2:
+        upper = max(vetoes, key=lambda c: c.high is not None).high
+        threshold = None if upper is None else [upper, min(vetoes, key=lambda c: c.low is None).low or 0.0]
+    return {
+        "rollout_is_veto_threshold": threshold,
+        "rollout_is_veto_level": level,
+        "rollout_is_veto_negative_adv_only": first.when == "negative_advantage",
+    }
 
 
 # --- the whole loss ---

@@ -72,6 +72,11 @@ def test_recipe():
     assert rc.recipe("nemo", clamps)["kl"] == rc.KL("k3", 0.01, gradient="k2", log_clamp=40.0)
 
 
+def test_without_a_type_nothing_is_bounded():
+    config = {"use_importance_sampling_correction": True, "truncated_importance_sampling_ratio_min": 0.5}
+    assert rc.spec("nemo", config) == rc.Spec(rc.Weight.token())
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [

@@ -1,0 +1,125 @@
+"""Writing a Spec as a framework's configuration. It is read back, so that whatever it cannot say is found and named.
+
+A framework's `config.py` has `write` beside `read`: the nearest configuration to a Spec, in plain numbers, strings,
+lists and mappings. It need not know what it leaves out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.preset import same_kind
+from rollout_corr.specs.checked import expression
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+
+# A bound that is written as its exponential is rounded there.
+RELATIVE, ABSOLUTE = 1e-12, 1e-15
+# What a Spec says and no result depends on, or a framework sets by itself.
+UNWRITTEN = ("report", "label")
+
+
+def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a framework that read as a Spec: `Spec.to_config`.
+
+    Raises:
+        ValueError: No settings do; the fields that they cannot say are named. Or no such framework.
+    """
+    known = lookup.readable("write")
+    if framework not in known:
+        raise ValueError(
+            f"to_config: expected a framework whose configuration can be written, one of {known}, got {framework!r}"
+        )
+    module = lookup.part(framework, "config")
+    parts = {} if spec.weight is None else {"weight": spec.weight.rules}
+    parts |= {f"criteria[{number}]": criterion.rules for number, criterion in enumerate(spec.criteria)}
+    for path, rules in parts.items():
+        for side, rule in rules.items():
+            if not isinstance(rule, getattr(module, "RULES", ())):
+                raise ValueError(_cannot(framework, [f"{path}.{side}={rule!r}, decided by the batch, has no setting"]))
+    try:
+        made: dict[str, Any] = module.write(spec, **options)
+    except (TypeError, ValueError) as error:
+        raise same_kind(error, f"to_config({framework!r}): {error}") from error
+    try:
+        read: Spec = module.read(made, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(_cannot(framework, [f"{made} is refused: {error}"])) from error
+    unsaid = differences(spec, read)
+    if unsaid:
+        raise ValueError(_cannot(framework, unsaid))
+    return made
+
+
+def _cannot(framework: str, reasons: Iterable[str]) -> str:
+    return f"to_config({framework!r}): {'; '.join(reasons)}"
+
+
+def differences(spec: Spec, read: Spec) -> list[str]:
+    """Say in which fields a Spec differs from what its configuration reads as; empty: it means the same.
+
+    Nothing depends on labels, on the order of criteria, on a lower bound of 0 of a ratio, on what becomes of weights
+    outside of no bounds, and on the tokens that sums run over where nothing sums.
+    """
+    found = []
+    mine, theirs = _plain(spec), _plain(read)
+    if mine.weight is None or theirs.weight is None:
+        if mine.weight != theirs.weight:
+            found.append(_unsaid("weight", mine.weight, theirs.weight))
+    else:
+        found += _of_fields("weight.", mine.weight, theirs.weight)
+    left = list(theirs.criteria)
+    for number, criterion in enumerate(mine.criteria):
+        same = [other for other in left if not _of_fields("", criterion, other)]
+        like = [other for other in left if (other.stat, other.over) == (criterion.stat, criterion.over)]
+        if same or like:
+            nearest = (same or like)[0]
+            left.remove(nearest)
+            found += _of_fields(f"criteria[{number}].", criterion, nearest)
+        else:
+            found.append(_unsaid(f"criteria[{number}]", spec.criteria[number], None))
+    found += [f"there the criteria have {expression(other)} too" for other in left]
+    for field in fields(Spec):
+        if field.name not in ("weight", "criteria", *UNWRITTEN):
+            ours, its = getattr(mine, field.name), getattr(theirs, field.name)
+            found += [] if ours == its else [_unsaid(field.name, ours, its)]
+    return found
+
+
+def _unsaid(path: str, ours: object, its: object) -> str:
+    there = "" if its is None else f", there it is {expression(its)}"
+    return f"{path}={expression(ours)} has no setting{there}"
+
+
+def _of_fields(path: str, ours: Weight | Criterion, its: Weight | Criterion) -> list[str]:
+    pairs = [(f.name, getattr(ours, f.name), getattr(its, f.name)) for f in fields(ours) if f.name not in UNWRITTEN]
+    return [_unsaid(f"{path}{name}", mine, theirs) for name, mine, theirs in pairs if not _same(mine, theirs)]
+
+
+def _same(ours: object, its: object) -> bool:
+    if isinstance(ours, float) and isinstance(its, float):
+        return math.isclose(ours, its, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return ours == its
+
+
+def _plain(spec: Spec) -> Spec:
+    """Return a Spec without what no weight and no mask depends on."""
+    weight = spec.weight
+    if weight is not None:
+        weight = replace(weight, lower=weight.lower or None)
+        weight = replace(weight, outside="clamp") if weight.lower is None and weight.upper is None else weight
+    criteria = [
+        replace(c, lower=c.lower or None) if c.stat == "ratio" and c.upper is not None else c for c in spec.criteria
+    ]
+    sums = (weight is not None and not weight.per_token) or any(c.over != "token" for c in criteria)
+    by_token = any(c.over == "token" for c in criteria)
+    return replace(
+        spec,
+        weight=weight,
+        criteria=tuple(criteria),
+        sums_over=spec.sums_over if sums and by_token else "valid",
+        report=("native",),
+    )
