@@ -69,6 +69,16 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.loss import KL as KL
     from rollout_corr.specs.loss import EntropyBonus as EntropyBonus
     from rollout_corr.specs.loss import SquaredLogRatio as SquaredLogRatio
+    from rollout_corr.specs.published import CISPO as CISPO
+    from rollout_corr.specs.published import M2PO as M2PO
+    from rollout_corr.specs.published import MIS as MIS
+    from rollout_corr.specs.published import OPSM as OPSM
+    from rollout_corr.specs.published import TIS as TIS
+    from rollout_corr.specs.published import ClipHigher as ClipHigher
+    from rollout_corr.specs.published import GeoRS as GeoRS
+    from rollout_corr.specs.published import GSPOToken as GSPOToken
+    from rollout_corr.specs.published import IcePop as IcePop
+    from rollout_corr.specs.published import KPop as KPop
     from rollout_corr.specs.ratio_losses import GMPO as GMPO
     from rollout_corr.specs.ratio_losses import GSPO as GSPO
     from rollout_corr.specs.ratio_losses import PPO as PPO
@@ -88,22 +98,28 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BAPO",
+    "CISPO",
     "DPPO",
     "DRO",
     "GMPO",
     "GPG",
     "GSPO",
     "KL",
+    "M2PO",
+    "MIS",
+    "OPSM",
     "PPO",
     "REAL",
     "REC",
     "SAPO",
+    "TIS",
     "TOPR",
     "VESPO",
     "AveragePPO",
     "Backend",
     "Bottom",
     "ClipCov",
+    "ClipHigher",
     "Correction",
     "Criterion",
     "Diagnosis",
@@ -112,7 +128,11 @@ __all__ = [
     "FilteredGroups",
     "Finding",
     "FrameworkName",
+    "GSPOToken",
+    "GeoRS",
+    "IcePop",
     "KLCov",
+    "KPop",
     "KeepESS",
     "MeanBelow",
     "Outputs",
@@ -161,7 +181,9 @@ _IMPORTED_WHEN_USED = {
     "AveragePPO": "specs.ratio_losses",
     "BAPO": "specs.batch_losses",
     "Bottom": "specs.bounds_of_batch",
+    "CISPO": "specs.published",
     "ClipCov": "specs.batch_losses",
+    "ClipHigher": "specs.published",
     "Diagnosis": "diagnose.results",
     "doctor": "diagnose.calls",
     "DPPO": "specs.score_losses",
@@ -175,13 +197,20 @@ _IMPORTED_WHEN_USED = {
     "Finding": "diagnose.doctor.cause",
     "FrameworkName": "frameworks.shared.names",
     "future_kl_weights": "api.per_token",
+    "GeoRS": "specs.published",
     "GMPO": "specs.ratio_losses",
     "GPG": "specs.score_losses",
     "GSPO": "specs.ratio_losses",
+    "GSPOToken": "specs.published",
+    "IcePop": "specs.published",
     "KeepESS": "specs.bounds_of_batch",
     "KL": "specs.loss",
     "KLCov": "specs.batch_losses",
+    "KPop": "specs.published",
+    "M2PO": "specs.published",
     "MeanBelow": "specs.bounds_of_batch",
+    "MIS": "specs.published",
+    "OPSM": "specs.published",
     "PendingMetrics": "metrics.statistics",
     "policy_loss": "api.policy_loss",
     "PolicyLoss": "api.policy_loss",
@@ -194,8 +223,8 @@ _IMPORTED_WHEN_USED = {
     "recipe_names": "frameworks.shared.lookup",
     "RecipeName": "frameworks.shared.names",
     "Reinforce": "specs.ratio_losses",
-    "Report": "diagnose.results",
     "report": "diagnose.calls",
+    "Report": "diagnose.results",
     "route_agreement": "api.routes",
     "RouteAgreement": "api.routes",
     "SAPO": "specs.ratio_losses",
@@ -209,6 +238,7 @@ _IMPORTED_WHEN_USED = {
     "threshold_statistics": "api.thresholds",
     "Thresholds": "api.thresholds",
     "ThresholdStatistics": "api.thresholds",
+    "TIS": "specs.published",
     "TopK": "specs.bounds_of_batch",
     "TOPR": "specs.signed_losses",
     "VESPO": "specs.signed_losses",
