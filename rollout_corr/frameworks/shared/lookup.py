@@ -107,8 +107,14 @@ def recipe_names() -> list[str]:
 
 
 def readable(function: str = "read") -> list[str]:
-    """Return the frameworks whose configuration can be read: "read" gives its Spec, "recipe" its loss."""
-    return [name for name in frameworks() if has(name, "config") and hasattr(part(name, "config"), function)]
+    """Return the frameworks with a function for their configuration: "read" its Spec, "recipe" its loss, or "write"."""
+    return [name for name in frameworks() if is_readable(name, function)]
+
+
+def is_readable(framework: str, function: str = "read") -> bool:
+    """Tell whether one framework has it; no other is imported."""
+    known = framework in frameworks() and has(framework, "config")
+    return known and hasattr(part(framework, "config"), function)
 
 
 # --- the two lookups ---
@@ -236,9 +242,8 @@ def _read(call: str, function: str, framework: str, config: tuple[object, ...], 
     if len(config) > 1:
         raise TypeError(f"{call}: expected a framework and one configuration, got {len(config)} configurations")
     (given,) = config
-    known = readable(function)
-    if framework not in known:
-        raise ValueError(f"{call}: {_no_reader(call, framework, known, given)}")
+    if not is_readable(framework, function):
+        raise ValueError(f"{call}: {_no_reader(call, framework, readable(function), given)}")
     read = partial(getattr(part(framework, "config"), function), **options)
     if isinstance(given, str):
         raise TypeError(
@@ -263,7 +268,7 @@ def _check_text(call: str, name: object) -> None:
 def _alone(call: str, function: str, framework: str, known: Iterable[str]) -> str:
     """Say what to write where a framework's name was given without a configuration."""
     own = [name for name in known if name.startswith(f"{framework}.")]
-    ways = [f"the configuration too, rc.{call}({framework!r}, config)"] if framework in readable(function) else []
+    ways = [f"the configuration too, rc.{call}({framework!r}, config)"] if is_readable(framework, function) else []
     ways += [f"one of its names: {', '.join(own)}"] if own else []
     other = {"spec": "recipe", "recipe": "spec"}[call]
     return f"{call}: got the framework {framework!r} alone, expected {', or '.join(ways) or f'rc.{other}(...) of it'}"

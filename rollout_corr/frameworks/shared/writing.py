@@ -28,10 +28,10 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
     Raises:
         ValueError: No settings do; the fields that they cannot say are named. Or no such framework.
     """
-    known = lookup.readable("write")
-    if framework not in known:
+    if not lookup.is_readable(framework, "write"):
         raise ValueError(
-            f"to_config: expected a framework whose configuration can be written, one of {known}, got {framework!r}"
+            "to_config: expected a framework whose configuration can be written, one of "
+            f"{lookup.readable('write')}, got {framework!r}"
         )
     module = lookup.part(framework, "config")
     parts = {} if spec.weight is None else {"weight": spec.weight.rules}
