@@ -20,6 +20,14 @@ from rollout_corr.api.correct import correct_async as correct_async
 from rollout_corr.api.outputs import Outputs as Outputs
 from rollout_corr.backends.choose import Backend as Backend
 from rollout_corr.backends.choose import backend_for as backend_for
+from rollout_corr.backends.given import Batch as Batch
+from rollout_corr.backends.given import Factors as Factors
+from rollout_corr.backends.given import Groups as Groups
+from rollout_corr.backends.given import KeptMass as KeptMass
+from rollout_corr.backends.given import Labels as Labels
+from rollout_corr.backends.given import Ranks as Ranks
+from rollout_corr.backends.given import TurnIds as TurnIds
+from rollout_corr.backends.given import Versions as Versions
 from rollout_corr.metrics.statistics import Statistics as Statistics
 from rollout_corr.specs.caches import clear_caches as clear_caches
 from rollout_corr.specs.correction import Criterion as Criterion
@@ -66,9 +74,6 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.bounds_of_batch import MeanBelow as MeanBelow
     from rollout_corr.specs.bounds_of_batch import Quantile as Quantile
     from rollout_corr.specs.bounds_of_batch import TopK as TopK
-    from rollout_corr.specs.loss import KL as KL
-    from rollout_corr.specs.loss import EntropyBonus as EntropyBonus
-    from rollout_corr.specs.loss import SquaredLogRatio as SquaredLogRatio
     from rollout_corr.specs.published import CISPO as CISPO
     from rollout_corr.specs.published import M2PO as M2PO
     from rollout_corr.specs.published import MIS as MIS
@@ -79,6 +84,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.published import GSPOToken as GSPOToken
     from rollout_corr.specs.published import IcePop as IcePop
     from rollout_corr.specs.published import KPop as KPop
+    from rollout_corr.specs.loss import Loss as Loss
     from rollout_corr.specs.ratio_losses import GMPO as GMPO
     from rollout_corr.specs.ratio_losses import GSPO as GSPO
     from rollout_corr.specs.ratio_losses import PPO as PPO
@@ -92,11 +98,25 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.signed_losses import REC as REC
     from rollout_corr.specs.signed_losses import TOPR as TOPR
     from rollout_corr.specs.signed_losses import VESPO as VESPO
+    from rollout_corr.specs.terms import KL as KL
+    from rollout_corr.specs.terms import Mean as Mean
+    from rollout_corr.specs.terms import EntropyBonus as EntropyBonus
+    from rollout_corr.specs.terms import SquaredLogRatio as SquaredLogRatio
 
 # setup.py reads this line.
 __version__ = "0.1.0"
 
 __all__ = [
+    "Mean",
+    "Loss",
+    "Versions",
+    "TurnIds",
+    "Ranks",
+    "Labels",
+    "KeptMass",
+    "Groups",
+    "Factors",
+    "Batch",
     "BAPO",
     "CISPO",
     "DPPO",
@@ -190,7 +210,7 @@ _IMPORTED_WHEN_USED = {
     "DRO": "specs.score_losses",
     "dump": "api.dump",
     "early_token_weights": "api.per_token",
-    "EntropyBonus": "specs.loss",
+    "EntropyBonus": "specs.terms",
     "EntropyClip": "specs.batch_losses",
     "filter_groups": "api.groups",
     "FilteredGroups": "api.groups",
@@ -204,7 +224,9 @@ _IMPORTED_WHEN_USED = {
     "GSPOToken": "specs.published",
     "IcePop": "specs.published",
     "KeepESS": "specs.bounds_of_batch",
-    "KL": "specs.loss",
+    "KL": "specs.terms",
+    "Loss": "specs.loss",
+    "Mean": "specs.terms",
     "KLCov": "specs.batch_losses",
     "KPop": "specs.published",
     "M2PO": "specs.published",
@@ -232,7 +254,7 @@ _IMPORTED_WHEN_USED = {
     "spec": "frameworks.shared.lookup",
     "spec_names": "frameworks.shared.lookup",
     "SpecName": "frameworks.shared.names",
-    "SquaredLogRatio": "specs.loss",
+    "SquaredLogRatio": "specs.terms",
     "suggest": "api.suggest",
     "Suggestion": "api.suggest",
     "threshold_statistics": "api.thresholds",

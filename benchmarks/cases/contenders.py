@@ -34,7 +34,7 @@ from benchmarks.cases.operations import IN_VERL, TRL_LOSS, XTUNER_LOSS, Operatio
 from benchmarks.peers import by_hand, own_losses, restated
 from benchmarks.peers.installed import verl_function, verl_loss
 from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 
 def contenders(batch: Batch, operation: Operation) -> list[Contender]:

@@ -263,10 +263,10 @@ def loss_of_tokens(
         total += tl.where(held, coefficient * value * factor, 0.0)
         gradient += tl.where(held, coefficient * (slope * factor + value * factor_slope), 0.0)
         found = record(found, PLAN, "token_sums", "ref_kl", tl.where(held, value, 0.0))
-    if PLAN.regulariser is not None:
-        held = among if PLAN.regulariser == "all" else counted
+    if PLAN.regularizer is not None:
+        held = among if PLAN.regularizer == "all" else counted
         saturated, flows = limited(x, -LARGEST_D, LARGEST_D, PLAN), tl.abs(x) <= LARGEST_D
-        coefficient = number(numbers, PLAN, "regulariser").to(new.dtype)
+        coefficient = number(numbers, PLAN, "regularizer").to(new.dtype)
         total += tl.where(held, coefficient * (saturated * saturated), 0.0)
         gradient += tl.where(held & flows, 2.0 * coefficient * saturated, 0.0)
         found = record(found, PLAN, "token_sums", "log_ratio2", tl.where(held, saturated * saturated, 0.0))

@@ -21,8 +21,8 @@ from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of,
 from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
 from rollout_corr.kernels.uploads import upload_of
 from rollout_corr.specs.caches import cached
-from rollout_corr.specs.loss import Objective
 from rollout_corr.specs.operands import LossOperands, ScaleOperands
+from rollout_corr.specs.terms import Objective
 
 # --- what comes and goes ---
 

@@ -9,7 +9,7 @@ from typing import Any
 from rollout_corr.kernels.correct.plan import Tables
 from rollout_corr.metrics.loss import OF_SEQUENCES, max_names, sum_names
 from rollout_corr.specs.caches import cached
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_of
 
 
@@ -38,9 +38,9 @@ class LossPlan(Tables):
     kl_bound: bool
     kl_swapped: bool
     weight_upper: bool
-    regulariser: str | None  # its scope
-    reduction: str
-    denominator: str | None  # what is counted, None where the caller has
+    regularizer: str | None  # its scope
+    mean: str
+    over: str | None  # what the mean counts, None where the caller has
     based: bool  # there are log-probs that new_logp is compared with
     weighted: bool  # there are weights
     referred: bool  # there are log-probs of a reference policy
@@ -62,7 +62,7 @@ class LossPlan(Tables):
     @property
     def averages(self) -> bool:
         """Whether every sequence is divided by its own length."""
-        return self.reduction == "sequence_mean_token_mean"
+        return self.mean == "sequence"
 
     @property
     def clips(self) -> bool:
@@ -110,11 +110,11 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
 
     Args:
         objective: Everything that is fixed about the loss.
-        counted: The denominator is counted here, and not given.
+        counted: The divisor is counted here, and not given.
         double: Compute in float64.
         of_batch: Further fields of a plan that follow from what a batch has.
     """
-    surrogate, kl, regulariser = objective.surrogate, objective.kl, objective.regulariser
+    surrogate, kl, regularizer = objective.surrogate, objective.kl, objective.regularizer
     cuts, own_ratio = list(surrogate.thresholds.values()), not objective.weights_are_the_ratio
     plan = LossPlan(
         phase="whole",
@@ -135,9 +135,9 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         kl_bound=kl is not None and kl.bound is not None,
         kl_swapped=kl is not None and kl.swapped,
         weight_upper=kl is not None and kl.weight_upper is not None,
-        regulariser=None if regulariser is None else regulariser.scope,
-        reduction=objective.reduction,
-        denominator=objective.denominator if counted else None,
+        regularizer=None if regularizer is None else regularizer.scope,
+        mean=objective.mean.of,
+        over=objective.mean.over if counted else None,
         nonfinite=objective.nonfinite,
         double=double,
         numbers=tuple(numbers_of(objective, double)),
@@ -186,7 +186,7 @@ def _of_sequences(plan: LossPlan) -> dict[str, Any]:
 def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
     """All numbers by name; logarithms so that a float32 compared with one is compared with the bound itself."""
     surrogate, kl = objective.surrogate, objective.kl
-    numbers = {"clamp": surrogate.clamp, "max_length": objective.max_length or 1.0} | surrogate.numbers
+    numbers = {"clamp": surrogate.clamp, "max_length": objective.mean.length or 1.0} | surrogate.numbers
 
     def cut(name: str, lower: float | None, upper: float | None) -> None:
         low = -math.inf if lower is None else log_of(lower)
@@ -203,6 +203,6 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
         numbers |= {"kl_weight_upper": kl.weight_upper or 0.0}
         numbers |= {} if kl.bound is None else {"kl_bound": kl.bound}
         cut("kl_weight", None, kl.weight_upper)
-    if objective.regulariser is not None:
-        numbers |= {"regulariser": objective.regulariser.coef}
+    if objective.regularizer is not None:
+        numbers |= {"regularizer": objective.regularizer.coef}
     return numbers

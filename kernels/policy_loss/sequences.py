@@ -40,8 +40,8 @@ from rollout_corr.kernels.tokens import at, exponential, has, limited, number, r
 @triton.constexpr_function
 def counted_as(plan: LossPlan) -> str:
     """Name the count that the sum is divided by."""
-    unit = "tokens" if plan.reduction == "token_mean" else "sequences"
-    return f"loss_{unit}" if plan.denominator == "kept" else f"loss_valid_{unit}"
+    unit = "tokens" if plan.mean == "token" else "sequences"
+    return f"loss_{unit}" if plan.over == "kept" else f"loss_valid_{unit}"
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def store_sequences(
     add(sums, PLAN, "loss_valid_sequences", (valid > 0) & (not PLAN.turns))
     add(sums, PLAN, "loss_sequences", (n > 0) & (not PLAN.turns))
     if PLAN.averages and not PLAN.turns:
-        length = n if PLAN.denominator == "kept" else valid
+        length = n if PLAN.over == "kept" else valid
         inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
         tl.store(inners + sequence, inner.to(inners.dtype.element_ty), mask=known)
         if has(PLAN, "floats", "total"):
@@ -119,7 +119,7 @@ def count_sequences(
     add(sums, PLAN, "loss_valid_sequences", valid > 0)
     add(sums, PLAN, "loss_sequences", n > 0)
     if PLAN.averages:
-        length = n if PLAN.denominator == "kept" else valid
+        length = n if PLAN.over == "kept" else valid
         inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
         for j in range(tl.max(high - low, 0).to(tl.int32)):
             turn = low + j - 1
@@ -148,9 +148,9 @@ def finish(
     of_sequences = sum_of_rows(sequence_sums, sequence_programs, size(PLAN, "sequence_sums"))
     of_tokens = sum_of_rows(part_sums, parts, size(PLAN, "token_sums"))
     total = sum_named("total", of_tokens, of_sequences, PLAN)
-    if PLAN.denominator is None:
+    if PLAN.over is None:
         count = tl.load(given).to(tl.float64)
-    elif PLAN.reduction == "sum":
+    elif PLAN.mean == "sum":
         count = tl.full((), 1.0, tl.float64)
     else:
         count = sum_named(counted_as(PLAN), of_tokens, of_sequences, PLAN)

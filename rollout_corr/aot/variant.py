@@ -15,8 +15,8 @@ from torch import Tensor
 from rollout_corr.backends.batch import external_names
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Objective
 from rollout_corr.specs.operands import CorrectOperands, LossOperands, ScaleOperands
+from rollout_corr.specs.terms import Objective
 
 if TYPE_CHECKING:
     from rollout_corr.kernels.launches import Launch

@@ -17,21 +17,26 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api import dump_threads
-from rollout_corr.api.correct import mask_by_keyword
 from rollout_corr.api.dump_files import append, json_line, write_shard
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, Batch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader, reader
+from rollout_corr.backends.given import Batch, TurnIds, batch_given
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.sequences import Packed
 
-RESERVED = ("train_logp", "rollout_logp", "mask", "cu_seqlens", "lengths", "step")
+RESERVED = ("train_logp", "rollout_logp", "lengths", "step")
 
-# Arguments of `correct` that a dump has in another form.
-OF_CALLS = {
-    "turns": "an id for each token, offsets, or 'runs'",
-    "labels": "each label as a column of its own, such as environment=ids,",
-    "current_version": "versions alone",
+# Columns that a Batch brings: the name of its field by that of the column.
+OF_BATCH = {
+    "turns": "turns",
+    "versions": "versions",
+    "current_version": "versions",
+    "log_mass": "kept_mass",
+    "entropy": "entropy",
+    "labels": "labels",
+    "label_names": "labels",
+    "group_index": "groups",
 }
 
 # Versions and labels have any integer dtype, as in `correct`.
@@ -41,13 +46,13 @@ OF_COLUMNS = (*FLOATS_OR_INTEGERS, torch.int16, torch.int8, torch.uint8)
 LAST_STEP = 2**53
 
 
-@mask_by_keyword
 def dump(
     path: str | os.PathLike[str],
     train_logp: LogProbs,
     rollout_logp: LogProbs,
-    mask: LogProbs | None = None,
+    batch: Batch | None = None,
     *,
+    mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
     sequences: int | None = 64,
     step: int | None = None,
@@ -72,17 +77,17 @@ def dump(
             .pt file of its own, named after the step.
         train_logp: As for `correct`: packed, padded, jagged or a list.
         rollout_logp: The same layout.
-        mask: The same layout; None: every token is valid.
-        cu_seqlens: [S + 1] int32 or int64 offsets of packed log-probs. Reading them from a device would wait, so there
-            all sequences are copied and the thread draws.
+        batch: Everything else about the tokens, as `Batch`: mask, offsets, turns, versions, kept mass, entropy, labels
+            with their names, external statistics and the index of groups are written. Reading offsets from a device
+            would wait, so there all sequences are copied and the thread draws.
+        mask: In place of a batch that holds no more: the same layout; None: every token is valid.
+        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
         sequences: The largest number of sequences to draw; None for all of them.
         step: Number of the step, from 0 to 2^53, written beside every sequence, so that the report can show drift over
             steps.
         seed: Seed of the drawing; None draws differently each time.
-        **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `turns` (ids,
-            offsets as for `correct`, or "runs"), `versions`, `new_logp`, `log_mass` (as for `correct`, of an engine
-            that renormalises), or any other that `report --by` is to group by; and `label_names`, as for `correct`,
-            the names of those that are labels.
+        **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `new_logp`, or any
+            other that `report --by` is to group by.
 
     Returns:
         A future of the number of sequences written, 0 where the call was left out. An error while writing is kept in
@@ -105,7 +110,7 @@ def dump(
         step = _whole("step", step, "a whole number from 0 to 2**53 or None", 0, LAST_STEP)
     if seed is not None:
         seed = _whole("seed", seed, "a whole number or None")
-    fields = _fields(train_logp, rollout_logp, mask, cu_seqlens, columns)
+    fields = _fields(train_logp, rollout_logp, batch_given(batch, mask, cu_seqlens), columns)
     future: Future[int] = Future()
     with suppress(OSError):  # a working folder that is gone: the thread will say so
         target = target.absolute()
@@ -170,50 +175,62 @@ class _Fields:
 
 
 def _fields(
-    train_logp: LogProbs,
-    rollout_logp: LogProbs | None,
-    mask: LogProbs | None,
-    cu_seqlens: Tensor | None,
-    columns: Mapping[str, LogProbs],
+    train_logp: LogProbs, rollout_logp: LogProbs | None, batch: Batch, columns: Mapping[str, LogProbs]
 ) -> _Fields:
     """Read and check all arguments."""
-    read = reader("train_logp", train_logp, cu_seqlens, False)
+    read = reader("train_logp", train_logp, batch)
     tokens = {"train_logp": read.first.detach(), "rollout_logp": read.tensor("rollout_logp", rollout_logp)}
-    if mask is not None:
-        tokens["mask"] = read.tensor("mask", mask, MASK_DTYPES)
+    if batch.mask is not None:
+        tokens["mask"] = read.tensor("mask", batch.mask, MASK_DTYPES)
+    turns = batch.turns.ids if isinstance(batch.turns, TurnIds) else batch.turns
+    # Readers take the runs of the mask where no turns are written.
+    if turns is not None and not isinstance(turns, str) and _are_offsets(turns, read):
+        tokens["turns"] = _ids_of_turns(read, tokens, turns)
+        turns = None
     rows: dict[str, Tensor] = {}
-    names = _names_of_labels(columns)
-    for name, values in columns.items():
-        if name == "label_names":
-            continue
-        if name in RESERVED:
-            raise ValueError(f"{name}: this name is taken; expected a column name other than {', '.join(RESERVED)}")
-        if name == "turns" and isinstance(values, str) and values == "runs":
-            # Readers take the runs of the mask where no turns are written.
-            continue
-        if name in OF_CALLS and not isinstance(values, (Tensor, list, tuple)):
-            raise TypeError(f"{name}: expected {OF_CALLS[name]} in a dump, got {type(values).__name__}")
-        if name == "turns" and _are_offsets(values, read):
-            tokens[name] = _ids_of_turns(read, tokens, values)
-            continue
-        found, per_sequence = read.per_token_or_sequence(name, values, OF_COLUMNS)
-        (rows if per_sequence else tokens)[name] = found
-    return _Fields(tokens, rows, read.offsets, read.count, names)
+    found = _columns_of(batch, None if isinstance(turns, str) else turns)
+    for name in columns:
+        if name in OF_BATCH or name in Batch.__dataclass_fields__:
+            raise ValueError(
+                f"{name}: expected it in the Batch, rc.Batch({OF_BATCH.get(name, name)}=...), got a column"
+            )
+        if name in RESERVED or name in found:
+            taken = ", ".join((*RESERVED, *found))
+            raise ValueError(f"{name}: this name is taken; expected a column name other than {taken}")
+    for name, values in {**found, **columns}.items():
+        read_values, per_sequence = read.per_token_or_sequence(name, values, OF_COLUMNS)
+        (rows if per_sequence else tokens)[name] = read_values
+    return _Fields(tokens, rows, read.offsets, read.count, _names_of_labels(batch))
 
 
-def _names_of_labels(columns: Mapping[str, object]) -> dict[str, list[str]]:
-    """Read `label_names`, by the names of the fields that they are written under; of a count there are none."""
-    given = columns.get("label_names", {})
-    if not isinstance(given, Mapping):
-        raise TypeError(f"label_names: expected a mapping of columns to names, got {type(given).__name__}")
+def _columns_of(batch: Batch, turns: LogProbs | None) -> dict[str, LogProbs]:
+    """The columns that a Batch brings, by name."""
+    found: dict[str, LogProbs | None] = {"turns": turns, "entropy": batch.entropy}
+    if batch.versions is not None:
+        found["versions"] = batch.versions.ids
+    if batch.kept_mass is not None:
+        if batch.kept_mass.of != "rollout":
+            raise ValueError(
+                "kept_mass.of: expected 'rollout' in a dump, whose readers take the mass from train_logp, got "
+                f"{batch.kept_mass.of!r}"
+            )
+        found["log_mass"] = batch.kept_mass.log_mass
+    if batch.groups is not None:
+        found["group_index"] = batch.groups.index
+    found |= batch.external or {}
+    found |= {name: labels.ids for name, labels in (batch.labels or {}).items()}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def _names_of_labels(batch: Batch) -> dict[str, list[str]]:
+    """The names of labels, by the names of the fields that they are written under; of a count there are none."""
     found = {}
-    for name, names in given.items():
-        if name not in columns or name == "label_names":
-            raise ValueError(f"label_names[{name!r}]: expected a column {name}=ids beside it, got none")
-        if isinstance(names, int):
+    for name, labels in (batch.labels or {}).items():
+        names = labels.names
+        if labels.ids is None or isinstance(names, int):
             continue
         if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
-            raise TypeError(f"label_names[{name!r}]: expected a list of strings, got {type(names).__name__}")
+            raise TypeError(f"labels[{name!r}].names: expected a list of strings, got {type(names).__name__}")
         found[f"{name}/names"] = list(names)
     return found
 
@@ -228,7 +245,7 @@ def _are_offsets(turns: object, read: Reader) -> TypeGuard[Tensor]:
 def _ids_of_turns(read: Reader, tokens: dict[str, Tensor], turns: Tensor) -> Tensor:
     """Number the turns whose offsets were given, and give every token the number of its turn."""
     first = tokens["train_logp"]
-    batch = Batch(first, first, tokens.get("mask"), read.offsets, read.count, read.layout.give_back, None)
+    batch = OpenBatch(first, first, tokens.get("mask"), read.offsets, read.count, read.layout.give_back, None)
     offsets = read_offsets_of_turns(turns, batch, False).to(first.device, torch.int64)
     places = torch.arange(offsets.shape[0] - 1, device=first.device)
     return Packed(offsets, first.numel()).spread(places).view(first.shape)
@@ -327,25 +344,20 @@ def _columns(fields: _Fields, step: int | None) -> dict[str, Tensor | list[str]]
 
 
 def columns_of(
-    train_logp: LogProbs,
-    rollout_logp: LogProbs | None,
-    mask: LogProbs | None,
-    cu_seqlens: Tensor | None,
-    columns: Mapping[str, LogProbs],
+    train_logp: LogProbs, rollout_logp: LogProbs | None, batch: Batch, columns: Mapping[str, LogProbs]
 ) -> dict[str, Tensor | list[str]]:
     """Check the arguments of a dump, and give what a .pt file of all its sequences would hold, on the CPU.
 
     Args:
         train_logp: As for `dump`.
         rollout_logp: As for `dump`.
-        mask: As for `dump`.
-        cu_seqlens: As for `dump`.
+        batch: As for `dump`.
         columns: As for `dump`, by name.
 
     Returns:
-        Tensors of tokens ([N] beside `cu_seqlens`, else [B, T]) and of sequences ([S]) by name, and names of labels.
+        Tensors of tokens ([N] of packed ones, else [B, T]) and of sequences ([S]) by name, and names of labels.
         Tensors that lie on the CPU already are not copied.
     """
     with torch.no_grad():
-        fields = _fields(train_logp, rollout_logp, mask, cu_seqlens, columns)
+        fields = _fields(train_logp, rollout_logp, batch, columns)
         return _columns(fields.each(lambda x: x.detach().cpu()), None)

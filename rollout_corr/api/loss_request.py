@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction
 from rollout_corr.backends import loss_operators, whole
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, Batch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader, reader
 from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
-from rollout_corr.backends.groups import Claims, claims_of
+from rollout_corr.backends.given import Factors
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
+from rollout_corr.backends.ranks import Claims, claims_of
 from rollout_corr.backends.read import Given, read_mass
 from rollout_corr.backends.sequence_groups import read_groups, wanted_by
 from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.checked import by_path
-from rollout_corr.specs.correction import Spec, no_spec
-from rollout_corr.specs.loss import (
-    DENOMINATORS,
-    KL,
-    Counted,
-    EntropyBonus,
-    LossReduction,
-    Objective,
-    SquaredLogRatio,
-    reduction_of,
-)
-from rollout_corr.specs.surrogate import Surrogate, WeightUse, checked_surrogate
+from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.surrogate import Surrogate, WeightUse
+from rollout_corr.specs.terms import Mean, Objective
 from rollout_corr.specs.validate import number, shown
-
-if TYPE_CHECKING:
-    pass
-
 
 # --- the mode ---
 
@@ -111,7 +98,7 @@ class LossTensors(NamedTuple):
     """
 
     read: Reader
-    batch: Batch
+    batch: OpenBatch
     old: Tensor | None
     rollout: Tensor | None
     ref: Tensor | None
@@ -120,47 +107,41 @@ class LossTensors(NamedTuple):
 
 def read_tensors(given: Given, old_logp: LogProbs | None, ref_logp: LogProbs | None) -> LossTensors:
     """Check and open the tensors that every call may have."""
-    read = reader("new_logp", given.train_logp, given.cu_seqlens, given.validate)
+    of = given.batch
+    read = reader("new_logp", given.train_logp, of)
     old = read.optional("old_logp", old_logp)
     rollout = read.optional("rollout_logp", given.rollout_logp)
     ref = read.optional("ref_logp", ref_logp)
-    new, flat_mask = read.first.detach(), read.optional("mask", given.mask, MASK_DTYPES)
+    new, flat_mask = read.first.detach(), read.optional("mask", of.mask, MASK_DTYPES)
     # The batch computes in the widest of its two dtypes, so the widest of the other log-probs stands beside new_logp.
-    beside = new
+    other = new
     for x in (old, rollout, ref):
-        if x is not None and x.element_size() > beside.element_size():
-            beside = x
-    batch = Batch(new, beside, flat_mask, read.offsets, read.count, read.layout.give_back, given.mask)
+        if x is not None and x.element_size() > other.element_size():
+            other = x
+    batch = OpenBatch(new, other, flat_mask, read.offsets, read.count, read.layout.give_back, of.mask)
     if given.advantages is None:
         raise ValueError("advantages: expected one per token or per sequence, got None")
     batch.advantages, batch.per_sequence = read.advantages(given.advantages, batch.dtype)
     if batch.per_sequence:
-        given.ranks.check_per_sequence("advantages", given.advantages, given.train_logp, batch.offsets is not None)
-    batch.mass = read_mass(read, batch, given.log_mass, given.renormalized, given.validate)
-    if batch.mass is not None and rollout is None:
-        raise ValueError("rollout_logp: expected log-probs, because log_mass corrects only ratios to them, got None")
+        of.ranks.check_per_sequence("advantages", given.advantages, given.train_logp, batch.offsets is not None)
+    if rollout is not None:
+        # It corrects ratios to the rollout's log-probs alone.
+        batch.mass = read_mass(read, batch, of)
     return LossTensors(read, batch, old, rollout, ref, batch.advantages)
 
 
-def read_turns_of(tensors: LossTensors, given: Given, surrogate: object) -> Spec | None:
-    """Read the turns of a call into its batch, and give the Spec that measures them."""
-    spec, turns, max_turns = given.spec, given.turns, given.max_turns
-    of_turns = isinstance(surrogate, Surrogate) and surrogate.mean_unit == "turn"
+def read_turns_of(tensors: LossTensors, given: Given, surrogate: Surrogate) -> Spec | None:
+    """Read the turns of a call into its batch where something is over them, and give the Spec that measures them."""
+    spec, turns = given.spec, given.batch.turns
+    of_turns = surrogate.mean_unit == "turn"
     if of_turns and turns is None:
         raise ValueError(f"turns: expected offsets, ids or 'runs' for {surrogate!r}, got None")
-    if isinstance(spec, Spec) or max_turns is not None:
-        check_turns(spec if isinstance(spec, Spec) else Spec(), turns, max_turns)
-    if turns is None:
+    if spec is not None:
+        check_turns(spec, turns)
+    if turns is None or (spec is None and not of_turns):
         return spec
-    if spec is None and not of_turns:
-        raise ValueError(
-            "turns: expected None without a spec, which weighs, tests or measures them, or a surrogate whose ratio is "
-            "a turn's, such as GSPO(over='turn'); got turns"
-        )
-    tensors.batch.turns = read_turns(
-        tensors.read, tensors.batch, turns, max_turns, given.validate, given.ranks.sequence is not None
-    )
-    return measuring_turns(spec) if isinstance(spec, Spec) else spec
+    tensors.batch.turns = read_turns(tensors.read, tensors.batch, given.batch)
+    return None if spec is None else measuring_turns(spec)
 
 
 class ReadyWeights(NamedTuple):
@@ -170,47 +151,43 @@ class ReadyWeights(NamedTuple):
     train_mask: Tensor | None = None
 
 
-def read_ready(
-    tensors: LossTensors,
-    spec: object,
-    correction: object,
-    weights: LogProbs | None,
-    train_mask: LogProbs | None,
-) -> ReadyWeights:
-    """Check and open ready weights and masks, which exclude a Spec and each other's sources."""
-    if spec is not None:
-        for name, ready in (("correction", correction), ("weights", weights), ("train_mask", train_mask)):
-            if ready is not None:
-                raise ValueError(f"spec: expected None beside given {name}, or no {name}; got both")
+def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> ReadyWeights:
+    """Check and open ready weights and masks, which exclude a Spec."""
+    if correction is None:
         return ReadyWeights()
-    if correction is not None:
-        if not isinstance(correction, Correction):
-            raise TypeError(f"correction: expected what correct() gives, got {type(correction).__name__}")
-        if weights is not None or train_mask is not None:
-            raise ValueError("correction: expected None beside weights or train_mask, got both")
-        weights, train_mask = correction.weights, correction.mask
-    if train_mask is tensors.batch.given_mask:
-        train_mask = None
+    if not isinstance(correction, (Correction, Factors)):
+        hint = "; a Spec is spec=..." if isinstance(correction, Spec) else "; weights are rc.Factors(weights=...)"
+        raise TypeError(
+            f"correction: expected what correct() gives, or rc.Factors, got {type(correction).__name__}{hint}"
+        )
+    if spec is not None:
+        raise ValueError("spec: expected None beside a correction, got both; a Spec corrects in the same call")
+    weights, mask = correction.weights, correction.mask
+    if mask is tensors.batch.given_mask:
+        mask = None
+    name = "correction" if isinstance(correction, Correction) else "Factors"
     read = tensors.read
     return ReadyWeights(
-        read.optional("weights", weights, FLOATS_OR_INTEGERS), read.optional("train_mask", train_mask, MASK_DTYPES)
+        read.optional(f"{name}.weights", weights, FLOATS_OR_INTEGERS), read.optional(f"{name}.mask", mask, MASK_DTYPES)
     )
 
 
 # --- all of it ---
 
 
-def _objective(*fields: Any) -> Objective:
-    """Make an objective, or find the one of an earlier call, which is checked already."""
-    if not torch.compiler.is_compiling():
-        # What cannot be hashed is refused when an objective is made of it.
-        with suppress(TypeError):
-            return _known_objective(*fields)
-    return Objective(*fields)
+def objective_of(loss: Loss, over: Literal["original", "kept"], replaces_ratio: bool, nonfinite: str) -> Objective:
+    """Make an objective, or find the one of an earlier call."""
+    make = _objective if torch.compiler.is_compiling() else _known_objective
+    return make(loss, over, replaces_ratio, nonfinite)
+
+
+def _objective(loss: Loss, over: Literal["original", "kept"], replaces_ratio: bool, nonfinite: str) -> Objective:
+    mean = loss.mean if loss.mean.over == over else Mean(loss.mean.of, over, loss.mean.length)
+    return Objective(loss.surrogate, loss.kl, loss.regularizer, mean, replaces_ratio, nonfinite)
 
 
 # Typed, because 1 and True are equal.
-_known_objective = cached(maxsize=256, typed=True)(Objective)
+_known_objective = cached(maxsize=256, typed=True)(_objective)
 
 
 @dataclass(eq=False, repr=False)
@@ -219,35 +196,29 @@ class LossRequest:
 
     Attributes:
         given: The arguments that it shares with `correct`.
+        loss: The Loss.
         spec: The Spec to correct by in the same call, which measures turns where there are some; or None.
         tensors: Log-probs, mask and advantages.
-        surrogate, kl, regulariser, reduction, max_length: As for `policy_loss`.
-        divisor: The denominator.
+        divisor: What the loss is divided by.
         ready: Ready weights and training mask.
         scales: Factors of all that a token adds, in the shape of the batch, or None.
-        entropy: Of each token, in the shape of the batch, with its history.
-        bonus: The entropy bonus, or None.
+        entropy: Of each token, in the shape of the batch, with its history; None where nothing reads it.
         ids: [S] int64, the numbers of the sequences, or None.
         mode: The mode.
         use: How weights and rejections enter the loss.
-        objective: Everything that is fixed about the loss.
+        objective: The Loss as it runs.
         runs_on: The backend that runs: "triton" or "torch".
         runner: A key of `policy_loss.LOSSES`.
     """
 
     given: Given
+    loss: Loss
     spec: Spec | None
     tensors: LossTensors
-    surrogate: Surrogate
-    kl: KL | None
-    regulariser: SquaredLogRatio | None
-    reduction: LossReduction
     divisor: Divisor
-    max_length: float | None
     ready: ReadyWeights
     scales: Tensor | None
     entropy: Tensor | None
-    bonus: EntropyBonus | None
     ids: Tensor | None
     mode: Mode = field(init=False)
     use: Use = field(init=False)
@@ -256,99 +227,66 @@ class LossRequest:
     runner: str = field(init=False)
 
     def __post_init__(self) -> None:
-        given, tensors, spec = self.given, self.tensors, self.spec
-        split = given.ranks.sequence is not None
+        given, tensors, spec, loss = self.given, self.tensors, self.spec, self.loss
+        surrogate, of = loss.surrogate, given.batch
+        split = of.ranks.sequence is not None
         if not isinstance(given.backend, str) or given.backend not in BACKENDS:
             raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {shown(given.backend)}")
         if split and given.backend == "triton":
-            raise ValueError("backend: expected 'auto' or 'torch' for a loss with a sequence_group, got 'triton'")
-        if spec is not None and not isinstance(spec, Spec):
-            raise no_spec(spec, "a Spec or None")
-        if (self.kl is None) != (tensors.ref is None):
-            missing, there = ("ref_logp", "kl") if tensors.ref is None else ("kl", "ref_logp")
+            raise ValueError("backend: expected 'auto' or 'torch' for a loss with ranks.sequence, got 'triton'")
+        if (loss.kl is None) != (tensors.ref is None):
+            missing, there = ("ref_logp", "Loss.kl") if tensors.ref is None else ("Loss.kl", "ref_logp")
             raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
-        if self.bonus is not None:
-            if not isinstance(self.bonus, EntropyBonus):
-                raise TypeError(f"entropy_bonus: expected an EntropyBonus or None, got {type(self.bonus).__name__}")
-            if self.entropy is None:
-                raise ValueError("entropy: expected a value, because entropy_bonus is given, got None")
-        if spec is None and given.thresholds is not None:
-            from rollout_corr.backends.bounds_of_batch import completed
-
-            completed(given.thresholds, None)  # raises
-        if spec is None and given.versions is not None:
-            raise ValueError("versions: expected None without a spec, whose metrics and criteria are of ages, got both")
-        surrogate = checked_surrogate(self.surrogate)
+        if loss.entropy_bonus is not None and self.entropy is None:
+            raise ValueError("entropy: expected a value, because Loss.entropy_bonus is given, got None")
         traits, sees_batch = surrogate.traits, surrogate.sees_batch
         if sees_batch and split:
             raise ValueError(
-                "surrogate: expected one that does not look at the whole batch with a sequence_group, got "
-                f"{surrogate!r}"
-            )
-        if self.ids is not None and not sees_batch:
-            raise ValueError(
-                f"sequence_ids: expected None for a surrogate that draws nothing, such as {surrogate!r}, got both"
+                f"surrogate: expected one that does not look at the whole batch with ranks.sequence, got {surrogate!r}"
             )
         scaled = self.scales is not None
-        beyond = "a sequence_group" if split else loss_operators.beyond_kernels(surrogate, scaled)
+        beyond = "a sequence group" if split else loss_operators.beyond_kernels(surrogate, scaled)
         if given.backend == "triton" and beyond is not None:
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
-        if spec is None and given.has_labels():
-            raise ValueError("labels: expected None without a spec, whose metrics they tell apart, got both")
         if traits.reads_entropy and self.entropy is None:
             raise ValueError(f"entropy: expected a value for the surrogate {surrogate!r}, got None")
         if traits.sees == "groups":
-            of_batch = tensors.batch.count, tensors.batch.train.device
-            over_ranks = given.ranks.batch is not None
             wants = wanted_by(spec, surrogate)
-            tensors.batch.groups = read_groups(given.grouping, wants, *of_batch, over_ranks, given.validate)
-        elif spec is None and given.grouping is not None:
-            raise ValueError(
-                "group_index: expected None without a Spec or a surrogate that is of groups, such as REAL, got groups "
-                f"beside {surrogate!r}"
-            )
+            tensors.batch.groups = read_groups(of, wants, tensors.batch.count, tensors.batch.train.device)
         mode = mode_of(surrogate, tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)
-        objective = _objective(
-            surrogate,
-            self.kl,
-            self.regulariser,
-            self.reduction,
-            self.divisor.counted,
-            self.max_length,
-            self._replaces_ratio(use),
-            "reject" if spec is None else spec.nonfinite,
-        )
-        self.mode, self.use, self.objective = mode, use, objective
+        nonfinite = "reject" if spec is None else spec.nonfinite
+        self.objective = objective_of(loss, self.divisor.over, self._replaces_ratio(use), nonfinite)
+        self.mode, self.use = mode, use
         first = tensors.read.first
         self.runs_on, on_cpu = chosen_backend(first, given.backend), first.device.type == "cpu"
         self.runner = chosen(self.runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
 
     def claims(self) -> Claims:
         """The call as other ranks compare it; reads a count that the caller brings."""
-        tensors = self.tensors
+        tensors, of = self.tensors, self.given.batch
         given = {"new_logp": tensors.read.first, "old_logp": tensors.old, "rollout_logp": tensors.rollout}
         given |= {"ref_logp": tensors.ref, "weights": self.ready.weights, "scale": self.scales, "entropy": self.entropy}
         fixed = {
             **by_path("Objective", self.objective),
             **by_path("Spec", self.spec),
-            **by_path("EntropyBonus", self.bonus),
-            **({} if self.given.grouping is None else self.given.grouping.claims()),
+            **by_path("EntropyBonus", self.loss.entropy_bonus),
+            **({} if of.groups is None else of.groups.claims()),
             "mode": self.mode.name,
             "backend": self.runs_on,
-            "external": str(sorted(self.given.external or ())),
-            "current_version": str(None if self.given.versions is None else self.given.versions.current),
+            "external": str(sorted(of.external or ())),
+            "versions.current": str(None if of.versions is None else of.versions.current),
             "wants a gradient": str(torch.is_grad_enabled() and tensors.read.first.requires_grad),
         }
         if tensors.batch.mass is not None:
-            given["log_mass"] = tensors.batch.mass.log
-            fixed["renormalized"] = "train" if tensors.batch.mass.from_rollout else "rollout"
+            given["kept_mass"] = tensors.batch.mass.log_mass
+            fixed["kept_mass.of"] = tensors.batch.mass.of
         if self.divisor.of_this_rank:
-            fixed["denominator"] = "rows"
+            fixed["Mean.over"] = "rows"
         found = claims_of("policy_loss", tensors.batch, given, fixed)
         if self.divisor.known is not None and not self.divisor.of_this_rank:
-            found.sequences["denominator"] = repr(self.divisor.known.item())
+            found.sequences["total"] = repr(self.divisor.known.item())
         return found
 
     def _replaces_ratio(self, use: Use) -> bool:
@@ -359,21 +297,24 @@ class LossRequest:
 
     def _check_weights(self, use: Use) -> None:
         """Refuse weights that would correct twice, and two bounds of one ratio."""
+        surrogate = type(self.loss.surrogate).__name__
         if self.ready.weights is not None and not use.multiply:
             raise ValueError(
-                f"weights: expected None in bypass mode, where {type(self.surrogate).__name__}'s own ratio new/rollout "
-                "is the correction and a weight would correct twice; pass train_mask alone, or old_logp too, or a "
-                "Spec, which rejects and reports the weight"
+                f"correction: expected no weights in bypass mode, where {surrogate}'s own ratio new/rollout "
+                "is the correction and a weight would correct twice; pass rc.Factors(mask=...), or old_logp too, or "
+                "a Spec, which rejects and reports the weight"
             )
-        if self._replaces_ratio(use) and self.surrogate.has_own_bounds:
+        if self._replaces_ratio(use) and self.loss.surrogate.has_own_bounds:
             raise ValueError(
-                f"surrogate: expected {type(self.surrogate).__name__}() without bounds of its own where weights take "
-                f"the place of its ratio, got {self.surrogate!r}"
+                f"surrogate: expected {surrogate}() without bounds of its own where weights take "
+                f"the place of its ratio, got {self.loss.surrogate!r}"
             )
 
 
-def read_ids(batch: Batch, given: object) -> Tensor:
-    """Check `sequence_ids`: [S] int64."""
+def read_ids(batch: OpenBatch, given: object) -> Tensor | None:
+    """Check `sequence_ids`: [S] int64, or None."""
+    if given is None:
+        return None
     if not isinstance(given, Tensor):
         raise TypeError(f"sequence_ids: expected a tensor, got {type(given).__name__}")
     if given.dtype not in OFFSETS:
@@ -385,7 +326,7 @@ def read_ids(batch: Batch, given: object) -> Tensor:
     return given.detach().reshape(-1).long()
 
 
-def read_scales(read: Reader, batch: Batch, scale: object) -> Tensor:
+def read_scales(read: Reader, batch: OpenBatch, scale: object) -> Tensor:
     """Read factors per token or per sequence, and give each token its own."""
     found, per_sequence = read.per_token_or_sequence("scale", scale)
     found = found.to(batch.dtype)
@@ -393,45 +334,45 @@ def read_scales(read: Reader, batch: Batch, scale: object) -> Tensor:
 
 
 class Divisor(NamedTuple):
-    """A denominator as it was read.
+    """What a loss is divided by.
 
     Attributes:
-        counted: The tokens or sequences that the loss counts where nobody else has.
+        over: The tokens or sequences that the loss counts where the caller has not.
         known: The count that is known beforehand, 0-d float64, or None.
         of_this_rank: It is this rank's share, to be added up over the batch group.
     """
 
-    counted: Counted
+    over: Literal["original", "kept"]
     known: Tensor | None = None
     of_this_rank: bool = False
 
 
-def read_denominator(given: object, reduction: str, read: Reader, batch: Batch) -> Divisor:
-    """Read the denominator of a call."""
+def read_divisor(mean: Mean, total: object, read: Reader, batch: OpenBatch) -> Divisor:
+    """Find what a loss with this mean is divided by; `total` is the caller's count, or None."""
     device = read.first.device
-    if reduction == "sum" and given != "original":
-        raise ValueError(
-            f"denominator: expected the default with reduction='sum', which does not divide, got {shown(given)}; "
-            "reduction='token_mean' divides the sum by this denominator"
-        )
-    if isinstance(given, str) and given == "rows":
-        if reduction_of(reduction).unit != "sequences":
+    if total is not None:
+        if mean.of == "sum":
             raise ValueError(
-                f"denominator: expected 'rows' with a reduction over sequences, got it with reduction={reduction!r}"
+                "total: expected None with Mean('sum'), which does not divide, got a value; Mean('token') divides the "
+                "sum by it"
             )
+        if mean.over != "original":
+            raise ValueError(f"total: expected None beside Mean(over={mean.over!r}), got both")
+        return Divisor("original", _count(total, device))
+    if mean.over == "rows":
         rows = torch.full((), batch.count, dtype=torch.float64, device=device)
         return Divisor("original", rows, of_this_rank=True)
-    if isinstance(given, str) and given in DENOMINATORS:
-        return Divisor("kept" if given == "kept" else "original")
-    if isinstance(given, Tensor):
-        if given.numel() != 1 or given.dtype == torch.bool or given.is_complex():
-            got = f"{dtype_of(given)} of shape {shape_of(given)}"
-            raise ValueError(f"denominator: expected a tensor that holds one number, got {got}")
-        count = given.detach().reshape(()).to(device=device, dtype=torch.float64, non_blocking=True)
-        return Divisor("original", count)
-    if isinstance(given, Real) and not isinstance(given, bool):
-        value = number("denominator", given)
-        if not 0.0 <= value < float("inf"):
-            raise ValueError(f"denominator: expected a finite number >= 0, got {value!r}")
-        return Divisor("original", torch.full((), value, dtype=torch.float64, device=device))
-    raise ValueError(f"denominator: expected one of {list(DENOMINATORS)}, a number or a 0-d tensor, got {shown(given)}")
+    return Divisor("kept" if mean.over == "kept" else "original")
+
+
+def _count(total: object, device: torch.device) -> Tensor:
+    """0-d float64: a count that the caller brings."""
+    if isinstance(total, Tensor):
+        if total.numel() != 1 or total.dtype == torch.bool or total.is_complex():
+            got = f"{dtype_of(total)} of shape {shape_of(total)}"
+            raise ValueError(f"total: expected a number or a tensor that holds one, got {got}")
+        return total.detach().reshape(()).to(device=device, dtype=torch.float64, non_blocking=True)
+    value = number("total", total)
+    if not 0.0 <= value < float("inf"):
+        raise ValueError(f"total: expected a finite number >= 0, got {value!r}")
+    return torch.full((), value, dtype=torch.float64, device=device)

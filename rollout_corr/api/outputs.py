@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.layouts import dtype_of, name_of, shape_of
 from rollout_corr.specs.correction import Spec
 
@@ -31,7 +31,7 @@ class Outputs:
     mask: Tensor | None = None
 
 
-def take_outputs(out: object, batch: Batch, train_logp: object, spec: Spec) -> None:
+def take_outputs(out: object, batch: OpenBatch, train_logp: object, spec: Spec) -> None:
     """Check the outputs that a caller gives, and let the batch be written there.
 
     Args:
@@ -61,10 +61,10 @@ def take_outputs(out: object, batch: Batch, train_logp: object, spec: Spec) -> N
         "mask": batch.mask,
         "cu_seqlens": batch.offsets,
         "advantages": batch.advantages,
-        "log_mass": None if batch.mass is None else batch.mass.log,
+        "kept_mass": None if batch.mass is None else batch.mass.log_mass,
         "turns": batch.turns,
         "entropy": batch.entropy,
-        "group_index": None if batch.groups is None else batch.groups.numbers,
+        "groups.index": None if batch.groups is None else batch.groups.numbers,
     }
     inputs |= {f"external[{name!r}]": x for name, x in batch.external.items()}
     inputs |= {f"labels[{one.labels.name!r}]": one.ids for one in batch.labels}

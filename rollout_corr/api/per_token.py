@@ -9,18 +9,22 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import whole
-from rollout_corr.backends.batch import MASK_DTYPES, Batch, Reader, reader
+from rollout_corr.backends.batch import MASK_DTYPES, OpenBatch, Reader, reader
+from rollout_corr.backends.given import Batch, batch_given
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.staleness import Versions, ages_of, per_token, read_versions
+from rollout_corr.backends.staleness import ages_of, per_token, read_versions
 from rollout_corr.definition.tokens import compute_dtype
+from rollout_corr.specs.checked import known_keywords
 from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive
 
 
+@known_keywords
 def future_kl_weights(
     new_logp: LogProbs,
     old_logp: LogProbs,
-    mask: LogProbs | None = None,
+    batch: Batch | None = None,
     *,
+    mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
     advantages: LogProbs | None = None,
     half_life: float = 32.0,
@@ -29,7 +33,7 @@ def future_kl_weights(
     delta: float | None = None,
     safety: float | None = None,
 ) -> Any:
-    """Weigh tokens by how far the policy has moved behind them, for `weights` of `policy_loss` (FIPO).
+    """Weigh tokens by how far the policy has moved behind them, for `Factors` of `policy_loss` (FIPO).
 
     The weight of token t is exp of the sum of 2^(-(u - t) / half_life) x_u over the valid tokens u at and behind it,
     x = new_logp - old_logp, clamped to [lower, upper]. It is a constant, as all weights are.
@@ -37,8 +41,10 @@ def future_kl_weights(
     Args:
         new_logp: Log-probs under the policy that trains, in any layout of `correct`.
         old_logp: Log-probs under the proximal policy, same layout.
-        mask: Non-zero at generated tokens; None: every token. Others add nothing, and lie between others all the same.
-        cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
+        batch: Mask and offsets; whatever else it holds is not read.
+        mask: In place of a batch: non-zero at generated tokens; None: every token. Others add nothing, and lie between
+            others all the same.
+        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
         advantages: Per token or per sequence; read where `safety` is given.
         half_life: Tokens behind which x counts half.
         lower: Least weight.
@@ -58,27 +64,30 @@ def future_kl_weights(
         raise ValueError(f"lower: expected 0 <= lower <= upper, got lower={lower!r}, upper={upper!r}")
     if safety is not None and advantages is None:
         raise ValueError("advantages: expected a value, because safety is given, got None")
-    read = reader("new_logp", new_logp, cu_seqlens, False)
+    of = batch_given(batch, mask, cu_seqlens)
+    read = reader("new_logp", new_logp, of)
     old = read.tensor("old_logp", old_logp)
-    batch = _batch(read, old, mask)
-    x = read.first.detach().to(batch.dtype) - old.to(batch.dtype)
-    sequence, valid = _sequence_and_valid(batch)
+    opened = _opened(read, old, of)
+    x = read.first.detach().to(opened.dtype) - old.to(opened.dtype)
+    sequence, valid = _sequence_and_valid(opened)
     x = torch.where(x.isfinite() & valid, x, 0.0)
     adds = x if delta is None else torch.where(x.exp() > positive("delta", delta), 0.0, x)
     behind = decayed_suffix_sums(adds.reshape(-1), sequence, 0.5 ** (1.0 / half_life)).view(x.shape)
     weight = behind.clamp(-LARGEST_CLAMP, LARGEST_CLAMP).exp().clamp(lower, upper)
     if safety is not None:
-        batch.advantages, batch.per_sequence = read.advantages(advantages, batch.dtype)
-        found = whole.advantages_of(batch, batch.advantages, whole.sequences_of(batch)[0]).token
+        opened.advantages, opened.per_sequence = read.advantages(advantages, opened.dtype)
+        found = whole.advantages_of(opened, opened.advantages, whole.sequences_of(opened)[0]).token
         far = (found < 0) & (x.exp() > positive("safety", safety))
         weight = torch.where(far, weight.clamp(0.8, 1.0), weight)
     return read.layout.give_back(torch.where(valid, weight, 0.0))
 
 
+@known_keywords
 def early_token_weights(
     advantages: LogProbs,
-    mask: LogProbs | None = None,
+    batch: Batch | None = None,
     *,
+    mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
     gamma: float = 1.0,
     eps: float = 1e-8,
@@ -91,8 +100,9 @@ def early_token_weights(
 
     Args:
         advantages: Per token, in any layout of `correct`, any floating dtype.
-        mask: Non-zero at generated tokens; None: every token.
-        cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
+        batch: Mask and offsets; whatever else it holds is not read.
+        mask: In place of a batch: non-zero at generated tokens; None: every token.
+        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
         gamma: The weight's excess over 1 at the first token.
         eps: Least total.
 
@@ -104,24 +114,25 @@ def early_token_weights(
         ValueError: A wrong shape, dtype, device or number, named.
     """
     gamma, eps = number("gamma", gamma), positive("eps", eps)
-    read = reader("advantages", advantages, cu_seqlens, False)
-    batch = _batch(read, read.first.detach(), mask)
-    sequence, valid = _sequence_and_valid(batch)
-    given = read.first.detach().to(batch.dtype)
+    of = batch_given(batch, mask, cu_seqlens)
+    read = reader("advantages", advantages, of)
+    opened = _opened(read, read.first.detach(), of)
+    sequence, valid = _sequence_and_valid(opened)
+    given = read.first.detach().to(opened.dtype)
     size = torch.where(given.isfinite() & valid, given.abs(), 0.0).double().reshape(-1)
     before = sums_before(size, sequence)
     total = before + decayed_suffix_sums(size, sequence, 1.0)
-    weight = (1.0 + gamma * (1.0 - before / total.clamp(min=eps))).to(batch.dtype).view(given.shape)
+    weight = (1.0 + gamma * (1.0 - before / total.clamp(min=eps))).to(opened.dtype).view(given.shape)
     return read.layout.give_back(torch.where(valid, weight, 0.0))
 
 
-def _batch(read: Reader, beside: Tensor, mask: LogProbs | None) -> Batch:
-    """Give the arguments as a batch, for its sequences and the tokens that are valid."""
-    flat = read.optional("mask", mask, MASK_DTYPES)
-    return Batch(read.first.detach(), beside, flat, read.offsets, read.count, read.layout.give_back, mask)
+def _opened(read: Reader, other: Tensor, batch: Batch) -> OpenBatch:
+    """Open a batch for its sequences and the tokens that are valid."""
+    flat = read.optional("mask", batch.mask, MASK_DTYPES)
+    return OpenBatch(read.first.detach(), other, flat, read.offsets, read.count, read.layout.give_back, batch.mask)
 
 
-def _sequence_and_valid(batch: Batch) -> tuple[Tensor, Tensor]:
+def _sequence_and_valid(batch: OpenBatch) -> tuple[Tensor, Tensor]:
     """Number the sequence of each token, [N], and find the valid ones, in the shape of the batch."""
     sequences, valid = whole.sequences_of(batch)
     numbers = torch.arange(batch.count, device=batch.train.device)
@@ -133,30 +144,22 @@ Interpolation = Literal["loglinear", "linear"]
 INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
 
 
+@known_keywords
 def proximal(
-    new_logp: LogProbs,
-    rollout_logp: LogProbs,
-    versions: LogProbs,
-    current_version: int,
-    *,
-    cu_seqlens: Tensor | None = None,
-    interpolation: Interpolation = "loglinear",
+    new_logp: LogProbs, rollout_logp: LogProbs, batch: Batch, *, interpolation: Interpolation = "loglinear"
 ) -> Any:
     """Interpolate the log-probs of the proximal policy, for `old_logp` of `policy_loss`.
 
-    The proximal policy is the one before the current. A token of age a = current_version - version lies a - 1 of a
-    steps from the rollout's policy to the current one, so alpha = (a - 1) / a: 0 for a token that the proximal policy
-    sampled itself. It is 0 too for ages below 1, and for versions below 0, which say that nothing was sampled.
+    The proximal policy is the one before the current. A token of age a = current - version lies a - 1 of a steps from
+    the rollout's policy to the current one, so alpha = (a - 1) / a: 0 for a token that the proximal policy sampled
+    itself. It is 0 too for ages below 1, and for versions below 0, which say that nothing was sampled.
     This is A-3PO's approximation, which takes the result as a constant; so does `policy_loss`. See docs/math.md.
 
     Args:
         new_logp: Log-probs under the policy that trains, in any layout of `correct`. The result has their gradient,
             alpha times; detach them where none is wanted.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
-        versions: The version of the policy that sampled each token (same layout) or sequence ([S] or [S, 1]), any
-            integer dtype.
-        current_version: The version of the policy that trains.
-        cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
+        batch: A Batch with versions; of the rest only the offsets are read.
         interpolation: "loglinear" between the log-probs, or "linear" between the probabilities.
 
     Returns:
@@ -167,13 +170,15 @@ def proximal(
         TypeError: An argument of the wrong type.
     """
     choice("interpolation", interpolation, INTERPOLATIONS)
-    read = reader("new_logp", new_logp, cu_seqlens, False)
+    of = batch_given(batch, None, None)
+    if of.versions is None:
+        raise ValueError("versions: expected rc.Batch(versions=rc.Versions(ids, current)), got None")
+    read = reader("new_logp", new_logp, of)
     rollout = read.tensor("rollout_logp", rollout_logp)
-    given = Versions(versions, current_version)
-    found, per_sequence = read_versions(read, given)
+    found, per_sequence = read_versions(read, of.versions)
     dtype = compute_dtype(read.first.dtype, rollout.dtype)
     new, rollout = read.first.to(dtype), rollout.to(dtype)
-    age = ages_of(found, given)
+    age = ages_of(found, of.versions)
     alpha = torch.where((age > 0) & (found >= 0), (age - 1).to(dtype) / age.clamp(min=1).to(dtype), 0.0)
     alpha = per_token(read, alpha, per_sequence)
     # Where alpha is 0 nothing of the new policy may reach the result or the gradient, NaN neither.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction, Renormalized, Turns, mask_by_keyword
+from rollout_corr.api.correct import Correction, spec_given
 from rollout_corr.api.loss_request import (
     Divisor,
     LossRequest,
     LossTensors,
-    read_denominator,
+    read_divisor,
     read_ids,
     read_ready,
     read_scales,
@@ -22,26 +22,24 @@ from rollout_corr.api.loss_request import (
     read_turns_of,
 )
 from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
-from rollout_corr.backends.batch import Batch, LossResult, LossTask, Result, check_validate
+from rollout_corr.backends.batch import LossResult, LossTask, OpenBatch, Result
 from rollout_corr.backends.choose import BackendName
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
-from rollout_corr.backends.groups import Groups
+from rollout_corr.backends.given import Batch, Factors, batch_given
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import finite_tokens
 from rollout_corr.backends.read import Given, read_beside
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
-from rollout_corr.backends.sequence_groups import groups_given
-from rollout_corr.backends.staleness import versions_given
 from rollout_corr.definition.entropy import total_of
 from rollout_corr.definition.loss import both
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
-from rollout_corr.specs.choices import SequenceOrder
+from rollout_corr.specs.checked import known_keywords
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import KL, Denominator, EntropyBonus, LossReduction, Objective, SquaredLogRatio
-from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
+from rollout_corr.specs.loss import Loss, no_loss
 from rollout_corr.specs.score_losses import without_ratio
-from rollout_corr.specs.surrogate import Decided, Surrogate
+from rollout_corr.specs.surrogate import Decided
+from rollout_corr.specs.terms import KL, EntropyBonus, Mean, Objective
 
 if TYPE_CHECKING:
     from rollout_corr.backends.bounds_of_batch import Thresholds
@@ -82,122 +80,50 @@ class PolicyLoss(HasStatistics):
         return f"PolicyLoss({found}, device='{self.value.device}')"
 
 
-@mask_by_keyword
+@known_keywords
 def policy_loss(
     new_logp: LogProbs,
     advantages: LogProbs,
-    mask: LogProbs | None = None,
+    batch: Batch | None = None,
+    loss: Loss = Loss(),  # noqa: B008  (frozen)
     *,
+    mask: LogProbs | None = None,
+    cu_seqlens: Tensor | None = None,
     old_logp: LogProbs | None = None,
     rollout_logp: LogProbs | None = None,
-    correction: Correction | None = None,
-    weights: LogProbs | None = None,
-    train_mask: LogProbs | None = None,
-    scale: LogProbs | None = None,
-    spec: Spec | None = None,
-    cu_seqlens: Tensor | None = None,
-    surrogate: Surrogate = DEFAULT_SURROGATE,
-    kl: KL | None = None,
     ref_logp: LogProbs | None = None,
-    regulariser: SquaredLogRatio | None = None,
-    reduction: LossReduction = "token_mean",
-    denominator: Denominator | float | Tensor = "original",
-    max_length: float | None = None,
-    external: Mapping[str, LogProbs] | None = None,
-    log_mass: LogProbs | None = None,
-    renormalized: Renormalized = "rollout",
-    entropy: LogProbs | None = None,
-    entropy_bonus: EntropyBonus | None = None,
-    versions: LogProbs | None = None,
-    current_version: int | None = None,
-    turns: Turns | None = None,
-    max_turns: int | None = None,
-    labels: Mapping[str, Tensor] | None = None,
-    label_names: Mapping[str, Sequence[str] | int] | None = None,
-    group_index: Tensor | None = None,
-    group_size: int | None = None,
-    group_count: int | None = None,
-    sequence_ids: Tensor | None = None,
+    correction: Correction | Factors | None = None,
+    spec: Spec | Thresholds | None = None,
     backend: BackendName = "auto",
-    validate: bool = False,
-    batch_group: Any = None,
-    sequence_group: Any = None,
-    sequence_order: SequenceOrder | None = None,
-    thresholds: Thresholds | None = None,
 ) -> PolicyLoss:
-    """The policy loss of a batch, ready for `loss.value.backward()`.
+    """The policy loss of a batch, ready for `out.value.backward()`.
 
     The log-probs that are given decide the mode. *Decoupled*: `old_logp` is given, the ratio is new/old, and weights
-    enter once, as constants: from `correction`, from `weights`, or from a `spec` and `rollout_logp`. *Bypass*: only
-    `rollout_logp` is given; the ratio is new/rollout and is itself the correction. There a Spec rejects, and its weight
-    is reported; Score and DPPO take it in place of their ratio; GPG and DRO, which have none, are multiplied by it.
-    *On-policy*: neither is given, and the ratio is 1 with a gradient. `Surrogate.of` overrules.
+    enter once, as constants: from `correction`, or from a `spec` and `rollout_logp`. *Bypass*: only `rollout_logp` is
+    given; the ratio is new/rollout and is itself the correction. There a Spec rejects, and its weight is reported;
+    Score and DPPO take it in place of their ratio; GPG and DRO, which have none, are multiplied by it. *On-policy*:
+    neither is given, and the ratio is 1 with a gradient. `Surrogate.of` overrules.
 
     Args:
         new_logp: Log-probs under the policy that trains, fp32, bf16, fp16 or fp64, in any layout of `correct`. The
-            gradient goes to these alone.
+            gradient goes to these alone, and to `Batch.entropy` where a bonus is asked for.
         advantages: Per token (same layout) or per sequence ([S] or [S, 1]).
-        mask: Non-zero at generated tokens, which are valid; None: every token. Values elsewhere are never read.
+        batch: Everything else about the tokens, as `Batch`, the one that `correct` had. Its mask is non-zero at
+            generated tokens. What neither the loss nor the Spec needs is not read. The kept mass is a constant in the
+            gradient and part of every ratio to rollout_logp; in new/old it would cancel.
+        loss: Surrogate, mean, KL, regularizer and entropy bonus, as `Loss`; the mean of PPO() over tokens by default.
+        mask: In place of a batch that holds no more: non-zero at generated tokens; None: every token.
+        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
         old_logp: Log-probs under the proximal policy, same layout.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout. Beside `old_logp` only a `spec`
             and surrogates of new/rollout read them: without these nothing is corrected.
-        correction: The result of `correct`: its weights, and its mask as `train_mask`.
-        weights: Constants that multiply the surrogate, per token, same layout.
-        train_mask: Non-zero at tokens that train, same layout; a token outside `mask` never trains.
-        scale: Constants that multiply all that a token adds, the KL and the regulariser too, per token (same layout) or
-            per sequence ([S] or [S, 1]); no denominator reads them. For token weights, and for a denominator of each
-            sequence or group, whose reciprocal this is with reduction="sum". One that is not finite is counted, and
-            its token adds nothing.
-        spec: Correct in the same call, from old/rollout, or from new/rollout in bypass mode. Criteria with
-            of="new/rollout" and of="new/old" work here. Not beside weights that are passed in.
-        cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences.
-        surrogate: PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; PPO() by
-            default. Or ClipCov, KLCov, BAPO, EntropyClip or REAL, which look at the whole batch first.
-        kl: A penalty for leaving `ref_logp`, or None.
-        ref_logp: Log-probs under the reference policy, same layout; needed by `kl`.
-        regulariser: A squared log-ratio, or None.
-        reduction: "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm" (its sum over
-            `max_length`) or "sum".
-        denominator: Divisor of the sum: the "original" tokens or sequences of `mask`; those "kept" in training; "rows",
-            all sequences, those without a token too, for a reduction over sequences; each counted over the groups
-            below. Or a number or 0-d tensor that the caller has reduced over micro-batches and ranks, beside which each
-            sequence's own mean is over the tokens of `mask`, and a KL with a reduction of its own counts for itself. By
-            0 nothing is divided.
-        max_length: The length that token_sum_norm divides by.
-        external: Per-token statistics by name, for criteria with stat="external".
-        log_mass: The log of the probability mass that truncated sampling kept, as in `correct`: one for each token, of
-            the policy that sampled it, and a constant in the gradient. Every ratio to rollout_logp has it: the
-            correction's old/rollout, criteria of new/rollout, the surrogate's own in bypass mode. In new/old it would
-            cancel, and the KL to `ref_logp` compares policies of the trainer: neither has it.
-        renormalized: The side whose log-probs are over the kept set already: "rollout", or "train", which is new_logp
-            and old_logp.
-        entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, as the head that
-            gave `new_logp` returns it: for metrics, criteria with stat="entropy", the bonus and EntropyClip.
-        entropy_bonus: A reward for entropy, or None. Its gradient goes to `entropy`, where that requires grad.
-        versions: The version of the policy that sampled each token or sequence, as in `correct`; for a `spec`.
-        current_version: The version of the policy that trains.
-        turns: The turns of each sequence, as in `correct`: for a Spec over turns, and for GSPO(over="turn").
-        max_turns: A bound on the turns that ids or "runs" make, as in `correct`.
-        labels: Integers that sequences, turns or tokens are told apart by, as in `correct`; for a `spec`, whose metrics
-            come by label.
-        label_names: The names of the labels, as in `correct`.
-        group_index: The group of each sequence, as in `correct`; for a `spec`, and for REAL.
-        group_size: The size of groups of neighbours, as in `correct`.
-        group_count: The number of groups, as in `correct`.
-        sequence_ids: [S] or [S, 1], int32 or int64: the number of each sequence, by which a surrogate draws its tokens
-            (ClipCov), whatever the packing and the rank. Without, a sequence is known by its place in the call and the
-            rank in `batch_group`.
+        ref_logp: Log-probs under the reference policy, same layout; needed by `Loss.kl`.
+        correction: What `correct` gave: its weights multiply the surrogate, and its mask says what trains. Or
+            `Factors`, weights and a mask from elsewhere.
+        spec: In its place, correct in the same call, from old/rollout, or from new/rollout in bypass mode. Criteria
+            with of="new/rollout" and of="new/old" work here. `Thresholds` as for `correct`: of old_logp, in bypass mode
+            of new_logp, and rollout_logp.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
-        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
-            calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
-        batch_group: A torch.distributed group over whose ranks an "original" or "kept" denominator is counted, and the
-            mean of a Spec's `normalize="batch"` taken: one all-reduce of a number each. Of "group" as in `correct`.
-        sequence_group: A torch.distributed group over which the tokens of each sequence are split, as in `correct`. The
-            value is this rank's share: the loss is the sum of all ranks' values, whose gradient every rank gets for its
-            own tokens. See docs/ranks.md.
-        sequence_order: Which of them this rank holds, for prefixes of the Spec, as in `correct`.
-        thresholds: The bounds of the `spec` that several calls decided together, as in `correct`: from
-            `threshold_statistics` of old_logp, in bypass mode of new_logp, and rollout_logp.
 
     Returns:
         A `PolicyLoss`. Its gradient is computed already; backward multiplies it. It is exactly 0 at every token that
@@ -207,59 +133,37 @@ def policy_loss(
         ValueError: A wrong shape, dtype, device, length or name, or arguments that exclude each other.
         TypeError: An argument of the wrong type.
     """
-    given = Given(
-        new_logp,
-        rollout_logp,  # type: ignore[arg-type]  # None where nothing is corrected
-        mask,
-        cu_seqlens,
-        spec=spec,
-        advantages=advantages,
-        external=external,
-        log_mass=log_mass,
-        renormalized=renormalized,
-        turns=turns,
-        max_turns=max_turns,
-        entropy=entropy,
-        versions=versions_given(versions, current_version),
-        labels=labels,
-        label_names=label_names,
-        grouping=groups_given(group_index, group_size, group_count),
-        backend=backend,
-        validate=validate,
-        ranks=Groups(batch_group, sequence_group, sequence_order),
-        thresholds=thresholds,
-    )
-    groups = given.ranks
-    groups.check()
-    check_validate(validate)
+    tokens = batch_given(batch, mask, cu_seqlens)
+    if not isinstance(loss, Loss):
+        raise no_loss(loss)
+    of, thresholds = (None, None) if spec is None else spec_given(spec, "a Spec or None")
+    given = Given(new_logp, rollout_logp, tokens, of, advantages, backend, None, thresholds)
+    ranks, validate = tokens.ranks, tokens.validate
+    ranks.check()
     claimed = None
     try:
         tensors = read_tensors(given, old_logp, ref_logp)
+        sees_batch = loss.surrogate.sees_batch
         request = LossRequest(
             given=given,
-            spec=read_turns_of(tensors, given, surrogate),
+            loss=loss,
+            spec=read_turns_of(tensors, given, loss.surrogate),
             tensors=tensors,
-            surrogate=surrogate,
-            kl=kl,
-            regulariser=regulariser,
-            reduction=reduction,
-            divisor=read_denominator(denominator, reduction, tensors.read, tensors.batch),
-            max_length=max_length,
-            ready=read_ready(tensors, spec, correction, weights, train_mask),
-            scales=None if scale is None else read_scales(tensors.read, tensors.batch, scale),
-            entropy=None if entropy is None else tensors.read.with_history("entropy", entropy),
-            bonus=entropy_bonus,
-            ids=None if sequence_ids is None else read_ids(tensors.batch, sequence_ids),
+            divisor=read_divisor(loss.mean, tokens.total, tensors.read, tensors.batch),
+            ready=read_ready(tensors, of, correction),
+            scales=None if tokens.scale is None else read_scales(tensors.read, tensors.batch, tokens.scale),
+            entropy=None if tokens.entropy is None else tensors.read.with_history("entropy", tokens.entropy),
+            ids=read_ids(tensors.batch, tokens.sequence_ids) if sees_batch else None,
         )
         inner = None if request.spec is None else _read_inner(request, request.spec)
-        if validate and groups.some():
+        if validate and ranks.some():
             claimed = request.claims()
     except (TypeError, ValueError) as error:
         if validate:
-            groups.tell(error)
+            ranks.tell(error)
         raise
     if claimed is not None:
-        groups.compare(claimed)
+        ranks.compare(claimed)
     return _run(request, inner)
 
 
@@ -276,7 +180,7 @@ LOSSES: dict[str, Callable[[LossTask], LossResult]] = {
 }
 
 
-def _run(request: LossRequest, corrected: tuple[Batch, Spec] | None) -> PolicyLoss:
+def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> PolicyLoss:
     """Correct where a Spec is given, run the loss, and put the result in the caller's layout."""
     tensors, wanted = request.tensors, request.objective
     batch, new = tensors.batch, tensors.read.first
@@ -293,7 +197,7 @@ def _run(request: LossRequest, corrected: tuple[Batch, Spec] | None) -> PolicyLo
         trains=trains,
         objective=wanted,
         differentiable=torch.is_grad_enabled() and new.requires_grad,
-        group=request.given.ranks.sequence,
+        group=request.given.batch.ranks.sequence,
         mass=batch.mass if request.mode.name == "bypass" else None,
         scales=request.scales,
     )
@@ -302,16 +206,16 @@ def _run(request: LossRequest, corrected: tuple[Batch, Spec] | None) -> PolicyLo
     if wanted.surrogate.sees_batch:
         task.decided = _decided_by_batch(request, task)
     kl = wanted.kl
-    if kl is None or kl.reduction is None:
+    if kl is None or kl.mean is None:
         value, found, divisor = _reduced(request, task, request.divisor)
     else:
         value, found, divisor = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.divisor)
-        penalty, beside, _ = _reduced(request, *_penalty_apart(task, kl, kl.reduction, tensors))
+        penalty, beside, _ = _reduced(request, *_penalty_apart(task, kl, kl.mean, tensors))
         value, found = value + penalty, loss_metrics.with_kl_of(found, beside, wanted)
     statistics = Statistics(None, found, wanted)
     if request.entropy is not None:
-        if request.bonus is not None:
-            value = value + bonus_of(request, request.bonus, task, divisor).to(value.dtype)
+        if request.loss.entropy_bonus is not None:
+            value = value + bonus_of(request, request.loss.entropy_bonus, task, divisor).to(value.dtype)
         if inner is None:
             statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
     if inner is None:
@@ -324,13 +228,13 @@ def _run(request: LossRequest, corrected: tuple[Batch, Spec] | None) -> PolicyLo
 
 def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Tensor, Tensor, Tensor]:
     """Run a loss with its divisor: the value, which has the gradient, the statistics, and the divisor as a number."""
-    groups, wanted, batch = request.given.ranks, task.objective, task.batch
+    groups, wanted, batch = request.given.batch.ranks, task.objective, task.batch
     count = divisor.known
     if count is not None and divisor.of_this_rank:
         count = groups.sum(count)
     task.divisor = count
     result = LOSSES[request.runner](task)
-    if count is None and groups.batch is not None and wanted.reduction != "sum":
+    if count is None and groups.batch is not None and wanted.mean.of != "sum":
         result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
     if not groups.first():
         result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
@@ -345,14 +249,13 @@ def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Te
     return value, result.statistics, result.divisor
 
 
-def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: LossTensors) -> tuple[LossTask, Divisor]:
-    """Make the loss of a KL with a reduction of its own: of the same tokens, and with a policy loss of 0."""
-    divisor = read_denominator(kl.denominator, reduction, tensors.read, tensors.batch)
+def _penalty_apart(task: LossTask, kl: KL, mean: Mean, tensors: LossTensors) -> tuple[LossTask, Divisor]:
+    """Make the loss of a KL with a mean of its own: of the same tokens, and with a policy loss of 0."""
+    divisor = read_divisor(mean, None, tensors.read, tensors.batch)
     wanted = Objective(
         without_ratio(task.objective.surrogate.clamp),
-        replace(kl, reduction=None, denominator="original"),
-        reduction=reduction,
-        denominator=divisor.counted,
+        replace(kl, mean=None),
+        mean=replace(mean, over=divisor.over),
         nonfinite=task.objective.nonfinite,
     )
     # A product, so that an advantage that is not finite leaves its token out here too.
@@ -361,7 +264,7 @@ def _penalty_apart(task: LossTask, kl: KL, reduction: LossReduction, tensors: Lo
 
 def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:
     """Let the surrogate of a call decide from the whole batch."""
-    ids, groups = request.ids, request.given.ranks
+    ids, groups = request.ids, request.given.batch.ranks
     if task.objective.surrogate.traits.sees == "groups":
         return loss_blocks.see_groups(task, groups)
     if ids is None:
@@ -369,7 +272,7 @@ def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:
     return loss_blocks.see_batch(task, ids, groups)
 
 
-def _within(batch: Batch, train_mask: Tensor | None) -> Tensor | None:
+def _within(batch: OpenBatch, train_mask: Tensor | None) -> Tensor | None:
     """Set the mask given to 0 where a ready training mask is 0; None without one."""
     if train_mask is None:
         return None
@@ -396,7 +299,7 @@ class InnerCorrection(NamedTuple):
     result: Result
 
 
-def _read_inner(request: LossRequest, spec: Spec) -> tuple[Batch, Spec]:
+def _read_inner(request: LossRequest, spec: Spec) -> tuple[OpenBatch, Spec]:
     """Read the batch of the correction, from old/rollout, or from new/rollout where there is no old_logp; its Spec."""
     given, read, old = request.given, request.tensors.read, request.tensors.old
     new, rollout = request.tensors.batch.train, request.tensors.rollout
@@ -419,11 +322,11 @@ def _read_inner(request: LossRequest, spec: Spec) -> tuple[Batch, Spec]:
     return batch, run
 
 
-def _correct_inside(request: LossRequest, batch: Batch, run: Spec) -> InnerCorrection:
+def _correct_inside(request: LossRequest, batch: OpenBatch, run: Spec) -> InnerCorrection:
     """Correct in the same call; statistics are under the caller's Spec, whose criteria have the same labels."""
     spec = request.spec
     assert spec is not None
-    found = run_correction(batch, run, request.runs_on, request.given.ranks)
+    found = run_correction(batch, run, request.runs_on, request.given.batch.ranks)
     statistics = replace(found.statistics, spec=spec)
     factors, trains = found.weights, found.mask
     if not request.use.multiply:
@@ -461,11 +364,11 @@ def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor:
     if request.scales is not None:
         entropy = entropy * torch.where(request.scales.isfinite(), request.scales, 0.0)
     kept = both(None if task.trains is None else task.trains != 0, finite_tokens(task))
-    if request.given.ranks.sequence is None or not objective.reduced.averages:
+    if request.given.batch.ranks.sequence is None or not objective.mean.averages:
         sequences, valid = whole.sequences_of(batch)
         total = total_of(entropy, valid, kept, bonus.scope, sequences, objective)
     else:
-        split, valid = whole.split_sequences_of(batch, request.given.ranks.sequence)
+        split, valid = whole.split_sequences_of(batch, request.given.batch.ranks.sequence)
         with torch.no_grad():
             total_of(entropy, valid, kept, bonus.scope, split, objective)
         split.start("policy_loss: the tokens of each sequence")

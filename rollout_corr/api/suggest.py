@@ -10,40 +10,39 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Renormalized, mask_by_keyword
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import OpenBatch
+from rollout_corr.backends.given import Batch, batch_given
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.metrics.limits import BY_KEY, NEAR_CLAMP
+from rollout_corr.specs.checked import known_keywords
 from rollout_corr.specs.correction import Criterion, Spec
 from rollout_corr.specs.validate import number
 
 
-@mask_by_keyword
+@known_keywords
 def suggest(
     train_logp: LogProbs,
     rollout_logp: LogProbs,
-    mask: LogProbs | None = None,
+    batch: Batch | None = None,
     *,
+    mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
     keep: float = 0.95,
-    log_mass: LogProbs | None = None,
-    renormalized: Renormalized = "rollout",
 ) -> Suggestion:
     """Suggest bounds of rejection that keep a given share of the sequences of a healthy batch.
 
     The mean of D over a sequence of n tokens scatters around -KL with the standard deviation of D over sqrt(n), so that
     a bound has to know the mismatch and the lengths. The bounds keep that share by this rule and of this very batch.
-    Inputs are those of `correct`. Values are read on the host, so call it now and then and not in every step.
+    Values are read on the host, so call it now and then and not in every step.
 
     Args:
         train_logp: Log-probs under the trainer's policy, in any layout that `correct` takes.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
-        mask: Non-zero is valid, same layout. None: every token is valid.
-        cu_seqlens: [S + 1] int32 or int64 offsets of packed log-probs.
+        batch: Mask, offsets and the kept mass; whatever else it holds is not read.
+        mask: In place of a batch: non-zero is valid, same layout. None: every token is valid.
+        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
         keep: The share of the sequences to keep, between 0 and 1.
-        log_mass: The log of the probability mass that truncated sampling kept, as for `correct`.
-        renormalized: As for `correct`.
 
     Returns:
         A `Suggestion`: print it, and pass its `spec` to `correct`.
@@ -55,8 +54,9 @@ def suggest(
     keep = number("keep", keep)
     if not 0.0 < keep < 1.0:
         raise ValueError(f"keep: expected a number between 0 and 1, got {keep!r}")
-    given = Given(train_logp, rollout_logp, mask, cu_seqlens, log_mass=log_mass, renormalized=renormalized)
-    found = Sequences.of(read_batch(given))
+    of = batch_given(batch, mask, cu_seqlens)
+    read_here = Batch(mask=of.mask, cu_seqlens=of.cu_seqlens, kept_mass=of.kept_mass, validate=of.validate)
+    found = Sequences.of(read_batch(Given(train_logp, rollout_logp, read_here)))
     if not found.n.numel():
         raise ValueError("mask: expected a valid token with finite log-probs, got none")
     return suggested(found, keep)
@@ -120,7 +120,7 @@ class Sequences:
     k3: Tensor
 
     @staticmethod
-    def of(batch: Batch) -> Sequences:
+    def of(batch: OpenBatch) -> Sequences:
         train, rollout = batch.train.double(), batch.rollout.double()
         if batch.mass is not None:
             train, rollout = batch.mass.each(Tensor.double).taken_from(train, rollout)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Renormalized, Turns, given_by, mask_by_keyword, read_request
+from rollout_corr.api.correct import read_request, spec_given
 from rollout_corr.backends.bounds_of_batch import Progress, added_up, record
 from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
-from rollout_corr.backends.layouts import LogProbs, described
+from rollout_corr.backends.given import Batch, batch_given
+from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.read import Given
 from rollout_corr.backends.search import Search
 from rollout_corr.metrics.collectives import all_reduce, check_group
 from rollout_corr.specs.bounds_of_batch import Place
+from rollout_corr.specs.checked import known_keywords
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import shown
 
@@ -92,90 +95,64 @@ class ThresholdStatistics:
         return Thresholds(self.known.spec, self.known.progress.after(self.searches, self.tables))
 
 
-@mask_by_keyword
+@known_keywords
 def threshold_statistics(
     train_logp: LogProbs,
     rollout_logp: LogProbs,
-    mask: LogProbs | None = None,
+    batch: Batch | None = None,
     *,
-    spec: Spec,
-    known: Thresholds | None = None,
+    mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
+    spec: Spec | Thresholds,
     advantages: LogProbs | None = None,
-    external: Mapping[str, LogProbs] | None = None,
-    log_mass: LogProbs | None = None,
-    renormalized: Renormalized = "rollout",
-    turns: Turns | None = None,
-    max_turns: int | None = None,
-    versions: LogProbs | None = None,
-    current_version: int | None = None,
-    entropy: LogProbs | None = None,
-    group_index: Tensor | None = None,
-    group_count: int | None = None,
-    validate: bool = False,
 ) -> ThresholdStatistics:
     """Count the values of a micro-batch for bounds that all micro-batches decide together.
 
     A round counts every micro-batch, adds up and calls `thresholds()`. After three rounds for tokens and `KeepESS`, and
-    six for turns and sequences, `Thresholds.complete` is True and `correct(..., thresholds=...)` applies them.
-    See docs/batches.md. The tensors, `cu_seqlens` and the other arguments are those of `correct`.
+    six for turns and sequences, `Thresholds.complete` is True and `correct(..., spec=thresholds)` applies them.
+    See docs/batches.md. The tensors and the batch are those of `correct`.
 
     Args:
-        spec: A Spec with bounds that the batch decides.
-        known: What is known after the round before; None in the first.
-        group_index: [S] int64 or int32, for bounds with within='group': the group of each sequence, by a number that is
-            the same in all micro-batches and on all ranks.
-        group_count: The number of these groups, those without a sequence in this micro-batch too.
+        train_logp: Log-probs under the trainer's policy, in any layout of `correct`.
+        rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
+        batch: Everything else about the tokens. For bounds with within='group' its groups have an index and a count:
+            the group of each sequence by a number that is the same in all micro-batches and on all ranks, and the
+            number of these groups, those without a sequence in this micro-batch too.
+        mask: In place of a batch that holds no more: non-zero is valid.
+        cu_seqlens: Likewise: [S + 1] offsets of packed sequences.
+        spec: In the first round a Spec with bounds that the batch decides; then the `Thresholds` of the round before.
+        advantages: As for `correct`.
 
     Raises:
         ValueError: A Spec without such bounds, or bounds that are known already.
         TypeError: An argument of the wrong type.
     """
-    if known is not None and not isinstance(known, Thresholds):
-        raise TypeError(f"known: expected Thresholds or None, got {type(known).__name__} {shown(known)}")
-    of_groups = isinstance(spec, Spec) and spec.asks_groups
-    if of_groups and (group_index is None or group_count is None):
+    of, known = spec_given(spec)
+    tokens = batch_given(batch, mask, cu_seqlens)
+    groups = tokens.groups
+    if of.asks_groups and (groups is None or groups.index is None or groups.count is None):
         raise ValueError(
-            "group_index: expected it with group_count for a bound with within='group', by numbers that name groups in "
-            f"all micro-batches, got group_index={described(group_index)}, group_count={group_count!r}; groups that "
-            "lie whole in one micro-batch need no other: give correct the bound"
+            "groups: expected rc.Groups(index=..., count=...) for a bound with within='group', by numbers that name "
+            f"groups in all micro-batches, got {groups!r}; groups that lie whole in one micro-batch need no other: "
+            "give correct the bound"
         )
-    given = given_by(
-        train_logp,
-        rollout_logp,
-        mask,
-        cu_seqlens=cu_seqlens,
-        spec=_without_groups(spec),
-        advantages=advantages,
-        external=external,
-        log_mass=log_mass,
-        renormalized=renormalized,
-        turns=turns,
-        max_turns=max_turns,
-        entropy=entropy,
-        versions=versions,
-        current_version=current_version,
-        group_index=group_index if of_groups else None,
-        group_count=group_count if of_groups else None,
-        validate=validate,
-    )
-    batch, run = read_request(given)
-    if not spec.asks_batch:
-        raise ValueError(f"spec: expected a bound that the batch decides, got {spec!r}")
+    if groups is not None and not of.asks_groups:
+        tokens = replace(tokens, groups=None)
+    opened, run = read_request(Given(train_logp, rollout_logp, tokens, _without_groups(of), advantages))
+    if not of.asks_batch:
+        raise ValueError(f"spec: expected a bound that the batch decides, got {of!r}")
     if known is None:
-        known = Thresholds(spec, Progress({}, {}))
-    if known.spec != spec:
-        raise ValueError(f"known: expected Thresholds of the same Spec {spec!r}, got those of {known.spec!r}")
+        known = Thresholds(of, Progress({}, {}))
     if known.complete:
-        raise ValueError("known: expected bounds that are not all known, got complete Thresholds; pass them to correct")
-    known.check_groups(batch.groups)
+        raise ValueError("spec: expected bounds that are not all known, got complete Thresholds; pass them to correct")
+    known.check_groups(opened.groups)
     with torch.no_grad():
-        recording = record(batch, run, known.progress)
+        recording = record(opened, run, known.progress)
         return ThresholdStatistics(known, recording.searches, recording.tables())
 
 
 def _without_groups(spec: Spec) -> Spec:
     """The Spec without means of groups, which divide weights after what is counted here."""
-    if not isinstance(spec, Spec) or spec.weight is None or not spec.normalizes_groups:
+    if spec.weight is None or not spec.normalizes_groups:
         return spec
     return replace(spec, weight=replace(spec.weight, normalize=None))

@@ -22,15 +22,15 @@ from rollout_corr.metrics.labels import Labelled
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.criterion import ENTROPY
-from rollout_corr.specs.validate import shown
 
 if TYPE_CHECKING:
     from rollout_corr.backends.blocks import Block
     from rollout_corr.backends.bounds_of_batch import KnownBounds
+    from rollout_corr.backends.given import Batch
     from rollout_corr.backends.sequence_groups import SequenceGroups
     from rollout_corr.definition.loss import Operands
-    from rollout_corr.specs.loss import Objective
     from rollout_corr.specs.surrogate import Decided
+    from rollout_corr.specs.terms import Objective
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -66,7 +66,7 @@ ROLLOUT_SWITCHES = {
 
 
 @dataclass(eq=False, repr=False)
-class Batch:
+class OpenBatch:
     """A batch in one of two shapes: [N] with offsets, or [B, T] without.
 
     Attributes:
@@ -126,10 +126,10 @@ class Batch:
             self._outside = ends[0], self.train.numel() - ends[-1]
         return self._outside
 
-    def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> Batch:
+    def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> OpenBatch:
         """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
-        found = Batch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
+        found = OpenBatch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
         found.turns, found.ages, found.labels, found.groups = self.turns, self.ages, self.labels, self.groups
         return found
 
@@ -169,7 +169,7 @@ class LossTask:
     """
 
     new: Tensor
-    batch: Batch
+    batch: OpenBatch
     advantages: Tensor
     base: Tensor | None
     weights: Tensor | None
@@ -266,7 +266,7 @@ def _refuse_wrapper(name: str, kind: type[Tensor]) -> None:
     if kind.__name__ == "DTensor":
         raise TypeError(
             f"{name}: expected a plain tensor, got a DTensor; pass {name}.to_local(), and, if a mesh dimension splits "
-            "sequences, its mesh.get_group(dimension) as sequence_group"
+            "sequences, its mesh.get_group(dimension) as rc.Ranks(sequence=...)"
         )
     if kind.__name__ == "MaskedTensor":
         raise TypeError(
@@ -382,19 +382,21 @@ class Reader:
         return tuple(x.shape) in ((self.count,), (self.count, 1))
 
 
-def check_validate(validate: object) -> None:
-    """Refuse everything but True and False, before anything asks which."""
-    if not isinstance(validate, bool):
-        raise TypeError(f"validate: expected True or False, got {type(validate).__name__} {shown(validate)}")
-
-
-def reader(leader: str, logp: LogProbs, cu_seqlens: Tensor | None, validate: bool) -> Reader:
-    """Recognise the layout of the log-probs called `leader`, and check them and the offsets."""
-    layout = layout_of(leader, logp, cu_seqlens)
+def reader(leader: str, logp: LogProbs, given: Batch) -> Reader:
+    """Recognize the layout of the log-probs called `leader`, and check them and the offsets of the batch."""
+    layout = layout_of(leader, logp, given.cu_seqlens)
     first = checked_tensor(leader, layout.open(leader, logp), LOGP_DTYPES)
     shape, offsets = first.shape, layout.offsets
     if offsets is not None:
-        offsets = read_offsets(offsets, first, validate, leader)
+        if offsets is given.cu_seqlens:
+            offsets = given.once(
+                "cu_seqlens",
+                lambda: read_offsets(given.cu_seqlens, first, given.validate, leader),
+                (first.numel(), first.device),
+                given.cu_seqlens,
+            )
+        else:
+            offsets = read_offsets(offsets, first, given.validate, leader)
         first = first.reshape(-1) if first.dim() == 2 else first
     count = first.shape[0] if offsets is None else offsets.shape[0] - 1
     quick = layout.plain and first.dim() == len(shape) and not is_followed()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch, Result
+from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.cpu_sums import CpuPacked, known_statistics, reader_of
 from rollout_corr.backends.turns import BlockOfTurns, block_of_turns
 from rollout_corr.definition.correction import Advantages
@@ -93,7 +93,7 @@ def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequ
 class Block:
     """Consecutive whole sequences of a batch, and their valid tokens."""
 
-    batch: Batch
+    batch: OpenBatch
     slots: slice  # of a packed batch its tokens, of a padded one its rows
     rows: slice  # its sequences
     compaction: Compaction
@@ -122,7 +122,7 @@ class Block:
         return Advantages(self.sequences.spread(per_sequence), per_sequence)
 
 
-def spans(batch: Batch, size: int) -> Iterator[tuple[slice, slice]]:
+def spans(batch: OpenBatch, size: int) -> Iterator[tuple[slice, slice]]:
     """Cut a batch into (sequences, slots) of at most `size` slots, or one sequence; one span even without sequences."""
     if batch.offsets is None:
         rows, width = batch.train.shape
@@ -139,7 +139,7 @@ def spans(batch: Batch, size: int) -> Iterator[tuple[slice, slice]]:
         first = max(last, 1)
 
 
-def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
+def blocks_of(batch: OpenBatch, size: int) -> Iterator[Block]:
     """Cut a batch on the CPU into blocks of about `size` slots."""
     for rows, slots in spans(batch, size):
         shape = (slots.stop - slots.start, *batch.train.shape[1:])
@@ -169,12 +169,12 @@ def blocks_of(batch: Batch, size: int) -> Iterator[Block]:
         yield Block(batch, slots, rows, Compaction(index, total), whole, n_valid, turns)
 
 
-def slots_of(batch: Batch, spec: Spec) -> int:
+def slots_of(batch: OpenBatch, spec: Spec) -> int:
     """The slots of a block for a Spec."""
     return slots_with_outputs(batch) if spec.weight is not None else 2 * BLOCK
 
 
-def slots_with_outputs(batch: Batch) -> int:
+def slots_with_outputs(batch: OpenBatch) -> int:
     """The slots of a block where weights or gradients are written.
 
     A batch up to an eighth larger stays one block whose results are those of the batch: a small second block would
@@ -188,7 +188,7 @@ def slots_with_outputs(batch: Batch) -> int:
 # --- outputs ---
 
 
-def new_output(batch: Batch, dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
+def new_output(batch: OpenBatch, dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
     """Make a tensor of the batch's shape, or take the caller's; blocks write it but for slots in no sequence, now 0."""
     out = torch.empty(batch.train.shape, dtype=dtype, device="cpu") if given is None else given
     before, after = batch.outside
@@ -198,7 +198,7 @@ def new_output(batch: Batch, dtype: torch.dtype, given: Tensor | None = None) ->
     return out
 
 
-def tokens_outside(batch: Batch) -> int:
+def tokens_outside(batch: OpenBatch) -> int:
     """Count the valid tokens before the first and after the last sequence of a packed batch on the CPU."""
     before, after = batch.outside
     if batch.mask is None or not before + after:
@@ -210,7 +210,7 @@ def tokens_outside(batch: Batch) -> int:
 # --- running ---
 
 
-def run_blocks(batch: Batch, spec: Spec) -> Result:
+def run_blocks(batch: OpenBatch, spec: Spec) -> Result:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     assert batch.bounds is not None or not spec.asks_batch, "a block is not the batch"
     adopts = is_one_block(batch, slots_of(batch, spec)) and batch.weights_out is None
@@ -232,7 +232,7 @@ def run_blocks(batch: Batch, spec: Spec) -> Result:
     return Result(weights, mask, keeps, statistics, keep_turns)
 
 
-def is_one_block(batch: Batch, size: int) -> bool:
+def is_one_block(batch: OpenBatch, size: int) -> bool:
     """True if a packed batch, all of its tokens valid, is one block, whose results are those of the batch."""
     packed = batch.mask is None and batch.offsets is not None and batch.outside == (0, 0)
     return packed and 0 < batch.train.numel() <= size

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.layouts import name_of
 from rollout_corr.backends.search import Search, Values, begin
 from rollout_corr.backends.sequence_groups import SequenceGroups
@@ -212,7 +212,7 @@ class Thresholds(KnownBounds):
             )
         if groups.total != counted:
             raise ValueError(
-                f"group_count: expected {counted}, for which the thresholds were decided, got {groups.total} groups"
+                f"groups.count: expected {counted}, for which the thresholds were decided, got {groups.total} groups"
             )
 
     def check_dtype(self, dtype: torch.dtype) -> None:
@@ -250,7 +250,7 @@ def completed(thresholds: object, spec: Spec | None) -> Thresholds:
     return thresholds
 
 
-def record(batch: Batch, spec: Spec, progress: Progress) -> Recording:
+def record(batch: OpenBatch, spec: Spec, progress: Progress) -> Recording:
     """Run the criteria on a batch, so that they ask for the bounds that come next."""
     on_host = in_blocks(batch)
     recording = Recording(progress, wanted(spec, progress), on_host, batch.groups)
@@ -271,7 +271,7 @@ def _ask(given: Operands, recording: Recording) -> None:
         recording.of_weight(weight, ratios.log, ratios.among)
 
 
-def find_bounds(batch: Batch, spec: Spec, add_up: Callable[[Tensor], Tensor]) -> KnownBounds:
+def find_bounds(batch: OpenBatch, spec: Spec, add_up: Callable[[Tensor], Tensor]) -> KnownBounds:
     """Find the bounds that a batch decides; `add_up` adds int64 up over the ranks that share it."""
     progress = Progress({}, {})
     while wanted(spec, progress):
@@ -294,7 +294,7 @@ def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) ->
     return {place: part.view(tables[place].shape) for place, part in zip(tables, parts, strict=True)}
 
 
-def in_blocks(batch: Batch) -> bool:
+def in_blocks(batch: OpenBatch) -> bool:
     """Whether values may be read, and so a batch is run in blocks."""
     return batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import INTEGERS, Batch, Reader, checked_tensor
+from rollout_corr.backends.batch import INTEGERS, OpenBatch, Reader, checked_tensor
+from rollout_corr.backends.given import Labels
 from rollout_corr.backends.staleness import Versions, ages_of, read_versions
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, Labels, Units
+from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, LabelSet, Units
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.validate import shown
 
@@ -19,34 +20,25 @@ AGE_LABEL = "age"
 
 
 def read_labels(
-    read: Reader, batch: Batch, labels: object, names: object, versions: Versions | None, split: bool = False
+    read: Reader, batch: OpenBatch, labels: Mapping[str, Labels], versions: Versions | None, split: bool = False
 ) -> tuple[Labelled, ...]:
     """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted.
 
     Args:
         read: Reads arguments in the layout of the call.
         batch: The batch; its turns have been read.
-        labels: Ids by name, as the caller gave them; None: no others than ages.
-        names: The names of the labels, or how many there are.
-        versions: The versions of policies, of which ages are made where `names` alone has "age".
+        labels: Ids and names by the name of the label, as the caller gave them.
+        versions: The versions of policies, of which ages are made where "age" has no ids.
         split: Each sequence lies on several ranks, so that a shape which tokens have too is theirs.
     """
-    given = {} if labels is None and isinstance(names, Mapping) and AGE_LABEL in names else labels
-    for argument, mapping in (("labels", given), ("label_names", names)):
-        if not isinstance(mapping, Mapping):
-            wanted = "tensors" if argument == "labels" else "lists of names, or to counts"
-            raise TypeError(f"{argument}: expected a mapping of names to {wanted}, got {type(mapping).__name__}")
-    assert isinstance(given, Mapping)
-    assert isinstance(names, Mapping)
-    if set(given) != set(names) - {AGE_LABEL} and set(given) != set(names):
-        raise ValueError(f"label_names: expected the names of {sorted(given)}, got those of {sorted(names)}")
-    found = [_labelled(read, batch, name, names[name], ids, split) for name, ids in given.items()]
-    if AGE_LABEL in names and AGE_LABEL not in given:
-        found.append(_ages(read, names[AGE_LABEL], versions))
+    given = {name: one for name, one in labels.items() if name != AGE_LABEL or one.ids is not None}
+    found = [_labelled(read, batch, name, one.names, one.ids, split) for name, one in given.items()]
+    if AGE_LABEL in labels and AGE_LABEL not in given:
+        found.append(_ages(read, labels[AGE_LABEL].names, versions))
     return tuple(found)
 
 
-def _labelled(read: Reader, batch: Batch, name: object, names: object, given: object, split: bool) -> Labelled:
+def _labelled(read: Reader, batch: OpenBatch, name: object, names: object, given: object, split: bool) -> Labelled:
     argument = f"labels[{name!r}]"
     turns = None if batch.turns is None else batch.turns.shape[0] - 1
     if not isinstance(given, Tensor) and not isinstance(given, list):
@@ -76,13 +68,13 @@ def _is_of_turns(argument: str, given: Tensor, turns: int, read: Reader, split: 
     found = shape == (turns,) and shape != tuple(read.first.shape)
     if found and split and packed:
         raise ValueError(
-            f"{argument}: expected shape [{turns}, 1] (per turn) beside a sequence_group, where {list(shape)} can also "
+            f"{argument}: expected shape [{turns}, 1] (per turn) with ranks.sequence, where {list(shape)} can also "
             "be the shape of a rank's tokens"
         )
     return found
 
 
-def _of_turns(batch: Batch, ids: Tensor) -> Tensor:
+def _of_turns(batch: OpenBatch, ids: Tensor) -> Tensor:
     """Give every token the label of its turn."""
     assert batch.turns is not None
     offsets = batch.turns.to(ids.device, torch.int64)
@@ -91,31 +83,29 @@ def _of_turns(batch: Batch, ids: Tensor) -> Tensor:
 
 def _ages(read: Reader, names: object, versions: Versions | None) -> Labelled:
     """Make labels of ages; a last name such as "4+" is of all older ones too."""
-    if versions is None or versions.given is None:
-        raise ValueError(
-            f"label_names[{AGE_LABEL!r}]: expected labels[{AGE_LABEL!r}], or versions to make it of, got neither"
-        )
+    if versions is None:
+        raise ValueError(f"labels[{AGE_LABEL!r}]: expected ids, or versions= to make ages of, got neither")
     found, whole = read_versions(read, versions)
     labels = _named(AGE_LABEL, names, SEQUENCES if whole else TOKENS)
     ages = ages_of(found, versions)
     return Labelled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
 
 
-def _named(name: object, values: object, units: Units) -> Labels:
+def _named(name: object, values: object, units: Units) -> LabelSet:
     if not isinstance(name, str) or not name or "/" in name or "=" in name:
         raise ValueError(f"labels: expected names that are strings without '/' and '=', got {shown(name)}")
     if isinstance(values, int) and not isinstance(values, bool) and values > 0:
         return _counted(name, values, units)
     if isinstance(values, (str, int)) or not isinstance(values, (list, tuple)) or not values:
-        raise ValueError(f"label_names[{name!r}]: expected a list of names or a count above 0, got {shown(values)}")
+        raise ValueError(f"labels[{name!r}].names: expected a list of names or a count above 0, got {shown(values)}")
     for value in values:
         if not isinstance(value, str) or not value or "/" in value or value in ("?", "outside"):
-            raise ValueError(f"label_names[{name!r}]: expected strings without '/', got {shown(value)}")
+            raise ValueError(f"labels[{name!r}].names: expected strings without '/', got {shown(value)}")
     if len(set(values)) < len(values):
-        raise ValueError(f"label_names[{name!r}]: expected different names, got {list(values)}")
-    return Labels(name, tuple(values), units)
+        raise ValueError(f"labels[{name!r}].names: expected different names, got {list(values)}")
+    return LabelSet(name, tuple(values), units)
 
 
 @cached(maxsize=64)
-def _counted(name: str, count: int, units: Units) -> Labels:
-    return Labels(name, tuple(map(str, range(count))), units)
+def _counted(name: str, count: int, units: Units) -> LabelSet:
+    return LabelSet(name, tuple(map(str, range(count))), units)

@@ -22,12 +22,12 @@ from rollout_corr.definition.loss import RATIOS, Operands, TokensThatTrain
 from rollout_corr.definition.sequences import Packed, Rows
 from rollout_corr.definition.tokens import Number
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.specs.loss import Objective
 from rollout_corr.specs.surrogate import Decided, TokenLoss
+from rollout_corr.specs.terms import Objective
 from rollout_corr.specs.thresholds import log_of
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.groups import Groups
+    from rollout_corr.backends.ranks import Ranks
     from rollout_corr.backends.split import Split
 
 
@@ -238,7 +238,7 @@ def finite_tokens(task: LossTask) -> Tensor | None:
 
 
 @torch.no_grad()
-def see_batch(task: LossTask, ids: Tensor, ranks: Groups) -> Decided:
+def see_batch(task: LossTask, ids: Tensor, ranks: Ranks) -> Decided:
     """Let the surrogate decide from the whole batch; ids, [S] int64, are the numbers of its sequences."""
     # Few surrogates see the batch, and importing what they search by takes its time.
     from rollout_corr.backends import sees_batch
@@ -262,7 +262,7 @@ def see_batch(task: LossTask, ids: Tensor, ranks: Groups) -> Decided:
 
 
 @torch.no_grad()
-def see_groups(task: LossTask, ranks: Groups) -> Decided:
+def see_groups(task: LossTask, ranks: Ranks) -> Decided:
     """Let the surrogate decide from the groups of sequences."""
     from rollout_corr.backends import sees_batch
 
@@ -355,7 +355,7 @@ def _divisor(count: Number, wanted: Objective) -> Tensor:
         divisor = torch.where(count == 0, 1.0, count)
     else:
         divisor = torch.tensor(count or 1.0, dtype=torch.float64, device="cpu")
-    return divisor if wanted.max_length is None else divisor * wanted.max_length
+    return divisor if wanted.mean.length is None else divisor * wanted.mean.length
 
 
 def counted(statistics: Tensor, wanted: Objective) -> Tensor:

@@ -15,9 +15,9 @@ from rollout_corr.backends.batch import LossResult, LossTask
 from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.caches import cached
-from rollout_corr.specs.loss import Objective
 from rollout_corr.specs.operands import LossOperands, ScaleOperands
 from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.terms import Objective
 
 
 class LossOutputs(NamedTuple):
@@ -62,7 +62,7 @@ def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
     """Encode the objective, where something has to see the kernels as operators; else give None."""
     batch, wanted = task.batch, task.objective
     # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
-    policies = batch.train, task.base, task.ref, None if task.mass is None else task.mass.log
+    policies = batch.train, task.base, task.ref, None if task.mass is None else task.mass.log_mass
     factors = task.weights, task.trains, task.scales, *(() if task.decided is None else task.decided.tokens)
     if not seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
         return None
@@ -156,7 +156,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
         new,
         empty(),
         empty(*new.shape) if operands.differentiable else None,
-        empty(sequences) if objective.reduced.averages else None,
+        empty(sequences) if objective.mean.averages else None,
         empty(dtype=torch.float64),
         empty(len(loss_metrics.sum_names(objective)) + len(loss_metrics.max_names()), dtype=torch.float64),
     )

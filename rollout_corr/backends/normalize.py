@@ -20,8 +20,8 @@ from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.batch import Batch, Result
-    from rollout_corr.backends.groups import Groups
+    from rollout_corr.backends.batch import OpenBatch, Result
+    from rollout_corr.backends.ranks import Ranks
     from rollout_corr.backends.split import Split
     from rollout_corr.definition.sequences import Packed, Rows
 
@@ -40,7 +40,7 @@ def _undivided(spec: Spec) -> Spec:
     return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask")
 
 
-def divide(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
+def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
     """Divide the weights of a result by their means, and zero what rejection zeroes."""
     weights = result.weights
     assert weights is not None
@@ -78,7 +78,7 @@ def divide(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
     result.statistics = replace(result.statistics, spec=spec).beside(Extra(divisors=True), *divisors)
 
 
-def _totals(batch: Batch, weights: Tensor, spec: Spec, groups: Groups) -> Tensor:
+def _totals(batch: OpenBatch, weights: Tensor, spec: Spec, groups: Ranks) -> Tensor:
     """The totals of each sequence, of whole sequences where ranks hold parts of them."""
     if groups.sequence is None:
         return _totals_here(batch, weights, spec, *whole.sequences_of(batch))
@@ -90,7 +90,7 @@ def _totals(batch: Batch, weights: Tensor, spec: Spec, groups: Groups) -> Tensor
 
 
 def _totals_here(
-    batch: Batch, weights: Tensor, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None
+    batch: OpenBatch, weights: Tensor, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None
 ) -> Tensor:
     turns = whole.turns_of(batch, sequences, valid) if spec.weight is not None and spec.weight.per_turn else None
     if valid is None:

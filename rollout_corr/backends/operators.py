@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import Batch, Result, external_names, read_offsets
+from rollout_corr.backends.batch import OpenBatch, Result, external_names, read_offsets
 from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
@@ -90,7 +90,7 @@ def why_not(device: torch.device) -> str | None:
     return f"the kernels run on {' and '.join(DEVICES)} tensors{also}"
 
 
-def run_fused(batch: Batch, spec: Spec) -> Result:
+def run_fused(batch: OpenBatch, spec: Spec) -> Result:
     """Run the kernels on a batch: directly, or as the operator where something has to see that.
 
     The kernels know no labels: statistics of these are the definition's.
@@ -103,7 +103,7 @@ def run_fused(batch: Batch, spec: Spec) -> Result:
     return result
 
 
-def _run_fused(batch: Batch, spec: Spec) -> Result:
+def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
     operands = operands_of(batch, spec)
     if is_operator(operands):
         found = torch.ops.rollout_corr.correct(*operands, *encoded_once(spec))
@@ -137,11 +137,11 @@ def kernels() -> Any:
     return launch
 
 
-def operands_of(batch: Batch, spec: Spec) -> CorrectOperands:
+def operands_of(batch: OpenBatch, spec: Spec) -> CorrectOperands:
     """Give a batch as the operator takes it."""
     external = [batch.external[name] for name in external_names(spec)] if spec.criteria else []
     new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
-    log, of_rollout = (None, False) if batch.mass is None else batch.mass
+    log, of_rollout = (None, False) if batch.mass is None else (batch.mass.log_mass, batch.mass.of == "train")
     return CorrectOperands(
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
         of_rollout, batch.turns,
@@ -199,8 +199,8 @@ def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     named = dict(zip(external_names(spec), external, strict=True))
     pairs = {} if new is None else {"new/rollout": (new, rollout), "new/old": (new, train)}
     pairs = {of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)}
-    batch = Batch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
-    batch.mass = None if log_mass is None else KeptMass(log_mass, of_rollout)
+    batch = OpenBatch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
+    batch.mass = None if log_mass is None else KeptMass(log_mass, "train" if of_rollout else "rollout")
     batch.turns = None if turns is None else read_offsets_of_turns(turns, batch, False)
     result = blocks.run_blocks(batch, spec)
     edited = result.mask

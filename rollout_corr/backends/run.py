@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, normalize, operators, whole
-from rollout_corr.backends.batch import Batch, Result
+from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.choose import chosen, chosen_backend
-from rollout_corr.backends.groups import Groups
+from rollout_corr.backends.ranks import Ranks
 from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import extra, native, peers
 from rollout_corr.metrics.extra import Extra, entropy_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 # The functions of the runners without a sequence group, by the names of `choose.RUNNERS`.
-CORRECTIONS: dict[str, Callable[[Batch, Spec], Result]] = {
+CORRECTIONS: dict[str, Callable[[OpenBatch, Spec], Result]] = {
     "kernels": operators.run_fused,
     "operator": operators.run_fused,
     "traced": whole.run_whole,
@@ -32,7 +32,7 @@ CORRECTIONS: dict[str, Callable[[Batch, Spec], Result]] = {
 }
 
 
-def runner_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> str:
+def runner_of(batch: OpenBatch, spec: Spec, backend: str, split: bool = False) -> str:
     """Choose how a correction runs: a row of the table of runners. Sequences that are split lie on several ranks."""
     backend, compiling = chosen_backend(batch.train, backend), torch.compiler.is_compiling()
     beyond = operators.beyond_kernels(spec) if backend == "triton" or compiling else None
@@ -42,7 +42,7 @@ def runner_of(batch: Batch, spec: Spec, backend: str, split: bool = False) -> st
     return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split).name
 
 
-def run_correction(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Result:
+def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) -> Result:
     """Correct a batch as it was read: choose the runner, run it, and do what comes after."""
     if groups.sequence is not None:
         _, complete = start_correction(batch, spec, backend, groups)
@@ -62,7 +62,7 @@ def run_correction(batch: Batch, spec: Spec, backend: str, groups: Groups) -> Re
 
 
 def start_correction(
-    batch: Batch, spec: Spec, backend: str, groups: Groups
+    batch: OpenBatch, spec: Spec, backend: str, groups: Ranks
 ) -> tuple[Callable[[], bool], Callable[[], Result]]:
     """Start a correction, whose sums of sequences travel to the other ranks of a sequence group.
 
@@ -73,9 +73,7 @@ def start_correction(
         found = run_correction(batch, spec, backend, groups)
         return lambda: True, lambda: found
     if spec.asks_batch:
-        raise ValueError(
-            "spec: expected bounds that are numbers beside a sequence_group, got some that the batch decides"
-        )
+        raise ValueError("spec: expected bounds that are numbers with ranks.sequence, got some that the batch decides")
     undivided = normalize.before_division(spec)
     on_kernels = runner_of(batch, undivided, backend, split=True) == "split kernels"
     peers.load(spec)
@@ -97,7 +95,7 @@ def start_correction(
     return done, complete
 
 
-def _finished(result: Result, batch: Batch, spec: Spec, groups: Groups) -> Result:
+def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Result:
     """Do what comes after the runners: normalisation, ages of tokens, and the caller's tensors."""
     _normalize(result, batch, spec, groups)
     if batch.entropy is not None:
@@ -124,7 +122,7 @@ def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> S
     return statistics.beside(Extra(bounds=places), *extra.bounds_of(found))
 
 
-def _normalize(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None:
+def _normalize(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
     """Divide the weights by their mean where the Spec says so."""
     weights = result.weights
     if weights is None or spec.weight is None or spec.weight.normalize is None:
@@ -140,7 +138,7 @@ def _normalize(result: Result, batch: Batch, spec: Spec, groups: Groups) -> None
             weights.div_(mean)
 
 
-def _put_into_outputs(result: Result, batch: Batch) -> None:
+def _put_into_outputs(result: Result, batch: OpenBatch) -> None:
     """Copy what no backend wrote to the caller's tensors itself."""
     if batch.weights_out is not None and result.weights is not None and result.weights is not batch.weights_out:
         result.weights = batch.weights_out.copy_(result.weights)
@@ -148,7 +146,7 @@ def _put_into_outputs(result: Result, batch: Batch) -> None:
         result.mask = batch.mask_out.copy_(result.mask)
 
 
-def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:
+def _batch_mean(statistics: Statistics, spec: Spec, groups: Ranks) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
     weights, units, centre = native.batch_mean(spec)
     pair = groups.sum(torch.stack([sum_of(statistics, name) for name in (weights, units)]))
@@ -156,7 +154,7 @@ def _batch_mean(statistics: Statistics, spec: Spec, groups: Groups) -> Tensor:
     return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)
 
 
-def mask_back(batch: Batch, edited: Tensor | None) -> Any:
+def mask_back(batch: OpenBatch, edited: Tensor | None) -> Any:
     """The mask in the caller's layout; the very object that was given where nothing was edited."""
     if edited is not None:
         return batch.restore(edited)
@@ -165,7 +163,7 @@ def mask_back(batch: Batch, edited: Tensor | None) -> Any:
     return batch.restore(whole.inside(batch))
 
 
-def statistics_of_entropy(entropy: Tensor, batch: Batch, beside: Statistics | None = None) -> Statistics:
+def statistics_of_entropy(entropy: Tensor, batch: OpenBatch, beside: Statistics | None = None) -> Statistics:
     """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone."""
     _, valid = whole.sequences_of(batch)
     sums, maxima = entropy_of(entropy.to(batch.dtype), valid)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import whole
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.bounds_of_batch import in_blocks as in_blocks
 from rollout_corr.backends.search import CHUNK, begin, values_of
 from rollout_corr.backends.sequence_groups import SequenceGroups
@@ -27,7 +27,7 @@ from rollout_corr.specs.bounds_of_batch import Before, Counting, Side
 from rollout_corr.specs.surrogate import LossTokens
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.groups import Groups
+    from rollout_corr.backends.ranks import Ranks
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
@@ -93,7 +93,13 @@ class WholeBatch:
     """
 
     def __init__(
-        self, batch: Batch, found: Read, ids: Tensor, add_up: AddUp, block: Packed | None = None, alone: bool = False
+        self,
+        batch: OpenBatch,
+        found: Read,
+        ids: Tensor,
+        add_up: AddUp,
+        block: Packed | None = None,
+        alone: bool = False,
     ) -> None:
         self.tokens: LossTokens = found.tokens
         counted = found.counted
@@ -232,7 +238,7 @@ class WholeGroups:
         ranks: The process groups; nothing is exchanged where every group lies on one rank.
     """
 
-    def __init__(self, facts: Facts, groups: SequenceGroups, ranks: Groups) -> None:
+    def __init__(self, facts: Facts, groups: SequenceGroups, ranks: Ranks) -> None:
         self.trains, self.scores, self.advantages = facts
         self._count, self._index = groups.total, groups.placed()
         self._ranks = ranks._replace(batch=None) if groups.whole else ranks

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,29 +16,41 @@ from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.validate import shown
 
+if TYPE_CHECKING:
+    from rollout_corr.backends.given import Batch
 
-class GroupsGiven(NamedTuple):
-    """The groups as the caller gave them; None where an argument was not given.
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The group of each sequence, such as the samples of one prompt: an index, or the size of groups of neighbors.
 
     Attributes:
-        numbers: `group_index`, the group of each sequence.
-        size: `group_size`, the number of neighbours that are a group.
-        total: `group_count`, the number of groups that can be named.
+        index: [S] or [S, 1] int32 or int64, the group of each sequence, from 0 on and in any order. A number outside of
+            the range names no group: an error on the CPU, and left undivided or unbounded on a device.
+        size: In place of an index: so many neighbors are a group, none of which is on another rank of `Ranks.batch`.
+        count: The number of groups that an index can name, on all ranks of `Ranks.batch`, which needs it; None: as many
+            as there are sequences.
     """
 
-    numbers: object = None
-    size: object = None
-    total: object = None
+    index: Tensor | None = None
+    size: int | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, x in (("size", self.size), ("count", self.count)):
+            if x is not None and (isinstance(x, bool) or not isinstance(x, int) or x < 1):
+                raise ValueError(f"groups.{name}: expected an integer above 0 or None, got {shown(x)}")
+        if self.size is None and self.index is None:
+            raise ValueError("groups: expected index= or size=, got neither")
+        if self.size is not None:
+            for name, x in (("index", self.index), ("count", self.count)):
+                if x is not None:
+                    raise ValueError(f"groups.{name}: expected None beside groups.size, got both")
 
     def claims(self) -> dict[str, str]:
         """The parts that have to be equal on all ranks, as text by name."""
-        index = "None" if self.numbers is None else "given"
-        return {"group_index": index, "group_size": str(self.size), "group_count": str(self.total)}
-
-
-def groups_given(numbers: object, size: object, total: object) -> GroupsGiven | None:
-    """Put the three arguments of a call together; None where none is given."""
-    return None if numbers is None and size is None and total is None else GroupsGiven(numbers, size, total)
+        index = "None" if self.index is None else "given"
+        return {"groups.index": index, "groups.size": str(self.size), "groups.count": str(self.count)}
 
 
 def wanted_by(spec: Spec | None, surrogate: Surrogate | None = None) -> str | None:
@@ -66,67 +80,60 @@ class SequenceGroups(NamedTuple):
         return placed(self.numbers, self.total)
 
 
-def read_groups(
-    given: GroupsGiven | None, wants: str | None, sequences: int, device: torch.device, over_ranks: bool, validate: bool
-) -> SequenceGroups | None:
-    """Check the groups of a call, and refuse none where something needs them.
+def read_groups(batch: Batch, wants: str | None, sequences: int, device: torch.device) -> SequenceGroups | None:
+    """Check the groups of a call, and refuse none where something needs them; once for all calls of a Batch.
 
     Args:
-        given: The arguments of the call.
+        batch: The caller's batch: its groups, its ranks, and whether to read the index on a device too.
         wants: What needs groups, in words; None: nothing does.
         sequences: How many there are in the batch.
         device: That of the batch.
-        over_ranks: There is a batch group, on whose ranks the others of a group may be.
-        validate: Look at the index on a device too; on the CPU that is always done.
     """
+    index = None if batch.groups is None else batch.groups.index
+    read = partial(_read_groups, batch.groups, wants, sequences, device, batch.ranks.batch is not None, batch.validate)
+    return batch.once("groups", read, (wants, sequences, device), index)
+
+
+def _read_groups(
+    given: Groups | None, wants: str | None, sequences: int, device: torch.device, over_ranks: bool, validate: bool
+) -> SequenceGroups | None:
     if given is None:
         if wants is not None:
-            raise ValueError(f"group_index: expected the group of each sequence, or group_size, for {wants}, got None")
+            raise ValueError(f"groups: expected rc.Groups(index=...) or rc.Groups(size=...) for {wants}, got None")
         return None
-    for name, x in (("group_size", given.size), ("group_count", given.total)):
-        if x is not None and (isinstance(x, bool) or not isinstance(x, int) or x < 1):
-            raise ValueError(f"{name}: expected an integer above 0 or None, got {shown(x)}")
     if given.size is not None:
-        return _of_size(given, sequences, device)
-    if given.numbers is None:
-        raise ValueError(f"group_count: expected None without group_index, got {given.total}")
-    index = _checked(given.numbers, sequences, device)
-    if over_ranks and given.total is None and wants is not None:
+        return _of_size(given.size, sequences, device)
+    index = _checked(given.index, sequences, device)
+    if over_ranks and given.count is None and wants is not None:
         raise ValueError(
-            "group_count: expected the number of groups on all ranks beside a batch_group, whose ranks add up their "
-            "groups, got None"
+            "groups.count: expected the number of groups on all ranks of ranks.batch, which add up their groups, got "
+            "None"
         )
-    count = sequences if given.total is None else given.total
-    assert isinstance(count, int)
+    count = sequences if given.count is None else given.count
     if (index.device.type == "cpu" or validate) and not torch.compiler.is_compiling() and index.numel():
         low, high = (int(x) for x in torch.aminmax(index))
         if low < 0 or high >= count:
             raise ValueError(
-                f"group_index: expected numbers from 0 to {count - 1} ("
-                f"{'as many as sequences' if given.total is None else 'group_count'}), got {low} to {high}"
+                f"groups.index: expected numbers from 0 to {count - 1} ("
+                f"{'as many as sequences' if given.count is None else 'groups.count'}), got {low} to {high}"
             )
     return SequenceGroups(index, count, whole=False)
 
 
-def _of_size(given: GroupsGiven, sequences: int, device: torch.device) -> SequenceGroups:
-    for name, x in (("group_index", given.numbers), ("group_count", given.total)):
-        if x is not None:
-            raise ValueError(f"{name}: expected None beside group_size, got both")
-    size = given.size
-    assert isinstance(size, int)
+def _of_size(size: int, sequences: int, device: torch.device) -> SequenceGroups:
     if sequences % size:
-        raise ValueError(f"group_size: expected a divisor of the {sequences} sequences, got {size}")
+        raise ValueError(f"groups.size: expected a divisor of the {sequences} sequences, got {size}")
     index = torch.arange(sequences, device=device) // size
     return SequenceGroups(index, sequences // size, whole=True)
 
 
 def _checked(index: object, sequences: int, device: torch.device) -> Tensor:
     if not isinstance(index, Tensor):
-        raise TypeError(f"group_index: expected a tensor, got {type(index).__name__}")
+        raise TypeError(f"groups.index: expected a tensor, got {type(index).__name__}")
     if index.dtype not in OFFSETS:
-        raise ValueError(f"group_index: expected int32 or int64, got {dtype_of(index)}")
+        raise ValueError(f"groups.index: expected int32 or int64, got {dtype_of(index)}")
     if tuple(index.shape) not in ((sequences,), (sequences, 1)):
-        raise ValueError(f"group_index: expected shape [{sequences}] or [{sequences}, 1], got {shape_of(index)}")
+        raise ValueError(f"groups.index: expected shape [{sequences}] or [{sequences}, 1], got {shape_of(index)}")
     if index.device != device:
-        raise ValueError(f"group_index: expected device {device}, got {index.device}")
+        raise ValueError(f"groups.index: expected device {device}, got {index.device}")
     return index.detach().reshape(-1).long()

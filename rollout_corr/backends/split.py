@@ -33,7 +33,7 @@ GRID = 2.0**38
 COUNTED = 20
 
 NO_ORDER = (
-    "sequence_order: expected 'contiguous' or 'zigzag' for a Spec with prefixes, got None; a rank has to know which "
+    "ranks.order: expected 'contiguous' or 'zigzag' for a Spec with prefixes, got None; a rank has to know which "
     "tokens come before its own"
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rollout_corr.backends.batch import Batch, Result
+from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.operators import operands_of
 from rollout_corr.backends.registration import beside_tokens
 from rollout_corr.backends.split import ExchangedTables
@@ -19,7 +19,7 @@ from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.specs.correction import Spec
 
 
-def start_kernels(batch: Batch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
+def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
     """Start to correct parts of sequences by the kernels; the sums of sequences travel to the other ranks of the group.
 
     Returns:

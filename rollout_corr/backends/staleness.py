@@ -3,53 +3,41 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import INTEGERS, Reader
+from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import shown
 
 LARGEST_VERSION = 2**62
 
 
 class Versions(NamedTuple):
-    """The versions of policies as the caller gave them.
+    """The versions of the policies that sampled, and that of the policy that trains. A token's age is the difference.
 
     Attributes:
-        given: Per token or per sequence; None: none were given.
+        ids: The version of the policy that sampled each token (same layout as the log-probs) or sequence ([S] or
+            [S, 1]), any integer dtype.
         current: The version of the policy that trains.
     """
 
-    given: object = None
-    current: Any = None
-
-    def check(self, spec: Spec) -> None:
-        """Refuse one without the other, and none where a Spec reads them."""
-        if (self.given is None) != (self.current is None):
-            missing, there = ("versions", "current_version") if self.given is None else ("current_version", "versions")
-            raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
-        if self.given is None and spec.reads_versions:
-            raise ValueError("versions: expected the versions of the policies that sampled, because the Spec reads the "
-                             "age of tokens, got None")  # fmt: skip
+    ids: LogProbs
+    current: int
 
 
-def versions_given(versions: object, current_version: object) -> Versions | None:
-    """Put the two arguments of a call together; None where neither is given."""
-    return None if versions is None and current_version is None else Versions(versions, current_version)
-
-
-def read_ages(read: Reader, versions: Versions, spec: Spec, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """Read versions, and give the age of every token in the shape of the batch; True if they are per sequence..
+def read_ages(read: Reader, versions: Versions | None, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Read versions, and give the age of every token in the shape of the batch; True if they are per sequence.
 
     Ages are of the dtype that computes; float32 holds them up to 2^24.
     """
-    versions.check(spec)
-    if versions.given is None:
-        return None, False
+    if versions is None:
+        raise ValueError(
+            "versions: expected rc.Versions(ids, current), because the Spec reads the age of tokens, got None"
+        )
     found, per_sequence = read_versions(read, versions)
     return per_token(read, ages_of(found, versions).to(dtype), per_sequence), per_sequence
 
@@ -58,18 +46,18 @@ def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
     """Read versions; True beside them says that they are per sequence, [S]."""
     current = versions.current
     if isinstance(current, bool) or not isinstance(current, Integral):
-        raise TypeError(f"current_version: expected a whole number, got {type(current).__name__} {shown(current)}")
+        raise TypeError(f"versions.current: expected a whole number, got {type(current).__name__} {shown(current)}")
     # Not int(): a compiled function would be compiled anew for every version.
     if not -LARGEST_VERSION <= versions.current <= LARGEST_VERSION:
-        raise ValueError(f"current_version: expected a number within +-2^62, got {shown(current)}")
-    nothing = isinstance(versions.given, list) and not versions.given
+        raise ValueError(f"versions.current: expected a number within +-2^62, got {shown(current)}")
+    nothing = isinstance(versions.ids, list) and not versions.ids
     # A list of no samples is opened in the dtype of log-probs.
     dtypes = (*INTEGERS, torch.float32) if nothing else INTEGERS
-    return read.per_token_or_sequence("versions", versions.given, dtypes)
+    return read.per_token_or_sequence("versions", versions.ids, dtypes)
 
 
 def ages_of(found: Tensor, versions: Versions) -> Tensor:
-    """int64: current_version - version; a filler at the end of int64 must not wrap around to the other sign."""
+    """int64: current - version; a filler at the end of int64 must not wrap around to the other sign."""
     ages: Tensor = versions.current - found.long().clamp(-LARGEST_VERSION, LARGEST_VERSION)
     return ages
 

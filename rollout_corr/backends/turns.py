@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import INTEGERS, OFFSETS, Batch, Reader, checked_tensor
+from rollout_corr.backends.batch import INTEGERS, OFFSETS, OpenBatch, Reader, checked_tensor
 from rollout_corr.backends.cpu_sums import CpuPacked
+from rollout_corr.backends.given import Batch, TurnIds
 from rollout_corr.backends.layouts import shape_of
 from rollout_corr.definition.offsets import OffsetsError, checked_offsets
 from rollout_corr.definition.turns import Turns, turns_within
@@ -30,7 +31,7 @@ class BlockOfTurns(NamedTuple):
     which: slice
 
 
-def block_of_turns(batch: Batch, slots: slice, starts: Tensor, valid: Tensor | None, total: int) -> BlockOfTurns:
+def block_of_turns(batch: OpenBatch, slots: slice, starts: Tensor, valid: Tensor | None, total: int) -> BlockOfTurns:
     """Cut the turns of a block of whole sequences out of those of its batch, on the CPU.
 
     Args:
@@ -59,42 +60,45 @@ def measuring_turns(spec: Spec) -> Spec:
     return spec if spec.measures_turns else replace(spec, turns=True)
 
 
-def check_turns(spec: Spec, turns: object, max_turns: object) -> None:
-    """Refuse a Spec without the turns that it needs, and a bound without turns that have to be found."""
+def check_turns(spec: Spec, turns: object) -> None:
+    """Refuse a Spec without the turns that it needs."""
     if turns is None and spec.measures_turns:
         raise ValueError(
             "turns: expected offsets [turns + 1], an id for each token or 'runs' for a Spec that weighs, tests or "
             "measures turns, got None"
         )
-    if max_turns is None:
-        return
-    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-        raise ValueError(f"max_turns: expected an integer above 0 or None, got {shown(max_turns)}")
-    if turns is None:
-        raise ValueError(f"max_turns: expected None without turns, got {max_turns}")
 
 
-def read_turns(read: Reader, batch: Batch, turns: object, max_turns: int | None, validate: bool, split: bool) -> Tensor:
-    """Read turns of any kind as offsets among the tokens of a batch, [U + 1].
+def read_turns(read: Reader, batch: OpenBatch, given: Batch) -> Tensor:
+    """Read turns of any kind as offsets among the tokens of a batch, [U + 1]; once for all calls of a Batch.
 
     Args:
         read: Reads the arguments of the call.
         batch: Its mask and its sequences.
-        turns: Offsets, a 1-D tensor of int32 or int64 that has not the shape of the log-probs; ids, an integer for each
-            token; or "runs".
-        max_turns: U, where turns are found from ids or runs.
-        validate: Check values on a device too.
-        split: The tokens of a sequence lie on several ranks.
+        given: The caller's batch: turns as offsets, a 1-D tensor of int32 or int64 that has not the shape of the
+            log-probs; as ids, an integer for each token; or "runs".
     """
-    first = batch.train
+    turns = given.turns.ids if isinstance(given.turns, TurnIds) else given.turns
+    key = read.shape, read.device, read.layout.plain
+    tensors = turns, given.mask, given.cu_seqlens
+    return given.once("turns", lambda: _read_turns(read, batch, given, turns), key, *tensors)
+
+
+def _read_turns(read: Reader, batch: OpenBatch, given: Batch, turns: object) -> Tensor:
+    first, validate, split = batch.train, given.validate, given.ranks.sequence is not None
+    max_turns = given.turns.at_most if isinstance(given.turns, TurnIds) else None
+    if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
+        raise ValueError(f"turns.at_most: expected an integer above 0, got {shown(max_turns)}")
     if isinstance(turns, Tensor) and _are_offsets(turns, first, could_be_ids=read.layout.plain and not split):
         if max_turns is not None:
-            raise ValueError(f"max_turns: expected None beside turns given as offsets, got {max_turns}")
+            raise ValueError(f"turns.ids: expected ids or 'runs', got offsets {shape_of(turns)}; pass them as turns=")
         return read_offsets_of_turns(turns, batch, validate)
     if split:
-        raise ValueError("turns: expected offsets beside a sequence_group, whose ranks hold parts of turns, got others")
+        raise ValueError("turns: expected offsets with ranks.sequence, whose ranks hold parts of turns, got others")
     if max_turns is None and torch.compiler.is_compiling():
-        raise ValueError("max_turns: expected a bound in a compiled function, where turns are not offsets, got None")
+        raise ValueError(
+            "turns: expected offsets or rc.TurnIds(ids, at_most=...) in a compiled function, got no bound on the turns"
+        )
     reads = validate or (first.device.type == "cpu" and not torch.compiler.is_compiling())
     if isinstance(turns, str):
         if turns != "runs":
@@ -121,14 +125,14 @@ def _are_offsets(turns: Tensor, first: Tensor, could_be_ids: bool) -> bool:
     return plain and not (could_be_ids and turns.shape == first.shape)
 
 
-def sequence_offsets(batch: Batch) -> Tensor:
+def sequence_offsets(batch: OpenBatch) -> Tensor:
     """[S + 1] int64: where the sequences of a batch lie among its tokens, row after row."""
     if batch.offsets is not None:
         return batch.offsets.to(torch.int64)
     return torch.arange(batch.count + 1, device=batch.train.device) * batch.train.shape[1]
 
 
-def _could_be_offsets(turns: Tensor, batch: Batch) -> bool:
+def _could_be_offsets(turns: Tensor, batch: OpenBatch) -> bool:
     """Tell of turns on the CPU, or where values may be read, whether they pass for offsets."""
     given, sequences = turns.reshape(-1).to("cpu", torch.int64), sequence_offsets(batch).cpu()
     if not given.shape[0] or bool((given[1:] < given[:-1]).any()):
@@ -137,7 +141,7 @@ def _could_be_offsets(turns: Tensor, batch: Batch) -> bool:
     return ends and bool(torch.isin(sequences, given).all())
 
 
-def read_offsets_of_turns(turns: Tensor, batch: Batch, validate: bool) -> Tensor:
+def read_offsets_of_turns(turns: Tensor, batch: OpenBatch, validate: bool) -> Tensor:
     """Check offsets where values can be read."""
     checked_tensor("turns", turns, OFFSETS)
     device = batch.train.device
@@ -178,7 +182,7 @@ def _changes(ids: Tensor) -> Tensor:
     return torch.cat([ids.new_zeros(min(1, ids.shape[0]), dtype=torch.bool), ids[1:] != ids[:-1]])
 
 
-def _begins_of_runs(batch: Batch) -> Tensor:
+def _begins_of_runs(batch: OpenBatch) -> Tensor:
     """[N] bool: a run of valid tokens begins, and it is not the first of its sequence."""
     tokens = batch.train.numel()
     device = batch.train.device
@@ -195,14 +199,14 @@ def _begins_of_runs(batch: Batch) -> Tensor:
     return runs & (earlier >= sequence) & (earlier >= 0)
 
 
-def _sequence_begins(batch: Batch) -> Tensor:
+def _sequence_begins(batch: OpenBatch) -> Tensor:
     """[N + 1] bool: a sequence begins or ends here."""
     tokens, device = batch.train.numel(), batch.train.device
     found = torch.zeros(tokens + 1, dtype=torch.bool, device=device)
     return found.index_fill_(0, sequence_offsets(batch).to(device).clamp(0, tokens), True)
 
 
-def _offsets_of(begins: Tensor, batch: Batch, max_turns: int | None, reads: bool) -> Tensor:
+def _offsets_of(begins: Tensor, batch: OpenBatch, max_turns: int | None, reads: bool) -> Tensor:
     """[U + 1] int64: the places where turns begin, and where the last ends.
 
     Args:
@@ -220,7 +224,7 @@ def _offsets_of(begins: Tensor, batch: Batch, max_turns: int | None, reads: bool
         return found.nonzero().squeeze(1)
     order = found.cumsum(0) - 1
     if reads and int(order[-1]) > max_turns:
-        raise ValueError(f"max_turns: expected at least the {int(order[-1])} turns of the batch, got {max_turns}")
+        raise ValueError(f"turns.at_most: expected at least the {int(order[-1])} turns of the batch, got {max_turns}")
     offsets = sequences[-1].repeat(max_turns + 2)
     offsets.scatter_(0, torch.where(found, order, max_turns + 1).clamp(max=max_turns + 1), places)
     return torch.cat([offsets[:max_turns], sequences[-1:]])

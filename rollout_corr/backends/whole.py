@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch, Result
+from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.turns import sequence_offsets
 from rollout_corr.definition.bounds import OPEN
 from rollout_corr.definition.correction import Advantages
@@ -50,13 +50,13 @@ def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> 
     return turns, Packed(torch.searchsorted(owners, ends), units.count)
 
 
-def inside(batch: Batch) -> Tensor:
+def inside(batch: OpenBatch) -> Tensor:
     """Bool per token: it belongs to a sequence."""
     found = inside_some(batch)
     return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device) if found is None else found
 
 
-def inside_some(batch: Batch) -> Tensor | None:
+def inside_some(batch: OpenBatch) -> Tensor | None:
     """Bool per token: it belongs to a sequence; None: every one does, as far as that is known without waiting."""
     if batch.offsets is None:
         return None
@@ -72,14 +72,14 @@ def inside_some(batch: Batch) -> Tensor | None:
     return (position >= offsets[0]) & (position < offsets[-1])
 
 
-def fitting(offsets: Tensor, batch: Batch) -> Tensor:
+def fitting(offsets: Tensor, batch: OpenBatch) -> Tensor:
     """Offsets on the device of the tokens, in int64; where they could not be read and checked they are made to fit."""
     offsets = offsets.to(batch.train.device, torch.int64)
     checked = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
     return offsets if checked else offsets.clamp(0, batch.train.numel()).cummax(0).values
 
 
-def sequences_of(batch: Batch) -> tuple[Rows | Packed, Tensor | None]:
+def sequences_of(batch: OpenBatch) -> tuple[Rows | Packed, Tensor | None]:
     """The sequences of a batch, and bool per token which are valid; None: all."""
     valid = None if batch.mask is None else batch.mask != 0
     if batch.offsets is None:
@@ -89,7 +89,7 @@ def sequences_of(batch: Batch) -> tuple[Rows | Packed, Tensor | None]:
     ) if valid is None else valid & inside(batch)
 
 
-def split_sequences_of(batch: Batch, group: Any, order: SequenceOrder | None = None) -> tuple[Split, Tensor]:
+def split_sequences_of(batch: OpenBatch, group: Any, order: SequenceOrder | None = None) -> tuple[Split, Tensor]:
     """The sequences of a batch that holds parts of them, and bool per token which are valid.
 
     All ranks of the group have to exchange equally many sums, so all have a mask.
@@ -100,7 +100,7 @@ def split_sequences_of(batch: Batch, group: Any, order: SequenceOrder | None = N
     return Split(part, Exchange(group), order), inside(batch) if valid is None else valid
 
 
-def turns_of(batch: Batch, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns:
+def turns_of(batch: OpenBatch, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns:
     """The turns of a batch; where their offsets could not be read and checked they are made to fit."""
     assert batch.turns is not None
     offsets, tokens = fitting(batch.turns, batch), torch.ones_like(batch.train, dtype=torch.bool)
@@ -114,26 +114,26 @@ def turns_of(batch: Batch, sequences: Rows | Packed | Split, valid: Tensor | Non
     return Turns(units, within, units.sum_integers(tokens if valid is None else valid))
 
 
-def count_valid(batch: Batch, sequences: Sequences, valid: Tensor | None) -> Tensor:
+def count_valid(batch: OpenBatch, sequences: Sequences, valid: Tensor | None) -> Tensor:
     """[S] int64: the valid tokens of each sequence."""
     if valid is None:
         return torch.ones_like(batch.train, dtype=torch.int64).sum(1)
     return sequences.sum_integers(valid)
 
 
-def advantages_of(batch: Batch, given: Tensor, sequences: Sequences) -> Advantages:
+def advantages_of(batch: OpenBatch, given: Tensor, sequences: Sequences) -> Advantages:
     """Advantages per token from those given, per token or per sequence."""
     if not batch.per_sequence:
         return Advantages(given.to(batch.dtype), None)
     return Advantages(sequences.spread(given).expand(batch.train.shape), given)
 
 
-def run_whole(batch: Batch, spec: Spec) -> Result:
+def run_whole(batch: OpenBatch, spec: Spec) -> Result:
     """Correct all sequences at once."""
     return _result(batch, spec, *sequences_of(batch))
 
 
-def statistics_of_labels(batch: Batch, spec: Spec, labelled: tuple[Labelled, ...]) -> list[tuple[Tensor, Tensor]]:
+def statistics_of_labels(batch: OpenBatch, spec: Spec, labelled: tuple[Labelled, ...]) -> list[tuple[Tensor, Tensor]]:
     """Take the sums and maxima of labels alone, beside another backend."""
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
     collector = LabelCollector(spec, labelled)
@@ -143,7 +143,7 @@ def statistics_of_labels(batch: Batch, spec: Spec, labelled: tuple[Labelled, ...
 
 
 def start_split(
-    batch: Batch, spec: Spec, group: Any, order: SequenceOrder | None = None
+    batch: OpenBatch, spec: Spec, group: Any, order: SequenceOrder | None = None
 ) -> tuple[Callable[[], bool], Callable[[], Result]]:
     """Start to correct parts of sequences, whose sums travel to the other ranks of the group.
 
@@ -174,7 +174,7 @@ def start_split(
     return sequences.done, complete
 
 
-def operands_of(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
+def operands_of(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
     """All tokens of a batch as the definition takes them."""
     dtype = batch.dtype
     return Operands(
@@ -194,7 +194,7 @@ def operands_of(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, vali
     )
 
 
-def _result(batch: Batch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Result:
+def _result(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Result:
     found = evaluate(operands_of(batch, spec, sequences, valid))
     collector = Collector(spec, labelled=batch.labels)
     collector.take(found)

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import select
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 
 def total_of(
     entropy: Tensor, valid: Tensor | None, trains: Tensor | None, scope: str, sequences: Sequences, objective: Objective
 ) -> Tensor:
-    """0-d float64: the sum over tokens that the reduction of a loss divides, with its gradient to the entropy.
+    """0-d float64: the sum over tokens that the mean of a loss divides, with its gradient to the entropy.
 
     A token whose entropy is NaN or infinite adds nothing.
 
@@ -23,14 +23,14 @@ def total_of(
         trains: Bool per token; None: all that are valid.
         scope: "kept" sums over those that train, "all" over the valid ones.
         sequences: Which tokens belong together.
-        objective: Its reduction and denominator are read.
+        objective: Its mean is read.
     """
     kept = valid if trains is None else trains if valid is None else trains & valid
     among = kept if scope == "kept" else valid
     finite = entropy.detach().isfinite()
     each = select(finite if among is None else finite & among, entropy)
-    if objective.reduced.averages:
-        counted = kept if objective.denominator == "kept" else valid
+    if objective.mean.averages:
+        counted = kept if objective.mean.over == "kept" else valid
         n = sequences.sum_integers(torch.ones_like(finite) if counted is None else counted)
         each = each * sequences.spread((1.0 / n.clamp(min=1).double()).to(each.dtype))
     return each.sum(dtype=torch.float64)

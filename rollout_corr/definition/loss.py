@@ -21,8 +21,8 @@ from rollout_corr.definition import tokens as formulas
 from rollout_corr.definition.bounds import outside
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
-from rollout_corr.specs.loss import KL, KLKind, Objective
 from rollout_corr.specs.surrogate import Decided, Surrogate, TokenLoss
+from rollout_corr.specs.terms import KL, KLKind, Objective
 from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 
 
@@ -343,11 +343,11 @@ def evaluate(given: Operands, objective: Objective) -> Evaluated:
         more["ref_kl"] = select(among, penalty.detach()).sum(dtype=torch.float64)
         factor = kl_factor(objective.kl, x, weights, objective.surrogate)
         total = total + select(among, objective.kl.coef * penalty * factor)
-    if objective.regulariser is not None:
-        among = everywhere if objective.regulariser.scope == "all" else counted
+    if objective.regularizer is not None:
+        among = everywhere if objective.regularizer.scope == "all" else counted
         square = saturated(x).square()
         more["log_ratio2"] = select(among, square.detach()).sum(dtype=torch.float64)
-        total = total + select(among, objective.regulariser.coef * square)
+        total = total + select(among, objective.regularizer.coef * square)
     if given.scales is not None:
         scales = select(everywhere, given.scales)
         if objective.nonfinite == "propagate":
@@ -355,8 +355,8 @@ def evaluate(given: Operands, objective: Objective) -> Evaluated:
             scales = select(scales.isfinite(), scales)
         total = total * scales
     averaging = None
-    if objective.reduced.averages:
-        inner = (n if objective.denominator == "kept" else given.n_valid).clamp(min=1).double()
+    if objective.mean.averages:
+        inner = (n if objective.mean.over == "kept" else given.n_valid).clamp(min=1).double()
         averaging = sequences.spread((1.0 / inner).to(total.dtype))
         total = total * averaging
     used = chosen(tokens.clamped.detach())
@@ -376,7 +376,7 @@ def evaluate(given: Operands, objective: Objective) -> Evaluated:
 
 def has_slope(given: Operands, objective: Objective) -> bool:
     """True if a token's loss is the surrogate's of its own x, times its weight and 1 / the tokens of its sequence."""
-    if objective.kl is not None or objective.regulariser is not None or objective.weights_are_the_ratio:
+    if objective.kl is not None or objective.regularizer is not None or objective.weights_are_the_ratio:
         return False
     if given.base is None or given.mass is not None or given.scales is not None:
         return False
@@ -438,10 +438,10 @@ def statistics(
 
 def counted_by(objective: Objective) -> str | None:
     """The name of the sum that divides the loss; None: nothing does."""
-    unit = objective.reduced.unit
+    unit = objective.mean.unit
     if unit is None:
         return None
-    return f"loss_{unit}" if objective.denominator == "kept" else f"loss_valid_{unit}"
+    return f"loss_{unit}" if objective.mean.over == "kept" else f"loss_valid_{unit}"
 
 
 def divisor(sums: dict[str, Tensor], objective: Objective) -> Tensor:

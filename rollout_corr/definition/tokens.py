@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,24 +156,27 @@ def compute_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
 
 
 class KeptMass(NamedTuple):
-    """The log of the probability mass that truncated sampling kept, for the side that is not over the kept set yet.
+    """The probability mass that truncated sampling (top-k, top-p, min-p) kept, and the side that knows of it.
 
     Attributes:
-        log: Per token, at most 0 but for rounding.
-        from_rollout: It is taken from the rollout's log-probs, because the trainer's are over the kept set already;
-            else from the trainer's.
+        log_mass: The log of the mass, at most 0 but for rounding: in the layout of the log-probs, any of their dtypes.
+        of: The side whose log-probs are over the kept set already: "rollout", an engine that returns log p - log_mass,
+            so that D = train_logp - log_mass - rollout_logp; or "train", a trainer that replays the kept set, so that
+            D = train_logp - (rollout_logp - log_mass).
     """
 
-    log: Tensor
-    from_rollout: bool
+    log_mass: Tensor
+    of: Literal["rollout", "train"] = "rollout"
 
     def each(self, change: Callable[[Tensor], Tensor]) -> KeptMass:
         """Apply a function to the tensor."""
-        return KeptMass(change(self.log), self.from_rollout)
+        return KeptMass(change(self.log_mass), self.of)
 
     def taken_from(self, train: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
         """Both log-probs over the kept set. Garbage at an invalid token stays garbage there."""
-        return (train, rollout - self.log) if self.from_rollout else (train - self.log, rollout)
+        if self.of == "train":
+            return train, rollout - self.log_mass
+        return train - self.log_mass, rollout
 
 
 @dataclass(eq=False, repr=False)

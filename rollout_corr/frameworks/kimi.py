@@ -22,6 +22,6 @@ RECIPES = {
         BYPASS,
         "outside the interval its Clip has a value, which is 0 here: no gradient in either",
         spec="kimi.interval",
-        regulariser=anchor("all", tau=1e-3),
+        regularizer=anchor("all", tau=1e-3),
     ),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rollout_corr.frameworks.shared.recipe import BYPASS, Named, clip, recipe
 from rollout_corr.frameworks.shared.settings import boolean
-from rollout_corr.specs.loss import KL, LossReduction
 from rollout_corr.specs.surrogates import GSPO, Score
+from rollout_corr.specs.terms import KL, LossReduction
 
 BATCH_SIZE = (
     "pass batch_size, the samples of a step, as the denominator; with group_normalization scale = 1 / group_tokens"

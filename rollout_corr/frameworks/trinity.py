@@ -16,10 +16,10 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
     reduction,
 )
-from rollout_corr.specs.loss import KL, SquaredLogRatio
 from rollout_corr.specs.signed_losses import Mask
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GPG, GSPO, PPO, REC, SAPO, TOPR, Reinforce, Score
+from rollout_corr.specs.terms import KL, SquaredLogRatio
 from rollout_corr.specs.validate import number, one_of
 
 OLD_IS_ROLLOUT = "its old log-probs are the rollout's unless bypass_old_logprobs is off"
@@ -66,7 +66,7 @@ def _rec(
         reduction=SEQUENCES if whole else "token_mean",
         denominator="rows" if whole else "original",
         kl=KL("k2", kl_coef) if number("kl_coef", kl_coef) else None,
-        regulariser=SquaredLogRatio(regularizer_coef) if squares else None,
+        regularizer=SquaredLogRatio(regularizer_coef) if squares else None,
     )
 
 

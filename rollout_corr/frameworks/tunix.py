@@ -21,9 +21,9 @@ from rollout_corr.frameworks.shared.recipe import (
     recipe,
 )
 from rollout_corr.specs.correction import Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind, LossReduction
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, PPO
+from rollout_corr.specs.terms import KL, KLKind, LossReduction
 from rollout_corr.specs.validate import one_of
 
 

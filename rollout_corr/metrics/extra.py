@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.definition.tokens import select
-from rollout_corr.metrics.labels import Labels, count_outside, outside_of
+from rollout_corr.metrics.labels import LabelSet, count_outside, outside_of
 from rollout_corr.metrics.rows import (
     EACH,
     Formula,
@@ -129,7 +129,7 @@ class Extra(NamedTuple):
         bounds: The bounds that the batch decides, by the labels of criteria and their sides.
     """
 
-    labels: tuple[Labels, ...] = ()
+    labels: tuple[LabelSet, ...] = ()
     divisors: bool = False
     entropy: bool = False
     ages: bool = False
@@ -183,7 +183,7 @@ class Extra(NamedTuple):
             "metrics and criteria, and no weight grows with it"
         ]
 
-    def named(self, name: object) -> Labels:
+    def named(self, name: object) -> LabelSet:
         """Find labels by their name."""
         for one in self.labels:
             if one.name == name:

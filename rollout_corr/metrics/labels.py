@@ -19,7 +19,7 @@ SEQUENCES: Units = "sequences"
 TOKENS: Units = "tokens"
 
 
-class Labels(NamedTuple):
+class LabelSet(NamedTuple):
     """A property that sequences, or tokens, are told apart by, with a name for each of its values.
 
     Attributes:
@@ -46,16 +46,16 @@ class Labelled(NamedTuple):
         ids: Integers, [S], or those of tokens in the shape of the batch.
     """
 
-    labels: Labels
+    labels: LabelSet
     ids: Tensor
 
 
-def count_outside(labels: Labels) -> str:
+def count_outside(labels: LabelSet) -> str:
     """The name of the sum of units whose id names no label."""
     return f"{labels.name}={labels.every[-1]}/{labels.units}"
 
 
-def outside_of(labels: Labels) -> str:
+def outside_of(labels: LabelSet) -> str:
     """The key of the count of units whose id names no label."""
     return f"{labels.name}/outside/{labels.units}"
 

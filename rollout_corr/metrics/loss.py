@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rollout_corr.metrics.rows import EACH, Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
 from rollout_corr.specs.caches import cached
-from rollout_corr.specs.loss import KL, Objective, SquaredLogRatio
+from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 
 # Sums of whole sequences, which the first rank of a sequence group alone may add. They stand first.
 OF_SEQUENCES = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
@@ -28,7 +28,7 @@ MAXIMA = ("max_ppo_log_ratio", "-min_ppo_log_ratio")
 
 def sum_names(objective: Objective) -> tuple[str, ...]:
     """The sums in order: counts, the surrogate, the terms beside it, then what the surrogate found in the batch."""
-    terms = {"ref_kl": objective.kl, "log_ratio2": objective.regulariser}
+    terms = {"ref_kl": objective.kl, "log_ratio2": objective.regularizer}
     return (*SUMS, *(name for name, term in terms.items() if term is not None), *objective.surrogate.traits.sums)
 
 
@@ -101,9 +101,9 @@ def metrics_of(objective: Objective) -> list[Metric]:
     if objective.kl is not None:
         formula = f"mean {objective.kl.kind} of new_logp - ref_logp, without coefficient and weight"
         rows.append(_term("ref_kl", formula, "nats", "-", objective.kl, "ref_kl"))
-    if objective.regulariser is not None:
+    if objective.regularizer is not None:
         formula = "mean squared log-ratio, without its coefficient"
-        rows.append(_term("log_ratio_squared", formula, "nats^2", "near 0", objective.regulariser, "log_ratio2"))
+        rows.append(_term("log_ratio_squared", formula, "nats^2", "near 0", objective.regularizer, "log_ratio2"))
     rows += [OF_BATCH[name] for name in objective.surrogate.traits.sums if name in OF_BATCH]
     return rows
 

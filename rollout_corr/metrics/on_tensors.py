@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rollout_corr.metrics import loss, native, schema
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import Labels, count_outside, outside_of
+from rollout_corr.metrics.labels import LabelSet, count_outside, outside_of
 from rollout_corr.metrics.rows import Metric
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 
 class OnTensor:
@@ -151,13 +151,13 @@ def unit_of(row: Metric) -> str:
 
 
 @cached(maxsize=64)
-def keys_of(labels: Labels, spec: Spec) -> tuple[str, ...]:
+def keys_of(labels: LabelSet, spec: Spec) -> tuple[str, ...]:
     """The keys of all metrics of the first label, then of the next: "environment/math/tokens/kl_k3"."""
     ends = [f"{unit_of(row)}/{row.key}" for row in metrics_of(spec, labels.units)]
     return tuple(f"{labels.name}/{value}/{end}" for value in labels.values for end in ends)
 
 
-def read(labels: Labels, spec: Spec, table: Tensor) -> dict[str, float]:
+def read(labels: LabelSet, spec: Spec, table: Tensor) -> dict[str, float]:
     """Compute the metrics of every label from [names, labels] float64 on the CPU, in the order of `names_of`."""
     held = Held(table, names_of(spec, labels.units))
     found = torch.stack([_of_labels(row, held) for row in metrics_of(spec, labels.units)])

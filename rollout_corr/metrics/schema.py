@@ -17,13 +17,13 @@ from torch import Tensor
 from rollout_corr.metrics import aggregates, loss, peers
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM
-from rollout_corr.metrics.labels import SEQUENCES, Labels, count_outside
+from rollout_corr.metrics.labels import SEQUENCES, LabelSet, count_outside
 from rollout_corr.metrics.peers import Columns
 from rollout_corr.metrics.rows import Aggregate
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.checked import by_path
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 
 def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
@@ -83,7 +83,7 @@ def of_label(spec: Spec, units: str) -> OfLabel:
     return OfLabel(of_tokens, of_sequences, sums + more_sums, maxima + more_maxima, len(sums), len(maxima))
 
 
-def _of_every_label(labels: Labels, names: tuple[str, ...]) -> tuple[str, ...]:
+def _of_every_label(labels: LabelSet, names: tuple[str, ...]) -> tuple[str, ...]:
     """Each name of all labels before the next."""
     return tuple(f"{labels.name}={value}/{name}" for name in names for value in labels.every)
 
@@ -145,7 +145,7 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
 
 
 @cached(maxsize=256)
-def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: Labels) -> tuple[slice, slice]:
+def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: LabelSet) -> tuple[slice, slice]:
     """Find the sums and the maxima of labels, among all sums and among all maxima."""
     found = of_label(spec, labels.units)
 

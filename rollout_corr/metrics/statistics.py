@@ -12,13 +12,13 @@ from torch import Tensor
 
 from rollout_corr.metrics import loss, native, on_tensors, peers, schema, show
 from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import Labels, outside_of
+from rollout_corr.metrics.labels import LabelSet, outside_of
 from rollout_corr.metrics.on_tensors import metric_on_device
 from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
 from rollout_corr.specs.checked import by_path
 from rollout_corr.specs.choices import REPORTS
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -323,7 +323,7 @@ class PendingMetrics:
                 "or reducing copies on the CPU, names the ranks"
             )
 
-    def _of_labels(self, by: str) -> tuple[Labels, Tensor]:
+    def _of_labels(self, by: str) -> tuple[LabelSet, Tensor]:
         """The statistics of every label, [names, labels], sums and then maxima."""
         extra = Extra() if self._extra is None else self._extra
         one, spec = extra.named(by), self._spec

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 from rollout_corr.specs.validate import shown
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
+R = TypeVar("R")
+P = ParamSpec("P")
 
 
 class Checked:
@@ -41,6 +43,20 @@ class Checked:
         """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
         values = {name: (getattr(self, name), default) for name, default in self._defaults().items()}
         return {name: _plain(value) for name, (value, default) in values.items() if value != default}
+
+
+def hash_once(value: Checked) -> int:
+    """The hash of the fields of a frozen type, kept with it."""
+    found: int | None = value.__dict__.get("_hash")
+    if found is None:
+        found = hash(tuple(getattr(value, field.name) for field in fields(value)))
+        value._set(_hash=found)
+    return found
+
+
+def without_hash(value: Checked) -> dict[str, Any]:
+    """The state of a frozen type without its hash, which another process may find otherwise."""
+    return {name: x for name, x in value.__dict__.items() if name != "_hash"}
 
 
 def _plain(value: object) -> object:
@@ -146,10 +162,48 @@ def _checking(function: Function, owner: str, meant: Mapping[str, str]) -> Funct
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                write = meant.get(name) or (f"{close[0]}=" if close else "")
-                hint = f"; did you mean {write}?" if write else ""
-                raise TypeError(f"{owner}: unknown argument {name!r}, expected some of {known}{hint}")
+                raise _unknown(owner, name, known, meant)
         return function(self, *args, **kwargs)
 
     return cast(Function, checked)
+
+
+# Arguments of a Batch, by which calls name what a keyword of theirs was meant to be.
+OF_BATCH = (
+    *("turns", "entropy", "labels", "external", "kept_mass", "versions", "groups", "sequence_ids", "scale", "total"),
+    *("ranks", "validate"),
+)
+_MEANT_IN_CALLS = {name: f"batch=rc.Batch({name}=...)" for name in OF_BATCH} | {
+    "attention_mask": "mask=",
+    "response_mask": "mask=",
+    "config": "spec=",
+    "preset": "spec=",
+    "weights": "correction=rc.Factors(weights=...)",
+    "train_mask": "correction=rc.Factors(mask=...)",
+    "surrogate": "loss=rc.Loss(surrogate)",
+    "reduction": "loss=rc.Loss(mean=rc.Mean(...))",
+    "kl": "loss=rc.Loss(kl=rc.KL(...))",
+    "regularizer": "loss=rc.Loss(regularizer=...)",
+    "entropy_bonus": "loss=rc.Loss(entropy_bonus=...)",
+}
+
+
+def known_keywords(call: Callable[P, R]) -> Callable[P, R]:
+    """Make a function refuse an unknown keyword by naming its own, and the one that was meant."""
+    known = tuple(inspect.signature(call).parameters)
+
+    @functools.wraps(call)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise _unknown(call.__name__, name, known, _MEANT_IN_CALLS)
+        return call(*args, **kwargs)
+
+    return called
+
+
+def _unknown(owner: str, name: str, known: Sequence[str], meant: Mapping[str, str]) -> TypeError:
+    close = difflib.get_close_matches(name, known, n=1)
+    write = meant.get(name) or (f"{close[0]}=" if close else "")
+    hint = f"; did you mean {write}?" if write else ""
+    return TypeError(f"{owner}: unknown argument {name!r}, expected some of {list(known)}{hint}")

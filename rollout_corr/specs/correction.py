@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from rollout_corr.specs.bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
-from rollout_corr.specs.checked import Checked, arguments_of, keywords_meant
+from rollout_corr.specs.checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
 from rollout_corr.specs.choices import (
     DETAIL,
     NONFINITE,
@@ -149,15 +149,11 @@ class Spec(Checked):
 
     def __hash__(self) -> int:
         """The hash of the fields, found once: every call looks up by its Spec what was prepared for it."""
-        found: int | None = self.__dict__.get("_hash")
-        if found is None:
-            found = hash(tuple(getattr(self, field.name) for field in fields(self)))
-            self._set(_hash=found)
-        return found
+        return hash_once(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the hash, which another process may find otherwise."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        return without_hash(self)
 
     @property
     def weighs_prefixes(self) -> bool:
@@ -276,4 +272,6 @@ def no_spec(given: object, wanted: str = "a Spec") -> TypeError:
     elif isinstance(given, (Weight, Criterion)):
         field = f"weight={given!r}" if isinstance(given, Weight) else f"criteria=({given!r},)"
         hint = f"; write Spec({field})"
+    elif type(given).__name__ == "Loss":
+        hint = "; a Loss is loss=... of policy_loss"
     return TypeError(f"spec: expected {wanted}, got {type(given).__name__}{hint}")

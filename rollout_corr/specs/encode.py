@@ -10,11 +10,11 @@ from rollout_corr.specs.bounds_of_batch import RULES
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.checked import Checked
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, Objective, SquaredLogRatio
 from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
+from rollout_corr.specs.terms import KL, Mean, Objective, SquaredLogRatio
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
-_OF_LOSS = (Objective, KL, SquaredLogRatio, *SURROGATES, *OF_BATCH)
+_OF_LOSS = (Objective, Mean, KL, SquaredLogRatio, *SURROGATES, *OF_BATCH)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_OF_CORRECTION, *RULES.values(), *_OF_LOSS)}
 _FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 

@@ -1,223 +1,197 @@
-"""The other terms of a policy loss than its surrogate, its reductions, and all of it as one frozen type."""
+"""`Loss`: everything of a policy loss that is no tensor, and its description in words."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any
 
-from rollout_corr.specs.checked import Checked
+from rollout_corr.specs.checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
+from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
 from rollout_corr.specs.surrogate import Surrogate, checked_surrogate
-from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive, shown
-
-KLKind = Literal["k1", "k2", "k3", "abs"]
-KLWeight = Literal["ratio", "stopped_ratio", "weights"]
-Scope = Literal["kept", "all"]
-LossReduction = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm", "sum"]
-Counted = Literal["original", "kept"]
-Denominator = Literal["original", "kept", "rows"]
-
-KL_KINDS: tuple[str, ...] = get_args(KLKind)
-KL_WEIGHTS: tuple[str, ...] = get_args(KLWeight)
-SCOPES: tuple[str, ...] = get_args(Scope)
-LOSS_REDUCTIONS: tuple[str, ...] = get_args(LossReduction)
-COUNTED: tuple[str, ...] = get_args(Counted)
-DENOMINATORS: tuple[str, ...] = get_args(Denominator)
-# A length divides only the policy loss.
-KL_REDUCTIONS: tuple[str, ...] = tuple(name for name in LOSS_REDUCTIONS if name != "token_sum_norm")
+from rollout_corr.specs.terms import KL, MEANT, TOKEN_MEAN, EntropyBonus, Mean, SquaredLogRatio
+from rollout_corr.specs.validate import shown
 
 
-class Reduction(NamedTuple):
-    """The steps from the losses of tokens to one number.
-
-    Attributes:
-        unit: The units whose number divides the sum: "tokens" or "sequences"; None: the sum is not divided.
-        averages: Each sequence's sum is divided by its own number of tokens first.
-        by_length: The sum is divided by `max_length` too.
-    """
-
-    unit: Literal["tokens", "sequences"] | None
-    averages: bool = False
-    by_length: bool = False
-
-
-_REDUCTIONS: dict[str, Reduction] = {
-    "token_mean": Reduction("tokens"),
-    "sequence_mean_token_mean": Reduction("sequences", averages=True),
-    "sequence_mean_token_sum": Reduction("sequences"),
-    "token_sum_norm": Reduction("sequences", by_length=True),
-    "sum": Reduction(None),
-}
-
-
-def reduction_of(name: str) -> Reduction:
-    """Look a reduction up by its name, which is checked."""
-    choice("reduction", name, LOSS_REDUCTIONS)
-    return _REDUCTIONS[name]
-
-
+@keywords_meant(
+    reduction="mean=rc.Mean(...)",
+    loss_agg_mode="mean=rc.Mean(...)",
+    denominator="mean=rc.Mean(..., over=...), or total= of the Batch",
+    max_length="mean=rc.Mean('sequence_sum', length=...)",
+    beta="kl=rc.KL('k3', coef)",
+    clip_range="rc.Loss(rc.PPO(low, high))",
+    spec="spec= of policy_loss",
+)
 @dataclass(frozen=True, repr=False)
-class KL(Checked):
-    """A penalty for leaving a reference policy, from k = new_logp - ref_logp per token.
+class Loss(Checked):
+    """Everything of a policy loss that is no tensor. Frozen, hashable, checked when it is made; numbers are plain data.
 
     Args:
-        kind: Its value: "k1" k, "abs" |k|, "k2" k^2 / 2, "k3" e^-k - 1 + k. k is saturated at +-1024.
-        coef: Factor of the term.
-        gradient: The kind whose gradient it has, if not its own (straight-through). The mean of k3 is the KL, but its
-            gradient is not the KL's; that of k2 is.
-        log_clamp: k is clamped to +-log_clamp in k3.
-        value_clamp: k3 is at most this (frameworks take 10), or None. No gradient flows beyond.
-        weight: A further factor: None, "ratio" the differentiable r (unbiased for samples of base), "stopped_ratio" r
-            without its gradient, "weights" the factor of the surrogate.
-        weight_upper: Upper bound of that ratio, or None.
-        scope: The tokens that it is summed over: "kept" those that train, "all" the valid ones, rejected ones too.
-        bound: The value is clamped to +-bound, whatever its kind, or None. No gradient flows beyond.
-        swapped: The two policies change places: k = ref_logp - new_logp.
-        reduction: A reduction of its own, where a framework averages the penalty over sequences and the policy loss
-            over tokens; not "token_sum_norm". None: that of the loss. A second pass computes it.
-        denominator: The divisor of that reduction: "original", "kept" or "rows", as in `policy_loss`. It is counted in
-            the call, whatever number divides the policy loss: over micro-batches such means add up to as many means. A
-            call of its own, with advantages of 0, gives a KL a number as its denominator.
+        surrogate: PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; or ClipCov,
+            KLCov, BAPO, EntropyClip or REAL, which see the whole batch first.
+        mean: How the losses of tokens become one number.
+        kl: A penalty for leaving `ref_logp`, or None.
+        regularizer: A squared log-ratio, or None.
+        entropy_bonus: A reward for entropy, or None. Its gradient goes to `Batch.entropy`, where that requires grad.
+
+    Raises:
+        TypeError: A value of the wrong type, named.
     """
 
-    kind: KLKind
-    coef: float
-    gradient: KLKind | None = None
-    log_clamp: float = 20.0
-    value_clamp: float | None = None
-    weight: KLWeight | None = None
-    weight_upper: float | None = None
-    scope: Scope = "kept"
-    bound: float | None = None
-    swapped: bool = False
-    reduction: LossReduction | None = None
-    denominator: Denominator = "original"
-
-    def __post_init__(self) -> None:
-        choice("KL.kind", self.kind, KL_KINDS)
-        _coefficient("KL.coef", self)
-        if self.gradient is not None:
-            choice("KL.gradient", self.gradient, KL_KINDS)
-        self._set(log_clamp=positive("KL.log_clamp", self.log_clamp, LARGEST_CLAMP))
-        for name in ("value_clamp", "weight_upper", "bound"):
-            if getattr(self, name) is not None:
-                self._set(**{name: positive(f"KL.{name}", getattr(self, name))})
-        if self.weight is not None:
-            choice("KL.weight", self.weight, KL_WEIGHTS)
-        if self.weight_upper is not None and self.weight not in ("ratio", "stopped_ratio"):
-            raise ValueError(
-                f"KL.weight_upper: expected None with weight={self.weight!r}, got {shown(self.weight_upper)}"
-            )
-        choice("KL.scope", self.scope, SCOPES)
-        if not isinstance(self.swapped, bool):
-            raise TypeError(f"KL.swapped: expected a bool, got {shown(self.swapped)}")
-        choice("KL.denominator", self.denominator, DENOMINATORS)
-        if self.reduction is not None:
-            choice("KL.reduction", self.reduction, KL_REDUCTIONS)
-        by_rows = self.reduction is not None and _REDUCTIONS[self.reduction].unit == "sequences"
-        if self.denominator == "rows" and not by_rows:
-            raise ValueError(
-                f"KL.denominator: expected 'rows' with a reduction over sequences, got it with "
-                f"reduction={self.reduction!r}"
-            )
-        if self.denominator != "original" and self.reduction in (None, "sum"):
-            raise ValueError(
-                f"KL.denominator: expected the default with reduction={self.reduction!r}, got {self.denominator!r}"
-            )
-
-
-@dataclass(frozen=True, repr=False)
-class SquaredLogRatio(Checked):
-    """The squared log-ratio regulariser, coef * x^2 per token (Kimi, prime-rl). x is saturated at +-1024.
-
-    Args:
-        coef: Factor of the term.
-        scope: The tokens that it is summed over: "all" valid ones, so that rejected tokens stay anchored, or those
-            "kept".
-    """
-
-    coef: float
-    scope: Scope = "all"
-
-    def __post_init__(self) -> None:
-        _coefficient("SquaredLogRatio.coef", self)
-        choice("SquaredLogRatio.scope", self.scope, SCOPES)
-
-
-def _coefficient(name: str, of: KL | SquaredLogRatio) -> None:
-    value = number(name, of.coef)
-    if not 0.0 <= value < math.inf:
-        raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
-    object.__setattr__(of, "coef", value)
-
-
-@dataclass(frozen=True, repr=False)
-class Objective(Checked):
-    """Everything that is fixed about a policy loss: the arguments of `policy_loss` that are not tensors.
-
-    Args:
-        surrogate: The surrogate.
-        kl: KL to a reference, or None.
-        regulariser: Squared log-ratio, or None.
-        reduction: A value of LOSS_REDUCTIONS.
-        denominator: The tokens or sequences that are counted: "original" those of the mask given, "kept" those that
-            train.
-        max_length: The length that token_sum_norm divides by besides the number of sequences.
-        weights_are_the_ratio: Weights take the place of the surrogate's ratio.
-        nonfinite: `Spec.nonfinite`. A token that trains with NaN or infinity in what it needs is left out and
-            counted, unless this is "propagate", which reads a scale that is not finite as 0 and lets all else pass;
-            "neutral" reads a base that is not finite as new_logp.
-    """
-
-    surrogate: Surrogate
+    surrogate: Surrogate = DEFAULT_SURROGATE
+    mean: Mean = TOKEN_MEAN
     kl: KL | None = None
-    regulariser: SquaredLogRatio | None = None
-    reduction: LossReduction = "token_mean"
-    denominator: Counted = "original"
-    max_length: float | None = None
-    weights_are_the_ratio: bool = False
-    nonfinite: str = "reject"
-
-    @property
-    def reduced(self) -> Reduction:
-        """The row of its reduction."""
-        return _REDUCTIONS[self.reduction]
+    regularizer: SquaredLogRatio | None = None
+    entropy_bonus: EntropyBonus | None = None
 
     def __post_init__(self) -> None:
         checked_surrogate(self.surrogate)
-        if self.kl is not None and not isinstance(self.kl, KL):
-            raise TypeError(f"kl: expected a KL or None, got {type(self.kl).__name__}")
-        if self.regulariser is not None and not isinstance(self.regulariser, SquaredLogRatio):
-            raise TypeError(f"regulariser: expected a SquaredLogRatio or None, got {type(self.regulariser).__name__}")
-        choice("reduction", self.reduction, LOSS_REDUCTIONS)
-        if self.reduced.by_length:
-            if self.max_length is None:
-                raise ValueError(
-                    f"max_length: expected the length that {self.reduction} divides by (elsewhere called "
-                    "loss_scale_factor or max_completion_length), got None"
+        if not isinstance(self.mean, Mean):
+            hint = f"; write rc.{MEANT[self.mean]}" if isinstance(self.mean, str) and self.mean in MEANT else ""
+            raise TypeError(f"Loss.mean: expected a Mean, got {type(self.mean).__name__} {shown(self.mean)}{hint}")
+        for name, kind in _TERMS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(
+                    f"Loss.{name}: expected a {kind.__name__} or None, got {type(value).__name__} {shown(value)}"
                 )
-            self._set(max_length=positive("max_length", self.max_length))
-        elif self.max_length is not None:
-            raise ValueError(
-                f"max_length: expected None with reduction={self.reduction!r}, got {shown(self.max_length)}"
-            )
+
+    def __hash__(self) -> int:
+        """The hash of the fields, found once: every call looks up by its Loss what was prepared for it."""
+        return hash_once(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash, which another process may find otherwise."""
+        return without_hash(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as plain data; the surrogate's has its class under "name"."""
+        found = super().to_dict()
+        if "surrogate" in found:
+            found["surrogate"] = {"name": type(self.surrogate).__name__, **found["surrogate"]}
+        return found
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> Loss:
+        """Build a Loss from plain data, the inverse of `to_dict`.
+
+        Args:
+            mapping: Keys are field names. `surrogate` is a mapping with the "name" of its class, such as "PPO", and its
+                fields; `mean`, `kl`, `regularizer` and `entropy_bonus` are mappings of theirs.
+
+        Raises:
+            ValueError: An unknown key or a wrong value, named.
+            TypeError: A value of the wrong type, named.
+        """
+        arguments = arguments_of(cls, mapping, "Loss")
+        for name, kind in {"mean": Mean, **_TERMS}.items():
+            if arguments.get(name) is not None:
+                arguments[name] = kind(**_nested(kind, arguments[name], f"Loss.{name}"))
+        if "surrogate" in arguments:
+            arguments["surrogate"] = _surrogate(arguments["surrogate"])
+        return cls(**arguments)
+
+    def explain(self) -> str:
+        """Describe in plain words what will happen, step by step."""
+        return explain(self)
 
 
-@dataclass(frozen=True, repr=False)
-class EntropyBonus(Checked):
-    """A reward for entropy: -coef times the entropy of the tokens, reduced as the policy loss is.
+_TERMS: dict[str, type[KL | SquaredLogRatio | EntropyBonus]] = {
+    "kl": KL,
+    "regularizer": SquaredLogRatio,
+    "entropy_bonus": EntropyBonus,
+}
 
-    Args:
-        coef: Factor of the term; below 0 entropy is penalised.
-        scope: The tokens that it is summed over: "kept" those that train, "all" the valid ones, rejected ones too.
-    """
 
-    coef: float
-    scope: Scope = "kept"
+def _nested(kind: type, mapping: object, owner: str) -> dict[str, Any]:
+    """The arguments of a term from a mapping, in which a KL may have a mean of its own."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {shown(mapping)}")
+    found = arguments_of(kind, mapping, owner)
+    if isinstance(found.get("mean"), Mapping):
+        found["mean"] = Mean(**arguments_of(Mean, found["mean"], f"{owner}.mean"))
+    return found
 
-    def __post_init__(self) -> None:
-        value = number("EntropyBonus.coef", self.coef)
-        if not math.isfinite(value):
-            raise ValueError(f"EntropyBonus.coef: expected a finite number, got {value!r}")
-        choice("EntropyBonus.scope", self.scope, SCOPES)
-        self._set(coef=value)
+
+def _surrogate(mapping: object) -> Surrogate:
+    """The surrogate of plain data."""
+    from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
+
+    kinds = {kind.__name__: kind for kind in (*SURROGATES, *OF_BATCH)}
+    if not isinstance(mapping, Mapping) or mapping.get("name") not in kinds:
+        got = mapping.get("name") if isinstance(mapping, Mapping) else mapping
+        raise ValueError(f"Loss.surrogate: expected a mapping with a name among {list(kinds)}, got {shown(got)}")
+    kind = kinds[mapping["name"]]
+    given = {name: value for name, value in mapping.items() if name != "name"}
+    plain = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+    return kind(**arguments_of(kind, plain, f"Loss.surrogate ({mapping['name']})"))
+
+
+def no_loss(given: object) -> TypeError:
+    """Make the error for what is no Loss, with what to write."""
+    kind, hint = type(given).__name__, ""
+    if isinstance(given, Surrogate):
+        hint = f"; write rc.Loss({given!r})"
+    elif kind == "Spec":
+        hint = "; a Spec is spec=..."
+    elif isinstance(given, tuple) and hasattr(given, "loss"):
+        hint = "; of a recipe pass its .loss, and its .spec as spec="
+    elif isinstance(given, Mapping):
+        hint = "; plain data becomes one by rc.Loss.from_dict"
+    return TypeError(f"loss: expected a rollout_corr.Loss, got {kind}{hint}")
+
+
+# --- in words ---
+
+_MEANS = {
+    "token": "The losses of tokens are added up and divided by the number of {over} tokens",
+    "sequence": "The loss of a sequence is the mean over its {own} tokens; these are added up and divided by the "
+    "number of {over} sequences",
+    "sequence_sum": "The loss of a sequence is the sum over its tokens; these are added up and divided by the number "
+    "of {over} sequences",
+    "sum": "The losses of tokens are added up and not divided",
+}
+_OVER = {"original": "valid", "kept": "kept", "rows": "all"}
+_KINDS = {"k1": "k", "k2": "k^2 / 2", "k3": "e^-k - 1 + k", "abs": "|k|"}
+_FACTORS = {
+    "ratio": "the ratio",
+    "stopped_ratio": "the ratio, without its gradient",
+    "weights": "the weight of the token",
+}
+_SCOPES = {"kept": "tokens that train", "all": "valid tokens, rejected ones too"}
+
+
+def explain(loss: Loss) -> str:
+    """The steps of a Loss, numbered."""
+    surrogate, mean = loss.surrogate, loss.mean
+    steps = [f"The loss of a token that trains is that of {surrogate!r}, times the weight of a correction."]
+    if loss.kl is not None:
+        steps.append(_penalty(loss.kl))
+    if loss.regularizer is not None:
+        steps.append(
+            f"{loss.regularizer.coef:g} times the squared log-ratio is added, at {_SCOPES[loss.regularizer.scope]}."
+        )
+    own = "kept" if mean.over == "kept" else "valid"
+    line = _MEANS[mean.of].format(over=_OVER[mean.over], own=own)
+    if mean.unit is not None:
+        line += ", or by `Batch.total` where it is given"
+    if mean.length is not None:
+        line += f", and by the length {mean.length:g}"
+    steps.append(f"{line}.")
+    if loss.entropy_bonus is not None:
+        bonus = loss.entropy_bonus
+        steps.append(f"{bonus.coef:g} times the entropy, reduced likewise, is taken away, over {_SCOPES[bonus.scope]}.")
+    return "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
+
+
+def _penalty(kl: KL) -> str:
+    kind = f"{kl.kind} ({_KINDS[kl.kind]})"
+    k = "ref_logp - new_logp" if kl.swapped else "new_logp - ref_logp"
+    line = f"{kl.coef:g} times {kind} of k = {k} is added, at {_SCOPES[kl.scope]}"
+    if kl.gradient is not None and kl.gradient != kl.kind:
+        line += f", with the gradient of {kl.gradient}"
+    if kl.weight is not None:
+        line += f", times {_FACTORS[kl.weight]}"
+    if kl.mean is not None:
+        line += f", with a mean of its own, {kl.mean!r}"
+    return f"{line}."

@@ -18,7 +18,7 @@ from builders.split_cases import Rank, picked, tokens_of
 from builders.threaded_ranks import Ranks
 from oracles.entropy_bonus import bonus
 from rollout_corr.definition.entropy import total_of
-from rollout_corr.specs.loss import LOSS_REDUCTIONS
+from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = [*INTERPRETED, pytest.mark.usefixtures("one_thread")]
 
@@ -333,7 +333,7 @@ def test_errors():
 def test_the_definition_leaves_the_rest_alone():
     """An entropy that is not finite has a gradient of 0, not NaN."""
     from rollout_corr.definition.sequences import Rows
-    from rollout_corr.specs.loss import Objective
+    from rollout_corr.specs.terms import Objective
 
     entropy = torch.tensor([[1.0, math.nan], [math.inf, 2.0]], requires_grad=True)
     total = total_of(entropy, None, None, "kept", Rows(2), Objective(rc.PPO()))

@@ -216,7 +216,7 @@ def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
 
 
 def objective_of(surrogate, kl=None):
-    from rollout_corr.specs.loss import Objective
+    from rollout_corr.specs.terms import Objective
 
     return Objective(surrogate, kl)
 

@@ -12,7 +12,7 @@ import rollout_corr as rc
 from builders.batches import GARBAGE
 from builders.loss_cases import SURROGATES
 from rollout_corr.backends import loss_blocks
-from rollout_corr.specs.loss import LOSS_REDUCTIONS
+from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

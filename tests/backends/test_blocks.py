@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from rollout_corr.backends import blocks, cpu_sums
-from rollout_corr.backends.batch import Batch, Result
+from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.blocks import Compaction
 from rollout_corr.backends.cpu_sums import SMALL
 from rollout_corr.backends.read import Given, read_batch
@@ -247,7 +247,7 @@ def test_outputs_never_require_grad_and_inputs_stay() -> None:
 def test_spans_are_as_large_as_they_may_be(lengths: list[int], size: int) -> None:
     """Every sequence is in one span; a further one would be too much."""
     offsets = torch.tensor([4, *lengths]).cumsum(0)
-    batch = Batch(torch.zeros(60), torch.zeros(60), None, offsets, len(lengths), lambda x: x, None)
+    batch = OpenBatch(torch.zeros(60), torch.zeros(60), None, offsets, len(lengths), lambda x: x, None)
     found = list(blocks.spans(batch, size))
     assert [i for rows, _ in found for i in range(rows.start, rows.stop)] == [*range(len(lengths))]
     assert len(found) == 1 or all(rows.stop > rows.start for rows, _ in found)

@@ -18,7 +18,7 @@ from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels import grid, launches
 from rollout_corr.specs import loss, ratio_losses, score_losses, signed_losses, surrogate, surrogates
 from rollout_corr.specs.encode import decode, encode
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 PPO = Objective(rc.PPO(0.2, 0.28))
 AVERAGED = Objective(rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1), rc.SquaredLogRatio(0.1), reduction="sequence_mean_token_mean")

@@ -246,11 +246,11 @@ def test_no_samples_have_no_ids():
 
 def test_offsets_on_a_device_that_nobody_checked_break_nothing():
     """Wrong offsets of a device are not read, so they must not lead outside of memory."""
-    from rollout_corr.backends.batch import Batch
+    from rollout_corr.backends.batch import OpenBatch
 
     for wrong in ([0, 9, 3, 6], [5, 1], [-4, 2, 7], [3]):
         logp = torch.zeros(6)
-        batch = Batch(logp, logp, None, torch.tensor([0, 4, 6]), 2, lambda x: x, None)
+        batch = OpenBatch(logp, logp, None, torch.tensor([0, 4, 6]), 2, lambda x: x, None)
         batch.turns = torch.tensor(wrong).clamp(0, 6).cummax(0).values
         found = whole.run_whole(batch, TURN_SPECS["product"])
         assert found.weights.isfinite().all() and found.keep_turns.shape == (len(wrong) - 1,)

@@ -15,7 +15,7 @@ from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import loss_blocks
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 TENSORS = ("old", "rollout", "ref", "weights", "train_mask", "scale")
 # Arguments that are not log-probs.

@@ -13,7 +13,7 @@ from builders.kernel_cases import between_fences, fenced, unchecked, watched
 from builders.loss_cases import SURROGATES
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.batch import Batch, LossTask
+from rollout_corr.backends.batch import OpenBatch, LossTask
 from rollout_corr.backends.differentiable import scaled
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.definition.tokens import KeptMass
@@ -94,10 +94,10 @@ def by_reference(given, wanted, dtype, differentiable=True):
     }
     count = given.new.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     offsets = None if given.offsets is None else given.offsets.long()
-    batch = Batch(cast["new"], cast["new"], given.mask, offsets, count, lambda x: x, given.mask)
+    batch = OpenBatch(cast["new"], cast["new"], given.mask, offsets, count, lambda x: x, given.mask)
     batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
     tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
-    mass = None if given.log_mass is None else KeptMass(given.log_mass, given.mass_of_base)
+    mass = None if given.log_mass is None else KeptMass(given.log_mass, "train" if given.mass_of_base else "rollout")
     decided, nothing = None, dict.fromkeys(wanted.surrogate.traits.sums, torch.zeros(()))
     if wanted.surrogate.sees_batch:
         decided = Decided((given.chosen,), (), nothing)

@@ -15,7 +15,7 @@ import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, error
 from builders.loss_cases import PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
-from rollout_corr.specs.loss import LOSS_REDUCTIONS
+from rollout_corr.specs.terms import LOSS_REDUCTIONS
 from rollout_corr.specs.surrogate import Surrogate
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,7 +20,7 @@ from oracles import batch_losses as oracle
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.launches import Launch
 from rollout_corr.specs.encode import decode, encode
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -44,7 +44,7 @@ from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.specs.loss import LOSS_REDUCTIONS
+from rollout_corr.specs.terms import LOSS_REDUCTIONS
 from rollout_corr.specs.operands import LossOperands
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,7 +13,7 @@ from oracles import correction as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics.labels import Labels
+from rollout_corr.metrics.labels import LabelSet
 from rollout_corr.metrics.native import metrics_of
 from rollout_corr.metrics.on_tensors import metrics_of as of_label
 from rollout_corr.metrics.on_tensors import names_of, read, unit_of
@@ -108,7 +108,7 @@ def test_all_labels_at_once_have_the_numbers_of_each(spec, units):
         for place, name in enumerate(names):
             if name in counts:
                 table[place] = torch.randint(1 if bad else 3, (many,), generator=generator) + bad
-        found = read(Labels("environment", NAMES, units), spec, table)
+        found = read(LabelSet("environment", NAMES, units), spec, table)
         held = dict(zip(names, table.tolist(), strict=True))
         wanted = {f"environment/outside/{units}": held[units][-1]}
         for place, name in enumerate(NAMES):

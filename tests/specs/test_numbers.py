@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.specs.loss import Objective
+from rollout_corr.specs.terms import Objective
 from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 
 # A value of each type by its required fields alone.

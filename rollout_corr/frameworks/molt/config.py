@@ -10,8 +10,8 @@ from rollout_corr.frameworks.shared.recipe import arguments
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of
 from rollout_corr.frameworks.shared.specs import level_of
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.terms import KL, KLKind
 from rollout_corr.specs.validate import number, one_of
 
 GATES = {"seq": presets.seq, "geo": presets.geo}

@@ -21,9 +21,9 @@ from rollout_corr.frameworks.shared.recipe import (
 from rollout_corr.frameworks.shared.settings import boolean
 from rollout_corr.frameworks.shared.specs import LEVELS, gated
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, LossReduction
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO
+from rollout_corr.specs.terms import KL, LossReduction
 from rollout_corr.specs.validate import LARGEST_CLAMP, number, one_of
 
 # Without a clamp of its own NeMo's KL has the widest that there is.

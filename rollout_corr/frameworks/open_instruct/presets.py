@@ -19,9 +19,9 @@ from rollout_corr.frameworks.shared.recipe import (
 )
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.surrogate import RatioOf
 from rollout_corr.specs.surrogates import Score
+from rollout_corr.specs.terms import KL, KLKind
 from rollout_corr.specs.validate import number
 
 TOKEN_CLAMP = 10.0

@@ -12,8 +12,8 @@ from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_
 from rollout_corr.frameworks.shared.specs import gated
 from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.statistics import Stat
+from rollout_corr.specs.terms import KL, KLKind
 from rollout_corr.specs.validate import number, one_of
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}

@@ -56,13 +56,13 @@ def ref_kl(threshold: float = 0.2) -> Spec:
 _SURROGATE = Named(lambda tau: Reinforce(coef=positive("adv_tau", tau)), adv_tau=1.0)
 _NOTE = f"its token weights are scale; {GLOBAL}"
 
-RECIPES = of_presets("prime_rl", _SURROGATE, BYPASS, _NOTE, regulariser=anchor("all", kl_tau=1e-3)) | {
+RECIPES = of_presets("prime_rl", _SURROGATE, BYPASS, _NOTE, regularizer=anchor("all", kl_tau=1e-3)) | {
     "icepop": recipe(_SURROGATE, BYPASS, _NOTE, spec="prime_rl.icepop"),
     "ref_kl": recipe(
         Reinforce(),
         BYPASS,
         "the advantages are ref_logp - new_logp, detached",
         spec="prime_rl.ref_kl",
-        regulariser=anchor("all", kl_tau=1e-3),
+        regularizer=anchor("all", kl_tau=1e-3),
     ),
 }

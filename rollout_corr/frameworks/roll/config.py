@@ -10,10 +10,10 @@ from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_u
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.choices import Unit, WeightReduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL
 from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO
+from rollout_corr.specs.terms import KL
 from rollout_corr.specs.validate import number, one_of
 
 # TrainInferISWeightConfig and TrainInferFilterConfig.

@@ -76,7 +76,7 @@ RECIPES = {
     "tis": recipe(Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0), DECOUPLED, reduction=SEQUENCES),
     "cispo": recipe(Named(around_one, cispo_epsilon_low=0.1, cispo_epsilon_high=0.1), DECOUPLED, reduction=SEQUENCES),
     "kimi15": recipe(
-        Named(DRO, kimi15_tau=0.1), DECOUPLED, "Kimi K1.5's regulariser, token by token", reduction=SEQUENCES
+        Named(DRO, kimi15_tau=0.1), DECOUPLED, "Kimi K1.5's regularizer, token by token", reduction=SEQUENCES
     ),
     "topr": recipe(
         Named(lambda good, bad: TOPR(positive=good, negative=bad), topr_positive_weight=1.0, topr_negative_weight=1.0),

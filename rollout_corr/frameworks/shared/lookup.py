@@ -194,7 +194,7 @@ def recipe(name: str, /, *config: object, **settings: Any) -> dict[str, Any]:
             too. For a configuration, the framework's own options, as for `rc.spec`.
 
     Returns:
-        Keyword arguments: surrogate, spec, reduction, denominator, and kl, regulariser or max_length if the recipe has
+        Keyword arguments: surrogate, spec, reduction, denominator, and kl, regularizer or max_length if the recipe has
         them.
 
     Raises:

@@ -11,9 +11,9 @@ from rollout_corr.frameworks.shared.lookup import RecipeEntry as RecipeEntry
 from rollout_corr.frameworks.shared.preset import registered
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
 from rollout_corr.specs.surrogate import RatioOf, Surrogate
 from rollout_corr.specs.surrogates import PPO, Score
+from rollout_corr.specs.terms import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
 from rollout_corr.specs.validate import number, one_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -71,7 +71,7 @@ def recipe(
         spec: The correction: the name of a preset, whose arguments are then settings of the recipe.
         reduction: As in `policy_loss`.
         denominator: As in `policy_loss`.
-        **terms: kl, regulariser, max_length or turns; one that is None is left out.
+        **terms: kl, regularizer, max_length or turns; one that is None is left out.
     """
 
     def build(**settings: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def penalty(
 
 
 def anchor(over: Scope, /, **tau: float) -> Named[SquaredLogRatio]:
-    """Return the squared log-ratio as a regulariser, by the framework's name for its coefficient."""
+    """Return the squared log-ratio as a regularizer, by the framework's name for its coefficient."""
     return Named(lambda coefficient: SquaredLogRatio(coefficient, over), **tau)
 
 

@@ -44,7 +44,7 @@ def losses() -> str:
         lines += _header("recipe", "log-probs", "loss of a token", "spec", "reduction", "divided by", "note")
         for name, recipe in found:
             made = recipe.build()
-            terms = [f"; {_code(expression(made[term]))}" for term in ("kl", "regulariser") if term in made]
+            terms = [f"; {_code(expression(made[term]))}" for term in ("kl", "regularizer") if term in made]
             # The name of the Spec that the recipe runs, its own if there is one.
             same = [preset for preset, spec in specs.items() if spec == made["spec"]]
             lines.append(

@@ -11,9 +11,9 @@ from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields
 from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind, LossReduction
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
+from rollout_corr.specs.terms import KL, KLKind, LossReduction
 from rollout_corr.specs.validate import not_negative, number, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")

@@ -24,8 +24,8 @@ from rollout_corr.frameworks.shared.recipe import (
 )
 from rollout_corr.frameworks.skyrl.config import penalty_over_rows, spec
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import KL
 from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
+from rollout_corr.specs.terms import KL
 
 
 @preset_of("SkyRL a956457 (2026-08-21)")

@@ -14,9 +14,9 @@ from rollout_corr.frameworks.slime import presets
 from rollout_corr.specs import validate
 from rollout_corr.specs.choices import Normalize
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO
+from rollout_corr.specs.terms import KL, KLKind
 
 MODES = ("truncate", "clip", "mask")
 FLAGS: dict[str, Any] = {

@@ -26,9 +26,9 @@ from rollout_corr.frameworks.shared.recipe import (
 from rollout_corr.frameworks.shared.specs import LEVELS, off_policy
 from rollout_corr.specs.choices import Nonfinite
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, Denominator, LossReduction
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
+from rollout_corr.specs.terms import KL, Denominator, LossReduction
 from rollout_corr.specs.validate import one_of
 
 

@@ -10,7 +10,7 @@ from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import RecipeEntry, arguments
 from rollout_corr.frameworks.trl import presets
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import KL, KLWeight
+from rollout_corr.specs.terms import KL, KLWeight
 from rollout_corr.specs.validate import one_of
 
 

@@ -18,9 +18,9 @@ from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
 from rollout_corr.specs.checked import expression
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind, LossReduction
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, KLCov, Score
+from rollout_corr.specs.terms import KL, KLKind, LossReduction
 from rollout_corr.specs.validate import number, one_of, positive
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
 from rollout_corr.frameworks.shared.dropin import Target
-from rollout_corr.specs.loss import LossReduction
 from rollout_corr.specs.score_losses import Divergence
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import DPPO, DRO, GPG, GSPO, PPO, SAPO, Score
+from rollout_corr.specs.terms import LossReduction
 
 MODULE = "verl.trainer.ppo.core_algos"
 

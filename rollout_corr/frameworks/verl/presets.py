@@ -33,10 +33,10 @@ from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl.options import Threshold
 from rollout_corr.specs.choices import Scheme
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL
 from rollout_corr.specs.score_losses import Divergence
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
+from rollout_corr.specs.terms import KL
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
 

@@ -10,8 +10,8 @@ from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields
 from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Scheme, When
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import KL, KLKind
 from rollout_corr.specs.surrogates import PPO
+from rollout_corr.specs.terms import KL, KLKind
 from rollout_corr.specs.validate import not_negative, number, one_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")

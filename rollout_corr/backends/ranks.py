@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_corr.backends.batch import Batch
+from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.layouts import dtype_of
 from rollout_corr.metrics import collectives
 from rollout_corr.metrics.collectives import check_group
@@ -29,7 +29,7 @@ class Claims(NamedTuple):
     sequences: dict[str, str]
 
 
-def claims_of(call: str, batch: Batch, tensors: dict[str, Tensor | None], fixed: dict[str, str]) -> Claims:
+def claims_of(call: str, batch: OpenBatch, tensors: dict[str, Tensor | None], fixed: dict[str, str]) -> Claims:
     """The claims of a call by name, with the dtypes of tensors and fixed text; reads advantages per sequence."""
     dtypes = {name: "None" if x is None else dtype_of(x) for name, x in tensors.items()}
     sequences = {"sequences": str(batch.count), "layout": "rows" if batch.offsets is None else "packed"}
@@ -44,13 +44,21 @@ def claims_of(call: str, batch: Batch, tensors: dict[str, Tensor | None], fixed:
     return Claims({"call": call, **fixed, **dtypes, **on}, sequences)
 
 
-class Groups(NamedTuple):
-    """The process groups of a call; None: this rank alone.
+class Ranks(NamedTuple):
+    """The process groups that a batch is spread over; None: this rank alone.
 
     Attributes:
-        batch: Ranks over which means and counts of the batch are taken.
-        sequence: Ranks over which the tokens of each sequence are split.
-        order: Which of them a rank holds, where something depends on it.
+        batch: A torch.distributed group whose ranks hold other sequences of the same batch. `normalize="batch"` takes
+            its mean over it, `normalize="group"` those of groups whose sequences lie on several ranks, and a loss
+            counts its tokens or sequences over it: one all-reduce each.
+        sequence: A torch.distributed group over which the tokens of each sequence are split, in any way. All its ranks
+            pass the same sequences in the same order, each with the tokens that it holds, perhaps none, and all results
+            are those of the whole sequences: one all-reduce. Statistics are complete when they are reduced over the
+            ranks. The value of a loss is this rank's share: the loss is the sum of all ranks' values, whose gradient
+            every rank gets for its own tokens. See docs/ranks.md.
+        order: The tokens of a sequence that this rank, r-th of R in `sequence`, holds: "contiguous", the r-th of R
+            stretches, or "zigzag", the r-th of 2 R of equal lengths and then the r-th from the end. Needed by prefixes
+            alone, which take an all-reduce more, and with drop="rest" two; those come before the call returns.
     """
 
     batch: Any = None
@@ -63,12 +71,12 @@ class Groups(NamedTuple):
 
     def check(self) -> None:
         """Refuse objects that are no groups of this rank."""
-        check_group("sequence_group", self.sequence)
-        check_group("batch_group", self.batch)
+        check_group("ranks.sequence", self.sequence)
+        check_group("ranks.batch", self.batch)
         if self.order is not None:
-            choice("sequence_order", self.order, SEQUENCE_ORDERS)
+            choice("ranks.order", self.order, SEQUENCE_ORDERS)
             if self.sequence is None:
-                raise ValueError(f"sequence_order: expected None without a sequence_group, got {self.order!r}")
+                raise ValueError(f"ranks.order: expected None without ranks.sequence, got {self.order!r}")
 
     def check_per_sequence(self, name: str, given: object, leader: object, packed: bool) -> None:
         """Refuse an argument per sequence in a shape that one per token can have on a rank with few tokens.
@@ -85,7 +93,7 @@ class Groups(NamedTuple):
             wanted = "[1, N]"
         if wanted == "[1, N]" or (given.dim() == 2) != packed:
             raise ValueError(
-                f"{name}: expected shape {wanted} beside a sequence_group, where {list(given.shape)} can also be the "
+                f"{name}: expected shape {wanted} with ranks.sequence, where {list(given.shape)} can also be the "
                 "shape of a rank's tokens"
             )
 
@@ -109,13 +117,13 @@ class Groups(NamedTuple):
             shared = set(dist.get_process_group_ranks(self.sequence)) & set(dist.get_process_group_ranks(self.batch))
             counts = dist.get_rank() == min(shared)
         totals = totals.clone() if counts else torch.zeros_like(totals)
-        return collectives.all_reduce(totals, self.batch, "batch_group: the mean or count over the batch")
+        return collectives.all_reduce(totals, self.batch, "ranks.batch: the mean or count over the batch")
 
     def highest(self, x: Tensor) -> Tensor:
         """Take the maximum of each over the batch group."""
         if self.batch is None:
             return x
-        what = "batch_group: the largest of each group"
+        what = "ranks.batch: the largest of each group"
         return collectives.all_reduce(x.clone(), self.batch, what, dist.ReduceOp.MAX)
 
     # --- the comparison of calls ---
@@ -126,8 +134,8 @@ class Groups(NamedTuple):
         First over the sequence group; the batch group hears of an error there, because its ranks wait.
         """
         raised: ValueError | None = None
-        for name, group in (("sequence_group", self.sequence), ("batch_group", self.batch)):
-            if group is None or (name == "batch_group" and group is self.sequence):
+        for name, group in (("ranks.sequence", self.sequence), ("ranks.batch", self.batch)):
+            if group is None or (name == "ranks.batch" and group is self.sequence):
                 continue
             if raised is not None:
                 told = {collectives.RAISED: f"ValueError: {raised}"}
@@ -135,7 +143,7 @@ class Groups(NamedTuple):
                 told = claims.call
             else:
                 told = {**claims.call, name: collectives.named(collectives.ranks_of(group))}
-                told |= claims.sequences if name == "sequence_group" else {}
+                told |= claims.sequences if name == "ranks.sequence" else {}
             try:
                 collectives.compare(name, group, told)
             except ValueError as error:
@@ -148,3 +156,6 @@ class Groups(NamedTuple):
         # Neither their complaint about it nor a group that has gone is what this rank has to report.
         with contextlib.suppress(ValueError, RuntimeError):
             self.compare(Claims({collectives.RAISED: f"{type(error).__name__}: {error}"}, {}))
+
+
+THIS_RANK = Ranks()

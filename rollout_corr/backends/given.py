@@ -1,0 +1,248 @@
+"""What a caller says of a batch besides its log-probs: `Batch` and the records that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from rollout_corr.backends.layouts import LogProbs, described
+from rollout_corr.backends.ranks import THIS_RANK
+from rollout_corr.backends.ranks import Ranks as Ranks
+from rollout_corr.backends.sequence_groups import Groups as Groups
+from rollout_corr.backends.staleness import Versions as Versions
+from rollout_corr.definition.tokens import KeptMass as KeptMass
+from rollout_corr.specs.checked import keywords_meant
+from rollout_corr.specs.validate import shown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class TurnIds:
+    """Turns that ids or the runs of the mask make, with a bound on their number.
+
+    Attributes:
+        ids: An integer for each token, in the layout of the log-probs, or "runs".
+        at_most: The largest number of turns. A device needs it: without it their number is read there, which waits.
+            Turns that are not there are empty; where there are more, the last one has the rest.
+    """
+
+    ids: LogProbs | Literal["runs"]
+    at_most: int
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Integers that sequences, turns or tokens are told apart by, and what they stand for.
+
+    Attributes:
+        ids: [S] or [S, 1] of sequences, [U] or [U, 1] of turns, or one for each token in the layout of the log-probs.
+            None under the name "age" alone, whose ids are the ages of `versions`.
+        names: The name of each label, in the order of the ids; or how many labels there are. A last name of ages that
+            ends in "+", such as "4+", is of all older tokens too.
+    """
+
+    ids: LogProbs | None = None
+    names: Sequence[str] | int = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Weights and a training mask from elsewhere, in the place of what `correct` gives.
+
+    Attributes:
+        weights: Constants that multiply the surrogate's loss, per token; None: 1.
+        mask: Non-zero at tokens that train, per token; a token outside the batch's mask never trains. None: all train.
+    """
+
+    weights: LogProbs | None = None
+    mask: LogProbs | None = None
+
+
+# Offsets, ids in the layout of the log-probs, the runs of the mask, or ids with a bound.
+Turns = LogProbs | Literal["runs"] | TurnIds
+
+
+@keywords_meant(
+    max_turns="turns=rc.TurnIds(ids, at_most=...)",
+    label_names="labels={name: rc.Labels(ids, names)}",
+    log_mass="kept_mass=rc.KeptMass(log_mass)",
+    renormalized='kept_mass=rc.KeptMass(log_mass, of="train")',
+    current_version="versions=rc.Versions(ids, current)",
+    group_index="groups=rc.Groups(index=...)",
+    group_size="groups=rc.Groups(size=...)",
+    group_count="groups=rc.Groups(index=..., count=...)",
+    batch_group="ranks=rc.Ranks(batch=...)",
+    sequence_group="ranks=rc.Ranks(sequence=...)",
+    sequence_order="ranks=rc.Ranks(sequence=..., order=...)",
+    denominator="total=",
+    attention_mask="mask=",
+    response_mask="mask=",
+    spec="spec= of the call",
+    advantages="advantages= of the call",
+)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Batch:
+    """Everything about the tokens of a batch but their log-probs. Every call takes one and reads it once.
+
+    A loop makes one and passes it to `correct`, `policy_loss` and `dump`. It holds the tensors as they are, and nothing
+    is copied. A tensor that is written to afterwards is read again.
+
+    Args:
+        mask: Non-zero is valid: same layout as the log-probs, any bool, integer or floating dtype. None: every token is
+            valid. A value at an invalid token is never read into a result.
+        cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences, on the CPU or on the device. Tokens outside
+            every interval belong to no sequence: weight 0, mask 0.
+        turns: The turns of each sequence, for weights and criteria over turns and for their metrics: [U + 1] int32 or
+            int64 offsets among the tokens (of [B, T] row after row), with every sequence's beginning among them; an
+            integer id for each token, same layout, where neighbors of a sequence with equal ids are a turn; or "runs":
+            each run of valid tokens, with the invalid ones behind it, is a turn. A 1-D tensor in the shape of packed
+            log-probs is ids. `TurnIds` bounds their number.
+        entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, any dtype of
+            log-probs, as the heads that give log-probs return it: for metrics, criteria with stat="entropy", the
+            entropy bonus of a loss (whose gradient goes there) and EntropyClip.
+        labels: `Labels` by name, {"environment": rc.Labels(ids, ["math", "code"])}, by which
+            `out.metrics(by="environment")` tells apart. An id that names no label is counted, and no error. "age"
+            without ids makes labels of the ages of `versions`.
+        external: Per-token statistics by name, same layout; needed by criteria with stat="external".
+        kept_mass: The mass that truncated sampling (top-k, top-p, min-p) kept, as `KeptMass`. None: sampling was not
+            truncated, or both sides are over the same set.
+        versions: The versions of the policies that sampled, as `Versions`: metrics report ages, criteria with
+            stat="age" test them, `Weight.decay` uses them.
+        groups: The groups of sequences, such as the samples of one prompt, as `Groups`: for a weight with
+            normalize="group", a bound with within="group", and REAL.
+        sequence_ids: [S] or [S, 1], int32 or int64: the number of each sequence, by which a surrogate draws its tokens
+            (ClipCov), whatever the packing and the rank. Without, a sequence is known by its place in the call and the
+            rank in `Ranks.batch`.
+        scale: Constants that multiply all that a token adds to a loss, the KL and the regularizer too, per token (same
+            layout) or per sequence ([S] or [S, 1]); no mean counts them, and `correct` does not read them. For token
+            weights, and for a divisor of each sequence or group, whose reciprocal this is with Mean("sum"). A value
+            that is not finite is counted, and its token adds nothing.
+        total: What a loss is divided by, in place of the tokens or sequences that it counts itself: a number or a 0-d
+            tensor that the caller has reduced over micro-batches and ranks. Each sequence's own mean stays over the
+            tokens of `mask`, and a KL with a mean of its own counts for itself. By 0 nothing is divided.
+        ranks: The process groups that the batch is spread over, as `Ranks`.
+        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
+            calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
+
+    Raises:
+        TypeError: An argument of the wrong type. Shapes, dtypes and devices are checked by the first call.
+    """
+
+    mask: LogProbs | None = None
+    cu_seqlens: Tensor | None = None
+    turns: Turns | None = None
+    entropy: LogProbs | None = None
+    labels: Mapping[str, Labels] | None = None
+    external: Mapping[str, LogProbs] | None = None
+    kept_mass: KeptMass | None = None
+    versions: Versions | None = None
+    groups: Groups | None = None
+    sequence_ids: Tensor | None = None
+    scale: LogProbs | None = None
+    total: float | Tensor | None = None
+    ranks: Ranks = THIS_RANK
+    validate: bool = False
+    _read: dict[str, tuple[object, object]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.kept_mass is not None and not isinstance(self.kept_mass, KeptMass):
+            raise _no_record("kept_mass", self.kept_mass, 'rc.KeptMass(log_mass, of="rollout")')
+        if self.versions is not None and not isinstance(self.versions, Versions):
+            raise _no_record("versions", self.versions, "rc.Versions(ids, current)")
+        if self.groups is not None and not isinstance(self.groups, Groups):
+            raise _no_record("groups", self.groups, "rc.Groups(index=...) or rc.Groups(size=...)")
+        if not isinstance(self.ranks, Ranks):
+            raise _no_record("ranks", self.ranks, "rc.Ranks(batch=...) or rc.Ranks(sequence=...)")
+        if self.labels is not None:
+            _check_labels(self.labels)
+        if not isinstance(self.validate, bool):
+            raise TypeError(
+                f"validate: expected True or False, got {type(self.validate).__name__} {shown(self.validate)}"
+            )
+
+    def __repr__(self) -> str:
+        """Shapes and dtypes of what it holds; nothing is read from a device."""
+        words = []
+        for name in _FIELDS:
+            value = getattr(self, name)
+            if value is None or value is False or (isinstance(value, Ranks) and not value.some()):
+                continue
+            plain = isinstance(value, (Tensor, list, tuple)) and not hasattr(value, "_fields")
+            words.append(f"{name}={described(value) if plain else shown(value)}")
+        return f"Batch({', '.join(words)})"
+
+    def once(self, name: str, read: Callable[[], T], key: Hashable, *tensors: object) -> T:
+        """Give what `read` found, as long as the key is the same and no tensor that it read was written to.
+
+        Args:
+            name: What is read.
+            read: Reads it.
+            key: What it depends on besides tensors, such as their shapes.
+            *tensors: The tensors of this batch that it depends on; others than plain tensors count as changed.
+        """
+        state = None if torch.compiler.is_compiling() else _state_of(tensors)
+        if state is None:
+            return read()
+        found: Any = self._read.get(name)
+        if found is not None and found[0] == (key, state):
+            return found[1]  # type: ignore[no-any-return]
+        value = read()
+        self._read[name] = (key, state), value
+        return value
+
+
+_FIELDS = tuple(name for name in Batch.__dataclass_fields__ if not name.startswith("_"))
+
+
+def _state_of(tensors: Sequence[object]) -> tuple[int, ...] | None:
+    """How often each tensor was written to; None where that is not known."""
+    found = []
+    for x in tensors:
+        if x is None or isinstance(x, str):
+            continue
+        if type(x) is not Tensor or x.is_inference():
+            return None
+        found.append(x._version)
+    return tuple(found)
+
+
+def _no_record(name: str, given: object, write: str) -> TypeError:
+    got = described(given) if isinstance(given, Tensor) else shown(given)
+    return TypeError(f"{name}: expected {write}, got {type(given).__name__} {got}")
+
+
+def _check_labels(labels: object) -> None:
+    if not isinstance(labels, Mapping):
+        raise TypeError(f"labels: expected a mapping of names to rc.Labels(ids, names), got {type(labels).__name__}")
+    for name, value in labels.items():
+        if not isinstance(value, Labels):
+            raise _no_record(f"labels[{name!r}]", value, "rc.Labels(ids, names)")
+
+
+def batch_given(batch: object, mask: LogProbs | None, cu_seqlens: Tensor | None) -> Batch:
+    """The Batch of a call, made of the short forms where none is given."""
+    if batch is None:
+        return Batch(mask=mask, cu_seqlens=cu_seqlens)
+    if not isinstance(batch, Batch):
+        raise _no_batch(batch)
+    for name, x in (("mask", mask), ("cu_seqlens", cu_seqlens)):
+        if x is not None:
+            raise ValueError(f"{name}: expected None beside a Batch, got both; write rc.Batch({name}=...)")
+    return batch
+
+
+def _no_batch(given: object) -> TypeError:
+    """Make the error for what is no Batch, with what to write."""
+    kind, hint = type(given).__name__, ""
+    if isinstance(given, (Tensor, list, tuple)) and not hasattr(given, "_fields"):
+        hint = "; a mask is mask=..., offsets are cu_seqlens=..., all else goes into batch=rc.Batch(...)"
+    elif isinstance(given, Mapping):
+        hint = f"; write rc.Batch({', '.join(f'{name}=...' for name in given)})"
+    elif kind in ("Spec", "Loss", "Correction"):
+        hint = f"; write {kind.lower()}=..."
+    return TypeError(f"batch: expected rc.Batch(mask=..., cu_seqlens=...) or None, got {kind}{hint}")
