@@ -88,17 +88,17 @@ def interpreted() -> Iterator[None]:
 def correct(path: str, arguments: dict[str, Any]) -> Any:
     """Call `correct`."""
     import rollout_corr as rc
+    from builders.calls import bundled
 
-    given = dict(arguments)
-    return rc.correct(given.pop("train_logp"), given.pop("rollout_logp"), backend=_backend(path), **given)
+    return rc.correct(**bundled(backend=_backend(path), **arguments))
 
 
 def policy_loss(path: str, arguments: dict[str, Any]) -> Any:
     """Call `policy_loss`."""
     import rollout_corr as rc
+    from builders.calls import bundled_loss
 
-    given = dict(arguments)
-    return rc.policy_loss(given.pop("new_logp"), given.pop("advantages"), backend=_backend(path), **given)
+    return rc.policy_loss(**bundled_loss(backend=_backend(path), **arguments))
 
 
 def _backend(path: str) -> str:

@@ -1,0 +1,83 @@
+"""Arguments of calls by loose names, for tests that draw, share or override them one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rollout_corr as rc
+
+OF_RANKS = {"batch_group": "batch", "sequence_group": "sequence", "sequence_order": "order"}
+OF_GROUPS = {"group_index": "index", "group_size": "size", "group_count": "count"}
+OF_VERSIONS = {"versions": "ids", "current_version": "current"}
+OF_MEAN = {"reduction": "of", "denominator": "over", "max_length": "length"}
+MEANS = {
+    "token_mean": "token",
+    "sequence_mean_token_mean": "sequence",
+    "sequence_mean_token_sum": "sequence_sum",
+    "token_sum_norm": "sequence_sum",
+}
+AS_THEY_ARE = ("mask", "cu_seqlens", "entropy", "external", "sequence_ids", "scale", "total", "validate")
+LOOSE = {*OF_RANKS, *OF_GROUPS, *OF_VERSIONS, "turns", "max_turns", "labels", "label_names", "log_mass", "renormalized"}
+OF_LOSS = {*OF_MEAN, "surrogate", "kl", "regularizer", "entropy_bonus"}
+SHORT = {"mask", "cu_seqlens"}
+
+
+def bundled(**given: Any) -> dict[str, Any]:
+    """Arguments of `rc.correct` and its like: loose names become a Batch, unless they are `mask` and `cu_seqlens`.
+
+    `thresholds` or `known`, unless None, takes the place of `spec`.
+    """
+    of_batch = {name: given.pop(name) for name in tuple(given) if name in LOOSE or name in AS_THEY_ARE}
+    for name in ("thresholds", "known"):
+        bounds = given.pop(name, None)
+        if bounds is not None:
+            given["spec"] = bounds
+    return given | (of_batch if of_batch.keys() <= SHORT else {"batch": batch_of(**of_batch)})
+
+
+def bundled_loss(**given: Any) -> dict[str, Any]:
+    """Arguments of `rc.policy_loss`: as `bundled`, and loose names of the loss become a Loss, `weights` Factors.
+
+    A `denominator` that is a number is the total of the batch.
+    """
+    if not isinstance(given.get("denominator", ""), str):
+        total = given.pop("denominator")
+        given |= {} if total is None else {"total": total}
+    factors = {name: given.pop(name) for name in ("weights", "train_mask") if name in given}
+    if any(x is not None for x in factors.values()):
+        assert given.get("correction") is None, "weights or a training mask beside a correction"
+        given["correction"] = rc.Factors(weights=factors.get("weights"), mask=factors.get("train_mask"))
+    of_loss = {name: given.pop(name) for name in tuple(given) if name in OF_LOSS}
+    return bundled(**given) | ({"loss": loss_of(**of_loss)} if of_loss else {})
+
+
+def batch_of(**given: Any) -> rc.Batch:
+    """A Batch by loose names."""
+    made = {name: given.pop(name) for name in AS_THEY_ARE if name in given}
+    made["turns"] = given.pop("turns", None)
+    most = given.pop("max_turns", None)
+    if most is not None:
+        made["turns"] = rc.TurnIds(made["turns"], at_most=most)
+    mass, side = given.pop("log_mass", None), given.pop("renormalized", "rollout")
+    if mass is not None:
+        made["kept_mass"] = rc.KeptMass(mass, of=side)
+    labels, names = given.pop("labels", None) or {}, given.pop("label_names", None) or {}
+    if labels or names:
+        made["labels"] = {name: rc.Labels(labels.get(name), names.get(name, ())) for name in {**labels, **names}}
+    for name, fields, build in (
+        ("ranks", OF_RANKS, rc.Ranks),
+        ("groups", OF_GROUPS, rc.Groups),
+        ("versions", OF_VERSIONS, rc.Versions),
+    ):
+        parts = {fields[loose]: given.pop(loose) for loose in fields if loose in given}
+        if any(x is not None for x in parts.values()):
+            made[name] = build(**parts)
+    return rc.Batch(**made, **given)
+
+
+def loss_of(**given: Any) -> rc.Loss:
+    """A Loss by loose names."""
+    mean = {OF_MEAN[name]: given.pop(name) for name in OF_MEAN if name in given}
+    if isinstance(mean.get("of"), str):
+        mean["of"] = MEANS.get(mean["of"], mean["of"])
+    return rc.Loss(**given, mean=rc.Mean(**mean))
