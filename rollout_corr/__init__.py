@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.bounds_of_batch import MeanBelow as MeanBelow
     from rollout_corr.specs.bounds_of_batch import Quantile as Quantile
     from rollout_corr.specs.bounds_of_batch import TopK as TopK
+    from rollout_corr.specs.loss import Loss as Loss
     from rollout_corr.specs.published import CISPO as CISPO
     from rollout_corr.specs.published import M2PO as M2PO
     from rollout_corr.specs.published import MIS as MIS
@@ -84,7 +85,6 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.published import GSPOToken as GSPOToken
     from rollout_corr.specs.published import IcePop as IcePop
     from rollout_corr.specs.published import KPop as KPop
-    from rollout_corr.specs.loss import Loss as Loss
     from rollout_corr.specs.ratio_losses import GMPO as GMPO
     from rollout_corr.specs.ratio_losses import GSPO as GSPO
     from rollout_corr.specs.ratio_losses import PPO as PPO
@@ -99,24 +99,14 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.signed_losses import TOPR as TOPR
     from rollout_corr.specs.signed_losses import VESPO as VESPO
     from rollout_corr.specs.terms import KL as KL
-    from rollout_corr.specs.terms import Mean as Mean
     from rollout_corr.specs.terms import EntropyBonus as EntropyBonus
+    from rollout_corr.specs.terms import Mean as Mean
     from rollout_corr.specs.terms import SquaredLogRatio as SquaredLogRatio
 
 # setup.py reads this line.
 __version__ = "0.1.0"
 
 __all__ = [
-    "Mean",
-    "Loss",
-    "Versions",
-    "TurnIds",
-    "Ranks",
-    "Labels",
-    "KeptMass",
-    "Groups",
-    "Factors",
-    "Batch",
     "BAPO",
     "CISPO",
     "DPPO",
@@ -137,6 +127,7 @@ __all__ = [
     "VESPO",
     "AveragePPO",
     "Backend",
+    "Batch",
     "Bottom",
     "ClipCov",
     "ClipHigher",
@@ -145,21 +136,28 @@ __all__ = [
     "Diagnosis",
     "EntropyBonus",
     "EntropyClip",
+    "Factors",
     "FilteredGroups",
     "Finding",
     "FrameworkName",
     "GSPOToken",
     "GeoRS",
+    "Groups",
     "IcePop",
     "KLCov",
     "KPop",
     "KeepESS",
+    "KeptMass",
+    "Labels",
+    "Loss",
+    "Mean",
     "MeanBelow",
     "Outputs",
     "PendingCorrection",
     "PendingMetrics",
     "PolicyLoss",
     "Quantile",
+    "Ranks",
     "RecipeName",
     "Reinforce",
     "Report",
@@ -173,6 +171,8 @@ __all__ = [
     "ThresholdStatistics",
     "Thresholds",
     "TopK",
+    "TurnIds",
+    "Versions",
     "Weight",
     "backend_for",
     "clear_caches",

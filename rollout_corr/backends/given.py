@@ -14,25 +14,12 @@ from rollout_corr.backends.ranks import THIS_RANK
 from rollout_corr.backends.ranks import Ranks as Ranks
 from rollout_corr.backends.sequence_groups import Groups as Groups
 from rollout_corr.backends.staleness import Versions as Versions
+from rollout_corr.backends.turns import TurnIds as TurnIds
 from rollout_corr.definition.tokens import KeptMass as KeptMass
 from rollout_corr.specs.checked import keywords_meant
 from rollout_corr.specs.validate import shown
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class TurnIds:
-    """Turns that ids or the runs of the mask make, with a bound on their number.
-
-    Attributes:
-        ids: An integer for each token, in the layout of the log-probs, or "runs".
-        at_most: The largest number of turns. A device needs it: without it their number is read there, which waits.
-            Turns that are not there are empty; where there are more, the last one has the rest.
-    """
-
-    ids: LogProbs | Literal["runs"]
-    at_most: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import INTEGERS, OpenBatch, Reader, checked_tensor
-from rollout_corr.backends.given import Labels
 from rollout_corr.backends.staleness import Versions, ages_of, read_versions
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, LabelSet, Units
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.given import Labels
 
 # The labels that versions are without being given as labels.
 AGE_LABEL = "age"

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import INTEGERS, OFFSETS, OpenBatch, Reader, checked_tensor
 from rollout_corr.backends.cpu_sums import CpuPacked
-from rollout_corr.backends.given import Batch, TurnIds
-from rollout_corr.backends.layouts import shape_of
+from rollout_corr.backends.layouts import LogProbs, shape_of
 from rollout_corr.definition.offsets import OffsetsError, checked_offsets
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.given import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class TurnIds:
+    """Turns that ids or the runs of the mask make, with a bound on their number.
+
+    Attributes:
+        ids: An integer for each token, in the layout of the log-probs, or "runs".
+        at_most: The largest number of turns. A device needs it: without it their number is read there, which waits.
+            Turns that are not there are empty; where there are more, the last one has the rest.
+    """
+
+    ids: LogProbs | Literal["runs"]
+    at_most: int
 
 
 class BlockOfTurns(NamedTuple):
