@@ -177,7 +177,7 @@ class Batch:
             return read()
         found: Any = self._read.get(name)
         if found is not None and found[0] == (key, state):
-            return found[1]  # type: ignore[no-any-return]
+            return found[1]
         value = read()
         self._read[name] = (key, state), value
         return value

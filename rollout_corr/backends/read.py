@@ -40,7 +40,7 @@ class Given(NamedTuple):
     """
 
     train_logp: LogProbs
-    rollout_logp: LogProbs
+    rollout_logp: LogProbs | None
     batch: Batch
     spec: Spec | None = Spec()
     advantages: LogProbs | None = None

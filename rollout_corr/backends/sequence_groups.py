@@ -43,8 +43,8 @@ class Groups:
         if self.size is None and self.index is None:
             raise ValueError("groups: expected index= or size=, got neither")
         if self.size is not None:
-            for name, x in (("index", self.index), ("count", self.count)):
-                if x is not None:
+            for name in ("index", "count"):
+                if getattr(self, name) is not None:
                     raise ValueError(f"groups.{name}: expected None beside groups.size, got both")
 
     def claims(self) -> dict[str, str]:
