@@ -143,6 +143,7 @@ def policy_loss(
     claimed = None
     try:
         tensors = read_tensors(given, old_logp, ref_logp)
+        ready = read_ready(tensors, of, correction)
         sees_batch = loss.surrogate.sees_batch
         request = LossRequest(
             given=given,
@@ -150,7 +151,7 @@ def policy_loss(
             spec=read_turns_of(tensors, given, loss.surrogate),
             tensors=tensors,
             divisor=read_divisor(loss.mean, tokens.total, tensors.read, tensors.batch),
-            ready=read_ready(tensors, of, correction),
+            ready=ready,
             scales=None if tokens.scale is None else read_scales(tensors.read, tensors.batch, tokens.scale),
             entropy=None if tokens.entropy is None else tensors.read.with_history("entropy", tokens.entropy),
             ids=read_ids(tensors.batch, tokens.sequence_ids) if sees_batch else None,
