@@ -14,6 +14,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import read, turns
+from rollout_corr.backends.given import batch_given
 from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 
 N = 12
@@ -90,6 +91,8 @@ def test_the_short_forms_are_a_batch():
     long = rc.correct(TRAIN, ROLLOUT, rc.Batch(mask=MASK, cu_seqlens=OFFSETS), spec=rc.Spec(weight=SPEC.weight))
     assert torch.equal(short.weights, long.weights)
     assert short.metrics() == long.metrics()
+    made, constructed = vars(batch_given(None, MASK, OFFSETS)), vars(rc.Batch(mask=MASK, cu_seqlens=OFFSETS))
+    assert made | {"_read": {}} == constructed
 
 
 def test_a_loss_reads_of_a_batch_what_it_needs():
