@@ -15,7 +15,7 @@ from rollout_corr.backends.given import Batch, batch_given
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.ranks import Claims, claims_of
-from rollout_corr.backends.read import Given, read_batch
+from rollout_corr.backends.read import Given, read_batch, upload
 from rollout_corr.backends.run import mask_back, run_correction, start_correction
 from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.metrics.statistics import HasStatistics, Statistics
@@ -192,6 +192,7 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
         batch = read_batch(given)
+        upload(batch, given.batch)
         if backend == "triton" and batch.labels and ranks.sequence is not None:
             raise ValueError("backend: expected 'auto' or 'torch' for labels with ranks.sequence, got 'triton'")
         if given.out is not None:

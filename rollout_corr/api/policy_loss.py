@@ -28,7 +28,7 @@ from rollout_corr.backends.differentiable import Differentiable, refuse_other_de
 from rollout_corr.backends.given import Batch, Factors, batch_given
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.loss_blocks import finite_tokens
-from rollout_corr.backends.read import Given, read_beside
+from rollout_corr.backends.read import Given, read_beside, upload
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
 from rollout_corr.definition.entropy import total_of
 from rollout_corr.definition.loss import both
@@ -156,6 +156,7 @@ def policy_loss(
             entropy=None if tokens.entropy is None else tensors.read.with_history("entropy", tokens.entropy),
             ids=read_ids(tensors.batch, tokens.sequence_ids) if sees_batch else None,
         )
+        upload(tensors.batch, tokens)
         inner = None if request.spec is None else _read_inner(request, request.spec)
         if validate and ranks.some():
             claimed = request.claims()

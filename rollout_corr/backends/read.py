@@ -112,6 +112,16 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
         batch.bounds = thresholds
 
 
+def upload(batch: OpenBatch, given: Batch) -> None:
+    """Copy offsets that came on the CPU to the device of the tokens, once for all calls of a Batch."""
+    device = batch.train.device
+    offsets, turns = batch.offsets, batch.turns
+    if offsets is not None and offsets.device != device and given.cu_seqlens is not None:
+        batch.offsets = given.once("cu_seqlens there", lambda: offsets.to(device), device, given.cu_seqlens)
+    if turns is not None and turns.device != device and isinstance(given.turns, torch.Tensor):
+        batch.turns = given.once("turns there", lambda: turns.to(device), device, given.turns)
+
+
 def read_mass(read: Reader, batch: OpenBatch, given: Batch) -> KeptMass | None:
     """Read the mass that truncated sampling kept; values are checked on the CPU, and elsewhere with `validate`."""
     if given.kept_mass is None:

@@ -14,6 +14,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import read, turns
+from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.given import batch_given
 from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 
@@ -75,6 +76,25 @@ def test_a_tensor_that_is_written_to_is_read_again():
     batch.cu_seqlens[-1] = N + 1
     with pytest.raises(ValueError, match="cu_seqlens: expected"):
         both_calls(batch)
+
+
+def test_offsets_on_the_cpu_travel_to_a_device_once():
+    batch = rc.Batch(cu_seqlens=OFFSETS, turns=torch.tensor([0, 5, N]))
+
+    def opened():
+        x = torch.zeros(N, device="meta")
+        return OpenBatch(x, x, None, OFFSETS, 3, lambda x: x, None, turns=batch.turns)
+
+    first, second = opened(), opened()
+    for one in (first, second):
+        read.upload(one, batch)
+        assert one.offsets.device.type == one.turns.device.type == "meta"
+    assert first.offsets is second.offsets
+    assert first.turns is second.turns
+    OFFSETS[1] += 0
+    third = opened()
+    read.upload(third, batch)
+    assert third.offsets is not first.offsets
 
 
 def test_log_probs_of_another_shape_are_checked_against_the_same_batch():
