@@ -24,7 +24,7 @@ from rollout_corr.specs.validate import shown
 )
 @dataclass(frozen=True, repr=False)
 class Loss(Checked):
-    """Everything of a policy loss that is no tensor. Frozen, hashable, checked when it is made; numbers are plain data.
+    """Everything of a policy loss that is no tensor: frozen, hashable, checked when it is made, plain data.
 
     Args:
         surrogate: PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; or ClipCov,
