@@ -7,7 +7,7 @@ it and type checkers refuse a misspelling; the tuples of its values are for chec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 

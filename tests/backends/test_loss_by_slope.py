@@ -12,8 +12,8 @@ from rollout_corr.backends.cpu_sums import CpuPacked
 from rollout_corr.backends.loss_blocks import CpuTokensThatTrain, by_slope
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
-from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 from rollout_corr.specs.surrogate import Decided
+from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 
 LENGTHS = torch.tensor([40, 1, 0, 200, 59])
 SURROGATES = [

@@ -8,8 +8,8 @@ from rollout_corr.api import routes
 from rollout_corr.metrics import extra, loss, native, turns
 from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
+from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 
 HEAD = """\
 # Native metrics

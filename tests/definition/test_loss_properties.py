@@ -15,8 +15,8 @@ import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, error
 from builders.loss_cases import PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
-from rollout_corr.specs.terms import LOSS_REDUCTIONS
 from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

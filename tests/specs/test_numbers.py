@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.specs.terms import Objective
 from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
+from rollout_corr.specs.terms import Objective
 
 # A value of each type by its required fields alone.
 LEAST = {
