@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rollout_corr.backends.given import Batch, batch_given
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
@@ -23,6 +24,7 @@ def doctor(
     source: Paths | LogProbs,
     /,
     rollout_logp: LogProbs | None = None,
+    batch: Batch | None = None,
     *,
     mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
@@ -42,16 +44,18 @@ def doctor(
         source: A dump (.jsonl, .pt, .parquet, ...), a folder of them, or a list of these; or train_logp: the log-probs
             under the trainer's policy, in any layout that `correct` takes.
         rollout_logp: Beside train_logp: log-probs under the engine that sampled the tokens, same layout.
-        mask: Beside train_logp: non-zero is valid, same layout. None: every token is valid.
-        cu_seqlens: Beside packed log-probs: [S + 1] int32 or int64 offsets.
+        batch: Beside train_logp: everything else about the tokens, as `Batch`. Its turns, versions, kept mass and
+            labels are read, as in a dump of it.
+        mask: In place of a batch that holds no more: non-zero is valid, same layout. None: every token is valid.
+        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
         by: Names of columns of labels, whole numbers from 0 (environment, source): names those that are ill beside the
-            others.
+            others. The labels of a batch are among them.
         field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.
         limit: Read only the first so many sequences.
         on_policy: `new_logp` and `train_logp` come from the same weights, so that they have to be equal.
         progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
-        **columns: Beside train_logp, what `dump` takes: `token_ids`, `turns`, `versions`, `new_logp`, `log_mass`,
-            `advantages`, `steps`, and those that `by` names, per token or per sequence.
+        **columns: Beside train_logp, what `dump` takes: `token_ids`, `new_logp`, `steps`, `advantages`, and those that
+            `by` names, per token or per sequence.
 
     Returns:
         A `Diagnosis`: print it, or read its `findings`.
@@ -60,7 +64,7 @@ def doctor(
         ValueError: A dump that cannot be read; a wrong shape, dtype, device or name. The message names it.
         TypeError: An argument of the wrong type.
     """
-    read = _source(source, rollout_logp, mask, cu_seqlens, by, field, limit, columns)
+    read = _source(source, rollout_logp, batch, mask, cu_seqlens, by, field, limit, columns)
     return _diagnosis(read, on_policy, progress)
 
 
@@ -68,6 +72,7 @@ def report(
     source: Paths | LogProbs,
     /,
     rollout_logp: LogProbs | None = None,
+    batch: Batch | None = None,
     *,
     mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
@@ -84,6 +89,7 @@ def report(
     Args:
         source: As for `doctor`.
         rollout_logp: As for `doctor`.
+        batch: As for `doctor`.
         mask: As for `doctor`.
         cu_seqlens: As for `doctor`.
         page: Where to write the HTML page, such as "page.html"; None: nowhere, and `Report.save` writes it.
@@ -101,7 +107,7 @@ def report(
         ValueError: A dump that cannot be read; a page that cannot be written; a wrong shape, dtype, device or name.
         TypeError: An argument of the wrong type.
     """
-    sources = [_source(source, rollout_logp, mask, cu_seqlens, by, field, limit, columns)]
+    sources = [_source(source, rollout_logp, batch, mask, cu_seqlens, by, field, limit, columns)]
     if compare is not None and not isinstance(compare, Diagnosis):
         if not _is_path(compare):
             raise TypeError(f"compare: expected a path or what rc.doctor returned, got {type(compare).__name__}")
@@ -136,6 +142,7 @@ def _is_path(source: object) -> bool:
 def _source(
     source: Any,
     rollout_logp: LogProbs | None,
+    batch: Batch | None,
     mask: LogProbs | None,
     cu_seqlens: Tensor | None,
     by: str | Sequence[str],
@@ -145,7 +152,7 @@ def _source(
 ) -> Source:
     """Recognise what is to be read, and refuse arguments that belong to the other kind."""
     if _is_path(source):
-        given = {"rollout_logp": rollout_logp, "mask": mask, "cu_seqlens": cu_seqlens, **columns}
+        given = {"rollout_logp": rollout_logp, "batch": batch, "mask": mask, "cu_seqlens": cu_seqlens, **columns}
         for name, value in given.items():
             if value is not None:
                 raise TypeError(
@@ -156,4 +163,4 @@ def _source(
         raise TypeError(f"source: expected a path, a list of paths or train_logp, got {type(source).__name__}")
     if field is not None:
         raise TypeError(f"field: expected None beside tensors, which are passed by role; got {type(field).__name__}")
-    return InMemory(source, rollout_logp, mask, cu_seqlens, columns, _names(by), limit)
+    return InMemory(source, rollout_logp, batch_given(batch, mask, cu_seqlens), columns, _names(by), limit)

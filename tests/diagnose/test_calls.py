@@ -30,11 +30,17 @@ def lengths_of(columns):
 
 
 def call(columns, function=rc.doctor, **more):
-    """Pass packed columns by their names."""
-    columns = dict(columns)
-    if "lengths" in columns:
-        columns["cu_seqlens"] = torch.nn.functional.pad(columns.pop("lengths").cumsum(0), (1, 0))
-    return function(columns.pop("train_logp"), columns.pop("rollout_logp"), **columns, **more)
+    """Pass columns by their names: what a Batch has in a Batch."""
+    given = columns | more
+    if "lengths" in given:
+        given["cu_seqlens"] = torch.nn.functional.pad(given.pop("lengths").cumsum(0), (1, 0))
+    logps = given.pop("train_logp"), given.pop("rollout_logp")
+    batch = {name: given.pop(name) for name in ("mask", "cu_seqlens", "turns", "entropy", "labels") if name in given}
+    if "versions" in given:
+        batch["versions"] = rc.Versions(given.pop("versions"), 2)
+    if "log_mass" in given:
+        batch["kept_mass"] = rc.KeptMass(given.pop("log_mass"))
+    return function(*logps, rc.Batch(**batch), **given)
 
 
 def found_in(result):
@@ -55,7 +61,7 @@ def test_a_path_and_its_tensors_agree(suffix, tmp_path):
     if suffix == ".pt":
         torch.save(columns, path)
     else:
-        call(columns, lambda *logps, **more: rc.dump(path, *logps, sequences=None, **more)).result()
+        call(columns, lambda *given, **more: rc.dump(path, *given, sequences=None, **more)).result()
     read = [rc.report(source, by="environment") for source in (path, [path])]
     by_tensors = call(columns, rc.report, by="environment")
     assert {"environment", "versions"} <= by_tensors.to_dict()["profiles"].keys()
@@ -162,9 +168,12 @@ def test_labels_are_named():
     ids = torch.arange(40) % 4
     ill = (ids == 2).repeat_interleave(columns["cu_seqlens"].diff())
     columns["rollout_logp"] = columns["rollout_logp"] + 0.5 * torch.randn(ill.shape) * ill
-    found = call(columns, by=["source"], source=ids, label_names={"source": ["a", "b", "c", "d"]})
-    (finding,) = (each for each in found.findings if each.name == "label")
+    by_batch = call(columns, labels={"source": rc.Labels(ids, ["a", "b", "c", "d"])})
+    (finding,) = (each for each in by_batch.findings if each.name == "label")
     assert "source c" in finding.title and finding.numbers["source/2/times"] > 2.0
+    by_column = call(columns, by="source", source=ids)
+    (unnamed,) = (each for each in by_column.findings if each.name == "label")
+    assert "source 2" in unnamed.title and unnamed.numbers == finding.numbers
 
 
 def test_a_label_that_is_called_like_a_role_is_none():
@@ -236,12 +245,16 @@ X = torch.zeros(2, 3)
         (ValueError, (X, X), {"by": "environment"}, "by: expected names of columns that are passed, environment=ids"),
         (TypeError, ("x.pt", X), {}, "rollout_logp: expected None beside a path, whose file has its own; got Tensor"),
         (TypeError, ("x.pt",), {"mask": X}, "mask: expected None beside a path"),
-        (TypeError, ("x.pt",), {"versions": X}, "versions: expected None beside a path"),
+        (TypeError, ("x.pt",), {"token_ids": X}, "token_ids: expected None beside a path"),
+        (TypeError, ("x.pt", None, rc.Batch(mask=X)), {}, "batch: expected None beside a path"),
+        (TypeError, (X, X, X), {}, r"batch: expected rc.Batch\(mask=..., cu_seqlens=...\) or None, got Tensor"),
+        (ValueError, (X, X, rc.Batch()), {"mask": X}, "mask: expected None beside a Batch"),
+        (ValueError, (X, X), {"versions": X}, r"versions: expected it in the Batch, rc.Batch\(versions=...\)"),
         (TypeError, (X, X), {"field": {"mask": "m"}}, "field: expected None beside tensors"),
         (TypeError, ({"train_logp": X},), {}, "source: expected a path, a list of paths or train_logp, got dict"),
         (TypeError, (X, X), {"msk": X}, r"msk: expected one of token_ids, .*did you mean 'mask'\?"),
         (TypeError, (X, X), {"environment": X}, r"by= names, by=\('environment',\)"),
-        (ValueError, (X, X), {"versions": X[:, :2].long()}, r"versions: expected shape \[2, 3\] \(per token\)"),
+        (ValueError, (X, X), {"steps": X[:, :2].long()}, r"steps: expected shape \[2, 3\] \(per token\)"),
     ],
 )
 @pytest.mark.parametrize("function", [rc.doctor, rc.report])

@@ -8,17 +8,18 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from rollout_corr.api.dump import columns_of
+from rollout_corr.api.dump import OF_BATCH, columns_of
+from rollout_corr.backends.given import Batch
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.diagnose.read.fields import ALIASES, LOG_PROBS, OFFSETS, ChosenFields
+from rollout_corr.diagnose.read.fields import ALIASES, ChosenFields
 from rollout_corr.diagnose.read.formats import Loaded
 from rollout_corr.diagnose.read.label_names import names_in
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.source import Part, Source
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
-# Columns that are read of every batch; others are if `by` names them.
-COLUMNS = tuple(role for role in ALIASES if role not in (*LOG_PROBS[:2], *OFFSETS, "mask", "texts"))
+# Columns that no Batch has and that are read all the same; others are if `by` names them.
+COLUMNS = ("token_ids", "new_logp", "steps", "advantages")
 
 
 class InMemory(Source):
@@ -27,10 +28,9 @@ class InMemory(Source):
     Args:
         train_logp: As for `dump`.
         rollout_logp: As for `dump`.
-        mask: As for `dump`.
-        cu_seqlens: As for `dump`.
+        batch: As for `dump`.
         columns: Further columns by name, as for `dump`.
-        by: Names of columns whose values are labels.
+        by: Names of columns whose values are labels, beside the labels of the batch.
         limit: Read at most so many sequences.
 
     Raises:
@@ -44,17 +44,20 @@ class InMemory(Source):
         self,
         train_logp: LogProbs,
         rollout_logp: LogProbs | None,
-        mask: LogProbs | None,
-        cu_seqlens: Tensor | None,
+        batch: Batch,
         columns: Mapping[str, LogProbs],
         by: Iterable[str] = (),
         limit: int | None = None,
     ) -> None:
-        by = tuple(by)
+        labels = [name for name, one in (batch.labels or {}).items() if one.ids is not None]
+        by = tuple(dict.fromkeys((*labels, *by)))
         given = {name: x for name, x in columns.items() if x is not None}
         _check_names(given, by)
-        found = columns_of(train_logp, rollout_logp, mask, cu_seqlens, given)
+        found = columns_of(train_logp, rollout_logp, batch, given)
         tensors = {name: x for name, x in found.items() if isinstance(x, Tensor)}
+        for name in by:
+            if name not in tensors:
+                raise ValueError(f"by: expected names of columns that are passed, {name}=ids; got {name!r}")
         roles = {name: name for name in tensors if name in ALIASES}
         super().__init__(ChosenFields(roles, by, guess=False), limit)
         self._found = names_in(found, by)
@@ -72,14 +75,11 @@ class InMemory(Source):
 
 
 def _check_names(columns: Mapping[str, object], by: Sequence[str]) -> None:
-    """Refuse a column that nothing would read, and one that `by` names and nobody passed."""
+    """Refuse a column that nothing would read. Those of a Batch are refused where they are read."""
     for name in columns:
-        if name not in (*COLUMNS, *by, "label_names"):
-            close = difflib.get_close_matches(name, ("mask", "cu_seqlens", *COLUMNS, *by), n=1)
+        if name not in (*COLUMNS, *by, *OF_BATCH, *Batch.__dataclass_fields__):
+            close = difflib.get_close_matches(name, (*Batch.__dataclass_fields__, *COLUMNS, *by), n=1)
             hint = f", did you mean {close[0]!r}?" if close else ""
             raise TypeError(
                 f"{name}: expected one of {', '.join(COLUMNS)}, or a column that by= names, by=({name!r},){hint}"
             )
-    for name in by:
-        if name not in columns:
-            raise ValueError(f"by: expected names of columns that are passed, {name}=ids; got {name!r}")
