@@ -23,7 +23,7 @@ OFFSETS = torch.tensor([0, 5, 5, N])
 TRAIN, ROLLOUT = -torch.rand(N), -torch.rand(N)
 MASK = torch.arange(N) % 4 != 3
 SPEC = rc.Spec(
-    weight=rc.Weight("token", upper=2.0), criteria=(rc.Criterion("k1", over="turn", reduce="mean", upper=1.0),)
+    weight=rc.Weight.token(upper=2.0), criteria=(rc.Criterion("k1", over="turn", reduce="mean", upper=1.0),)
 )
 
 
