@@ -55,8 +55,10 @@ def main() -> None:
     train_logp, rollout_logp, mask = batch.train_logp[tokens], batch.rollout_logp[tokens], batch.mask[tokens]
     mine = new_logp[tokens].requires_grad_()
 
-    out = rc.correct(train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, spec=SPEC, sequence_group=group)
-    options = {"surrogate": rc.GSPO(), "reduction": "sequence_mean_token_mean"}
+    out = rc.correct(
+        train_logp, rollout_logp, rc.Batch(mask=mask, cu_seqlens=cu_seqlens, ranks=rc.Ranks(sequence=group)), spec=SPEC
+    )
+    options = {"surrogate": rc.GSPO(), "mean": rc.Mean("sequence")}
     loss = rc.policy_loss(
         mine,
         advantages,

@@ -42,11 +42,11 @@ def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
         loss = rc.policy_loss(
             policy(batch.before, batch.tokens),
             advantages,
+            loss=rc.Loss(rc.PPO(0.2, 0.28)),
             mask=batch.mask,
+            cu_seqlens=batch.cu_seqlens,
             old_logp=old_logp,
             correction=out,
-            cu_seqlens=batch.cu_seqlens,
-            surrogate=rc.PPO(0.2, 0.28),
         )
         update(optimizer, loss)
     return [out.metrics_async(), loss.metrics_async()]
@@ -57,11 +57,11 @@ def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) ->
     loss = rc.policy_loss(
         policy(batch.before, batch.tokens),
         baseline(batch, torch.ones_like(batch.rewards, dtype=torch.bool)),
+        loss=rc.Loss(rc.PPO(0.2, 0.28)),
         mask=batch.mask,
+        cu_seqlens=batch.cu_seqlens,
         rollout_logp=batch.rollout_logp,
         spec=rc.Spec(criteria=(REJECT,)),
-        cu_seqlens=batch.cu_seqlens,
-        surrogate=rc.PPO(0.2, 0.28),
     )
     update(optimizer, loss)
     return [loss.metrics_async()]

@@ -45,7 +45,7 @@ def corrects() -> None:
     new = torch.tensor([[-1.0, -3.0]], requires_grad=True)
     out = rc.correct(new.detach(), torch.tensor([[-2.0, -1.0]]), spec=rc.Spec(rc.Weight.token(upper=2.0)))
     torch.testing.assert_close(out.weights, torch.tensor([[2.0, math.exp(-2.0)]]))
-    loss = rc.policy_loss(new, torch.ones(1), old_logp=new.detach(), correction=out, surrogate=rc.PPO(0.2))
+    loss = rc.policy_loss(new, torch.ones(1), loss=rc.Loss(rc.PPO(0.2)), old_logp=new.detach(), correction=out)
     loss.value.backward()
     torch.testing.assert_close(new.grad, -out.weights / 2)
 

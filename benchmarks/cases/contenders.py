@@ -186,7 +186,7 @@ Forward = Callable[[], tuple[Tensor, Any]]
 def _losses(batch: Batch, operation: Operation) -> list[Contender]:
     tensors, mask, clip = (batch.new, batch.old, batch.advantages), batch.mask, operation.clip
     if operation.fused:
-        how = {"rollout_logp": batch.rollout, "spec": operation.spec, "reduction": "sum"}
+        how = {"rollout_logp": batch.rollout, "spec": operation.spec, "mean": rc.Mean("sum")}
         given = (batch.new, batch.old, batch.rollout, batch.advantages, mask, clip)
         skyrl = partial(restated.skyrl_loss, *given, **restated.SKYRL_TLDR)
         return [*_ours(batch, operation, how), of_part(SKYRL, batch, operation, skyrl, capturable=False)]

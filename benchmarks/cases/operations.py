@@ -63,9 +63,7 @@ BOTH = Operation("PPO loss, forward + backward", TOKEN_SPEC, "both")
 SKYRL_STEP = Operation("SkyRL's step, forward + backward", SKYRL.spec, "both", "skyrl", fused=True)
 # xtuner and TRL correct a whole batch once, and hand the results to their loss.
 XTUNER_LOSS = Operation("xtuner's loss, forward + backward", XTUNER.spec, "both")
-TRL_LOSS = Operation(
-    "TRL's loss, forward + backward", TRL.spec, "both", surrogate=rc.PPO(0.2, 0.2), denominator="original"
-)
+TRL_LOSS = Operation("TRL's loss, forward + backward", TRL.spec, "both", surrogate=rc.PPO(0.2, 0.2), mean=rc.Mean())
 
 # Of the CPU benchmark.
 WORKLOADS = (METRICS, replace(TOKEN, name="weights + rejection"))

@@ -110,7 +110,12 @@ def calls_of(batch: Batch, operation: Operation) -> dict[str, Callable[[], objec
 
     def loss() -> object:
         out = rc.policy_loss(
-            new, advantages, **layout, old_logp=old, weights=weights, surrogate=operation.surrogate, denominator="kept"
+            new,
+            advantages,
+            loss=rc.Loss(operation.surrogate, mean=rc.Mean(over="kept")),
+            old_logp=old,
+            correction=rc.Factors(weights=weights),
+            **layout,
         )
         return torch.autograd.grad(out.value, new)
 

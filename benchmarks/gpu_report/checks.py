@@ -170,12 +170,11 @@ def compiles(where: Host) -> str:
         loss = rc.policy_loss(
             new,
             advantages,
+            loss=rc.Loss(SURROGATE),
             mask=mask,
-            old_logp=old,
-            weights=out.weights,
-            train_mask=out.mask,
             cu_seqlens=offsets,
-            surrogate=SURROGATE,
+            old_logp=old,
+            correction=rc.Factors(weights=out.weights, mask=out.mask),
         )
         return out.weights, out.mask, out.keep, out.statistics.sums, loss.value, loss.statistics.sums
 

@@ -86,15 +86,27 @@ def _of_loss(train: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, off
 
     def ppo() -> rc.PolicyLoss:
         return rc.policy_loss(
-            new, advantages, mask=mask, old_logp=train, weights=weights, cu_seqlens=offsets, kl=kl,
-            ref_logp=rollout, backend="triton",
-        )  # fmt: skip
+            new,
+            advantages,
+            loss=rc.Loss(kl=kl),
+            mask=mask,
+            cu_seqlens=offsets,
+            old_logp=train,
+            ref_logp=rollout,
+            backend="triton",
+            correction=rc.Factors(weights=weights),
+        )
 
     def gspo() -> rc.PolicyLoss:
         return rc.policy_loss(
-            new, advantages[:1], mask=mask, old_logp=train, cu_seqlens=offsets, surrogate=surrogate,
-            reduction="sequence_mean_token_mean", backend="triton",
-        )  # fmt: skip
+            new,
+            advantages[:1],
+            loss=rc.Loss(surrogate, mean=rc.Mean("sequence")),
+            mask=mask,
+            cu_seqlens=offsets,
+            old_logp=train,
+            backend="triton",
+        )
 
     for name, loss in (("PPO + KL", ppo), ("GSPO", gspo)):
         yield _warm(Call(f"policy_loss: {name}, forward and backward", lambda loss=loss: _backward(loss(), new)))

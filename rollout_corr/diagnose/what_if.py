@@ -214,8 +214,7 @@ def _sums_of(
     out = correct(
         tokens.train,
         tokens.rollout if log_mass is None else tokens.rollout - log_mass,
-        cu_seqlens=offsets,
-        log_mass=log_mass,
+        Batch(cu_seqlens=offsets, kept_mass=KeptMass(log_mass)),
         spec=spec,
         advantages=advantages if any(criterion.when != "any" for criterion in spec.criteria) else None,
     )

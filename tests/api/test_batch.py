@@ -22,9 +22,7 @@ N = 12
 OFFSETS = torch.tensor([0, 5, 5, N])
 TRAIN, ROLLOUT = -torch.rand(N), -torch.rand(N)
 MASK = torch.arange(N) % 4 != 3
-SPEC = rc.Spec(
-    weight=rc.Weight.token(upper=2.0), criteria=(rc.Criterion("k1", over="turn", reduce="mean", upper=1.0),)
-)
+SPEC = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(rc.Criterion("k1", over="turn", reduce="mean", upper=1.0),))
 
 
 def full_batch(**changes):
@@ -220,7 +218,7 @@ MISTAKES = {
         "spec: expected None beside a correction, got both",
     ),
     "a reduction": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, reduction="token_mean"),
+        lambda: rc.policy_loss(TRAIN, A, BATCH, mean=rc.Mean()),
         "did you mean loss=rc.Loss(mean=rc.Mean(...))?",
     ),
     "verl's word for a mean": (
@@ -259,7 +257,7 @@ MISTAKES = {
         "groups.index: expected None beside groups.size, got both",
     ),
     "a recipe's old words": (
-        lambda: rc.Loss(denominator="kept"),
+        lambda: rc.Loss(mean=rc.Mean(over="kept")),
         "did you mean mean=rc.Mean(..., over=...), or total= of the Batch?",
     ),
     "a column of a batch": (

@@ -12,6 +12,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
+from builders.calls import bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.same_bits import outcome
 from builders.split_cases import Rank, picked, tokens_of
@@ -59,7 +60,10 @@ def test_a_nan_fails_its_unit_and_is_counted():
     x = torch.zeros(3, 2)
     entropy = torch.tensor([[1.0, math.nan], [0.5, 0.5], [math.inf, 0.5]])
     out = rc.correct(
-        x, x, spec=rc.Spec(criteria=(rc.Criterion("entropy", "sequence", "mean", upper=2.0),)), entropy=entropy
+        x,
+        x,
+        rc.Batch(entropy=entropy),
+        spec=rc.Spec(criteria=(rc.Criterion("entropy", "sequence", "mean", upper=2.0),)),
     )
     assert out.keep.tolist() == [False, True, False]
     found = out.metrics()
@@ -77,8 +81,8 @@ def test_an_entropy_that_is_not_finite_is_as_an_external_one(over, nothing):
             rc.Spec(criteria=(rc.Criterion(stat, over, reduce, upper=1.75, label="c", name=name),))
             for stat, name in (("entropy", None), ("external", "e"))
         )
-        found = rc.correct(x, x, spec=entropies, entropy=entropy, turns=turns)
-        wanted = rc.correct(x, x, spec=external, external={"e": entropy}, turns=turns)
+        found = rc.correct(x, x, rc.Batch(turns=turns, entropy=entropy), spec=entropies)
+        wanted = rc.correct(x, x, rc.Batch(turns=turns, external={"e": entropy}), spec=external)
         assert torch.equal(found.mask, wanted.mask) and torch.equal(found.keep, wanted.keep)
         # The least of some numbers and infinity is one of the numbers.
         assert bool(found.mask[0, 1]) == (reduce == "min" and nothing == math.inf)
@@ -167,9 +171,11 @@ def test_the_bonus_and_its_gradient_against_loops(layout):
         else:
             entropy = laid.external["entropy"].detach().clone().requires_grad_()
         arguments = {**loss_arguments(laid), "train_mask": train_mask, **call, **more}
-        plain = rc.policy_loss(laid.train, laid.advantages, **arguments)
+        plain = rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**arguments))
         out = rc.policy_loss(
-            laid.train, laid.advantages, entropy=entropy, entropy_bonus=rc.EntropyBonus(0.3, scope), **arguments
+            laid.train,
+            laid.advantages,
+            **bundled_loss(entropy=entropy, entropy_bonus=rc.EntropyBonus(0.3, scope), **arguments),
         )
         out.value.backward()
         value, slopes = bonus(entropies, masks, trains, 0.3, scope, **call, **more)
@@ -188,9 +194,12 @@ def test_both_gradients_at_once_and_by_finite_differences():
 
     def value(new, entropy):
         return rc.policy_loss(
-            new, torch.tensor([1.0, -1.0, 0.5]), mask=mask, old_logp=old, surrogate=rc.GSPO(0.2, 0.2),
-            reduction="sequence_mean_token_mean", entropy=entropy, entropy_bonus=rc.EntropyBonus(0.05),
-        ).value  # fmt: skip
+            new,
+            torch.tensor([1.0, -1.0, 0.5]),
+            rc.Batch(mask=mask, entropy=entropy),
+            rc.Loss(rc.GSPO(0.2, 0.2), mean=rc.Mean("sequence"), entropy_bonus=rc.EntropyBonus(0.05)),
+            old_logp=old,
+        ).value
 
     one, other = new.clone().requires_grad_(), entropy.clone().requires_grad_()
     (3.0 * value(one, other)).backward()
@@ -212,7 +221,9 @@ def test_the_kernels_of_the_loss_and_the_bonus(device):
         entropy = laid.external["entropy"].clone().requires_grad_()
         given = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.1), "backend": backend}
         advantages = laid.advantages.to(device)
-        out = rc.policy_loss(new, advantages, **loss_arguments(laid), **given, spec=OPEN, rollout_logp=laid.rollout)
+        out = rc.policy_loss(
+            new, advantages, **bundled_loss(**loss_arguments(laid), **given, spec=OPEN, rollout_logp=laid.rollout)
+        )
         out.value.backward()
         found.append((out, new.grad, entropy.grad))
     (ours, slope, of_entropy), (theirs, other, of_other) = found
@@ -231,7 +242,9 @@ def test_sequences_on_several_ranks(reduction):
     def run(laid, **more):
         advantages = laid.advantages if laid.train.dim() == 2 or not more else laid.advantages[:, None]
         entropy = laid.external["entropy"].clone().requires_grad_()
-        out = rc.policy_loss(laid.train, advantages, entropy=entropy, **loss_arguments(laid), **arguments, **more)
+        out = rc.policy_loss(
+            laid.train, advantages, **bundled_loss(entropy=entropy, **loss_arguments(laid), **arguments, **more)
+        )
         out.value.backward()
         return out.value.item(), laid.read(entropy.grad), out.statistics
 
@@ -257,7 +270,7 @@ def test_compiled():
 
     def step(new, entropy):
         given = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.1), "spec": OPEN, "rollout_logp": laid.rollout}
-        return rc.policy_loss(new, laid.advantages, **loss_arguments(laid), **given).value
+        return rc.policy_loss(new, laid.advantages, **bundled_loss(**loss_arguments(laid), **given)).value
 
     found = []
     for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
@@ -274,7 +287,11 @@ def test_no_token_trains():
     x = torch.zeros(2, 3)
     entropy = torch.full((2, 3), math.nan, requires_grad=True)
     out = rc.policy_loss(
-        x, torch.ones(2), mask=torch.zeros(2, 3), old_logp=x, entropy=entropy, entropy_bonus=rc.EntropyBonus(1.0)
+        x,
+        torch.ones(2),
+        rc.Batch(mask=torch.zeros(2, 3), entropy=entropy),
+        rc.Loss(entropy_bonus=rc.EntropyBonus(1.0)),
+        old_logp=x,
     )
     out.value.backward()
     assert out.value.item() == 0.0 and not entropy.grad.any() and out.metrics()["entropy_nonfinite"] == 0.0
@@ -286,11 +303,11 @@ def test_a_token_that_the_loss_leaves_out_has_no_bonus(reduction, backend):
     """One whose log-prob is not finite: it is counted by neither, and its entropy has no gradient."""
     new = torch.tensor([[-1.0, -math.inf, -0.5], [-2.0, -1.0, math.nan]])
     entropy = torch.tensor([[1.0, 50.0, 2.0], [3.0, 4.0, 60.0]], requires_grad=True)
-    call = {"reduction": reduction, "denominator": "kept", "backend": backend}
+    call = {"reduction": reduction, "mean": rc.Mean(over="kept"), "backend": backend}
     given = (new, torch.ones(2))
-    plain = rc.policy_loss(*given, old_logp=torch.full((2, 3), -1.0), **call)
+    plain = rc.policy_loss(*given, **bundled_loss(old_logp=torch.full((2, 3), -1.0), **call))
     bonus = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(1.0)}
-    out = rc.policy_loss(*given, old_logp=torch.full((2, 3), -1.0), **bonus, **call)
+    out = rc.policy_loss(*given, **bundled_loss(old_logp=torch.full((2, 3), -1.0), **bonus, **call))
     assert out.metrics()["loss_tokens_nonfinite"] == 2
     assert (plain.value - out.value).item() == pytest.approx(2.5, rel=1e-6)
     out.value.backward()
@@ -306,16 +323,20 @@ def test_errors():
             ValueError,
             "entropy: expected the entropy of each token for a criterion",
         ),
-        (lambda: rc.correct(x, x, entropy=x[0]), ValueError, r"entropy: expected shape \[2, 3\] \(of train_logp\)"),
-        (lambda: rc.correct(x, x, entropy=x.long()), ValueError, "entropy: expected a dtype among"),
-        (lambda: rc.correct(x, x, entropy=1.0), TypeError, "entropy: expected a tensor, got float"),
         (
-            lambda: rc.policy_loss(x, x, entropy_bonus=rc.EntropyBonus(1.0)),
+            lambda: rc.correct(x, x, rc.Batch(entropy=x[0])),
+            ValueError,
+            r"entropy: expected shape \[2, 3\] \(of train_logp\)",
+        ),
+        (lambda: rc.correct(x, x, rc.Batch(entropy=x.long())), ValueError, "entropy: expected a dtype among"),
+        (lambda: rc.correct(x, x, rc.Batch(entropy=1.0)), TypeError, "entropy: expected a tensor, got float"),
+        (
+            lambda: rc.policy_loss(x, x, loss=rc.Loss(entropy_bonus=rc.EntropyBonus(1.0))),
             ValueError,
             "entropy: expected a value, becau",
         ),
         (
-            lambda: rc.policy_loss(x, x, entropy=x, entropy_bonus=0.1),
+            lambda: rc.policy_loss(x, x, rc.Batch(entropy=x), rc.Loss(entropy_bonus=0.1)),
             TypeError,
             "entropy_bonus: expected an EntropyBonus",
         ),
@@ -346,7 +367,7 @@ def test_a_scale_multiplies_the_bonus_too():
     new, scale = -torch.rand(2, 3, dtype=torch.float64), torch.tensor([[1.0, 0.5, 2.0], [0.0, 3.0, torch.nan]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     call = {"mask": mask, "scale": scale, "entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.3)}
-    out = rc.policy_loss(new, torch.zeros(2), **call)
+    out = rc.policy_loss(new, torch.zeros(2), **bundled_loss(**call))
     out.value.backward()
     factors = scale.where(mask != 0, 0.0).double()
     torch.testing.assert_close(entropy.grad, -0.3 * factors / 5)

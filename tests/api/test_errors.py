@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled
 from rollout_corr.backends import operators
 
 NEGATIVE = rc.Spec(criteria=(rc.Criterion("k1", upper=1, when="negative_advantage"),))
@@ -31,13 +32,13 @@ def packed(train=5, rollout=5, mask=None, spec=rc.Spec(), cu_seqlens=(0, 2, 5), 
     """`correct` on packed log-probs; numbers stand for a float32 tensor of zeros of that length."""
     train, rollout, mask = (z(x) if isinstance(x, int) else x for x in (train, rollout, mask))
     cu_seqlens = offsets(*cu_seqlens) if isinstance(cu_seqlens, tuple) else cu_seqlens
-    return rc.correct(train, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec, **others)
+    return rc.correct(train, rollout, **bundled(mask=mask, cu_seqlens=cu_seqlens, spec=spec, **others))
 
 
 def padded(rollout=(2, 5), mask=(2, 5), spec=rc.Spec(), **others):  # noqa: B008  (frozen)
     """`correct` on [2, 5] log-probs; tuples stand for a float32 tensor of zeros of that shape."""
     rollout, mask = (z(*x) if isinstance(x, tuple) else x for x in (rollout, mask))
-    return rc.correct(z(2, 5), rollout, mask=mask, spec=spec, **others)
+    return rc.correct(z(2, 5), rollout, **bundled(mask=mask, spec=spec, **others))
 
 
 def listed(train=(2, 3), rollout=(2, 3), mask=None, spec=rc.Spec(), **others):  # noqa: B008  (frozen)

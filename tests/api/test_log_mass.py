@@ -10,6 +10,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, lay_out, random_sequences, rounded, spoil
+from builders.calls import bundled, bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.kernel_cases import check as check_kernels
 from builders.same_bits import assert_same_results, outcome
@@ -125,9 +126,9 @@ def test_refused(name):
     given, message = REFUSED[name]
     train, rollout, mask = arguments()
     with pytest.raises((TypeError, ValueError), match=message):
-        rc.correct(train, rollout, mask=mask, **given)
+        rc.correct(train, rollout, **bundled(mask=mask, **given))
     with pytest.raises((TypeError, ValueError), match=message):
-        rc.policy_loss(train, torch.ones(2), mask=mask, rollout_logp=rollout, **given)
+        rc.policy_loss(train, torch.ones(2), **bundled_loss(mask=mask, rollout_logp=rollout, **given))
 
 
 def test_a_loss_without_rollout_logp_has_no_use_for_it():
@@ -135,7 +136,9 @@ def test_a_loss_without_rollout_logp_has_no_use_for_it():
     with pytest.raises(
         ValueError, match="rollout_logp: expected log-probs, because log_mass corrects only ratios to them"
     ):
-        rc.policy_loss(new, torch.ones(2), mask=mask, old_logp=old, log_mass=torch.zeros_like(new))
+        rc.policy_loss(
+            new, torch.ones(2), rc.Batch(mask=mask, kept_mass=rc.KeptMass(torch.zeros_like(new))), old_logp=old
+        )
 
 
 def test_a_mass_is_looked_at_where_tokens_are_valid():
@@ -144,14 +147,14 @@ def test_a_mass_is_looked_at_where_tokens_are_valid():
     log_mass = torch.full((2, 6), 2.0**-7).log1p()
     mask[0, 1] = False
     log_mass[0, 1] = 30.0
-    rc.correct(train, rollout, mask=mask, log_mass=log_mass)
+    rc.correct(train, rollout, rc.Batch(mask=mask, kept_mass=rc.KeptMass(log_mass)))
     gaps = {"cu_seqlens": torch.tensor([2, 10])}
     flat = log_mass.flatten()
     flat[0], flat[11] = 5.0, 6.0
-    rc.correct(train.flatten(), rollout.flatten(), mask=mask.flatten(), log_mass=flat, **gaps)
+    rc.correct(train.flatten(), rollout.flatten(), **bundled(mask=mask.flatten(), log_mass=flat, **gaps))
     flat[4] = 0.25
     with pytest.raises(ValueError, match=r"at every valid token, got 0\.25"):
-        rc.correct(train.flatten(), rollout.flatten(), mask=mask.flatten(), log_mass=flat, **gaps)
+        rc.correct(train.flatten(), rollout.flatten(), **bundled(mask=mask.flatten(), log_mass=flat, **gaps))
 
 
 # --- policy_loss ---
@@ -179,7 +182,9 @@ def loss_of(laid, surrogate, old=False, ref=False, **others):
     if ref:
         arguments |= {"ref_logp": laid.rollout - 0.2, "kl": rc.KL("k3", 0.1, weight="ratio")}
     found = rc.policy_loss(
-        new, ADVANTAGES, mask=laid.mask, rollout_logp=laid.rollout, surrogate=surrogate, **arguments, **others
+        new,
+        ADVANTAGES,
+        **bundled_loss(mask=laid.mask, rollout_logp=laid.rollout, surrogate=surrogate, **arguments, **others),
     )
     found.value.backward()
     return found, new.grad
@@ -278,7 +283,7 @@ def test_truncated_sampling_biases_ratios_and_the_mass_repairs_it():
     def mean_weight(train, rollout, **given):
         picked = [x.gather(1, token).view(100, -1) for x in (train, rollout)]
         given = {name: x.view(100, -1) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-        weights = rc.correct(*picked, spec=rc.Spec(W.token()), **given).weights
+        weights = rc.correct(*picked, **bundled(spec=rc.Spec(W.token()), **given)).weights
         return weights.mean().item(), weights.std().item() / positions**0.5
 
     biased, spread = mean_weight(trainer, renormalised)

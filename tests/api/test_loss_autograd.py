@@ -10,6 +10,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import GARBAGE
+from builders.calls import bundled_loss
 from builders.loss_cases import SURROGATES
 from rollout_corr.backends import loss_blocks
 from rollout_corr.specs.terms import LOSS_REDUCTIONS
@@ -44,14 +45,16 @@ def test_gradcheck(name):
         return rc.policy_loss(
             x,
             advantages,
+            loss=rc.Loss(
+                SURROGATES[name],
+                mean=rc.Mean("sequence"),
+                kl=rc.KL("k3", 0.1, weight="ratio"),
+                regularizer=rc.SquaredLogRatio(0.1),
+            ),
             mask=mask,
             old_logp=old,
-            weights=None if name in SHARED else rollout.exp(),
-            surrogate=SURROGATES[name],
-            kl=rc.KL("k3", 0.1, weight="ratio"),
             ref_logp=rollout,
-            regulariser=rc.SquaredLogRatio(0.1),
-            reduction="sequence_mean_token_mean",
+            correction=rc.Factors(weights=None if name in SHARED else rollout.exp()),
         ).value
 
     assert torch.autograd.gradcheck(value, (new,), atol=1e-8, rtol=1e-6)
@@ -68,12 +71,14 @@ def one_of_each_class():
 def test_the_gradient_is_the_definitions(name):
     """Block by block as all at once, and as autograd finds it in what a compiler traces."""
     new, old, _, advantages, mask = inputs()
-    options = {"old_logp": old, "surrogate": SURROGATES[name], "reduction": "sequence_mean_token_mean"}
-    out = rc.policy_loss(new, advantages, mask=mask, **options)
+    options = {"old_logp": old, "surrogate": SURROGATES[name], "mean": rc.Mean("sequence")}
+    out = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
     (slope,) = torch.autograd.grad(out.value, new)
     torch.compiler.reset()
     step = torch.compile(
-        lambda x: rc.policy_loss(x, advantages, mask=mask, **options).value, fullgraph=True, backend="aot_eager"
+        lambda x: rc.policy_loss(x, advantages, **bundled_loss(mask=mask, **options)).value,
+        fullgraph=True,
+        backend="aot_eager",
     )
     value = step(new)
     torch.testing.assert_close(value, out.value, rtol=1e-6, atol=1e-7)
@@ -133,9 +138,9 @@ def test_without_gradients():
 def test_autocast_changes_nothing(dtype):
     new, old, _, advantages, mask = inputs()
     options = {"old_logp": old, "surrogate": rc.GSPO(0.1, 0.1), "kl": rc.KL("k3", 0.1), "ref_logp": old}
-    plain = rc.policy_loss(new, advantages, mask=mask, **options)
+    plain = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
     with torch.autocast("cpu", dtype=dtype):
-        out = rc.policy_loss(new, advantages, mask=mask, **options)
+        out = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
         (slope,) = torch.autograd.grad(out.value, new)
     assert out.value.dtype == torch.float32 and torch.equal(out.value, plain.value)
     assert torch.equal(slope, torch.autograd.grad(plain.value, new)[0])
@@ -175,7 +180,7 @@ def test_nothing_to_train_on(name, reduction):
         for log_probs, arguments in cases:
             if "weights" in arguments and name in ("gmpo", "gmpo scaled", "vespo", "vespo clamped"):
                 continue  # a logarithm of theirs is in the loss, and has a floor
-            out = rc.policy_loss(log_probs, **arguments, **options)
+            out = rc.policy_loss(log_probs, **bundled_loss(**arguments, **options))
             assert out.value.item() == 0.0
             (slope,) = torch.autograd.grad(out.value, log_probs)
             assert slope.shape == log_probs.shape and not slope.any()
@@ -196,15 +201,18 @@ def test_garbage_behind_the_masks(name):
         out = rc.policy_loss(
             spoilt[0],
             spoilt[3],
+            loss=rc.Loss(
+                SURROGATES[name],
+                mean=rc.Mean("sequence"),
+                kl=rc.KL("k3", 0.1, weight="ratio"),
+                regularizer=rc.SquaredLogRatio(0.1, "kept"),
+            ),
             mask=mask,
             old_logp=spoilt[1],
-            weights=torch.where(outside, value, rollout.exp()),
-            train_mask=torch.where(mask, trains.float(), NAN),
-            surrogate=SURROGATES[name],
-            kl=rc.KL("k3", 0.1, weight="ratio"),
             ref_logp=spoilt[2],
-            regulariser=rc.SquaredLogRatio(0.1, "kept"),
-            reduction="sequence_mean_token_mean",
+            correction=rc.Factors(
+                weights=torch.where(outside, value, rollout.exp()), mask=torch.where(mask, trains.float(), NAN)
+            ),
         )
         (slope,) = torch.autograd.grad(out.value, spoilt[0])
         assert (slope[outside] == 0).all()
@@ -224,11 +232,9 @@ def test_extreme_ratios(name, dtype):
         out = rc.policy_loss(
             leaf,
             torch.full((2, 6), sign, dtype=dtype),
+            loss=rc.Loss(SURROGATES[name], kl=rc.KL("k3", 0.1, weight="ratio"), regularizer=rc.SquaredLogRatio(0.1)),
             old_logp=old,
-            surrogate=SURROGATES[name],
-            kl=rc.KL("k3", 0.1, weight="ratio"),
             ref_logp=old,
-            regulariser=rc.SquaredLogRatio(0.1),
         )
         (slope,) = torch.autograd.grad(out.value, leaf)
         assert out.value.isfinite()
@@ -246,7 +252,9 @@ def test_nonfinite_policies():
     rollout[0, 0], mask[0, 0] = NAN, True
     options = {"rollout_logp": rollout, "surrogate": rc.Reinforce()}
     rejected, neutral, loud = (
-        rc.policy_loss(new, advantages, mask=mask, spec=rc.Spec(rc.Weight.token(), nonfinite=policy), **options)
+        rc.policy_loss(
+            new, advantages, **bundled_loss(mask=mask, spec=rc.Spec(rc.Weight.token(), nonfinite=policy), **options)
+        )
         for policy in ("reject", "neutral", "propagate")
     )
     (slope,) = torch.autograd.grad(rejected.value, new)
@@ -261,9 +269,9 @@ def test_several_blocks_equal_one(monkeypatch):
     new, old, rollout, advantages, mask = inputs(rows=40, width=30)
     spec = rc.Spec(rc.Weight.product(upper=2.0), (rc.Criterion("ratio", upper=1.5, of="new/rollout"),), "both")
     options = {"old_logp": old, "rollout_logp": rollout, "spec": spec, "surrogate": rc.GSPO(0.1, 0.1)}
-    one = rc.policy_loss(new, advantages, mask=mask, **options)
+    one = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
     monkeypatch.setattr(loss_blocks.blocks, "BLOCK", 100)
-    many = rc.policy_loss(new, advantages, mask=mask, **options)
+    many = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
     torch.testing.assert_close(many.value, one.value, rtol=1e-6, atol=0)
     assert torch.equal(*(torch.autograd.grad(out.value, new)[0] for out in (one, many)))
     torch.testing.assert_close(many.statistics.sums, one.statistics.sums, rtol=1e-6, atol=1e-6)
@@ -287,15 +295,13 @@ def test_compiles_without_a_graph_break(packed):
         out = rc.policy_loss(
             x * 1.0,
             advantages,
+            loss=rc.Loss(surrogate, mean=rc.Mean("sequence"), kl=kl),
             mask=mask,
+            cu_seqlens=offsets,
             old_logp=old,
             rollout_logp=rollout,
             spec=spec,
-            cu_seqlens=offsets,
-            surrogate=surrogate,
-            kl=kl,
             ref_logp=rollout,
-            reduction="sequence_mean_token_mean",
         )
         return out.value * 2.0, out.statistics.sums
 

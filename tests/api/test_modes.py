@@ -60,7 +60,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def loss_of(new: torch.Tensor) -> torch.Tensor:
     _, rollout, advantages = batch()
-    return rc.policy_loss(new, advantages, old_logp=rollout, surrogate=rc.PPO()).value
+    return rc.policy_loss(new, advantages, loss=rc.Loss(rc.PPO()), old_logp=rollout).value
 
 
 def forward_mode(new: torch.Tensor) -> object:
@@ -125,14 +125,14 @@ def test_subclasses() -> None:
         with pytest.raises(TypeError, match=rf"^rollout_logp: expected a plain tensor, {message}"):
             rc.correct(new, x, spec=spec)
         with pytest.raises(TypeError, match=rf"^new_logp: expected a plain tensor, {message}"):
-            rc.policy_loss(x, new, old_logp=new, surrogate=rc.PPO())
+            rc.policy_loss(x, new, loss=rc.Loss(rc.PPO()), old_logp=new)
 
 
 def test_a_flag_that_is_none_is_named() -> None:
     new, rollout, _ = batch()
     for call in (
-        lambda: rc.correct(new, rollout, spec=SPEC, validate=torch.ones(2)),
-        lambda: rc.policy_loss(new, new, old_logp=new, surrogate=rc.PPO(), validate=torch.ones(2)),
+        lambda: rc.correct(new, rollout, rc.Batch(validate=torch.ones(2)), spec=SPEC),
+        lambda: rc.policy_loss(new, new, rc.Batch(validate=torch.ones(2)), rc.Loss(rc.PPO()), old_logp=new),
     ):
         with pytest.raises(TypeError, match=r"^validate: expected True or False, got Tensor"):
             call()
@@ -142,7 +142,7 @@ def test_a_ready_mask_stays_inside_the_sequences():
     """Tokens before the first and behind the last sequence do not train, whatever a training mask says of them."""
     new = torch.zeros(6, requires_grad=True)
     given = {"cu_seqlens": torch.tensor([1, 4]), "old_logp": torch.zeros(6), "backend": "torch"}
-    out = rc.policy_loss(new, torch.ones(6), train_mask=torch.ones(6, dtype=torch.bool), **given)
+    out = rc.policy_loss(new, torch.ones(6), correction=rc.Factors(mask=torch.ones(6, dtype=torch.bool)), **given)
     assert out.mask.tolist() == [False, True, True, True, False, False]
 
 

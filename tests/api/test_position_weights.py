@@ -47,7 +47,7 @@ def test_future_kl_against_loops(layout, settings):
         laid = LaidLoss(batch, layout)
         old = laid.arguments["old_logp"]
         more = {"cu_seqlens": laid.laid.cu_seqlens, **settings}
-        found = rc.future_kl_weights(laid.new, old, laid.laid.mask, advantages=laid.laid.advantages, **more)
+        found = rc.future_kl_weights(laid.new, old, mask=laid.laid.mask, advantages=laid.laid.advantages, **more)
         assert not any(x.requires_grad for x in (found if isinstance(found, list) else [found]))
         for q, row in zip(batch, laid.laid.read(found), strict=True):
             assert all(error(a, b) <= 1e-12 for a, b in zip(row, fipo(q, **settings), strict=True))
@@ -60,7 +60,7 @@ def test_early_tokens_against_loops(layout, gamma):
     for batch in BATCHES:
         laid = LaidLoss(batch, layout)
         more = {"cu_seqlens": laid.laid.cu_seqlens, "gamma": gamma}
-        found = rc.early_token_weights(laid.laid.advantages, laid.laid.mask, **more)
+        found = rc.early_token_weights(laid.laid.advantages, mask=laid.laid.mask, **more)
         for q, row in zip(batch, laid.laid.read(found), strict=True):
             sizes = [abs(a) if m and math.isfinite(a) else 0.0 for a, m in zip(q.advantages, q.mask, strict=True)]
             total = max(math.fsum(sizes), 1e-8)

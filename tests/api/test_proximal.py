@@ -33,7 +33,12 @@ def test_values_and_gradient(layout, linear):
     rows = [row.detach().requires_grad_() for row in rows]
     new = rows if isinstance(laid.train, list) else rows[0]
     name = "linear" if linear else "loglinear"
-    found = rc.proximal(new, laid.rollout, laid.versions, 7, cu_seqlens=laid.cu_seqlens, interpolation=name)
+    found = rc.proximal(
+        new,
+        laid.rollout,
+        rc.Batch(cu_seqlens=laid.cu_seqlens, versions=rc.Versions(laid.versions, 7)),
+        interpolation=name,
+    )
     values = laid.read([x.detach() for x in found] if isinstance(found, list) else found.detach())
     total = sum(x.sum() for x in found) if isinstance(found, list) else found.sum()
     total.backward()
@@ -53,7 +58,10 @@ def test_nothing_of_the_new_policy_where_alpha_is_0():
     rollout = torch.tensor([-1.0, -2.0, -3.0])
     for name in ("loglinear", "linear"):
         found = rc.proximal(
-            new, rollout, torch.tensor([4, 5, -1]), 5, cu_seqlens=torch.tensor([0, 3]), interpolation=name
+            new,
+            rollout,
+            rc.Batch(cu_seqlens=torch.tensor([0, 3]), versions=rc.Versions(torch.tensor([4, 5, -1]), 5)),
+            interpolation=name,
         )
         (slope,) = torch.autograd.grad(found.sum(), new)
         assert found.tolist() == rollout.tolist() and slope.tolist() == [0.0, 0.0, 0.0]
@@ -61,21 +69,26 @@ def test_nothing_of_the_new_policy_where_alpha_is_0():
 
 def test_versions_of_sequences_and_dtypes():
     new, rollout = -torch.rand(2, 3), -torch.rand(2, 3)
-    each = rc.proximal(new, rollout, torch.tensor([[1, 1, 1], [3, 3, 3]]), 5)
-    assert torch.equal(rc.proximal(new, rollout, torch.tensor([1, 3], dtype=torch.uint8), 5), each)
+    each = rc.proximal(new, rollout, rc.Batch(versions=rc.Versions(torch.tensor([[1, 1, 1], [3, 3, 3]]), 5)))
+    assert torch.equal(
+        rc.proximal(new, rollout, rc.Batch(versions=rc.Versions(torch.tensor([1, 3], dtype=torch.uint8), 5))), each
+    )
     packed = {"cu_seqlens": torch.tensor([0, 3, 6])}
     flat = rc.proximal(new.view(-1), rollout.view(-1), torch.tensor([1, 3]), 5, **packed)
     assert torch.equal(flat.view(2, 3), each)
-    assert rc.proximal(new.bfloat16(), rollout.bfloat16(), torch.tensor([1, 3]), 5).dtype == torch.float32
+    assert (
+        rc.proximal(new.bfloat16(), rollout.bfloat16(), rc.Batch(versions=rc.Versions(torch.tensor([1, 3]), 5))).dtype
+        == torch.float32
+    )
 
 
 def test_what_is_wrong_is_named():
     x, versions = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match="versions: expected a dtype among int64"):
-        rc.proximal(x, x, x, 1)
+        rc.proximal(x, x, rc.Batch(versions=rc.Versions(x, 1)))
     with pytest.raises(TypeError, match="current_version: expected a whole number"):
-        rc.proximal(x, x, versions, None)
+        rc.proximal(x, x, rc.Batch(versions=rc.Versions(versions, None)))
     with pytest.raises(ValueError, match="interpolation: expected one of"):
-        rc.proximal(x, x, versions, 1, interpolation="cubic")
+        rc.proximal(x, x, rc.Batch(versions=rc.Versions(versions, 1)), interpolation="cubic")
     with pytest.raises(ValueError, match="rollout_logp: expected shape"):
-        rc.proximal(x, x[:, :2], versions, 1)
+        rc.proximal(x, x[:, :2], rc.Batch(versions=rc.Versions(versions, 1)))

@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
+from builders.calls import bundled, bundled_loss
 from builders.weights import weight_of
 from rollout_corr.metrics.statistics import Statistics
 
@@ -62,14 +63,18 @@ def test_a_version_of_the_future_is_counted_and_warned_of():
     versions = torch.full((4, 10), 5)
     versions[0, 2:5], versions[1, 9] = 7, 99
     given = {"mask": mask.expand(4, 10), "versions": versions}
-    out = rc.correct(x, x - 0.001, **given, current_version=5)
+    out = rc.correct(x, x - 0.001, **bundled(**given, current_version=5))
     assert out.metrics()["tokens_newer"] == 3 and out.metrics()["age_min"] == -2
     (warning,) = out.warnings()
     assert warning.startswith("3 valid tokens were sampled by a newer version than current_version, by up to 2:")
-    half = rc.correct(x, x - 0.001, **given, current_version=7)
+    half = rc.correct(x, x - 0.001, **bundled(**given, current_version=7))
     assert half.metrics()["tokens_newer"] == 0 and half.warnings() == []
     given["versions"][0, 3:5] = 5
-    assert rc.correct(x, x - 0.001, **given, current_version=5).warnings()[0].startswith("1 valid token was sampled")
+    assert (
+        rc.correct(x, x - 0.001, **bundled(**given, current_version=5))
+        .warnings()[0]
+        .startswith("1 valid token was sampled")
+    )
 
 
 def test_a_turn_is_rejected_by_its_age():
@@ -78,9 +83,9 @@ def test_a_turn_is_rejected_by_its_age():
     given = {"cu_seqlens": torch.tensor([0, 5, 10]), "turns": torch.tensor([0, 2, 5, 6, 10])}
     given |= {"versions": versions, "current_version": 3}
     oldest = rc.Spec(criteria=(rc.Criterion("age", "turn", "max", upper=1),))
-    assert rc.correct(x, x, spec=oldest, **given).keep_turns.tolist() == [True, False, True, True]
+    assert rc.correct(x, x, **bundled(spec=oldest, **given)).keep_turns.tolist() == [True, False, True, True]
     mean = rc.Spec(criteria=(rc.Criterion("age", "turn", "mean", upper=0.5, drop="sequence"),))
-    out = rc.correct(x, x, spec=mean, **given)
+    out = rc.correct(x, x, **bundled(spec=mean, **given))
     label = mean.criteria[0].label
     assert out.keep.tolist() == [False, False] and out.metrics()[f"{label}/max"] == 1.0
 
@@ -101,7 +106,7 @@ def test_weights_of_newer_versions_do_not_grow():
     x = torch.zeros(2, 3)
     spec = rc.Spec(rc.Weight.token(decay=0.5))
     versions = torch.tensor([[9, 7, 6], [7, 5, 2]], dtype=torch.int16)
-    out = rc.correct(x, x, spec=spec, versions=versions, current_version=7)
+    out = rc.correct(x, x, rc.Batch(versions=rc.Versions(versions, 7)), spec=spec)
     assert out.weights.tolist() == [[1.0, 1.0, 0.5], [1.0, 0.25, 2.0**-5]]
     assert out.metrics()["weight_mean"] == 1.0 and out.metrics()["age_min"] == -2.0
 
@@ -111,14 +116,14 @@ def test_policy_loss_takes_versions_for_its_spec():
     new = laid.train.clone().requires_grad_()
     versions = {"versions": laid.versions, "current_version": laid.current_version}
     given = {"mask": laid.mask, "old_logp": laid.train, "rollout_logp": laid.rollout}
-    loss = rc.policy_loss(new, laid.advantages, spec=OLD, **given, **versions)
+    loss = rc.policy_loss(new, laid.advantages, **bundled_loss(spec=OLD, **given, **versions))
     apart = laid.correct(OLD)
     assert torch.equal(loss.weights, apart.weights) and torch.equal(loss.mask, apart.mask)
     found = loss.metrics()
     assert {name: found[name] for name in apart.metrics()} == apart.metrics()
     assert "loss_policy" in found
     with pytest.raises(ValueError, match="versions: expected None without a spec"):
-        rc.policy_loss(new, laid.advantages, **given, **versions)
+        rc.policy_loss(new, laid.advantages, **bundled_loss(**given, **versions))
 
 
 def test_what_is_wrong_is_named():
@@ -126,7 +131,7 @@ def test_what_is_wrong_is_named():
 
     def refused(message, kind=ValueError, **given):
         with pytest.raises(kind) as raised:
-            rc.correct(x, x, spec=SMALL, **given)
+            rc.correct(x, x, **bundled(spec=SMALL, **given))
         assert str(raised.value).startswith(message), raised.value
 
     refused("versions: expected the versions of the policies that sampled")
@@ -148,13 +153,13 @@ def test_what_is_wrong_is_named():
 def test_an_external_tensor_may_be_called_age():
     x, versions = torch.zeros(2, 3), torch.full((2, 3), 5)
     spec = rc.Spec(criteria=(rc.Criterion("age", upper=1), rc.Criterion("external", upper=0.5, name="age", label="x")))
-    out = rc.correct(x, x, spec=spec, external={"age": x + 1}, versions=versions, current_version=5)
+    out = rc.correct(x, x, rc.Batch(external={"age": x + 1}, versions=rc.Versions(versions, 5)), spec=spec)
     assert not out.mask.any() and out.metrics()["token_age/rejected_tokens_fraction"] == 0.0
 
 
 def test_a_filler_at_the_end_of_int64_is_old_and_not_new():
     x, versions = torch.zeros(2, 3), torch.tensor([7, -(2**63)])
-    out = rc.correct(x, x, spec=SMALL, versions=versions, current_version=7)
+    out = rc.correct(x, x, rc.Batch(versions=rc.Versions(versions, 7)), spec=SMALL)
     assert out.mask.tolist() == [[True] * 3, [False] * 3] and out.metrics()["age_min"] == 0.0
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled
 from builders.healthy import healthy
 from rollout_corr.testing import pad
 
@@ -20,7 +21,7 @@ def given(batch):
 
 def kept(batch, spec):
     tensors, offsets = given(batch)
-    return rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=spec).keep.double().mean().item()
+    return rc.correct(*tensors[:2], **bundled(mask=tensors[2], **offsets, spec=spec)).keep.double().mean().item()
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ SHAPES = [(200, 7.6e-4), (500, 3.4e-3), (1300, 1e-3), (8, 1e-3), (4000, 1e-5)]
 def test_it_keeps_this_batch_and_the_next(median, k3, keep):
     batch = healthy(1, 48, median, k3)
     tensors, offsets = given(batch)
-    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
+    found = rc.suggest(*tensors[:2], **bundled(mask=tensors[2], **offsets, keep=keep))
     assert kept(batch, found.spec) >= keep
     assert all(share <= 1.0 - keep + 1e-12 for share in found.rejected.values())
     others = [kept(healthy(seed, 48, median, k3), found.spec) for seed in range(2, 8)]
@@ -55,7 +56,7 @@ def test_a_few_sequences_suffice_because_their_tokens_tell():
 def of(tensors, **layout):
     """Suggest for trainer, engine and mask."""
     train, rollout, mask = tensors
-    return rc.suggest(train, rollout, mask=mask, **layout)
+    return rc.suggest(train, rollout, **bundled(mask=mask, **layout))
 
 
 def test_every_layout_gives_the_same():
@@ -148,13 +149,13 @@ def test_wrong_arguments_are_named():
     tensors, offsets = given(batch)
     for keep in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="keep: expected a number between 0 and 1"):
-            rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
+            rc.suggest(*tensors[:2], **bundled(mask=tensors[2], **offsets, keep=keep))
     with pytest.raises(TypeError, match="keep"):
-        rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep="0.9")
+        rc.suggest(*tensors[:2], **bundled(mask=tensors[2], **offsets, keep="0.9"))
     with pytest.raises(ValueError, match="mask: expected a valid token"):
-        rc.suggest(tensors[0], tensors[1], mask=torch.zeros_like(tensors[2]), **offsets)
+        rc.suggest(tensors[0], tensors[1], **bundled(mask=torch.zeros_like(tensors[2]), **offsets))
     with pytest.raises(ValueError, match="rollout_logp: expected the log-probs of the engine"):
-        rc.suggest(tensors[0], None, **offsets)
+        rc.suggest(tensors[0], None, **bundled(**offsets))
 
 
 def rule(k3, n):
@@ -200,7 +201,7 @@ def kept_by(name, median, k3):
     shares = []
     for seed in range(2, 8):
         tensors, offsets = given(healthy(seed, 64, median, k3))
-        metrics = rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=rc.spec(name)).metrics()
+        metrics = rc.correct(*tensors[:2], **bundled(mask=tensors[2], **offsets, spec=rc.spec(name))).metrics()
         shares.append(metrics["sequences_kept_fraction"])
     return sum(shares) / len(shares)
 
@@ -210,7 +211,7 @@ def test_truncated_sampling_is_taken_out_of_d():
     log_mass = torch.full_like(batch.train_logp, math.log(0.9))
     tensors, offsets = given(batch)
     rollout = batch.rollout_logp - log_mass
-    found = rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets, log_mass=log_mass)
+    found = rc.suggest(tensors[0], rollout, **bundled(mask=tensors[2], **offsets, log_mass=log_mass))
     plain = of(tensors, **offsets)
     assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
-    assert rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets).geometric.upper > 1.1
+    assert rc.suggest(tensors[0], rollout, **bundled(mask=tensors[2], **offsets)).geometric.upper > 1.1

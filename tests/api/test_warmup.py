@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled, bundled_loss
 from builders.launched import dispatched
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import operators
@@ -46,7 +47,7 @@ def step(tokens=5000, sequences=7, **more):
     found = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=SPEC, backend="triton")
     new = train.clone().requires_grad_()
     others = {"old_logp": train, "correction": found, "cu_seqlens": offsets, "backend": "triton", **LOSS, **more}
-    rc.policy_loss(new, torch.ones(tokens), mask=mask, **others).value.backward()
+    rc.policy_loss(new, torch.ones(tokens), **bundled_loss(mask=mask, **others)).value.backward()
 
 
 def test_a_loop_with_scale_is_warm(driver):
@@ -68,7 +69,7 @@ def test_a_loop_with_labels_is_warm(driver, layout):
 
     def correct(**more):
         others = {"mask": torch.ones_like(train, dtype=torch.bool), "cu_seqlens": offsets, "backend": "triton"}
-        rc.correct(train, train - 0.1, spec=SPEC, **others, **more)
+        rc.correct(train, train - 0.1, **bundled(spec=SPEC, **others, **more))
 
     rc.warmup("cpu", SPEC, **given)
     compiled = len(driver.compiled)
@@ -86,10 +87,10 @@ def test_a_loop_with_turns_is_warm(driver):
     for dtype in (torch.int32, torch.int64):
         turns = torch.linspace(0, 5000, 9).to(dtype)
         given |= {"turns": turns, "backend": "triton"}
-        found = rc.correct(train, train - 0.1, spec=spec, **given)
+        found = rc.correct(train, train - 0.1, **bundled(spec=spec, **given))
         new = train.clone().requires_grad_()
         others = {"old_logp": train, "correction": found, **loss, **given}
-        rc.policy_loss(new, torch.ones(5000), **others).value.backward()
+        rc.policy_loss(new, torch.ones(5000), **bundled_loss(**others)).value.backward()
     assert 0 < compiled == len(driver.compiled)
 
 
@@ -102,7 +103,7 @@ def test_a_loop_whose_loss_looks_is_warm(driver, surrogate):
     given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.arange(0, 5001, 625).int()}
     new = train.clone().requires_grad_()
     others = {"old_logp": train, "rollout_logp": train, "entropy": torch.rand(5000), "backend": "triton"}
-    rc.policy_loss(new, torch.ones(5000), **given, **others, **loss).value.backward()
+    rc.policy_loss(new, torch.ones(5000), **bundled_loss(**given, **others, **loss)).value.backward()
     assert 0 < compiled == len(driver.compiled)
 
 

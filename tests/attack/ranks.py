@@ -21,6 +21,7 @@ import torch.distributed as dist
 import rollout_corr as rc
 from attack.campaign import Area, Outcome
 from builders.batches import lay_out, random_sequences, wild
+from builders.calls import bundled
 from builders.forked_ranks import run
 from builders.loss_cases import LaidLoss, only, random_batch
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
@@ -118,7 +119,7 @@ class Call:
     def __call__(self):
         if self.version is not None:
             rc.__version__ = self.version
-        return rc.correct(*self.logps, sequence_group=dist.group.WORLD, validate=True, **self.options)
+        return rc.correct(*self.logps, **bundled(sequence_group=dist.group.WORLD, validate=True, **self.options))
 
 
 def other_number(call):
@@ -189,7 +190,7 @@ def merging(rank, ranks, plant, bad):
     call = Call(rank)
     if rank == bad:
         plant(call)
-    return rc.correct(*call.logps, **call.options).statistics.all_reduce()
+    return rc.correct(*call.logps, **bundled(**call.options)).statistics.all_reduce()
 
 
 def names(error, rank, ranks, what):
@@ -239,7 +240,9 @@ def stops(rank):
 
 def raises(rank):
     """Fail on an argument, and stay alive."""
-    rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), mask=torch.zeros(5), sequence_group=dist.group.WORLD)
+    rc.correct(
+        torch.zeros(2, 3), torch.zeros(2, 3), rc.Batch(mask=torch.zeros(5), ranks=rc.Ranks(sequence=dist.group.WORLD))
+    )
 
 
 AWAY = (stays, leaves, dies, raises, stops)
@@ -253,13 +256,15 @@ def step(rank, ranks, away, bad, at):
         if rank == bad and number == at:
             away(rank)
         if name == "correct: ":
-            out = rc.correct(zeros, zeros, spec=SPEC, sequence_group=group)
+            out = rc.correct(zeros, zeros, rc.Batch(ranks=rc.Ranks(sequence=group)), spec=SPEC)
         elif name == "policy_loss: ":
-            rc.policy_loss(zeros, torch.zeros(2), old_logp=zeros, correction=out, sequence_group=group)
+            rc.policy_loss(
+                zeros, torch.zeros(2), rc.Batch(ranks=rc.Ranks(sequence=group)), old_logp=zeros, correction=out
+            )
         elif name == "Statistics.all_reduce: ":
             out.statistics.all_reduce(group)
         else:
-            rc.policy_loss(zeros, torch.zeros(2), old_logp=zeros, batch_group=group)
+            rc.policy_loss(zeros, torch.zeros(2), rc.Batch(ranks=rc.Ranks(batch=group)), old_logp=zeros)
 
 
 def misses(error, name, rank, bad):

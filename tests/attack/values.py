@@ -15,6 +15,7 @@ import torch
 import rollout_corr as rc
 from attack.campaign import Area, Outcome
 from builders import batches, loss_cases
+from builders.calls import bundled, bundled_loss
 from builders.random_calls import DTYPES, per_token_or_sequence, random_batch, random_layout, random_spec
 
 # The largest error of a metric in low precision over 4,000 calls was 5.1e-7, of a correlation.
@@ -109,7 +110,7 @@ def _bad_argument(rng: random.Random) -> Callable[[], object]:
     junk = [j for j in JUNK if j is not None or name in ("train_logp", "rollout_logp", "spec", "backend", "validate")]
     junk = [j for j in junk if not (j == [] and name == "train_logp")]
     wrong = rng.choice(junk)
-    return lambda: rc.correct(**right | {name: wrong})
+    return lambda: rc.correct(**bundled(**right | {name: wrong}))
 
 
 def _bad_tensor(rng: random.Random) -> Callable[[], object]:
@@ -120,7 +121,7 @@ def _bad_tensor(rng: random.Random) -> Callable[[], object]:
         (x.to(torch.complex64), torch.zeros(4, 3), torch.zeros(3, 4, 1), x.to_sparse(), x.to("meta"), torch.zeros(0))
     )
     right = {"new_logp": x, "advantages": x, "mask": x.bool(), "old_logp": x, "rollout_logp": x, "surrogate": rc.PPO()}
-    return lambda: rc.policy_loss(**right | {name: wrong})
+    return lambda: rc.policy_loss(**bundled_loss(**right | {name: wrong}))
 
 
 def _bad_spec(rng: random.Random) -> Callable[[], object]:

@@ -11,6 +11,7 @@ import torch
 import rollout_corr as rc
 from backends.test_bounds_of_micro_batches import TOGETHER
 from builders.batches import LAYOUTS, lay_out
+from builders.calls import bundled_loss
 from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_nonfinite, within
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
@@ -90,7 +91,7 @@ def test_turns(way):
     rollout, cu = torch.full((7,), -3.0), torch.tensor([0, 3, 7])
     turns = torch.tensor([0, 1, 3, 5, 7])  # sums of |D|: 0, 0.5, 3, 0.5
     spec = rc.Spec(criteria=(rc.Criterion("abs", over="turn", reduce="sum", upper=rc.Bottom(2)),))
-    found = rc.correct(train, rollout, cu_seqlens=cu, turns=turns, spec=spec)
+    found = rc.correct(train, rollout, rc.Batch(cu_seqlens=cu, turns=turns), spec=spec)
     assert found.keep_turns.tolist() == [True, True, False, True]
     assert found.metrics()["turn_sum_abs/upper_max"] == 0.5
 
@@ -178,7 +179,7 @@ def test_the_loss_of_what_is_kept():
     assert torch.equal(fused.mask, good) and 0 < int(good.sum()) < len(places)
     y = new.clone().requires_grad_()
     weights = torch.where(valid, (old - rollout).exp().clamp(max=2.0), 0.0)
-    plain = rc.policy_loss(y, advantages, weights=weights, train_mask=good, **given)
+    plain = rc.policy_loss(y, advantages, correction=rc.Factors(weights=weights, mask=good), **given)
     plain.value.backward()
     assert torch.equal(fused.value, plain.value) and torch.equal(x.grad, y.grad)
     assert fused.metrics()["token_k2/upper_max"] > 0.0
@@ -196,10 +197,10 @@ def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
             new, old, rollout = (torch.where(laid.mask, x, 0.0) for x in (laid.train + 0.125, laid.train, laid.rollout))
             x = (old if bypass else new).clone().requires_grad_()
             policies = {"rollout_logp": rollout} | ({} if bypass else {"old_logp": old})
-            options = {"spec": spec, "cu_seqlens": laid.cu_seqlens, "reduction": "sum", **given}
+            options = {"spec": spec, "cu_seqlens": laid.cu_seqlens, "mean": rc.Mean("sum"), **given}
             # The mask alone would do, and in bypass mode the ratio is the correction.
             loss = rc.policy_loss(
-                x, torch.where(laid.mask, laid.advantages, 0.0), mask=laid.mask, **policies, **options
+                x, torch.where(laid.mask, laid.advantages, 0.0), **bundled_loss(mask=laid.mask, **policies, **options)
             )
             loss.value.backward()
             found.append((x.grad, loss.weights, loss.mask))
@@ -219,7 +220,7 @@ def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
         ({"thresholds": known, "spec": TOGETHER}, ValueError, "thresholds: expected those of the same Spec"),
     ):
         with pytest.raises(error, match=words):
-            rc.policy_loss(x, x, old_logp=x, rollout_logp=x, **given)
+            rc.policy_loss(x, x, **bundled_loss(old_logp=x, rollout_logp=x, **given))
 
 
 def test_inside_a_compiled_function():
@@ -252,7 +253,7 @@ def test_what_cannot_be():
     def of_rank(rank):
         wanted = "spec: expected bounds that are numbers beside a sequence_group"
         with pytest.raises(ValueError, match=wanted):
-            rc.correct(x, x, spec=spec, sequence_group=Rank(rank=rank, ranks=1))
+            rc.correct(x, x, rc.Batch(ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=1))), spec=spec)
         return True
 
     assert Ranks(1).run(of_rank) == [True]

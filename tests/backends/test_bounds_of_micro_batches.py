@@ -7,6 +7,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out
+from builders.calls import bundled
 from builders.coarse import coarse, decided_together
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
@@ -48,11 +49,12 @@ def test_the_tokens_of_highest_entropy_train():
     known = None
     while known is None or not known.complete:
         parts = [
-            rc.threshold_statistics(logp[:1], logp[:1], spec=spec, known=known, entropy=x) for x in entropy.split(1)
+            rc.threshold_statistics(logp[:1], logp[:1], rc.Batch(entropy=x), spec=spec if known is None else known)
+            for x in entropy.split(1)
         ]
         known = rc.ThresholdStatistics.sum(parts).thresholds()
     for given in ({}, {"thresholds": known}):
-        found = rc.correct(logp, logp, spec=spec, entropy=entropy, **given)
+        found = rc.correct(logp, logp, **bundled(spec=spec, entropy=entropy, **given))
         assert torch.equal(found.mask, entropy >= 16.0) and found.metrics()["token_entropy/lower_max"] == 16.0
 
 
@@ -102,21 +104,23 @@ def test_a_bound_decided_in_another_dtype_is_refused(kind):
     for dtype in (torch.float64, torch.float32):
         known = None
         while known is None or not known.complete:
-            known = rc.threshold_statistics(train.to(dtype), rollout.to(dtype), spec=of_token, known=known).thresholds()
+            known = rc.threshold_statistics(
+                train.to(dtype), rollout.to(dtype), spec=of_token if known is None else known
+            ).thresholds()
         found[dtype] = known
         other = torch.float32 if dtype == torch.float64 else torch.float64
         named, has, got = ("token_abs" if given else "weight"), str(dtype)[6:], str(other)[6:]
         with pytest.raises(
             ValueError, match=f"thresholds: expected log-probs whose values of '{named}' are {has}, .* got {got}"
         ):
-            rc.correct(train.to(other), rollout.to(other), spec=of_token, thresholds=known)
+            rc.correct(train.to(other), rollout.to(other), spec=known)
         new, base = train.to(other), rollout.to(other)
         with pytest.raises(ValueError, match="thresholds: expected log-probs whose values of"):
-            rc.policy_loss(new, torch.ones(1, dtype=other), rollout_logp=base, spec=of_token, thresholds=known)
-        rc.correct(train.to(dtype), rollout.to(dtype), spec=of_token, thresholds=known)
+            rc.policy_loss(new, torch.ones(1, dtype=other), rollout_logp=base, spec=known)
+        rc.correct(train.to(dtype), rollout.to(dtype), spec=known)
     # Log-probs of lower precision compute in float32.
     half = train.bfloat16(), rollout.bfloat16()
-    rc.correct(*half, spec=of_token, thresholds=found[torch.float32])
+    rc.correct(*half, spec=found[torch.float32])
 
 
 @pytest.mark.parametrize("level", ["product", "token"])
@@ -126,8 +130,8 @@ def test_a_bound_of_units_or_of_a_sample_size_is_of_any_dtype(level):
     train = torch.tensor([[0.1, 0.2], [0.3, 0.9]], dtype=torch.float64)
     known = None
     while known is None or not known.complete:
-        known = rc.threshold_statistics(train, 0 * train, spec=spec, known=known).thresholds()
-    rc.correct(train.float(), 0 * train.float(), spec=spec, thresholds=known)
+        known = rc.threshold_statistics(train, 0 * train, spec=spec if known is None else known).thresholds()
+    rc.correct(train.float(), 0 * train.float(), spec=known)
 
 
 def test_thresholds_that_do_not_fit():
@@ -142,28 +146,36 @@ def test_thresholds_that_do_not_fit():
             "spec: expected a bound that the batch decides",
         ),
         (
-            lambda: rc.threshold_statistics(x, x, spec=TOGETHER, known=3),
+            lambda: rc.threshold_statistics(x, x, spec=3),
             TypeError,
             "known: expected Thresholds or None",
         ),
-        (lambda: rc.threshold_statistics(x, x, spec=other, known=known), ValueError, "known: .* not all known"),
-        (lambda: rc.threshold_statistics(x, x, spec=TOGETHER, known=known), ValueError, "known: .* of the same Spec"),
+        (
+            lambda: rc.threshold_statistics(x, x, spec=other if known is None else known),
+            ValueError,
+            "known: .* not all known",
+        ),
+        (
+            lambda: rc.threshold_statistics(x, x, spec=TOGETHER if known is None else known),
+            ValueError,
+            "known: .* of the same Spec",
+        ),
         (lambda: first.merge(rc.threshold_statistics(x, x, spec=other)), ValueError, "other: .* the same Spec"),
         (
-            lambda: first + rc.threshold_statistics(x, x, spec=TOGETHER, known=first.thresholds()),
+            lambda: first + rc.threshold_statistics(x, x, spec=first.thresholds()),
             ValueError,
             "other: expected counts of the same round",
         ),
         (
-            lambda: rc.threshold_statistics(x.double(), x.double(), spec=TOGETHER, known=first.thresholds()),
+            lambda: rc.threshold_statistics(x.double(), x.double(), spec=first.thresholds()),
             ValueError,
             "known: expected log-probs whose values of 'token_k2' are float32, as in the rounds before, got float64",
         ),
         (lambda: first.merge(3), TypeError, "other: expected ThresholdStatistics, got int"),
         (lambda: rc.ThresholdStatistics.sum([]), ValueError, "parts: expected at least one"),
-        (lambda: rc.correct(x, x, spec=TOGETHER, thresholds=first.thresholds()), ValueError, "expected complete ones"),
-        (lambda: rc.correct(x, x, spec=TOGETHER, thresholds=known), ValueError, "thresholds: expected those"),
-        (lambda: rc.correct(x, x, spec=other, thresholds=1.0), TypeError, "thresholds: expected Thresholds or None"),
+        (lambda: rc.correct(x, x, spec=first.thresholds()), ValueError, "expected complete ones"),
+        (lambda: rc.correct(x, x, spec=known), ValueError, "thresholds: expected those"),
+        (lambda: rc.correct(x, x, spec=1.0), TypeError, "thresholds: expected Thresholds or None"),
     ]
     for call, error, words in wrong:
         with pytest.raises(error, match=words):

@@ -139,6 +139,6 @@ def test_a_batch_mean_over_split_sequences(found):
 
 def test_a_denominator_of_split_sequences_counts_each_once(found):
     laid = LaidLoss(only(random_batch(3, (9, 4, 6, 5)), "old", "weights"), "packed", torch.float64)
-    whole = laid(denominator="kept").value.item()
+    whole = laid(mean=rc.Mean(over="kept")).value.item()
     for i in (2, 3):
         assert abs(sum(rank["both_groups"][i] for rank in found) - whole) <= 1e-12

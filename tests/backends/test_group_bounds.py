@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
+from builders.calls import bundled, bundled_loss
 from builders.coarse import abs_d, coarse, mask_of, rejects_nonfinite, within
 from builders.reads import Reads
 from builders.split_cases import Rank
@@ -99,11 +100,13 @@ def test_turns_and_metrics(way):
     turns = torch.tensor([0, 1, 3, 5, 7])  # sums of |D|: 0, 0.5 | 3, 0.5
     rule = rc.Bottom(1, within="group")
     spec = rc.Spec(criteria=(rc.Criterion("abs", over="turn", reduce="sum", upper=rule),))
-    found = rc.correct(train, rollout, cu_seqlens=cu, turns=turns, spec=spec, group_size=1)
+    found = rc.correct(train, rollout, rc.Batch(cu_seqlens=cu, turns=turns, groups=rc.Groups(size=1)), spec=spec)
     assert found.keep_turns.tolist() == [True, False, False, True]
     metrics = found.metrics()
     assert (metrics["turn_sum_abs/upper_min"], metrics["turn_sum_abs/upper_max"]) == (0.0, 0.5)
-    nothing = rc.correct(train, rollout, mask=torch.zeros(7), cu_seqlens=cu, turns=turns, spec=spec, group_size=1)
+    nothing = rc.correct(
+        train, rollout, rc.Batch(mask=torch.zeros(7), cu_seqlens=cu, turns=turns, groups=rc.Groups(size=1)), spec=spec
+    )
     assert nothing.metrics()["turn_sum_abs/upper_max"] == math.inf
 
 
@@ -209,7 +212,7 @@ def test_micro_batches_decide_together(name, way):
         while known is None or not known.complete:
             counts = [
                 rc.threshold_statistics(
-                    x.train, x.rollout, mask=x.mask, cu_seqlens=x.cu_seqlens, spec=spec, known=known, **g
+                    x.train, x.rollout, **bundled(mask=x.mask, cu_seqlens=x.cu_seqlens, spec=spec, known=known, **g)
                 )
                 for x, g in reversed(pieces)
             ]
@@ -227,12 +230,12 @@ def test_inside_a_loss():
     given_ = {"cu_seqlens": x.cu_seqlens, "spec": spec, "group_index": index, "group_count": 5}
     known = None
     while known is None or not known.complete:
-        known = rc.threshold_statistics(x.train, x.rollout, mask=x.mask, known=known, **given_).thresholds()
+        known = rc.threshold_statistics(x.train, x.rollout, **bundled(mask=x.mask, known=known, **given_)).thresholds()
     of_loss = {"mask": x.mask, "old_logp": x.train, "rollout_logp": x.rollout, **given_}
-    one, two = (rc.policy_loss(x.train, x.train * 0.0, thresholds=y, **of_loss) for y in (None, known))
+    one, two = (rc.policy_loss(x.train, x.train * 0.0, **bundled_loss(thresholds=y, **of_loss)) for y in (None, known))
     assert torch.equal(one.mask, two.mask)
     with pytest.raises(ValueError, match="group_count: expected 5, for which the thresholds were decided, got 6"):
-        rc.policy_loss(x.train, x.train * 0.0, thresholds=known, **of_loss | {"group_count": 6})
+        rc.policy_loss(x.train, x.train * 0.0, **bundled_loss(thresholds=known, **of_loss | {"group_count": 6}))
 
 
 @settings(max_examples=12, deadline=None)
@@ -299,7 +302,7 @@ def test_what_cannot_be():
         return {"group_index": torch.zeros(sequences, dtype=torch.int64), "group_count": count}
 
     def counted(sequences, count, known=None):
-        return rc.threshold_statistics(x, x, spec=spec, known=known, **of(sequences, count))
+        return rc.threshold_statistics(x, x, **bundled(spec=spec, known=known, **of(sequences, count)))
 
     def started(count):
         return counted(1, count).thresholds()
@@ -317,14 +320,14 @@ def test_what_cannot_be():
             "group_index: expected it with group_count for a bound .* got group_index=None, group_count=None; groups",
         ),
         (
-            lambda: rc.threshold_statistics(x, x, spec=spec, group_index=torch.zeros(1, dtype=torch.int64)),
+            lambda: rc.threshold_statistics(x, x, rc.Batch(groups=rc.Groups(index=torch.zeros(1, dtype=torch.int64))), spec=spec),
             r"group_index: expected it with group_count .* got group_index=int64\[1\], group_count=None",
         ),
-        (lambda: rc.threshold_statistics(x, x, spec=spec, known=started(2), **of(1, 3)), "group_count: expected 2"),
+        (lambda: rc.threshold_statistics(x, x, **bundled(spec=spec, known=started(2), **of(1, 3))), "group_count: expected 2"),
         (lambda: counted(1, 2) + counted(1, 3), r"other: .* by the same group_count, got tables \[1, 2, 2048\] and"),
-        (lambda: rc.correct(x, x, spec=spec, thresholds=decided(2), **of(1, 3)), "group_count: expected 2"),
+        (lambda: rc.correct(x, x, **bundled(spec=spec, thresholds=decided(2), **of(1, 3))), "group_count: expected 2"),
         (
-            lambda: rc.correct(x, x, spec=spec, thresholds=decided(1), group_size=1),
+            lambda: rc.correct(x, x, rc.Batch(groups=rc.Groups(size=1)), spec=decided(1)),
             "group_size: expected group_index and group_count beside thresholds of groups",
         ),
         (lambda: rc.MeanBelow(1.0, within="rows"), "MeanBelow.within: expected one of"),

@@ -130,7 +130,7 @@ def test_what_is_not_for_it():
         Objective(rc.GSPO()),
         Objective(rc.PPO(coef=2.0)),
         Objective(ppo, kl=KL("k1", 0.1)),
-        Objective(ppo, regulariser=SquaredLogRatio(0.1)),
+        Objective(ppo, regularizer=SquaredLogRatio(0.1)),
         Objective(ppo, weights_are_the_ratio=True),
         Objective(rc.PPO(clamp=0.5)),
     ]
@@ -155,8 +155,8 @@ def test_a_scale_multiplies_a_plain_ppo():
     generator = torch.Generator().manual_seed(5)
     new, old, advantages, scale = torch.randn(4, 3, 8, generator=generator, dtype=torch.float64).unbind()
     new.requires_grad_()
-    plain = rc.policy_loss(new, advantages * scale.abs(), old_logp=old, reduction="sum")
-    scaled = rc.policy_loss(new, advantages, old_logp=old, scale=scale.abs(), reduction="sum")
+    plain = rc.policy_loss(new, advantages * scale.abs(), loss=rc.Loss(mean=rc.Mean("sum")), old_logp=old)
+    scaled = rc.policy_loss(new, advantages, rc.Batch(scale=scale.abs()), rc.Loss(mean=rc.Mean("sum")), old_logp=old)
     assert scaled.value.item() == pytest.approx(plain.value.item(), rel=1e-12)
     wanted, found = (torch.autograd.grad(x.value, new)[0] for x in (plain, scaled))
     assert torch.allclose(found, wanted, rtol=1e-12, atol=0.0) and bool(found.abs().sum() > 0.0)
@@ -192,11 +192,10 @@ def test_a_derived_surrogate_has_the_gradient_of_its_own_formula(surrogate):
     found = rc.policy_loss(
         new,
         given.advantages,
-        old_logp=given.base,
-        weights=given.weights,
+        loss=rc.Loss(surrogate, mean=rc.Mean("sum")),
         cu_seqlens=torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)]),
-        surrogate=surrogate,
-        reduction="sum",
+        old_logp=given.base,
+        correction=rc.Factors(weights=given.weights),
     )
     found.value.backward()
     assert new.grad is not None

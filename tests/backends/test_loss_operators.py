@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from builders.loss_cases import SURROGATES
@@ -21,7 +22,7 @@ from rollout_corr.specs.encode import decode, encode
 from rollout_corr.specs.terms import Objective
 
 PPO = Objective(rc.PPO(0.2, 0.28))
-AVERAGED = Objective(rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1), rc.SquaredLogRatio(0.1), reduction="sequence_mean_token_mean")
+AVERAGED = Objective(rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1), rc.SquaredLogRatio(0.1), mean=rc.Mean("sequence"))
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +84,20 @@ def test_no_graph_break(objective, backend):
 
     def step(new, old, advantages, mask, cu_seqlens, backend="triton"):
         out = rc.policy_loss(
-            new * 1.0, advantages, mask=mask, old_logp=old, cu_seqlens=cu_seqlens, surrogate=objective.surrogate,
-            kl=objective.kl, ref_logp=None if objective.kl is None else old, regulariser=objective.regulariser,
-            reduction=objective.reduction, backend=backend,
-        )  # fmt: skip
+            new * 1.0,
+            advantages,
+            **bundled_loss(
+                mask=mask,
+                old_logp=old,
+                cu_seqlens=cu_seqlens,
+                surrogate=objective.surrogate,
+                kl=objective.kl,
+                ref_logp=None if objective.kl is None else old,
+                regularizer=objective.regularizer,
+                reduction=objective.reduction,
+                backend=backend,
+            ),
+        )
         return out.value * 2.0, out.statistics.sums + 0
 
     compiled = torch.compile(step, fullgraph=True, backend=backend)
@@ -107,7 +118,7 @@ def test_a_number_changed_inside_a_compiled_function_is_not_stale():
     def value(high, backend="triton"):
         surrogate = rc.PPO(0.2, high)
         return rc.policy_loss(
-            new, advantages, mask=mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+            new, advantages, loss=rc.Loss(surrogate), mask=mask, cu_seqlens=offsets, old_logp=old, backend=backend
         ).value
 
     compiled = torch.compile(value, fullgraph=True, backend="aot_eager")
@@ -121,7 +132,7 @@ def test_a_surrogate_changed_outside_is_not_stale():
 
     def value(surrogate, backend="triton"):
         return rc.policy_loss(
-            new, advantages, mask=mask, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+            new, advantages, loss=rc.Loss(surrogate), mask=mask, cu_seqlens=offsets, old_logp=old, backend=backend
         ).value
 
     compiled = torch.compile(value, fullgraph=True, backend="aot_eager")
@@ -195,9 +206,9 @@ def test_numbers_are_not_in_a_compile_key():
         variant = dataclasses.replace(LOSS_VARIANTS["ppo_packed"], objective=objective)
         return [key(launch) for launch in variant.launches()]
 
-    one = keys(Objective(rc.PPO(0.2, 0.28), regulariser=rc.SquaredLogRatio(0.1)))
-    assert one == keys(Objective(rc.PPO(0.1, 0.5, clamp=3.0), regulariser=rc.SquaredLogRatio(7.0)))
-    assert one != keys(Objective(rc.PPO(0.2, 0.28, dual=3.0), regulariser=rc.SquaredLogRatio(0.1)))
+    one = keys(Objective(rc.PPO(0.2, 0.28), regularizer=rc.SquaredLogRatio(0.1)))
+    assert one == keys(Objective(rc.PPO(0.1, 0.5, clamp=3.0), regularizer=rc.SquaredLogRatio(7.0)))
+    assert one != keys(Objective(rc.PPO(0.2, 0.28, dual=3.0), regularizer=rc.SquaredLogRatio(0.1)))
 
 
 @pytest.mark.parametrize(("decoupled", "loss"), [
@@ -230,7 +241,9 @@ def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeyp
     if loss.get("kl"):
         options["ref_logp"] = old
     base = {"old_logp": old} if decoupled else {}
-    out = rc.policy_loss(new.requires_grad_(), given, mask=mask, rollout_logp=rollout, **base, **loss, **options)
+    out = rc.policy_loss(
+        new.requires_grad_(), given, **bundled_loss(mask=mask, rollout_logp=rollout, **base, **loss, **options)
+    )
     out.value.backward()
     assert launched and set(launched) <= known
 
@@ -261,7 +274,7 @@ USED = {
     "KL_WEIGHTS": {x.weight for x in PENALTIES} - {None},
     # One of its own is that of a second loss; a length divides none.
     "KL_REDUCTIONS": {x.reduction for x in OBJECTIVES} - {"token_sum_norm"},
-    "SCOPES": {x.scope for x in PENALTIES} | {x.regulariser.scope for x in OBJECTIVES if x.regulariser},
+    "SCOPES": {x.scope for x in PENALTIES} | {x.regularizer.scope for x in OBJECTIVES if x.regularizer},
     "OUTSIDE": {x.surrogate.outside for x in OBJECTIVES if isinstance(x.surrogate, rc.Score)},
     "LOSS_REDUCTIONS": {x.reduction for x in OBJECTIVES},
     "COUNTED": {x.denominator for x in OBJECTIVES},

@@ -128,7 +128,12 @@ def test_an_index_on_ranks_needs_a_count():
     def of_rank(rank):
         x, index = torch.zeros(2, 3), torch.tensor([0, 1])
         with pytest.raises(ValueError, match="group_count: expected the number of groups on all ranks beside a batch"):
-            rc.correct(x, x, spec=SPECS["products"], batch_group=Rank(rank=rank, ranks=1), group_index=index)
+            rc.correct(
+                x,
+                x,
+                rc.Batch(groups=rc.Groups(index=index), ranks=rc.Ranks(batch=Rank(rank=rank, ranks=1))),
+                spec=SPECS["products"],
+            )
 
     Ranks(1).run(of_rank)
 

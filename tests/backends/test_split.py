@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, random_sequences, wild
+from builders.calls import bundled, bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.launches import key
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
@@ -163,12 +164,18 @@ def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch)
     known, launched[:] = set(launched), []
     shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
     zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)
-    rc.correct(zeros, zeros, mask=mask, cu_seqlens=offsets, spec=spec, sequence_group=alone, backend="triton")
+    rc.correct(
+        zeros,
+        zeros,
+        rc.Batch(mask=mask, cu_seqlens=offsets, ranks=rc.Ranks(sequence=alone)),
+        spec=spec,
+        backend="triton",
+    )
     assert len(launched) == 4 and set(launched) <= known
     advantages = torch.zeros(2, 1) if layout == "packed" else torch.zeros(3)
     options = {"mask": mask, "cu_seqlens": offsets, "advantages": advantages, "backend": "triton"}
     launched.clear()
-    rc.correct(zeros, zeros, spec=signed, sequence_group=alone, **options)
+    rc.correct(zeros, zeros, **bundled(spec=signed, sequence_group=alone, **options))
     assert launched and set(launched) <= known
 
 
@@ -178,12 +185,12 @@ def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch)
 def call(group, n=4, **more):
     """Two packed sequences, the second without a token."""
     zeros = torch.zeros(n)
-    return rc.correct(zeros, zeros, cu_seqlens=torch.tensor([0, n, n]), sequence_group=group, **more)
+    return rc.correct(zeros, zeros, **bundled(cu_seqlens=torch.tensor([0, n, n]), sequence_group=group, **more))
 
 
 def loss(group, **more):
     zeros = torch.zeros(2, 4)
-    return rc.policy_loss(zeros, **{"advantages": zeros, "sequence_group": group} | more)
+    return rc.policy_loss(zeros, **bundled_loss(**{"advantages": zeros, "sequence_group": group} | more))
 
 
 def test_a_group_of_one_rank_changes_nothing(alone):
@@ -252,7 +259,7 @@ def test_labels_of_turns_that_a_rank_could_take_for_its_tokens(alone):
         assert [of_turns.metrics(by="e")[f"e/{i}/tokens/tokens"] for i in range(3)] == [0, 2, 1]
     assert call(None, n=5, labels={"e": ids}, **given).metrics(by="e") == found
     padded = torch.zeros(1, 5)
-    alike = rc.correct(padded, padded, spec=rc.Spec(), labels={"e": ids}, **given, sequence_group=alone)
+    alike = rc.correct(padded, padded, **bundled(spec=rc.Spec(), labels={"e": ids}, **given, sequence_group=alone))
     assert alike.metrics(by="e")["e/1/tokens/tokens"] == 4
 
 
@@ -269,7 +276,12 @@ def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
     with pytest.raises(
         ValueError, match=r"advantages: expected shape \[1, N\] beside a sequence_group, where \[1, 1\]"
     ):
-        rc.correct(row, row, cu_seqlens=torch.tensor([0, 3]), sequence_group=alone, advantages=torch.zeros(1, 1))
+        rc.correct(
+            row,
+            row,
+            rc.Batch(cu_seqlens=torch.tensor([0, 3]), ranks=rc.Ranks(sequence=alone)),
+            advantages=torch.zeros(1, 1),
+        )
     assert call(alone, advantages=torch.zeros(2, 1)).keep.tolist() == [True, True]
     assert call(alone, n=2, advantages=torch.zeros(2)).keep.tolist() == [True, True]
     assert loss(alone, advantages=torch.zeros(2)).value.item() == 0.0

@@ -10,6 +10,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, rounded, spoil
+from builders.calls import bundled
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of
 from builders.threaded_ranks import Ranks
@@ -91,7 +92,7 @@ def test_rows_in_a_zigzag():
     def of_rank(rank):
         mine = [x[:, held[rank]] for x in (train, rollout, mask)]
         options = {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": "zigzag"}
-        return rc.correct(*mine[:2], mask=mine[2], spec=spec, **options)
+        return rc.correct(*mine[:2], **bundled(mask=mine[2], spec=spec, **options))
 
     for rank, found in enumerate(group.run(of_rank)):
         assert torch.equal(found.weights, whole.weights[:, held[rank]])
@@ -102,7 +103,7 @@ def test_rows_in_a_zigzag():
 def test_a_rank_has_to_know_what_comes_before():
     group = Rank(rank=0, ranks=2)
     with pytest.raises(ValueError, match="sequence_order: expected None without a sequence_group, got 'zigzag'"):
-        rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), sequence_order="zigzag")
+        rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), rc.Batch(ranks=rc.Ranks(order="zigzag")))
     fake = SimpleNamespace(
         ProcessGroup=Rank, is_available=lambda: True, get_rank=lambda group: 0, get_world_size=lambda group: 2
     )
@@ -113,6 +114,6 @@ def test_a_rank_has_to_know_what_comes_before():
     ):
         for spec in (rc.Spec(rc.Weight("prefix")), rc.Spec(None, (rc.Criterion("k1", "prefix", "max", upper=1),))):
             with pytest.raises(ValueError, match="sequence_order: expected 'contiguous' or 'zigzag' for a Spec with"):
-                rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, sequence_group=group)
+                rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), rc.Batch(ranks=rc.Ranks(sequence=group)), spec=spec)
         with pytest.raises(ValueError, match="sequence_order: expected one of"):
-            rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), sequence_group=group, sequence_order="ring")
+            rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), rc.Batch(ranks=rc.Ranks(sequence=group, order="ring")))

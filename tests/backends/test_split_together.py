@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, spoil
+from builders.calls import bundled, bundled_loss
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
@@ -88,7 +89,9 @@ def test_labels_of_turns_of_which_a_rank_has_as_many_as_tokens():
     def correct(mine, turns, **more):
         given = {"turns": torch.tensor(turns), "labels": {"kind": ids}, "label_names": {"kind": 2}, "spec": rc.Spec()}
         part = train[mine]
-        return rc.correct(part, part - 0.1 * part, cu_seqlens=torch.tensor([0, len(part)]), **given, **more).statistics
+        return rc.correct(
+            part, part - 0.1 * part, **bundled(cu_seqlens=torch.tensor([0, len(part)]), **given, **more)
+        ).statistics
 
     def of_rank(rank):
         return correct(held[rank], offsets[rank], sequence_group=Rank(rank=rank, ranks=2))
@@ -111,14 +114,16 @@ def test_prefixes_within_turns_over_ranks(way):
     """A turn that begins on one rank goes on at the next; in a zigzag its stretches are those of its sequence."""
     d = torch.tensor([0.5, -0.25, 0.125, 0.5, -0.5, 0.25, 0.25, 0.75])
     spec = rc.Spec(rc.Weight("prefix", within="turn"))
-    whole = rc.correct(d, 0 * d, cu_seqlens=torch.tensor([0, 8]), turns=torch.tensor([0, 3, 8]), spec=spec)
+    whole = rc.correct(d, 0 * d, rc.Batch(cu_seqlens=torch.tensor([0, 8]), turns=torch.tensor([0, 3, 8])), spec=spec)
     held = {"contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]], "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]]}[way]
     ends = {"contiguous": [3, 0], "zigzag": [2, 1]}[way]
 
     def of_rank(rank):
         mine, group = d[held[rank]], {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": way}
         turns = torch.tensor([0, ends[rank], 4])
-        return rc.correct(mine, 0 * mine, cu_seqlens=torch.tensor([0, 4]), turns=turns, spec=spec, **group).weights
+        return rc.correct(
+            mine, 0 * mine, **bundled(cu_seqlens=torch.tensor([0, 4]), turns=turns, spec=spec, **group)
+        ).weights
 
     for rank, weights in enumerate(Ranks(2).run(of_rank)):
         assert weights.equal(whole.weights[held[rank]])
@@ -129,7 +134,9 @@ def test_offsets_beside_a_sequence_group_may_be_as_many_as_the_tokens_of_a_rank(
 
     def of_rank(rank):
         logp, group = torch.zeros(3), {"sequence_group": Rank(rank=rank, ranks=2), "spec": rc.Spec(turns=True)}
-        return rc.correct(logp, logp, cu_seqlens=torch.tensor([0, 3]), turns=torch.tensor([0, 1, 3]), **group)
+        return rc.correct(
+            logp, logp, **bundled(cu_seqlens=torch.tensor([0, 3]), turns=torch.tensor([0, 1, 3]), **group)
+        )
 
     assert [out.keep_turns.tolist() for out in Ranks(2).run(of_rank)] == [[True, True]] * 2
 
@@ -143,7 +150,9 @@ def test_gspo_over_turns_over_ranks(through):
     def loss(laid, lengths, **group):
         new = (laid.train + 0.05 * torch.sin(7 * laid.train.nan_to_num(0, 0, 0))).requires_grad_()
         given = {"mask": laid.mask, "cu_seqlens": laid.cu_seqlens, "old_logp": laid.rollout, **group}
-        out = rc.policy_loss(new, laid.advantages, surrogate=surrogate, turns=offsets_of(laid, lengths), **given)
+        out = rc.policy_loss(
+            new, laid.advantages, **bundled_loss(surrogate=surrogate, turns=offsets_of(laid, lengths), **given)
+        )
         out.value.backward()
         return out.value.item(), laid.read(new.grad)
 

@@ -11,6 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, spoil
+from builders.calls import bundled, bundled_loss
 from builders.kernel_cases import INTERPRETED, NARROW, WIDE, shaped
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import lockstep
@@ -95,7 +96,11 @@ def test_a_compiled_function_corrects_by_turns():
     @torch.compile(backend="eager", fullgraph=True)
     def step(train, rollout, mask, advantages, turns):
         out = rc.correct(
-            train, rollout, mask=mask, advantages=advantages, cu_seqlens=laid.cu_seqlens, turns=turns, spec=spec
+            train,
+            rollout,
+            rc.Batch(mask=mask, cu_seqlens=laid.cu_seqlens, turns=turns),
+            advantages=advantages,
+            spec=spec,
         )
         return out.weights, out.mask, out.keep_turns, out.statistics.sums
 
@@ -115,10 +120,8 @@ def test_on_a_device_without_kernels_a_compiler_sees_the_definition():
         out = rc.correct(
             train,
             rollout,
-            mask=laid.mask,
+            rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens, turns=turns),
             advantages=laid.advantages,
-            cu_seqlens=laid.cu_seqlens,
-            turns=turns,
             spec=spec,
         )
         return out.weights, out.mask, out.keep_turns
@@ -144,7 +147,7 @@ def loss_of(laid, spec=None, **more):
     new = torch.randn(laid.train.shape, generator=torch.Generator().manual_seed(0)) * 0.1 - 1.0
     new = new.requires_grad_()
     given = {"old_logp": laid.train, "rollout_logp": laid.rollout, "cu_seqlens": laid.cu_seqlens} | more
-    found = rc.policy_loss(new, laid.advantages, mask=laid.mask, spec=spec, **given)
+    found = rc.policy_loss(new, laid.advantages, **bundled_loss(mask=laid.mask, spec=spec, **given))
     found.value.backward()
     return found, new.grad
 
@@ -207,7 +210,7 @@ WRONG = {
 def call(turns=None, **more):
     logp = torch.zeros(6)
     given = {"cu_seqlens": torch.tensor([0, 4, 6]), "spec": rc.Spec(turns=True)} | more
-    return rc.correct(logp, logp, turns=turns, **given)
+    return rc.correct(logp, logp, **bundled(turns=turns, **given))
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -233,15 +236,15 @@ def test_turns_where_they_are_needed_and_where_not():
     with pytest.raises(ValueError, match="turns: expected offsets"):
         rc.policy_loss(logp, logp, spec=rc.Spec(turns=True), **given)
     with pytest.raises(ValueError, match="turns: expected offsets, ids or 'runs' for GSPO"):
-        rc.policy_loss(logp, logp, surrogate=rc.GSPO(over="turn"), **given)
+        rc.policy_loss(logp, logp, loss=rc.Loss(rc.GSPO(over="turn")), **given)
     with pytest.raises(
         ValueError, match=r"turns: expected None without a spec.*or a surrogate whose ratio is a turn's"
     ):
-        rc.policy_loss(logp, logp, turns=OFFSETS, surrogate=rc.GSPO(), **given)
+        rc.policy_loss(logp, logp, **bundled_loss(turns=OFFSETS, surrogate=rc.GSPO(), **given))
 
 
 def test_no_samples_have_no_ids():
-    assert rc.correct([], [], turns=[], spec=rc.Spec(turns=True)).turns.tolist() == [0]
+    assert rc.correct([], [], rc.Batch(turns=[]), spec=rc.Spec(turns=True)).turns.tolist() == [0]
 
 
 def test_offsets_on_a_device_that_nobody_checked_break_nothing():
@@ -259,6 +262,8 @@ def test_offsets_on_a_device_that_nobody_checked_break_nothing():
 def test_oracle_and_call_see_the_same_turns():
     """A masked stretch between two turns belongs to the one before it."""
     mask = torch.tensor([0, 1, 1, 0, 1, 0, 1, 1])
-    out = rc.correct(torch.zeros(8), torch.zeros(8), mask=mask, cu_seqlens=torch.tensor([0, 6, 8]), turns="runs")
+    out = rc.correct(
+        torch.zeros(8), torch.zeros(8), rc.Batch(mask=mask, cu_seqlens=torch.tensor([0, 6, 8]), turns="runs")
+    )
     assert out.turns.tolist() == [0, 4, 6, 8] and out.metrics()["turns"] == 3
     assert oracle.places_of([4, 2]) == [[0, 1, 2, 3], [4, 5]]

@@ -9,7 +9,7 @@ from oracles import group_losses as oracle
 
 LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3, 7, 2)
 GROUPS = [2, 0, 2, 1, 0, 4, 0, 2, 2, 4]
-TOGETHER = {"reduction": "sequence_mean_token_mean", "denominator": "kept"}
+TOGETHER = {"mean": rc.Mean("sequence", over="kept")}
 
 
 def made(seed, *names, **options):

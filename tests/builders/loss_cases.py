@@ -11,6 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, error, lay_out
+from builders.calls import bundled_loss
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from rollout_corr.api.policy_loss import LOSSES
@@ -146,7 +147,9 @@ class LaidLoss:
         return x.detach().clone().requires_grad_() if x.is_nested else x.detach().requires_grad_()
 
     def __call__(self, **options):
-        return rc.policy_loss(self.new, self.laid.advantages, mask=self.laid.mask, **(self.arguments | options))
+        return rc.policy_loss(
+            self.new, self.laid.advantages, **bundled_loss(mask=self.laid.mask, **(self.arguments | options))
+        )
 
     def gradient(self, value, **options):
         """Of the loss, per sequence, and elsewhere."""
@@ -176,7 +179,7 @@ def with_entropy(
 
 def arguments_of(objective):
     """An Objective as arguments of `rc.policy_loss`."""
-    names = ("surrogate", "kl", "regulariser", "reduction", "denominator", "max_length")
+    names = ("surrogate", "kl", "regularizer", "reduction", "denominator", "max_length")
     return {name: getattr(objective, name) for name in names}
 
 

@@ -88,13 +88,11 @@ def call_policy_loss(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
     out = rc.policy_loss(
         new,
         laid.advantages,
-        mask=laid.mask,
+        rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens, external=laid.external),
+        rc.Loss(rc.PPO()),
         old_logp=laid.train,
         rollout_logp=laid.rollout,
         spec=spec,
-        external=laid.external,
-        cu_seqlens=laid.cu_seqlens,
-        surrogate=rc.PPO(),
     )
     slopes = None
     if gradient:

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 import rollout_corr as rc
+from builders.calls import bundled, bundled_loss
 from builders.ranks import counted
 
-LOSS = {"surrogate": rc.PPO(0.2, 0.28), "reduction": "token_mean", "denominator": "original"}
+LOSS = {"surrogate": rc.PPO(0.2, 0.28), "mean": rc.Mean()}
 OTHER_LOSSES = {
     "Objective.surrogate.high": {"surrogate": rc.PPO(0.2, 0.3)},
     "Objective.surrogate ": {"surrogate": rc.GSPO()},
-    "Objective.reduction": {"reduction": "sequence_mean_token_mean"},
+    "Objective.reduction": {"mean": rc.Mean("sequence")},
     "Objective.kl": {"kl": rc.KL("k3", 0.1), "ref_logp": torch.zeros(2, 3)},
     "denominator 7.0 on": {"denominator": 7.0},
     "mode": {"old_logp": None, "rollout_logp": torch.zeros(2, 3)},
@@ -33,7 +34,7 @@ def losing(rank, ranks, options, name):
         given["denominator"] = 6.0
     if rank == ranks - 1:
         given |= options
-    rc.policy_loss(**given, validate=True, sequence_group=dist.group.WORLD)
+    rc.policy_loss(**bundled_loss(**given, validate=True, sequence_group=dist.group.WORLD))
 
 
 def both_groups(rank, ranks):
@@ -41,7 +42,7 @@ def both_groups(rank, ranks):
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     spec = rc.Spec(rc.Weight.token(upper=3.0 if rank == 3 else 2.0, normalize="batch"))
     groups = {"sequence_group": halves[rank // 2], "batch_group": dist.group.WORLD}
-    rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), spec=spec, validate=True, **groups)
+    rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), **bundled(spec=spec, validate=True, **groups))
 
 
 def data_parallel(rank, ranks):
@@ -49,7 +50,9 @@ def data_parallel(rank, ranks):
     n, spec = 1 + rank, rc.Spec(rc.Weight.token(normalize="batch"))
     layout = {} if rank else {"cu_seqlens": torch.tensor([0, n])}
     zeros = torch.zeros(n, 3) if rank else torch.zeros(n)
-    return rc.correct(zeros, zeros, spec=spec, validate=True, batch_group=dist.group.WORLD, **layout).keep.tolist()
+    return rc.correct(
+        zeros, zeros, **bundled(spec=spec, validate=True, batch_group=dist.group.WORLD, **layout)
+    ).keep.tolist()
 
 
 def collectives_of(rank, ranks, validate):
@@ -58,7 +61,7 @@ def collectives_of(rank, ranks, validate):
         return "outside"
     with counted() as calls:
         zeros = torch.zeros(2, 3)
-        rc.correct(zeros, zeros, sequence_group=group, batch_group=group, validate=validate)
+        rc.correct(zeros, zeros, rc.Batch(ranks=rc.Ranks(batch=group, sequence=group), validate=validate))
     return len(calls)
 
 
@@ -67,7 +70,7 @@ def groups_gone(rank, ranks):
     zeros, destroyed, others = torch.zeros(2, 3), dist.new_group([0, 1]), dist.new_group([0])
     dist.destroy_process_group(destroyed)
     statistics, found = rc.correct(zeros, zeros).statistics, []
-    for call in (lambda g: rc.correct(zeros, zeros, sequence_group=g), statistics.all_reduce):
+    for call in (lambda g: rc.correct(zeros, zeros, rc.Batch(ranks=rc.Ranks(sequence=g))), statistics.all_reduce):
         for group in (destroyed, others):
             try:
                 found.append(call(group) and "no error")
@@ -79,4 +82,4 @@ def groups_gone(rank, ranks):
 def elsewhere(rank, ranks):
     """Split tensors of the CPU over a group for those of a GPU."""
     zeros = torch.zeros(2, 3)
-    rc.correct(zeros, zeros, sequence_group=dist.new_group(backend="cuda:gloo"))
+    rc.correct(zeros, zeros, rc.Batch(ranks=rc.Ranks(sequence=dist.new_group(backend="cuda:gloo"))))

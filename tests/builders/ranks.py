@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
+from builders.calls import bundled
 from builders.loss_cases import LaidLoss, only, random_batch
 from builders.same_bits import outcome
 from builders.split_cases import SPECS, cases, loss_cases, picked, tokens_of
@@ -43,10 +44,7 @@ def part(batch: ExampleBatch, first: int, last: int, **groups: object) -> rc.Cor
     return rc.correct(
         batch.train_logp[tokens],
         batch.rollout_logp[tokens],
-        mask=batch.mask[tokens],
-        cu_seqlens=cu - cu[0],
-        spec=NORMALIZED,
-        **groups,
+        **bundled(mask=batch.mask[tokens], cu_seqlens=cu - cu[0], spec=NORMALIZED, **groups),
     )
 
 
@@ -117,7 +115,9 @@ def unequal_counts(rank, ranks):
     """Return the error of a call in which rank 1 holds one more sequence than the others."""
     n = 3 + (rank == 1)
     try:
-        rc.correct(torch.zeros(n, 2), torch.zeros(n, 2), sequence_group=dist.group.WORLD, validate=True)
+        rc.correct(
+            torch.zeros(n, 2), torch.zeros(n, 2), rc.Batch(ranks=rc.Ranks(sequence=dist.group.WORLD), validate=True)
+        )
     except ValueError as error:
         return str(error)
     return "no error"
@@ -151,14 +151,14 @@ def both_groups(rank, ranks):
     losses = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")[2 * half : 2 * half + 2]
     laid = LaidLoss(picked(losses, tokens_of(losses, "zigzag", ranks // 2, inner)), "packed", torch.float64)
     for group in (pairs[inner], dist.group.WORLD):
-        found.append(laid(denominator="kept", sequence_group=halves[half], batch_group=group).value.item())
+        found.append(laid(mean=rc.Mean(over="kept"), sequence_group=halves[half], batch_group=group).value.item())
     return found
 
 
 SHARED_DENOMINATORS = (
-    {"denominator": "original"},
-    {"denominator": "kept"},
-    {"denominator": "rows", "reduction": "sequence_mean_token_sum"},
+    {"mean": rc.Mean()},
+    {"mean": rc.Mean(over="kept")},
+    {"mean": rc.Mean("sequence_sum", over="rows")},
 )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from conformance.batches import KINDS, Batch, batch
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -192,7 +193,7 @@ def preset(name: str, theirs: str, run: Callable[..., Result], settings: Setting
             spec = rc.spec(name, **drawn)
             turns = "runs" if spec.measures_turns else None
             out = rc.correct(
-                given.old, given.rollout, mask=given.mask, spec=spec, advantages=given.advantages, turns=turns
+                given.old, given.rollout, rc.Batch(mask=given.mask, turns=turns), spec=spec, advantages=given.advantages
             )
             return {"mask": out.mask, "weights": out.weights}
 
@@ -230,7 +231,7 @@ def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Setting
                 arguments["ref_logp"] = given.ref
             if (spec := made["spec"]) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
                 arguments["rollout_logp"] = given.rollout
-            out = rc.policy_loss(mine.new, given.advantages, mask=given.mask, **arguments, **made)
+            out = rc.policy_loss(mine.new, given.advantages, **bundled_loss(mask=given.mask, **arguments, **made))
             return loss_and_gradient(out.value, mine)
 
         made = once(f"recipe {name}", given, drawn, ours)
@@ -266,11 +267,13 @@ def configuration(
             out = rc.policy_loss(
                 mine.new,
                 given.advantages,
-                mask=given.mask,
-                old_logp=old(mine, drawn),
-                rollout_logp=given.rollout,
-                ref_logp=given.ref if "kl" in made else None,
-                **made,
+                **bundled_loss(
+                    mask=given.mask,
+                    old_logp=old(mine, drawn),
+                    rollout_logp=given.rollout,
+                    ref_logp=given.ref if "kl" in made else None,
+                    **made,
+                ),
             )
             return loss_and_gradient(out.value, mine)
 

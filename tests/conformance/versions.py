@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from conformance.batches import Batch
 from conformance.rows import Result, Row, Settings, loss_and_gradient, none
 
@@ -29,7 +30,7 @@ def staleness(name: str, theirs: str, run: Callable[..., Tensor], settings: Sett
         spec, versions = rc.spec(name, **drawn), versions_of(given)
         # What is not finite in the log-probs is not the matter here.
         logps = torch.zeros_like(given.old), torch.zeros_like(given.old)
-        out = rc.correct(*logps, mask=given.mask, spec=spec, versions=versions, current_version=CURRENT)
+        out = rc.correct(*logps, batch=rc.Batch(mask=given.mask, versions=rc.Versions(versions, CURRENT)), spec=spec)
         return {"mask": out.mask}, {"mask": run(given, versions, **drawn)}
 
     return Row("preset", name, theirs, both, settings)
@@ -51,9 +52,11 @@ def interpolated(
 
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         versions, mine, peer = versions_of(given), given.trains(), given.trains()
-        old = rc.proximal(mine.new, given.rollout, versions, CURRENT)
+        old = rc.proximal(mine.new, given.rollout, rc.Batch(versions=rc.Versions(versions, CURRENT)))
         logps = {"old_logp": old, "rollout_logp": given.rollout}
-        out = rc.policy_loss(mine.new, given.advantages, mask=given.mask, **logps, **rc.recipe(name, **drawn))
+        out = rc.policy_loss(
+            mine.new, given.advantages, **bundled_loss(mask=given.mask, **logps, **rc.recipe(name, **drawn))
+        )
         return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer, versions, **drawn), peer)
 
     return Row("recipe", shown, theirs, both, settings, **more)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import batch_losses as oracle
@@ -24,7 +25,7 @@ def test_without_numbers_ranks_draw_apart():
     def of_rank(rank):
         new = x.clone().requires_grad_()
         given = {"old_logp": x, "surrogate": surrogate, "batch_group": Rank(rank=rank, ranks=2)}
-        rc.policy_loss(new, torch.ones(1, 40), **given).value.backward()
+        rc.policy_loss(new, torch.ones(1, 40), **bundled_loss(**given)).value.backward()
         return new.grad == 0
 
     one, two = Ranks(2).run(of_rank)
@@ -40,7 +41,7 @@ def test_the_padding_does_not_matter_to_the_draw():
         mask = torch.zeros(1, front + 30 + back)
         mask[:, front : front + 30] = 1
         rc.policy_loss(
-            x, torch.ones_like(x.detach()), mask=mask, old_logp=x.detach(), surrogate=surrogate
+            x, torch.ones_like(x.detach()), loss=rc.Loss(surrogate), mask=mask, old_logp=x.detach()
         ).value.backward()
         return (x.grad == 0)[0, front : front + 30].tolist()
 
@@ -63,7 +64,7 @@ def test_every_eligible_token_is_drawn_alike():
     for seed in range(200):
         new = x.clone().requires_grad_()
         surrogate = rc.ClipCov(share=0.25, lower=-9.0, upper=9.0, seed=seed)
-        rc.policy_loss(new, torch.ones(2, 20), old_logp=x, surrogate=surrogate).value.backward()
+        rc.policy_loss(new, torch.ones(2, 20), loss=rc.Loss(surrogate), old_logp=x).value.backward()
         gone = new.grad == 0
         assert int(gone.sum()) == 10
         counts += gone
@@ -73,5 +74,5 @@ def test_every_eligible_token_is_drawn_alike():
 def test_ties_share_their_fate():
     """All covariances are equal, so all tokens are the largest."""
     x = torch.full((2, 4), -1.0)
-    out = rc.policy_loss(x, torch.ones(2, 4), old_logp=x - 0.5, surrogate=rc.KLCov(0.01, 1.0))
+    out = rc.policy_loss(x, torch.ones(2, 4), loss=rc.Loss(rc.KLCov(0.01, 1.0)), old_logp=x - 0.5)
     assert out.metrics()["cov_chosen_fraction"] == 1.0

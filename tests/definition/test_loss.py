@@ -11,6 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
+from builders.calls import bundled_loss
 from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
@@ -40,7 +41,7 @@ def test_surrogates(name, whole):
 def test_layouts(layout):
     for name, whole in itertools.product(("ppo dual", "gspo", "gmpo", "ppo average"), (False, True)):
         for batch in (BATCHES[0], BATCHES[1], BROKEN[0]):
-            check(only(batch, *DECOUPLED), objective(name, reduction="sequence_mean_token_mean"), layout, whole=whole)
+            check(only(batch, *DECOUPLED), objective(name, mean=rc.Mean("sequence")), layout, whole=whole)
 
 
 @pytest.mark.parametrize("denominator", [*COUNTED, 7.0])
@@ -73,7 +74,7 @@ def test_rows_are_counted_with_or_without_tokens(reduction):
             check(rows, wanted, layout, given=float(len(rows)))
     x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match="denominator: expected 'rows' with a reduction over sequences"):
-        rc.policy_loss(x, torch.ones(2), old_logp=x, denominator="rows")
+        rc.policy_loss(x, torch.ones(2), loss=rc.Loss(mean=rc.Mean(over="rows")), old_logp=x)
 
 
 @pytest.mark.parametrize("kind", KL_KINDS)
@@ -87,7 +88,7 @@ def test_kl(kind):
         check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
     clamped = rc.KL(kind, 0.3, log_clamp=0.4, value_clamp=0.06, bound=5.0)
     for batch in (*BATCHES, *BROKEN):
-        check(only(batch, *DECOUPLED, "ref"), objective("gmpo", kl=clamped, reduction="sequence_mean_token_mean"))
+        check(only(batch, *DECOUPLED, "ref"), objective("gmpo", kl=clamped, mean=rc.Mean("sequence")))
         check(only(batch, "rollout", "ref"), objective("score", kl=rc.KL(kind, 0.3)), whole=True)
     # A ratio beyond the surrogate's clamp, and the factor of a surrogate that has no weights.
     check(only(BATCHES[0], *DECOUPLED, "ref"), objective("clamped", kl=rc.KL(kind, 0.3, weight="ratio")))
@@ -103,14 +104,14 @@ def test_a_kl_with_a_reduction_of_its_own(reduction):
         (*counted, *by_rows), ("packed", "padded_left"), (BATCHES[0], BROKEN[0])
     ):
         term = rc.KL("k3", 0.3, weight="ratio", scope="all", reduction=reduction, denominator=denominator)
-        wanted = objective("gspo", kl=term, regulariser=rc.SquaredLogRatio(0.2), denominator="kept")
+        wanted = objective("gspo", kl=term, regularizer=rc.SquaredLogRatio(0.2), mean=rc.Mean(over="kept"))
         for whole, given in itertools.product((False, True), (None, 7.0)):
-            counts = wanted if given is None else replace(wanted, denominator="original")
+            counts = wanted if given is None else replace(wanted, mean=rc.Mean())
             check(only(batch, *DECOUPLED, "ref"), counts, layout, whole=whole, given=given)
         odd = [replace(q, advantages=[math.nan if t == 1 else a for t, a in enumerate(q.advantages)]) for q in batch]
         check(only(odd, *DECOUPLED, "ref"), wanted, layout)
         term = replace(term, weight="weights", scope="kept")
-        weighted = replace(wanted, kl=term, reduction="token_sum_norm", max_length=9.0)
+        weighted = replace(wanted, kl=term, mean=rc.Mean("sequence_sum", length=9.0))
         check(only(batch, *DECOUPLED, "ref"), weighted, layout)
 
 
@@ -125,10 +126,10 @@ def test_a_kl_over_micro_batches_has_a_call_of_its_own():
         for rows in torch.arange(6).split(size):
             for factor, options in calls:
                 given = {"mask": mask[rows], "old_logp": old[rows], "ref_logp": ref[rows], **options}
-                rc.policy_loss(leaf[rows], factor * advantages[rows], **given).value.backward()
+                rc.policy_loss(leaf[rows], factor * advantages[rows], **bundled_loss(**given)).value.backward()
         return leaf.grad
 
-    by_rows = {"reduction": "sequence_mean_token_mean", "denominator": "rows"}
+    by_rows = {"mean": rc.Mean("sequence", over="rows")}
     wanted = sum_of_gradients(6, (1.0, {"kl": rc.KL("k3", 0.3, **by_rows)}))
     apart = (1.0, {"kl": rc.KL("k3", 0.0), "denominator": mask.sum()})
     penalty = (0.0, {"kl": rc.KL("k3", 0.3), "reduction": by_rows["reduction"], "denominator": 6})
@@ -139,8 +140,8 @@ def test_a_kl_over_micro_batches_has_a_call_of_its_own():
 
 @pytest.mark.parametrize("name", SURROGATES)
 def test_a_scale_multiplies_all_that_a_token_adds(name):
-    """prime-rl's token weights: the policy loss, the KL and the regulariser; no denominator reads them."""
-    terms = {"kl": rc.KL("k3", 0.3, weight="ratio", scope="all"), "regulariser": rc.SquaredLogRatio(0.2)}
+    """prime-rl's token weights: the policy loss, the KL and the regularizer; no denominator reads them."""
+    terms = {"kl": rc.KL("k3", 0.3, weight="ratio", scope="all"), "regularizer": rc.SquaredLogRatio(0.2)}
     for batch, whole in itertools.product((*BATCHES, *BROKEN), (False, True)):
         reduction = "sequence_mean_token_mean" if whole else "token_mean"
         wanted = objective(name, reduction=reduction, **terms)
@@ -153,9 +154,9 @@ def test_a_scale_per_sequence_is_a_denominator_of_each(layout):
     """PipelineRL divides by the tokens of a group of samples."""
     groups = [3.0, 3.0, 3.0, 5.0, 5.0, 5.0]
     batch = only(BATCHES[0], *DECOUPLED, "ref")
-    wanted = objective("gspo", kl=rc.KL("k3", 0.3), reduction="sum")
+    wanted = objective("gspo", kl=rc.KL("k3", 0.3), mean=rc.Mean("sum"))
     scaled = [replace(q, scale=[1 / g] * len(q)) for q, g in zip(batch, groups, strict=True)]
-    laid, options = LaidLoss(batch, layout), {"surrogate": SURROGATES["gspo"], "kl": wanted.kl, "reduction": "sum"}
+    laid, options = LaidLoss(batch, layout), {"surrogate": SURROGATES["gspo"], "kl": wanted.kl, "mean": rc.Mean("sum")}
     by_group = 1.0 / torch.tensor(groups, dtype=torch.float64)
     for scale in (by_group, by_group[:, None]):
         out = laid(scale=scale, **options)
@@ -165,11 +166,11 @@ def test_a_scale_per_sequence_is_a_denominator_of_each(layout):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_regulariser(scope):
+def test_regularizer(scope):
     for batch, whole in itertools.product((*BATCHES, *BROKEN), (False, True)):
-        wanted = objective("reinforce", regulariser=rc.SquaredLogRatio(0.2, scope))
+        wanted = objective("reinforce", regularizer=rc.SquaredLogRatio(0.2, scope))
         check(only(batch, "rollout", "train_mask"), wanted, whole=whole)
-        check(only(batch, *DECOUPLED), replace(wanted, reduction="sequence_mean_token_sum"), whole=whole)
+        check(only(batch, *DECOUPLED), replace(wanted, mean=rc.Mean("sequence_sum")), whole=whole)
 
 
 def test_squares_and_penalties_saturate():
@@ -179,7 +180,7 @@ def test_squares_and_penalties_saturate():
         for q in BATCHES[0]
     ]
     for name, kind in itertools.product(("dro", "dro sequence", "vespo"), KL_KINDS):
-        wanted = objective(name, kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+        wanted = objective(name, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1))
         check(only(far, *DECOUPLED, "ref"), wanted, by=1e-3)
 
 
@@ -189,7 +190,7 @@ def test_tiny_steps_do_not_cancel():
     ref = new.detach() + 2.0**-15
     k = (new.detach() - ref).double()
     term = rc.KL("k3", 1.0)
-    out = rc.policy_loss(new, torch.zeros(1), old_logp=ref, kl=term, ref_logp=ref, reduction="sum")
+    out = rc.policy_loss(new, torch.zeros(1), loss=rc.Loss(mean=rc.Mean("sum"), kl=term), old_logp=ref, ref_logp=ref)
     torch.testing.assert_close(out.value.double(), (torch.expm1(-k) + k).sum(), rtol=1e-5, atol=0)
     slope = torch.autograd.grad(out.value, new)[0].double()
     torch.testing.assert_close(slope, -torch.expm1(-k), rtol=1e-6, atol=0)
@@ -377,7 +378,7 @@ def test_every_preset_runs_in_the_loss(name):
         options |= {"versions": torch.tensor([3, 6, 7]), "current_version": 7}
     if spec.measures_turns:
         options["turns"] = "runs"
-    out = rc.policy_loss(new.requires_grad_(), torch.tensor([1.0, -1.0, 0.5]), **options)
+    out = rc.policy_loss(new.requires_grad_(), torch.tensor([1.0, -1.0, 0.5]), **bundled_loss(**options))
     out.value.backward()
     assert out.value.isfinite() and new.grad.isfinite().all()
     assert all(f"{criterion.label}/mean" in out.metrics() for criterion in spec.criteria)

@@ -11,6 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
+from builders.calls import bundled_loss
 from builders.loss_cases import OF_ENTROPY, with_entropy
 from builders.reads import Reads
 from builders.split_cases import Rank
@@ -78,7 +79,7 @@ def test_the_same_bounds_for_all_of_one_entropy():
 def test_ranks_decide_together(name):
     """Two ranks have the gradients of one, to the bit."""
     for seed in range(2):
-        options = {"surrogate": OF_ENTROPY[name], "reduction": "sum"}
+        options = {"surrogate": OF_ENTROPY[name], "mean": rc.Mean("sum")}
         laid, entropy, _, _ = with_entropy(seed, "packed", LENGTHS, torch.float32)
         whole = laid.gradient(laid(entropy=entropy, **options).value)[0]
 
@@ -93,9 +94,9 @@ def test_ranks_decide_together(name):
 def test_no_gradient_to_the_entropy_and_nothing_to_see():
     x, entropy = torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True)
     given = {"old_logp": x.detach(), "surrogate": rc.EntropyClip(), "entropy": entropy}
-    rc.policy_loss(x, torch.ones(2, 3), **given).value.backward()
+    rc.policy_loss(x, torch.ones(2, 3), **bundled_loss(**given)).value.backward()
     assert entropy.grad is None and bool(x.grad.any())
-    out = rc.policy_loss(x, torch.ones(2, 3), mask=torch.zeros(2, 3), **given)
+    out = rc.policy_loss(x, torch.ones(2, 3), **bundled_loss(mask=torch.zeros(2, 3), **given))
     assert out.value.item() == 0.0 and all(math.isfinite(value) for value in out.metrics().values())
 
 
@@ -113,7 +114,7 @@ def test_no_read_and_no_sort_on_a_device():
 def test_arguments():
     x = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"entropy: expected a value for the surrogate EntropyClip\(\), got None"):
-        rc.policy_loss(x, x, old_logp=x, surrogate=rc.EntropyClip())
+        rc.policy_loss(x, x, loss=rc.Loss(rc.EntropyClip()), old_logp=x)
     for options, words in (
         ({"pivot": 1.5}, "EntropyClip.pivot: expected a number from 0 to 1, got 1.5"),
         ({"low": -0.1}, "EntropyClip.low: expected a number >= 0"),

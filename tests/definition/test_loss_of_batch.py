@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
+from builders.calls import bundled_loss
 from builders.loss_cases import OF_BATCH, LaidLoss, only, random_batch
 from builders.reads import Reads
 from builders.split_cases import Rank
@@ -133,7 +134,7 @@ def test_gradient_by_difference_quotients(name):
     def value(x):
         with torch.no_grad():
             return rc.policy_loss(
-                x, laid.laid.advantages, mask=laid.laid.mask, surrogate=surrogate, **laid.arguments
+                x, laid.laid.advantages, **bundled_loss(mask=laid.laid.mask, surrogate=surrogate, **laid.arguments)
             ).value
 
     def found(task, ids, ranks):
@@ -176,13 +177,15 @@ def test_tokens_that_are_not_finite_are_not_seen(name, way):
 @pytest.mark.parametrize("name", OF_BATCH)
 def test_nothing_to_see(name, way):
     x = torch.zeros(2, 3, requires_grad=True)
-    out = rc.policy_loss(x, x.detach(), mask=torch.zeros(2, 3), old_logp=x.detach(), surrogate=OF_BATCH[name])
+    out = rc.policy_loss(x, x.detach(), loss=rc.Loss(OF_BATCH[name]), mask=torch.zeros(2, 3), old_logp=x.detach())
     out.value.backward()
     assert out.value.item() == 0.0 and not x.grad.any()
     assert all(math.isfinite(value) for value in out.metrics().values())
     packed = torch.zeros(0)
     cu = torch.zeros(1, dtype=torch.int64)
-    assert rc.policy_loss(packed, packed, cu_seqlens=cu, old_logp=packed, surrogate=OF_BATCH[name]).value.item() == 0.0
+    assert (
+        rc.policy_loss(packed, packed, loss=rc.Loss(OF_BATCH[name]), cu_seqlens=cu, old_logp=packed).value.item() == 0.0
+    )
 
 
 # --- what must not matter ---
@@ -191,7 +194,7 @@ def test_nothing_to_see(name, way):
 def pieces(batch, names):
     """The gradient of each sequence, as if the loss were a sum."""
     laid = LaidLoss(batch, names["layout"], names["dtype"])
-    out = laid(surrogate=names["surrogate"], reduction="sum", sequence_ids=torch.tensor(names["ids"]))
+    out = laid(surrogate=names["surrogate"], mean=rc.Mean("sum"), sequence_ids=torch.tensor(names["ids"]))
     return laid.gradient(out.value)[0], out
 
 
@@ -225,7 +228,7 @@ def test_ranks_decide_together(name):
             laid = LaidLoss(batch[parts[rank]], "padded_right", torch.float32)
             numbers = torch.tensor(ids[parts[rank]])
             found = laid(
-                surrogate=surrogate, reduction="sum", sequence_ids=numbers, batch_group=Rank(rank=rank, ranks=2)
+                surrogate=surrogate, mean=rc.Mean("sum"), sequence_ids=numbers, batch_group=Rank(rank=rank, ranks=2)
             )
             return laid.gradient(found.value)[0], found.statistics
 
@@ -262,7 +265,7 @@ def test_inside_a_compiled_function(name):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(new, advantages, mask, old):
-        return rc.policy_loss(new, advantages, mask=mask, old_logp=old, surrogate=OF_BATCH[name]).value
+        return rc.policy_loss(new, advantages, loss=rc.Loss(OF_BATCH[name]), mask=mask, old_logp=old).value
 
     laid.new = torch.nan_to_num(laid.new.detach()).requires_grad_()
     eager = laid(surrogate=OF_BATCH[name]).value
@@ -291,7 +294,7 @@ def test_a_kl_of_its_own_reduction():
     """Its own pass does not look, and the statistics keep their places."""
     batch = only(random_batch(6, LENGTHS), "old", "ref")
     laid = LaidLoss(batch, "packed")
-    kl = rc.KL("k3", 0.1, reduction="sequence_mean_token_mean")
+    kl = rc.KL("k3", 0.1, mean=rc.Mean("sequence"))
     out = laid(surrogate=OF_BATCH["kl cov"], kl=kl)
     alone = laid(surrogate=rc.PPO(), kl=kl).metrics()
     assert out.metrics()["ref_kl"] == alone["ref_kl"] > 0.0
@@ -303,7 +306,7 @@ def test_a_criterion_of_new_old_counts_tokens_that_rollout_has_no_number_for(way
     rollout = torch.tensor([[math.nan, 0.0], [0.0, 0.0]])
     spec = rc.Spec(criteria=(rc.Criterion("external", upper=9.0, of="new/old", name="x", label="c"),))
     given = {"old_logp": zeros, "rollout_logp": rollout, "spec": spec, "surrogate": rc.KLCov()}
-    found = rc.policy_loss(zeros, zeros, external={"x": torch.full((2, 2), 3.0)}, **given).metrics()
+    found = rc.policy_loss(zeros, zeros, **bundled_loss(external={"x": torch.full((2, 2), 3.0)}, **given)).metrics()
     assert (found["c/mean"], found["c/min"], found["c/max"], found["c/std"]) == (3.0, 3.0, 3.0, 0.0)
 
 
@@ -314,7 +317,7 @@ def test_arguments():
     x = torch.zeros(2, 3)
 
     def call(**options):
-        return rc.policy_loss(x, x, old_logp=x, **options)
+        return rc.policy_loss(x, x, **bundled_loss(old_logp=x, **options))
 
     ids = torch.arange(2)
     for options, kind, words in (
@@ -366,7 +369,9 @@ def test_parts_of_sequences_are_refused():
         with pytest.raises(
             ValueError, match=r"surrogate: expected one that does not look .* sequence_group, got BAPO\(\)"
         ):
-            rc.policy_loss(x, x, old_logp=x, surrogate=rc.BAPO(), sequence_group=Rank(rank=rank, ranks=1))
+            rc.policy_loss(
+                x, x, rc.Batch(ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=1))), rc.Loss(rc.BAPO()), old_logp=x
+            )
         return True
 
     assert Ranks(1).run(of_rank) == [True]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
+from builders.calls import bundled_loss
 from builders.group_loss_cases import GROUPS, LENGTHS, TOGETHER, expected, made
 from builders.loss_cases import OF_GROUPS, LaidLoss, only, random_batch
 from builders.reads import Reads
@@ -92,7 +93,9 @@ def test_autograd_of_the_formula():
     ]
     wanted = torch.where(good.any(1) & ~good.all(1), parts[0] + parts[1], 0.0).mean()
     out = rc.policy_loss(
-        new, advantages, mask=mask, old_logp=old, **rc.recipe("swift.real", num_generations=4, real_tau=0.5)
+        new,
+        advantages,
+        **bundled_loss(mask=mask, old_logp=old, **rc.recipe("swift.real", num_generations=4, real_tau=0.5)),
     )
     assert out.value.item() == pytest.approx(wanted.item(), rel=1e-12)
     slopes = [torch.autograd.grad(x, new, retain_graph=True)[0] for x in (out.value, wanted)]
@@ -104,7 +107,7 @@ def test_far_scores_stay_finite():
     new = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
     old = torch.tensor([15.0, -15.0, 15.0, -15.0], dtype=torch.float64)[:, None].expand(4, 3)
     given = {"old_logp": old, "surrogate": rc.REAL(0.01), "group_size": 4, **TOGETHER}
-    out = rc.policy_loss(new, torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), **given)
+    out = rc.policy_loss(new, torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), **bundled_loss(**given))
     assert out.value.item() == pytest.approx(3000.0)
     (slopes,) = torch.autograd.grad(out.value, new)
     wanted = torch.tensor([-100.0, 0.0, 0.0, 100.0], dtype=torch.float64)
@@ -128,19 +131,21 @@ def test_tokens_that_are_not_finite_are_not_seen(way):
 def test_nothing_to_see(way):
     x = torch.zeros(2, 3, requires_grad=True)
     given = {"old_logp": x.detach(), "surrogate": rc.REAL()}
-    out = rc.policy_loss(x, x.detach(), mask=torch.zeros(2, 3), group_size=2, **given)
+    out = rc.policy_loss(x, x.detach(), **bundled_loss(mask=torch.zeros(2, 3), group_size=2, **given))
     out.value.backward()
     assert out.value.item() == 0.0 and not x.grad.any()
     assert all(math.isfinite(value) for value in out.metrics().values())
     packed, cu = torch.zeros(0), torch.zeros(1, dtype=torch.int64)
     given = {"old_logp": packed, "surrogate": rc.REAL(), "cu_seqlens": cu}
-    assert rc.policy_loss(packed, packed, group_index=cu[:0], **given).value.item() == 0.0
+    assert rc.policy_loss(packed, packed, **bundled_loss(group_index=cu[:0], **given)).value.item() == 0.0
 
 
 def test_one_kind_alone_has_no_loss():
     x = torch.zeros(4, 3, requires_grad=True)
     advantages = torch.tensor([1.0, 2.0, -1.0, 0.0])
-    out = rc.policy_loss(x, advantages, old_logp=x.detach() - 0.5, surrogate=rc.REAL(), group_size=2)
+    out = rc.policy_loss(
+        x, advantages, rc.Batch(groups=rc.Groups(size=2)), rc.Loss(rc.REAL()), old_logp=x.detach() - 0.5
+    )
     assert out.value.item() == 0.0 and out.metrics()["group_contrast_fraction"] == 0.0
 
 
@@ -150,7 +155,7 @@ def test_one_kind_alone_has_no_loss():
 def pieces(batch, groups, layout, dtype=torch.float32, **options):
     """The gradient of each sequence, as if the loss were a sum."""
     laid = LaidLoss(batch, layout, dtype)
-    out = laid(surrogate=rc.REAL(), reduction="sum", group_index=torch.tensor(groups), **options)
+    out = laid(surrogate=rc.REAL(), mean=rc.Mean("sum"), group_index=torch.tensor(groups), **options)
     return laid.gradient(out.value)[0], out
 
 
@@ -195,7 +200,12 @@ def test_groups_of_neighbours_stay_on_their_rank():
 
     def of_rank(rank):
         laid = LaidLoss(batch[4 * rank : 4 * rank + 4], "packed")
-        options = {"surrogate": rc.REAL(), "reduction": "sum", "group_size": 2, "batch_group": Rank(rank=rank, ranks=2)}
+        options = {
+            "surrogate": rc.REAL(),
+            "mean": rc.Mean("sum"),
+            "group_size": 2,
+            "batch_group": Rank(rank=rank, ranks=2),
+        }
         return laid.gradient(laid(**options).value)[0]
 
     found = Ranks(2).run(of_rank)
@@ -253,7 +263,9 @@ def test_arguments():
     x, index = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
 
     def call(surrogate=None, **options):
-        return rc.policy_loss(x, x, old_logp=x, surrogate=rc.REAL() if surrogate is None else surrogate, **options)
+        return rc.policy_loss(
+            x, x, **bundled_loss(old_logp=x, surrogate=rc.REAL() if surrogate is None else surrogate, **options)
+        )
 
     for options, words in (
         ({}, r"group_index: expected the group of each sequence, or group_size, for the surrogate REAL\(\), got None"),
@@ -276,7 +288,9 @@ def test_the_smallest_temperature_has_finite_gradients():
     """Slopes of 1e30 times the size of a group; those of 1e-40 would be infinite in float32."""
     new = torch.zeros(16, 3, requires_grad=True)
     advantages = torch.tensor([1.0, -1.0]).repeat(8)
-    out = rc.policy_loss(new, advantages, old_logp=new.detach() - 0.5, surrogate=rc.REAL(1e-30), group_size=16)
+    out = rc.policy_loss(
+        new, advantages, rc.Batch(groups=rc.Groups(size=16)), rc.Loss(rc.REAL(1e-30)), old_logp=new.detach() - 0.5
+    )
     (slopes,) = torch.autograd.grad(out.value, new)
     assert out.value.isfinite() and slopes.isfinite().all() and slopes.abs().max() > 1e28
 
@@ -287,7 +301,7 @@ def test_groups_over_ranks_have_a_count():
     def of_rank(rank):
         options = {"group_index": index, "batch_group": Rank(rank=rank, ranks=1)}
         with pytest.raises(ValueError, match=r"group_count: expected the number of groups on all ranks"):
-            rc.policy_loss(x, x, old_logp=x, surrogate=rc.REAL(), **options)
+            rc.policy_loss(x, x, **bundled_loss(old_logp=x, surrogate=rc.REAL(), **options))
         return True
 
     assert Ranks(1).run(of_rank) == [True]
@@ -303,7 +317,9 @@ def test_inside_a_compiled_function(groups):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(new, advantages, mask, old):
-        return rc.policy_loss(new, advantages, mask=mask, old_logp=old, surrogate=rc.REAL(), **groups).value
+        return rc.policy_loss(
+            new, advantages, **bundled_loss(mask=mask, old_logp=old, surrogate=rc.REAL(), **groups)
+        ).value
 
     laid.new = torch.nan_to_num(laid.new.detach()).requires_grad_()
     values = laid(surrogate=rc.REAL(), **groups).value, compiled(laid.new, *given_)

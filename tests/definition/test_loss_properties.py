@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, error
+from builders.calls import bundled_loss
 from builders.loss_cases import PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
 from rollout_corr.specs.surrogate import Surrogate
@@ -53,10 +54,10 @@ def calls(draw, reductions=LOSS_REDUCTIONS):
     return {
         "surrogate": draw(st.sampled_from(list(SURROGATES.values()))),
         "kl": rc.KL(draw(st.sampled_from(("k1", "k2", "k3", "abs"))), 0.1, scope=scope),
-        "regulariser": draw(st.sampled_from((None, rc.SquaredLogRatio(0.1, scope)))),
+        "regularizer": draw(st.sampled_from((None, rc.SquaredLogRatio(0.1, scope)))),
         "reduction": reduction,
         "max_length": 8.0 if reduction == "token_sum_norm" else None,
-        "denominator": "original" if reduction == "sum" else draw(st.sampled_from(("original", "kept"))),
+        "mean": rc.Mean() if reduction == "sum" else draw(st.sampled_from(("original", "kept"))),
     }
 
 
@@ -176,9 +177,9 @@ def test_masks_that_come_back():
     trains = torch.tensor([[1, 1, 1], [0, 1, 0]])
     assert rc.policy_loss(new, new, mask=mask).mask is mask
     assert rc.policy_loss(new, new).mask.all()
-    out = rc.policy_loss(new, new, mask=mask, train_mask=trains)
+    out = rc.policy_loss(new, new, mask=mask, correction=rc.Factors(mask=trains))
     assert out.mask.dtype == mask.dtype and out.mask.tolist() == [[1.0, mask[0, 1].item(), 0.0], [0.0, 1.0, 0.0]]
-    assert rc.policy_loss(new, new, train_mask=trains).mask.tolist() == trains.bool().tolist()
+    assert rc.policy_loss(new, new, correction=rc.Factors(mask=trains)).mask.tolist() == trains.bool().tolist()
     assert out.weights is None and out.keep is None and out.warnings() == []
     spec = rc.Spec(rc.Weight.token())
     out = rc.policy_loss(new, new, mask=mask, rollout_logp=new, spec=spec)
@@ -203,7 +204,7 @@ def test_statistics_merge_and_name_what_differs():
         assert error(merged.metrics()[key], value) <= 1e-6, key
     assert whole.metrics_async().result() == whole.metrics()
     assert whole.statistics.to("cpu").metrics() == whole.metrics()
-    other = rc.policy_loss(new, advantages, rollout_logp=rollout, spec=spec, surrogate=rc.GPG())
+    other = rc.policy_loss(new, advantages, loss=rc.Loss(rc.GPG()), rollout_logp=rollout, spec=spec)
     with pytest.raises(ValueError, match=r"^other: expected statistics of the same objective Objective\(PPO"):
         whole.statistics.merge(other.statistics)
     with pytest.raises(ValueError, match=r"^names: expected one of \['native'\]"):
@@ -220,32 +221,34 @@ REFUSED = {
         z(2, 3), z(2), old_logp=z(3, 2)
     ),
     "ref_logp: expected a value, because kl is given, got None": lambda: rc.policy_loss(
-        z(2, 3), z(2), kl=rc.KL("k1", 0.1)
+        z(2, 3), z(2), loss=rc.Loss(kl=rc.KL("k1", 0.1))
     ),
     "kl: expected a value, because ref_logp is given, got None": lambda: rc.policy_loss(
         z(2, 3), z(2), ref_logp=z(2, 3)
     ),
-    "weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(z(2, 3), z(2), weights=z(2)),
+    "weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(
+        z(2, 3), z(2), correction=rc.Factors(weights=z(2))
+    ),
     "scale: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: rc.policy_loss(
-        z(2, 3), z(2), scale=z(3)
+        z(2, 3), z(2), rc.Batch(scale=z(3))
     ),
     "backend: expected 'auto' or 'torch', got 'triton': GMPO() with scale runs on plain": lambda: rc.policy_loss(
-        z(2, 3), z(2), scale=z(2), surrogate=rc.GMPO(), backend="triton"
+        z(2, 3), z(2), rc.Batch(scale=z(2)), rc.Loss(rc.GMPO()), backend="triton"
     ),
     "weights: expected None in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), weights=z(2, 3)
+        z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.Factors(weights=z(2, 3))
     ),
     "spec: expected None beside given weights": lambda: rc.policy_loss(
-        z(2, 3), z(2), old_logp=z(2, 3), rollout_logp=z(2, 3), weights=z(2, 3), spec=rc.Spec()
+        z(2, 3), z(2), old_logp=z(2, 3), rollout_logp=z(2, 3), spec=rc.Spec(), correction=rc.Factors(weights=z(2, 3))
     ),
     "spec: expected None beside given train_mask": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), train_mask=z(2, 3), spec=rc.Spec()
+        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(), correction=rc.Factors(mask=z(2, 3))
     ),
     "spec: expected None beside given correction": lambda: rc.policy_loss(
         z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), spec=rc.Spec()
     ),
     "correction: expected None beside weights or train_mask": lambda: rc.policy_loss(
-        z(2, 3), z(2), old_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), weights=z(2, 3)
+        z(2, 3), z(2), **bundled_loss(old_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), weights=z(2, 3))
     ),
     "rollout_logp: expected the log-probs of the engine that sampled": lambda: rc.policy_loss(
         z(2, 3), z(2), old_logp=z(2, 3), spec=rc.Spec()
@@ -254,26 +257,30 @@ REFUSED = {
         z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(criteria=(rc.Criterion("ratio", upper=1.0, of="new/old"),))
     ),
     "rollout_logp: expected log-probs for a surrogate with of='new/rollout'": lambda: rc.policy_loss(
-        z(2, 3), z(2), old_logp=z(2, 3), surrogate=rc.PPO(of="new/rollout")
+        z(2, 3), z(2), loss=rc.Loss(rc.PPO(of="new/rollout")), old_logp=z(2, 3)
     ),
     "surrogate: expected Score() without bounds of its own": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight.token()), surrogate=rc.Score(upper=2.0)
+        z(2, 3), z(2), loss=rc.Loss(rc.Score(upper=2.0)), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight.token())
     ),
-    "reduction: expected one of ['token_mean',": lambda: rc.policy_loss(z(2, 3), z(2), reduction="mean"),
+    "reduction: expected one of ['token_mean',": lambda: rc.policy_loss(
+        z(2, 3), z(2), **bundled_loss(reduction="mean")
+    ),
     "denominator: expected one of ['original', 'kept', 'rows'], a number": lambda: rc.policy_loss(
-        z(2, 3), z(2), denominator="all"
+        z(2, 3), z(2), loss=rc.Loss(mean=rc.Mean(over="all"))
     ),
-    "denominator: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), denominator=-1),
+    "denominator: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), rc.Batch(total=-1)),
     "denominator: expected a tensor that holds one number, got float32 of shape [2]": lambda: rc.policy_loss(
-        z(2, 3), z(2), denominator=z(2)
+        z(2, 3), z(2), rc.Batch(total=z(2))
     ),
     "denominator: expected the default with reduction='sum'": lambda: rc.policy_loss(
-        z(2, 3), z(2), reduction="sum", denominator=z(())
+        z(2, 3), z(2), rc.Batch(total=z(())), rc.Loss(mean=rc.Mean("sum"))
     ),
     "max_length: expected the length that token_sum_norm divides by": lambda: rc.policy_loss(
-        z(2, 3), z(2), reduction="token_sum_norm"
+        z(2, 3), z(2), loss=rc.Loss(mean=rc.Mean("sequence_sum"))
     ),
-    "max_length: expected None with reduction='token_mean', got 8": lambda: rc.policy_loss(z(2, 3), z(2), max_length=8),
+    "max_length: expected None with reduction='token_mean', got 8": lambda: rc.policy_loss(
+        z(2, 3), z(2), loss=rc.Loss(mean=rc.Mean(length=8))
+    ),
     "backend: expected one of ['auto', 'triton', 'torch'] for policy_loss, got 'compiled'": lambda: rc.policy_loss(
         z(2, 3), z(2), backend="compiled"
     ),
@@ -290,24 +297,30 @@ REFUSED = {
     "KL.coef: expected a finite number >= 0, got -0.1": lambda: rc.KL("k1", -0.1),
     "KL.weight_upper: expected None with weight=None, got 2.0": lambda: rc.KL("k1", 0.1, weight_upper=2.0),
     "KL.reduction: expected one of ['token_mean', 'sequence_mean_token_mean',": lambda: rc.KL(
-        "k1", 0.1, reduction="token_sum_norm"
+        "k1", 0.1, mean=rc.Mean("sequence_sum")
     ),
     "KL.denominator: expected one of ['original', 'kept', 'rows'], got 'all'": lambda: rc.KL(
-        "k1", 0.1, reduction="token_mean", denominator="all"
+        "k1", 0.1, mean=rc.Mean("token", over="all")
     ),
     "KL.denominator: expected 'rows' with a reduction over sequences, got it with reduction='token_mean'": lambda: (
-        rc.KL("k1", 0.1, reduction="token_mean", denominator="rows")
+        rc.KL("k1", 0.1, mean=rc.Mean("token", over="rows"))
     ),
     "KL.denominator: expected the default with reduction=None, got 'kept'": lambda: rc.KL(
-        "k1", 0.1, denominator="kept"
+        "k1", 0.1, mean=rc.Mean(over="kept")
     ),
     "SquaredLogRatio.scope: expected one of ['kept', 'all'], got 'some'": lambda: rc.SquaredLogRatio(0.1, "some"),
 }
 
 WRONG_TYPES = {
-    "surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(z(2, 3), z(2), surrogate="ppo"),
-    "kl: expected a KL or None, got float": lambda: rc.policy_loss(z(2, 3), z(2), kl=0.1, ref_logp=z(2, 3)),
-    "regulariser: expected a SquaredLogRatio or None": lambda: rc.policy_loss(z(2, 3), z(2), regulariser=0.1),
+    "surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(
+        z(2, 3), z(2), loss=rc.Loss("ppo")
+    ),
+    "kl: expected a KL or None, got float": lambda: rc.policy_loss(
+        z(2, 3), z(2), loss=rc.Loss(kl=0.1), ref_logp=z(2, 3)
+    ),
+    "regularizer: expected a SquaredLogRatio or None": lambda: rc.policy_loss(
+        z(2, 3), z(2), loss=rc.Loss(regularizer=0.1)
+    ),
     "spec: expected a Spec or None, got dict": lambda: rc.policy_loss(z(2, 3), z(2), rollout_logp=z(2, 3), spec={}),
     "correction: expected what correct() gives, got tuple": lambda: rc.policy_loss(z(2, 3), z(2), correction=(1, 2)),
     "PPO.low: expected a number, got bool True": lambda: rc.PPO(True),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, compare, lay_out, random_sequences, rounded, spoil, wild
+from builders.calls import bundled, bundled_loss
 from builders.same_bits import assert_same_results, outcome, pick
 from builders.strategies import sequences, specs
 from builders.weights import KINDS, weight_of
@@ -79,11 +80,18 @@ def test_means_are_1():
     mask = torch.rand(12, 40, generator=generator) < 0.7
     by_sequence = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight.token(normalize="sequence"))).weights
     assert (by_sequence.double().sum(1) / mask.sum(1) - 1.0).abs().max() < 1e-6
-    tokens = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight.token(normalize="group")), group_size=4)
+    tokens = rc.correct(
+        train, rollout, rc.Batch(mask=mask, groups=rc.Groups(size=4)), spec=rc.Spec(rc.Weight.token(normalize="group"))
+    )
     sums = tokens.weights.double().view(3, -1).sum(1)
     assert (sums / mask.view(3, -1).sum(1) - 1.0).abs().max() < 1e-6
     # SNIS: the weight of a sequence over the sum of its group's, times their number.
-    product = rc.correct(train, rollout, mask=mask, spec=rc.Spec(rc.Weight.product(normalize="group")), group_size=4)
+    product = rc.correct(
+        train,
+        rollout,
+        rc.Batch(mask=mask, groups=rc.Groups(size=4)),
+        spec=rc.Spec(rc.Weight.product(normalize="group")),
+    )
     ratio = torch.where(mask, train - rollout, 0.0).double().sum(1).exp().view(3, 4)
     expected = 4.0 * ratio / ratio.sum(1, keepdim=True)
     assert torch.allclose(product.weights.amax(1).double().view(3, 4), expected, rtol=1e-6)
@@ -99,7 +107,9 @@ def test_a_mean_near_0_divides_nothing():
     assert metrics["sequences_undivided"] == 1.0
     assert metrics["weight_divisor_max"] == pytest.approx((math.exp(0.5) + 1.0) / 2.0, rel=1e-7)
     assert metrics["weight_divisor_min"] == pytest.approx((math.exp(-18.0) + math.exp(-19.0)) / 2.0, rel=1e-7)
-    every = rc.correct(d, zeros, spec=rc.Spec(rc.Weight.geometric(normalize="group")), group_size=1).weights
+    every = rc.correct(
+        d, zeros, rc.Batch(groups=rc.Groups(size=1)), spec=rc.Spec(rc.Weight.geometric(normalize="group"))
+    ).weights
     assert every[:, 0].tolist() == [d[0].mean().exp().item(), 1.0, d[2].mean().exp().item(), 1.0]
 
 
@@ -107,7 +117,7 @@ def test_a_nan_that_propagates_stays_at_valid_tokens():
     d, mask = torch.tensor([[0.5, math.nan, 9.0], [0.1, 0.2, 0.3]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
     for normalize, last in (("sequence", True), ("group", False)):
         spec = rc.Spec(rc.Weight.token(normalize=normalize), nonfinite="propagate")
-        found = rc.correct(d, torch.zeros_like(d), mask=mask, spec=spec, group_size=2).weights
+        found = rc.correct(d, torch.zeros_like(d), rc.Batch(mask=mask, groups=rc.Groups(size=2)), spec=spec).weights
         assert found[0, :2].isnan().all() and found[0, 2] == 0.0 and bool(found[1].isfinite().all()) == last
 
 
@@ -116,7 +126,7 @@ def test_a_nan_that_propagates_stays_at_valid_tokens():
 def test_tokens_of_no_sequence_alone_weigh_0(normalize, backend):
     x, spec = torch.zeros(5), rc.Spec(rc.Weight.token(normalize=normalize), CRITERIA)
     with mock.patch.dict(CORRECTIONS, blocks=run_whole if backend == "whole" else blocks.run_blocks):
-        found = rc.correct(x, x, cu_seqlens=torch.tensor([3]), spec=spec, group_size=2)
+        found = rc.correct(x, x, rc.Batch(cu_seqlens=torch.tensor([3]), groups=rc.Groups(size=2)), spec=spec)
     assert found.weights.tolist() == [0.0] * 5 and found.keep.shape == (0,)
     assert all(math.isfinite(value) for value in found.metrics().values())
 
@@ -132,7 +142,9 @@ def test_weights_of_turns():
         ("sequence", [(2 * weights[0] + weights[1]) / 3, (weights[2] + 3 * weights[3]) / 4]),
     ):
         spec = rc.Spec(rc.Weight.product(over="turn", normalize=normalize))
-        found = rc.correct(d, torch.zeros_like(d), mask=mask, spec=spec, turns=turns, group_size=2).weights
+        found = rc.correct(
+            d, torch.zeros_like(d), rc.Batch(mask=mask, turns=turns, groups=rc.Groups(size=2)), spec=spec
+        ).weights
         expected = torch.tensor([[w / mean for w in row] for row, mean in zip(at, means, strict=True)])
         assert torch.allclose(found, expected.double(), rtol=1e-7), normalize
 
@@ -201,10 +213,10 @@ def test_statistics_merge_over_micro_batches_of_whole_groups():
 def test_a_dry_run_and_a_call_without_sequences():
     spec = rc.Spec(rc.Weight.token(normalize="group"), apply=False)
     x = torch.zeros(2, 3)
-    assert rc.correct(x, x, spec=spec, group_size=2).weights is None
+    assert rc.correct(x, x, rc.Batch(groups=rc.Groups(size=2)), spec=spec).weights is None
     for shape in ((0, 3), (2, 0)):
         nothing = torch.zeros(shape)
-        out = rc.correct(nothing, nothing, spec=replace(spec, apply=True), group_size=2)
+        out = rc.correct(nothing, nothing, rc.Batch(groups=rc.Groups(size=2)), spec=replace(spec, apply=True))
         assert out.weights.shape == shape and all(map(math.isfinite, out.metrics().values()))
 
 
@@ -229,7 +241,9 @@ def test_the_loss_has_the_weights_of_the_correction(rejected):
     found = laid.correct(spec, **groups)
     new = laid.train.clone().requires_grad_()
     tensors = {"old_logp": laid.train, "mask": laid.mask}
-    fused = rc.policy_loss(new, laid.advantages, rollout_logp=laid.rollout, spec=spec, **tensors, **groups)
+    fused = rc.policy_loss(
+        new, laid.advantages, **bundled_loss(rollout_logp=laid.rollout, spec=spec, **tensors, **groups)
+    )
     apart = rc.policy_loss(new, laid.advantages, correction=found, **tensors)
     assert torch.equal(fused.weights, found.weights) and fused.value.item() == apart.value.item()
     assert fused.metrics()["weight_divisor_max"] == found.metrics()["weight_divisor_max"]
@@ -242,7 +256,7 @@ def test_compiled(level):
     index = torch.tensor([0, 1, 0, 1, 0, 1])
 
     def call(train, rollout, mask, index):
-        out = rc.correct(train, rollout, mask=mask, spec=spec, group_index=index)
+        out = rc.correct(train, rollout, rc.Batch(mask=mask, groups=rc.Groups(index=index)), spec=spec)
         return out.weights, out.mask, out.statistics.sums
 
     wanted = call(laid.train, laid.rollout, laid.mask, index)
@@ -259,7 +273,7 @@ def test_errors():
     group = rc.Spec(rc.Weight.token(normalize="group"))
 
     def call(**options):
-        return rc.correct(x, x, spec=group, **options)
+        return rc.correct(x, x, **bundled(spec=group, **options))
 
     for options, error, words in (
         ({}, ValueError, "group_index: expected the group of each sequence, or group_size"),
@@ -289,4 +303,4 @@ def test_errors():
     with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
         rc.Spec(rc.Weight.token(normalize="group"), report=("verl",))
     with pytest.raises(ValueError, match="group_index: expected None without a Spec or a surrogate that is of groups"):
-        rc.policy_loss(x, torch.ones(4), group_size=2)
+        rc.policy_loss(x, torch.ones(4), rc.Batch(groups=rc.Groups(size=2)))

@@ -45,7 +45,7 @@ def keeps(values, criterion, dtype):
     """Tell whether one sequence with these D, and these external values, is kept."""
     train = torch.tensor([values], dtype=dtype)
     return rc.correct(
-        train, torch.zeros_like(train), spec=rc.Spec(criteria=(criterion,)), external={"x": train}
+        train, torch.zeros_like(train), rc.Batch(external={"x": train}), spec=rc.Spec(criteria=(criterion,))
     ).keep.item()
 
 
@@ -175,8 +175,8 @@ def test_bounds_are_inclusive_to_the_bit(dtype, over):
             out = rc.correct(
                 torch.tensor([[d]], dtype=dtype),
                 torch.tensor([[0.0]], dtype=dtype),
+                rc.Batch(external={"entropy": torch.tensor([[d]], dtype=dtype)}),
                 spec=rc.Spec(criteria=(rc.Criterion(**arguments, **{side: bound}),)),
-                external={"entropy": torch.tensor([[d]], dtype=dtype)},
             )
             assert out.mask.tolist() == [[passes]], (stat, side, bound, value)
     for bound in (4e38, 1e300, INF):

@@ -14,6 +14,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, random_sequences, rounded, spoil
+from builders.calls import bundled
 from builders.products import BATCHES, BROKEN, fit, weights_product
 from builders.weights import weight_of
 from rollout_corr.backends import operators
@@ -162,7 +163,7 @@ def test_within_turns_is_what_turns_alone_would_give(layout):
             given = train, rollout
         else:
             options, given = {}, (train.view(3, 20), rollout.view(3, 20))
-        of_turns = rc.correct(*given, mask=mask.view_as(given[0]), turns=turns, spec=spec, **options)
+        of_turns = rc.correct(*given, **bundled(mask=mask.view_as(given[0]), turns=turns, spec=spec, **options))
         wanted = rc.correct(train, rollout, mask=mask, cu_seqlens=turns, spec=alone)
         assert torch.equal(of_turns.weights.view(-1), wanted.weights)
         assert torch.equal(of_turns.mask.view(-1), wanted.mask)

@@ -162,7 +162,7 @@ def runs_of(laid, s):
 
 def test_runs_of_a_mask_of_none_are_the_sequences():
     logp = torch.randn(6)
-    out = rc.correct(logp, logp, cu_seqlens=torch.tensor([0, 2, 2, 6]), turns="runs")
+    out = rc.correct(logp, logp, rc.Batch(cu_seqlens=torch.tensor([0, 2, 2, 6]), turns="runs"))
     assert out.turns.tolist() == [0, 2, 6] and out.keep_turns.tolist() == [True, True]
 
 

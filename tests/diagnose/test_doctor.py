@@ -62,7 +62,9 @@ def test_a_dump_that_brings_the_mass_kept_is_healthy(tmp_path):
         rc.dump(path, *logps, cu_seqlens=offsets, sequences=None, **made).result()
         measurement = measure(Dump(path))
         assert diagnose(measurement) == []
-        by_call = rc.correct(*logps, cu_seqlens=offsets, log_mass=made["log_mass"]).metrics()
+        by_call = rc.correct(
+            *logps, batch=rc.Batch(cu_seqlens=offsets, kept_mass=rc.KeptMass(made["log_mass"]))
+        ).metrics()
         assert measurement.metrics()["ratio_mean"] == pytest.approx(by_call["ratio_mean"], rel=1e-6)
 
 

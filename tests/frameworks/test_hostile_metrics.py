@@ -82,7 +82,9 @@ def test_verls_functions_of_given_tensors(x):
 def test_a_loss_of_any_ratio_has_metrics():
     for new, old in itertools.product(VALUES, repeat=2):
         given = torch.full((1, 3), new, dtype=torch.float64, requires_grad=True), torch.ones(1, 3)
-        out = rc.policy_loss(*given, old_logp=torch.full((1, 3), old, dtype=torch.float64), surrogate=rc.PPO(0.2, 0.2))
+        out = rc.policy_loss(
+            *given, loss=rc.Loss(rc.PPO(0.2, 0.2)), old_logp=torch.full((1, 3), old, dtype=torch.float64)
+        )
         assert all(isinstance(value, float) for value in out.metrics().values())
 
 

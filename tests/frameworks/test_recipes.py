@@ -13,6 +13,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import error
+from builders.calls import bundled_loss
 from builders.recipe_cases import PUBLISHED, RESTATED_ALONE, RESTATED_ALONE_TOO, backing
 from oracles.published import (
     cispo,
@@ -55,7 +56,9 @@ def ours(rows, name, needs, **options):
     given = {"old_logp": "old", "rollout_logp": "mu", "ref_logp": "ref"}
     arguments |= {log_prob: padded(rows, [getattr(r, given[log_prob]) for r in rows]) for log_prob in needs}
     made = rc.recipe(name, **options)
-    out = rc.policy_loss(**arguments, **made | ({"group_size": len(rows)} if "group_size" in made else {}))
+    out = rc.policy_loss(
+        **bundled_loss(**arguments, **made | ({"group_size": len(rows)} if "group_size" in made else {}))
+    )
     (slope,) = torch.autograd.grad(out.value, arguments["new_logp"])
     return out.value.item(), slope
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
+from builders.calls import bundled
 from builders.strategies import specs
 from rollout_corr.frameworks.shared.lookup import readable
 from rollout_corr.specs.choices import WHEN
@@ -98,7 +99,7 @@ def test_what_another_framework_says_weighs_and_masks_the_same(framework):
         if any(c.of != "train/rollout" or c.stat == "age" for c in spec.criteria):
             continue
         more = {"advantages": torch.linspace(-1.0, 1.0, 24), "turns": "runs"}
-        wanted, found = (rc.correct(train, rollout, mask=mask, spec=one, **more) for one in (spec, read))
+        wanted, found = (rc.correct(train, rollout, **bundled(mask=mask, spec=one, **more)) for one in (spec, read))
         assert torch.equal(wanted.mask, found.mask), name
         assert (wanted.weights is None) == (found.weights is None), name
         if wanted.weights is not None:

@@ -46,11 +46,9 @@ def test_turn_gspo_is_gspo_over_turns():
     loss = rc.policy_loss(
         new,
         advantages / lengths,
-        mask=mask,
+        rc.Batch(mask=mask, turns=turns),
+        rc.Loss(rc.GSPO(0.2, 0.2, through="token", over="turn"), mean=rc.Mean("sequence_sum")),
         old_logp=old,
-        turns=turns,
-        surrogate=rc.GSPO(0.2, 0.2, through="token", over="turn"),
-        reduction="sequence_mean_token_sum",
     )
     loss.value.backward()
     assert loss.value.item() == pytest.approx(value, rel=1e-12)

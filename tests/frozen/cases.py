@@ -160,7 +160,7 @@ def _loss(row: dict[str, Any]) -> Case:
     settings = dict(row["settings"])
     kind, fields = settings["surrogate"]
     settings["surrogate"] = getattr(rc, kind)(**fields)
-    for name, build in (("kl", rc.KL), ("regulariser", rc.SquaredLogRatio)):
+    for name, build in (("kl", rc.KL), ("regularizer", rc.SquaredLogRatio)):
         if name in settings:
             settings[name] = build(**settings[name])
     if row.get("counted"):

@@ -11,6 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import error
+from builders.calls import bundled_loss
 from builders.kernel_cases import NARROW, WIDE, shaped
 from builders.loss_cases import OF_BATCH, OF_ENTROPY, LaidLoss, only, random_batch
 from builders.loss_kernel_cases import assert_as_plain_torch, fenced_loss
@@ -69,11 +70,11 @@ def test_as_many_are_chosen(name, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", LOOKING)
 def test_beside_plain_torch(name, dtype, device):
-    """A KL by weights and a regulariser stay, counts and what the look found are equal, and all else is near."""
+    """A KL by weights and a regularizer stay, counts and what the look found are equal, and all else is near."""
     beside = {
         "kl": rc.KL("k3", 0.3, weight="weights"),
-        "regulariser": rc.SquaredLogRatio(0.2),
-        "reduction": "sequence_mean_token_mean",
+        "regularizer": rc.SquaredLogRatio(0.2),
+        "mean": rc.Mean("sequence"),
     }
     layout = "packed" if dtype == torch.float32 else "padded_right"
     laid, options, _ = drawn(name, 48, layout, dtype, broken=True)
@@ -96,7 +97,7 @@ def one_at_a_time(run):
 @pytest.mark.parametrize("name", ["clip cov"])
 def test_ranks_decide_together(name):
     """Two ranks have the gradients of one, to the bit: they choose among all tokens."""
-    options = {"reduction": "sum", "backend": "triton"}
+    options = {"mean": rc.Mean("sum"), "backend": "triton"}
     laid, of_whole, batch = drawn(name, 3, "packed", torch.float32)
     ids = {"sequence_ids": torch.arange(len(batch))}
     whole, _ = laid.gradient(laid(**options, **of_whole, **ids).value)
@@ -134,7 +135,7 @@ def test_what_is_left_to_plain_torch_is_refused_by_name(surrogate):
         x, given = torch.zeros(2, 3), {"group_size": 1} if surrogate.traits.sees == "groups" else {}
         given |= {"entropy": torch.ones(2, 3)} if surrogate.traits.reads_entropy else {}
         with pytest.raises(ValueError, match=r"got 'triton': .* runs on plain torch"):
-            rc.policy_loss(x, x, rollout_logp=x, surrogate=surrogate, backend="triton", **given)
+            rc.policy_loss(x, x, **bundled_loss(rollout_logp=x, surrogate=surrogate, backend="triton", **given))
 
 
 def test_a_surrogate_of_the_user_is_left_to_plain_torch():
@@ -149,7 +150,7 @@ def test_a_surrogate_of_the_user_is_left_to_plain_torch():
     with pytest.raises(
         ValueError, match=r"got 'triton': Doubled\(\) has a formula of its own, which runs on plain torch"
     ):
-        rc.policy_loss(x, x, old_logp=x, surrogate=Doubled(), backend="triton")
+        rc.policy_loss(x, x, loss=rc.Loss(Doubled()), old_logp=x, backend="triton")
     assert beyond_kernels(rc.PPO(), False) is None
 
 
@@ -162,7 +163,9 @@ def test_inside_a_compiled_function(name):
     given = new, laid.laid.advantages, laid.laid.mask, laid.arguments["old_logp"]
 
     def loss(new, advantages, mask, old, backend):
-        return rc.policy_loss(new * 1.0, advantages, mask=mask, old_logp=old, backend=backend, **options)
+        return rc.policy_loss(
+            new * 1.0, advantages, **bundled_loss(mask=mask, old_logp=old, backend=backend, **options)
+        )
 
     eager = loss(*given, "torch").value
     value = torch.compile(lambda *given: loss(*given, "triton").value, fullgraph=True, backend="aot_eager")(*given)

@@ -75,7 +75,7 @@ BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch
 
 @pytest.mark.parametrize("name", one_in(3, ON_KERNELS))
 def test_surrogates(name, device):
-    by_sequence = objective(name, reduction="sequence_mean_token_mean", denominator="kept")
+    by_sequence = objective(name, mean=rc.Mean("sequence", over="kept"))
     with shaped(NARROW):
         check(only(BATCHES[0], *DECOUPLED), objective(name), "packed", device)
         check(only(BATCHES[1], "rollout", "train_mask"), by_sequence, "padded_strided", device)
@@ -92,7 +92,7 @@ def test_layouts(layout, device):
             ("gspo", BATCHES[1]),
             ("gmpo", BATCHES[2]),
         ):
-            wanted = objective(name, reduction="sequence_mean_token_mean")
+            wanted = objective(name, mean=rc.Mean("sequence"))
             check(only(batch, *DECOUPLED), wanted, layout, device)
 
 
@@ -107,7 +107,7 @@ def test_reductions(reduction, device):
 
 
 def test_denominators_of_the_caller(device):
-    batch, wanted = only(BATCHES[0], *DECOUPLED), objective("ppo", reduction="sequence_mean_token_sum")
+    batch, wanted = only(BATCHES[0], *DECOUPLED), objective("ppo", mean=rc.Mean("sequence_sum"))
     with shaped(NARROW):
         check(batch, wanted, "packed", device, denominator=7.0)
         laid = LaidLoss(batch, "packed")
@@ -116,14 +116,11 @@ def test_denominators_of_the_caller(device):
         laid.arguments = {name: None if x is None else x.to(device) for name, x in laid.arguments.items()}
         seven = laid(**options | {"denominator": torch.tensor(7, device=device)})
         assert seven.value == laid(**options | {"denominator": 7.0}).value
-        assert (
-            laid(**options | {"denominator": 0.0}).value
-            == laid(**options | {"reduction": "sum", "denominator": "original"}).value
-        )
+        assert laid(**options | {"denominator": 0.0}).value == laid(**options | {"mean": rc.Mean("sum")}).value
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
-def test_kl_and_regulariser(kind, device):
+def test_kl_and_regularizer(kind, device):
     terms = (
         rc.KL(kind, 0.3, weight="ratio", weight_upper=1.1),
         rc.KL(kind, 0.3, gradient="k2", weight="stopped_ratio", scope="all"),
@@ -135,7 +132,7 @@ def test_kl_and_regulariser(kind, device):
     )
     for i, term in enumerate(terms):
         wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo", "vespo", "clamped")[i], kl=term,
-                           regulariser=rc.SquaredLogRatio(0.2, ("all", "kept")[i % 2]))  # fmt: skip
+                           regularizer=rc.SquaredLogRatio(0.2, ("all", "kept")[i % 2]))  # fmt: skip
         with shaped((NARROW, WIDE)[i % 2]):
             check(only(BATCHES[2 * (i % 2)], *DECOUPLED, "ref"), wanted, ("packed", "padded_left")[i % 2], device)
 
@@ -150,7 +147,7 @@ def test_a_policy_at_its_reference_has_no_slope(device):
 @pytest.mark.parametrize("name", ["ppo", "gspo", "vespo", "dro sequence"])
 def test_a_scale_multiplies_all_that_a_token_adds(name, device):
     kl = rc.KL("k3", 0.3, weight="ratio", scope="all")
-    wanted = objective(name, kl=kl, regulariser=rc.SquaredLogRatio(0.2, "all"), reduction="sequence_mean_token_mean")
+    wanted = objective(name, kl=kl, regularizer=rc.SquaredLogRatio(0.2, "all"), mean=rc.Mean("sequence"))
     for layout, batch in (("packed", BATCHES[0]), ("padded_left", BATCHES[2])):
         with shaped(NARROW):
             check(only(batch, *DECOUPLED, "ref", "scale"), wanted, layout, device)
@@ -158,8 +155,8 @@ def test_a_scale_multiplies_all_that_a_token_adds(name, device):
 
 @pytest.mark.parametrize("denominator", ["kept", "rows"])
 def test_a_kl_with_a_reduction_of_its_own(denominator, device):
-    term = rc.KL("k3", 0.3, scope="all", reduction="sequence_mean_token_mean", denominator=denominator)
-    wanted = objective("vespo", kl=term, regulariser=rc.SquaredLogRatio(0.2))
+    term = rc.KL("k3", 0.3, scope="all", mean=rc.Mean("sequence", over=denominator))
+    wanted = objective("vespo", kl=term, regularizer=rc.SquaredLogRatio(0.2))
     for layout, batch in (("packed", BATCHES[0]), ("padded_left", BATCHES[2])):
         with shaped(NARROW):
             check(only(batch, *DECOUPLED, "ref"), wanted, layout, device)
@@ -173,7 +170,7 @@ def test_squares_and_penalties_saturate(kind, device):
         for q in BATCHES[0]
     ]
     for name in ("dro", "dro sequence"):
-        wanted = objective(name, kl=rc.KL(kind, 0.1), regulariser=rc.SquaredLogRatio(0.1))
+        wanted = objective(name, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1))
         with shaped(WIDE):
             check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
 

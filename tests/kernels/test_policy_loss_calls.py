@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from builders.kernel_cases import NARROW, WIDE, fenced, shaped, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.loss_kernel_cases import ON_KERNELS, PLAIN, tensors_of
@@ -30,8 +31,8 @@ def inputs(device, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_upstream_gradients(dtype, device):
     new, advantages, mask, old = inputs(device, dtype)
-    options = {"old_logp": old, "backend": "triton", "reduction": "sequence_mean_token_mean"}
-    value = rc.policy_loss(new, advantages, mask=mask, **options).value
+    options = {"old_logp": old, "backend": "triton", "mean": rc.Mean("sequence")}
+    value = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options)).value
     assert value.dtype == torch.promote_types(dtype, torch.float32)
     (one,) = torch.autograd.grad(value, new, retain_graph=True)
     assert one.dtype == dtype and torch.equal(torch.autograd.grad(value, new, retain_graph=True)[0], one)
@@ -45,7 +46,7 @@ def test_upstream_gradients(dtype, device):
     with pytest.raises(RuntimeError, match="policy_loss: expected a backward pass without create_graph=True"):
         torch.autograd.grad(value, new, create_graph=True)
     with torch.no_grad():
-        out = rc.policy_loss(new, advantages, mask=mask, **options)
+        out = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
     assert torch.equal(out.value, value) and not out.value.requires_grad
 
 
@@ -54,7 +55,7 @@ def test_nothing_to_train_on(device):
     new, advantages, mask, old = inputs(device)
     for name in ("ppo", "gspo", "gmpo"):
         out = rc.policy_loss(
-            new, advantages, mask=mask & False, old_logp=old, surrogate=SURROGATES[name], backend="triton"
+            new, advantages, loss=rc.Loss(SURROGATES[name]), mask=mask & False, old_logp=old, backend="triton"
         )
         assert out.value == 0.0 and not torch.autograd.grad(out.value, new)[0].any()
 
@@ -64,7 +65,7 @@ def test_extreme_ratios(far, device):
     for name in ON_KERNELS:
         new, advantages, mask, old = inputs(device)
         old[0, :3] = new.detach()[0, :3] - far
-        out = rc.policy_loss(new, advantages, mask=mask, old_logp=old, surrogate=SURROGATES[name], backend="triton")
+        out = rc.policy_loss(new, advantages, loss=rc.Loss(SURROGATES[name]), mask=mask, old_logp=old, backend="triton")
         (slope,) = torch.autograd.grad(out.value, new)
         assert out.value.isfinite() and slope.isfinite().all(), name
 
@@ -153,8 +154,8 @@ def test_criteria_of_the_policy_that_trains(name, nonfinite, device):
         if any(criterion.stat == "external" for criterion in spec.criteria):
             options["external"] = {"entropy": fenced(given.weights.to(dtype), device)}
         with shaped(shapes), unchecked(), watched():
-            out = rc.policy_loss(*tensors, spec=spec, backend="triton", **options)
-        like = rc.policy_loss(*tensors, spec=spec, backend="torch", **options)
+            out = rc.policy_loss(*tensors, **bundled_loss(spec=spec, backend="triton", **options))
+        like = rc.policy_loss(*tensors, **bundled_loss(spec=spec, backend="torch", **options))
         assert torch.equal(out.keep, like.keep) and torch.equal(out.mask, like.mask)
         assert 0 < out.metrics()["sequences_kept_fraction"] < 1 or 0 < out.metrics()["tokens_kept_fraction"] < 1
         within = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 4e-7, "atol": 4e-7}
@@ -176,7 +177,7 @@ def test_bounds_are_inclusive_to_the_bit(device):
     for surrogate, clipped in ((rc.PPO(0.2, 0.28), [0, 0, 1, 1]), (rc.Score(0.8, 1.28, "zero"), [0, 0, 1, 1])):
         for backend in ("triton", "torch"):
             out = rc.policy_loss(
-                new, advantages, old_logp=old, cu_seqlens=offsets, surrogate=surrogate, backend=backend
+                new, advantages, loss=rc.Loss(surrogate), cu_seqlens=offsets, old_logp=old, backend=backend
             )
             (slope,) = torch.autograd.grad(out.value, new)
             assert (slope == 0).int().tolist() == clipped, (surrogate, backend)

@@ -38,7 +38,7 @@ def test_losses(surrogate, device):
     """Forward, and backward where each sequence has a factor of its own."""
     batch = random_sequences(0, (50, 1, 70, 0, 400), scale=0.1, advantages="token")
     laid = lay_out(batch, "packed_gaps", torch.float32).to(device)
-    given = {"surrogate": surrogate, "reduction": "sequence_mean_token_mean"}
+    given = {"surrogate": surrogate, "mean": rc.Mean("sequence")}
     if surrogate.mean_unit == "turn":
         given["turns"] = column(offsets_of(laid, random_turns(batch, 0)))
     wanted, wanted_slope = loss_of(laid, "torch", **given)

@@ -205,7 +205,7 @@ def test_bounds_are_inclusive_to_the_bit(dtype, reduce, device):
             criteria.append(rc.Criterion(stat, **unit, **named, **{side: bound}, label=str(len(criteria))))
             expected.append(0.0 if passes else 1.0)
     spec = rc.Spec(criteria=tuple(criteria))
-    out = rc.correct(train, torch.zeros_like(train), spec=spec, external={"entropy": train}, backend="triton")
+    out = rc.correct(train, torch.zeros_like(train), rc.Batch(external={"entropy": train}), spec=spec, backend="triton")
     values = out.statistics.metrics_async().values()
     assert [values[f"{i}/tokens"] for i in range(len(criteria))] == expected
 
@@ -219,5 +219,5 @@ def test_sums_that_decide_are_rounded_to_the_nearest_step(stat, grid, device):
         total = 4 * nearest * grid * (-1 if stat == "k1" else 1)
         criterion = over(stat, "sum", lower=total - 0.4 * grid, upper=total + 0.4 * grid, **name)
         spec = rc.Spec(criteria=(criterion,))
-        out = rc.correct(x, torch.zeros_like(x), spec=spec, external={"x": x}, backend="triton")
+        out = rc.correct(x, torch.zeros_like(x), rc.Batch(external={"x": x}), spec=spec, backend="triton")
         assert out.keep.tolist() == [True, True], (quarters, nearest)

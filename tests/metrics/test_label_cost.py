@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rollout_corr as rc
+from builders.calls import bundled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +58,7 @@ def cost(given, offsets, spec, ids=None, by=None):
     labels = {} if ids is None else {"labels": {"environment": ids}, "label_names": {"environment": 64}}
     for _ in range(2):  # the first call fills caches
         with Touched() as touched:
-            out = rc.correct(*given, cu_seqlens=offsets, spec=spec, **labels)
+            out = rc.correct(*given, **bundled(cu_seqlens=offsets, spec=spec, **labels))
             out.metrics(by=by)
     return touched.operations, touched.elements
 

@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, compare_metrics, lay_out, random_sequences, spoil, wild
+from builders.calls import bundled, bundled_loss
 from oracles import correction as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
@@ -178,7 +179,9 @@ def test_in_a_compiled_function():
 
     def step(train):
         return rc.correct(
-            train, laid.rollout, mask=laid.mask, spec=rc.Spec(), labels=ids, label_names={"environment": NAMES}
+            train,
+            laid.rollout,
+            **bundled(mask=laid.mask, spec=rc.Spec(), labels=ids, label_names={"environment": NAMES}),
         ).statistics
 
     compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)
@@ -190,11 +193,11 @@ def test_in_a_loss():
     laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
     given = {"mask": laid.mask, "old_logp": laid.train, "rollout_logp": laid.rollout}
     labels = {"labels": {"e": torch.tensor([0, 1, 1, 0, 1, 0])}, "label_names": {"e": 2}}
-    loss = rc.policy_loss(laid.train, laid.advantages, spec=OF_TOKENS, **given, **labels)
+    loss = rc.policy_loss(laid.train, laid.advantages, **bundled_loss(spec=OF_TOKENS, **given, **labels))
     assert loss.metrics(by="e") == laid.correct(OF_TOKENS, **labels).metrics(by="e")
     assert "loss_policy" in loss.metrics()
     with pytest.raises(ValueError, match="labels: expected None without a spec"):
-        rc.policy_loss(laid.train, laid.advantages, **given, **labels)
+        rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**given, **labels))
 
 
 def test_what_is_wrong_is_named():
@@ -202,7 +205,7 @@ def test_what_is_wrong_is_named():
 
     def refused(message, labels, names, kind=ValueError, **more):
         with pytest.raises(kind) as raised:
-            rc.correct(x, x, labels=labels, label_names=names, **more)
+            rc.correct(x, x, **bundled(labels=labels, label_names=names, **more))
         assert str(raised.value).startswith(message), raised.value
 
     refused("label_names: expected a mapping", {"e": ids}, None, TypeError)
@@ -219,6 +222,6 @@ def test_what_is_wrong_is_named():
     refused("label_names['e']: expected different names", {"e": ids}, {"e": ["a", "a"]})
     refused("label_names['e']: expected strings without '/'", {"e": ids}, {"e": ["a/b"]})
     refused("labels: expected names that are strings without '/' and '='", {"a/b": ids}, {"a/b": 2})
-    out = rc.correct(x, x, labels={"e": ids}, label_names={"e": 2})
+    out = rc.correct(x, x, rc.Batch(labels={"e": rc.Labels(ids, 2)}))
     with pytest.raises(ValueError, match=r"by: expected one of \['e'\]"):
         out.metrics(by="f")

@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
+from builders.calls import bundled
 from builders.launches import Operations
 from builders.weights import weight_of
 from rollout_corr.metrics.on_tensors import rows_of
@@ -69,7 +70,7 @@ def test_they_are_the_metrics(name, lengths):
 def test_0_of_0_among_some_tokens():
     """All weights are 0, and so is the entropy."""
     d, zeros = torch.full((2, 3), 3.0), torch.zeros(2, 3)
-    out = rc.correct(d, zeros, spec=rc.Spec(rc.Weight.token(upper=2.0, outside="zero")), entropy=zeros)
+    out = rc.correct(d, zeros, rc.Batch(entropy=zeros), spec=rc.Spec(rc.Weight.token(upper=2.0, outside="zero")))
     for key in ("weight_ess", "kl_k3_over_entropy"):
         assert out.statistics.on_device(key).item() == out.metrics()[key] == 0.0
 
@@ -79,7 +80,7 @@ def test_the_sample_size_of_a_weight_that_is_nan_is_nan(level):
     """As its mean is, on the host, as a tensor and of its label alone: 1.0 would say that all is well."""
     d = torch.tensor([[0.1, math.nan], [0.2, 0.3]])
     labels = {"labels": {"task": torch.tensor([0, 1])}, "label_names": {"task": 2}}
-    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level), nonfinite="propagate"), **labels)
+    out = rc.correct(d, torch.zeros_like(d), **bundled(spec=rc.Spec(weight_of(level), nonfinite="propagate"), **labels))
     found, of_labels = out.metrics(), out.metrics(by="task")
     for key in OF_WEIGHTS & found.keys():
         assert math.isnan(found[key]) and math.isnan(out.statistics.on_device(key).item()), key

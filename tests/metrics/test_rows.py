@@ -10,6 +10,7 @@ import torch
 
 import rollout_corr as rc
 from builders import metrics_page
+from builders.calls import bundled
 from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
@@ -113,7 +114,7 @@ def assert_by_label(rows, spec, wanted):
     train, rollout, mask = tensors(rows)
     ids = {"environment": torch.zeros(len(rows), dtype=torch.int64), "kind": torch.zeros(mask.shape, dtype=torch.int64)}
     names = {"environment": ["all"], "kind": ["all"]}
-    out = rc.correct(train, rollout, mask=mask, spec=spec, labels=ids, label_names=names)
+    out = rc.correct(train, rollout, **bundled(mask=mask, spec=spec, labels=ids, label_names=names))
     of_sequences, of_tokens = (out.metrics(by=name) for name in ids)
     found = [of_sequences[f"environment/all/{key}"] for key in ("tokens/d_fourth", "sequences/square_length")]
     assert found == pytest.approx(list(wanted.values()), rel=1e-12)
@@ -134,7 +135,10 @@ def test_names_are_unique_and_each_is_filled(spec, report):
 def test_every_metric_reads_what_is_there():
     """Of no statistics each is finite: 0, or what a formula makes of nothing."""
     objective = rc.policy_loss(
-        torch.zeros(1, 2, requires_grad=True), torch.ones(1), ref_logp=torch.zeros(1, 2), kl=rc.KL("k3", 0.1)
+        torch.zeros(1, 2, requires_grad=True),
+        torch.ones(1),
+        loss=rc.Loss(kl=rc.KL("k3", 0.1)),
+        ref_logp=torch.zeros(1, 2),
     ).statistics.objective
     nothing = rc.Statistics.nothing(EVERYTHING, objective).metrics()
     assert [*nothing] == [row.key for row in (*native.metrics_of(EVERYTHING), *loss.metrics_of(objective))]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import MAXIMA_BLOCK, SUMS_BLOCK
 
@@ -19,7 +20,7 @@ def some(spec=SPEC):
 
 
 def objective(reduction):
-    return rc.policy_loss(*torch.zeros(2, 2, 3), reduction=reduction).statistics.objective
+    return rc.policy_loss(*torch.zeros(2, 2, 3), **bundled_loss(reduction=reduction)).statistics.objective
 
 
 def as_float64(*numbers):

@@ -11,6 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil, wild
+from builders.calls import bundled, bundled_loss
 from builders.turns import offsets_of, random_turns
 from builders.unit_cases import random_spec
 from oracles import correction as oracle
@@ -144,23 +145,25 @@ def test_ages_are_labels():
     versions = torch.tensor([[7, 7, 6], [3, 9, 6]])
     x = torch.zeros(2, 3)
     given = {"versions": versions, "current_version": 7, "label_names": {"age": ["0", "1", "2+"]}}
-    out = rc.correct(x, x, **given)
+    out = rc.correct(x, x, **bundled(**given))
     by = out.metrics(by="age")
     counts = [by[f"age/{name}/tokens/tokens"] for name in ("0", "1", "2+")]
     assert counts == [2, 2, 1] and by["age/outside/tokens"] == 1  # a version of the future
     assert not any("/sequences" in key for key in by) and out.metrics()["age_max"] == 4
-    without = rc.correct(x, x, **given | {"label_names": {"age": 2}}).metrics(by="age")
+    without = rc.correct(x, x, **bundled(**given | {"label_names": {"age": 2}})).metrics(by="age")
     assert without["age/1/tokens/tokens"] == 2 and without["age/outside/tokens"] == 2
-    of_sequences = rc.correct(x, x, **given | {"versions": versions[:, 2]}).metrics(by="age")
+    of_sequences = rc.correct(x, x, **bundled(**given | {"versions": versions[:, 2]})).metrics(by="age")
     assert of_sequences["age/1/sequences/sequences"] == 2 and of_sequences["age/1/tokens/tokens"] == 6
-    both = rc.correct(x, x, **given | {"label_names": {"age": 8, "e": 2}, "labels": {"e": torch.tensor([0, 1])}})
+    both = rc.correct(
+        x, x, **bundled(**given | {"label_names": {"age": 8, "e": 2}, "labels": {"e": torch.tensor([0, 1])}})
+    )
     assert both.metrics(by="age")["age/4/tokens/tokens"] == 1
     assert both.metrics(by="e")["e/1/tokens/tokens"] == 3 and both.metrics()["age/outside/tokens"] == 1
-    own = rc.correct(x, x, **given | {"labels": {"age": torch.tensor([0, 2])}}).metrics(by="age")
+    own = rc.correct(x, x, **bundled(**given | {"labels": {"age": torch.tensor([0, 2])}})).metrics(by="age")
     assert own["age/2+/sequences/sequences"] == 1
     with pytest.raises(ValueError, match=r"label_names\['age'\]: expected labels\['age'\], or versions"):
-        rc.correct(x, x, label_names={"age": 2})
-    loss = rc.policy_loss(x, x, old_logp=x, rollout_logp=x, spec=rc.Spec(), **given)
+        rc.correct(x, x, rc.Batch(labels={"age": rc.Labels(names=2)}))
+    loss = rc.policy_loss(x, x, **bundled_loss(old_logp=x, rollout_logp=x, spec=rc.Spec(), **given))
     assert loss.metrics(by="age") == by
 
 
@@ -203,7 +206,7 @@ def test_of_many_tokens(spec, stretch):
     ids[40_000:] = 1
     offsets = torch.tensor([0, 30_000, 30_001, 65_600, size])
     given = {"labels": {"label": ids}, "label_names": {"label": 4}}
-    found = rc.correct(d, torch.zeros(size), cu_seqlens=offsets, spec=spec, **given).metrics(by="label")
+    found = rc.correct(d, torch.zeros(size), **bundled(cu_seqlens=offsets, spec=spec, **given)).metrics(by="label")
     assert found["label/outside/tokens"] == (ids == 4).sum()
     for label in range(4):
         x = d[ids == label].double()
@@ -242,7 +245,9 @@ def test_more_labels_than_a_byte_names(spec):
     d, offsets = 1e-3 * torch.randn(size, generator=generator), torch.tensor([0, 20_000, size])
     ids = torch.arange(size) // 230
     found = [
-        rc.correct(d, torch.zeros(size), cu_seqlens=offsets, spec=spec, labels={"x": ids + 0}, label_names={"x": many})
+        rc.correct(
+            d, torch.zeros(size), rc.Batch(cu_seqlens=offsets, labels={"x": rc.Labels(ids + 0, many)}), spec=spec
+        )
         for many in (305, 250)
     ]
     more, fewer = (out.metrics(by="x") for out in found)
@@ -255,9 +260,11 @@ def test_more_labels_than_a_byte_names(spec):
 def test_no_valid_token(spec, turns):
     zeros, ids = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
     given = {"mask": zeros, "turns": turns, "labels": {"label": ids}, "label_names": NAMES}
-    found = rc.correct(zeros, zeros, spec=spec, **given).metrics(by="label")
+    found = rc.correct(zeros, zeros, **bundled(spec=spec, **given)).metrics(by="label")
     assert set(found.values()) == {0.0}
-    none = rc.correct(zeros[:0], zeros[:0], spec=spec, **given | {"mask": zeros[:0], "labels": {"label": ids[:0]}})
+    none = rc.correct(
+        zeros[:0], zeros[:0], **bundled(spec=spec, **given | {"mask": zeros[:0], "labels": {"label": ids[:0]}})
+    )
     assert none.metrics(by="label") == found
 
 
@@ -268,7 +275,9 @@ def test_in_a_compiled_function():
     def step(train):
         more = {"labels": {"label": laid.versions}, "label_names": {**NAMES, "age": 3}}
         return rc.correct(
-            train, laid.rollout, mask=laid.mask, spec=SPECS[1], versions=laid.versions, current_version=3, **more
+            train,
+            laid.rollout,
+            **bundled(mask=laid.mask, spec=SPECS[1], versions=laid.versions, current_version=3, **more),
         ).statistics
 
     compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)

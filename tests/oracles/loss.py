@@ -185,7 +185,7 @@ def kl_value(kind, term, k):
 
 
 def token_totals(objective, sequence, new, stopped, multiply=True):
-    """Per token: policy, KL and regulariser together."""
+    """Per token: policy, KL and regularizer together."""
     s = objective.surrogate
     weights = sequence.weights if multiply else None
     losses = surrogate_losses(s, sequence, new, stopped, objective.weights_are_the_ratio)
@@ -215,7 +215,7 @@ def token_totals(objective, sequence, new, stopped, multiply=True):
                 r = exp(clip(at[t] - (stopped[t] if base is None else base), -s.clamp, s.clamp))
                 value *= r if term.weight_upper is None else min(r, term.weight_upper)
             totals[t] += term.coef * value
-    term = objective.regulariser
+    term = objective.regularizer
     if term is not None:
         for t in known(sequence, s) if term.scope == "all" else losses:
             base = base_of(sequence, s, t)
@@ -255,7 +255,7 @@ def apart(objective, sequences):
     rest = replace(objective, kl=None)
     alone = replace(kl, reduction=None, denominator="original")
     counted = "kept" if kl.denominator == "kept" else "original"
-    term = replace(objective, kl=alone, reduction=kl.reduction, denominator=counted, max_length=None, regulariser=None)
+    term = replace(objective, kl=alone, reduction=kl.reduction, denominator=counted, max_length=None, regularizer=None)
     zero = [
         replace(q, advantages=[a * 0 for a in q.advantages] if isinstance(q.advantages, list) else q.advantages * 0)
         for q in sequences
@@ -346,8 +346,8 @@ def metrics(objective, sequences):
         if objective.kl is not None:
             among = known(q, s) if objective.kl.scope == "all" else tokens
             kls += [kl_value(objective.kl.kind, objective.kl, q.new[t] - q.ref[t]) for t in among]
-        if objective.regulariser is not None:
-            among = known(q, s) if objective.regulariser.scope == "all" else tokens
+        if objective.regularizer is not None:
+            among = known(q, s) if objective.regularizer.scope == "all" else tokens
             squares += [clip(own[t], -1024.0, 1024.0) ** 2 for t in among]
     ratios = [exp(x) for x in used]
     centre = mean(ratios)
@@ -366,6 +366,6 @@ def metrics(objective, sequences):
     found |= {f"clip_fraction_{side}": count / n if n else 0.0 for side, count in clips.items()}
     if objective.kl is not None:
         found["ref_kl"] = mean(kls)
-    if objective.regulariser is not None:
+    if objective.regularizer is not None:
         found["log_ratio_squared"] = mean(squares)
     return found

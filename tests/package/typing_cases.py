@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 
 x = torch.zeros(2, 3)
 
@@ -19,7 +20,7 @@ rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, when="outward", dr
 rc.Spec(rejected="both", nonfinite="neutral", sums_over="kept", detail="full", report=("native", "verl"))
 rc.Spec.from_dict({"weight": {"over": "token"}})
 rc.correct(x, x, spec=rc.Spec(), backend="torch")
-rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="torch", reduction="sum", denominator="kept")
+rc.policy_loss(x, x, loss=rc.Loss(rc.PPO(), mean=rc.Mean("sum", over="kept")), old_logp=x, backend="torch")
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
 rc.route_agreement(x.long()[None], x.long()[None]).metrics()["route_overlap_mean"]
 rc.warmup("cpu", None, layouts=("packed",), advantages="sequence")
@@ -76,10 +77,10 @@ rc.Spec(detail="some")  # wrong
 rc.Spec(report=("trl",))  # wrong
 rc.Spec(weight="token")  # wrong
 rc.correct(x, x, spec=rc.Spec(), backend="gpu")  # wrong
-rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), backend="compiled")  # wrong
-rc.policy_loss(x, x, old_logp=x, reduction="mean")  # wrong
-rc.policy_loss(x, x, old_logp=x, denominator="all")  # wrong
-rc.policy_loss(x, x, old_logp=x, surrogate="ppo")  # wrong
+rc.policy_loss(x, x, loss=rc.Loss(rc.PPO()), old_logp=x, backend="compiled")  # wrong
+rc.policy_loss(x, x, **bundled_loss(old_logp=x, reduction="mean"))  # wrong
+rc.policy_loss(x, x, loss=rc.Loss(mean=rc.Mean(over="all")), old_logp=x)  # wrong
+rc.policy_loss(x, x, loss=rc.Loss("ppo"), old_logp=x)  # wrong
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="mean")  # wrong
 rc.warmup("cpu", None, layouts=("jagged",))  # wrong
 rc.warmup("cpu", None, advantages="row")  # wrong

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 from rollout_corr.specs.terms import Objective
 
@@ -81,6 +82,6 @@ def test_arguments_of_calls() -> None:
     for arguments in ({"denominator": 10**400}, {"max_length": 10**400, "reduction": "token_sum_norm"}):
         name = next(iter(arguments))
         with pytest.raises(ValueError, match=f"^{name}: expected a number that a float holds, got an integer of many"):
-            rc.policy_loss(x, x, old_logp=x, surrogate=rc.PPO(), **arguments)
+            rc.policy_loss(x, x, **bundled_loss(old_logp=x, surrogate=rc.PPO(), **arguments))
     with pytest.raises(ValueError, match=r"^backend: expected one of"):
         rc.correct(x, x, spec=rc.Spec(), backend=10**5000)

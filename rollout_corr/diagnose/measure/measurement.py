@@ -76,9 +76,7 @@ class Measurement:
             found = correct(
                 chunk.train,
                 chunk.rollout,
-                mask=chunk.mask,
-                cu_seqlens=chunk.offsets,
-                log_mass=chunk.log_mass,
+                Batch(mask=chunk.mask, cu_seqlens=chunk.offsets, kept_mass=KeptMass(chunk.log_mass)),
                 spec=spec,
             ).statistics
             self.statistics[name] = self.statistics[name] + found if name in self.statistics else found

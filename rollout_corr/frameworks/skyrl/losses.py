@@ -115,11 +115,10 @@ def _loss(
     found = policy_loss(
         new,
         advantages,
+        loss=Loss(surrogate, mean=Mean("sum")),
         mask=mask,
         old_logp=old,
-        weights=factor if weights is None else factor * weights,
-        surrogate=surrogate,
-        reduction="sum",
+        correction=Factors(weights=factor if weights is None else factor * weights),
     )
     clipped = found.metrics()
     return found.value, {"clip_ratio": clipped["clip_fraction_low"] + clipped["clip_fraction_high"]} | metrics

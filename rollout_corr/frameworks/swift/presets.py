@@ -147,7 +147,7 @@ def _fipo(
 
 def real(real_tau: float = 0.5, beta: float = 0.0, num_generations: int = 8) -> dict[str, Any]:
     """Return the loss of REAL, which takes the sign of advantages alone, and in which no weight has a part."""
-    kl = KL("k3", beta, value_clamp=10.0, reduction="token_mean") if beta else None
+    kl = KL("k3", beta, value_clamp=10.0, mean=Mean("token")) if beta else None
     return arguments(REAL(real_tau), reduction=SEQUENCES, kl=kl, group_size=num_generations)
 
 

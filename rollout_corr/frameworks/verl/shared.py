@@ -59,7 +59,7 @@ def corrected(
     """
     rows = rows_of(old, rollout, mask)
     group = world() if spec.weight is not None and spec.weight.normalize is not None else None
-    out = correct(rows[0], rows[1], mask=rows[2], spec=spec, batch_group=group)
+    out = correct(rows[0], rows[1], Batch(mask=rows[2], ranks=Ranks(batch=group)), spec=spec)
     metrics = _metrics(out, switches)
     if group is not None:
         factor = report.PREFIX + "rollout_is_batch_norm_factor"

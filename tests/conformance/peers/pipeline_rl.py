@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from conformance.batches import FINITE, Batch
 from conformance.rows import Declared, Result, Row, loss_and_gradient
 from conformance.sources import Source
@@ -92,7 +93,9 @@ def rows(source: Source) -> Iterator[Row]:
             made = rc.recipe(f"pipeline_rl.{name}", **drawn) | divided
             ref = given.ref if "kl" in made else None
             out = rc.policy_loss(
-                mine.new, given.advantages, mask=given.mask, rollout_logp=given.rollout, ref_logp=ref, **made
+                mine.new,
+                given.advantages,
+                **bundled_loss(mask=given.mask, rollout_logp=given.rollout, ref_logp=ref, **made),
             )
             expected = theirs(peer, name, drawn, tokens.to(given.new.dtype))
             return loss_and_gradient(out.value, mine), loss_and_gradient(expected, peer)

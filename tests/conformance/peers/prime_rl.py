@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from conformance.batches import Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, recipe
 from conformance.samples import lengths_of, samples_of
@@ -96,7 +97,9 @@ def rows(source: Source) -> Iterator[Row]:
         mine, peer = given.trains(), given.trains()
         advantages = (given.ref - given.new).where(given.mask, 0.0)
         made = rc.policy_loss(
-            mine.new, advantages, mask=given.mask, rollout_logp=given.rollout, **rc.recipe("prime_rl.ref_kl")
+            mine.new,
+            advantages,
+            **bundled_loss(mask=given.mask, rollout_logp=given.rollout, **rc.recipe("prime_rl.ref_kl")),
         )
         theirs = loss(peer, IPOLossConfig(), "ref_kl")
         return loss_and_gradient(made.value, mine), loss_and_gradient(theirs, peer)
@@ -108,10 +111,12 @@ def rows(source: Source) -> Iterator[Row]:
         out = rc.policy_loss(
             mine.new,
             given.advantages,
-            mask=given.mask & (of_tokens != 0),
-            rollout_logp=given.rollout,
-            scale=of_tokens,
-            **rc.recipe("prime_rl.ipo", **drawn),
+            **bundled_loss(
+                mask=given.mask & (of_tokens != 0),
+                rollout_logp=given.rollout,
+                scale=of_tokens,
+                **rc.recipe("prime_rl.ipo", **drawn),
+            ),
         )
         config = IPOLossConfig(**{"ipo_threshold" if name == "eps" else name: x for name, x in drawn.items()})
         return loss_and_gradient(out.value, mine), loss_and_gradient(loss(peer, config, of_tokens=of_tokens), peer)
@@ -148,7 +153,7 @@ def rows(source: Source) -> Iterator[Row]:
 
 
 def tau(rng: Random) -> dict[str, float]:
-    """Draw the factors of the regulariser and of the advantages."""
+    """Draw the factors of the regularizer and of the advantages."""
     return {"kl_tau": rng.choice((1e-3, 0.0, 0.1)), "adv_tau": rng.choice((1.0, 0.5))}
 
 

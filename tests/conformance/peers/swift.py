@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 import rollout_corr as rc
+from builders.calls import bundled, bundled_loss
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Result, Row, Settings, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
@@ -205,14 +206,15 @@ def _fipo(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result
     mine, peer = given.trains(), given.trains()
     settings = {name: drawn[name] for name in ("delta", "half_life", "safety")}
     settings |= {"lower": 1.0 if drawn["high_only"] else 0.8, "upper": 1.2}
-    weights = rc.future_kl_weights(mine.new, mine.old, mine.mask, advantages=mine.advantages, **settings)
+    weights = rc.future_kl_weights(
+        mine.new, mine.old, **bundled(mask=mine.mask, advantages=mine.advantages, **settings)
+    )
     out = rc.policy_loss(
         mine.new,
         mine.advantages,
-        mask=mine.mask,
-        old_logp=mine.old,
-        weights=weights,
-        **rc.recipe("swift.fipo", delta=drawn["delta"]),
+        **bundled_loss(
+            mask=mine.mask, old_logp=mine.old, weights=weights, **rc.recipe("swift.fipo", delta=drawn["delta"])
+        ),
     )
     theirs = trainer.loss(peer, loss_type="fipo", beta=0.0, **drawn)
     return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
@@ -228,7 +230,9 @@ def _real(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result
     settings["num_generations"] = len(given.mask) // drawn["groups"]
     made = rc.recipe("swift.real", **settings)
     reference = {"ref_logp": mine.ref} if "kl" in made else {}
-    out = rc.policy_loss(mine.new, mine.advantages, mask=mine.mask, old_logp=mine.old, **reference, **made)
+    out = rc.policy_loss(
+        mine.new, mine.advantages, **bundled_loss(mask=mine.mask, old_logp=mine.old, **reference, **made)
+    )
     theirs = trainer.loss(peer, loss_type="real", **settings)
     return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 

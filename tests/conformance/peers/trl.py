@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from builders.calls import bundled_loss
 from conformance import trl_packed
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Row, Settings, configuration, loss_and_gradient, preset, recipe
@@ -281,8 +282,8 @@ def _distillation(source: Source) -> Row:
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
         mine, peer = given.trains(), given.trains()
         advantages = mine.ref - mine.rollout
-        weights = rc.early_token_weights(advantages, mine.mask, gamma=drawn["gamma"])
-        made = rc.policy_loss(mine.new, advantages * weights, mask=mine.mask, **rc.recipe("trl.iw_opd"))
+        weights = rc.early_token_weights(advantages, mask=mine.mask, gamma=drawn["gamma"])
+        made = rc.policy_loss(mine.new, advantages * weights, **bundled_loss(mask=mine.mask, **rc.recipe("trl.iw_opd")))
         found = body(
             self=SimpleNamespace(iw_opd_gamma=drawn["gamma"], iw_opd_epsilon=1e-8),
             student_actual_logprobs=peer.new,
@@ -341,7 +342,7 @@ def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
         theirs = trainer.loss(peer, "grpo", off_policy_mask_threshold=drawn["delta"], **bounds)
         settings = rc.recipe("trl.grpo") | {"spec": rc.spec("trl.opsm", **drawn)}
         policies = {"old_logp": given.old, "rollout_logp": given.rollout}
-        out = rc.policy_loss(mine.new, given.advantages, mask=given.mask, **policies, **settings)
+        out = rc.policy_loss(mine.new, given.advantages, **bundled_loss(mask=given.mask, **policies, **settings))
         return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 
     def draw(rng: Random) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def test_segments_are_runs(seed):
     ratio = segment_means(train - rollout, mask).exp()
     weight = rc.Weight.geometric(lower=0.0, upper=1.2, over="turn")
     criterion = rc.Criterion("ratio", over="turn", reduce="mean", lower=0.8, upper=1.2)
-    out = rc.correct(train, rollout, mask=mask, turns="runs", spec=rc.Spec(weight, [criterion]))
+    out = rc.correct(train, rollout, rc.Batch(mask=mask, turns="runs"), spec=rc.Spec(weight, [criterion]))
     assert torch.allclose(out.weights, torch.where(mask, ratio.clamp(0.0, 1.2), 0.0), rtol=1e-12, atol=1e-15)
     assert out.mask.equal(mask & (ratio >= 0.8) & (ratio <= 1.2))
     assert 0 < int((~out.keep_turns).sum()) < out.keep_turns.shape[0]
@@ -49,7 +49,7 @@ def test_the_ratio_of_segments_is_gspo_over_turns():
     wanted = loss[mask].sum() / mask.sum()
     (slope,) = torch.autograd.grad(wanted, new)
     found = rc.policy_loss(
-        new, advantages, mask=mask, old_logp=old, turns="runs", surrogate=rc.GSPO(0.2, 0.2, over="turn")
+        new, advantages, rc.Batch(mask=mask, turns="runs"), rc.Loss(rc.GSPO(0.2, 0.2, over="turn")), old_logp=old
     )
     found.value.backward()
     assert abs(found.value.item() - wanted.item()) < 1e-12

@@ -79,7 +79,7 @@ def test_a_kl_loss_of_another_average():
     by_token = rc.recipe("verl", config)
     by_row = rc.recipe("verl", config | {"loss_agg_mode": "seq-mean-token-sum"})
     assert by_token["reduction"] == by_row["reduction"] == "sequence_mean_token_mean"
-    assert by_token["kl"] == rc.KL("k3", 0.001, value_clamp=10.0, reduction="token_mean")
+    assert by_token["kl"] == rc.KL("k3", 0.001, value_clamp=10.0, mean=rc.Mean("token"))
     assert by_row["kl"] == replace(by_token["kl"], reduction="sequence_mean_token_sum", denominator="rows")
     assert rc.recipe("verl", config | {"loss_agg_mode": "seq-mean-token-mean"})["kl"].reduction is None
 
