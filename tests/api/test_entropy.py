@@ -151,9 +151,9 @@ def loss_arguments(laid):
 
 
 CALLS = [
-    {"reduction": reduction, "denominator": denominator}
-    for reduction, denominator in itertools.product(LOSS_REDUCTIONS, ("original", "kept", 7.0))
-    if reduction != "sum" or denominator == "original"
+    *({"mean": replace(mean, over=over)} for mean in MEANS if mean.of != "sum" for over in COUNTED),
+    *({"mean": mean, "total": 7.0} for mean in MEANS if mean.of != "sum"),
+    {"mean": rc.Mean("sum")},
 ]
 
 
@@ -165,12 +165,11 @@ def test_the_bonus_and_its_gradient_against_loops(layout):
     trains = [[x != 0 for x in row] for row in laid.read(train_mask)]
     entropies, masks = laid.read(laid.external["entropy"]), [q.mask for q in sequences]
     for call, scope in itertools.product(CALLS, ("kept", "all")):
-        more = {"max_length": 16.0} if call["reduction"] == "token_sum_norm" else {}
         if layout == "list":
             entropy = [row.clone().requires_grad_() for row in laid.external["entropy"]]
         else:
             entropy = laid.external["entropy"].detach().clone().requires_grad_()
-        arguments = {**loss_arguments(laid), "train_mask": train_mask, **call, **more}
+        arguments = {**loss_arguments(laid), "train_mask": train_mask, **call}
         plain = rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**arguments))
         out = rc.policy_loss(
             laid.train,
@@ -178,7 +177,7 @@ def test_the_bonus_and_its_gradient_against_loops(layout):
             **bundled_loss(entropy=entropy, entropy_bonus=rc.EntropyBonus(0.3, scope), **arguments),
         )
         out.value.backward()
-        value, slopes = bonus(entropies, masks, trains, 0.3, scope, **call, **more)
+        value, slopes = bonus(entropies, masks, trains, 0.3, scope, **call)
         assert out.value.item() - plain.value.item() == pytest.approx(value, rel=1e-10, abs=1e-12), (call, scope)
         got = [row.grad for row in entropy] if layout == "list" else entropy.grad
         for ours, theirs in zip(laid.read(got), slopes, strict=True):
@@ -233,11 +232,11 @@ def test_the_kernels_of_the_loss_and_the_bonus(device):
     assert ours.metrics()["entropy_mean"] == pytest.approx(theirs.metrics()["entropy_mean"], rel=1e-6)
 
 
-@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean_token_mean"])
-def test_sequences_on_several_ranks(reduction):
+@pytest.mark.parametrize("of", ["token", "sequence"])
+def test_sequences_on_several_ranks(of):
     sequences = with_entropy(12, advantages="sequence")
     group, ranks = Ranks(3), 3
-    arguments = {"reduction": reduction, "entropy_bonus": rc.EntropyBonus(0.2)}
+    arguments = {"mean": rc.Mean(of), "entropy_bonus": rc.EntropyBonus(0.2)}
 
     def run(laid, **more):
         advantages = laid.advantages if laid.train.dim() == 2 or not more else laid.advantages[:, None]
@@ -298,12 +297,12 @@ def test_no_token_trains():
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean_token_mean"])
-def test_a_token_that_the_loss_leaves_out_has_no_bonus(reduction, backend):
+@pytest.mark.parametrize("of", ["token", "sequence"])
+def test_a_token_that_the_loss_leaves_out_has_no_bonus(of, backend):
     """One whose log-prob is not finite: it is counted by neither, and its entropy has no gradient."""
     new = torch.tensor([[-1.0, -math.inf, -0.5], [-2.0, -1.0, math.nan]])
     entropy = torch.tensor([[1.0, 50.0, 2.0], [3.0, 4.0, 60.0]], requires_grad=True)
-    call = {"reduction": reduction, "mean": rc.Mean(over="kept"), "backend": backend}
+    call = {"mean": rc.Mean(of, over="kept"), "backend": backend}
     given = (new, torch.ones(2))
     plain = rc.policy_loss(*given, **bundled_loss(old_logp=torch.full((2, 3), -1.0), **call))
     bonus = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(1.0)}

@@ -69,12 +69,12 @@ def by_definition(given: Operands, objective: Objective):
     ("reduction", "denominator"),
     [("token_mean", "kept"), ("sequence_mean_token_mean", "kept"), ("sequence_mean_token_mean", "original")],
 )
-def test_bits_of_the_definition(surrogate, dtype, trains, weighted, reduction, denominator):
+def test_bits_of_the_definition(surrogate, dtype, trains, weighted, mean):
     """Value and gradient equal; counts and ends equal, sums of ratios within rounding: measured 3e-7 of the largest."""
     given = operands(dtype, weighted, trains)
     if isinstance(surrogate, rc.ClipCov):
         given.decided = Decided((torch.arange(given.new.shape[0]) % 5 == 1,), (), {})
-    objective = Objective(surrogate, reduction=reduction, denominator=denominator)
+    objective = Objective(surrogate, mean=mean)
     wanted = by_definition(given, objective)
     before = [x.clone() for x in (given.new, given.base, given.advantages)]
     found = by_slope(given, objective)

@@ -9,16 +9,9 @@ import rollout_corr as rc
 OF_RANKS = {"batch_group": "batch", "sequence_group": "sequence", "sequence_order": "order"}
 OF_GROUPS = {"group_index": "index", "group_size": "size", "group_count": "count"}
 OF_VERSIONS = {"versions": "ids", "current_version": "current"}
-OF_MEAN = {"reduction": "of", "denominator": "over", "max_length": "length"}
-MEANS = {
-    "token_mean": "token",
-    "sequence_mean_token_mean": "sequence",
-    "sequence_mean_token_sum": "sequence_sum",
-    "token_sum_norm": "sequence_sum",
-}
 AS_THEY_ARE = ("mask", "cu_seqlens", "entropy", "external", "sequence_ids", "scale", "total", "validate")
 LOOSE = {*OF_RANKS, *OF_GROUPS, *OF_VERSIONS, "turns", "max_turns", "labels", "label_names", "log_mass", "renormalized"}
-OF_LOSS = {*OF_MEAN, "surrogate", "kl", "regularizer", "entropy_bonus"}
+OF_LOSS = {"surrogate", "mean", "kl", "regularizer", "entropy_bonus"}
 SHORT = {"mask", "cu_seqlens"}
 
 
@@ -36,19 +29,13 @@ def bundled(**given: Any) -> dict[str, Any]:
 
 
 def bundled_loss(**given: Any) -> dict[str, Any]:
-    """Arguments of `rc.policy_loss`: as `bundled`, and loose names of the loss become a Loss, `weights` Factors.
-
-    A `denominator` that is a number is the total of the batch.
-    """
-    if not isinstance(given.get("denominator", ""), str):
-        total = given.pop("denominator")
-        given |= {} if total is None else {"total": total}
+    """Arguments of `rc.policy_loss`: as `bundled`, and fields of a Loss become one, `weights` and `train_mask` Factors."""
     factors = {name: given.pop(name) for name in ("weights", "train_mask") if name in given}
     if any(x is not None for x in factors.values()):
         assert given.get("correction") is None, "weights or a training mask beside a correction"
         given["correction"] = rc.Factors(weights=factors.get("weights"), mask=factors.get("train_mask"))
     of_loss = {name: given.pop(name) for name in tuple(given) if name in OF_LOSS}
-    return bundled(**given) | ({"loss": loss_of(**of_loss)} if of_loss else {})
+    return bundled(**given) | ({"loss": rc.Loss(**of_loss)} if of_loss else {})
 
 
 def batch_of(**given: Any) -> rc.Batch:
@@ -73,11 +60,3 @@ def batch_of(**given: Any) -> rc.Batch:
         if any(x is not None for x in parts.values()):
             made[name] = build(**parts)
     return rc.Batch(**made, **given)
-
-
-def loss_of(**given: Any) -> rc.Loss:
-    """A Loss by loose names."""
-    mean = {OF_MEAN[name]: given.pop(name) for name in OF_MEAN if name in given}
-    if isinstance(mean.get("of"), str):
-        mean["of"] = MEANS.get(mean["of"], mean["of"])
-    return rc.Loss(**given, mean=rc.Mean(**mean))

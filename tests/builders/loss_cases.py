@@ -59,6 +59,14 @@ SURROGATES = {
     "ppo geometric": rc.AveragePPO(0.05, 0.1, level="geometric_average"),
     "ppo average clamped": rc.AveragePPO(0.9, 0.9, level="geometric_average", clamp=0.1),
 }
+MEANS = (
+    rc.Mean("token"),
+    rc.Mean("sequence"),
+    rc.Mean("sequence_sum"),
+    rc.Mean("sequence_sum", length=16.0),
+    rc.Mean("sum"),
+)
+COUNTED = ("original", "kept")
 # Those that look at the whole batch, which have an oracle of their own.
 OF_BATCH = {
     "clip cov": rc.ClipCov(0.2, 0.2, share=0.2, lower=0.05, upper=5.0, seed=3),
@@ -179,7 +187,7 @@ def with_entropy(
 
 def arguments_of(objective):
     """An Objective as arguments of `rc.policy_loss`."""
-    names = ("surrogate", "kl", "regularizer", "reduction", "denominator", "max_length")
+    names = ("surrogate", "kl", "regularizer", "mean")
     return {name: getattr(objective, name) for name in names}
 
 
@@ -188,7 +196,7 @@ def check(
 ):
     """Value, gradient and metrics against the oracle; `whole` takes the way that other devices go."""
     laid = LaidLoss(sequences, layout, dtype)
-    options = arguments_of(objective) | ({} if given is None else {"denominator": given})
+    options = arguments_of(objective) | ({} if given is None else {"total": given})
     if "ref" in laid.names and objective.kl is None:
         del laid.arguments["ref_logp"]
         sequences = [replace(q, ref=None) for q in sequences]

@@ -16,9 +16,9 @@ LOSS = {"surrogate": rc.PPO(0.2, 0.28), "mean": rc.Mean()}
 OTHER_LOSSES = {
     "Objective.surrogate.high": {"surrogate": rc.PPO(0.2, 0.3)},
     "Objective.surrogate ": {"surrogate": rc.GSPO()},
-    "Objective.reduction": {"mean": rc.Mean("sequence")},
+    "Objective.mean.of": {"mean": rc.Mean("sequence")},
     "Objective.kl": {"kl": rc.KL("k3", 0.1), "ref_logp": torch.zeros(2, 3)},
-    "denominator 7.0 on": {"denominator": 7.0},
+    "total 7.0 on": {"total": 7.0},
     "mode": {"old_logp": None, "rollout_logp": torch.zeros(2, 3)},
     "Spec Spec on": {"spec": rc.Spec(), "rollout_logp": torch.zeros(2, 3)},
     "weights float32 on": {"weights": torch.ones(2, 3)},
@@ -30,8 +30,8 @@ def losing(rank, ranks, options, name):
     """Run a loss, on the last rank with other options, over a group of all ranks."""
     zeros = torch.zeros(2, 3)
     given = {"new_logp": zeros, "advantages": torch.zeros(2), "old_logp": zeros, **LOSS}
-    if name == "denominator 7.0 on":
-        given["denominator"] = 6.0
+    if name == "total 7.0 on":
+        given["total"] = 6.0
     if rank == ranks - 1:
         given |= options
     rc.policy_loss(**bundled_loss(**given, validate=True, sequence_group=dist.group.WORLD))

@@ -190,17 +190,17 @@ def cases(every=1):
 
 def loss_cases(every=1):
     """(name, sequences, options, way, layout, dtype): every surrogate, the rest taking turns."""
-    turns = itertools.cycle(itertools.product(WAYS, REDUCTIONS))
+    turns = itertools.cycle(itertools.product(WAYS, DIVIDED))
     layouts = itertools.cycle(LOSS_LAYOUTS)
     for seed, (name, surrogate) in enumerate([*SURROGATES.items()][::every]):
         for fused, dtype in ((False, torch.float64), (True, torch.float32)):
-            way, (reduction, denominator, length) = next(turns)
-            options = {"surrogate": surrogate, "reduction": reduction, "denominator": denominator}
-            options |= {"max_length": length, "kl": rc.KL("k3", 0.1, scope="all"), "spec": LOSS_SPEC if fused else None}
+            way, mean = next(turns)
+            options = {"surrogate": surrogate, "mean": mean, "kl": rc.KL("k3", 0.1, scope="all")}
+            options |= {"spec": LOSS_SPEC} if fused else {}
             tensors = ("old", "rollout", "ref") if fused else ("old", "ref", "weights", "train_mask")
             batch = only(random_batch(seed, (9, 1, 12, 0, 5, 17, 3), broken=seed % 3 == 0), *tensors)
             layout = next(layouts)
-            yield f"{name}, {fused}, {way}, {reduction}, {layout}", batch, options, way, layout, dtype
+            yield f"{name}, {fused}, {way}, {mean}, {layout}", batch, options, way, layout, dtype
 
 
 # --- ranks that are not there ---

@@ -44,36 +44,34 @@ def test_layouts(layout):
             check(only(batch, *DECOUPLED), objective(name, mean=rc.Mean("sequence")), layout, whole=whole)
 
 
-@pytest.mark.parametrize("denominator", [*COUNTED, 7.0])
-@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
-def test_reductions(reduction, denominator):
-    length = 16.0 if reduction == "token_sum_norm" else None
-    counted = denominator if isinstance(denominator, str) else "original"
-    given = None if isinstance(denominator, str) else denominator
+@pytest.mark.parametrize("counted", [*COUNTED, 7.0])
+@pytest.mark.parametrize("mean", MEANS)
+def test_means(mean, counted):
+    given = None if isinstance(counted, str) else counted
+    if mean.of == "sum" and counted != "original":
+        refused = {"mean": replace(mean, over=counted)} if given is None else {"mean": mean, "total": given}
+        with pytest.raises(ValueError, match="'sum', which does not divide"):
+            LaidLoss(only(BATCHES[0], *DECOUPLED), "packed")(surrogate=SURROGATES["ppo"], **refused)
+        return
+    wanted = mean if given is not None else replace(mean, over=counted)
     for name, batch, whole in itertools.product(("ppo", "gspo"), (*BATCHES, BROKEN[0]), (False, True)):
-        wanted = objective(name, reduction=reduction, denominator=counted, max_length=length)
-        if reduction == "sum" and denominator != "original":
-            with pytest.raises(ValueError, match="expected the default with reduction"):
-                check(only(batch, *DECOUPLED), wanted, given=given)
-        else:
-            check(only(batch, *DECOUPLED), wanted, given=given, whole=whole)
+        check(only(batch, *DECOUPLED), objective(name, mean=wanted), given=given, whole=whole)
 
 
-@pytest.mark.parametrize("reduction", ["sequence_mean_token_mean", "sequence_mean_token_sum", "token_sum_norm"])
-def test_rows_are_counted_with_or_without_tokens(reduction):
+@pytest.mark.parametrize("mean", [mean for mean in MEANS if mean.unit == "sequences"])
+def test_rows_are_counted_with_or_without_tokens(mean):
     """A mean over rows as frameworks write it, `.mean()`: an empty row counts, packed as padded."""
-    length = 16.0 if reduction == "token_sum_norm" else None
     for name, layout in itertools.product(("ppo", "gspo"), ("padded_right", "packed", "list")):
         for batch in BATCHES:
             rows = [*only(batch, *DECOUPLED), replace(only(batch, *DECOUPLED)[0], mask=[0] * len(batch[0].new))]
-            wanted = objective(name, reduction=reduction, max_length=length)
-            laid = LaidLoss(rows, layout, torch.float64)
-            options = {"surrogate": SURROGATES[name], "reduction": reduction, "max_length": length}
-            by_rows, by_number = (laid(denominator=d, **options).value.item() for d in ("rows", len(rows)))
-            assert by_rows == by_number != laid(**options).value.item()
+            wanted = objective(name, mean=mean)
+            laid, surrogate = LaidLoss(rows, layout, torch.float64), SURROGATES[name]
+            by_rows = laid(surrogate=surrogate, mean=replace(mean, over="rows")).value.item()
+            by_number = laid(surrogate=surrogate, mean=mean, total=len(rows)).value.item()
+            assert by_rows == by_number != laid(surrogate=surrogate, mean=mean).value.item()
             check(rows, wanted, layout, given=float(len(rows)))
     x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match="denominator: expected 'rows' with a reduction over sequences"):
+    with pytest.raises(ValueError, match="Mean.over: expected 'rows' with a mean over sequences"):
         rc.policy_loss(x, torch.ones(2), loss=rc.Loss(mean=rc.Mean(over="rows")), old_logp=x)
 
 
@@ -95,15 +93,15 @@ def test_kl(kind):
     check(only(BATCHES[0], "old", "ref"), objective("ppo", kl=rc.KL(kind, 0.3, weight="weights")))
 
 
-@pytest.mark.parametrize("reduction", KL_REDUCTIONS)
-def test_a_kl_with_a_reduction_of_its_own(reduction):
+@pytest.mark.parametrize("mean", [mean for mean in MEANS if mean.length is None])
+def test_a_kl_with_a_mean_of_its_own(mean):
     """SkyRL averages the KL over rows, whatever divides the policy loss."""
-    counted = ("original",) if reduction == "sum" else COUNTED
-    by_rows = ("rows",) if reduction.startswith("sequence") else ()
-    for denominator, layout, batch in itertools.product(
+    counted = ("original",) if mean.of == "sum" else COUNTED
+    by_rows = ("rows",) if mean.unit == "sequences" else ()
+    for over, layout, batch in itertools.product(
         (*counted, *by_rows), ("packed", "padded_left"), (BATCHES[0], BROKEN[0])
     ):
-        term = rc.KL("k3", 0.3, weight="ratio", scope="all", reduction=reduction, denominator=denominator)
+        term = rc.KL("k3", 0.3, weight="ratio", scope="all", mean=replace(mean, over=over))
         wanted = objective("gspo", kl=term, regularizer=rc.SquaredLogRatio(0.2), mean=rc.Mean(over="kept"))
         for whole, given in itertools.product((False, True), (None, 7.0)):
             counts = wanted if given is None else replace(wanted, mean=rc.Mean())
@@ -116,7 +114,7 @@ def test_a_kl_with_a_reduction_of_its_own(reduction):
 
 
 def test_a_kl_over_micro_batches_has_a_call_of_its_own():
-    """Its own reduction is counted in each call, so the means of micro-batches are not parts of that of the batch."""
+    """Its own mean is counted in each call, so the means of micro-batches are not parts of that of the batch."""
     torch.manual_seed(0)
     new, old, ref = (-torch.rand(6, 20, dtype=torch.float64) for _ in range(3))
     advantages, mask = torch.randn(6, 20, dtype=torch.float64), torch.rand(6, 20) < 0.8
@@ -131,10 +129,10 @@ def test_a_kl_over_micro_batches_has_a_call_of_its_own():
 
     by_rows = {"mean": rc.Mean("sequence", over="rows")}
     wanted = sum_of_gradients(6, (1.0, {"kl": rc.KL("k3", 0.3, **by_rows)}))
-    apart = (1.0, {"kl": rc.KL("k3", 0.0), "denominator": mask.sum()})
-    penalty = (0.0, {"kl": rc.KL("k3", 0.3), "reduction": by_rows["reduction"], "denominator": 6})
+    apart = (1.0, {"kl": rc.KL("k3", 0.0), "total": mask.sum()})
+    penalty = (0.0, {"kl": rc.KL("k3", 0.3), "mean": rc.Mean("sequence"), "total": 6})
     torch.testing.assert_close(sum_of_gradients(2, apart, penalty), wanted)
-    inside = (1.0, {"kl": rc.KL("k3", 0.3, **by_rows), "denominator": mask.sum()})
+    inside = (1.0, {"kl": rc.KL("k3", 0.3, **by_rows), "total": mask.sum()})
     assert not torch.allclose(sum_of_gradients(2, inside), wanted, rtol=0.1)
 
 
@@ -143,8 +141,7 @@ def test_a_scale_multiplies_all_that_a_token_adds(name):
     """prime-rl's token weights: the policy loss, the KL and the regularizer; no denominator reads them."""
     terms = {"kl": rc.KL("k3", 0.3, weight="ratio", scope="all"), "regularizer": rc.SquaredLogRatio(0.2)}
     for batch, whole in itertools.product((*BATCHES, *BROKEN), (False, True)):
-        reduction = "sequence_mean_token_mean" if whole else "token_mean"
-        wanted = objective(name, reduction=reduction, **terms)
+        wanted = objective(name, mean=rc.Mean("sequence" if whole else "token"), **terms)
         check(only(batch, *DECOUPLED, "ref", "scale"), wanted, whole=whole)
         check(only(batch, "rollout", "scale"), objective(name), "padded_left", whole=whole)
 
@@ -293,11 +290,11 @@ def check_spec(batch, name, surrogate, train, **options):
     return laid, out
 
 
-@pytest.mark.parametrize("denominator", COUNTED)
+@pytest.mark.parametrize("over", COUNTED)
 @pytest.mark.parametrize("name", SPECS)
-def test_a_spec_corrects_from_old_and_rollout(name, denominator):
+def test_a_spec_corrects_from_old_and_rollout(name, over):
     for batch, surrogate in itertools.product(BATCHES, ("ppo dual", "gspo", "score", "gmpo")):
-        laid, out = check_spec(only(batch, "old", "rollout"), name, surrogate, "old", denominator=denominator)
+        laid, out = check_spec(only(batch, "old", "rollout"), name, surrogate, "old", mean=rc.Mean(over=over))
         if name in ("new", "opsm"):
             continue
         apart = rc.correct(
@@ -307,7 +304,7 @@ def test_a_spec_corrects_from_old_and_rollout(name, denominator):
             cu_seqlens=laid.laid.cu_seqlens,
             spec=SPECS[name],
         )
-        options = {"rollout_logp": None, "surrogate": SURROGATES[surrogate], "denominator": denominator}
+        options = {"rollout_logp": None, "surrogate": SURROGATES[surrogate], "mean": rc.Mean(over=over)}
         assert torch.equal(laid(correction=apart, **options).value, out.value)
         assert torch.equal(laid(weights=apart.weights, train_mask=apart.mask, **options).value, out.value)
         assert torch.equal(out.keep, apart.keep)

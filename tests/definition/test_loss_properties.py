@@ -47,17 +47,15 @@ def batches(draw):
 
 
 @st.composite
-def calls(draw, reductions=LOSS_REDUCTIONS):
+def calls(draw, means=MEANS):
     """Options of a call."""
-    reduction = draw(st.sampled_from(reductions))
+    mean = draw(st.sampled_from(means))
     scope = draw(st.sampled_from(("kept", "all")))
     return {
         "surrogate": draw(st.sampled_from(list(SURROGATES.values()))),
         "kl": rc.KL(draw(st.sampled_from(("k1", "k2", "k3", "abs"))), 0.1, scope=scope),
         "regularizer": draw(st.sampled_from((None, rc.SquaredLogRatio(0.1, scope)))),
-        "reduction": reduction,
-        "max_length": 8.0 if reduction == "token_sum_norm" else None,
-        "mean": rc.Mean() if reduction == "sum" else draw(st.sampled_from(("original", "kept"))),
+        "mean": mean if mean.of == "sum" else replace(mean, over=draw(st.sampled_from(COUNTED))),
     }
 
 
@@ -102,13 +100,13 @@ def test_micro_batches_add_up_to_the_whole(batch, options, cuts, layout):
     """With the denominator of the whole, values add up and gradients are the very same numbers."""
     whole, slopes = run(batch, options, layout)
     shared = dict(options)
-    if options["reduction"] != "sum":
-        kind = "loss" if options["denominator"] == "kept" else "loss_valid"
-        unit = "tokens" if options["reduction"] == "token_mean" else "sequences"
-        count = whole.statistics.metrics_async().values()[f"{kind}_{unit}"]
-        # A sequence's own mean counts what `denominator` names, so a number cannot stand in for "kept" there.
-        assume((options["reduction"], options["denominator"]) != ("sequence_mean_token_mean", "kept"))
-        shared["denominator"] = torch.tensor(count)
+    mean = options["mean"]
+    if mean.unit is not None:
+        kind = "loss" if mean.over == "kept" else "loss_valid"
+        count = whole.statistics.metrics_async().values()[f"{kind}_{mean.unit}"]
+        # A total divides in place of what is counted, over the original tokens of each sequence.
+        assume((mean.of, mean.over) != ("sequence", "kept"))
+        shared |= {"mean": replace(mean, over="original"), "total": torch.tensor(count)}
     edges = [0, *sorted(min(cut, len(batch)) for cut in cuts), len(batch)]
     parts, found = [], []
     for start, end in itertools.pairwise(edges):
@@ -117,7 +115,7 @@ def test_micro_batches_add_up_to_the_whole(batch, options, cuts, layout):
         found += slope
     assert error(sum(part.value.item() for part in parts), whole.value.item()) <= 1e-12
     assert found == slopes
-    if options["denominator"] == "original":
+    if mean.over == "original":
         assert_same_statistics(rc.Statistics.sum(part.statistics for part in parts), whole.statistics)
 
 
@@ -262,24 +260,20 @@ REFUSED = {
     "surrogate: expected Score() without bounds of its own": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(rc.Score(upper=2.0)), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight.token())
     ),
-    "reduction: expected one of ['token_mean',": lambda: rc.policy_loss(
-        z(2, 3), z(2), **bundled_loss(reduction="mean")
+    "Mean.of: expected one of ['token', 'sequence', 'sequence_sum', 'sum'], got 'mean'": lambda: rc.Mean("mean"),
+    "Mean.of: expected one of ['token', 'sequence', 'sequence_sum', 'sum'], got 'token_mean'; write Mean('token')": (
+        lambda: rc.Mean("token_mean")
     ),
-    "denominator: expected one of ['original', 'kept', 'rows'], a number": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(mean=rc.Mean(over="all"))
-    ),
-    "denominator: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), rc.Batch(total=-1)),
-    "denominator: expected a tensor that holds one number, got float32 of shape [2]": lambda: rc.policy_loss(
+    "Mean.over: expected one of ['original', 'kept', 'rows'], got 'all'": lambda: rc.Mean(over="all"),
+    "Mean.over: expected its default with of='sum', which does not divide, got 'kept'": lambda: rc.Mean("sum", "kept"),
+    "Mean.over: expected 'rows' with a mean over sequences, got it with of='token'": lambda: rc.Mean(over="rows"),
+    "Mean.length: expected None with of='token', got 8": lambda: rc.Mean(length=8),
+    "total: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), rc.Batch(total=-1)),
+    "total: expected a tensor that holds one number, got float32 of shape [2]": lambda: rc.policy_loss(
         z(2, 3), z(2), rc.Batch(total=z(2))
     ),
-    "denominator: expected the default with reduction='sum'": lambda: rc.policy_loss(
+    "total: expected None with Mean('sum')": lambda: rc.policy_loss(
         z(2, 3), z(2), rc.Batch(total=z(())), rc.Loss(mean=rc.Mean("sum"))
-    ),
-    "max_length: expected the length that token_sum_norm divides by": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(mean=rc.Mean("sequence_sum"))
-    ),
-    "max_length: expected None with reduction='token_mean', got 8": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(mean=rc.Mean(length=8))
     ),
     "backend: expected one of ['auto', 'triton', 'torch'] for policy_loss, got 'compiled'": lambda: rc.policy_loss(
         z(2, 3), z(2), backend="compiled"
@@ -296,17 +290,8 @@ REFUSED = {
     "KL.kind: expected one of ['k1', 'k2', 'k3', 'abs'], got 'full'": lambda: rc.KL("full", 0.1),
     "KL.coef: expected a finite number >= 0, got -0.1": lambda: rc.KL("k1", -0.1),
     "KL.weight_upper: expected None with weight=None, got 2.0": lambda: rc.KL("k1", 0.1, weight_upper=2.0),
-    "KL.reduction: expected one of ['token_mean', 'sequence_mean_token_mean',": lambda: rc.KL(
-        "k1", 0.1, mean=rc.Mean("sequence_sum")
-    ),
-    "KL.denominator: expected one of ['original', 'kept', 'rows'], got 'all'": lambda: rc.KL(
-        "k1", 0.1, mean=rc.Mean("token", over="all")
-    ),
-    "KL.denominator: expected 'rows' with a reduction over sequences, got it with reduction='token_mean'": lambda: (
-        rc.KL("k1", 0.1, mean=rc.Mean("token", over="rows"))
-    ),
-    "KL.denominator: expected the default with reduction=None, got 'kept'": lambda: rc.KL(
-        "k1", 0.1, mean=rc.Mean(over="kept")
+    "KL.mean: expected one without a length, got Mean(": lambda: rc.KL(
+        "k1", 0.1, mean=rc.Mean("sequence_sum", length=8)
     ),
     "SquaredLogRatio.scope: expected one of ['kept', 'all'], got 'some'": lambda: rc.SquaredLogRatio(0.1, "some"),
 }

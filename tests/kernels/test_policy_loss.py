@@ -65,7 +65,7 @@ def check(sequences, wanted, layout, device, by=3e-8, **options):
     laid.arguments = {name: fenced(x, device) for name, x in laid.arguments.items()}
     with unchecked(), watched():
         out = laid(**(arguments_of(wanted) | options), backend="triton")
-        case, given = f"{layout} {wanted}", options.get("denominator")
+        case, given = f"{layout} {wanted}", options.get("total")
         compare(out, laid, sequences, wanted, case, given=given, by=by)
     return out
 
@@ -96,12 +96,11 @@ def test_layouts(layout, device):
             check(only(batch, *DECOUPLED), wanted, layout, device)
 
 
-@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
-def test_reductions(reduction, device):
-    length = 16.0 if reduction == "token_sum_norm" else None
+@pytest.mark.parametrize("mean", MEANS)
+def test_means(mean, device):
     for name, counted in itertools.product(("ppo", "gspo"), ("original", "kept")):
-        if (reduction, counted) != ("sum", "kept"):
-            wanted = objective(name, reduction=reduction, denominator=counted, max_length=length)
+        if (mean.of, counted) != ("sum", "kept"):
+            wanted = objective(name, mean=replace(mean, over=counted))
             with shaped(NARROW):
                 check(only(BATCHES[2], *DECOUPLED), wanted, "packed", device)
 
@@ -109,14 +108,14 @@ def test_reductions(reduction, device):
 def test_denominators_of_the_caller(device):
     batch, wanted = only(BATCHES[0], *DECOUPLED), objective("ppo", mean=rc.Mean("sequence_sum"))
     with shaped(NARROW):
-        check(batch, wanted, "packed", device, denominator=7.0)
+        check(batch, wanted, "packed", device, total=7.0)
         laid = LaidLoss(batch, "packed")
         options = arguments_of(wanted) | {"backend": "triton"}
         laid.laid, laid.new = laid.laid.to(device), laid.leaf(laid.laid.to(device).train)
         laid.arguments = {name: None if x is None else x.to(device) for name, x in laid.arguments.items()}
-        seven = laid(**options | {"denominator": torch.tensor(7, device=device)})
-        assert seven.value == laid(**options | {"denominator": 7.0}).value
-        assert laid(**options | {"denominator": 0.0}).value == laid(**options | {"mean": rc.Mean("sum")}).value
+        seven = laid(**options | {"total": torch.tensor(7, device=device)})
+        assert seven.value == laid(**options | {"total": 7.0}).value
+        assert laid(**options | {"total": 0.0}).value == laid(**options | {"mean": rc.Mean("sum")}).value
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
@@ -153,9 +152,9 @@ def test_a_scale_multiplies_all_that_a_token_adds(name, device):
             check(only(batch, *DECOUPLED, "ref", "scale"), wanted, layout, device)
 
 
-@pytest.mark.parametrize("denominator", ["kept", "rows"])
-def test_a_kl_with_a_reduction_of_its_own(denominator, device):
-    term = rc.KL("k3", 0.3, scope="all", mean=rc.Mean("sequence", over=denominator))
+@pytest.mark.parametrize("over", ["kept", "rows"])
+def test_a_kl_with_a_mean_of_its_own(over, device):
+    term = rc.KL("k3", 0.3, scope="all", mean=rc.Mean("sequence", over=over))
     wanted = objective("vespo", kl=term, regularizer=rc.SquaredLogRatio(0.2))
     for layout, batch in (("packed", BATCHES[0]), ("padded_left", BATCHES[2])):
         with shaped(NARROW):

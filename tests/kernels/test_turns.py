@@ -234,17 +234,16 @@ def test_a_loss_corrects_by_turns(layout, criteria):
 
 
 @pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
-@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
+@pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("through", ["sequence", "token"])
-def test_gspo_over_turns(layout, reduction, through, device):
-    """The ratio is a turn's, and what a reduction counts is sequences."""
-    number = LOSS_REDUCTIONS.index(reduction)
+def test_gspo_over_turns(layout, mean, through, device):
+    """The ratio is a turn's, and what a mean counts is sequences."""
+    number = MEANS.index(mean)
     batch = random_sequences(number, (5, 1, 7, 0, 4, 12), advantages=("token", "sequence")[number % 2])
     laid = lay_out(batch, layout, torch.float32)
     offsets = offsets_of(laid, random_turns(batch, number))
-    given = {"surrogate": rc.GSPO(0.05, 0.1, through=through, over="turn"), "turns": offsets, "reduction": reduction}
-    given |= {"max_length": 9} if reduction == "token_sum_norm" else {}
-    given["denominator"] = ("original", "kept")[number % 2] if reduction != "sum" else "original"
+    given = {"surrogate": rc.GSPO(0.05, 0.1, through=through, over="turn"), "turns": offsets}
+    given["mean"] = mean if mean.of == "sum" else replace(mean, over=COUNTED[number % 2])
     with shaped(SHAPES[number % 3]), watched(seed=number):
         found, slope = loss_of(laid, "triton", **given)
     wanted, wanted_slope = loss_of(laid, "torch", **given)

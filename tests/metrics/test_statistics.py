@@ -19,8 +19,8 @@ def some(spec=SPEC):
     return rc.correct(torch.zeros(2, 3), -torch.rand(2, 3), spec=spec).statistics
 
 
-def objective(reduction):
-    return rc.policy_loss(*torch.zeros(2, 2, 3), **bundled_loss(reduction=reduction)).statistics.objective
+def objective(of):
+    return rc.policy_loss(*torch.zeros(2, 2, 3), loss=rc.Loss(mean=rc.Mean(of))).statistics.objective
 
 
 def as_float64(*numbers):

@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 
 
-def bonus(entropy, mask, trains, coef, scope, reduction, denominator, max_length=None):
+def bonus(entropy, mask, trains, coef, scope, mean, total=None):
     """The term of the loss and its slope at each token's entropy; all arguments are lists of rows, or numbers.
 
-    `denominator` is "original", "kept" or a number; `trains` is True at tokens that train.
+    `total` divides in place of what the mean counts; `trains` is True at tokens that train.
     """
     valid = [[m != 0 for m in row] for row in mask]
     kept = [[a and b for a, b in zip(*rows, strict=True)] for rows in zip(valid, trains, strict=True)]
     among = valid if scope == "all" else kept
-    counted = kept if denominator == "kept" else valid
-    if denominator in ("original", "kept"):
+    counted = kept if mean.over == "kept" else valid
+    if total is None:
         tokens = sum(sum(row) for row in counted)
         sequences = sum(any(row) for row in counted)
-        divisor = {"token_mean": tokens, "sum": 1}.get(reduction, sequences) or 1
-    else:
-        divisor = denominator or 1
-    if max_length is not None:
-        divisor *= max_length
+        total = {"token": tokens, "sum": 1}.get(mean.of, sequences)
+    divisor = (total or 1) * (mean.length or 1)
     value, slopes = 0.0, []
     for row, picked, counts in zip(entropy, among, counted, strict=True):
-        share = max(sum(counts), 1) if reduction == "sequence_mean_token_mean" else 1
+        share = max(sum(counts), 1) if mean.of == "sequence" else 1
         slopes.append([])
         for h, here in zip(row, picked, strict=True):
             slope = -coef / share / divisor if here and math.isfinite(h) else 0.0

@@ -227,45 +227,45 @@ def token_totals(objective, sequence, new, stopped, multiply=True):
 
 
 def counts(objective, sequences):
-    """Per sequence: how many tokens the denominator counts."""
-    if objective.denominator == "kept":
+    """Per sequence: how many tokens its mean counts."""
+    if objective.mean.over == "kept":
         return [len(trained(q, objective.surrogate)) for q in sequences]
     return [len(valid(q)) for q in sequences]
 
 
 def sequence_term(objective, sequence, n, new, stopped):
     total = math.fsum(token_totals(objective, sequence, new, stopped).values())
-    if objective.reduction == "sequence_mean_token_mean":
+    if objective.mean.of == "sequence":
         return total / max(n, 1)  # where nothing trains, a term with scope="all" is a plain sum
     return total
 
 
 def divisor(objective, sequences, given):
     n = counts(objective, sequences)
-    if objective.reduction == "sum":
+    if objective.mean.of == "sum":
         return 1.0
-    found = sum(n) if objective.reduction == "token_mean" else sum(c > 0 for c in n)
+    found = sum(n) if objective.mean.of == "token" else sum(c > 0 for c in n)
     found = (found if given is None else given) or 1
-    return found * (objective.max_length or 1)
+    return found * (objective.mean.length or 1)
 
 
 def apart(objective, sequences):
-    """A loss without its KL, and the KL under its own reduction as a loss of advantages 0; its own denominator."""
+    """A loss without its KL, and the KL under its own mean as a loss of advantages 0; the rows that divide it."""
     kl = objective.kl
     rest = replace(objective, kl=None)
-    alone = replace(kl, reduction=None, denominator="original")
-    counted = "kept" if kl.denominator == "kept" else "original"
-    term = replace(objective, kl=alone, reduction=kl.reduction, denominator=counted, max_length=None, regularizer=None)
+    by_rows = kl.mean.over == "rows"
+    mean = replace(kl.mean, over="original") if by_rows else kl.mean
+    term = replace(objective, kl=replace(kl, mean=None), mean=mean, regularizer=None)
     zero = [
         replace(q, advantages=[a * 0 for a in q.advantages] if isinstance(q.advantages, list) else q.advantages * 0)
         for q in sequences
     ]
-    return rest, term, zero, (len(sequences) if kl.denominator == "rows" else None)
+    return rest, term, zero, (len(sequences) if by_rows else None)
 
 
 def value(objective, sequences, given=None):
-    """The loss. `given` is a denominator that the caller has."""
-    if objective.kl is not None and objective.kl.reduction is not None:
+    """The loss. `given` is a total that the caller has."""
+    if objective.kl is not None and objective.kl.mean is not None:
         rest, term, zero, rows = apart(objective, sequences)
         return value(rest, sequences, given) + value(term, zero, rows)
     terms = [
@@ -277,7 +277,7 @@ def value(objective, sequences, given=None):
 
 def gradient(objective, sequences, given=None):
     """Its derivative at every token, by central differences."""
-    if objective.kl is not None and objective.kl.reduction is not None:
+    if objective.kl is not None and objective.kl.mean is not None:
         rest, term, zero, rows = apart(objective, sequences)
         parts = gradient(rest, sequences, given), gradient(term, zero, rows)
         return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*parts, strict=True)]
