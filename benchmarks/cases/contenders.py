@@ -193,7 +193,7 @@ def _losses(batch: Batch, operation: Operation) -> list[Contender]:
     correction = corrected(batch, operation.spec, "torch")
     given = (*tensors, correction.mask, correction.weights, clip)
     hand = partial(by_hand.policy_loss, *given)
-    found = _ours(batch, operation, {"correction": correction, "denominator": operation.denominator})
+    found = _ours(batch, operation, {"correction": correction, "mean": operation.mean})
     found += [of_part(BY_HAND, batch, operation, hand, by_hand.on_host), _verl_loss(batch, operation, correction)]
     if operation is XTUNER_LOSS:
         found += [of_part(XTUNER, batch, operation, partial(restated.xtuner_loss, *given), by_hand.on_host)]
@@ -291,8 +291,8 @@ def traced_loss(batch: Batch, operation: Operation, **how: Any) -> Contender:
     correction = corrected(batch, operation.spec, "torch")
 
     def step(new: Tensor) -> tuple[Tensor, Tensor]:
-        given = {"weights": correction.weights, "train_mask": correction.mask, "denominator": operation.denominator}
-        out = loss_of(batch, operation, new, backend="torch", **given)
+        ready = rc.Factors(weights=correction.weights, mask=correction.mask)
+        out = loss_of(batch, operation, new, operation.mean, correction=ready, backend="torch")
         return out.value, out.statistics.vector
 
     objective = Objective(operation.surrogate, None, None, "token_mean", operation.denominator, None)

@@ -26,7 +26,7 @@ class Operation:
         scheme: Names of the metrics that are read.
         fused: Whether the loss corrects in the same call.
         surrogate: Surrogate of a loss.
-        denominator: Of a loss that is not fused; a fused one is a plain sum, as SkyRL's is.
+        mean: Of a loss that is not fused; a fused one is a plain sum, as SkyRL's is.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Operation:
     scheme: str = "native"
     fused: bool = False
     surrogate: rc.PPO = SURROGATE
-    denominator: str = "kept"
+    mean: rc.Mean = rc.Mean(over="kept")
 
     @property
     def clip(self) -> tuple[float, float, float]:

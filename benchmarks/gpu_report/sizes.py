@@ -15,9 +15,9 @@ from benchmarks.gpu.device import Host
 from benchmarks.gpu_report.compare import Broken, hold, same
 
 
-def _loss(batch: Batch, reduction: str, backend: str = "auto") -> tuple[Tensor, Tensor]:
+def _loss(batch: Batch, of: MeanOf, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """Return value and gradient of a loss."""
-    loss = loss_of(batch, BOTH, batch.new, reduction=reduction, backend=backend)
+    loss = loss_of(batch, BOTH, batch.new, rc.Mean(of), backend=backend)
     return loss.value.detach().double(), torch.autograd.grad(loss.value, batch.new)[0]
 
 

@@ -19,7 +19,6 @@ from builders.split_cases import Rank, picked, tokens_of
 from builders.threaded_ranks import Ranks
 from oracles.entropy_bonus import bonus
 from rollout_corr.definition.entropy import total_of
-from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = [*INTERPRETED, pytest.mark.usefixtures("one_thread")]
 

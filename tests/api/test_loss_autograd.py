@@ -13,7 +13,6 @@ from builders.batches import GARBAGE
 from builders.calls import bundled_loss
 from builders.loss_cases import SURROGATES
 from rollout_corr.backends import loss_blocks
-from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -159,15 +158,11 @@ def test_double_backward_is_refused():
 def test_nothing_to_train_on(name, mean):
     """0, with a gradient of zeros: every rank gets through its backward pass."""
     new, old, _, advantages, mask = inputs()
-    length = 9.0 if reduction == "token_sum_norm" else None
-    denominators = ("original",) if reduction == "sum" else ("original", "kept", 0.0, torch.tensor(0))
-    for denominator in denominators:
-        options = {
-            "surrogate": SURROGATES[name],
-            "reduction": reduction,
-            "max_length": length,
-            "denominator": denominator,
-        }
+    divided = [{"mean": mean}]
+    if mean.of != "sum":
+        divided += [{"mean": replace(mean, over="kept")}, *({"mean": mean, "total": x} for x in (0.0, torch.tensor(0)))]
+    for more in divided:
+        options = {"surrogate": SURROGATES[name], **more}
         empty = torch.zeros(0, requires_grad=True)
         nowhere = torch.zeros(1, dtype=torch.int64)
         cases = [

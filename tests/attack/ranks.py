@@ -66,7 +66,7 @@ def equal(rank, ranks, seed):
     reduced = out.statistics.all_reduce(group)
 
     losses = only(random_batch(seed, lengths, broken=rng.random() < 0.3), "old", "weights", "train_mask")
-    options = {"surrogate": rng.choice(SURROGATES), "denominator": rng.choice(("original", "kept"))}
+    options = {"surrogate": rng.choice(SURROGATES), "mean": rc.Mean(over=rng.choice(("original", "kept")))}
     part = LaidLoss(picked(losses, tokens_of(losses, way, ranks, rank)), "packed", torch.float64, seed=rank)
     loss = part(**options, sequence_group=group, validate=validate)
     found = [outcome(laid, out), reduced, (loss.value.item(), part.gradient(loss.value)[0])]

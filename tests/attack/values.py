@@ -51,8 +51,7 @@ def loss(rng: random.Random) -> Outcome:
     sequences = loss_cases.only(sequences, "old", *(["weights", "train_mask"] if rng.random() < 0.5 else []))
     objective = loss_cases.objective(
         name,
-        reduction=rng.choice(("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum")),
-        denominator=rng.choice(("original", "kept")),
+        mean=rc.Mean(rng.choice(("token", "sequence", "sequence_sum")), over=rng.choice(loss_cases.COUNTED)),
     )
     if objective.surrogate.of is None:
         objective = replace(objective, surrogate=replace(objective.surrogate, of="new/old"))

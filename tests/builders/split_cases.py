@@ -161,14 +161,14 @@ LOSS_SPEC = rc.Spec(
         rc.Criterion("abs", upper=1.0, label="far"),
     ),
 )
-REDUCTIONS = (
-    ("token_mean", "original", None),
-    ("sequence_mean_token_mean", "kept", None),
-    ("token_mean", "kept", None),
-    ("sequence_mean_token_sum", "original", None),
-    ("sequence_mean_token_mean", "original", None),
-    ("token_sum_norm", "original", 20.0),
-    ("sum", "original", None),
+DIVIDED = (
+    rc.Mean("token"),
+    rc.Mean("sequence", over="kept"),
+    rc.Mean("token", over="kept"),
+    rc.Mean("sequence_sum"),
+    rc.Mean("sequence"),
+    rc.Mean("sequence_sum", length=20.0),
+    rc.Mean("sum"),
 )
 LOSS_LAYOUTS = ("packed", "padded_right", "packed_row", "padded_holes", "list")
 LAYOUTS = ("packed", "packed_row", "padded_right", "padded_holes", "jagged", "list")

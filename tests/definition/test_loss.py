@@ -15,7 +15,7 @@ from builders.calls import bundled_loss
 from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
-from rollout_corr.specs.terms import COUNTED, KL_KINDS, KL_REDUCTIONS, KL_WEIGHTS, LOSS_REDUCTIONS, SCOPES
+from rollout_corr.specs.terms import KL_KINDS, KL_WEIGHTS, SCOPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

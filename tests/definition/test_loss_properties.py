@@ -17,7 +17,6 @@ from builders.calls import bundled_loss
 from builders.loss_cases import PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
 from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -45,7 +45,6 @@ from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import LossOperands
-from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -29,7 +29,6 @@ from rollout_corr.aot.variants import TURN_VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.backends import turns as reading
 from rollout_corr.specs.choices import STATS
-from rollout_corr.specs.terms import LOSS_REDUCTIONS
 
 pytestmark = INTERPRETED
 

@@ -138,7 +138,7 @@ def run_loss_of_turns(seed: int = 0, **settings) -> None:
     laid = lay_out(batch, "packed_gaps", torch.float32)
     surrogate = rc.GSPO(0.05, 0.1, over="turn")
     given = {"surrogate": surrogate, "turns": offsets_of(laid, random_turns(batch, 0))}
-    given["reduction"] = "sequence_mean_token_mean"
+    given["mean"] = rc.Mean("sequence")
     wanted, wanted_slope = loss_of(laid, "torch", **given)
     with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings):
         found, slope = loss_of(laid, "triton", **given)
