@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.diagnose.doctor.cause import Finding as Finding
     from rollout_corr.diagnose.results import Diagnosis as Diagnosis
     from rollout_corr.diagnose.results import Report as Report
+    from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
     from rollout_corr.frameworks.shared.lookup import recipe as recipe
     from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
     from rollout_corr.frameworks.shared.lookup import spec as spec
@@ -158,6 +159,7 @@ __all__ = [
     "PolicyLoss",
     "Quantile",
     "Ranks",
+    "Recipe",
     "RecipeName",
     "Reinforce",
     "Report",
@@ -241,6 +243,7 @@ _IMPORTED_WHEN_USED = {
     "Quantile": "specs.bounds_of_batch",
     "REAL": "specs.batch_losses",
     "REC": "specs.signed_losses",
+    "Recipe": "frameworks.shared.lookup",
     "recipe": "frameworks.shared.lookup",
     "recipe_names": "frameworks.shared.lookup",
     "RecipeName": "frameworks.shared.names",

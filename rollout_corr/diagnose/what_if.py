@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.api.suggest import Sequences, Suggestion, suggested
+from rollout_corr.backends.given import Batch, KeptMass
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
 from rollout_corr.diagnose.read.source import Source
@@ -214,7 +215,7 @@ def _sums_of(
     out = correct(
         tokens.train,
         tokens.rollout if log_mass is None else tokens.rollout - log_mass,
-        Batch(cu_seqlens=offsets, kept_mass=KeptMass(log_mass)),
+        Batch(cu_seqlens=offsets, kept_mass=None if log_mass is None else KeptMass(log_mass)),
         spec=spec,
         advantages=advantages if any(criterion.when != "any" for criterion in spec.criteria) else None,
     )

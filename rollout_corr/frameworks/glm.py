@@ -19,7 +19,7 @@ def icepop(beta: float = 2.0) -> Spec:
 
 
 # GLM-5's report: equation 1, and equations 3 to 5, which give no number: the bounds are equation 1's.
-RECIPES = of_presets("glm", Named(clip, epsilon_low=0.2, epsilon_high=0.28), BOTH, reduction=SEQUENCES) | {
+RECIPES = of_presets("glm", Named(clip, epsilon_low=0.2, epsilon_high=0.28), BOTH, mean=SEQUENCES) | {
     "double_sided": recipe(
         Named(partial(around_one, outside="zero", of="new/rollout"), epsilon_low=0.2, epsilon_high=0.28),
         BYPASS,

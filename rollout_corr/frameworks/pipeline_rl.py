@@ -5,11 +5,9 @@ from __future__ import annotations
 from rollout_corr.frameworks.shared.recipe import BYPASS, Named, clip, recipe
 from rollout_corr.frameworks.shared.settings import boolean
 from rollout_corr.specs.surrogates import GSPO, Score
-from rollout_corr.specs.terms import KL, LossReduction
+from rollout_corr.specs.terms import KL, Mean
 
-BATCH_SIZE = (
-    "pass batch_size, the samples of a step, as the denominator; with group_normalization scale = 1 / group_tokens"
-)
+BATCH_SIZE = "pass batch_size, the samples of a step, as the total; with group_normalization scale = 1 / group_tokens"
 
 _KL = Named(
     lambda coef, log_clamp: KL("k3", coef, log_clamp=log_clamp) if coef else None,
@@ -18,22 +16,22 @@ _KL = Named(
 )
 
 
-def _reduction(by_group: bool) -> LossReduction:
+def _mean(by_group: bool) -> Mean:
     """Divide by the samples of the step, or nothing where `scale` divides by the tokens of each group."""
-    return "sum" if boolean("group_normalization", by_group) else "sequence_mean_token_sum"
+    return Mean("sum" if boolean("group_normalization", by_group) else "sequence_sum")
 
 
-PER_SEQUENCE = Named(_reduction, group_normalization=False)
+PER_SEQUENCE = Named(_mean, group_normalization=False)
 
 # GSPO has no KL, whatever kl_coef says.
 RECIPES = {
-    "ppo": recipe(Named(clip, epsilon_low=0.02, epsilon_high=0.02), BYPASS, BATCH_SIZE, reduction=PER_SEQUENCE, kl=_KL),
+    "ppo": recipe(Named(clip, epsilon_low=0.02, epsilon_high=0.02), BYPASS, BATCH_SIZE, mean=PER_SEQUENCE, kl=_KL),
     "reinforce": recipe(
         Named(lambda high: Score(upper=1.0 + high), epsilon_high=0.02),
         BYPASS,
         BATCH_SIZE,
-        reduction=PER_SEQUENCE,
+        mean=PER_SEQUENCE,
         kl=_KL,
     ),
-    "gspo": recipe(Named(GSPO, epsilon_low=0.02, epsilon_high=0.02), BYPASS, BATCH_SIZE, reduction=PER_SEQUENCE),
+    "gspo": recipe(Named(GSPO, epsilon_low=0.02, epsilon_high=0.02), BYPASS, BATCH_SIZE, mean=PER_SEQUENCE),
 }

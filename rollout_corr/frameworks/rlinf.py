@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, Named, clip, penalty, preset_with, recipe, reduction
+from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, Named, clip, mean, penalty, preset_with, recipe
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 
@@ -18,7 +18,7 @@ def decoupled(threshold: float = 2.0) -> Spec:
 # Of a3816b5: `loss_type=actor`; `importance_sampling_fix`, which multiplies the advantages: a weight.
 _CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
 _ACTOR: dict[str, Any] = {
-    "reduction": reduction(loss_agg_func="token-mean"),
+    "mean": mean(loss_agg_func="token-mean"),
     "kl": penalty(value_clamp=10.0, kl_beta=0.0),
 }
 
@@ -35,5 +35,5 @@ RECIPES = {
         spec=preset_with("megatron.tis", importance_sampling_clip=("coef", 2.0)),
         **_ACTOR,
     ),
-    "decoupled": recipe(_CLIP, BOTH, spec="rlinf.decoupled", denominator="kept"),
+    "decoupled": recipe(_CLIP, BOTH, spec="rlinf.decoupled", over="kept"),
 }

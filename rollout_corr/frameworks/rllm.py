@@ -24,7 +24,7 @@ RECIPES = {
         Named(as_wide(partial(GSPO, through="token", clamp=10.0)), eps_clip=0.2, eps_clip_high=None),
         DECOUPLED,
         NO_LOWER_CLAMP,
-        reduction=SEQUENCES,
+        mean=SEQUENCES,
     ),
     "dppo_tv": recipe(Named(lambda low, high: DPPO("tv", low, high, None), delta_low=0.2, delta_high=0.2), DECOUPLED),
     "dppo_kl": recipe(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from rollout_corr.frameworks.shared.recipe import (
     BYPASS,
-    SEQUENCES,
+    ROWS,
+    TOKENS,
     Named,
+    Recipe,
     RecipeEntry,
-    arguments,
     around_one,
+    mean,
     penalty,
     recipe,
-    reduction,
 )
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.signed_losses import Mask
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GPG, GSPO, PPO, REC, SAPO, TOPR, Reinforce, Score
@@ -34,7 +35,7 @@ def _clip(both: float, low: float | None, high: float | None, dual: float) -> PP
 
 # clip_mode: the mask, and the weights that Trinity can compute with it.
 _MASKS: dict[str, Mask] = {"one-side": "one_side", "gspo-one-side": "one_side", "two-side": "two_side", "ring": "ring"}
-_REDUCTION = reduction(loss_agg_mode="token-mean")
+_MEAN = mean(loss_agg_mode="token-mean")
 
 
 def _rec(
@@ -47,7 +48,7 @@ def _rec(
     regularizer: str = "none",
     regularizer_coef: float = 0.0,
     kl_coef: float = 0.001,
-) -> dict[str, Any]:
+) -> Recipe:
     """`policy_loss_fn=rec`. Its weight "advantage" is a function of the advantages, which the caller brings."""
     whole = one_of("clip_mode", clip_mode, ("none", *_MASKS)) == "gspo-one-side"
     by_ratio = "gspo_importance_sampling" if whole else "importance_sampling"
@@ -61,13 +62,9 @@ def _rec(
             f"kl_coef: expected 0 with clip_mode 'gspo-one-side', whose KL is a mean over tokens, got {kl_coef!r}"
         )
     squares = one_of("regularizer", regularizer, ("none", "k2")) == "k2"
-    return arguments(
-        surrogate,
-        reduction=SEQUENCES if whole else "token_mean",
-        denominator="rows" if whole else "original",
-        kl=KL("k2", kl_coef) if number("kl_coef", kl_coef) else None,
-        regularizer=SquaredLogRatio(regularizer_coef) if squares else None,
-    )
+    kl = KL("k2", kl_coef) if number("kl_coef", kl_coef) else None
+    regularizer = SquaredLogRatio(regularizer_coef) if squares else None
+    return Recipe(None, Loss(surrogate, ROWS if whole else TOKENS, kl, regularizer))
 
 
 RECIPES = {
@@ -89,12 +86,10 @@ RECIPES = {
         Named(partial(SAPO, gate="stopped"), tau_pos=1.0, tau_neg=1.05),
         NEEDS,
         OLD_IS_ROLLOUT,
-        reduction=_REDUCTION,
+        mean=_MEAN,
         kl=_KL,
     ),
-    "topr": recipe(Named(TOPR, advantage_threshold=0.0), NEEDS, OLD_IS_ROLLOUT, reduction=_REDUCTION, kl=_KL),
-    "opmd": recipe(
-        Named(lambda tau: GPG(coef=1.0 / (1.0 + tau)), tau=1.0), ("ref_logp",), reduction=_REDUCTION, kl=_KL
-    ),
+    "topr": recipe(Named(TOPR, advantage_threshold=0.0), NEEDS, OLD_IS_ROLLOUT, mean=_MEAN, kl=_KL),
+    "opmd": recipe(Named(lambda tau: GPG(coef=1.0 / (1.0 + tau)), tau=1.0), ("ref_logp",), mean=_MEAN, kl=_KL),
     "rec": RecipeEntry(_rec, NEEDS, OLD_IS_ROLLOUT),
 }

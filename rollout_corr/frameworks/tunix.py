@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,18 +13,20 @@ from rollout_corr.frameworks.shared.recipe import (
     DECOUPLED,
     NO_LOWER_CLAMP,
     SEQUENCES,
+    TOKENS,
     Named,
+    Recipe,
     RecipeEntry,
     aggregation,
-    arguments,
     as_wide,
     clip,
     recipe,
 )
 from rollout_corr.specs.correction import Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, PPO
-from rollout_corr.specs.terms import KL, KLKind, LossReduction
+from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import one_of
 
 
@@ -34,11 +37,11 @@ def tis(threshold: float = 2.0) -> Spec:
 
 
 # Tunix 0.1.7 and c7d8950 (2026-08-21).
-AGGREGATIONS: dict[str, LossReduction] = {
-    "token-mean": "token_mean",
+AGGREGATIONS: dict[str, Mean] = {
+    "token-mean": TOKENS,
     "sequence-mean-token-mean": SEQUENCES,
-    "sequence-mean-token-scale": "token_sum_norm",
-    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "sequence-mean-token-scale": Mean("sequence_sum"),
+    "seq-mean-token-sum": Mean("sequence_sum"),
 }
 KL_KINDS: dict[str, KLKind] = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
 GRPO_NEEDS = (*BYPASS, "ref_logp")
@@ -55,24 +58,21 @@ def _grpo(
     kl_loss_mode: str = "kl",
     kl_clamp_value: float | None = None,
     max_tokens_to_generate: float = 64.0,
-) -> dict[str, Any]:
+) -> Recipe:
     """`policy_loss_fn=grpo`. The scale of sequence-mean-token-scale is the width of the batch."""
     surrogate: Surrogate = clip(epsilon, epsilon_high, epsilon_c)
     if one_of("loss_algo", loss_algo, ("grpo", "gspo-token")) == "gspo-token":
         surrogate = as_wide(partial(GSPO, through="token", clamp=10.0))(epsilon, epsilon_high, epsilon_c)
-    reduction = aggregation("loss_agg_mode", AGGREGATIONS, loss_agg_mode)
+    mean = aggregation("loss_agg_mode", AGGREGATIONS, loss_agg_mode)
+    if loss_agg_mode == "sequence-mean-token-scale":
+        mean = replace(mean, length=max_tokens_to_generate)
     kind = KL_KINDS[one_of("kl_loss_mode", kl_loss_mode, KL_KINDS)]
-    return arguments(
-        surrogate,
-        reduction=reduction,
-        kl=KL(kind, beta, bound=kl_clamp_value) if beta else None,
-        max_length=max_tokens_to_generate if reduction == "token_sum_norm" else None,
-    )
+    return Recipe(None, Loss(surrogate, mean, KL(kind, beta, bound=kl_clamp_value) if beta else None))
 
 
-def _with_tis(sampler_is_threshold: float = 2.0, **settings: Any) -> dict[str, Any]:
+def _with_tis(sampler_is_threshold: float = 2.0, **settings: Any) -> Recipe:
     """`sampler_is=token`."""
-    return _grpo(**settings) | {"spec": tis(sampler_is_threshold)}
+    return replace(_grpo(**settings), spec=tis(sampler_is_threshold))
 
 
 def _sides(both: float, low: float | None, high: float | None, dual: float | None) -> PPO:

@@ -134,7 +134,7 @@ def no_loss(given: object) -> TypeError:
         hint = f"; write rc.Loss({given!r})"
     elif kind == "Spec":
         hint = "; a Spec is spec=..."
-    elif isinstance(given, tuple) and hasattr(given, "loss"):
+    elif hasattr(given, "spec") and hasattr(given, "loss"):
         hint = "; of a recipe pass its .loss, and its .spec as spec="
     elif isinstance(given, Mapping):
         hint = "; plain data becomes one by rc.Loss.from_dict"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
+from rollout_corr.backends.given import Batch, KeptMass
 from rollout_corr.diagnose.measure.by_sequence import WorstSequence
 from rollout_corr.diagnose.measure.evidence import Evidence
 from rollout_corr.diagnose.measure.profiles import (
@@ -72,13 +73,10 @@ class Measurement:
     def add(self, chunk: Chunk) -> None:
         """Add the tokens of a chunk."""
         tokens = ValidTokens.of(chunk)
+        mass = None if chunk.log_mass is None else KeptMass(chunk.log_mass)
+        batch = Batch(mask=chunk.mask, cu_seqlens=chunk.offsets, kept_mass=mass)
         for name, spec in (("", BASE), *WEIGHTED.items()):
-            found = correct(
-                chunk.train,
-                chunk.rollout,
-                Batch(mask=chunk.mask, cu_seqlens=chunk.offsets, kept_mass=KeptMass(chunk.log_mass)),
-                spec=spec,
-            ).statistics
+            found = correct(chunk.train, chunk.rollout, batch, spec=spec).statistics
             self.statistics[name] = self.statistics[name] + found if name in self.statistics else found
         self.evidence.add(tokens)
         self._add_profiles(tokens)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.frameworks.areal import presets
-from rollout_corr.frameworks.shared.recipe import arguments, around_one, clip
+from rollout_corr.frameworks.shared.recipe import Recipe, around_one, clip
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.bounds_of_batch import MeanBelow
 from rollout_corr.specs.choices import Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, SAPO
+from rollout_corr.specs.terms import Mean
 from rollout_corr.specs.validate import number, one_of, positive
 
 ACTIONS = ("mask", "clamp")
@@ -128,7 +130,7 @@ def _bounds(lower: float | None, upper: float | None) -> dict[str, Any]:
     return {"lower": lower} | ({} if upper is None else {"upper": upper})
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss from a PPOActorConfig, or from a configuration with a block `actor`.
 
     `old_logp` is AReaL's proximal policy: with `prox_logp_method` "loglinear" the interpolation, with
@@ -139,7 +141,7 @@ def recipe(config: object) -> dict[str, Any]:
     surrogate, correction = _surrogate(given, sapo), None if sapo else _correction(given)
     # What M2PO drops leaves AReaL's count of tokens, and what its rejection drops does not.
     m2po = correction is not None and given["m2_threshold"] is not None
-    return arguments(surrogate, correction, denominator="kept" if m2po else "original")
+    return Recipe(correction, Loss(surrogate, Mean(over="kept" if m2po else "original")))
 
 
 def _settings(config: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """AReaL: `rejection_sampling` with action "mask", by its metric.
 
 AReaL edits the mask and zeroes the weight, but keeps the original token count as denominator, so give the policy loss
-denominator="original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
+over="original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
 """
 
 from __future__ import annotations
@@ -111,5 +111,5 @@ RECIPES = {
         f"the bounds that its help recommends; {GLOBAL}",
     ),
     **of_presets("areal", Named(clip, **CLIP), BOTH, GLOBAL),
-    "m2po": recipe(Named(clip, **CLIP), BOTH, GLOBAL, spec="areal.m2po", denominator="kept"),
+    "m2po": recipe(Named(clip, **CLIP), BOTH, GLOBAL, spec="areal.m2po", over="kept"),
 }

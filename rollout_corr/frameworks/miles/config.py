@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.slime import config as slime
 from rollout_corr.specs.correction import Spec
 
@@ -25,7 +26,7 @@ def write(spec: Spec) -> dict[str, Any]:
     return made if path is None else made | {"custom_tis_function_path": PATHS[path.rpartition(".")[2]]}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss but its entropy bonus.
 
     With `use_rollout_logprobs` pass `rollout_logp` alone; with `skip_actor_forward_only`, `new_logp.detach()` as

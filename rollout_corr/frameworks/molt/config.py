@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout_corr.frameworks.molt import presets
-from rollout_corr.frameworks.shared.recipe import arguments
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of
 from rollout_corr.frameworks.shared.specs import level_of
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.terms import KL, KLKind
 from rollout_corr.specs.validate import number, one_of
@@ -86,11 +87,11 @@ def write(spec: Spec) -> dict[str, Any]:
     return {ADVANTAGE + name: value for name, value in made.items()}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss but its entropy bonus."""
     given = flags_of(config, OF_SPEC | OF_LOSS, OTHERS)
     found = _spec(given)
-    return arguments(_surrogate(given), found if found.acts else None, kl=_kl(given))
+    return Recipe(found if found.acts else None, Loss(_surrogate(given), kl=_kl(given)))
 
 
 def _spec(given: dict[str, Any]) -> Spec:

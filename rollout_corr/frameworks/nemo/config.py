@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from rollout_corr.frameworks.nemo.presets import clipped, geometric_gate, kl, level_reduction
-from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
+from rollout_corr.frameworks.nemo.presets import clipped, geometric_gate, kl, level_mean
+from rollout_corr.frameworks.shared.recipe import Recipe, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GPG, GSPO
 from rollout_corr.specs.validate import number, one_of
@@ -115,7 +117,7 @@ def write(spec: Spec) -> dict[str, Any]:
     return {"loss_fn": made, "grpo": {"seq_logprob_error_threshold": None if error is None else error.high}}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss. With `force_on_policy_ratio`, `old_logp` is to be `new_logp.detach()`."""
     given = _settings(config)
     found = spec(**{name: given[name] for name in OF_SPEC})
@@ -123,13 +125,8 @@ def recipe(config: object) -> dict[str, Any]:
     masks = given["seq_logprob_error_threshold"] is not None
     if number("positive_example_nll_weight", given["positive_example_nll_weight"]) != 0.0:
         raise ValueError("positive_example_nll_weight: add this loss to the value of policy_loss")
-    return arguments(
-        _surrogate(given, tokens),
-        found if found.acts else None,
-        level_reduction(tokens),
-        "kept" if masks else "original",
-        kl=_kl(given),
-    )
+    mean = replace(level_mean(tokens), over="kept" if masks else "original")
+    return Recipe(found if found.acts else None, Loss(_surrogate(given, tokens), mean, _kl(given)))
 
 
 def _settings(config: object) -> dict[str, Any]:
@@ -144,8 +141,8 @@ def _surrogate(given: dict[str, Any], tokens: bool) -> Surrogate:
     )
     if whole and tokens:
         raise ValueError(
-            "sequence_level_importance_ratios: needs token_level_loss: false, as NeMo does; the reduction is then "
-            f"{SEQUENCES}"
+            "sequence_level_importance_ratios: needs token_level_loss: false, as NeMo does; the mean is then over "
+            "sequences"
         )
     if boolean("use_cispo", given["use_cispo"]):
         if plain or forced or whole or dual is not None or not tokens:

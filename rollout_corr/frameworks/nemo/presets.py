@@ -11,6 +11,7 @@ from rollout_corr.frameworks.shared.recipe import (
     DECOUPLED,
     GLOBAL,
     SEQUENCES,
+    TOKENS,
     WITH_REFERENCE,
     Named,
     around_one,
@@ -23,7 +24,7 @@ from rollout_corr.frameworks.shared.specs import LEVELS, gated
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO
-from rollout_corr.specs.terms import KL, LossReduction
+from rollout_corr.specs.terms import KL, Mean
 from rollout_corr.specs.validate import LARGEST_CLAMP, number, one_of
 
 # Without a clamp of its own NeMo's KL has the widest that there is.
@@ -70,9 +71,9 @@ def clipped(low: float, high: float, dual: float | None) -> Surrogate:
     return clip(low, high, dual)
 
 
-def level_reduction(token_level_loss: bool) -> LossReduction:
-    """Return the reduction of `token_level_loss`."""
-    return "token_mean" if boolean("token_level_loss", token_level_loss) else SEQUENCES
+def level_mean(token_level_loss: bool) -> Mean:
+    """Return the mean of `token_level_loss`."""
+    return TOKENS if boolean("token_level_loss", token_level_loss) else SEQUENCES
 
 
 def kl(coefficient: float, log_clamp: float | None = 20.0, value_clamp: float | None = 10.0) -> KL | None:
@@ -83,16 +84,16 @@ def kl(coefficient: float, log_clamp: float | None = 20.0, value_clamp: float | 
 
 
 _CLIP = Named(clipped, ratio_clip_min=0.2, ratio_clip_max=0.2, ratio_clip_c=None)
-_LEVEL = Named(level_reduction, token_level_loss=True)
+_LEVEL = Named(level_mean, token_level_loss=True)
 _KL = Named(kl, reference_policy_kl_penalty=0.0)
 
-RECIPES = of_presets("nemo", _CLIP, BOTH, GLOBAL, reduction=_LEVEL, kl=_KL) | {
-    "ppo": recipe(_CLIP, DECOUPLED, f"without correction; {GLOBAL}", reduction=_LEVEL, kl=_KL),
+RECIPES = of_presets("nemo", _CLIP, BOTH, GLOBAL, mean=_LEVEL, kl=_KL) | {
+    "ppo": recipe(_CLIP, DECOUPLED, f"without correction; {GLOBAL}", mean=_LEVEL, kl=_KL),
     "grpo": recipe(
         _CLIP,
         WITH_REFERENCE,
         f"without correction, with the KL of ClippedPGLossConfig; {GLOBAL}",
-        reduction=_LEVEL,
+        mean=_LEVEL,
         kl=Named(kl, reference_policy_kl_penalty=0.01),
     ),
     "cispo": recipe(Named(around_one, ratio_clip_min=0.2, ratio_clip_max=0.2), DECOUPLED, GLOBAL, kl=_KL),
@@ -100,9 +101,9 @@ RECIPES = of_presets("nemo", _CLIP, BOTH, GLOBAL, reduction=_LEVEL, kl=_KL) | {
     "gspo_is": recipe(
         Named(GSPO, ratio_clip_min=0.2, ratio_clip_max=0.2, ratio_clip_c=None),
         BOTH,
-        "pass the sequences of all ranks as the denominator",
+        "pass the sequences of all ranks as the total",
         spec="nemo.gspo_is",
-        reduction=SEQUENCES,
+        mean=SEQUENCES,
         kl=_KL,
     ),
     "mult_err": recipe(
@@ -110,8 +111,8 @@ RECIPES = of_presets("nemo", _CLIP, BOTH, GLOBAL, reduction=_LEVEL, kl=_KL) | {
         BOTH,
         "samples are masked before they are counted",
         spec="nemo.mult_err",
-        reduction=_LEVEL,
-        denominator="kept",
+        mean=_LEVEL,
+        over="kept",
         kl=_KL,
     ),
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_corr.frameworks.open_instruct.presets import by_divergence, by_sequence, by_token, cispo, corrected, kl
-from rollout_corr.frameworks.shared.recipe import arguments
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, settings_of
 from rollout_corr.frameworks.shared.specs import level_of
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import RatioOf, Surrogate
 from rollout_corr.specs.surrogates import PPO
 from rollout_corr.specs.validate import not_negative, one_of, positive
@@ -80,7 +81,7 @@ def _written(name: str, bounds: Weight | Criterion) -> dict[str, float]:
     return {f"rho_{name}_lower_bound": bounds.low or 0.0, f"rho_{name}_upper_bound": bounds.high or 0.0}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss. With `use_vllm_logprobs` the ratio is new/rollout."""
     given = settings_of(config, OF_SPEC | OF_LOSS, whole=WHOLE)
     found = _spec(given)
@@ -93,12 +94,11 @@ def recipe(config: object) -> dict[str, Any]:
     if one_of("loss_fn", given["loss_fn"], ("dapo", "cispo")) == "cispo":
         surrogate = cispo(given["clip_higher"], of)
     has_ref = boolean("load_ref_policy", given["load_ref_policy"])
-    made = arguments(
-        surrogate, found if found.acts else None, kl=kl(given["beta"], given["kl_estimator"]) if has_ref else None
-    )
+    batch = {}
     if given["loss_denominator"] != "token":
-        made["denominator"] = positive("loss_denominator", float(given["loss_denominator"]))
-    return made
+        batch["total"] = positive("loss_denominator", float(given["loss_denominator"]))
+    term = kl(given["beta"], given["kl_estimator"]) if has_ref else None
+    return Recipe(found if found.acts else None, Loss(surrogate, kl=term), batch)
 
 
 def _spec(given: dict[str, Any]) -> Spec:

@@ -7,13 +7,14 @@ from typing import Any
 
 from rollout_corr.frameworks.openrlhf.presets import AGGREGATED, EPS, clipped, gspo
 from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments
+from rollout_corr.frameworks.shared.recipe import SEQUENCES, TOKENS, Recipe
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of
 from rollout_corr.frameworks.shared.specs import gated
 from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.statistics import Stat
-from rollout_corr.specs.terms import KL, KLKind
+from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import number, one_of
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
@@ -105,7 +106,7 @@ def write(spec: Spec) -> dict[str, Any]:
     return {ADVANTAGE + name: value for name, value in made.items()}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss but its entropy bonus. GSPO with a correction needs `rollout_logp` and has no weight."""
     given = _flags(config)
     found = _spec(given)
@@ -113,8 +114,8 @@ def recipe(config: object) -> dict[str, Any]:
     mean = AGGREGATED[one_of("actor.loss_agg_mode", given["actor.loss_agg_mode"], AGGREGATED)]
     if one_of("actor.policy_loss_type", given["actor.policy_loss_type"], ("ppo", "gspo")) == "gspo":
         surrogate = gspo(*clip, "new/rollout" if found.acts else None)
-        return arguments(surrogate, None, SEQUENCES, kl=_kl(given, SEQUENCES))
-    return arguments(clipped(*clip), found if found.acts else None, mean, kl=_kl(given, mean))
+        return Recipe(None, Loss(surrogate, SEQUENCES, _kl(given, SEQUENCES)))
+    return Recipe(found if found.acts else None, Loss(clipped(*clip), mean, _kl(given, mean)))
 
 
 def _flags(config: object) -> dict[str, Any]:
@@ -136,13 +137,13 @@ def _spec(given: dict[str, Any]) -> Spec:
     return spec(**settings)
 
 
-def _kl(given: dict[str, Any], mean: str) -> KL | None:
+def _kl(given: dict[str, Any], mean: Mean) -> KL | None:
     coefficient = number("algo.kl.init_coef", given["algo.kl.init_coef"])
     if not boolean("algo.kl.use_loss", given["algo.kl.use_loss"]) or coefficient <= 0.0:
         return None
-    if mean != "token_mean":
+    if mean != TOKENS:
         raise ValueError(
-            f"algo.kl.use_loss: OpenRLHF divides the KL by tokens and this policy loss by sequences ({mean}); compute "
+            "algo.kl.use_loss: OpenRLHF divides the KL by tokens and this policy loss by sequences; compute "
             "the KL by a call of its own, as docs/losses.md shows, and set algo.kl.init_coef to 0 here"
         )
     if boolean("algo.kl.unbiased_gradient", given["algo.kl.unbiased_gradient"]):

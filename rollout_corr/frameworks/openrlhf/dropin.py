@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.policy_loss import policy_loss
+from rollout_corr.backends.given import Batch
 from rollout_corr.frameworks.openrlhf import config
 from rollout_corr.frameworks.openrlhf.presets import clipped, gspo
 from rollout_corr.frameworks.shared.dropin import DropIn, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.installed import Installed
-from rollout_corr.frameworks.shared.recipe import SEQUENCES
+from rollout_corr.frameworks.shared.recipe import SEQUENCES, TOKENS
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Loss
 
 MODULE = "openrlhf.models.loss"
 
@@ -88,16 +90,15 @@ def replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable
         # Its GSPO takes the ratio to the engine in place of a weight.
         in_the_ratio = sequences and spec is None and found.acts
         count = batch_num_tokens if self.token_level_loss else global_batch_size
+        surrogate = gspo(*clip, "new/rollout" if in_the_ratio else None) if sequences else clipped(*clip)
         out = policy_loss(
             log_probs,
             advantages,
-            mask=action_mask,
+            Batch(mask=action_mask, total=count),
+            Loss(surrogate, TOKENS if self.token_level_loss else SEQUENCES),
             old_logp=old_log_probs,
             rollout_logp=rollout_log_probs if found.acts else None,
             spec=found if found.acts and not in_the_ratio else None,
-            surrogate=gspo(*clip, "new/rollout" if in_the_ratio else None) if sequences else clipped(*clip),
-            reduction="token_mean" if self.token_level_loss else SEQUENCES,
-            denominator="original" if count is None else count,
         )
         if rollout_log_probs is not None:
             DROP_IN.dumps.seen(old_log_probs, rollout_log_probs, action_mask)

@@ -16,9 +16,9 @@ from rollout_corr.frameworks.shared.recipe import (
     SEQUENCES,
     Named,
     clip,
+    mean,
     of_presets,
     recipe,
-    reduction,
 )
 from rollout_corr.frameworks.shared.specs import gated
 from rollout_corr.specs.correction import Criterion, Spec, Weight
@@ -84,12 +84,10 @@ AGGREGATED = {mode: AGGREGATIONS[mode] for mode in ("token-mean", "seq-mean-toke
 
 _SETTINGS = {"eps_clip": 0.2, "eps_clip_low_high": None, "dual_clip": None}
 _CLIP = Named(clipped, **_SETTINGS)
-_MEAN = reduction(AGGREGATED, loss_agg_mode="token-mean")
+_MEAN = mean(AGGREGATED, loss_agg_mode="token-mean")
 
-RECIPES = of_presets("openrlhf", _CLIP, BOTH, GLOBAL, reduction=_MEAN) | {
-    "ppo": recipe(_CLIP, DECOUPLED, GLOBAL, reduction=_MEAN),
-    "grpo": recipe(_CLIP, DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}", reduction=_MEAN),
-    "gspo": recipe(
-        Named(gspo, **_SETTINGS), DECOUPLED, "pass the sequences of all ranks as the denominator", reduction=SEQUENCES
-    ),
+RECIPES = of_presets("openrlhf", _CLIP, BOTH, GLOBAL, mean=_MEAN) | {
+    "ppo": recipe(_CLIP, DECOUPLED, GLOBAL, mean=_MEAN),
+    "grpo": recipe(_CLIP, DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}", mean=_MEAN),
+    "gspo": recipe(Named(gspo, **_SETTINGS), DECOUPLED, "pass the sequences of all ranks as the total", mean=SEQUENCES),
 }

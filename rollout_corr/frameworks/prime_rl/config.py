@@ -7,6 +7,7 @@ from typing import Any
 
 from rollout_corr.frameworks.prime_rl.presets import RECIPES, dppo, icepop, ipo, kpop
 from rollout_corr.frameworks.shared.preset import warn_once
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.shared.settings import settings_of
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import one_of
@@ -46,7 +47,7 @@ def write(spec: Spec) -> dict[str, Any]:
     return {"type": "ipo", "eps": first.high}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss."""
     kind, given, taus = _settings(config)
     anchored = {} if taus["kl_tau"] is None else {"kl_tau": taus["kl_tau"]}

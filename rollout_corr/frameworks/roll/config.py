@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rollout_corr.frameworks.roll.presets import RECIPES, clip, clip_of_segments
-from rollout_corr.frameworks.shared.recipe import AGGREGATIONS, aggregation, arguments
+from rollout_corr.frameworks.shared.recipe import AGGREGATIONS, Recipe, aggregation
 from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.choices import Unit, WeightReduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO
@@ -88,7 +90,7 @@ def _name_of(part: Weight | Criterion) -> str | None:
     return next((name for name, level in LEVELS_HERE.items() if level == (part.over, part.reduce)), None)
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss but its entropy bonus, of the configuration of a pipeline."""
     given, spec = settings_of(config, LOSS, whole=WHOLE), read(config)
     if number("rl_loss_coef", given["rl_loss_coef"]) != 1.0:
@@ -100,18 +102,18 @@ def recipe(config: object) -> dict[str, Any]:
         raise ValueError(
             "loss_agg_mode: 'seq-mean-token-sum-norm' divides by the padded length, which is not known here"
         )
-    reduction = aggregation("loss_agg_mode", AGGREGATIONS, given["loss_agg_mode"])
+    mean = replace(aggregation("loss_agg_mode", AGGREGATIONS, given["loss_agg_mode"]), over="kept")
     kl = None
     if boolean("use_kl_loss", given["use_kl_loss"]) and number("kl_loss_coef", given["kl_loss_coef"]) != 0.0:
         kl = KL("k3", given["kl_loss_coef"], value_clamp=10.0)
     surrogate = _surrogate(given)
-    turns = "runs" if spec.measures_turns or surrogate.mean_unit == "turn" else None
+    turns = {"turns": "runs"} if spec.measures_turns or surrogate.mean_unit == "turn" else {}
     if surrogate.mean_unit == "turn" and any(criterion.over == "token" for criterion in spec.criteria):
         raise ValueError(
             "ratio_type: 'segment' beside a filter with agg_type 'token' takes the runs of the mask that the filter "
             "leaves, of which a segment may have several, and this package those of the mask given"
         )
-    return arguments(surrogate, spec if spec.acts else None, reduction, "kept", kl=kl, turns=turns)
+    return Recipe(spec if spec.acts else None, Loss(surrogate, mean, kl), turns)
 
 
 def _block(config: object, known: dict[str, Any], what: str) -> dict[str, Any]:
@@ -169,8 +171,7 @@ def _surrogate(given: dict[str, Any]) -> Surrogate:
         names += [name for name in ("cispo_epsilon_low", "cispo_epsilon_high") if variant == "cispo"]
         names += ["kimi15_tau"] if variant == "kimi15" else []
         settings = {name: actor[name] for name in names if actor.get(name) is not None}
-        surrogate: Surrogate = RECIPES[variant].build(**settings)["surrogate"]
-        return surrogate
+        return RECIPES[variant].build(**settings).loss.surrogate
     both, ranged = given["pg_clip"], boolean("use_pg_clip_range", given["use_pg_clip_range"])
     low, high = (given["pg_clip_low"], given["pg_clip_high"]) if ranged else (None, None)
     dual = boolean("dual_clip_loss", given["dual_clip_loss"])

@@ -13,9 +13,9 @@ from rollout_corr.frameworks.shared.recipe import (
     WITH_REFERENCE,
     Named,
     around_one,
+    mean,
     penalty,
     recipe,
-    reduction,
 )
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
@@ -50,38 +50,36 @@ def clip_of_segments(both: float, low: float | None, high: float | None, dual: b
 
 
 _CLIP = Named(clip, pg_clip=0.2, pg_clip_low=None, pg_clip_high=None, dual_clip_loss=False)
-_REDUCTION = reduction(loss_agg_mode="seq-mean-token-mean")
+_MEAN = mean(loss_agg_mode="seq-mean-token-mean")
 
 # Beside PPO, the variants of `actor_train.pg_variant`.
 RECIPES = {
-    "default": recipe(_CLIP, BOTH, spec="roll.default", reduction=_REDUCTION, denominator="kept"),
+    "default": recipe(_CLIP, BOTH, spec="roll.default", mean=_MEAN, over="kept"),
     "segment": recipe(
         Named(clip_of_segments, **_CLIP.settings),
         BOTH,
         "an agentic pipeline's ratio_type, weight_type and agg_type: segment, a run of the mask",
         spec="roll.segment",
-        reduction=_REDUCTION,
-        denominator="kept",
+        mean=_MEAN,
+        over="kept",
         turns="runs",
     ),
-    "ppo": recipe(_CLIP, DECOUPLED, "without train_infer_correction", reduction=_REDUCTION),
+    "ppo": recipe(_CLIP, DECOUPLED, "without train_infer_correction", mean=_MEAN),
     "grpo": recipe(
         _CLIP,
         WITH_REFERENCE,
         "without train_infer_correction, with use_kl_loss, as most of ROLL's examples of GRPO have it",
-        reduction=_REDUCTION,
+        mean=_MEAN,
         kl=penalty(value_clamp=10.0, kl_loss_coef=0.01),
     ),
-    "vanilla": recipe(GPG(), (), reduction=SEQUENCES),
-    "tis": recipe(Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0), DECOUPLED, reduction=SEQUENCES),
-    "cispo": recipe(Named(around_one, cispo_epsilon_low=0.1, cispo_epsilon_high=0.1), DECOUPLED, reduction=SEQUENCES),
-    "kimi15": recipe(
-        Named(DRO, kimi15_tau=0.1), DECOUPLED, "Kimi K1.5's regularizer, token by token", reduction=SEQUENCES
-    ),
+    "vanilla": recipe(GPG(), (), mean=SEQUENCES),
+    "tis": recipe(Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0), DECOUPLED, mean=SEQUENCES),
+    "cispo": recipe(Named(around_one, cispo_epsilon_low=0.1, cispo_epsilon_high=0.1), DECOUPLED, mean=SEQUENCES),
+    "kimi15": recipe(Named(DRO, kimi15_tau=0.1), DECOUPLED, "Kimi K1.5's regularizer, token by token", mean=SEQUENCES),
     "topr": recipe(
         Named(lambda good, bad: TOPR(positive=good, negative=bad), topr_positive_weight=1.0, topr_negative_weight=1.0),
         DECOUPLED,
         "ROLL asks for the sign of the reward, this package for that of the advantage",
-        reduction=SEQUENCES,
+        mean=SEQUENCES,
     ),
 }

@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,19 +24,40 @@ from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, s
 from rollout_corr.frameworks.shared.settings import defaults_of, in_its_words, refuse_other_types
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.validate import shown
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole loss of a framework's training step; `spec, loss = rc.recipe(name)` unpacks it.
+
+    Attributes:
+        spec: The correction; None: there is none.
+        loss: The loss that it feeds.
+        batch: Fields that the caller's `Batch` has to have besides, by name, such as "turns" or "groups"; mostly none.
+    """
+
+    spec: Spec | None
+    loss: Loss
+    batch: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The Spec, then the Loss."""
+        yield self.spec
+        yield self.loss
 
 
 class RecipeEntry(NamedTuple):
     """An entry in the RECIPES of a framework's module, under the recipe's name.
 
     Attributes:
-        build: Makes the arguments from settings.
+        build: Makes the recipe from settings.
         needs: The log-probs that the call needs besides new_logp.
         note: A remark for users of the framework.
     """
 
-    build: Callable[..., dict[str, Any]]
+    build: Callable[..., Recipe]
     needs: tuple[str, ...]
     note: str = ""
 
@@ -174,17 +196,18 @@ def named(name: str, /, **arguments: object) -> Spec:
 
 
 @overload
-def recipe(name: RecipeName, /, **settings: Any) -> dict[str, Any]: ...
+def recipe(name: RecipeName, /, **settings: Any) -> Recipe: ...
 @overload
-def recipe(framework: FrameworkName, config: object, /, **options: Any) -> dict[str, Any]: ...
+def recipe(framework: FrameworkName, config: object, /, **options: Any) -> Recipe: ...
 
 
-def recipe(name: str, /, *config: object, **settings: Any) -> dict[str, Any]:
+def recipe(name: str, /, *config: object, **settings: Any) -> Recipe:
     """Return a framework's whole loss: by its own name for it, or read from a configuration.
 
-    `rc.policy_loss(new_logp, advantages, mask=mask, old_logp=..., rollout_logp=..., **rc.recipe("trl.dapo"))`; or
-    `**rc.recipe("trl", args)`. The log-probs, advantages and mask are the caller's; so is a denominator reduced over
-    micro-batches and ranks. docs/losses.md lists what each recipe computes and which log-probs it needs.
+    `spec, loss = rc.recipe("trl.dapo")`, or `rc.recipe("trl", args)`, for
+    `rc.policy_loss(new_logp, advantages, batch, loss, old_logp=..., rollout_logp=..., spec=spec)`. The log-probs,
+    advantages and the batch are the caller's; so is a total reduced over micro-batches and ranks. docs/losses.md lists
+    what each recipe computes and which log-probs it needs.
 
     Args:
         name: "framework.recipe", one of `rc.recipe_names()`; or with a configuration the framework alone, such as
@@ -194,8 +217,7 @@ def recipe(name: str, /, *config: object, **settings: Any) -> dict[str, Any]:
             too. For a configuration, the framework's own options, as for `rc.spec`.
 
     Returns:
-        Keyword arguments: surrogate, spec, reduction, denominator, and kl, regularizer or max_length if the recipe has
-        them.
+        A `Recipe`: the Spec and the Loss.
 
     Raises:
         ValueError: An unknown name, framework or key (with the closest ones), a wrong value, or a loss that this
@@ -203,7 +225,7 @@ def recipe(name: str, /, *config: object, **settings: Any) -> dict[str, Any]:
         TypeError: A setting that the recipe does not take, or a value of the wrong type, named.
     """
     if config:
-        made: dict[str, Any] = _read("recipe", "recipe", name, config, settings)
+        made: Recipe = _read("recipe", "recipe", name, config, settings)
         return made
     found = _entry(name)
     try:

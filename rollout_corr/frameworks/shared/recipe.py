@@ -1,19 +1,22 @@
-"""Building blocks of recipes: the arguments that a framework's training step gives `policy_loss`."""
+"""Building blocks of recipes: the Spec and the Loss of a framework's training step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
 from rollout_corr.frameworks.shared.lookup import RecipeEntry as RecipeEntry
 from rollout_corr.frameworks.shared.preset import registered
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import RatioOf, Surrogate
 from rollout_corr.specs.surrogates import PPO, Score
-from rollout_corr.specs.terms import KL, Denominator, KLKind, KLWeight, LossReduction, Scope, SquaredLogRatio
+from rollout_corr.specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredLogRatio
 from rollout_corr.specs.validate import number, one_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -22,16 +25,16 @@ T_co = TypeVar("T_co", covariant=True)
 DECOUPLED, BOTH, BYPASS = ("old_logp",), ("old_logp", "rollout_logp"), ("rollout_logp",)
 WITH_REFERENCE = ("old_logp", "ref_logp")
 
-SEQUENCES: LossReduction = "sequence_mean_token_mean"
-# verl's words for reductions, which most frameworks have taken over.
-AGGREGATIONS: dict[str, LossReduction] = {
-    "token-mean": "token_mean",
+TOKENS, SEQUENCES, ROWS = Mean("token"), Mean("sequence"), Mean("sequence", over="rows")
+# verl's words for means, which most frameworks have taken over.
+AGGREGATIONS = {
+    "token-mean": TOKENS,
     "seq-mean-token-mean": SEQUENCES,
-    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum": Mean("sequence_sum"),
 }
 
 # Notes that several frameworks share.
-GLOBAL = "pass the tokens of all ranks as the denominator"
+GLOBAL = "pass the tokens of all ranks as the total"
 SAME_AS_PPO = "the loss of ppo: GRPO is in the advantages"
 NO_LOWER_CLAMP = "its log-ratio has no lower clamp, that of this package -10"
 
@@ -58,9 +61,11 @@ def recipe(
     note: str = "",
     *,
     spec: str | Named[Spec] | None = None,
-    reduction: LossReduction | Named[LossReduction] = "token_mean",
-    denominator: Denominator = "original",
-    **terms: Any,
+    mean: Mean | Named[Mean] = TOKENS,
+    over: MeanOver | None = None,
+    kl: Named[KL | None] | None = None,
+    regularizer: Named[SquaredLogRatio] | None = None,
+    **batch: Any,
 ) -> RecipeEntry:
     """Describe a recipe by its parts.
 
@@ -69,23 +74,26 @@ def recipe(
         needs: The log-probs that the call needs besides new_logp.
         note: A remark for users of the framework.
         spec: The correction: the name of a preset, whose arguments are then settings of the recipe.
-        reduction: As in `policy_loss`.
-        denominator: As in `policy_loss`.
-        **terms: kl, regularizer, max_length or turns; one that is None is left out.
+        mean: The mean of the loss.
+        over: What it is over, if not what `mean` says.
+        kl: The KL to the reference policy.
+        regularizer: The squared log-ratio.
+        **batch: Fields that the caller's Batch has to have.
     """
 
-    def build(**settings: Any) -> dict[str, Any]:
+    def build(**settings: Any) -> Recipe:
         def part(value: Any) -> Any:
             return value.taken_from(settings) if isinstance(value, Named) else value
 
-        parts = [part(value) for value in (surrogate, reduction)]
-        more = {name: part(value) for name, value in terms.items()}
+        of = part(surrogate), part(mean), part(kl), part(regularizer)
         if isinstance(spec, str):
-            return arguments(parts[0], lookup.named(spec, **settings), parts[1], denominator, **more)
-        made = part(spec)
-        if settings:
-            raise TypeError(f"got an unexpected keyword argument {next(iter(settings))!r}")
-        return arguments(parts[0], made, parts[1], denominator, **more)
+            corrects: Spec | None = lookup.named(spec, **settings)
+        else:
+            corrects = part(spec)
+            if settings:
+                raise TypeError(f"got an unexpected keyword argument {next(iter(settings))!r}")
+        loss = Loss(of[0], of[1] if over is None else replace(of[1], over=over), of[2], of[3])
+        return Recipe(corrects, loss, batch)
 
     return RecipeEntry(build, needs, note)
 
@@ -96,18 +104,6 @@ def of_presets(
     """Describe one recipe for each preset that a framework has registered, under the preset's name."""
     names = [found.name for found in registered(framework)]
     return {name.partition(".")[2]: recipe(surrogate, needs, note, spec=name, **parts) for name in names}
-
-
-def arguments(
-    surrogate: Surrogate,
-    spec: Spec | None = None,
-    reduction: LossReduction = "token_mean",
-    denominator: Denominator = "original",
-    **terms: Any,
-) -> dict[str, Any]:
-    """Return the arguments of `policy_loss`; a term that is None is left out."""
-    made = {"surrogate": surrogate, "spec": spec, "reduction": reduction, "denominator": denominator}
-    return made | {name: term for name, term in terms.items() if term is not None}
 
 
 # --- parts ---
@@ -164,12 +160,12 @@ def anchor(over: Scope, /, **tau: float) -> Named[SquaredLogRatio]:
     return Named(lambda coefficient: SquaredLogRatio(coefficient, over), **tau)
 
 
-def reduction(words: dict[str, LossReduction] = AGGREGATIONS, /, **setting: str) -> Named[LossReduction]:
-    """Return the reduction, by the framework's setting and its words for reductions."""
+def mean(words: dict[str, Mean] = AGGREGATIONS, /, **setting: str) -> Named[Mean]:
+    """Return the mean, by the framework's setting and its words for means."""
     (name,) = setting
     return Named(partial(aggregation, name, words), **setting)
 
 
-def aggregation(setting: str, words: dict[str, LossReduction], mode: str) -> LossReduction:
-    """Translate a framework's word for a reduction."""
+def aggregation(setting: str, words: dict[str, Mean], mode: str) -> Mean:
+    """Translate a framework's word for a mean."""
     return words[one_of(setting, mode, words)]

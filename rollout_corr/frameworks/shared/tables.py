@@ -41,20 +41,21 @@ def losses() -> str:
     specs = {preset.name: preset.build() for preset in every_preset()}
     for framework, found in groupby(every_recipe().items(), key=lambda item: item[0].partition(".")[0]):
         lines += ["", f"### {framework}", ""]
-        lines += _header("recipe", "log-probs", "loss of a token", "spec", "reduction", "divided by", "note")
+        lines += _header("recipe", "log-probs", "loss of a token", "spec", "mean of", "over", "note")
         for name, recipe in found:
             made = recipe.build()
-            terms = [f"; {_code(expression(made[term]))}" for term in ("kl", "regularizer") if term in made]
+            loss = made.loss
+            terms = [f"; {_code(expression(term))}" for term in (loss.kl, loss.regularizer) if term is not None]
             # The name of the Spec that the recipe runs, its own if there is one.
-            same = [preset for preset, spec in specs.items() if spec == made["spec"]]
+            same = [preset for preset, spec in specs.items() if spec == made.spec]
             lines.append(
                 _row(
                     _code(name),
                     ", ".join(map(_code, recipe.needs)) or "-",
-                    _loss(made["surrogate"]) + "".join(terms),
-                    "-" if made["spec"] is None else _code(name if name in same else same[0]),
-                    made["reduction"],
-                    "nothing" if made["reduction"] == "sum" else made["denominator"],
+                    _loss(loss.surrogate) + "".join(terms),
+                    "-" if made.spec is None else _code(name if name in same else same[0]),
+                    loss.mean.of if loss.mean.length is None else f"{loss.mean.of} / {loss.mean.length:g}",
+                    "-" if loss.mean.of == "sum" else loss.mean.over,
                     recipe.note or "-",
                 )
             )

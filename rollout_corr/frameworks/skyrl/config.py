@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
+from rollout_corr.frameworks.shared.recipe import ROWS, TOKENS, Recipe, around_one
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
-from rollout_corr.specs.terms import KL, KLKind, LossReduction
+from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import not_negative, number, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
@@ -164,15 +165,15 @@ SAPO_FIELDS = {"tau_pos": 1.0, "tau_neg": 1.05}
 CISPO_FIELDS = {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0, "cispo_anchor": "old"}
 DPPO_FIELDS = {"dppo_type": "binary_tv", "delta_low": 0.2, "delta_high": 0.2}
 TYPES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo")
-REDUCTIONS: dict[str, LossReduction] = {
-    "token_mean": "token_mean",
-    "sequence_mean": SEQUENCES,
-    "seq_mean_token_sum_norm": "token_sum_norm",
+MEANS: dict[str, Mean] = {
+    "token_mean": TOKENS,
+    "sequence_mean": ROWS,
+    "seq_mean_token_sum_norm": Mean("sequence_sum", over="rows"),
 }
 KL_KINDS: dict[str, KLKind] = {"k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3"}
 
 
-def recipe(config: object, *, kl_loss: bool = True) -> dict[str, Any]:
+def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
     """Read the whole loss from the block `algorithm` or a configuration that holds it.
 
     Args:
@@ -182,22 +183,16 @@ def recipe(config: object, *, kl_loss: bool = True) -> dict[str, Any]:
     """
     given = settings_of(config, LOSS, blocks=[("trainer", "algorithm"), ("algorithm",)], whole=OF_ALGORITHM)
     kind = one_of("policy_loss_type", given["policy_loss_type"], TYPES)
-    reduction = REDUCTIONS[one_of("loss_reduction", given["loss_reduction"], REDUCTIONS)]
+    mean = MEANS[one_of("loss_reduction", given["loss_reduction"], MEANS)]
     corrects = _algorithm({key: given[key] for key in AROUND}, whole=True)
     if kind == "gspo" and corrects.criteria:
         # SkyRL's mean over a sequence takes the tokens before rejection.
         corrects = replace(corrects, rejected="zero")
-    longest = None
-    if reduction == "token_sum_norm":
+    if given["loss_reduction"] == "seq_mean_token_sum_norm":
         longest = positive("max_seq_len, which seq_mean_token_sum_norm needs", given["max_seq_len"])
-    return arguments(
-        _surrogate(kind, given, corrects),
-        _dppo(given, corrects) if kind == "dppo" else corrects if corrects.acts else None,
-        reduction,
-        "original" if reduction == "token_mean" else "rows",
-        max_length=longest,
-        kl=_kl(given) if kl_loss else None,
-    )
+        mean = replace(mean, length=longest)
+    found = _dppo(given, corrects) if kind == "dppo" else corrects if corrects.acts else None
+    return Recipe(found, Loss(_surrogate(kind, given, corrects), mean, _kl(given) if kl_loss else None))
 
 
 def _surrogate(kind: str, given: dict[str, Any], corrects: Spec) -> Surrogate:
@@ -254,7 +249,7 @@ def _kl(given: dict[str, Any]) -> KL | None:
     made = penalty_over_rows(kind, coefficient)
     if given["loss_reduction"] == "sequence_mean":
         # One pass computes both.
-        return replace(made, reduction=None, denominator="original")
+        return replace(made, mean=None)
     return made
 
 
@@ -265,6 +260,5 @@ def penalty_over_rows(kind: KLKind, coefficient: float) -> KL:
         coefficient,
         value_clamp=10.0 if kind == "k3" else None,
         scope="all",
-        reduction=SEQUENCES,
-        denominator="rows",
+        mean=ROWS,
     )

@@ -18,14 +18,17 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.policy_loss import policy_loss
+from rollout_corr.backends.given import Factors
 from rollout_corr.frameworks.skyrl.dropin import compute_off_policy_correction
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, PPO, SAPO
+from rollout_corr.specs.terms import Mean
 
-Loss = tuple[Tensor, dict[str, float]]
+ValueAndMetrics = tuple[Tensor, dict[str, float]]
 
 
-def _corrected(name: str, what: str, surrogate: Callable[[Any], Surrogate]) -> Callable[..., Loss]:
+def _corrected(name: str, what: str, surrogate: Callable[[Any], Surrogate]) -> Callable[..., ValueAndMetrics]:
     """SkyRL's policy loss of that name, with the surrogate that its configuration asks for."""
 
     def loss(
@@ -35,7 +38,7 @@ def _corrected(name: str, what: str, surrogate: Callable[[Any], Surrogate]) -> C
         config: Any,
         loss_mask: Tensor | None = None,
         rollout_logprobs: Tensor | None = None,
-    ) -> Loss:
+    ) -> ValueAndMetrics:
         return _loss(surrogate(config), log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs)
 
     loss.__name__ = loss.__qualname__ = name
@@ -99,7 +102,7 @@ def _loss(
     config: Any,
     mask: Tensor | None,
     rollout: Tensor | None,
-) -> Loss:
+) -> ValueAndMetrics:
     """The correction, and the loss with what is left of the mask among its weights.
 
     SkyRL counts what was clipped over the mask before rejection. So that mask says what is valid, and what was rejected

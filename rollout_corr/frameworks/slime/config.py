@@ -7,13 +7,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one, clip
+from rollout_corr.frameworks.shared.recipe import ROWS, TOKENS, Recipe, around_one, clip
 from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields_of, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS, is_off_policy, level_of, off_policy
 from rollout_corr.frameworks.slime import presets
 from rollout_corr.specs import validate
 from rollout_corr.specs.choices import Normalize
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO
 from rollout_corr.specs.terms import KL, KLKind
@@ -145,7 +146,7 @@ def _pair(name: str, bounds: Weight | Criterion) -> dict[str, Any]:
     return found if bounds.high is None else found | {f"{name}_upper_bound": bounds.high}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss but its entropy bonus.
 
     With `use_rollout_logprobs` pass `rollout_logp` alone; where no log-probs are recomputed, `new_logp.detach()` as
@@ -154,7 +155,7 @@ def recipe(config: object) -> dict[str, Any]:
     return loss_of(config, (*CLIPPED, "gspo", "cispo"))
 
 
-def loss_of(config: object, estimators: Iterable[str]) -> dict[str, Any]:
+def loss_of(config: object, estimators: Iterable[str]) -> Recipe:
     """Read the whole loss of a framework that has these estimators of advantages."""
     given = _settings(config)
     spec = _spec(given)
@@ -168,9 +169,7 @@ def loss_of(config: object, estimators: Iterable[str]) -> dict[str, Any]:
         raise ValueError("use_opsm: leaves the KL as it is, and mis.yaml's rejection does not; no Spec does both")
     tokens = boolean("calculate_per_token_loss", given["calculate_per_token_loss"])
     made = spec if spec.acts else None
-    if tokens:
-        return arguments(_surrogate(given), made, "token_mean", "original", kl=kl)
-    return arguments(_surrogate(given), made, SEQUENCES, "rows", kl=kl)
+    return Recipe(made, Loss(_surrogate(given), TOKENS if tokens else ROWS, kl))
 
 
 def _settings(config: object) -> dict[str, Any]:

@@ -6,10 +6,8 @@ samples by their number, those without a token too.
 
 from __future__ import annotations
 
-from typing import Any
-
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, SEQUENCES, Named, clip, of_presets, penalty, recipe
+from rollout_corr.frameworks.shared.recipe import BOTH, DECOUPLED, ROWS, Named, clip, of_presets, penalty, recipe
 from rollout_corr.frameworks.shared.specs import gated, off_policy
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
@@ -68,15 +66,13 @@ def opsm(delta: float = 1e-4) -> Spec:
 
 
 _CLIP = Named(clip, eps_clip=0.2, eps_clip_high=None, eps_clip_c=None)
-_MEAN: dict[str, Any] = {"reduction": SEQUENCES, "denominator": "rows"}
-
-RECIPES = of_presets("slime", _CLIP, BOTH, **_MEAN) | {
-    "ppo": recipe(_CLIP, DECOUPLED, "without use_tis", **_MEAN),
+RECIPES = of_presets("slime", _CLIP, BOTH, mean=ROWS) | {
+    "ppo": recipe(_CLIP, DECOUPLED, "without use_tis", mean=ROWS),
     "grpo": recipe(
         _CLIP,
         DECOUPLED,
         "without use_tis; a kl_loss_coef is that of kl_loss_type low_var_kl",
         kl=penalty(value_clamp=10.0, kl_loss_coef=0.0),
-        **_MEAN,
+        mean=ROWS,
     ),
 }

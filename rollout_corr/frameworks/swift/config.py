@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.shared.settings import boolean, settings_of
 from rollout_corr.frameworks.shared.specs import is_off_policy, off_policy
 from rollout_corr.frameworks.swift import presets
@@ -60,7 +61,7 @@ def spec(mode: str | None, threshold: float, delta: float | None) -> Spec | None
 
 def read(config: object) -> Spec:
     """Read `rollout_importance_sampling_*` and `off_policy_sequence_mask_delta`."""
-    found = recipe(config)["spec"]
+    found = recipe(config).spec
     return Spec() if found is None else found
 
 
@@ -81,7 +82,7 @@ def write(spec: Spec) -> dict[str, Any]:
     return made if bounds is None else made | {"rollout_importance_sampling_threshold": bounds}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss."""
     given = settings_of(config, KNOWN, whole=WHOLE)
     if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:

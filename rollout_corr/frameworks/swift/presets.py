@@ -6,26 +6,31 @@ Rejection zeroes the weight.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rollout_corr.backends.given import Groups
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
 from rollout_corr.frameworks.shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
+    ROWS,
     SEQUENCES,
+    TOKENS,
     WITH_REFERENCE,
+    Recipe,
     RecipeEntry,
-    arguments,
 )
 from rollout_corr.frameworks.shared.specs import off_policy
 from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO, PPO, REAL, SAPO, Score
-from rollout_corr.specs.terms import KL, Denominator, LossReduction
+from rollout_corr.specs.terms import KL, Mean
 from rollout_corr.specs.validate import one_of
 
 TOKEN_CLAMP = 20.0
@@ -70,14 +75,14 @@ def opsm(delta: float = 0.1, threshold: float = 2.0) -> Spec:
     return Spec(weight=Weight.token(upper=threshold, token_clamp=TOKEN_CLAMP), criteria=(criterion,))
 
 
-# loss_type: its reduction, and what it is divided by. bnpo counts what the off-policy mask has left.
-REDUCTIONS: dict[str, tuple[LossReduction, Denominator]] = {
-    "grpo": (SEQUENCES, "rows"),
-    "bnpo": ("token_mean", "kept"),
-    "dr_grpo": ("token_sum_norm", "rows"),
-    "dapo": ("token_mean", "original"),
-    "cispo": ("token_mean", "original"),
-    "sapo": (SEQUENCES, "rows"),
+# loss_type: its mean. bnpo counts what the off-policy mask has left; dr_grpo is divided by max_completion_length too.
+MEANS: dict[str, Mean] = {
+    "grpo": ROWS,
+    "bnpo": Mean(over="kept"),
+    "dr_grpo": Mean("sequence_sum", over="rows"),
+    "dapo": TOKENS,
+    "cispo": TOKENS,
+    "sapo": ROWS,
 }
 IMPORTANCE_LEVELS = ("token", "sequence", "sequence_token")
 
@@ -93,9 +98,11 @@ def loss(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
     max_completion_length: float | None = 512.0,
-) -> dict[str, Any]:
-    """Return the arguments of a loss of GRPOTrainer."""
-    reduction, denominator = REDUCTIONS[one_of("loss_type", loss_type, REDUCTIONS)]
+) -> Recipe:
+    """Return a loss of GRPOTrainer."""
+    mean = MEANS[one_of("loss_type", loss_type, MEANS)]
+    if loss_type == "dr_grpo":
+        mean = replace(mean, length=max_completion_length)
     level = one_of("importance_sampling_level", importance_sampling_level, IMPORTANCE_LEVELS)
     sides = epsilon, epsilon if epsilon_high is None else epsilon_high
     surrogate: Surrogate = PPO(*sides, delta=delta)
@@ -105,14 +112,8 @@ def loss(
         surrogate = SAPO(tau_pos, tau_neg) if loss_type == "sapo" else Score(upper=sides[1])
     elif level != "token":
         surrogate = GSPO(*sides, delta=delta, through="token" if level == "sequence_token" else "sequence")
-    return arguments(
-        surrogate,
-        spec,
-        reduction,
-        denominator,
-        kl=KL("k3", beta, value_clamp=10.0, weight="weights") if beta else None,
-        max_length=max_completion_length if loss_type == "dr_grpo" else None,
-    )
+    kl = KL("k3", beta, value_clamp=10.0, weight="weights") if beta else None
+    return Recipe(spec, Loss(surrogate, mean, kl))
 
 
 def _recipe(
@@ -126,7 +127,7 @@ def _recipe(
     tau_neg: float = 1.05,
     max_completion_length: float = 512.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> Recipe:
     """Return the loss that a preset corrects, whose settings are `settings`."""
     spec = lookup.named(f"swift.{name}", **settings)
     level, taus = importance_sampling_level, (tau_pos, tau_neg)
@@ -139,22 +140,23 @@ NOTE = "weights multiply the KL term too"
 
 def _fipo(
     epsilon: float = 0.2, epsilon_high: float | None = None, delta: float | None = None, beta: float = 0.0
-) -> dict[str, Any]:
+) -> Recipe:
     """Return the loss of FIPO, whose weights multiply the policy loss alone."""
     kl = KL("k3", beta, value_clamp=10.0) if beta else None
-    return arguments(PPO(epsilon, epsilon if epsilon_high is None else epsilon_high, delta=delta), kl=kl)
+    surrogate = PPO(epsilon, epsilon if epsilon_high is None else epsilon_high, delta=delta)
+    return Recipe(None, Loss(surrogate, kl=kl))
 
 
-def real(real_tau: float = 0.5, beta: float = 0.0, num_generations: int = 8) -> dict[str, Any]:
+def real(real_tau: float = 0.5, beta: float = 0.0, num_generations: int = 8) -> Recipe:
     """Return the loss of REAL, which takes the sign of advantages alone, and in which no weight has a part."""
     kl = KL("k3", beta, value_clamp=10.0, mean=Mean("token")) if beta else None
-    return arguments(REAL(real_tau), reduction=SEQUENCES, kl=kl, group_size=num_generations)
+    return Recipe(None, Loss(REAL(real_tau), SEQUENCES, kl), {"groups": Groups(size=num_generations)})
 
 
 RECIPES = {name: RecipeEntry(partial(_recipe, name), BOTH, NOTE) for name in (*MODES, "opsm")} | {
     "grpo": RecipeEntry(partial(loss, None, beta=0.04), WITH_REFERENCE, "without rollout_importance_sampling_mode"),
-    "fipo": RecipeEntry(_fipo, DECOUPLED, f"pass rc.future_kl_weights(...) as weights; {GLOBAL}"),
+    "fipo": RecipeEntry(_fipo, DECOUPLED, f"pass rc.future_kl_weights(...) as rc.Factors(weights); {GLOBAL}"),
     "real": RecipeEntry(
-        real, DECOUPLED, "group_size is num_generations; rollout corrections have no part in this loss"
+        real, DECOUPLED, "groups of num_generations sequences; rollout corrections have no part in this loss"
     ),
 }

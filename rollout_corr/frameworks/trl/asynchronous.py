@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
+from rollout_corr.backends.given import Batch
 from rollout_corr.frameworks.shared.dropin import Target
 from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
 from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogates import PPO
 
 
@@ -58,12 +60,10 @@ def packed_policy_loss(
     return policy_loss(
         log_probs,
         advantages,
-        mask=mask,
+        Batch(mask=mask, cu_seqlens=offsets, total=tokens),
+        Loss(PPO(*clips, delta=delta)),
         rollout_logp=old_log_probs,
-        cu_seqlens=offsets,
         spec=spec,
-        surrogate=PPO(*clips, delta=delta),
-        denominator=tokens,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.shared.settings import boolean, settings_of
 from rollout_corr.frameworks.shared.specs import is_off_policy, level_of
 from rollout_corr.frameworks.trl import presets
@@ -60,7 +61,7 @@ OLD_CAP, CLIP_MAX = "vllm_importance_sampling_cap", "vllm_importance_sampling_cl
 
 def read(config: object) -> Spec:
     """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-    found = loss(settings(config))["spec"]
+    found = loss(settings(config)).spec
     return Spec() if found is None else found
 
 
@@ -88,7 +89,7 @@ def written(spec: Spec, levels: Collection[str]) -> dict[str, Any]:
     }
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss."""
     return loss(settings(config))
 
@@ -102,8 +103,8 @@ def settings(config: object, known: dict[str, Any] = KNOWN) -> dict[str, Any]:
     return given
 
 
-def loss(given: dict[str, Any], build: Callable[..., dict[str, Any]] = presets.loss) -> dict[str, Any]:
-    """Return the arguments of the loss that settings of TRL ask for, which `build` makes."""
+def loss(given: dict[str, Any], build: Callable[..., Recipe] = presets.loss) -> Recipe:
+    """Return the loss that settings of TRL ask for, which `build` makes."""
     loss_type = given["loss_type"]
     one_of("loss_type", loss_type, presets.REDUCTIONS)
     if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:

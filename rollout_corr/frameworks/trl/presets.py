@@ -16,19 +16,21 @@ from rollout_corr.frameworks.shared.recipe import (
     BOTH,
     BYPASS,
     GLOBAL,
-    SEQUENCES,
+    ROWS,
+    TOKENS,
     Named,
+    Recipe,
     RecipeEntry,
-    arguments,
     clip,
     recipe,
 )
 from rollout_corr.frameworks.shared.specs import LEVELS, off_policy
 from rollout_corr.specs.choices import Nonfinite
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
-from rollout_corr.specs.terms import KL, Denominator, LossReduction
+from rollout_corr.specs.terms import KL, Mean
 from rollout_corr.specs.validate import one_of
 
 
@@ -88,16 +90,16 @@ def opsm(delta: float = 0.1, clip_max: float | None = 3.0, clip_min: float | Non
 TOKEN_MODES = ("token_truncate", "token_mask")
 MODES = (*TOKEN_MODES, "sequence_truncate", "sequence_mask")
 
-# loss_type: its reduction, and what it is divided by.
-REDUCTIONS: dict[str, tuple[LossReduction, Denominator]] = {
-    "grpo": (SEQUENCES, "rows"),
-    "bnpo": ("token_mean", "original"),
-    "dapo": ("token_mean", "original"),
-    "dr_grpo": ("token_sum_norm", "rows"),
-    "luspo": ("sequence_mean_token_sum", "rows"),
-    "sapo": (SEQUENCES, "rows"),
-    "cispo": ("token_mean", "original"),
-    "vespo": ("token_mean", "original"),
+# loss_type: its mean. That of dr_grpo is divided by max_completion_length too.
+MEANS: dict[str, Mean] = {
+    "grpo": ROWS,
+    "bnpo": TOKENS,
+    "dapo": TOKENS,
+    "dr_grpo": Mean("sequence_sum", over="rows"),
+    "luspo": Mean("sequence_sum", over="rows"),
+    "sapo": ROWS,
+    "cispo": TOKENS,
+    "vespo": TOKENS,
 }
 IMPORTANCE_LEVELS = ("token", "sequence")
 NOTES = {"dapo": GLOBAL, "cispo": GLOBAL, "dr_grpo": "max_completion_length is the trainer's"}
@@ -122,24 +124,25 @@ def loss(
     vespo_k_neg: float = 3.0,
     vespo_lambda_neg: float = 2.0,
     **bounds: Any,
-) -> dict[str, Any]:
-    """Return the arguments of a loss of GRPOTrainer; `bounds` are those of the preset that corrects it."""
+) -> Recipe:
+    """Return a loss of GRPOTrainer; `bounds` are those of the preset that corrects it."""
     modes = TOKEN_MODES if loss_type == "vespo" and vllm_importance_sampling_correction else MODES
     mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, modes)
     spec: Spec | None = lookup.named(f"trl.{mode}", **bounds)
     if not vllm_importance_sampling_correction:
         spec = None
-    reduction, denominator = REDUCTIONS[loss_type]
+    mean = mean_of(loss_type, max_completion_length)
     taus = sapo_temperature_pos, sapo_temperature_neg
     soft = vespo(vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg)
-    return arguments(
-        surrogate(loss_type, epsilon, epsilon_high, delta, importance_sampling_level, taus, soft),
-        spec if off_policy_mask_threshold is None else masked(spec, off_policy_mask_threshold),
-        reduction,
-        denominator,
-        kl=KL("k3", beta, weight="ratio" if use_bias_correction_kl else None) if beta else None,
-        max_length=max_completion_length if loss_type == "dr_grpo" else None,
-    )
+    kl = KL("k3", beta, weight="ratio" if use_bias_correction_kl else None) if beta else None
+    of_tokens = surrogate(loss_type, epsilon, epsilon_high, delta, importance_sampling_level, taus, soft)
+    corrects = spec if off_policy_mask_threshold is None else masked(spec, off_policy_mask_threshold)
+    return Recipe(corrects, Loss(of_tokens, mean, kl))
+
+
+def mean_of(loss_type: str, max_completion_length: float) -> Mean:
+    """Return the mean of a loss_type."""
+    return replace(MEANS[loss_type], length=max_completion_length) if loss_type == "dr_grpo" else MEANS[loss_type]
 
 
 def surrogate(
@@ -177,7 +180,7 @@ def masked(spec: Spec | None, threshold: float) -> Spec:
 
 
 # VESPO takes the ratios of tokens alone, so TRL refuses it with the default mode.
-RECIPES = {name: RecipeEntry(partial(loss, name), BOTH, NOTES.get(name, "")) for name in REDUCTIONS if name != "vespo"}
+RECIPES = {name: RecipeEntry(partial(loss, name), BOTH, NOTES.get(name, "")) for name in MEANS if name != "vespo"}
 RECIPES["vespo"] = RecipeEntry(
     partial(loss, "vespo", vllm_importance_sampling_mode="token_truncate"),
     BOTH,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.trl import config as trl
 from rollout_corr.frameworks.unsloth.presets import loss
@@ -14,7 +15,7 @@ KNOWN = trl.KNOWN | {"beta": 0.001, "loss_type": "bnpo"}
 
 def read(config: object) -> Spec:
     """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-    found = recipe(config)["spec"]
+    found = recipe(config).spec
     return Spec() if found is None else found
 
 
@@ -23,6 +24,6 @@ def write(spec: Spec) -> dict[str, Any]:
     return trl.written(spec, LEVELS)
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss."""
     return trl.loss(trl.settings(config, KNOWN), loss)

@@ -7,9 +7,10 @@ from typing import Any
 
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import RecipeEntry, arguments
+from rollout_corr.frameworks.shared.recipe import Recipe, RecipeEntry
 from rollout_corr.frameworks.trl import presets
 from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.terms import KL, KLWeight
 from rollout_corr.specs.validate import one_of
 
@@ -78,28 +79,23 @@ def loss(
     vespo_k_neg: float = 3.0,
     vespo_lambda_neg: float = 2.0,
     **bounds: Any,
-) -> dict[str, Any]:
-    """Return the arguments of one of TRL's losses with unsloth's defaults; its KL is at most 10."""
+) -> Recipe:
+    """Return one of TRL's losses with unsloth's defaults; its KL is at most 10."""
     high = 0.28 if loss_type == "dapo" and epsilon_high is None else epsilon_high
     modes = presets.TOKEN_MODES if loss_type == "vespo" and vllm_importance_sampling_correction else MODES
     mode = one_of("vllm_importance_sampling_mode", vllm_importance_sampling_mode, modes)
     spec: Spec | None = lookup.named(f"unsloth.{mode}", **bounds)
     if not vllm_importance_sampling_correction:
         spec = None
-    reduction, denominator = presets.REDUCTIONS[loss_type]
     taus = sapo_temperature_pos, sapo_temperature_neg
     soft = presets.vespo(vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg)
     weight: KLWeight | None = "ratio" if use_bias_correction_kl else None
-    return arguments(
-        presets.surrogate(loss_type, epsilon, high, delta, importance_sampling_level, taus, soft),
-        spec if off_policy_mask_threshold is None else presets.masked(spec, off_policy_mask_threshold),
-        reduction,
-        denominator,
-        kl=KL("k3", beta, value_clamp=10.0, weight=weight) if beta else None,
-        max_length=max_completion_length if loss_type == "dr_grpo" else None,
-    )
+    of_tokens = presets.surrogate(loss_type, epsilon, high, delta, importance_sampling_level, taus, soft)
+    kl = KL("k3", beta, value_clamp=10.0, weight=weight) if beta else None
+    corrects = spec if off_policy_mask_threshold is None else presets.masked(spec, off_policy_mask_threshold)
+    return Recipe(corrects, Loss(of_tokens, presets.mean_of(loss_type, max_completion_length), kl))
 
 
 NOTES = presets.NOTES
 NEEDS = ("old_logp", "ref_logp")
-RECIPES = {name: RecipeEntry(partial(loss, name), NEEDS, NOTES.get(name, "")) for name in presets.REDUCTIONS}
+RECIPES = {name: RecipeEntry(partial(loss, name), NEEDS, NOTES.get(name, "")) for name in presets.MEANS}

@@ -11,16 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.recipe import SEQUENCES, arguments, around_one
+from rollout_corr.frameworks.shared.recipe import ROWS, TOKENS, Recipe, around_one
 from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.verl import options as verl_options
 from rollout_corr.frameworks.verl import presets
 from rollout_corr.specs.checked import expression
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, KLCov, Score
-from rollout_corr.specs.terms import KL, KLKind, LossReduction
+from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import number, one_of, positive
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
@@ -265,18 +266,18 @@ MODES = (
     *("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo", "clip_cov", "kl_cov"),
     "bypass_mode",
 )
-AVERAGES: dict[str, LossReduction] = {
-    "token-mean": "token_mean",
-    "token-sum": "sum",
-    "seq-mean-token-sum": "sequence_mean_token_sum",
-    "seq-mean-token-sum-norm": "token_sum_norm",
-    "seq-mean-token-mean": SEQUENCES,
+AVERAGES: dict[str, Mean] = {
+    "token-mean": TOKENS,
+    "token-sum": Mean("sum"),
+    "seq-mean-token-sum": Mean("sequence_sum", over="rows"),
+    "seq-mean-token-sum-norm": Mean("sequence_sum", over="rows"),
+    "seq-mean-token-mean": ROWS,
 }
 KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
 KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
 
 
-def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = None) -> dict[str, Any]:
+def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = None) -> Recipe:
     """Read the whole loss from `actor_rollout_ref.actor` and `algorithm.rollout_correction`, or from `actor` alone.
 
     Means are over the tokens or rows of the mini-batch before rejection, as verl's engines count them. In bypass mode
@@ -318,23 +319,16 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
         if kl is not None and average != "seq-mean-token-mean":
             kl = _apart(kl, average)
         average = "seq-mean-token-mean"
-    reduction = AVERAGES[average]
-    if reduction == SEQUENCES and any(c.over == "token" and c.drop == "unit" for c in corrects.criteria):
+    mean = AVERAGES[average]
+    if mean == ROWS and any(c.over == "token" and c.drop == "unit" for c in corrects.criteria):
         raise ValueError(
             f"rollout_rs: with {average} verl divides by a row's tokens after rejection, and counts rows before it; "
             "no recipe does both for an option of tokens"
         )
-    longest = None
-    if reduction == "token_sum_norm":
+    if average == "seq-mean-token-sum-norm":
         longest = positive(f"loss_scale_factor, which {average} needs here", given["loss_scale_factor"])
-    return arguments(
-        surrogate,
-        corrects if corrects.acts else None,
-        reduction,
-        "original" if reduction in ("token_mean", "sum") else "rows",
-        max_length=longest,
-        kl=kl,
-    )
+        mean = replace(mean, length=longest)
+    return Recipe(corrects if corrects.acts else None, Loss(surrogate, mean, kl))
 
 
 def _surrogate(mode: str, given: dict[str, Any], policy: dict[str, Any]) -> Surrogate:
@@ -371,8 +365,7 @@ def _apart(kl: KL, average: str) -> KL:
     """Give the KL loss an average of its own, beside a policy loss that is always a mean over sequences."""
     if average == "seq-mean-token-sum-norm":
         raise ValueError(f"use_kl_loss: the policy loss is a mean over sequences, the KL loss by {average}: two calls")
-    reduction = AVERAGES[average]
-    return replace(kl, reduction=reduction, denominator="rows" if reduction.startswith("sequence") else "original")
+    return replace(kl, mean=AVERAGES[average])
 
 
 def _kl(given: dict[str, Any], everywhere: bool) -> KL | None:

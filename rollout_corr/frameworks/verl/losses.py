@@ -10,30 +10,33 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
+from rollout_corr.backends.given import Batch, Factors
 from rollout_corr.frameworks.shared.dropin import Target
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.score_losses import Divergence
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import DPPO, DRO, GPG, GSPO, PPO, SAPO, Score
-from rollout_corr.specs.terms import LossReduction
+from rollout_corr.specs.terms import Mean
 
 MODULE = "verl.trainer.ppo.core_algos"
 
-# loss_agg_mode: the reduction, and which of `global_batch_info` counts for it.
-REDUCTIONS: dict[str, tuple[LossReduction, str | None]] = {
-    "token-mean": ("token_mean", "batch_num_tokens"),
-    "token-sum": ("sum", None),
-    "seq-mean-token-sum": ("sequence_mean_token_sum", "global_batch_size"),
-    "seq-mean-token-sum-norm": ("token_sum_norm", "global_batch_size"),
-    "seq-mean-token-mean": ("sequence_mean_token_mean", "global_batch_size"),
+# loss_agg_mode: the mean, and which of `global_batch_info` counts for it.
+MEANS: dict[str, tuple[Mean, str | None]] = {
+    "token-mean": (Mean("token"), "batch_num_tokens"),
+    "token-sum": (Mean("sum"), None),
+    "seq-mean-token-sum": (Mean("sequence_sum"), "global_batch_size"),
+    "seq-mean-token-sum-norm": (Mean("sequence_sum"), "global_batch_size"),
+    "seq-mean-token-mean": (Mean("sequence"), "global_batch_size"),
 }
 
-Loss = tuple[Tensor, dict[str, float]]
+ValueAndMetrics = tuple[Tensor, dict[str, float]]
 
 
 def _vanilla(config: Any) -> Surrogate:
@@ -94,7 +97,7 @@ KINDS = {
 }
 
 
-def _function(name: str, kind: Kind) -> Callable[..., Loss]:
+def _function(name: str, kind: Kind) -> Callable[..., ValueAndMetrics]:
     """Make verl's function of a kind, with verl's name and arguments."""
 
     def loss(
@@ -106,7 +109,7 @@ def _function(name: str, kind: Kind) -> Callable[..., Loss]:
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
         **switches: str,
-    ) -> Loss:
+    ) -> ValueAndMetrics:
         """The loss of a micro-batch.
 
         Args:
@@ -145,7 +148,7 @@ def compute_policy_loss_reinforce(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
     **switches: str,
-) -> Loss:
+) -> ValueAndMetrics:
     """Compute the loss -w A log pi, which `bypass_mode` calls; arguments as above, with the engine's log-probs."""
     given = (rollout_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
     value, ours = _loss(GPG(), loss_agg_mode, config, *given)
@@ -170,7 +173,7 @@ def reads(function: object, parameter: str) -> bool:
     return any(parameter == names or (isinstance(names, tuple) and parameter in names) for names in loaded)
 
 
-def gspo_of(theirs: Callable[..., Any], **switches: str) -> Callable[..., Loss]:
+def gspo_of(theirs: Callable[..., Any], **switches: str) -> Callable[..., ValueAndMetrics]:
     """Make GSPO as the verl that is there has it.
 
     verl 0.9.1 averages by `loss_agg_mode`. Up to 0.9.0, and on its main branch, GSPO takes the mean over sequences
@@ -214,9 +217,9 @@ def _loss(
     weights: Tensor | None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute the loss as verl scales it, and our metrics of it."""
-    if loss_agg_mode not in REDUCTIONS:
-        raise ValueError(f"loss_agg_mode: expected one of {list(REDUCTIONS)}, got {loss_agg_mode!r}")
-    reduction, counted = REDUCTIONS[loss_agg_mode]
+    if loss_agg_mode not in MEANS:
+        raise ValueError(f"loss_agg_mode: expected one of {list(MEANS)}, got {loss_agg_mode!r}")
+    mean, counted = MEANS[loss_agg_mode]
     info: Mapping[str, Any] = _needed(config).global_batch_info
     ranks = info.get("dp_size", 1)
     count = None if counted is None else info.get(counted)
@@ -224,19 +227,9 @@ def _loss(
         raise ValueError(
             f"{counted}: expected the count of all ranks in global_batch_info with dp_size={ranks}, got None"
         )
-    longest = None
-    if reduction == "token_sum_norm":
-        longest = float(info.get("loss_scale_factor") or mask.shape[-1])
-    found: PolicyLoss = policy_loss(
-        new,
-        advantages,
-        mask=mask,
-        old_logp=old,
-        weights=weights,
-        surrogate=surrogate,
-        reduction=reduction,
-        denominator="original" if count is None else count,
-        max_length=longest,
-    )
+    if loss_agg_mode == "seq-mean-token-sum-norm":
+        mean = replace(mean, length=float(info.get("loss_scale_factor") or mask.shape[-1]))
+    batch, wanted = Batch(mask=mask, total=count), Loss(surrogate, mean)
+    found: PolicyLoss = policy_loss(new, advantages, batch, wanted, old_logp=old, correction=Factors(weights))
     value = found.value if ranks == 1 else found.value * ranks
     return value.to(torch.promote_types(new.dtype, advantages.dtype)), found.metrics()

@@ -19,20 +19,22 @@ from rollout_corr.frameworks.shared.recipe import (
     BYPASS,
     DECOUPLED,
     NO_LOWER_CLAMP,
+    ROWS,
     SEQUENCES,
     WITH_REFERENCE,
     Named,
+    Recipe,
     RecipeEntry,
-    arguments,
     around_one,
+    mean,
     penalty,
     recipe,
-    reduction,
 )
 from rollout_corr.frameworks.verl import options
 from rollout_corr.frameworks.verl.options import Threshold
 from rollout_corr.specs.choices import Scheme
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.score_losses import Divergence
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
@@ -155,13 +157,14 @@ def _loss(
     clip_ratio_c: float = 3.0,
     kl_loss_coef: float = 0.0,
     **settings: Any,
-) -> dict[str, Any]:
+) -> Recipe:
     """Return `loss_mode=vanilla`; for bypass with REINFORCE -w A log pi, and without a weight -A log pi."""
     correction = lookup.named(preset, **settings)
     surrogate: Surrogate = PPO(clip_ratio_low, clip_ratio_high, dual=clip_ratio_c)
     if preset.startswith("verl.bypass_pg"):
         surrogate = GPG() if correction.weight is None else Score()
-    return arguments(surrogate, correction, kl=KL("k3", kl_loss_coef, value_clamp=10.0) if kl_loss_coef else None)
+    kl = KL("k3", kl_loss_coef, value_clamp=10.0) if kl_loss_coef else None
+    return Recipe(correction, Loss(surrogate, kl=kl))
 
 
 def _ppo(low: float, high: float, dual: float) -> PPO:
@@ -177,7 +180,7 @@ def _vanilla(preset: str) -> RecipeEntry:
     note = "counts before rejection, as its engines do"
     if preset.startswith("verl.bypass"):
         return RecipeEntry(partial(_loss, preset), BYPASS, note)
-    return RecipeEntry(partial(_loss, preset), BOTH, f'{note}; with trainer.use_v1=false after it: denominator="kept"')
+    return RecipeEntry(partial(_loss, preset), BOTH, f'{note}; with trainer.use_v1=false after it: Mean(over="kept")')
 
 
 def _dppo(divergence: Divergence) -> RecipeEntry:
@@ -193,7 +196,7 @@ RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in regis
         _CLIP,
         WITH_REFERENCE,
         "loss_mode vanilla with use_kl_loss, as verl's examples of GRPO have it",
-        reduction=reduction(loss_agg_mode="token-mean"),
+        mean=mean(loss_agg_mode="token-mean"),
         kl=penalty(kl_loss_coef=0.001, value_clamp=10.0),
     ),
     "dppo_tv": _dppo("tv"),
@@ -203,15 +206,14 @@ RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in regis
         Named(partial(GSPO, through="token", clamp=10.0), clip_ratio_low=0.2, clip_ratio_high=0.2),
         DECOUPLED,
         NO_LOWER_CLAMP,
-        reduction=SEQUENCES,
+        mean=SEQUENCES,
     ),
     "geo_mean": recipe(
         Named(GMPO, clip_ratio_low=0.2, clip_ratio_high=0.2),
         DECOUPLED,
-        reduction=SEQUENCES,
-        denominator="rows",
+        mean=ROWS,
     ),
-    "sapo": recipe(Named(SAPO, tau_pos=1.0, tau_neg=1.05), DECOUPLED, reduction=SEQUENCES),
+    "sapo": recipe(Named(SAPO, tau_pos=1.0, tau_neg=1.05), DECOUPLED, mean=SEQUENCES),
     "gpg": recipe(GPG(), ()),
     "clip_cov": recipe(
         Named(

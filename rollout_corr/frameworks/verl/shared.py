@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
+from rollout_corr.backends.given import Batch, Ranks
 from rollout_corr.frameworks.shared import given
 from rollout_corr.frameworks.shared.dropin import DropIn
 from rollout_corr.frameworks.verl import metrics as report

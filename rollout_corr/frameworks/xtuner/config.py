@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_corr.frameworks.shared.recipe import arguments
+from rollout_corr.frameworks.shared.recipe import Recipe
 from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Scheme, When
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogates import PPO
-from rollout_corr.specs.terms import KL, KLKind
+from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import not_negative, number, one_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
@@ -172,10 +173,10 @@ KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_k
 KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
 
 
-def recipe(config: object) -> dict[str, Any]:
+def recipe(config: object) -> Recipe:
     """Read the whole loss from a GRPOLossConfig, or from a configuration that holds it as `loss_cfg`.
 
-    The denominator is the tokens that are kept: those of all ranks are the caller's to pass.
+    The mean is over the tokens that are kept: the number of those of all ranks is the caller's to pass.
     """
     given = settings_of(config, LOSS, blocks=[("loss_cfg",)], whole=OF_ALL_LOSSES)
     for name in OREAL:
@@ -191,16 +192,12 @@ def recipe(config: object) -> dict[str, Any]:
                 f"{name}: expected {POLICY[name]!r}, the clamp of the log-ratio here, got {policy[name]!r}"
             )
     corrects = read({"rollout_is": given["rollout_is"]})
-    return arguments(
-        PPO(
-            number("cliprange_low", policy["cliprange_low"]),
-            number("cliprange_high", policy["cliprange_high"]),
-            dual=policy["clip_ratio_c"],
-        ),
-        corrects if corrects.acts else None,
-        denominator="kept",
-        kl=_kl(given),
+    surrogate = PPO(
+        number("cliprange_low", policy["cliprange_low"]),
+        number("cliprange_high", policy["cliprange_high"]),
+        dual=policy["clip_ratio_c"],
     )
+    return Recipe(corrects if corrects.acts else None, Loss(surrogate, Mean(over="kept"), _kl(given)))
 
 
 def _kl(given: dict[str, Any]) -> KL | None:

@@ -32,7 +32,7 @@ def agentic(
 _CLIP = Named(PPO, cliprange_low=0.2, cliprange_high=0.2, clip_ratio_c=3.0)
 _KL = penalty(value_clamp=10.0, kl_loss_coef=0.0)
 
-RECIPES = of_presets("xtuner", _CLIP, BOTH, GLOBAL + ", after rejection", denominator="kept", kl=_KL) | {
+RECIPES = of_presets("xtuner", _CLIP, BOTH, GLOBAL + ", after rejection", over="kept", kl=_KL) | {
     "ppo": recipe(_CLIP, DECOUPLED, f"without rollout_is; {GLOBAL}"),
     "grpo": recipe(
         _CLIP,
