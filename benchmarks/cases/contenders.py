@@ -193,7 +193,7 @@ def _losses(batch: Batch, operation: Operation) -> list[Contender]:
     correction = corrected(batch, operation.spec, "torch")
     given = (*tensors, correction.mask, correction.weights, clip)
     hand = partial(by_hand.policy_loss, *given)
-    found = _ours(batch, operation, {"correction": correction, "mean": operation.mean})
+    found = _ours(batch, operation, {"correction": correction})
     found += [of_part(BY_HAND, batch, operation, hand, by_hand.on_host), _verl_loss(batch, operation, correction)]
     if operation is XTUNER_LOSS:
         found += [of_part(XTUNER, batch, operation, partial(restated.xtuner_loss, *given), by_hand.on_host)]
@@ -265,10 +265,13 @@ def of_part(
     return Contender(name, backward, whole, **{**about, "capturable": False})
 
 
-def loss_of(batch: Batch, operation: Operation, new: Tensor | None, **more: Any) -> rc.PolicyLoss:
-    """Compute our loss of a batch."""
-    given = {"old_logp": batch.old, "cu_seqlens": batch.cu_seqlens, "surrogate": operation.surrogate}
-    return rc.policy_loss(new, batch.advantages, mask=batch.mask, **given, **more)
+def loss_of(
+    batch: Batch, operation: Operation, new: Tensor | None, mean: rc.Mean | None = None, **more: Any
+) -> rc.PolicyLoss:
+    """Compute our loss of a batch, by the operation's mean if no other is given."""
+    loss = rc.Loss(operation.surrogate, operation.mean if mean is None else mean)
+    tokens = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens}
+    return rc.policy_loss(new, batch.advantages, loss=loss, old_logp=batch.old, **tokens, **more)
 
 
 def _ours(batch: Batch, operation: Operation, how: dict[str, Any]) -> list[Contender]:
@@ -292,10 +295,10 @@ def traced_loss(batch: Batch, operation: Operation, **how: Any) -> Contender:
 
     def step(new: Tensor) -> tuple[Tensor, Tensor]:
         ready = rc.Factors(weights=correction.weights, mask=correction.mask)
-        out = loss_of(batch, operation, new, operation.mean, correction=ready, backend="torch")
+        out = loss_of(batch, operation, new, correction=ready, backend="torch")
         return out.value, out.statistics.vector
 
-    objective = Objective(operation.surrogate, None, None, "token_mean", operation.denominator, None)
+    objective = Objective(operation.surrogate, mean=operation.mean)
     compiled = torch.compile(step, dynamic=False, **how)
 
     def forward() -> tuple[Tensor, Statistics]:

@@ -13,6 +13,7 @@ from rollout_corr import Criterion, Spec, Weight
 
 # verl's own defaults.
 SURROGATE = rc.PPO(low=0.2, high=0.2, dual=3.0)
+KEPT_TOKENS = rc.Mean(over="kept")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Operation:
     scheme: str = "native"
     fused: bool = False
     surrogate: rc.PPO = SURROGATE
-    mean: rc.Mean = rc.Mean(over="kept")
+    mean: rc.Mean = KEPT_TOKENS
 
     @property
     def clip(self) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ from benchmarks.cases.contenders import corrected, loss_of
 from benchmarks.cases.operations import BOTH, PRODUCT, TOKEN
 from benchmarks.gpu.device import Host
 from benchmarks.gpu_report.compare import Broken, hold, same
+from rollout_corr.specs.terms import MeanOf
 
 
 def _loss(batch: Batch, of: MeanOf, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -33,7 +34,7 @@ def many_sequences(where: Host, sequences: int | None = None) -> str:
         hold(torch.allclose(out.weights, expected.weights, rtol=1e-6, atol=0.0), f"{operation.name}: weights differ")
     # A loss that needs sums over sequences.
     (value, gradient), (expected_value, expected_gradient) = (
-        _loss(batch, "sequence_mean_token_mean", backend) for backend in ("auto", "torch")
+        _loss(batch, "sequence", backend) for backend in ("auto", "torch")
     )
     error = float((gradient - expected_gradient).norm() / expected_gradient.norm())
     # A NaN is not <= and is refused.

@@ -14,6 +14,7 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
 from builders.calls import bundled_loss
 from builders.kernel_cases import INTERPRETED
+from builders.loss_cases import COUNTED, MEANS
 from builders.same_bits import outcome
 from builders.split_cases import Rank, picked, tokens_of
 from builders.threaded_ranks import Ranks

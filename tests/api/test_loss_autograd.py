@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import GARBAGE
 from builders.calls import bundled_loss
-from builders.loss_cases import SURROGATES
+from builders.loss_cases import MEANS, SURROGATES
 from rollout_corr.backends import loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,7 +17,7 @@ from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.batch import LOGP_DTYPES, external_names
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels import grid, launches
-from rollout_corr.specs import loss, ratio_losses, score_losses, signed_losses, surrogate, surrogates
+from rollout_corr.specs import ratio_losses, score_losses, signed_losses, surrogate, surrogates
 from rollout_corr.specs.encode import decode, encode
 from rollout_corr.specs.terms import Objective
 
@@ -47,9 +47,14 @@ def told(objective):
 def test_an_objective_survives_the_operator(name):
     for objective in (
         Objective(SURROGATES[name]),
-        Objective(SURROGATES[name], rc.KL("k3", 0.1, weight="ratio"), rc.SquaredLogRatio(0.5), "token_sum_norm",
-                  max_length=7.0, nonfinite="neutral"),
-    ):  # fmt: skip
+        Objective(
+            SURROGATES[name],
+            rc.KL("k3", 0.1, weight="ratio"),
+            rc.SquaredLogRatio(0.5),
+            rc.Mean("sequence_sum", length=7.0),
+            nonfinite="neutral",
+        ),
+    ):
         assert decode(*encode(objective)) == objective
 
 
@@ -94,7 +99,7 @@ def test_no_graph_break(objective, backend):
                 kl=objective.kl,
                 ref_logp=None if objective.kl is None else old,
                 regularizer=objective.regularizer,
-                reduction=objective.reduction,
+                mean=objective.mean,
                 backend=backend,
             ),
         )
@@ -272,21 +277,18 @@ USED = {
     "REC_LEVELS": {x.surrogate.level for x in OBJECTIVES if isinstance(x.surrogate, rc.REC)},
     "KL_KINDS": {x.kind for x in PENALTIES},
     "KL_WEIGHTS": {x.weight for x in PENALTIES} - {None},
-    # One of its own is that of a second loss; a length divides none.
-    "KL_REDUCTIONS": {x.reduction for x in OBJECTIVES} - {"token_sum_norm"},
     "SCOPES": {x.scope for x in PENALTIES} | {x.regularizer.scope for x in OBJECTIVES if x.regularizer},
     "OUTSIDE": {x.surrogate.outside for x in OBJECTIVES if isinstance(x.surrogate, rc.Score)},
-    "LOSS_REDUCTIONS": {x.reduction for x in OBJECTIVES},
-    "COUNTED": {x.denominator for x in OBJECTIVES},
+    "MEANS": {x.mean.of for x in OBJECTIVES},
     # "rows" is a number that is known before the kernels run.
-    "DENOMINATORS": {x.denominator for x in OBJECTIVES} | {"rows"},
+    "MEANS_OVER": {x.mean.over for x in OBJECTIVES} | {"rows"},
 }
 
 
 def test_every_option_is_in_a_variant():
     """A new option, or a new value of one, is missed here until a variant has it."""
     choices = {}
-    for module in (surrogate, ratio_losses, score_losses, signed_losses, surrogates, loss):
+    for module in (surrogate, ratio_losses, score_losses, signed_losses, surrogates, terms):
         choices |= vars(module)
     options = {name: set(x) for name, x in choices.items() if name.isupper() and isinstance(x, tuple)}
     looking = options.pop("OF_BATCH")

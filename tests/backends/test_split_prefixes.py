@@ -14,7 +14,8 @@ from builders.calls import bundled
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of
 from builders.threaded_ranks import Ranks
-from rollout_corr.backends import groups, split
+from rollout_corr.backends import ranks as process_groups
+from rollout_corr.backends import split
 from rollout_corr.metrics import collectives
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +110,7 @@ def test_a_rank_has_to_know_what_comes_before():
     )
     with (
         mock.patch.multiple(split, dist=fake),
-        mock.patch.multiple(groups, dist=fake),
+        mock.patch.multiple(process_groups, dist=fake),
         mock.patch.multiple(collectives, dist=fake),
     ):
         for spec in (rc.Spec(rc.Weight("prefix")), rc.Spec(None, (rc.Criterion("k1", "prefix", "max", upper=1),))):

@@ -29,7 +29,7 @@ def bundled(**given: Any) -> dict[str, Any]:
 
 
 def bundled_loss(**given: Any) -> dict[str, Any]:
-    """Arguments of `rc.policy_loss`: as `bundled`, and fields of a Loss become one, `weights` and `train_mask` Factors."""
+    """Arguments of `rc.policy_loss`: as `bundled`; fields of a Loss become one, `weights` and `train_mask` Factors."""
     factors = {name: given.pop(name) for name in ("weights", "train_mask") if name in given}
     if any(x is not None for x in factors.values()):
         assert given.get("correction") is None, "weights or a training mask beside a correction"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import rollout_corr as rc
 from builders.loss_cases import only, random_batch
 from oracles import group_losses as oracle
 

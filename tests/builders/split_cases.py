@@ -15,7 +15,8 @@ from builders.batches import lay_out, random_sequences, spoil, wild
 from builders.loss_cases import SURROGATES, only, random_batch
 from builders.same_bits import outcome
 from builders.turns import offsets_of
-from rollout_corr.backends import groups, split
+from rollout_corr.backends import ranks as process_groups
+from rollout_corr.backends import split
 from rollout_corr.metrics import collectives
 
 # --- the ways ---
@@ -267,7 +268,7 @@ def outcomes(
     )
     with (
         mock.patch.multiple(split, dist=fake),
-        mock.patch.multiple(groups, dist=fake),
+        mock.patch.multiple(process_groups, dist=fake),
         mock.patch.multiple(collectives, dist=fake),
     ):
         laid = []

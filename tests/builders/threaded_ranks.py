@@ -9,7 +9,8 @@ from unittest import mock
 import torch
 
 from builders.split_cases import Rank
-from rollout_corr.backends import groups, split
+from rollout_corr.backends import ranks as process_groups
+from rollout_corr.backends import split
 from rollout_corr.metrics import collectives
 
 
@@ -67,7 +68,7 @@ class Ranks:
 
         with (
             mock.patch.multiple(split, dist=fake),
-            mock.patch.multiple(groups, dist=fake),
+            mock.patch.multiple(process_groups, dist=fake),
             mock.patch.multiple(collectives, dist=fake),
         ):
             threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]

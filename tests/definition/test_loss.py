@@ -12,7 +12,17 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
 from builders.calls import bundled_loss
-from builders.loss_cases import SURROGATES, LaidLoss, check, compare_metrics, objective, only, random_batch
+from builders.loss_cases import (
+    COUNTED,
+    MEANS,
+    SURROGATES,
+    LaidLoss,
+    check,
+    compare_metrics,
+    objective,
+    only,
+    random_batch,
+)
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from rollout_corr.specs.terms import KL_KINDS, KL_WEIGHTS, SCOPES
@@ -71,7 +81,7 @@ def test_rows_are_counted_with_or_without_tokens(mean):
             assert by_rows == by_number != laid(surrogate=surrogate, mean=mean).value.item()
             check(rows, wanted, layout, given=float(len(rows)))
     x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match="Mean.over: expected 'rows' with a mean over sequences"):
+    with pytest.raises(ValueError, match=r"^Mean\.over: expected 'rows' with a mean over sequences"):
         rc.policy_loss(x, torch.ones(2), loss=rc.Loss(mean=rc.Mean(over="rows")), old_logp=x)
 
 

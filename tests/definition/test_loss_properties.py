@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, error
 from builders.calls import bundled_loss
-from builders.loss_cases import PLAIN, SURROGATES, TENSORS, LaidLoss, only
+from builders.loss_cases import COUNTED, MEANS, PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
 from rollout_corr.specs.surrogate import Surrogate
 

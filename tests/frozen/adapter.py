@@ -10,7 +10,7 @@ import itertools
 import pkgutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -116,6 +116,17 @@ def needs_of_recipe(name: str) -> tuple[str, ...]:
 
     framework, _, last = name.partition(".")
     return lookup.recipes_of(framework)[last].needs
+
+
+def settings_of_loss(loss: Any) -> dict[str, Any]:
+    """The fields of a Loss that are given, by the names of `policy_loss`."""
+    found = {name: getattr(loss, name) for name in ("surrogate", "mean", "kl", "regularizer", "entropy_bonus")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def settings_of_batch(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Batch that a recipe asks for, by the names of `policy_loss`."""
+    return {"group_size" if name == "groups" else name: getattr(x, "size", x) for name, x in fields.items()}
 
 
 def statistics_of(out: Any) -> dict[str, float]:

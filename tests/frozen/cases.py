@@ -137,9 +137,10 @@ def all_cases() -> Iterator[Case]:
     for name in sorted(rc.spec_names()):
         yield Case(f"preset/{name}", rc.spec(name))
     for name in sorted(rc.recipe_names()):
-        settings = dict(rc.recipe(name))
+        recipe = rc.recipe(name)
+        settings = adapter.settings_of_loss(recipe.loss) | adapter.settings_of_batch(recipe.batch)
         needs = tuple(need.removesuffix("_logp") for need in adapter.needs_of_recipe(name))
-        yield Case(f"recipe/{name}", settings.pop("spec"), settings, needs)
+        yield Case(f"recipe/{name}", recipe.spec, settings, needs)
     for name in LABELLED:
         yield Case(f"labels/{name}", rc.spec(name), labelled=True)
     yield Case("labels/full", rc.Spec(rc.Weight.token(upper=2.0), detail="full"), labelled=True)
@@ -160,11 +161,11 @@ def _loss(row: dict[str, Any]) -> Case:
     settings = dict(row["settings"])
     kind, fields = settings["surrogate"]
     settings["surrogate"] = getattr(rc, kind)(**fields)
-    for name, build in (("kl", rc.KL), ("regularizer", rc.SquaredLogRatio)):
+    for name, build in (("kl", rc.KL), ("regularizer", rc.SquaredLogRatio), ("mean", rc.Mean)):
         if name in settings:
             settings[name] = build(**settings[name])
     if row.get("counted"):
-        settings["denominator"] = 13.0
+        settings["total"] = 13.0
     given, spec = [name for name in row["given"] if name != "base"], None
     mass, replaces = row.get("mass"), row.get("weights_are_the_ratio", False)
     bypass = mass is not None or replaces

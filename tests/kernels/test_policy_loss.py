@@ -17,6 +17,7 @@ from builders.batches import GARBAGE, LAYOUTS
 from builders.cases import one_in
 from builders.kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
 from builders.loss_cases import (
+    MEANS,
     OF_BATCH,
     OF_ENTROPY,
     OF_GROUPS,

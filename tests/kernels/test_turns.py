@@ -23,6 +23,7 @@ from builders.kernel_cases import (
     unchecked,
     watched,
 )
+from builders.loss_cases import COUNTED, MEANS
 from builders.turns import loss_of, made, offsets_of, random_turns, specs_over
 from oracles import turns as oracle
 from rollout_corr.aot.variants import TURN_VARIANTS

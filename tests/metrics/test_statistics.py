@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from rollout_corr.metrics import schema
 from rollout_corr.metrics.statistics import MAXIMA_BLOCK, SUMS_BLOCK
 

@@ -16,7 +16,7 @@ import rollout_corr as rc
 from builders import metrics_page
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.tables import losses
-from rollout_corr.specs import choices, loss, surrogate
+from rollout_corr.specs import choices, surrogate, terms
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -40,7 +40,7 @@ CHOICES = {
         "REJECTED",
     )
 } | {"NONFINITE": choices.NONFINITE, "SUMS_OVER": choices.SUMS_OVER}
-CHOICES |= {name: getattr(loss, name) for name in ("LOSS_REDUCTIONS", "DENOMINATORS", "KL_KINDS")}
+CHOICES |= {name: getattr(terms, name) for name in ("MEANS", "MEANS_OVER", "KL_KINDS")}
 CHOICES["RATIOS"] = surrogate.RATIOS
 
 

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
-from rollout_corr.specs.terms import Objective
 
 # A value of each type by its required fields alone.
 LEAST = {
@@ -24,12 +22,11 @@ LEAST = {
     rc.KL: {"kind": "k1", "coef": 1.0},
     rc.SquaredLogRatio: {"coef": 1.0},
     rc.EntropyBonus: {"coef": 1.0},
-    Objective: {"surrogate": rc.PPO()},
+    rc.Mean: {},
+    rc.Loss: {},
     **{kind: {} for kind in (*SURROGATES, *OF_BATCH)},
 }
-# `policy_loss` gives an Objective these, from arguments that it has checked.
-GIVEN = ("denominator", "weights_are_the_ratio", "nonfinite")
-FIELDS = [(kind, field.name) for kind in LEAST for field in dataclasses.fields(kind) if field.name not in GIVEN]
+FIELDS = [(kind, field.name) for kind in LEAST for field in dataclasses.fields(kind)]
 
 BEYOND = {
     "an integer of 401 digits": 10**400,
@@ -71,17 +68,15 @@ def numbers_of(kind: type) -> list[str]:
 def test_numbers_of_every_type_become_floats(kind: type, one: object) -> None:
     needed = {"weight": "ratio"} if kind is rc.KL else {}
     for name in numbers_of(kind):
-        if kind is Objective:
-            needed = {"reduction": "token_sum_norm"}
+        if kind is rc.Mean:
+            needed = {"of": "sequence_sum"}
         value = kind(**{**LEAST[kind], **needed, name: one})
         assert type(getattr(value, name)) is float and getattr(value, name) == 1.0, name
 
 
 def test_arguments_of_calls() -> None:
     x = torch.zeros(2, 3)
-    for arguments in ({"denominator": 10**400}, {"max_length": 10**400, "reduction": "token_sum_norm"}):
-        name = next(iter(arguments))
-        with pytest.raises(ValueError, match=f"^{name}: expected a number that a float holds, got an integer of many"):
-            rc.policy_loss(x, x, **bundled_loss(old_logp=x, surrogate=rc.PPO(), **arguments))
+    with pytest.raises(ValueError, match=r"^total: expected a number that a float holds, got an integer of many"):
+        rc.policy_loss(x, x, rc.Batch(total=10**400), old_logp=x)
     with pytest.raises(ValueError, match=r"^backend: expected one of"):
         rc.correct(x, x, spec=rc.Spec(), backend=10**5000)
