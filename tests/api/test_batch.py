@@ -218,7 +218,7 @@ MISTAKES = {
         "spec: expected None beside a correction, got both",
     ),
     "a reduction": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, mean=rc.Mean()),
+        lambda: rc.policy_loss(TRAIN, A, BATCH, reduction="token_mean"),
         "did you mean loss=rc.Loss(mean=rc.Mean(...))?",
     ),
     "verl's word for a mean": (
@@ -257,7 +257,7 @@ MISTAKES = {
         "groups.index: expected None beside groups.size, got both",
     ),
     "a recipe's old words": (
-        lambda: rc.Loss(mean=rc.Mean(over="kept")),
+        lambda: rc.Loss(denominator="kept"),
         "did you mean mean=rc.Mean(..., over=...), or total= of the Batch?",
     ),
     "a column of a batch": (

@@ -51,10 +51,10 @@ def test_names_of_labels_are_kept_and_shown(name, tmp_path, capsys):
     rollout = batch.rollout_logp - 0.7 * (ids == 2).repeat_interleave(batch.cu_seqlens.diff()) * torch.rand(
         batch.train_logp.shape, generator=torch.Generator().manual_seed(0)
     )
-    given = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens, "environment": ids, "source": ids}
-    names = {"environment": ["math", "code\x1b[2J", "<b>tools"], "source": 3}
+    labels = {"environment": rc.Labels(ids, ["math", "code\x1b[2J", "<b>tools"]), "source": rc.Labels(ids, 3)}
+    given = rc.Batch(mask=batch.mask, cu_seqlens=batch.cu_seqlens, labels=labels)
     path = tmp_path / name
-    assert rc.dump(path, batch.train_logp, rollout, **given, sequences=None, label_names=names).result(timeout=60)
+    assert rc.dump(path, batch.train_logp, rollout, given, sequences=None).result(timeout=60)
     dump = Dump(path, by=("environment", "source"))
     measured = measure(dump)
     assert dump.label_names == {"environment": ("math", "code[2J", "<b>tools")}
@@ -86,13 +86,13 @@ def test_turns_are_written_in_every_form(name, tmp_path):
             given |= {"mask": mask.view(-1), "cu_seqlens": torch.tensor([0, 4, 8])}
             tensors = (logp.view(-1), logp.view(-1) - 0.1)
         path = tmp_path / form / name
-        assert rc.dump(path, *tensors, **given, sequences=None).result(timeout=60) == 2
+        assert rc.dump(path, *tensors, rc.Batch(**given), sequences=None).result(timeout=60) == 2
         assert next(Dump(path).chunks()).columns["turns"].tolist() == numbers, form
     path = tmp_path / "runs" / name
-    assert rc.dump(path, logp, logp, mask=mask, turns="runs", sequences=None).result(timeout=60) == 2
+    assert rc.dump(path, logp, logp, rc.Batch(mask=mask, turns="runs"), sequences=None).result(timeout=60) == 2
     assert "turns" not in next(Dump(path).chunks()).columns
     with pytest.raises(ValueError, match="turns: expected every sequence to begin with a turn, got none at 4"):
-        rc.dump(tmp_path / name, logp, logp, mask=mask, turns=torch.tensor([0, 3, 5, 8]))
+        rc.dump(tmp_path / name, logp, logp, rc.Batch(mask=mask, turns=torch.tensor([0, 3, 5, 8])))
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "folder"])
@@ -286,18 +286,13 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
         ({"seed": "x"}, ValueError, "seed: expected a whole number or None, got 'x'"),
         ({"flags": torch.ones(12, dtype=torch.bool)}, ValueError, "flags: expected a dtype among"),
         ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),
-        ({"turns": torch.zeros(3)}, ValueError, "turns: expected shape"),
+        ({"batch": rc.Batch(turns=torch.zeros(3))}, ValueError, "turns: expected shape"),
+        ({"batch": rc.Batch(mask=torch.zeros(12))}, ValueError, "cu_seqlens: expected the offsets of the packed"),
+        ({"mask": torch.ones(12), "batch": rc.Batch()}, ValueError, "mask: expected None beside a Batch"),
         ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),
-        ({"turns": "run"}, TypeError, "turns: expected an id for each token, offsets, or 'runs' in a dump, got str"),
-        ({"labels": {"environment": torch.zeros(12)}}, TypeError, "labels: expected each label as a column of its own"),
-        ({"label_names": {"environment": 2}}, ValueError, "label_names['environment']: expected a column"),
-        ({"label_names": ["a"]}, TypeError, "label_names: expected a mapping of columns to names, got list"),
-        (
-            {"environment": torch.zeros(12), "label_names": {"environment": "ab"}},
-            TypeError,
-            "label_names['environment']: expected a list of strings, got str",
-        ),
-        ({"current_version": 3}, TypeError, "current_version: expected versions alone in a dump, got int"),
+        ({"turns": torch.zeros(12)}, ValueError, "turns: expected it in the Batch, rc.Batch(turns=...), got a column"),
+        ({"label_names": ["a"]}, ValueError, "label_names: expected it in the Batch, rc.Batch(labels=...), got a"),
+        ({"versions": torch.zeros(12)}, ValueError, "versions: expected it in the Batch, rc.Batch(versions=...), got"),
         ({"token_ids": [1, 2]}, TypeError, "token_ids: expected a tensor, got list"),
     ],
 )
@@ -306,6 +301,8 @@ def test_wrong_arguments_of_dump(change, error, message, tmp_path):
     arguments = {"path": tmp_path / "x.jsonl"} | {
         name: columns[name] for name in ("train_logp", "rollout_logp", "mask", "cu_seqlens")
     }
+    if "batch" in change:
+        arguments = {name: x for name, x in arguments.items() if name not in ("mask", "cu_seqlens")}
     with pytest.raises(error) as caught:
         rc.dump(**arguments | change)
     assert message in str(caught.value)
@@ -347,7 +344,8 @@ def test_versions_and_labels_have_any_integer_dtype(name, dtype, tmp_path):
     """As in `correct`, so that a job which corrects can dump."""
     ids = torch.arange(12, dtype=dtype).view(3, 4)
     tensors = torch.full((3, 4), -0.5), torch.full((3, 4), -0.25)
-    rc.dump(tmp_path / name, *tensors, versions=ids, environment=ids[:, 0], sequences=None).result(60)
+    batch = rc.Batch(versions=rc.Versions(ids, 12))
+    rc.dump(tmp_path / name, *tensors, batch, environment=ids[:, 0], sequences=None).result(60)
     (chunk,) = Dump(tmp_path / name, by=["environment"]).chunks()
     assert chunk.columns["versions"].tolist() == list(range(12))
     assert chunk.columns["environment"].tolist() == [float(i) for i in (0, 4, 8) for _ in range(4)]

@@ -267,9 +267,12 @@ def test_compiled():
     laid = lay_out(random_sequences(13, advantages="sequence"), "padded_right", torch.float32)
     clean = laid.external["entropy"].nan_to_num(0.5, 0.5, 0.5).abs()
 
+    loss = rc.Loss(entropy_bonus=rc.EntropyBonus(0.1))
+
     def step(new, entropy):
-        given = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.1), "spec": OPEN, "rollout_logp": laid.rollout}
-        return rc.policy_loss(new, laid.advantages, **bundled_loss(**loss_arguments(laid), **given)).value
+        batch = rc.Batch(mask=laid.mask, entropy=entropy)
+        policies = {"old_logp": laid.rollout, "rollout_logp": laid.rollout}
+        return rc.policy_loss(new, laid.advantages, batch, loss, **policies, spec=OPEN).value
 
     found = []
     for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
@@ -337,7 +340,7 @@ def test_errors():
         (
             lambda: rc.policy_loss(x, x, rc.Batch(entropy=x), rc.Loss(entropy_bonus=0.1)),
             TypeError,
-            "entropy_bonus: expected an EntropyBonus",
+            r"Loss\.entropy_bonus: expected an? EntropyBonus",
         ),
         (lambda: rc.EntropyBonus(math.nan), ValueError, r"EntropyBonus\.coef: expected"),
         (lambda: rc.EntropyBonus(True), TypeError, r"EntropyBonus\.coef"),

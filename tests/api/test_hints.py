@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-import warnings
 
 import pytest
 import torch
@@ -90,20 +89,12 @@ def test_a_loss_stays_an_ordinary_object():
         _ = LOSS.values
 
 
-def test_a_mask_by_position_warns_for_one_version(tmp_path):
+def test_a_mask_by_position_is_refused(tmp_path):
     """Row 25 of the users' review: mask and rollout_logp, swapped, passed silently."""
     mask, before = torch.ones(2, 3), {rc.dump: (tmp_path / "x.jsonl",)}
     for call in (rc.correct, rc.suggest, rc.policy_loss, rc.dump):
         given = (*before.get(call, ()), X, X - 0.01)
-        with pytest.warns(FutureWarning, match=rf"^{call.__name__}: pass the mask by keyword, mask=") as caught:
-            by_position = call(*given, mask)
-        assert caught[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            by_keyword = call(*given, mask=mask)
-        if call is rc.dump:
-            assert by_keyword.result(timeout=60) == by_position.result(timeout=60) == 2
-        else:
-            assert repr(by_keyword) == repr(by_position)
-    assert list(inspect.signature(rc.correct).parameters)[:3] == ["train_logp", "rollout_logp", "mask"]
+        with pytest.raises(TypeError, match=r"^batch: expected rc\.Batch\(mask=.*got Tensor; a mask is mask="):
+            call(*given, mask)
+    assert list(inspect.signature(rc.correct).parameters)[:3] == ["train_logp", "rollout_logp", "batch"]
     assert pickle.loads(pickle.dumps(rc.correct)) is rc.correct

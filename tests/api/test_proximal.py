@@ -73,8 +73,8 @@ def test_versions_of_sequences_and_dtypes():
     assert torch.equal(
         rc.proximal(new, rollout, rc.Batch(versions=rc.Versions(torch.tensor([1, 3], dtype=torch.uint8), 5))), each
     )
-    packed = {"cu_seqlens": torch.tensor([0, 3, 6])}
-    flat = rc.proximal(new.view(-1), rollout.view(-1), torch.tensor([1, 3]), 5, **packed)
+    packed = rc.Batch(cu_seqlens=torch.tensor([0, 3, 6]), versions=rc.Versions(torch.tensor([1, 3]), 5))
+    flat = rc.proximal(new.view(-1), rollout.view(-1), packed)
     assert torch.equal(flat.view(2, 3), each)
     assert (
         rc.proximal(new.bfloat16(), rollout.bfloat16(), rc.Batch(versions=rc.Versions(torch.tensor([1, 3]), 5))).dtype
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named():
     x, versions = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match="versions: expected a dtype among int64"):
         rc.proximal(x, x, rc.Batch(versions=rc.Versions(x, 1)))
-    with pytest.raises(TypeError, match="current_version: expected a whole number"):
+    with pytest.raises(TypeError, match=r"versions\.current: expected a whole number"):
         rc.proximal(x, x, rc.Batch(versions=rc.Versions(versions, None)))
     with pytest.raises(ValueError, match="interpolation: expected one of"):
         rc.proximal(x, x, rc.Batch(versions=rc.Versions(versions, 1)), interpolation="cubic")

@@ -122,8 +122,9 @@ def test_policy_loss_takes_versions_for_its_spec():
     found = loss.metrics()
     assert {name: found[name] for name in apart.metrics()} == apart.metrics()
     assert "loss_policy" in found
-    with pytest.raises(ValueError, match="versions: expected None without a spec"):
-        rc.policy_loss(new, laid.advantages, **bundled_loss(**given, **versions))
+    # Without a Spec nothing reads them.
+    without = rc.policy_loss(new, laid.advantages, **bundled_loss(**given, **versions))
+    assert torch.equal(without.value, rc.policy_loss(new, laid.advantages, **given).value)
 
 
 def test_what_is_wrong_is_named():
@@ -134,15 +135,16 @@ def test_what_is_wrong_is_named():
             rc.correct(x, x, **bundled(spec=SMALL, **given))
         assert str(raised.value).startswith(message), raised.value
 
-    refused("versions: expected the versions of the policies that sampled")
-    refused("current_version: expected a value, because versions is given", versions=versions)
-    refused("versions: expected a value, because current_version is given", current_version=1)
+    refused("versions: expected rc.Versions(ids, current), because the Spec reads the age of tokens, got None")
+    for name in ("ids", "current"):
+        with pytest.raises(TypeError, match=name):
+            rc.Versions(**{name: versions})
     refused(
         "versions: expected a dtype among int64, int32, int16, int8, uint8, got float32", versions=x, current_version=1
     )
-    refused("current_version: expected a whole number, got float", TypeError, versions=versions, current_version=1.0)
-    refused("current_version: expected a whole number, got bool", TypeError, versions=versions, current_version=True)
-    refused("current_version: expected a number within +-2^62, got", versions=versions, current_version=2**70)
+    refused("versions.current: expected a whole number, got float", TypeError, versions=versions, current_version=1.0)
+    refused("versions.current: expected a whole number, got bool", TypeError, versions=versions, current_version=True)
+    refused("versions.current: expected a number within +-2^62, got", versions=versions, current_version=2**70)
     refused("versions: expected shape [2, 3]", versions=versions[:, :2], current_version=1)
     with pytest.raises(ValueError, match=r"Weight\.decay"):
         rc.Weight.token(decay=1.5)

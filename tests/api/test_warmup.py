@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled, bundled_loss
+from builders.calls import example
 from builders.launched import dispatched
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import operators
 
 SPEC = rc.Spec(rc.Weight.token(upper=2.0))
-LOSS = {"surrogate": rc.PPO()}
+LOSS = rc.Loss(rc.PPO())
 
 
 @pytest.fixture
@@ -39,19 +39,20 @@ def driver(monkeypatch):
         yield driver
 
 
-def step(tokens=5000, sequences=7, **more):
+def step(tokens=5000, sequences=7, scale=None):
     """One step of a loop, on packed tensors that begin anywhere new ones do."""
     rollout = -torch.rand(tokens)
     train, offsets = rollout + 0.1, torch.linspace(0, tokens, sequences + 1).to(torch.int32)
     mask = torch.ones(tokens, dtype=torch.bool)
-    found = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=SPEC, backend="triton")
+    batch = rc.Batch(mask=mask, cu_seqlens=offsets, scale=scale)
+    found = rc.correct(train, rollout, batch, spec=SPEC, backend="triton")
     new = train.clone().requires_grad_()
-    others = {"old_logp": train, "correction": found, "cu_seqlens": offsets, "backend": "triton", **LOSS, **more}
-    rc.policy_loss(new, torch.ones(tokens), **bundled_loss(mask=mask, **others)).value.backward()
+    out = rc.policy_loss(new, torch.ones(tokens), batch, LOSS, old_logp=train, correction=found, backend="triton")
+    out.value.backward()
 
 
 def test_a_loop_with_scale_is_warm(driver):
-    rc.warmup("cpu", SPEC, loss=LOSS, scale=True, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
+    rc.warmup(*example(scale=torch.ones(8)), spec=SPEC, loss=LOSS, aligned=True, mean_lengths=(512.0, 1000.0))
     compiled = len(driver.compiled)
     step(scale=torch.ones(5000))
     step(scale=torch.ones(7))
@@ -61,54 +62,54 @@ def test_a_loop_with_scale_is_warm(driver):
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_a_loop_with_labels_is_warm(driver, layout):
     """Labels have no kernels of their own."""
-    given = {"layouts": (layout,), "aligned": True, "mean_lengths": (512.0, 1000.0)}
-    train, labels = -torch.rand(8, 640), {"labels": {"e": torch.arange(8)[:, None]}, "label_names": {"e": 64}}
+    given = {"aligned": True, "mean_lengths": (512.0, 1000.0)}
+    train, labels = -torch.rand(8, 640), {"e": rc.Labels(torch.arange(8)[:, None], 64)}
     offsets = None
     if layout == "packed":
         train, offsets = train.view(-1), torch.arange(0, 5121, 640).int()
 
-    def correct(**more):
-        others = {"mask": torch.ones_like(train, dtype=torch.bool), "cu_seqlens": offsets, "backend": "triton"}
-        rc.correct(train, train - 0.1, **bundled(spec=SPEC, **others, **more))
+    def correct(labels):
+        batch = rc.Batch(mask=torch.ones_like(train, dtype=torch.bool), cu_seqlens=offsets, labels=labels)
+        rc.correct(train, train - 0.1, batch, spec=SPEC, backend="triton")
 
-    rc.warmup("cpu", SPEC, **given)
+    rc.warmup(*example(layout), spec=SPEC, **given)
     compiled = len(driver.compiled)
-    correct(**labels)
-    correct(labels={"e": torch.zeros_like(train, dtype=torch.int64)}, label_names={"e": 2})
+    correct(labels)
+    correct({"e": rc.Labels(torch.zeros_like(train, dtype=torch.int64), 2)})
     assert 0 < compiled == len(driver.compiled)
 
 
 def test_a_loop_with_turns_is_warm(driver):
     spec = rc.Spec(rc.Weight.geometric(lower=0.8, upper=1.25, over="turn"))
-    loss = {"surrogate": rc.GSPO(0.1, 0.1, over="turn")}
-    rc.warmup("cpu", spec, loss=loss, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
+    loss = rc.Loss(rc.GSPO(0.1, 0.1, over="turn"))
+    like = example(turns=torch.tensor([0, 2, 4, 8]))
+    rc.warmup(*like, spec=spec, loss=loss, aligned=True, mean_lengths=(512.0, 1000.0))
     compiled, train = len(driver.compiled), -torch.rand(5000)
     given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.tensor([0, 2500, 5000]).int()}
     for dtype in (torch.int32, torch.int64):
-        turns = torch.linspace(0, 5000, 9).to(dtype)
-        given |= {"turns": turns, "backend": "triton"}
-        found = rc.correct(train, train - 0.1, **bundled(spec=spec, **given))
+        batch = rc.Batch(**given, turns=torch.linspace(0, 5000, 9).to(dtype))
+        found = rc.correct(train, train - 0.1, batch, spec=spec, backend="triton")
         new = train.clone().requires_grad_()
-        others = {"old_logp": train, "correction": found, **loss, **given}
-        rc.policy_loss(new, torch.ones(5000), **bundled_loss(**others)).value.backward()
+        others = {"old_logp": train, "correction": found, "backend": "triton"}
+        rc.policy_loss(new, torch.ones(5000), batch, loss, **others).value.backward()
     assert 0 < compiled == len(driver.compiled)
 
 
 @pytest.mark.parametrize("surrogate", [rc.KLCov(), rc.ClipCov()])
 def test_a_loop_whose_loss_looks_is_warm(driver, surrogate):
     """An entropy is given where a bonus reads it."""
-    loss = {"surrogate": surrogate, "entropy_bonus": rc.EntropyBonus(0.1)}
-    rc.warmup("cpu", None, loss=loss, layouts=("packed",), aligned=True, mean_lengths=(512.0, 1000.0))
+    loss = rc.Loss(surrogate, entropy_bonus=rc.EntropyBonus(0.1))
+    rc.warmup(*example(entropy=torch.ones(8)), loss=loss, aligned=True, mean_lengths=(512.0, 1000.0))
     compiled, train = len(driver.compiled), -torch.rand(5000)
     given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.arange(0, 5001, 625).int()}
-    new = train.clone().requires_grad_()
-    others = {"old_logp": train, "rollout_logp": train, "entropy": torch.rand(5000), "backend": "triton"}
-    rc.policy_loss(new, torch.ones(5000), **bundled_loss(**given, **others, **loss)).value.backward()
+    batch, new = rc.Batch(**given, entropy=torch.rand(5000)), train.clone().requires_grad_()
+    others = {"old_logp": train, "rollout_logp": train, "backend": "triton"}
+    rc.policy_loss(new, torch.ones(5000), batch, loss, **others).value.backward()
     assert 0 < compiled == len(driver.compiled)
 
 
 def test_nothing_is_left_to_compile(driver):
-    assert rc.warmup("cpu", SPEC, loss=LOSS, layouts=("packed",), aligned=True, threads=2) == 3
+    assert rc.warmup(*example(), spec=SPEC, loss=LOSS, aligned=True, threads=2) == 3
     compiled = len(driver.compiled)
     assert compiled and threading.current_thread() not in driver.threads
     for tokens, sequences in ((5000, 7), (64, 9), (40_000, 2), (20_000, 9)):
@@ -122,7 +123,7 @@ def test_nothing_is_launched_before_all_is_compiled(driver, monkeypatch):
     monkeypatch.setattr(
         "triton.compiler.compile", lambda *a, **k: (seen.append(len(driver.launched)), real(*a, **k))[1]
     )
-    rc.warmup("cpu", SPEC, layouts=("packed",), mean_lengths=(0, 100))
+    rc.warmup(*example(), spec=SPEC, mean_lengths=(0, 100))
     assert set(seen) == {0} and driver.launched
 
 
@@ -132,19 +133,19 @@ def test_nothing_is_launched_before_all_is_compiled(driver, monkeypatch):
      ({"mean_lengths": (20_000, 20_000), "aligned": False}, 1)],
 )  # fmt: skip
 def test_only_what_the_loop_can_meet(driver, others, batches):
-    assert rc.warmup("cpu", SPEC, layouts=("packed",), **others) == batches
+    assert rc.warmup(*example(), spec=SPEC, **others) == batches
 
 
 def test_lengths_that_cannot_be():
     with pytest.raises(ValueError, match="mean_lengths: expected"):
-        rc.warmup("cpu", SPEC, mean_lengths=(5, 3))
+        rc.warmup(*example(), spec=SPEC, mean_lengths=(5, 3))
 
 
 @pytest.mark.parametrize("rich", [True, False])
 def test_it_says_what_it_compiles(driver, rich, monkeypatch, capsys):
     if not rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    rc.warmup("cpu", SPEC, layouts=("packed",), aligned=True, mean_lengths=(500, 500), progress=True)
+    rc.warmup(*example(), spec=SPEC, aligned=True, mean_lengths=(500, 500), progress=True)
     said = capsys.readouterr().err
     many = len(driver.compiled)
     assert f"compiling {many} kernels" in said if rich else f"{many} of {many} kernels compiled" in said

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
+from builders.calls import bundled_loss, example
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from builders.loss_cases import SURROGATES
@@ -217,9 +217,9 @@ def test_numbers_are_not_in_a_compile_key():
 
 
 @pytest.mark.parametrize(("decoupled", "loss"), [
-    (True, {"surrogate": rc.PPO(), "kl": rc.KL("k3", 0.1)}),
-    (True, {"surrogate": rc.GSPO(), "spec": rc.Spec(rc.Weight.token(upper=2.0)), "advantages": "sequence"}),
-    (False, {"spec": rc.Spec(criteria=(rc.Criterion("external", name="entropy", upper=1.0),))}),
+    (True, rc.Loss(kl=rc.KL("k3", 0.1))),
+    (True, rc.Loss(rc.GSPO())),
+    (False, rc.Loss()),
 ])  # fmt: skip
 def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeypatch):
     """A step with other lengths, counts and numbers finds every kernel compiled."""
@@ -228,34 +228,27 @@ def test_warmup_compiles_what_the_loop_launches(decoupled, loss, device, monkeyp
     launched = []
     run = launches.Launch.run
     monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
-    loss = dict(loss)
-    advantages = loss.pop("advantages", "token")
+    of_sequences, fused = isinstance(loss.surrogate, rc.GSPO), loss.kl is None
     spec = rc.Spec(rc.Weight.token(upper=2.0))
-    assert rc.warmup(device, spec, loss=loss, decoupled=decoupled, layouts=("padded",), advantages=advantages) == 4
+    if not decoupled:
+        spec = rc.Spec(criteria=(rc.Criterion("external", name="entropy", upper=1.0),))
+    like = example("padded", device, external=None if decoupled else {"entropy": torch.zeros(2, 4, device=device)})
+    advantages = torch.ones(2 if of_sequences else (2, 4), device=device)
+    assert rc.warmup(*like, spec=spec, loss=loss, decoupled=decoupled, advantages=advantages) == 4
     known, launched[:] = set(launched), []
     new, old, rollout = (torch.full((3, 64), -1.0, device=device) for _ in range(3))
-    own = loss.pop("spec", None)
-    given = torch.ones((3, 64) if advantages == "token" else 3, device=device)
-    mask = torch.ones(3, 64, dtype=torch.bool, device=device)
-    options = {"backend": "triton"}
-    if own is None:
-        options["correction"] = rc.correct(old, rollout, mask=mask, spec=spec, backend="triton")
-    else:
-        external = dict.fromkeys(external_names(own), rollout)
-        options |= {"spec": own, "external": external}
-    if loss.get("kl"):
-        options["ref_logp"] = old
-    base = {"old_logp": old} if decoupled else {}
-    out = rc.policy_loss(
-        new.requires_grad_(), given, **bundled_loss(mask=mask, rollout_logp=rollout, **base, **loss, **options)
-    )
-    out.value.backward()
+    given = torch.ones(3 if of_sequences else (3, 64), device=device)
+    external = None if decoupled else dict.fromkeys(external_names(spec), rollout)
+    batch = rc.Batch(mask=torch.ones(3, 64, dtype=torch.bool, device=device), external=external)
+    how = {"backend": "triton", "old_logp": old if decoupled else None, "ref_logp": None if fused else old}
+    how |= {"spec": spec} if fused else {"correction": rc.correct(old, rollout, batch, spec=spec, backend="triton")}
+    rc.policy_loss(new.requires_grad_(), given, batch, loss, rollout_logp=rollout, **how).value.backward()
     assert launched and set(launched) <= known
 
 
 def test_warmup_refuses(device):
-    with pytest.raises(TypeError, match="loss: expected a mapping of arguments or None, got PPO"):
-        rc.warmup(device, None, loss=rc.PPO())
+    with pytest.raises(TypeError, match=r"loss: expected a rollout_corr\.Loss, got PPO; write rc\.Loss\(PPO"):
+        rc.warmup(*example(device=device), loss=rc.PPO())
 
 
 # --- the variants ---

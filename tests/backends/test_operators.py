@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import example
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from rollout_corr.backends.batch import external_names
@@ -168,14 +169,15 @@ def test_thresholds_and_labels_are_not_in_a_compile_key():
 def test_warmup_runs_every_shape(layout, device, monkeypatch):
     monkeypatch.setattr(grid, "SHAPES", ((32, grid.Shape(1, 16, 2, 2, 2, 1)), (0, grid.Shape(4, 16, 2, 2, 2, 1))))
     spec = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
-    assert rc.warmup(device, spec, layouts=(layout,), advantages="token") == 4
-    assert rc.warmup("meta", spec) == 0
-    with pytest.raises(ValueError, match="layouts: expected some of"):
-        rc.warmup(device, spec, layouts=("jagged",))
+    like = example(layout, device)
+    assert rc.warmup(*like, spec=spec, advantages=like[0]) == 4
+    assert rc.warmup(*example(layout, "meta"), spec=spec) == 0
+    with pytest.raises(TypeError, match="batch: expected rc.Batch"):
+        rc.warmup(*like[:2], torch.ones(8), spec=spec)
     with pytest.raises(ValueError, match="advantages: expected"):
-        rc.warmup(device, spec, advantages="both")
+        rc.warmup(*like, spec=spec, advantages=torch.zeros(5))
     with pytest.raises(TypeError, match="spec: expected a Spec"):
-        rc.warmup(device, "token")
+        rc.warmup(*like, spec="token")
 
 
 @pytest.mark.gpu

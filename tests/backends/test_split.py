@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, random_sequences, wild
-from builders.calls import bundled, bundled_loss
+from builders.calls import bundled, bundled_loss, example
 from builders.kernel_cases import INTERPRETED
 from builders.launches import key
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
@@ -157,10 +157,11 @@ def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch)
     run = launches.Launch.run
     monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
     spec = rc.Spec(rc.Weight.product(upper=2.0))
-    assert rc.warmup("cpu", spec, loss={"surrogate": rc.GSPO()}, layouts=(layout,), sequence_group=alone) == 4
+    like = example(layout, ranks=rc.Ranks(sequence=alone))
+    assert rc.warmup(*like, spec=spec, loss=rc.Loss(rc.GSPO())) == 4
     signed = rc.Spec(criteria=(rc.Criterion("k1", "sequence", "mean", upper=1.0, when="negative_advantage"),))
-    given = {"layouts": (layout,), "aligned": True, "sequence_group": alone}
-    assert rc.warmup("cpu", signed, advantages="sequence", **given) == 2
+    of_sequences = torch.zeros(2, 1) if layout == "packed" else torch.zeros(2)
+    assert rc.warmup(*like, spec=signed, advantages=of_sequences, aligned=True) == 2
     known, launched[:] = set(launched), []
     shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
     zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)

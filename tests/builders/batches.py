@@ -13,6 +13,7 @@ import torch
 
 import rollout_corr as rc
 from builders import around_one
+from builders.calls import bundled
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 from rollout_corr.backends import blocks
@@ -197,7 +198,7 @@ class Laid:
             **self.others,
             **overrides,
         }
-        return call(self.train, self.rollout, mask=self.mask, spec=spec, **arguments)
+        return call(self.train, self.rollout, **bundled(mask=self.mask, spec=spec, **arguments))
 
     def to(self, device):
         """Copy to a device, with the strides kept; offsets given apart stay on the CPU."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import rollout_corr as rc
 
 OF_RANKS = {"batch_group": "batch", "sequence_group": "sequence", "sequence_order": "order"}
@@ -60,3 +62,17 @@ def batch_of(**given: Any) -> rc.Batch:
         if any(x is not None for x in parts.values()):
             made[name] = build(**parts)
     return rc.Batch(**made, **given)
+
+
+def example(
+    layout: str = "packed",
+    device: str = "cpu",
+    dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
+    **of_batch: Any,
+) -> tuple[torch.Tensor, torch.Tensor, rc.Batch]:
+    """An example of a loop's tensors for `rc.warmup`: two sequences of 4 tokens, "packed" or "padded"; further fields."""
+    shape = (8,) if layout == "packed" else (2, 4)
+    train, rollout = (torch.zeros(shape, dtype=dtype, device=device) for dtype in dtypes)
+    if layout == "packed":
+        of_batch = {"cu_seqlens": torch.tensor([0, 4, 8], dtype=torch.int32, device=device), **of_batch}
+    return train, rollout, batch_of(mask=torch.ones(shape, dtype=torch.bool, device=device), **of_batch)

@@ -16,14 +16,15 @@ import triton
 from triton.compiler import ASTSource
 
 import rollout_corr as rc
+from builders.calls import example
 from builders.launched import Driver
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import operators
 
 TOKEN = rc.Spec(rc.Weight.token(upper=2.0))
 WHAT = {
-    "one": {"spec": rc.Spec(), "layouts": ("packed",), "aligned": True, "mean_lengths": (500, 500)},
-    "packed": {"spec": TOKEN, "loss": {"kl": rc.KL("k3", 0.001)}, "layouts": ("packed",), "aligned": True},
+    "one": {"spec": rc.Spec(), "aligned": True, "mean_lengths": (500, 500)},
+    "packed": {"spec": TOKEN, "loss": rc.Loss(kl=rc.KL("k3", 0.001)), "aligned": True},
 }
 
 
@@ -51,7 +52,7 @@ def main():
         mock.patch.object(reading, "checked_offsets", lambda offsets, tokens: offsets),
     ):
         start, before = time.time(), cpu_seconds()
-        rc.warmup("cpu", **WHAT[sys.argv[1]], threads=int(sys.argv[2]), progress=True)
+        rc.warmup(*example(), **WHAT[sys.argv[1]], threads=int(sys.argv[2]), progress=True)
         seconds = {"cpu": cpu_seconds() - before, "wall": time.time() - start}
     sys.stdout.write(json.dumps({"kernels": len(driver.compiled), "compiled": len(made), **seconds}))
 
