@@ -33,7 +33,7 @@ class Checked:
 
     def _defaults(self) -> dict[str, object]:
         """The values that fields take when they are left out; MISSING for a field that has to be given."""
-        return {field.name: field.default for field in fields(self)}
+        return {field.name: _default_of(field) for field in fields(self)}
 
     def _call(self) -> tuple[str, dict[str, object]]:
         """The callable that builds it, and the defaults of its arguments, which are fields."""
@@ -43,6 +43,11 @@ class Checked:
         """The fields that differ from their defaults, as plain numbers, strings, lists and dicts (JSON, YAML)."""
         values = {name: (getattr(self, name), default) for name, default in self._defaults().items()}
         return {name: _plain(value) for name, (value, default) in values.items() if value != default}
+
+
+def _default_of(field: Field[Any]) -> object:
+    """The default of a field; MISSING where there is none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def hash_once(value: Checked) -> int:
@@ -125,7 +130,7 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
         if isinstance(pair, str) or not isinstance(pair, Iterable) or len(pair := list(pair)) != 2:
             raise ValueError(f"{owner}.bounds: expected a pair [lower, upper], got {shown(pair)}")
         arguments["lower"], arguments["upper"] = pair
-    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in arguments]
+    missing = [f.name for f in fields(cls) if _default_of(f) is MISSING and f.name not in arguments]
     if missing:
         raise ValueError(f"{owner}: expected the key {missing[0]!r}, got {sorted(arguments)}")
     return arguments

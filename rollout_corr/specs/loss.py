@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_corr.specs.checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
@@ -38,8 +38,9 @@ class Loss(Checked):
         TypeError: A value of the wrong type, named.
     """
 
-    surrogate: Surrogate = DEFAULT_SURROGATE
-    mean: Mean = TOKEN_MEAN
+    # By factories: torch.compile wraps no frozen value that is a default, in a Loss made inside of a compiled function.
+    surrogate: Surrogate = field(default_factory=lambda: DEFAULT_SURROGATE)
+    mean: Mean = field(default_factory=lambda: TOKEN_MEAN)
     kl: KL | None = None
     regularizer: SquaredLogRatio | None = None
     entropy_bonus: EntropyBonus | None = None

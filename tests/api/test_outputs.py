@@ -105,7 +105,7 @@ def test_memory_that_is_read_or_written_twice_is_refused():
     refused(f"out.mask: {own} labels['env']", given, labelled, rc.Outputs(mask=labelled["labels"]["env"]))
     index = torch.arange(80)
     grouped = named | {"group_index": index[:4]}
-    refused(f"out.mask: {own} group_index", given, grouped, rc.Outputs(mask=index.view(torch.int32).view(4, 40)))
+    refused(f"out.mask: {own} groups.index", given, grouped, rc.Outputs(mask=index.view(torch.int32).view(4, 40)))
     room = torch.zeros(2 * train.numel() - 1)
     out = rc.Outputs(room[: train.numel()].view(4, 40), room[train.numel() - 1 :].view(torch.int32).view(4, 40))
     refused(f"out.mask: {own} out.weights", given, named, out)

@@ -314,16 +314,21 @@ def test_what_cannot_be():
         return known
 
     wrong = [
-        (lambda: rc.correct(x, x, spec=spec), "group_index: .* for a bound with within='group', got None"),
+        (lambda: rc.correct(x, x, spec=spec), "groups: .* for a bound with within='group', got None"),
         (
             lambda: rc.threshold_statistics(x, x, spec=spec),
-            "group_index: expected it with group_count for a bound .* got group_index=None, group_count=None; groups",
+            r"groups: expected rc\.Groups\(index=\.\.\., count=\.\.\.\) for a bound .* got None; groups that",
         ),
         (
-            lambda: rc.threshold_statistics(x, x, rc.Batch(groups=rc.Groups(index=torch.zeros(1, dtype=torch.int64))), spec=spec),
-            r"group_index: expected it with group_count .* got group_index=int64\[1\], group_count=None",
+            lambda: rc.threshold_statistics(
+                x, x, rc.Batch(groups=rc.Groups(index=torch.zeros(1, dtype=torch.int64))), spec=spec
+            ),
+            r"groups: expected rc\.Groups\(index=\.\.\., count=\.\.\.\) for a bound .* got Groups",
         ),
-        (lambda: rc.threshold_statistics(x, x, **bundled(spec=spec, known=started(2), **of(1, 3))), "group_count: expected 2"),
+        (
+            lambda: rc.threshold_statistics(x, x, **bundled(spec=spec, known=started(2), **of(1, 3))),
+            "group_count: expected 2",
+        ),
         (lambda: counted(1, 2) + counted(1, 3), r"other: .* by the same group_count, got tables \[1, 2, 2048\] and"),
         (lambda: rc.correct(x, x, **bundled(spec=spec, thresholds=decided(2), **of(1, 3))), "group_count: expected 2"),
         (
@@ -334,7 +339,7 @@ def test_what_cannot_be():
         (lambda: rc.Weight.token(upper=rc.Quantile(0.5, "group")), "Weight.upper: .*a rule within='batch'"),
         (lambda: rc.Quantile(0.5, within="groups"), r"Quantile.within: expected one of \['batch', 'group'\]"),
         (lambda: rc.TopK(1, within="row"), "TopK.within: expected one of"),
-    ]  # fmt: skip
+    ]
     for call, words in wrong:
         with pytest.raises(ValueError, match=words):
             call()

@@ -17,7 +17,7 @@ from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.batch import LOGP_DTYPES, external_names
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels import grid, launches
-from rollout_corr.specs import ratio_losses, score_losses, signed_losses, surrogate, surrogates
+from rollout_corr.specs import ratio_losses, score_losses, signed_losses, surrogate, surrogates, terms
 from rollout_corr.specs.encode import decode, encode
 from rollout_corr.specs.terms import Objective
 

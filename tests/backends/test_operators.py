@@ -172,7 +172,7 @@ def test_warmup_runs_every_shape(layout, device, monkeypatch):
     like = example(layout, device)
     assert rc.warmup(*like, spec=spec, advantages=like[0]) == 4
     assert rc.warmup(*example(layout, "meta"), spec=spec) == 0
-    with pytest.raises(TypeError, match="batch: expected rc.Batch"):
+    with pytest.raises(TypeError, match=r"batch: expected rc\.Batch"):
         rc.warmup(*like[:2], torch.ones(8), spec=spec)
     with pytest.raises(ValueError, match="advantages: expected"):
         rc.warmup(*like, spec=spec, advantages=torch.zeros(5))

@@ -202,9 +202,11 @@ def test_a_group_of_one_rank_changes_nothing(alone):
 
 
 def test_what_is_no_group(alone):
-    with pytest.raises(TypeError, match=r"sequence_group: expected a torch.distributed process group or None, got str"):
+    with pytest.raises(
+        TypeError, match=r"ranks\.sequence: expected a torch.distributed process group or None, got str"
+    ):
         call("cp")
-    with pytest.raises(TypeError, match=r"batch_group: expected a torch.distributed process group or None, got int"):
+    with pytest.raises(TypeError, match=r"ranks\.batch: expected a torch.distributed process group or None, got int"):
         call(None, batch_group=3)
     with pytest.raises(TypeError, match="got a group that this rank does not belong to"):
         loss(dist.GroupMember.NON_GROUP_MEMBER)
@@ -224,13 +226,13 @@ def test_a_dtensor_is_refused_with_what_to_pass(alone):
         rc.policy_loss(split, split)
     with pytest.raises(TypeError, match=r"mask: expected a plain tensor, got a DTensor"):
         rc.correct(torch.zeros(2, 4), torch.zeros(2, 4), mask=split)
-    with pytest.raises(ValueError, match=r"backend: expected 'auto' or 'torch' for a loss with a sequence_group, got"):
+    with pytest.raises(ValueError, match=r"backend: expected 'auto' or 'torch' for a loss with ranks\.sequence, got"):
         loss(alone, backend="triton")
 
 
 def test_labels_over_several_ranks_are_not_beside_the_kernels(alone):
     labels = {"labels": {"e": torch.tensor([0, 1, 1, 0])}, "label_names": {"e": 2}}
-    with pytest.raises(ValueError, match="beside labels and a sequence_group, got 'triton'"):
+    with pytest.raises(ValueError, match=r"for labels with ranks\.sequence, got 'triton'"):
         call(alone, **labels, backend="triton")
     assert call(alone, **labels).metrics(by="e") == call(None, **labels).metrics(by="e")
 
@@ -238,7 +240,7 @@ def test_labels_over_several_ranks_are_not_beside_the_kernels(alone):
 def test_labels_that_a_rank_could_take_for_its_tokens(alone):
     names = {"label_names": {"e": 2}}
     with pytest.raises(
-        ValueError, match=r"labels\['e'\]: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"
+        ValueError, match=r"labels\['e'\]: expected shape \[S, 1\] with ranks\.sequence, where \[2\] can"
     ):
         call(alone, labels={"e": torch.tensor([0, 1])}, **names)
     of_tokens = call(alone, n=2, labels={"e": torch.tensor([0, 1])}, **names).metrics(by="e")
@@ -251,7 +253,7 @@ def test_labels_of_turns_that_a_rank_could_take_for_its_tokens(alone):
     """[U] is one for each token on a rank that has as many turns as tokens; [U, 1] is of turns everywhere."""
     given = {"label_names": {"e": 3}, "turns": torch.tensor([0, 0, 4, 5])}
     ids = torch.tensor([0, 1, 2])
-    with pytest.raises(ValueError, match=r"labels\['e'\]: expected shape \[3, 1\] \(per turn\) beside a sequence_gr"):
+    with pytest.raises(ValueError, match=r"labels\['e'\]: expected shape \[3, 1\] \(per turn\) with ranks\.sequence"):
         call(alone, n=5, labels={"e": ids}, **given)
     found = call(alone, n=5, labels={"e": ids[:, None]}, **given).metrics(by="e")
     assert [found[f"e/{i}/tokens/tokens"] for i in range(3)] == [0, 4, 1]
@@ -265,18 +267,12 @@ def test_labels_of_turns_that_a_rank_could_take_for_its_tokens(alone):
 
 
 def test_advantages_that_a_rank_could_take_for_its_tokens(alone):
-    with pytest.raises(
-        ValueError, match=r"advantages: expected shape \[S, 1\] beside a sequence_group, where \[2\] can"
-    ):
+    with pytest.raises(ValueError, match=r"advantages: expected shape \[S, 1\] with ranks\.sequence, where \[2\] can"):
         call(alone, advantages=torch.zeros(2))
-    with pytest.raises(
-        ValueError, match=r"advantages: expected shape \[S\] beside a sequence_group, where \[2, 1\] can"
-    ):
+    with pytest.raises(ValueError, match=r"advantages: expected shape \[S\] with ranks\.sequence, where \[2, 1\] can"):
         loss(alone, advantages=torch.zeros(2, 1))
     row = torch.zeros(1, 3)
-    with pytest.raises(
-        ValueError, match=r"advantages: expected shape \[1, N\] beside a sequence_group, where \[1, 1\]"
-    ):
+    with pytest.raises(ValueError, match=r"advantages: expected shape \[1, N\] with ranks\.sequence, where \[1, 1\]"):
         rc.correct(
             row,
             row,

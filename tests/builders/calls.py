@@ -70,7 +70,7 @@ def example(
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
     **of_batch: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, rc.Batch]:
-    """An example of a loop's tensors for `rc.warmup`: two sequences of 4 tokens, "packed" or "padded"; further fields."""
+    """An example of a loop's tensors for `rc.warmup`: two sequences of 4 tokens; fields of the Batch by loose names."""
     shape = (8,) if layout == "packed" else (2, 4)
     train, rollout = (torch.zeros(shape, dtype=dtype, device=device) for dtype in dtypes)
     if layout == "packed":
