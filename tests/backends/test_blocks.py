@@ -76,7 +76,9 @@ def assert_same_metrics(got: rc.Correction, wanted: rc.Correction, relative: flo
 
 
 def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> Result:
-    return run_whole(read_batch(Given(**given, spec=spec)), spec)
+    batch = rc.Batch(mask=given["mask"], cu_seqlens=given.get("cu_seqlens"))
+    read = Given(given["train_logp"], given["rollout_logp"], batch, spec, given["advantages"])
+    return run_whole(read_batch(read), spec)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
@@ -266,7 +268,7 @@ def test_a_batch_a_little_larger_than_a_block_is_one_where_that_is_its_result(mo
 
     def cut(size: int, of: rc.Spec = spec, outside: int = 0, **more: object) -> int:
         x, offsets = torch.zeros(size), torch.tensor([0, 40, size - outside])
-        batch = read_batch(Given(x, x, cu_seqlens=offsets, spec=of))
+        batch = read_batch(Given(x, x, rc.Batch(cu_seqlens=offsets), of))
         for name, value in more.items():
             setattr(batch, name, value)
         return len(list(blocks.blocks_of(batch, blocks.slots_of(batch, of))))

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from backends.test_bounds_of_micro_batches import TOGETHER
 from builders.batches import LAYOUTS, lay_out
 from builders.calls import bundled_loss
 from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_nonfinite, within
@@ -214,13 +213,13 @@ def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
     assert not torch.equal(alone[2], expected[2])
     x = torch.zeros(1, 3)
+    started = rc.threshold_statistics(x, x, spec=spec).thresholds()
     for given, error, words in (
-        ({"thresholds": known}, ValueError, "thresholds: expected None without a spec"),
-        ({"thresholds": 3, "spec": spec}, TypeError, "thresholds: expected Thresholds or None, got int 3"),
-        ({"thresholds": known, "spec": TOGETHER}, ValueError, "thresholds: expected those of the same Spec"),
+        (3, TypeError, "spec: expected a Spec or None, got int"),
+        (started, ValueError, "spec: expected complete Thresholds"),
     ):
         with pytest.raises(error, match=words):
-            rc.policy_loss(x, x, **bundled_loss(old_logp=x, rollout_logp=x, **given))
+            rc.policy_loss(x, x, old_logp=x, rollout_logp=x, spec=given)
 
 
 def test_inside_a_compiled_function():
@@ -251,7 +250,7 @@ def test_what_cannot_be():
         rc.correct(x, x, spec=rc.Spec(criteria=(rc.Criterion("k3", upper=rc.Quantile(0.9)),)), backend="triton")
 
     def of_rank(rank):
-        wanted = "spec: expected bounds that are numbers beside a sequence_group"
+        wanted = r"spec: expected bounds that are numbers with ranks\.sequence"
         with pytest.raises(ValueError, match=wanted):
             rc.correct(x, x, rc.Batch(ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=1))), spec=spec)
         return True

@@ -49,7 +49,7 @@ def test_the_tokens_of_highest_entropy_train():
     known = None
     while known is None or not known.complete:
         parts = [
-            rc.threshold_statistics(logp[:1], logp[:1], rc.Batch(entropy=x), spec=spec if known is None else known)
+            rc.threshold_statistics(logp[:1], logp[:1], rc.Batch(entropy=x), spec=known or spec)
             for x in entropy.split(1)
         ]
         known = rc.ThresholdStatistics.sum(parts).thresholds()
@@ -104,9 +104,7 @@ def test_a_bound_decided_in_another_dtype_is_refused(kind):
     for dtype in (torch.float64, torch.float32):
         known = None
         while known is None or not known.complete:
-            known = rc.threshold_statistics(
-                train.to(dtype), rollout.to(dtype), spec=of_token if known is None else known
-            ).thresholds()
+            known = rc.threshold_statistics(train.to(dtype), rollout.to(dtype), spec=known or of_token).thresholds()
         found[dtype] = known
         other = torch.float32 if dtype == torch.float64 else torch.float64
         named, has, got = ("token_abs" if given else "weight"), str(dtype)[6:], str(other)[6:]
@@ -130,7 +128,7 @@ def test_a_bound_of_units_or_of_a_sample_size_is_of_any_dtype(level):
     train = torch.tensor([[0.1, 0.2], [0.3, 0.9]], dtype=torch.float64)
     known = None
     while known is None or not known.complete:
-        known = rc.threshold_statistics(train, 0 * train, spec=spec if known is None else known).thresholds()
+        known = rc.threshold_statistics(train, 0 * train, spec=known or spec).thresholds()
     rc.correct(train.float(), 0 * train.float(), spec=known)
 
 
@@ -145,21 +143,8 @@ def test_thresholds_that_do_not_fit():
             ValueError,
             "spec: expected a bound that the batch decides",
         ),
-        (
-            lambda: rc.threshold_statistics(x, x, spec=3),
-            TypeError,
-            "known: expected Thresholds or None",
-        ),
-        (
-            lambda: rc.threshold_statistics(x, x, spec=other if known is None else known),
-            ValueError,
-            "known: .* not all known",
-        ),
-        (
-            lambda: rc.threshold_statistics(x, x, spec=TOGETHER if known is None else known),
-            ValueError,
-            "known: .* of the same Spec",
-        ),
+        (lambda: rc.threshold_statistics(x, x, spec=3), TypeError, "spec: expected a Spec"),
+        (lambda: rc.threshold_statistics(x, x, spec=known), ValueError, "spec: expected bounds that are not all known"),
         (lambda: first.merge(rc.threshold_statistics(x, x, spec=other)), ValueError, "other: .* the same Spec"),
         (
             lambda: first + rc.threshold_statistics(x, x, spec=first.thresholds()),
@@ -169,13 +154,12 @@ def test_thresholds_that_do_not_fit():
         (
             lambda: rc.threshold_statistics(x.double(), x.double(), spec=first.thresholds()),
             ValueError,
-            "known: expected log-probs whose values of 'token_k2' are float32, as in the rounds before, got float64",
+            "spec: expected log-probs whose values of 'token_k2' are float32, as in the rounds before, got float64",
         ),
         (lambda: first.merge(3), TypeError, "other: expected ThresholdStatistics, got int"),
         (lambda: rc.ThresholdStatistics.sum([]), ValueError, "parts: expected at least one"),
         (lambda: rc.correct(x, x, spec=first.thresholds()), ValueError, "expected complete ones"),
-        (lambda: rc.correct(x, x, spec=known), ValueError, "thresholds: expected those"),
-        (lambda: rc.correct(x, x, spec=1.0), TypeError, "thresholds: expected Thresholds or None"),
+        (lambda: rc.correct(x, x, spec=1.0), TypeError, "spec: expected a Spec"),
     ]
     for call, error, words in wrong:
         with pytest.raises(error, match=words):

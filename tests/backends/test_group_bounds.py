@@ -150,7 +150,7 @@ def test_groups_of_a_rank():
     def of_rank(rank):
         part = lay_out([batch[:4], batch[4:]][rank], "packed", torch.float32)
         member = Rank(rank=rank, ranks=2)
-        with pytest.raises(ValueError, match="group_count: expected the number of groups on all ranks"):
+        with pytest.raises(ValueError, match=r"groups\.count: expected the number of groups on all ranks"):
             part.correct(spec, batch_group=member, group_index=torch.zeros(4, dtype=torch.int64))
         return part.read(part.correct(spec, batch_group=member, group_size=2).mask)
 
@@ -234,7 +234,7 @@ def test_inside_a_loss():
     of_loss = {"mask": x.mask, "old_logp": x.train, "rollout_logp": x.rollout, **given_}
     one, two = (rc.policy_loss(x.train, x.train * 0.0, **bundled_loss(thresholds=y, **of_loss)) for y in (None, known))
     assert torch.equal(one.mask, two.mask)
-    with pytest.raises(ValueError, match="group_count: expected 5, for which the thresholds were decided, got 6"):
+    with pytest.raises(ValueError, match=r"groups\.count: expected 5, for which the thresholds were decided, got 6"):
         rc.policy_loss(x.train, x.train * 0.0, **bundled_loss(thresholds=known, **of_loss | {"group_count": 6}))
 
 
@@ -327,10 +327,13 @@ def test_what_cannot_be():
         ),
         (
             lambda: rc.threshold_statistics(x, x, **bundled(spec=spec, known=started(2), **of(1, 3))),
-            "group_count: expected 2",
+            r"groups\.count: expected 2",
         ),
         (lambda: counted(1, 2) + counted(1, 3), r"other: .* by the same group_count, got tables \[1, 2, 2048\] and"),
-        (lambda: rc.correct(x, x, **bundled(spec=spec, thresholds=decided(2), **of(1, 3))), "group_count: expected 2"),
+        (
+            lambda: rc.correct(x, x, **bundled(spec=spec, thresholds=decided(2), **of(1, 3))),
+            r"groups\.count: expected 2",
+        ),
         (
             lambda: rc.correct(x, x, rc.Batch(groups=rc.Groups(size=1)), spec=decided(1)),
             "group_size: expected group_index and group_count beside thresholds of groups",

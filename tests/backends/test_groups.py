@@ -44,7 +44,7 @@ def test_statistics_of_unequal_specs_do_not_merge_over_ranks(run, plant):
 def test_the_sentence(run):
     one = run(differing, 4, next(iter(PLANTED)), 3)[0]
     assert one.error == (
-        "ValueError: sequence_group: expected the same call on every rank, got Spec.weight.upper 2.0000000000000004 on "
+        "ValueError: ranks.sequence: expected the same call on every rank, got Spec.weight.upper 2.0000000000000004 on "
         "rank 3 against 2.0 on ranks 0, 1, 2"
     )
 
@@ -58,9 +58,9 @@ def test_a_loss_that_differs_is_named_on_every_rank(run, name):
 def test_the_batch_group_hears_of_a_difference_among_ranks_that_share_sequences(run):
     found = run(both_groups, 4)
     for one in found[:2]:
-        assert re.match(r"ValueError: batch_group: rank 2 raised ValueError: sequence_group: .* rank 3 ", one.error)
+        assert re.match(r"ValueError: ranks\.batch: rank 2 raised ValueError: ranks\.sequence: .* rank 3 ", one.error)
     for one in found[2:]:
-        assert one.error.startswith("ValueError: sequence_group: expected the same call on every rank, got Spec.weight")
+        assert one.error.startswith("ValueError: ranks.sequence: expected the same call on every rank, got Spec.weight")
         assert "upper 3.0 on rank 3 against 2.0 on rank 2" in one.error
 
 
@@ -75,7 +75,7 @@ def test_the_comparison_costs_one_collective_and_the_order_of_a_group_is_torchs(
 
 def test_groups_that_are_gone_or_of_others(run):
     found = run(groups_gone, 2)[1].value
-    for name, (destroyed, others) in (("sequence_group", found[:2]), ("group", found[2:])):
+    for name, (destroyed, others) in (("ranks.sequence", found[:2]), ("group", found[2:])):
         assert (
             destroyed == f"ValueError: {name}: expected an initialised process group, got one that has been destroyed"
         )

@@ -127,7 +127,9 @@ def test_groups_by_size_stay_on_their_rank():
 def test_an_index_on_ranks_needs_a_count():
     def of_rank(rank):
         x, index = torch.zeros(2, 3), torch.tensor([0, 1])
-        with pytest.raises(ValueError, match="group_count: expected the number of groups on all ranks beside a batch"):
+        with pytest.raises(
+            ValueError, match=r"groups\.count: expected the number of groups on all ranks of ranks\.batch"
+        ):
             rc.correct(
                 x,
                 x,

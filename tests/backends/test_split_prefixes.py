@@ -103,7 +103,7 @@ def test_rows_in_a_zigzag():
 
 def test_a_rank_has_to_know_what_comes_before():
     group = Rank(rank=0, ranks=2)
-    with pytest.raises(ValueError, match="sequence_order: expected None without a sequence_group, got 'zigzag'"):
+    with pytest.raises(ValueError, match=r"ranks\.order: expected None without ranks\.sequence, got 'zigzag'"):
         rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), rc.Batch(ranks=rc.Ranks(order="zigzag")))
     fake = SimpleNamespace(
         ProcessGroup=Rank, is_available=lambda: True, get_rank=lambda group: 0, get_world_size=lambda group: 2
@@ -114,7 +114,7 @@ def test_a_rank_has_to_know_what_comes_before():
         mock.patch.multiple(collectives, dist=fake),
     ):
         for spec in (rc.Spec(rc.Weight("prefix")), rc.Spec(None, (rc.Criterion("k1", "prefix", "max", upper=1),))):
-            with pytest.raises(ValueError, match="sequence_order: expected 'contiguous' or 'zigzag' for a Spec with"):
+            with pytest.raises(ValueError, match=r"ranks\.order: expected 'contiguous' or 'zigzag' for a Spec with"):
                 rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), rc.Batch(ranks=rc.Ranks(sequence=group)), spec=spec)
-        with pytest.raises(ValueError, match="sequence_order: expected one of"):
+        with pytest.raises(ValueError, match=r"ranks\.order: expected one of"):
             rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), rc.Batch(ranks=rc.Ranks(sequence=group, order="ring")))

@@ -223,13 +223,11 @@ def test_turns_that_cannot_be_are_named(name):
 def test_turns_where_they_are_needed_and_where_not():
     with pytest.raises(ValueError, match="turns: expected offsets"):
         call()
-    with pytest.raises(ValueError, match="max_turns: expected None beside turns given as offsets, got 4"):
+    with pytest.raises(ValueError, match=r"turns\.ids: expected ids or 'runs', got offsets \[3\]; pass them as turns="):
         call(OFFSETS, max_turns=4)
-    with pytest.raises(ValueError, match="max_turns: expected an integer above 0 or None, got 0"):
+    with pytest.raises(ValueError, match=r"turns\.at_most: expected an integer above 0, got 0"):
         call("runs", max_turns=0)
-    with pytest.raises(ValueError, match="max_turns: expected None without turns, got 4"):
-        call(max_turns=4, spec=rc.Spec())
-    with pytest.raises(ValueError, match="max_turns: expected at least the 6 turns of the batch, got 5"):
+    with pytest.raises(ValueError, match=r"turns\.at_most: expected at least the 6 turns of the batch, got 5"):
         call(torch.arange(6) + 7, max_turns=5)
     logp = torch.zeros(6)
     given = {"cu_seqlens": torch.tensor([0, 4, 6]), "rollout_logp": logp}
@@ -237,10 +235,9 @@ def test_turns_where_they_are_needed_and_where_not():
         rc.policy_loss(logp, logp, spec=rc.Spec(turns=True), **given)
     with pytest.raises(ValueError, match="turns: expected offsets, ids or 'runs' for GSPO"):
         rc.policy_loss(logp, logp, loss=rc.Loss(rc.GSPO(over="turn")), **given)
-    with pytest.raises(
-        ValueError, match=r"turns: expected None without a spec.*or a surrogate whose ratio is a turn's"
-    ):
-        rc.policy_loss(logp, logp, **bundled_loss(turns=OFFSETS, surrogate=rc.GSPO(), **given))
+    batch = rc.Batch(cu_seqlens=given["cu_seqlens"], turns=OFFSETS)
+    found = rc.policy_loss(logp, logp, batch, rc.Loss(rc.GSPO()), rollout_logp=logp)
+    assert found.keep_turns is None
 
 
 def test_no_samples_have_no_ids():
