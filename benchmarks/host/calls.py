@@ -57,7 +57,7 @@ def _of_correct(
         return rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
 
     def read() -> object:
-        return read_batch(Given(train, rollout, mask, offsets, spec))
+        return read_batch(Given(train, rollout, rc.Batch(mask=mask, cu_seqlens=offsets), spec))
 
     yield _warm(Call(f"correct: {name}", whole))
     yield _warm(Call("reading the batch", read, part=True))

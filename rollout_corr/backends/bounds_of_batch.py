@@ -24,7 +24,6 @@ from rollout_corr.definition.findings import Operands, decided
 from rollout_corr.definition.weights import ratios_of
 from rollout_corr.specs.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
 from rollout_corr.specs.correction import Criterion, Spec, Weight, places_of, rules_of
-from rollout_corr.specs.validate import shown
 
 
 class KnownBounds:
@@ -138,7 +137,7 @@ class Recording(KnownBounds):
         if search.dtype not in (None, dtype):
             # Their keys have other digits.
             raise ValueError(
-                f"known: expected log-probs whose values of {place.label!r} are {name_of(search.dtype)}, as in the "
+                f"spec: expected log-probs whose values of {place.label!r} are {name_of(search.dtype)}, as in the "
                 f"rounds before, got {name_of(dtype)}"
             )
         return search
@@ -228,7 +227,7 @@ class Thresholds(KnownBounds):
         for place, bound in self.bounds.items():
             if place.label in of_tokens and isinstance(rules[place], Counting) and bound.dtype != dtype:
                 raise ValueError(
-                    f"thresholds: expected log-probs whose values of {place.label!r} are {name_of(bound.dtype)}, as "
+                    f"spec: expected log-probs whose values of {place.label!r} are {name_of(bound.dtype)}, as "
                     f"those that decided them, got {name_of(dtype)}"
                 )
 
@@ -237,16 +236,10 @@ class Thresholds(KnownBounds):
         return f"Thresholds({len(self.bounds)} known, complete={self.complete})"
 
 
-def completed(thresholds: object, spec: Spec | None) -> Thresholds:
-    """Refuse anything but all bounds of this Spec."""
-    if not isinstance(thresholds, Thresholds):
-        raise TypeError(f"thresholds: expected Thresholds or None, got {type(thresholds).__name__} {shown(thresholds)}")
-    if spec is None:
-        raise ValueError("thresholds: expected None without a spec, whose bounds they are, got Thresholds")
-    if thresholds.spec != spec:
-        raise ValueError(f"thresholds: expected those of the same Spec {spec!r}, got those of {thresholds.spec!r}")
+def completed(thresholds: Thresholds) -> Thresholds:
+    """Refuse bounds of which some are not known yet."""
     if not thresholds.complete:
-        raise ValueError(f"thresholds: expected complete ones, got {thresholds!r}; count another round")
+        raise ValueError(f"spec: expected Thresholds that are complete, got {thresholds!r}; count another round")
     return thresholds
 
 

@@ -106,7 +106,7 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
     if given.thresholds is not None:
         from rollout_corr.backends.bounds_of_batch import completed
 
-        thresholds = completed(given.thresholds, given.spec)
+        thresholds = completed(given.thresholds)
         thresholds.check_groups(batch.groups)
         thresholds.check_dtype(batch.dtype)
         batch.bounds = thresholds

@@ -216,7 +216,7 @@ def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
     started = rc.threshold_statistics(x, x, spec=spec).thresholds()
     for given, error, words in (
         (3, TypeError, "spec: expected a Spec or None, got int"),
-        (started, ValueError, "spec: expected complete Thresholds"),
+        (started, ValueError, "spec: expected Thresholds that are complete"),
     ):
         with pytest.raises(error, match=words):
             rc.policy_loss(x, x, old_logp=x, rollout_logp=x, spec=given)

@@ -109,11 +109,11 @@ def test_a_bound_decided_in_another_dtype_is_refused(kind):
         other = torch.float32 if dtype == torch.float64 else torch.float64
         named, has, got = ("token_abs" if given else "weight"), str(dtype)[6:], str(other)[6:]
         with pytest.raises(
-            ValueError, match=f"thresholds: expected log-probs whose values of '{named}' are {has}, .* got {got}"
+            ValueError, match=f"spec: expected log-probs whose values of '{named}' are {has}, .* got {got}"
         ):
             rc.correct(train.to(other), rollout.to(other), spec=known)
         new, base = train.to(other), rollout.to(other)
-        with pytest.raises(ValueError, match="thresholds: expected log-probs whose values of"):
+        with pytest.raises(ValueError, match="spec: expected log-probs whose values of"):
             rc.policy_loss(new, torch.ones(1, dtype=other), rollout_logp=base, spec=known)
         rc.correct(train.to(dtype), rollout.to(dtype), spec=known)
     # Log-probs of lower precision compute in float32.
@@ -158,7 +158,7 @@ def test_thresholds_that_do_not_fit():
         ),
         (lambda: first.merge(3), TypeError, "other: expected ThresholdStatistics, got int"),
         (lambda: rc.ThresholdStatistics.sum([]), ValueError, "parts: expected at least one"),
-        (lambda: rc.correct(x, x, spec=first.thresholds()), ValueError, "expected complete ones"),
+        (lambda: rc.correct(x, x, spec=first.thresholds()), ValueError, "spec: expected Thresholds that are complete"),
         (lambda: rc.correct(x, x, spec=1.0), TypeError, "spec: expected a Spec"),
     ]
     for call, error, words in wrong:

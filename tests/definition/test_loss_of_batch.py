@@ -321,7 +321,6 @@ def test_arguments():
 
     ids = torch.arange(2)
     for options, kind, words in (
-        ({"sequence_ids": ids}, ValueError, r"sequence_ids: expected None for a surrogate that draws nothing.*PPO\(\)"),
         ({"surrogate": rc.ClipCov(), "sequence_ids": [0, 1]}, TypeError, "sequence_ids: expected a tensor, got list"),
         ({"surrogate": rc.ClipCov(), "sequence_ids": ids.float()}, ValueError, "sequence_ids: .* int64, got float32"),
         (
@@ -367,7 +366,7 @@ def test_parts_of_sequences_are_refused():
 
     def of_rank(rank):
         with pytest.raises(
-            ValueError, match=r"surrogate: expected one that does not look .* sequence_group, got BAPO\(\)"
+            ValueError, match=r"surrogate: expected one that does not look .* ranks\.sequence, got BAPO\(\)"
         ):
             rc.policy_loss(
                 x, x, rc.Batch(ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=1))), rc.Loss(rc.BAPO()), old_logp=x

@@ -92,11 +92,8 @@ def test_autograd_of_the_formula():
         for sign, left in ((1.0, good), (-1.0, ~good))
     ]
     wanted = torch.where(good.any(1) & ~good.all(1), parts[0] + parts[1], 0.0).mean()
-    out = rc.policy_loss(
-        new,
-        advantages,
-        **bundled_loss(mask=mask, old_logp=old, **rc.recipe("swift.real", num_generations=4, real_tau=0.5)),
-    )
+    recipe = rc.recipe("swift.real", num_generations=4, real_tau=0.5)
+    out = rc.policy_loss(new, advantages, rc.Batch(mask=mask, **recipe.batch), recipe.loss, old_logp=old)
     assert out.value.item() == pytest.approx(wanted.item(), rel=1e-12)
     slopes = [torch.autograd.grad(x, new, retain_graph=True)[0] for x in (out.value, wanted)]
     assert torch.allclose(*slopes, rtol=1e-11, atol=1e-14)
@@ -261,20 +258,14 @@ def test_a_spec_in_the_same_call():
 def test_arguments():
     x, index = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
 
-    def call(surrogate=None, **options):
-        return rc.policy_loss(
-            x, x, **bundled_loss(old_logp=x, surrogate=rc.REAL() if surrogate is None else surrogate, **options)
-        )
+    def call(**options):
+        return rc.policy_loss(x, x, **bundled_loss(old_logp=x, surrogate=rc.REAL(), **options))
 
     for options, words in (
-        ({}, r"group_index: expected the group of each sequence, or group_size, for the surrogate REAL\(\), got None"),
-        ({"group_size": 3}, "group_size: expected a divisor of the 4 sequences, got 3"),
-        ({"group_index": index + 4}, "group_index: expected numbers from 0 to 3"),
-        ({"group_index": index[:2]}, r"group_index: expected shape \[4\]"),
-        (
-            {"surrogate": rc.PPO(), "group_size": 2},
-            r"group_index: expected None without a Spec or a surrogate that is of groups.* got groups beside PPO\(\)",
-        ),
+        ({}, r"groups: expected rc\.Groups\(index=\.\.\.\) or .* for the surrogate REAL\(\), got None"),
+        ({"group_size": 3}, r"groups\.size: expected a divisor of the 4 sequences, got 3"),
+        ({"group_index": index + 4}, r"groups\.index: expected numbers from 0 to 3"),
+        ({"group_index": index[:2]}, r"groups\.index: expected shape \[4\]"),
     ):
         with pytest.raises(ValueError, match=words):
             call(**options)
@@ -299,7 +290,7 @@ def test_groups_over_ranks_have_a_count():
 
     def of_rank(rank):
         options = {"group_index": index, "batch_group": Rank(rank=rank, ranks=1)}
-        with pytest.raises(ValueError, match=r"group_count: expected the number of groups on all ranks"):
+        with pytest.raises(ValueError, match=r"groups\.count: expected the number of groups on all ranks"):
             rc.policy_loss(x, x, **bundled_loss(old_logp=x, surrogate=rc.REAL(), **options))
         return True
 

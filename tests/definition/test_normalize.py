@@ -276,24 +276,24 @@ def test_errors():
         return rc.correct(x, x, **bundled(spec=group, **options))
 
     for options, error, words in (
-        ({}, ValueError, "group_index: expected the group of each sequence, or group_size"),
-        ({"group_size": 3}, ValueError, "group_size: expected a divisor of the 4 sequences, got 3"),
-        ({"group_size": 0}, ValueError, "group_size: expected an integer above 0 or None, got 0"),
-        ({"group_size": True}, ValueError, "group_size: expected an integer above 0"),
-        ({"group_count": 2}, ValueError, "group_count: expected None without group_index, got 2"),
+        ({}, ValueError, r"groups: expected rc\.Groups\(index=\.\.\.\) or rc\.Groups\(size=\.\.\.\) for a weight with"),
+        ({"group_size": 3}, ValueError, r"groups\.size: expected a divisor of the 4 sequences, got 3"),
+        ({"group_size": 0}, ValueError, r"groups\.size: expected an integer above 0 or None, got 0"),
+        ({"group_size": True}, ValueError, r"groups\.size: expected an integer above 0"),
+        ({"group_count": 2}, ValueError, "groups: expected index= or size=, got neither"),
         (
             {"group_size": 2, "group_index": torch.zeros(4).long()},
             ValueError,
-            "group_index: expected None beside group",
+            r"groups\.index: expected None beside groups\.size",
         ),
-        ({"group_index": [0, 0, 1, 1]}, TypeError, "group_index: expected a tensor, got list"),
-        ({"group_index": torch.zeros(4)}, ValueError, "group_index: expected int32 or int64, got float32"),
-        ({"group_index": torch.zeros(3).long()}, ValueError, r"group_index: expected shape \[4\] or \[4, 1\], got"),
+        ({"group_index": [0, 0, 1, 1]}, TypeError, r"groups\.index: expected a tensor, got list"),
+        ({"group_index": torch.zeros(4)}, ValueError, r"groups\.index: expected int32 or int64, got float32"),
+        ({"group_index": torch.zeros(3).long()}, ValueError, r"groups\.index: expected shape \[4\] or \[4, 1\], got"),
         ({"group_index": torch.tensor([0, 1, 4, 0])}, ValueError, r"from 0 to 3 \(as many as sequences\), got 0 to 4"),
         (
             {"group_index": torch.tensor([0, 1, -1, 0]), "group_count": 2},
             ValueError,
-            r"from 0 to 1 \(group_count\), got",
+            r"from 0 to 1 \(groups\.count\), got",
         ),
     ):
         with pytest.raises(error, match=words):
@@ -302,5 +302,6 @@ def test_errors():
         rc.Weight.product(normalize="sequence")
     with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
         rc.Spec(rc.Weight.token(normalize="group"), report=("verl",))
-    with pytest.raises(ValueError, match="group_index: expected None without a Spec or a surrogate that is of groups"):
-        rc.policy_loss(x, torch.ones(4), rc.Batch(groups=rc.Groups(size=2)))
+    # A loss without a Spec and a surrogate of groups does not read them.
+    out = rc.policy_loss(x, torch.ones(4), rc.Batch(groups=rc.Groups(size=2)))
+    assert torch.equal(out.value, rc.policy_loss(x, torch.ones(4)).value)

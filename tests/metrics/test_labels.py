@@ -196,8 +196,8 @@ def test_in_a_loss():
     loss = rc.policy_loss(laid.train, laid.advantages, **bundled_loss(spec=OF_TOKENS, **given, **labels))
     assert loss.metrics(by="e") == laid.correct(OF_TOKENS, **labels).metrics(by="e")
     assert "loss_policy" in loss.metrics()
-    with pytest.raises(ValueError, match="labels: expected None without a spec"):
-        rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**given, **labels))
+    # Without a Spec nothing reads them.
+    assert "loss_policy" in rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**given, **labels)).metrics()
 
 
 def test_what_is_wrong_is_named():
@@ -208,9 +208,11 @@ def test_what_is_wrong_is_named():
             rc.correct(x, x, **bundled(labels=labels, label_names=names, **more))
         assert str(raised.value).startswith(message), raised.value
 
-    refused("label_names: expected a mapping", {"e": ids}, None, TypeError)
-    refused("labels: expected a mapping", None, {"e": 2}, TypeError)
-    refused("label_names: expected the names of ['e'], got those of ['f']", {"e": ids}, {"f": 2})
+    refused("labels['e'].names: expected a list of names or a count above 0, got ()", {"e": ids}, None)
+    refused("labels['e']: expected a tensor or a list of tensors, got NoneType", None, {"e": 2}, TypeError)
+    for labels in ([ids], {"e": ids}):
+        with pytest.raises(TypeError, match=r"^labels.*: expected .*rc\.Labels\(ids, names\)"):
+            rc.Batch(labels=labels)
     refused(
         "labels['e']: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]",
         {"e": torch.zeros(3, dtype=torch.int64)},
@@ -218,9 +220,9 @@ def test_what_is_wrong_is_named():
     )
     refused("labels['e']: expected", {"e": ids.float()}, {"e": 2})
     refused("labels['e']: expected a tensor or a list of tensors, got tuple", {"e": (0, 1)}, {"e": 2}, TypeError)
-    refused("label_names['e']: expected a list of names or a count above 0, got 0", {"e": ids}, {"e": 0})
-    refused("label_names['e']: expected different names", {"e": ids}, {"e": ["a", "a"]})
-    refused("label_names['e']: expected strings without '/'", {"e": ids}, {"e": ["a/b"]})
+    refused("labels['e'].names: expected a list of names or a count above 0, got 0", {"e": ids}, {"e": 0})
+    refused("labels['e'].names: expected different names", {"e": ids}, {"e": ["a", "a"]})
+    refused("labels['e'].names: expected strings without '/'", {"e": ids}, {"e": ["a/b"]})
     refused("labels: expected names that are strings without '/' and '='", {"a/b": ids}, {"a/b": 2})
     out = rc.correct(x, x, rc.Batch(labels={"e": rc.Labels(ids, 2)}))
     with pytest.raises(ValueError, match=r"by: expected one of \['e'\]"):

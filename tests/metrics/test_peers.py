@@ -105,9 +105,10 @@ def test_packed_and_whole(scheme, name):
     old, rollout, valid = (x[0] for x in tensors([flat]))
     packed = rc.correct(old, rollout, mask=valid, cu_seqlens=offsets, spec=spec)
     assert_equal(packed.metrics(scheme), oracle(rows))
-    given = read_batch(Given(old, rollout, valid, offsets, spec))
+    given = read_batch(Given(old, rollout, rc.Batch(mask=valid, cu_seqlens=offsets), spec))
     assert_equal(run_whole(given, spec).statistics.metrics(scheme), oracle(rows))
-    padded = read_batch(Given(*tensors(batch(5)), spec=spec))
+    old, rollout, valid = tensors(batch(5))
+    padded = read_batch(Given(old, rollout, rc.Batch(mask=valid), spec))
     assert_equal(run_whole(padded, spec).statistics.metrics(scheme), oracle(batch(5)))
 
 
@@ -311,5 +312,5 @@ def test_no_value_is_read_back(scheme, name):
     spec, _ = CASES[scheme][name]
     peers.load(spec)
     with FakeTensorMode():
-        given = read_batch(Given(torch.zeros(3, 4), torch.zeros(3, 4), torch.ones(3, 4), spec=spec))
+        given = read_batch(Given(torch.zeros(3, 4), torch.zeros(3, 4), rc.Batch(mask=torch.ones(3, 4)), spec))
         assert run_whole(given, spec).statistics.sums.shape == (len(layout(spec)[0]),)

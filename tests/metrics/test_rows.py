@@ -97,7 +97,8 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
     }
     monkeypatch.setattr(blocks, "BLOCK", 15)
     parts = [correct(part, spec).statistics for part in (rows[:5], rows[5:])]
-    at_once = run_whole(read_batch(Given(*tensors(rows), spec=spec)), spec).statistics
+    train, rollout, mask = tensors(rows)
+    at_once = run_whole(read_batch(Given(train, rollout, rc.Batch(mask=mask), spec)), spec).statistics
     for statistics in (found.statistics, correct(rows, spec).statistics, rc.Statistics.sum(parts), at_once):
         metrics = statistics.metrics()
         assert {key: metrics[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)

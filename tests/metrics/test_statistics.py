@@ -56,7 +56,7 @@ def test_statistics_reduced_over_ranks_of_other_specs_give_no_metrics():
 
 def test_a_digest_is_of_everything_that_has_to_be_equal():
     specs = [SPEC, replace(SPEC, clamp=19.0), replace(SPEC, detail="full"), rc.Spec(), None]
-    losses = [None, objective("sum"), objective("token_mean")]
+    losses = [None, objective("sum"), objective("token")]
     digests = {schema.digest(spec, loss) for spec in specs for loss in losses}
     assert len(digests) == len(specs) * len(losses)
     assert all(0.0 <= one == int(one) < 2.0**52 for one in digests)
@@ -68,5 +68,5 @@ def test_a_digest_is_of_everything_that_has_to_be_equal():
 def test_statistics_of_most_specs_are_padded_to_one_length():
     criteria = tuple(rc.Criterion("ratio", upper=1.0 + i, label=str(i)) for i in range(20))
     spec = rc.Spec(rc.Weight.token(), criteria, detail="full", report=("verl", "skyrl", "xtuner"))
-    sums, maxima = schema.layout(spec, objective("token_mean"))
+    sums, maxima = schema.layout(spec, objective("token"))
     assert len(sums) <= SUMS_BLOCK and len(maxima) + 2 <= MAXIMA_BLOCK

@@ -161,7 +161,7 @@ def test_ages_are_labels():
     assert both.metrics(by="e")["e/1/tokens/tokens"] == 3 and both.metrics()["age/outside/tokens"] == 1
     own = rc.correct(x, x, **bundled(**given | {"labels": {"age": torch.tensor([0, 2])}})).metrics(by="age")
     assert own["age/2+/sequences/sequences"] == 1
-    with pytest.raises(ValueError, match=r"label_names\['age'\]: expected labels\['age'\], or versions"):
+    with pytest.raises(ValueError, match=r"labels\['age'\]: expected ids, or versions= to make ages of"):
         rc.correct(x, x, rc.Batch(labels={"age": rc.Labels(names=2)}))
     loss = rc.policy_loss(x, x, **bundled_loss(old_logp=x, rollout_logp=x, spec=rc.Spec(), **given))
     assert loss.metrics(by="age") == by

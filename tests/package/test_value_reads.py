@@ -117,7 +117,8 @@ SPECS = {
 @pytest.mark.parametrize("name", SPECS)
 def test_a_correction_reads_no_value(name: str) -> None:
     example = example_batch(sequences=8, median_length=50)
-    given = Given(example.train_logp, example.rollout_logp, cu_seqlens=example.cu_seqlens, spec=SPECS[name])
+    tokens = rc.Batch(cu_seqlens=example.cu_seqlens)
+    given = Given(example.train_logp, example.rollout_logp, tokens, SPECS[name])
     batch = read_batch(given)
     with NoReads():
         whole.run_whole(batch, SPECS[name])
