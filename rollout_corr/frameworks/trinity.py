@@ -63,8 +63,8 @@ def _rec(
         )
     squares = one_of("regularizer", regularizer, ("none", "k2")) == "k2"
     kl = KL("k2", kl_coef) if number("kl_coef", kl_coef) else None
-    regularizer = SquaredLogRatio(regularizer_coef) if squares else None
-    return Recipe(None, Loss(surrogate, ROWS if whole else TOKENS, kl, regularizer))
+    square = SquaredLogRatio(regularizer_coef) if squares else None
+    return Recipe(None, Loss(surrogate, ROWS if whole else TOKENS, kl, square))
 
 
 RECIPES = {

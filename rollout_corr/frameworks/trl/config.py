@@ -106,7 +106,7 @@ def settings(config: object, known: dict[str, Any] = KNOWN) -> dict[str, Any]:
 def loss(given: dict[str, Any], build: Callable[..., Recipe] = presets.loss) -> Recipe:
     """Return the loss that settings of TRL ask for, which `build` makes."""
     loss_type = given["loss_type"]
-    one_of("loss_type", loss_type, presets.REDUCTIONS)
+    one_of("loss_type", loss_type, presets.MEANS)
     if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:
         raise ValueError("top_entropy_quantile: needs the whole distribution; pass a mask of your own")
     if number("entropy_coef", given["entropy_coef"]) != 0.0 or boolean(
