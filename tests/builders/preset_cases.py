@@ -177,10 +177,10 @@ for framework, policy in (("trl", "neutral"), ("unsloth", "neutral")):
 
 # Arguments that change something, and what they change it into: CALL | SPEC.
 WITH_ARGUMENTS = """
-verl.decoupled_token_is(threshold=3) | Spec(Weight.token(upper=3), **VERL)
-verl.decoupled_token_is(threshold="0.5_3") | Spec(Weight.token(lower=0.5, upper=3, outside="zero"), **VERL)
-verl.decoupled_seq_is(threshold=(0.5, 3)) | Spec(Weight.product(lower=0.5, upper=3, outside="zero"), **VERL)
-verl.decoupled_token_icepop(threshold=4, threshold_lower=0.25) |
+verl.decoupled_token_is(upper=3) | Spec(Weight.token(upper=3), **VERL)
+verl.decoupled_token_is(upper="0.5_3") | Spec(Weight.token(lower=0.5, upper=3, outside="zero"), **VERL)
+verl.decoupled_seq_is(upper=(0.5, 3)) | Spec(Weight.product(lower=0.5, upper=3, outside="zero"), **VERL)
+verl.decoupled_token_icepop(upper=4, lower=0.25) |
     Spec(Weight.token(lower=0.25, upper=4, outside="zero"), **VERL)
 verl.decoupled_seq_is_rs(is_threshold=5, rs_threshold="0.6_1.6") |
     Spec(Weight.product(upper=5), (k1("seq_sum_k1", 0.6, 1.6),), **VERL)

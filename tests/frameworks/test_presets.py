@@ -90,11 +90,11 @@ def test_name_that_is_no_text():
 
 
 WRONG_ARGUMENTS = """
-verl.decoupled_token_is(threshold=-1) | ValueError (threshold=-1): threshold:
-verl.decoupled_token_is(threshold=True) | TypeError threshold: expected a number, got bool True
-verl.decoupled_token_is(threshold=None) | TypeError threshold: expected a number, got NoneType None
-verl.decoupled_token_is(treshold=2) | TypeError unexpected keyword argument 'treshold'
-verl.decoupled_token_icepop(threshold_lower=6) | ValueError threshold: expected lower <= upper
+verl.decoupled_token_is(upper=-1) | ValueError (upper=-1): upper:
+verl.decoupled_token_is(upper=True) | TypeError upper: expected a number, got bool True
+verl.decoupled_token_is(upper=None) | TypeError upper: expected a number, got NoneType None
+verl.decoupled_token_is(uper=2) | TypeError unexpected keyword argument 'uper'
+verl.decoupled_token_icepop(lower=6) | ValueError upper: expected lower <= upper
 verl.decoupled_seq_is_rs(k1_bounds="right") | ValueError k1_bounds: expected one of ['verl', 'ratio']
 verl.decoupled_geo_rs(rs_threshold=0.52) | ValueError rs_threshold of seq_mean_k1: ...quote it: '0.5_2'
 verl.decoupled_geo_rs(rs_threshold="2_0.5") | ValueError expected lower <= upper, got '2_0.5'

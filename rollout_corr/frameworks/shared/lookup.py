@@ -151,7 +151,7 @@ def spec(framework: FrameworkName, config: object, /, **options: Any) -> Spec: .
 def spec(name: str, /, *config: object, **arguments: Any) -> Spec:
     """Return a framework's correction: by its own name for it, or read from a configuration.
 
-    `rc.spec("verl.decoupled_token_is", threshold=3.0)`; `rc.spec("verl", config)`. A configuration may be of any
+    `rc.spec("verl.decoupled_token_is", upper=3.0)`; `rc.spec("verl", config)`. A configuration may be of any
     generation of the framework. Old keys warn once in a process, with the line to write instead; unknown keys raise.
 
     Args:

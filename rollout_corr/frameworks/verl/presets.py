@@ -53,20 +53,19 @@ def spec(weight: Weight | None = None, criteria: Criteria = ()) -> Spec:
 # --- parts: a preset is a weight, a rejection or both, and has the arguments and the docstrings of its parts ---
 
 
-def _token(threshold: Threshold = 2.0) -> Weight:
-    """Token TIS: w = min(exp(D), threshold)."""
-    return options.weight("token", threshold, key="threshold")
+def _token(upper: Threshold = 2.0) -> Weight:
+    """Token TIS: w = min(exp(D), upper)."""
+    return options.weight("token", upper, key="upper")
 
 
-def _sequence(threshold: Threshold = 2.0) -> Weight:
-    """Sequence TIS: w = min(exp(sum D), threshold)."""
-    return options.weight("sequence", threshold, key="threshold")
+def _sequence(upper: Threshold = 2.0) -> Weight:
+    """Sequence TIS: w = min(exp(sum D), upper)."""
+    return options.weight("sequence", upper, key="upper")
 
 
-def _icepop(threshold: float = 5.0, threshold_lower: float = 0.5) -> Weight:
-    """Token IcePop: w = exp(D) inside [threshold_lower, threshold], else 0."""
-    lower = options.number("threshold_lower", threshold_lower)
-    return options.weight("token", (lower, options.number("threshold", threshold)), key="threshold")
+def _icepop(upper: float = 5.0, lower: float = 0.5) -> Weight:
+    """Token IcePop: w = exp(D) inside [lower, upper], else 0."""
+    return options.weight("token", (options.number("lower", lower), options.number("upper", upper)), key="upper")
 
 
 def _token_is(is_threshold: Threshold = 2.0) -> Weight:

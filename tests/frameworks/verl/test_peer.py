@@ -124,7 +124,7 @@ def test_what_verl_cannot(helper):
     """Where verl raises, ours are 0: an all-masked batch, and IcePop that zeroes every weight."""
     given = (torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64))
     config = {"rollout_is": "token", "rollout_is_threshold": "0.9_1.1"}
-    spec = presets.decoupled_token_icepop(threshold=1.1, threshold_lower=0.9)
+    spec = presets.decoupled_token_icepop(upper=1.1, lower=0.9)
     with pytest.raises(ValueError, match="at least one valid token"):
         verls(helper, given, **config)
     assert set(rc.correct(*given[:2], mask=given[2], spec=spec).metrics("verl").values()) == {0.0}
