@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,11 +21,14 @@ from rollout_corr.api.dump_files import append, json_line, write_shard
 from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader, reader
 from rollout_corr.backends.given import Batch, TurnIds, batch_given
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.turns import read_offsets_of_turns
+from rollout_corr.backends.turns import read_offsets_of_turns, read_turns
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.sequences import Packed
+from rollout_corr.definition.tokens import compute_dtype
 
 RESERVED = ("train_logp", "rollout_logp", "lengths", "step")
+# Columns of a Batch, which its labels and external statistics cannot be called.
+TAKEN = (*RESERVED, "mask", "cu_seqlens", "turns", "versions", "log_mass")
 
 # Columns that a Batch brings: the name of its field by that of the column.
 OF_BATCH = {
@@ -78,8 +81,9 @@ def dump(
         train_logp: As for `correct`: packed, padded, jagged or a list.
         rollout_logp: The same layout.
         batch: Everything else about the tokens, as `Batch`: mask, offsets, turns, versions, kept mass, entropy, labels
-            with their names, external statistics and the index of groups are written. Reading offsets from a device
-            would wait, so there all sequences are copied and the thread draws.
+            with their names, external statistics and the index of groups are written; labels of turns as those of
+            their tokens. Reading offsets from a device would wait, so there all sequences are copied and the thread
+            draws; labels of turns wait there for turns that ids make without a bound.
         mask: In place of a batch that holds no more: the same layout; None: every token is valid.
         cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
         sequences: The largest number of sequences to draw; None for all of them.
@@ -189,12 +193,17 @@ def _fields(
         turns = None
     rows: dict[str, Tensor] = {}
     found = _columns_of(batch, None if isinstance(turns, str) else turns)
+    for name in batch.labels or {}:
+        ids = _of_turns(read, tokens, batch, found.get(name))
+        if ids is not None:
+            tokens[name] = ids
+            del found[name]
     for name in columns:
         if name in OF_BATCH or name in Batch.__dataclass_fields__:
             raise ValueError(
                 f"{name}: expected it in the Batch, rc.Batch({OF_BATCH.get(name, name)}=...), got a column"
             )
-        if name in RESERVED or name in found:
+        if name in RESERVED or name in tokens or name in found:
             taken = ", ".join((*RESERVED, *found))
             raise ValueError(f"{name}: this name is taken; expected a column name other than {taken}")
     for name, values in {**found, **columns}.items():
@@ -217,8 +226,15 @@ def _columns_of(batch: Batch, turns: LogProbs | None) -> dict[str, LogProbs]:
         found["log_mass"] = batch.kept_mass.log_mass
     if batch.groups is not None:
         found["group_index"] = batch.groups.index
-    found |= batch.external or {}
-    found |= {name: labels.ids for name, labels in (batch.labels or {}).items()}
+    named: tuple[tuple[str, Mapping[str, LogProbs | None]], ...] = (
+        ("external", batch.external or {}),
+        ("labels", {name: labels.ids for name, labels in (batch.labels or {}).items()}),
+    )
+    for field, columns in named:
+        for name, x in columns.items():
+            if name in TAKEN or found.get(name) is not None:
+                raise ValueError(f"{field}[{name!r}]: expected another name in a dump, which has a column of this one")
+            found[name] = x
     return {name: x for name, x in found.items() if x is not None}
 
 
@@ -245,10 +261,29 @@ def _are_offsets(turns: object, read: Reader) -> TypeGuard[Tensor]:
 def _ids_of_turns(read: Reader, tokens: dict[str, Tensor], turns: Tensor) -> Tensor:
     """Number the turns whose offsets were given, and give every token the number of its turn."""
     first = tokens["train_logp"]
-    batch = OpenBatch(first, first, tokens.get("mask"), read.offsets, read.count, read.layout.give_back, None)
-    offsets = read_offsets_of_turns(turns, batch, False).to(first.device, torch.int64)
+    offsets = read_offsets_of_turns(turns, _opened(read, tokens), False).to(first.device, torch.int64)
     places = torch.arange(offsets.shape[0] - 1, device=first.device)
     return Packed(offsets, first.numel()).spread(places).view(first.shape)
+
+
+def _opened(read: Reader, tokens: dict[str, Tensor]) -> OpenBatch:
+    """The batch whose turns are read."""
+    first = tokens["train_logp"]
+    return OpenBatch(first, first, tokens.get("mask"), read.offsets, read.count, read.layout.give_back, None)
+
+
+def _of_turns(read: Reader, tokens: dict[str, Tensor], batch: Batch, ids: LogProbs | None) -> Tensor | None:
+    """Give every token the label of its turn; None where labels are not of turns, by their shape."""
+    if batch.turns is None or not isinstance(ids, Tensor) or ids.is_nested:
+        return None
+    first = tokens["train_logp"]
+    if tuple(ids.shape) in ((read.count,), (read.count, 1), tuple(read.shape), tuple(first.shape)):
+        return None
+    offsets = read_turns(read, _opened(read, tokens), batch).to(first.device, torch.int64)
+    count = offsets.shape[0] - 1
+    if tuple(ids.shape) not in ((count,), (count, 1)):
+        return None
+    return Packed(offsets, first.numel()).spread(ids.reshape(-1)).view(first.shape)
 
 
 def _drawn(fields: _Fields, sequences: int | None, rng: random.Random) -> _Fields:
@@ -356,8 +391,15 @@ def columns_of(
 
     Returns:
         Tensors of tokens ([N] of packed ones, else [B, T]) and of sequences ([S]) by name, and names of labels.
-        Tensors that lie on the CPU already are not copied.
+        Tensors that lie on the CPU already are not copied. Where the trainer's log-probs are over the kept set there is
+        no column of its mass: they are brought back over the whole vocabulary, as readers bring the rollout's.
     """
+    mass = batch.kept_mass
+    replayed = mass is not None and mass.of == "train"
     with torch.no_grad():
-        fields = _fields(train_logp, rollout_logp, batch, columns)
+        fields = _fields(train_logp, rollout_logp, replace(batch, kept_mass=None) if replayed else batch, columns)
+        if mass is not None and replayed:
+            train = fields.tokens["train_logp"]
+            log_mass = reader("train_logp", train_logp, batch).tensor("kept_mass.log_mass", mass.log_mass)
+            fields.tokens["train_logp"] = train.to(compute_dtype(train.dtype, log_mass.dtype)) + log_mass
         return _columns(fields.each(lambda x: x.detach().cpu()), None)

@@ -286,7 +286,11 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
         ({"seed": "x"}, ValueError, "seed: expected a whole number or None, got 'x'"),
         ({"flags": torch.ones(12, dtype=torch.bool)}, ValueError, "flags: expected a dtype among"),
         ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),
-        ({"batch": rc.Batch(turns=torch.zeros(3))}, ValueError, "turns: expected shape"),
+        (
+            {"batch": rc.Batch(cu_seqlens=torch.tensor([0, 9]), turns=torch.zeros(3))},
+            ValueError,
+            "turns: expected shape",
+        ),
         ({"batch": rc.Batch(mask=torch.zeros(12))}, ValueError, "cu_seqlens: expected the offsets of the packed"),
         ({"mask": torch.ones(12), "batch": rc.Batch()}, ValueError, "mask: expected None beside a Batch"),
         ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),
@@ -294,6 +298,16 @@ def test_a_step_is_a_whole_number_of_any_type(step, tmp_path):
         ({"label_names": ["a"]}, ValueError, "label_names: expected it in the Batch, rc.Batch(labels=...), got a"),
         ({"versions": torch.zeros(12)}, ValueError, "versions: expected it in the Batch, rc.Batch(versions=...), got"),
         ({"token_ids": [1, 2]}, TypeError, "token_ids: expected a tensor, got list"),
+        (
+            {"batch": rc.Batch(cu_seqlens=torch.tensor([0, 12]), labels={"mask": rc.Labels(torch.zeros(1), 2)})},
+            ValueError,
+            "labels['mask']: expected another name in a dump, which has a column of this one",
+        ),
+        (
+            {"batch": rc.Batch(cu_seqlens=torch.tensor([0, 12]), external={"versions": torch.zeros(12)})},
+            ValueError,
+            "external['versions']: expected another name in a dump",
+        ),
     ],
 )
 def test_wrong_arguments_of_dump(change, error, message, tmp_path):

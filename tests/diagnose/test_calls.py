@@ -182,6 +182,49 @@ def test_a_label_that_is_called_like_a_role_is_none():
     assert "mask" not in found.source.fields and found.tokens == call(hot()).tokens
 
 
+def turned():
+    """Turns of five tokens, the last one masked, as offsets among the tokens; and an ill label of the third of each."""
+    columns = planted_dumps.Model(0).healthy()
+    lengths, starts = columns["cu_seqlens"].diff(), columns["cu_seqlens"][:-1]
+    begins = torch.cat([start + torch.arange(0, int(n), 5) for start, n in zip(starts, lengths, strict=True)])
+    columns["turns"] = torch.cat([begins, columns["cu_seqlens"][-1:]])
+    place = torch.arange(columns["train_logp"].numel()) - torch.repeat_interleave(starts, lengths)
+    columns["mask"] = place % 5 < 4
+    ids = torch.cat([torch.arange(-(-int(n) // 5)) for n in lengths]) % 4
+    ill = torch.repeat_interleave(ids == 2, columns["turns"].diff())
+    columns["rollout_logp"] = columns["rollout_logp"] + 0.5 * torch.randn(ill.shape) * ill
+    return columns, place // 5, ids
+
+
+@pytest.mark.parametrize("kind", ["offsets", "ids", "runs", "at most"])
+def test_labels_of_turns_are_those_of_their_tokens(kind):
+    columns, per_token, ids = turned()
+    columns["turns"] = {
+        "offsets": columns["turns"],
+        "ids": per_token,
+        "runs": "runs",
+        "at most": rc.TurnIds(per_token, at_most=ids.numel()),
+    }[kind]
+    found = call(columns, rc.report, labels={"tool": rc.Labels(ids[:, None], 4)})
+    by_token = call(columns, rc.report, labels={"tool": rc.Labels(per_token % 4, 4)})
+    assert found_in(found) == found_in(by_token)
+    assert "tool/2/times" in next(each for each in found.findings if each.name == "label").numbers
+
+
+def test_a_trainer_that_replays_the_kept_set():
+    """The engine's log-probs are over the whole vocabulary, the trainer's over the kept set; in every layout."""
+    columns = planted_dumps.renormalised(0, with_mass=True, top_p=0.8)
+    ready, mass = call(columns), columns.pop("log_mass")
+    logps = columns["train_logp"] - mass, columns["rollout_logp"] + mass
+    found = rc.doctor(*logps, rc.Batch(cu_seqlens=columns["cu_seqlens"], kept_mass=rc.KeptMass(mass, of="train")))
+    lists = [list(x.split(lengths_of(columns))) for x in (*logps, mass)]
+    of_lists = rc.doctor(*lists[:2], rc.Batch(kept_mass=rc.KeptMass(lists[2], of="train")))
+    assert found.healthy and ready.healthy
+    for key in ("kl_k3", "ratio_mean", "d_abs_mean", "sum_d_abs_mean", "product/weight_ess"):
+        for each in (found, of_lists):
+            assert each.metrics()[key] == pytest.approx(ready.metrics()[key], rel=1e-3), key
+
+
 def test_the_tensors_are_let_go():
     columns = hot()
     found = call(columns)
