@@ -58,13 +58,12 @@ def test_a_dump_that_brings_the_mass_kept_is_healthy(tmp_path):
     made = planted_dumps.renormalised(0, with_mass=True, top_p=0.8)
     offsets = made.pop("cu_seqlens")
     logps = made.pop("train_logp"), made.pop("rollout_logp")
+    batch = rc.Batch(cu_seqlens=offsets, kept_mass=rc.KeptMass(made.pop("log_mass")))
     for path in (tmp_path / "x.jsonl", tmp_path / "folder"):
-        rc.dump(path, *logps, cu_seqlens=offsets, sequences=None, **made).result()
+        rc.dump(path, *logps, batch, sequences=None, **made).result()
         measurement = measure(Dump(path))
         assert diagnose(measurement) == []
-        by_call = rc.correct(
-            *logps, batch=rc.Batch(cu_seqlens=offsets, kept_mass=rc.KeptMass(made["log_mass"]))
-        ).metrics()
+        by_call = rc.correct(*logps, batch).metrics()
         assert measurement.metrics()["ratio_mean"] == pytest.approx(by_call["ratio_mean"], rel=1e-6)
 
 

@@ -117,7 +117,8 @@ def test_neighbours_among_large_labels_are_two_labels_with_two_names(tmp_path, n
     """Numbers of prompts, and times as versions: float32 has not all whole numbers above 2^24, and 6 digits are few."""
     logp = torch.full((64, 2), -1.0)
     ids = first + torch.arange(64) % 2
-    rc.dump(tmp_path / name, logp, logp - 0.01, prompt=ids, versions=ids, sequences=None).result()
+    batch = rc.Batch(versions=rc.Versions(ids, int(ids.max())))
+    rc.dump(tmp_path / name, logp, logp - 0.01, batch, prompt=ids, sequences=None).result()
     profiles = measure(Dump(tmp_path / name, by=["prompt"])).profiles()
     for rows in (profiles["prompt"], profiles["versions"]):
         assert [(row.label, row.count) for row in rows] == [(str(first), 64), (str(first + 1), 64)]
