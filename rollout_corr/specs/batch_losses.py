@@ -9,7 +9,7 @@ Groups are those of the call's `group_index` or `group_size`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -83,7 +83,9 @@ class ClipCov(PPO):
     upper: float = 5.0
     seed: int = 0
 
-    traits = Traits(sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen", "cov_eligible"), slope=True)
+    traits: ClassVar[Traits] = Traits(
+        sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen", "cov_eligible"), slope=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +136,7 @@ class KLCov(Surrogate):
     share: float = 2e-4
     penalty: float = 0.1
 
-    traits = Traits(sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen"))
+    traits: ClassVar[Traits] = Traits(sees="batch", chooses_tokens=True, sums=("cov_chosen", "cov_of_chosen"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,7 +192,7 @@ class BAPO(Surrogate):
     first: First = "lower"
     dual: float | None = None
 
-    traits = Traits(
+    traits: ClassVar[Traits] = Traits(
         formula="first", sees="batch", sums=("bapo_calls", "bapo_lower", "bapo_upper", "bapo_positive", "bapo_negative")
     )
 
@@ -349,7 +351,9 @@ class EntropyClip(Surrogate):
     widens: Widens = "outward"
     dual: float | None = None
 
-    traits = Traits(formula="widens", sees="batch", reads_entropy=True, sums=("entropy_clip_low", "entropy_clip_high"))
+    traits: ClassVar[Traits] = Traits(
+        formula="widens", sees="batch", reads_entropy=True, sums=("entropy_clip_low", "entropy_clip_high")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -449,7 +453,7 @@ class REAL(Surrogate):
 
     tau: float = 0.5
 
-    traits = Traits(level="sequence", sees="groups", sums=("group_contrast",))
+    traits: ClassVar[Traits] = Traits(level="sequence", sees="groups", sums=("group_contrast",))
 
     def __post_init__(self) -> None:
         super().__post_init__()

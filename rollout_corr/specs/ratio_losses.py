@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class PPO(Surrogate):
     dual: float | None = None
     delta: float | None = None
 
-    traits = Traits(slope=True)
+    traits: ClassVar[Traits] = Traits(slope=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +133,7 @@ class GSPO(PPO):
     through: Through = "sequence"
     over: Stretch = "sequence"
 
-    traits = Traits(level="sequence", formula="through")
+    traits: ClassVar[Traits] = Traits(level="sequence", formula="through")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,7 +172,7 @@ class AveragePPO(PPO):
 
     level: Between = "average"
 
-    traits = Traits(formula="level")
+    traits: ClassVar[Traits] = Traits(formula="level")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,7 +215,7 @@ class SAPO(Surrogate):
     negative: float = 1.05
     gate: Gate = "differentiable"
 
-    traits = Traits(formula="gate")
+    traits: ClassVar[Traits] = Traits(formula="gate")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,7 +255,7 @@ class GMPO(Surrogate):
     low: float = 0.4
     high: float = 0.4
 
-    traits = Traits(one_loss=True)
+    traits: ClassVar[Traits] = Traits(one_loss=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

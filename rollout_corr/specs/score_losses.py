@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -47,7 +47,9 @@ class Score(Surrogate):
     outside: Outside = "clamp"
     level: Level = "token"
 
-    traits = Traits(formula="outside", own_bounds=("lower", "upper"), weights_in_bypass="replace_ratio")
+    traits: ClassVar[Traits] = Traits(
+        formula="outside", own_bounds=("lower", "upper"), weights_in_bypass="replace_ratio"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +113,7 @@ class DPPO(Surrogate):
     upper: float | None = 20.0
     eps: float = 1e-8
 
-    traits = Traits(formula="divergence", weights_in_bypass="replace_ratio")
+    traits: ClassVar[Traits] = Traits(formula="divergence", weights_in_bypass="replace_ratio")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,7 +167,7 @@ class DPPO(Surrogate):
 class GPG(Surrogate):
     """The plain policy gradient: -A new_logp. It has no ratio, so weights multiply it in every mode."""
 
-    traits = Traits(weights_in_bypass="multiply")
+    traits: ClassVar[Traits] = Traits(weights_in_bypass="multiply")
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """Compute -A new_logp."""
@@ -191,7 +193,7 @@ class DRO(Surrogate):
     beta: float = 0.1
     level: Squared = "token"
 
-    traits = Traits(aggregate="total", weights_in_bypass="multiply")
+    traits: ClassVar[Traits] = Traits(aggregate="total", weights_in_bypass="multiply")
 
     def __post_init__(self) -> None:
         super().__post_init__()

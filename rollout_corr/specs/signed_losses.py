@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class REC(Surrogate):
     weight: Factor = "one"
     level: RecLevel = "token"
 
-    traits = Traits(formula="mask")
+    traits: ClassVar[Traits] = Traits(formula="mask")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,7 +174,7 @@ class VESPO(Surrogate):
     k_negative: float = 3.0
     rate_negative: float = 2.0
 
-    traits = Traits(level="sequence", aggregate="total")
+    traits: ClassVar[Traits] = Traits(level="sequence", aggregate="total")
 
     def __post_init__(self) -> None:
         super().__post_init__()
