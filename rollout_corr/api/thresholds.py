@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from rollout_corr.specs.bounds_of_batch import Place
 from rollout_corr.specs.checked import known_keywords
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import shown
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,7 +80,7 @@ class ThresholdStatistics:
             total = total.merge(part)
         return total
 
-    def all_reduce(self, group: Any = None) -> ThresholdStatistics:
+    def all_reduce(self, group: ProcessGroup | None = None) -> ThresholdStatistics:
         """Add up over the ranks of a process group, each with its own micro-batches: one collective.
 
         Args:

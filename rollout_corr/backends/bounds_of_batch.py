@@ -183,6 +183,9 @@ class Thresholds(KnownBounds):
         progress: What is known.
     """
 
+    spec: Spec
+    progress: Progress
+
     def __init__(self, spec: Spec, progress: Progress) -> None:
         super().__init__(progress.bounds)
         self.spec, self.progress = spec, progress

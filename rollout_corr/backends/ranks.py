@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from rollout_corr.metrics import collectives
 from rollout_corr.metrics.collectives import check_group
 from rollout_corr.specs.choices import SEQUENCE_ORDERS, SequenceOrder
 from rollout_corr.specs.validate import choice
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Claims(NamedTuple):
@@ -61,8 +64,8 @@ class Ranks(NamedTuple):
             alone, which take an all-reduce more, and with drop="rest" two; those come before the call returns.
     """
 
-    batch: Any = None
-    sequence: Any = None
+    batch: ProcessGroup | None = None
+    sequence: ProcessGroup | None = None
     order: SequenceOrder | None = None
 
     def some(self) -> bool:
