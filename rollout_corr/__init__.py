@@ -271,12 +271,14 @@ _IMPORTED_WHEN_USED = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _IMPORTED_WHEN_USED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_IMPORTED_WHEN_USED[name]}"), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # a checker shall refuse every other name
+
+    def __getattr__(name: str) -> object:
+        if name not in _IMPORTED_WHEN_USED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{__name__}.{_IMPORTED_WHEN_USED[name]}"), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, overload
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from rollout_corr.api.outputs import Outputs, take_outputs
 from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.choose import BACKENDS, BackendName, chosen_backend
 from rollout_corr.backends.given import Batch, batch_given
-from rollout_corr.backends.layouts import LogProbs, described
+from rollout_corr.backends.layouts import L, L_co, LogProbs, W_co, described
 from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.backends.ranks import Claims, claims_of
 from rollout_corr.backends.read import Given, read_batch, upload
@@ -24,16 +24,22 @@ from rollout_corr.specs.correction import Spec, no_spec
 from rollout_corr.specs.validate import shown
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from rollout_corr.backends.bounds_of_batch import Thresholds
 
 
 @dataclass(frozen=True, eq=False)
-class Correction(HasStatistics):
+class Correction(HasStatistics, Generic[L_co, W_co]):
     """The result of `correct`; nothing in it requires grad, and reading the tensors waits for nothing.
 
+    Its type names the layout and the weights: `Correction[Tensor, Tensor]` for tensors and a Spec,
+    `Correction[list[Tensor], None]` for lists without a Spec. `Correction` alone is any of them.
+
     Attributes:
-        weights: Importance weights shaped like train_logp, fp32 (fp64 for fp64 log-probs), 0 at invalid tokens; None
-            when the Spec has no weight and rejection edits only the mask, and in a dry run.
+        weights: Importance weights in the layout of train_logp, fp32 (fp64 for fp64 log-probs), 0 at invalid tokens.
+            None without a Spec. Also None, which the type does not tell, where the Spec has no weight and rejection
+            edits only the mask, and in a dry run.
         mask: Non-zero at tokens that train: dtype and shape of the mask given.
         keep: [S] bool, False where a criterion rejected the whole sequence.
         statistics: Mergeable statistics on the device.
@@ -42,8 +48,8 @@ class Correction(HasStatistics):
         turns: [U + 1] offsets of these turns among the tokens, row after row; None without `turns`.
     """
 
-    weights: Any
-    mask: Any
+    weights: W_co
+    mask: L_co
     keep: Tensor
     statistics: Statistics
     keep_turns: Tensor | None = None
@@ -56,6 +62,24 @@ class Correction(HasStatistics):
         return f"Correction({found}, device='{self.keep.device}')"
 
 
+class More(TypedDict, total=False):
+    """The arguments of `correct` that the type of its result does not depend on."""
+
+    mask: LogProbs | None
+    cu_seqlens: Tensor | None
+    advantages: LogProbs | None
+    out: Outputs | None
+    backend: BackendName
+
+
+@overload
+def correct(
+    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, *, spec: Spec | Thresholds, **more: Unpack[More]
+) -> Correction[L, L]: ...
+@overload
+def correct(
+    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, **more: Unpack[More]
+) -> Correction[L, None]: ...
 @known_keywords
 def correct(
     train_logp: LogProbs,
@@ -75,8 +99,8 @@ def correct(
 
     Args:
         train_logp: Log-probs under the trainer's policy, fp32, bf16, fp16 or fp64: packed [N] or [1, N] with
-            `cu_seqlens`; padded [B, T], left or right, each row a sequence; a jagged nested tensor; a list of 1-D
-            tensors, one a sample.
+            `cu_seqlens`; padded [B, T], left or right, each row a sequence; a jagged nested tensor; a list or
+            tuple of 1-D tensors, one a sample.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
         batch: Everything else about the tokens, as `Batch`: mask, offsets, turns, versions, labels, groups, ranks.
         mask: In place of a batch that holds no more: non-zero is valid, same layout; None: every token is valid.
@@ -116,7 +140,7 @@ def spec_given(spec: object, wanted: str = "a Spec") -> tuple[Spec, Thresholds |
     raise no_spec(spec, wanted)
 
 
-class PendingCorrection:
+class PendingCorrection(Generic[L_co, W_co]):
     """A correction whose sequences are on their way to the other ranks.
 
     Args:
@@ -124,21 +148,29 @@ class PendingCorrection:
         complete: Waits, and gives the correction.
     """
 
-    def __init__(self, done: Callable[[], bool], complete: Callable[[], Correction]) -> None:
+    def __init__(self, done: Callable[[], bool], complete: Callable[[], Correction[L_co, W_co]]) -> None:
         self._done, self._complete = done, complete
-        self._found: Correction | None = None
+        self._found: Correction[L_co, W_co] | None = None
 
     def done(self) -> bool:
         """True if `result` returns without waiting for another rank."""
         return self._found is not None or self._done()
 
-    def result(self) -> Correction:
+    def result(self) -> Correction[L_co, W_co]:
         """Give the correction, the same object at every call."""
         if self._found is None:
             self._found = self._complete()
         return self._found
 
 
+@overload
+def correct_async(
+    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, *, spec: Spec | Thresholds, **more: Unpack[More]
+) -> PendingCorrection[L, L]: ...
+@overload
+def correct_async(
+    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, **more: Unpack[More]
+) -> PendingCorrection[L, None]: ...
 @known_keywords
 def correct_async(
     train_logp: LogProbs,

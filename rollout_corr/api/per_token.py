@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from rollout_corr.backends import whole
 from rollout_corr.backends.batch import MASK_DTYPES, OpenBatch, Reader, reader
 from rollout_corr.backends.given import Batch, batch_given
-from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.layouts import L, LogProbs
 from rollout_corr.backends.staleness import ages_of, per_token, read_versions
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.specs.checked import known_keywords
@@ -20,7 +20,7 @@ from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive
 
 @known_keywords
 def future_kl_weights(
-    new_logp: LogProbs,
+    new_logp: L,
     old_logp: LogProbs,
     batch: Batch | None = None,
     *,
@@ -32,7 +32,7 @@ def future_kl_weights(
     upper: float = 1.2,
     delta: float | None = None,
     safety: float | None = None,
-) -> Any:
+) -> L:
     """Weigh tokens by how far the policy has moved behind them, for `Factors` of `policy_loss` (FIPO).
 
     The weight of token t is exp of the sum of 2^(-(u - t) / half_life) x_u over the valid tokens u at and behind it,
@@ -84,14 +84,14 @@ def future_kl_weights(
 
 @known_keywords
 def early_token_weights(
-    advantages: LogProbs,
+    advantages: L,
     batch: Batch | None = None,
     *,
     mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
     gamma: float = 1.0,
     eps: float = 1e-8,
-) -> Any:
+) -> L:
     """Weigh tokens by the share of the sequence's |A| that lies at and behind them, to multiply advantages (IW-OPD).
 
     The weight of a token is 1 + gamma (1 - before / total), where before is the sum of |A| over the valid tokens before
@@ -145,9 +145,7 @@ INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
 
 
 @known_keywords
-def proximal(
-    new_logp: LogProbs, rollout_logp: LogProbs, batch: Batch, *, interpolation: Interpolation = "loglinear"
-) -> Any:
+def proximal(new_logp: L, rollout_logp: LogProbs, batch: Batch, *, interpolation: Interpolation = "loglinear") -> L:
     """Interpolate the log-probs of the proximal policy, for `old_logp` of `policy_loss`.
 
     The proximal policy is the one before the current. A token of age a = current - version lies a - 1 of a steps from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from rollout_corr.backends.batch import LossResult, LossTask, OpenBatch, Result
 from rollout_corr.backends.choose import BackendName
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.given import Batch, Factors, batch_given
-from rollout_corr.backends.layouts import LogProbs, described
+from rollout_corr.backends.layouts import L, L_co, LogProbs, W_co, described
 from rollout_corr.backends.loss_blocks import finite_tokens
 from rollout_corr.backends.read import Given, read_beside, upload
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
@@ -42,25 +42,28 @@ from rollout_corr.specs.surrogate import Decided
 from rollout_corr.specs.terms import KL, EntropyBonus, Mean, Objective
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from rollout_corr.backends.bounds_of_batch import Thresholds
 
 
 @dataclass(frozen=True, eq=False)
-class PolicyLoss(HasStatistics):
-    """The result of `policy_loss`.
+class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
+    """The result of `policy_loss`; its type names the layout and the weights as that of `Correction` does.
 
     Attributes:
         value: 0-d, fp32 (fp64 where any log-prob is); the only one that has a gradient, to `new_logp`.
         mask: Non-zero at tokens that train: dtype and shape of the mask given.
-        weights: The correction's weights where a Spec was given, else None; the mode decides how they enter the loss.
+        weights: The correction's weights where a Spec was given, as in `Correction`, else None. The mode decides how
+            they enter the loss.
         keep: [S] bool where a Spec was given, else None: False for sequences that it rejected as a whole.
         statistics: Mergeable statistics on the device: the correction's where a Spec was given, then the loss's.
         keep_turns: [U] bool where a Spec and `turns` were given, else None, as in `Correction`.
     """
 
     value: Tensor
-    mask: Any
-    weights: Any
+    mask: L_co
+    weights: W_co
     keep: Tensor | None
     statistics: Statistics
     keep_turns: Tensor | None = None
@@ -80,6 +83,38 @@ class PolicyLoss(HasStatistics):
         return f"PolicyLoss({found}, device='{self.value.device}')"
 
 
+class More(TypedDict, total=False):
+    """The arguments of `policy_loss` that the type of its result does not depend on."""
+
+    mask: LogProbs | None
+    cu_seqlens: Tensor | None
+    old_logp: LogProbs | None
+    rollout_logp: LogProbs | None
+    ref_logp: LogProbs | None
+    correction: Correction | Factors | None
+    backend: BackendName
+
+
+@overload
+def policy_loss(
+    new_logp: L,
+    advantages: LogProbs,
+    batch: Batch | None = None,
+    loss: Loss = ...,
+    *,
+    spec: Spec | Thresholds,
+    **more: Unpack[More],
+) -> PolicyLoss[L, L]: ...
+@overload
+def policy_loss(
+    new_logp: L,
+    advantages: LogProbs,
+    batch: Batch | None = None,
+    loss: Loss = ...,
+    *,
+    spec: None = None,
+    **more: Unpack[More],
+) -> PolicyLoss[L, None]: ...
 @known_keywords
 def policy_loss(
     new_logp: LogProbs,

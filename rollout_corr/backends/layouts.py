@@ -7,12 +7,25 @@ gives results back. Every check reads metadata only, except that offsets on the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 LogProbs = Tensor | Sequence[Tensor]
+
+# The layout of the first argument of a call, which results are given back in.
+L = TypeVar("L", bound=LogProbs)
+
+# A result is generic over that layout, and over weights in it or None. Annotated without the two it may have any, which
+# Python itself can say from 3.13 on.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    L_co = WithDefault("L_co", bound=LogProbs, covariant=True, default=LogProbs)
+    W_co = WithDefault("W_co", bound=LogProbs | None, covariant=True, default=L_co | None)
+else:
+    L_co, W_co = TypeVar("L_co", covariant=True), TypeVar("W_co", covariant=True)
 
 
 def shape_of(x: Tensor) -> list[int]:
@@ -63,7 +76,7 @@ class Layout:
         """Give an argument as one tensor; an object that has no layout is left to `checked_tensor` to refuse."""
         return x
 
-    def give_back(self, x: Tensor) -> LogProbs:
+    def give_back(self, x: Tensor) -> Any:
         """Give a result as the caller's layout has it."""
         return x
 
@@ -148,7 +161,7 @@ def _joined(samples: list[Tensor]) -> Tensor:
 
 
 class ListLayout(Layout):
-    """A list of 1-D tensors, one a sample; opening one copies it."""
+    """A list or tuple of 1-D tensors, one a sample; opening one copies it."""
 
     plain = False
 
@@ -159,7 +172,7 @@ class ListLayout(Layout):
             if not isinstance(sample, Tensor) or sample.dim() != 1:
                 got = f"shape {shape_of(sample)}" if isinstance(sample, Tensor) else type(sample).__name__
                 raise ValueError(f"{leader}[{i}]: expected a 1-D tensor, got {got}")
-        self._leader = leader
+        self._leader, self._kind = leader, tuple if isinstance(logp, tuple) else list
         self._lengths = [sample.shape[0] for sample in logp]
         self.offsets = torch.tensor([0, *self._lengths], dtype=torch.int64, device="cpu").cumsum(0)
 
@@ -180,8 +193,8 @@ class ListLayout(Layout):
         return _joined(list(x)) if x else torch.zeros(0, device="cpu")
 
     def give_back(self, x: Tensor) -> LogProbs:
-        """Give a result as a list."""
-        return list(x.split(self._lengths))
+        """Give a result as a list, or as a tuple where one was given."""
+        return self._kind(x.split(self._lengths))
 
 
 def layout_of(leader: str, logp: object, cu_seqlens: Tensor | None) -> Layout:

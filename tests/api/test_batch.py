@@ -23,6 +23,7 @@ OFFSETS = torch.tensor([0, 5, 5, N])
 TRAIN, ROLLOUT = -torch.rand(N), -torch.rand(N)
 MASK = torch.arange(N) % 4 != 3
 SPEC = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(rc.Criterion("k1", over="turn", reduce="mean", upper=1.0),))
+SPEC_OF_TOKENS = rc.Spec(weight=SPEC.weight, criteria=(rc.Criterion("k1", upper=1.0),))
 
 
 def full_batch(**changes):
@@ -111,6 +112,15 @@ def test_the_short_forms_are_a_batch():
     assert short.metrics() == long.metrics()
     made, constructed = vars(batch_given(None, MASK, OFFSETS)), vars(rc.Batch(mask=MASK, cu_seqlens=OFFSETS))
     assert made | {"_read": {}} == constructed
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_samples_come_back_as_they_were_given(kind):
+    train, rollout = (kind(x.split([5, 7])) for x in (TRAIN, ROLLOUT))
+    out = rc.correct(train, rollout, spec=SPEC_OF_TOKENS)
+    loss = rc.policy_loss(train, train, rollout_logp=rollout, spec=SPEC_OF_TOKENS)
+    found = out.weights, out.mask, loss.weights, loss.mask, rc.future_kl_weights(train, rollout)
+    assert all(type(x) is kind and [len(part) for part in x] == [5, 7] for x in found)
 
 
 def test_a_loss_reads_of_a_batch_what_it_needs():

@@ -88,10 +88,10 @@ TARGETS = (Target(MODULE, "apply_rejection_sampling", apply_rejection_sampling),
 
 
 def _clamped(
-    out: Correction, cu_seqlens: Tensor | None, level: str, lower: float | None, upper: float | None
+    out: Correction[Tensor, Tensor], cu_seqlens: Tensor | None, level: str, lower: float | None, upper: float | None
 ) -> Tensor:
     """The weights within the bounds: all of them, or those of the sequences that failed."""
-    weights: Tensor = out.weights
+    weights = out.weights
     clamped = torch.where(weights != 0, weights.clamp(0.0 if lower is None else lower, upper), 0.0)
     if level == "token":
         return clamped
