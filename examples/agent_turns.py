@@ -10,6 +10,8 @@ middle of an episode: the sequence is lost where it is the unit, and one turn wh
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -35,26 +37,27 @@ def episodes(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return torch.cat(train), torch.cat(rollout), torch.cat(mask).bool(), torch.tensor([0, *lengths]).cumsum(0)
 
 
-def geometric(over: str) -> rc.Spec:
+def geometric(over: Literal["turn", "sequence"]) -> rc.Spec:
     """Reject each turn, or each sequence, whose geometric mean ratio is off."""
     return rc.Spec(criteria=(rc.Criterion("ratio", over, "mean", lower=0.98, upper=1.02),))
 
 
 def main() -> None:
     train_logp, rollout_logp, mask, cu_seqlens = episodes(64)
-    given = {"mask": mask, "cu_seqlens": cu_seqlens, "turns": "runs"}
+    batch = rc.Batch(mask=mask, cu_seqlens=cu_seqlens, turns="runs")
 
-    metrics = rc.correct(train_logp, rollout_logp, **given).metrics()
+    metrics = rc.correct(train_logp, rollout_logp, batch).metrics()
     print(f"turns: {metrics['turns']:.0f} in {metrics['sequences']:.0f} episodes")
     for place in ("first", "middle", "last"):
         print(f"mean D of {place} turns: {-metrics[f'turn_{place}_kl_k1']:.4f}")
 
-    by_turn = rc.correct(train_logp, rollout_logp, **given, spec=geometric("turn"))
-    by_sequence = rc.correct(train_logp, rollout_logp, **given, spec=geometric("sequence"))
+    by_turn = rc.correct(train_logp, rollout_logp, batch, spec=geometric("turn"))
+    by_sequence = rc.correct(train_logp, rollout_logp, batch, spec=geometric("sequence"))
     for name, out in (("turns", by_turn), ("sequences", by_sequence)):
         print(f"tokens kept by {name}: {out.metrics()['tokens_kept_fraction']:.3f}")
 
     # Token i of the batch is in turn u with turns[u] <= i < turns[u + 1].
+    assert by_turn.turns is not None and by_turn.keep_turns is not None
     first = int((~by_turn.keep_turns).nonzero()[0])
     begin, end = by_turn.turns[first : first + 2].tolist()
     print(f"first rejected turn: {first}, tokens {begin} to {end}")
@@ -63,9 +66,10 @@ def main() -> None:
     new_logp = rollout_logp.clone().requires_grad_()
     advantages = torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)[:, None]
     loss = rc.policy_loss(
-        new_logp, advantages, old_logp=train_logp, correction=by_turn, surrogate=rc.GSPO(over="turn"), **given
+        new_logp, advantages, batch, rc.Loss(rc.GSPO(over="turn")), old_logp=train_logp, correction=by_turn
     )
     loss.value.backward()
+    assert new_logp.grad is not None
     print(f"loss: {loss.value.item():.4f}, gradient at {int(new_logp.grad.count_nonzero())} tokens")
 
 

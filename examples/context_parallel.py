@@ -26,6 +26,7 @@ SPEC = rc.Spec(
         rc.Criterion("ratio", over="sequence", reduce="min", lower=1e-4, label="veto"),
     ),
 )
+LOSS = rc.Loss(rc.GSPO(), rc.Mean("sequence"))
 
 
 def share(cu_seqlens: Tensor, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
@@ -55,20 +56,9 @@ def main() -> None:
     train_logp, rollout_logp, mask = batch.train_logp[tokens], batch.rollout_logp[tokens], batch.mask[tokens]
     mine = new_logp[tokens].requires_grad_()
 
-    out = rc.correct(
-        train_logp, rollout_logp, rc.Batch(mask=mask, cu_seqlens=cu_seqlens, ranks=rc.Ranks(sequence=group)), spec=SPEC
-    )
-    options = {"surrogate": rc.GSPO(), "mean": rc.Mean("sequence")}
-    loss = rc.policy_loss(
-        mine,
-        advantages,
-        mask=mask,
-        old_logp=train_logp,
-        correction=out,
-        cu_seqlens=cu_seqlens,
-        sequence_group=group,
-        **options,
-    )
+    held = rc.Batch(mask=mask, cu_seqlens=cu_seqlens, ranks=rc.Ranks(sequence=group))
+    out = rc.correct(train_logp, rollout_logp, held, spec=SPEC)
+    loss = rc.policy_loss(mine, advantages, held, LOSS, old_logp=train_logp, correction=out)
     loss.value.backward()
     metrics = out.statistics.all_reduce(group).metrics()
     value = loss.value.detach().clone()
@@ -76,17 +66,11 @@ def main() -> None:
 
     # The same in one process.
     everything = new_logp.clone().requires_grad_()
-    whole = rc.correct(batch.train_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=SPEC)
-    reference = rc.policy_loss(
-        everything,
-        advantages,
-        mask=batch.mask,
-        old_logp=batch.train_logp,
-        correction=whole,
-        cu_seqlens=batch.cu_seqlens,
-        **options,
-    )
+    given = rc.Batch(mask=batch.mask, cu_seqlens=batch.cu_seqlens)
+    whole = rc.correct(batch.train_logp, batch.rollout_logp, given, spec=SPEC)
+    reference = rc.policy_loss(everything, advantages, given, LOSS, old_logp=batch.train_logp, correction=whole)
     reference.value.backward()
+    assert mine.grad is not None and everything.grad is not None
 
     expected = whole.metrics()
     # The slope of a sequence is a float32 sum over its tokens, in whatever order, and its own error is 1.3e-5.

@@ -11,6 +11,7 @@ Where there is no GPU the step runs as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -46,8 +47,8 @@ def step(batch: Batch) -> Outputs:
     return Outputs(out.value.detach(), gradient, found.statistics.join(out.statistics))
 
 
-def captured(batch: Batch) -> tuple[Callable[[], None], Outputs]:
-    """Capture a step; the batch and the outputs stay where they are."""
+def captured(batch: Batch) -> Callable[[], Outputs]:
+    """Capture a step, and give its replay; the batch and the outputs stay where they are."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -56,7 +57,12 @@ def captured(batch: Batch) -> tuple[Callable[[], None], Outputs]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = step(batch)
-    return graph.replay, outputs
+
+    def replay() -> Outputs:
+        graph.replay()
+        return outputs
+
+    return replay
 
 
 def random_batch(seed: int, device: str, tokens: int = 20_000, sequences: int = 40) -> Batch:
@@ -74,16 +80,14 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     held = random_batch(0, device)
     if device == "cuda":
-        replay, outputs = captured(held)
+        run = captured(held)
     else:
+        run = partial(step, held)
         print("no GPU: each step runs as it is")
     for seed in (1, 2, 3):
         for place, x in zip(held, random_batch(seed, device), strict=True):
             place.copy_(x)
-        if device == "cuda":
-            replay()
-        else:
-            outputs = step(held)
+        outputs = run()
         metrics = outputs.statistics.metrics()
         norm = float(outputs.gradient.norm())
         print(f"batch {seed}: loss {float(outputs.loss):.4f}, gradient {norm:.5f}, kl_k3 {metrics['kl_k3']:.5f}")

@@ -111,7 +111,7 @@ class Policy(nn.Module):
         self.layers = nn.ModuleList(Layer(width) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, TOKENS, bias=False)
 
-    def forward(self, tokens: Tensor, caches: list[list[Tensor]] | None = None, start: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, caches: Sequence[list[Tensor] | None] | None = None, start: int = 0) -> Tensor:
         """Return log-probs of the next token, [B, T, TOKENS]; `tokens` [B, T] begin at position `start`."""
         x = self.token(tokens) + self.position.weight[start : start + tokens.shape[1]]
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
@@ -219,8 +219,10 @@ def train(
         for rows in torch.randperm(len(prompt), generator=generator).chunk(2):
             new_logp, weights = logp_of(policy, prompt[rows], answer[rows]), out.weights
             weights = None if weights is None else weights[rows]
-            given = {"old_logp": old_logp[rows], "weights": weights, "train_mask": out.mask[rows]}
-            loss = rc.policy_loss(new_logp, advantages[rows], mask=mask[rows], **given)
+            factors = rc.Factors(weights, out.mask[rows])
+            loss = rc.policy_loss(
+                new_logp, advantages[rows], mask=mask[rows], old_logp=old_logp[rows], correction=factors
+            )
             optimiser.param_groups[0]["lr"] = setting.rate * min(1.0, (step + 1) / 10)
             optimiser.zero_grad()
             loss.value.backward()
@@ -270,7 +272,7 @@ def run(arms: Sequence[str], seeds: Sequence[int], setting: Setting) -> Curves:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, help="number of seeds (6; 2 with --tiny)")
     parser.add_argument("--steps", type=int, help="training steps (120)")
     parser.add_argument("--bits", type=int, help="bits of the weights that sample (4)")

@@ -43,7 +43,7 @@ def table_of(found: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("mismatch_rl"), help="folder to write to (%(default)s)")
     parser.add_argument("--tiny", action="store_true", help="try everything in seconds; the numbers mean nothing")

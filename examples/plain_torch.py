@@ -38,6 +38,7 @@ def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
         old_logp = policy(batch.before, batch.tokens)
     out = rc.correct(old_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=SPEC)
     advantages = baseline(batch, out.keep)  # a rejected sample does not move the baseline of its siblings
+    pending = [out.metrics_async()]
     for _ in range(2):
         loss = rc.policy_loss(
             policy(batch.before, batch.tokens),
@@ -49,7 +50,8 @@ def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch)
             correction=out,
         )
         update(optimizer, loss)
-    return [out.metrics_async(), loss.metrics_async()]
+        pending.append(loss.metrics_async())
+    return pending
 
 
 def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> list[rc.PendingMetrics]:
@@ -105,18 +107,19 @@ def rollout(engine: Policy, packed: bool) -> Batch:
     logp = engine(before, tokens)
     logp[0] -= 3.0  # the broken one
     rewards = ((tokens == (before + 1) % WORDS) & mask).sum(1) / lengths
-    layout, cu_seqlens = (before, tokens, logp, mask), None
+    cu_seqlens = None
     if packed:
         cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        layout = tuple(x[mask] for x in layout)
-    return Batch(*layout, cu_seqlens, rewards, torch.arange(SEQUENCES) // GROUP)
+        before, tokens, logp, mask = before[mask], tokens[mask], logp[mask], mask[mask]
+    return Batch(before, tokens, logp, mask, cu_seqlens, rewards, torch.arange(SEQUENCES) // GROUP)
 
 
 def train(step, packed: bool) -> None:
     torch.manual_seed(0)
-    policy = Policy()
+    policy = engine = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
-    pending, logged, rewards = [], [], []
+    pending: list[rc.PendingMetrics] = []
+    logged, rewards = [], []
     for i in range(STEPS):
         if i % 3 == 0:
             engine = deepcopy(policy).bfloat16()

@@ -75,6 +75,7 @@ def main() -> None:
         new = (old + 0.1 * torch.sin(torch.arange(old.shape[1]))).requires_grad_()
         value, _ = ppo_utils.PolicyLossRegistry.get(name)(new, old, advantages, ALGORITHM, mask, rollout)
         value.backward()
+        assert new.grad is not None
         slopes.append(new.grad)
         print(f"{name}: {value.item():.6f}")
     apart = float((slopes[0] - slopes[1]).abs().max() / slopes[0].abs().max())
