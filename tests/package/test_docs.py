@@ -5,26 +5,22 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 
 import rollout_corr as rc
 from builders import metrics_page
+from builders.pages import DOCS, PAGES, ROOT, blocks
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.specs import choices, surrogate, terms
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
 MATHS = DOCS / "math.md", DOCS / "loss_math.md"
 GUIDES = DOCS / "guide.md", DOCS / "batches.md", DOCS / "troubleshooting.md"
-RUN = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "api").glob("*.md"))]
 MAPS = [ROOT / "kernels" / "README.md", *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
-LINKED = [*RUN, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
+LINKED = [*PAGES, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
 CHOICES = {
     name: getattr(choices, name)
@@ -44,30 +40,6 @@ CHOICES |= {name: getattr(terms, name) for name in ("MEANS", "MEANS_OVER", "KL_K
 CHOICES["RATIOS"] = surrogate.RATIOS
 
 
-class Block(NamedTuple):
-    """A fenced block."""
-
-    path: Path
-    line: int
-    language: str
-    code: str
-
-
-def blocks(path: Path) -> Iterator[Block]:
-    """Every fenced block of a page."""
-    language, start, lines = None, 0, []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        fence = re.match(r"\s*```(.*)", line)
-        if fence and language is None:
-            language, start, lines = fence[1].strip(), number, []
-        elif fence:
-            yield Block(path, start, language, "\n".join(lines) + "\n")
-            language = None
-        else:
-            lines.append(line)
-    assert language is None, f"{path.name}:{start}: a fence that is never closed"
-
-
 def prose(path: Path) -> str:
     """A page without its fenced blocks."""
     return re.sub(r"^\s*```.*?^\s*```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -75,7 +47,7 @@ def prose(path: Path) -> str:
 
 def python_blocks() -> list[object]:
     found = []
-    for block in (block for path in RUN for block in blocks(path) if block.language == "python"):
+    for block in (block for path in PAGES for block in blocks(path) if block.language == "python"):
         # test_dashboard.py runs these, and reads what was logged.
         tracks = re.search(r"^(import|from) (wandb|mlflow|trackio|torch\.utils\.tensorboard)", block.code, re.MULTILINE)
         if tracks:
@@ -108,7 +80,7 @@ def test_python_runs(block, monkeypatch, tmp_path, request):
 
 def test_guide_and_math_have_python():
     """No page loses its tests by a fence that is spelt another way."""
-    for path in RUN:
+    for path in PAGES:
         for block in blocks(path):
             assert block.language in ("python", "text", "yaml", "bash", ""), f"{path.name}:{block.line}"
             assert block.language or not re.search(r"^(import|from) ", block.code, re.MULTILINE), block
@@ -134,7 +106,7 @@ def test_losses_page_is_fresh():
     assert losses() in text, "python -m rollout_corr.frameworks losses makes the part between the comments"
 
 
-@pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_rows_of_a_table_have_as_many_cells(path):
     """A bar inside a cell has to be escaped, in code too."""
     cells = 0
@@ -156,7 +128,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", RUN, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_page_has_one_title(path):
     prose = re.sub(r"^\s*```.*?^\s*```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1
@@ -175,7 +147,7 @@ def test_relative_links_lead_somewhere(path):
             assert anchor in anchors(found), f"{path.name}: {target}"
 
 
-@pytest.mark.parametrize("path", RUN, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_thread_is_linked_under_its_number(path):
     """`[TRL#6789](.../trl/issues/6789)`: what is shown and where it leads agree."""
     for shown, repository, number in re.findall(

@@ -1,49 +1,78 @@
-"""Type checkers refuse what the package would refuse when it runs: a misspelled choice is an error in the editor."""
+"""Type checkers take the code of every page and example, and refuse what the package would refuse when it runs.
+
+They run with their default settings, as in an editor, on the modules that builders/pages.py writes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-import rollout_corr
+from builders.pages import ROOT, write_modules
 from rollout_corr.specs.choices import STATS
 from rollout_corr.specs.statistics import STATISTICS, Stat
 
 CASES = Path(__file__).with_name("typing_cases.py")
-ROOT = Path(rollout_corr.__file__).parents[1]
 WRONG = [number for number, line in enumerate(CASES.read_text().splitlines(), 1) if line.endswith("# wrong")]
 
-
-def lines_by_mypy() -> list[int]:
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--follow-imports", "silent", str(CASES)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert not run.stderr, run.stderr
-    return [int(line) for line in re.findall(r"typing_cases\.py:(\d+): error", run.stdout)]
+# A file, a line and what is wrong there.
+Error = tuple[str, int, str]
 
 
-def lines_by_pyright() -> list[int]:
-    environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(CASES)]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    found = json.loads(run.stdout)["generalDiagnostics"]
-    return [one["range"]["start"]["line"] + 1 for one in found if one["severity"] == "error"]
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The modules of pages and examples, and the cases."""
+    assert write_modules(tmp_path) > 60
+    (tmp_path / CASES.name).write_text(CASES.read_text(encoding="utf-8"), encoding="utf-8")
+    return tmp_path
 
 
-def test_pyright_finds_the_wrong_lines_and_no_other():
-    assert len(WRONG) > 10
-    assert sorted(set(lines_by_pyright())) == WRONG
+def said_by(checker: str, folder: Path, *options: str, **environment: str) -> str:
+    """The standard output of a checker that has run through."""
+    if find_spec(checker) is None:
+        pytest.fail(f"{checker} is missing: pip install -c constraints.txt -e '.[test]'")
+    command = [sys.executable, "-m", checker, *options, str(folder)]
+    variables = {**os.environ, **environment}
+    run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and not run.stderr, run.stdout + run.stderr
+    return run.stdout
 
 
-@pytest.mark.slow
-def test_mypy_finds_the_wrong_lines_and_no_other():
-    assert sorted(set(lines_by_mypy())) == WRONG
+def errors_by_pyright(folder: Path) -> Iterator[Error]:
+    (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
+    options = "--outputjson", "--pythonpath", sys.executable, "--project"
+    for found in json.loads(said_by("pyright", folder, *options, PYRIGHT_PYTHON_IGNORE_WARNINGS="1"))[
+        "generalDiagnostics"
+    ]:
+        if found["severity"] == "error":
+            yield Path(found["file"]).name, found["range"]["start"]["line"] + 1, found["message"]
+
+
+def errors_by_mypy(folder: Path) -> Iterator[Error]:
+    # Of the checkout's own files nothing is reported, as of an installed package.
+    options = "--config-file=", "--output=json", "--follow-imports=silent", f"--cache-dir={os.devnull}"
+    path = os.pathsep.join((str(ROOT), str(folder / "typings")))
+    for line in said_by("mypy", folder, *options, MYPYPATH=path).splitlines():
+        found = json.loads(line)
+        if found["severity"] == "error":
+            yield Path(found["file"]).name, found["line"], found["message"]
+
+
+@pytest.mark.parametrize("checker", [errors_by_pyright, errors_by_mypy])
+def test_a_checker_finds_the_wrong_lines_and_no_other(checker, folder):
+    assert len(WRONG) > 70
+    errors = list(checker(folder))
+    elsewhere = [f"{name}:{line}: {message}" for name, line, message in errors if name != CASES.name]
+    assert not elsewhere, "\n".join(elsewhere)
+    assert sorted({line for name, line, _ in errors if name == CASES.name}) == WRONG
 
 
 def test_the_type_of_a_statistic_names_every_row():

@@ -5,14 +5,17 @@ test_typing.py runs the checkers on this file; nothing imports it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
+from torch import Tensor
+from typing_extensions import assert_type
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 
-x = torch.zeros(2, 3)
+x, spec, batch = torch.zeros(2, 3), rc.Spec(), rc.Batch(mask=torch.ones(2, 3))
+out, loss = rc.correct(x, x, batch, spec=spec), rc.policy_loss(x, x, batch, old_logp=x)
 
 # Right.
 rc.Weight.token(upper=2.0, outside="zero", normalize="batch")
@@ -20,10 +23,13 @@ rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, when="outward", dr
 rc.Spec(rejected="both", nonfinite="neutral", sums_over="kept", detail="full", report=("native", "verl"))
 rc.Spec.from_dict({"weight": {"over": "token"}})
 rc.correct(x, x, spec=rc.Spec(), backend="torch")
-rc.policy_loss(x, x, loss=rc.Loss(rc.PPO(), mean=rc.Mean("sum", over="kept")), old_logp=x, backend="torch")
+rc.policy_loss(x, x, batch, rc.Loss(rc.PPO(), rc.Mean("sum", over="kept")), old_logp=x, correction=out, backend="torch")
+rc.policy_loss(x, x, old_logp=x, correction=rc.Factors(weights=out.weights, mask=out.mask))
+rc.Batch(labels={"environment": rc.Labels(x, ["math", "code"])}, groups=rc.Groups(size=4), turns="runs", total=8)
+rc.Batch(kept_mass=rc.KeptMass(x, of="train"), versions=rc.Versions(x, 3), ranks=rc.Ranks(order="zigzag"))
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
 rc.route_agreement(x.long()[None], x.long()[None]).metrics()["route_overlap_mean"]
-rc.warmup("cpu", None, layouts=("packed",), advantages="sequence")
+rc.warmup(x, x, batch, spec=spec, loss=rc.Loss(), advantages=x)
 rc.GSPO(through="token", of="new/rollout")
 rc.Score(upper=2.0, outside="zero")
 rc.DPPO("kl")
@@ -43,7 +49,66 @@ one: rc.SpecName = "areal.kpop"
 over: str = rc.Weight.product().over
 report: tuple[str, ...] = rc.Spec().report
 
-# Wrong.
+# The types of results: the layout that was given, and None without a Spec.
+samples, either = [x], cast(Tensor | list[Tensor], x)
+assert_type(out, rc.Correction[Tensor, Tensor])
+assert_type(out.weights, Tensor)
+assert_type(rc.correct(x, x), rc.Correction[Tensor, None])
+assert_type(rc.correct(samples, samples, mask=samples, spec=spec).mask, list[Tensor])
+assert_type(rc.correct(either, either, spec=spec).weights, Tensor | list[Tensor])
+assert_type(rc.correct_async(x, x, batch, spec=spec).result().weights, Tensor)
+assert_type(rc.correct_async(samples, samples), rc.PendingCorrection[list[Tensor], None])
+assert_type(loss.value, Tensor)
+assert_type(loss.weights, None)
+assert_type(rc.policy_loss(samples, samples, rollout_logp=samples, spec=spec).weights, list[Tensor])
+assert_type(rc.policy_loss(x, x, rollout_logp=x, spec=cast(rc.Spec | None, spec)).weights, Tensor | None)
+assert_type(rc.future_kl_weights(x, x), Tensor)
+assert_type(rc.early_token_weights(samples), list[Tensor])
+assert_type(rc.proximal(x, x, batch, interpolation="linear"), Tensor)
+any_of_them: list[rc.Correction] = [out, rc.correct(x, x), rc.correct(samples, samples, spec=spec)]
+assert_type(any_of_them[0].mask, Tensor | Sequence[Tensor])
+
+# Slips: each would be an error when it runs, too.
+rc.corect(x, x)  # wrong
+rc.correct(x, x, masks=x)  # wrong
+rc.correct(x, x, x)  # wrong
+rc.correct(x, x, spec)  # wrong
+rc.correct(x, x, {"mask": x})  # wrong
+rc.correct(x, x, attention_mask=x)  # wrong
+rc.correct(x, x, turns=x)  # wrong
+rc.correct(x, x, spec="verl.decoupled_token_is")  # wrong
+rc.correct(x, x, spec=None)  # wrong
+rc.correct(x, x, spec=rc.Loss())  # wrong
+rc.correct(x, x, spec=rc.Weight.token())  # wrong
+rc.correct(x, x).weights.sum()  # wrong
+out.weigths.sum()  # wrong
+out.metric()  # wrong
+rc.Batch(x)  # wrong
+rc.Batch(cu_seqlen=x)  # wrong
+rc.Batch(labels=x)  # wrong
+rc.Batch(labels={"environment": x})  # wrong
+rc.Batch(groups=x)  # wrong
+rc.Batch(versions=(x, 3))  # wrong
+rc.Batch(kept_mass=x)  # wrong
+rc.Batch(ranks="world")  # wrong
+rc.Ranks(order="zig_zag")  # wrong
+rc.KeptMass(x, of="engine")  # wrong
+rc.policy_loss(x, x, rc.Loss())  # wrong
+rc.policy_loss(x, x, x)  # wrong
+rc.policy_loss(x, x, loss=rc.PPO())  # wrong
+rc.policy_loss(x, x, spec=rc.Loss())  # wrong
+rc.policy_loss(x, x, surrogate=rc.PPO())  # wrong
+rc.policy_loss(x, x, correction=out.weights)  # wrong
+rc.policy_loss(x, x, weights=out.weights)  # wrong
+rc.Loss(spec)  # wrong
+rc.Loss(mean="token")  # wrong
+rc.Mean("tokens")  # wrong
+rc.Mean(over="keep")  # wrong
+loss.backward()  # wrong
+loss.value.backwards()  # wrong
+rc.suggest(x, x, keep="0.95")  # wrong
+
+# Wrong choices.
 rc.doctor(3)  # wrong
 rc.doctor("dumps", on_polcy=True)  # wrong
 rc.doctor("dumps").findings = ()  # wrong
@@ -77,13 +142,11 @@ rc.Spec(detail="some")  # wrong
 rc.Spec(report=("trl",))  # wrong
 rc.Spec(weight="token")  # wrong
 rc.correct(x, x, spec=rc.Spec(), backend="gpu")  # wrong
-rc.policy_loss(x, x, loss=rc.Loss(rc.PPO()), old_logp=x, backend="compiled")  # wrong
-rc.policy_loss(x, x, **bundled_loss(old_logp=x, reduction="mean"))  # wrong
-rc.policy_loss(x, x, loss=rc.Loss(mean=rc.Mean(over="all")), old_logp=x)  # wrong
-rc.policy_loss(x, x, loss=rc.Loss("ppo"), old_logp=x)  # wrong
+rc.policy_loss(x, x, old_logp=x, backend="compiled")  # wrong
+rc.Loss("ppo")  # wrong
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="mean")  # wrong
-rc.warmup("cpu", None, layouts=("jagged",))  # wrong
-rc.warmup("cpu", None, advantages="row")  # wrong
+rc.warmup("cpu", None)  # wrong
+rc.warmup(x, x, advantages="row")  # wrong
 rc.PPO(of="old")  # wrong
 rc.GSPO(through="both")  # wrong
 rc.Score(outside="clip")  # wrong
