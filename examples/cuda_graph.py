@@ -90,7 +90,9 @@ def main() -> None:
         outputs = run()
         metrics = outputs.statistics.metrics()
         norm = float(outputs.gradient.norm())
-        print(f"batch {seed}: loss {float(outputs.loss):.4f}, gradient {norm:.5f}, kl_k3 {metrics['kl_k3']:.5f}")
+        print(
+            f"batch {seed}: loss {float(outputs.loss):.4f}, gradient {norm:.5f}, kl_rollout_train_k3 {metrics['kl_rollout_train_k3']:.5f}"
+        )
 
 
 if __name__ == "__main__":

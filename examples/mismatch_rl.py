@@ -231,7 +231,7 @@ def train(
 
         watched = rc.correct(old_logp, rollout_logp, mask=mask, spec=WATCH).metrics()
         kept = out.metrics()["tokens_kept_fraction"]
-        seen.append({"kl": watched["kl_k3"], "ess": watched["weight_raw_ess"], "kept": kept})
+        seen.append({"kl": watched["kl_rollout_train_k3"], "ess": watched["weight_before_bounds_ess"], "kept": kept})
         tick()
         if (step + 1) % setting.every == 0:
             point = {name: fmean(x[name] for x in seen) for name in seen[0]} | {

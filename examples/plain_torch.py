@@ -130,8 +130,8 @@ def train(step, packed: bool) -> None:
         pending = begun
         rewards.append(float(batch.rewards.mean()))
     name = f"{step.__name__}, {'packed' if packed else 'padded'}"
-    mismatch = sum(metrics["kl_k3"] for metrics in logged) / len(logged)
-    trained = [metrics["loss_sequences"] for metrics in logged]
+    mismatch = sum(metrics["kl_rollout_train_k3"] for metrics in logged) / len(logged)
+    trained = [metrics["sequences_trained"] for metrics in logged]
     print(f"{name}: reward {rewards[0]:.3f} -> {rewards[-1]:.3f}, mismatch {mismatch:.4f} nats, ", end="")
     print(f"{min(trained):.0f} to {max(trained):.0f} of {SEQUENCES} sequences train")
 

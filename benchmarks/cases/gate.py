@@ -29,11 +29,11 @@ VALUE_RTOL = 1e-3
 EQUAL = ("rollout_ppl", "rollout_log_ppl", "ppl_ratio", "chi2_token")
 EQUAL += ("log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min")
 VERL_KEYS = {key: key for key in EQUAL} | {
-    "training_ppl": "train_ppl",
-    "training_log_ppl": "train_log_ppl",
-    "kl": "kl_k1",
-    "k3_kl": "kl_k3",
-    "chi2_seq": "chi2_sequence",
+    "training_ppl": "sequence_train_ppl_mean",
+    "training_log_ppl": "sequence_train_log_ppl_mean",
+    "kl": "kl_rollout_train_k1",
+    "k3_kl": "kl_rollout_train_k3",
+    "chi2_seq": "sequence_chi2_train_rollout",
 }
 MOMENTS = {"rollout_is": "weight", "rollout_is_seq": "sequence_weight"}
 VERL_WEIGHT_KEYS = {
@@ -41,23 +41,23 @@ VERL_WEIGHT_KEYS = {
 } | {
     "rollout_is_std": "weight_std",
     "rollout_is_eff_sample_size": "weight_ess",
-    "rollout_is_ratio_fraction_high": "weight_above_fraction",
+    "rollout_is_ratio_fraction_high": "weight_above_upper_fraction",
 }
 VERL_REJECTION_KEYS = {
-    "rollout_rs_masked_fraction": "seq_mean_k1/rejected_tokens_fraction",
-    "rollout_rs_seq_masked_fraction": "seq_mean_k1/rejected_sequences_fraction",
+    "rollout_rs_masked_fraction": "seq_mean_k1/tokens_rejected_fraction",
+    "rollout_rs_seq_masked_fraction": "seq_mean_k1/sequences_rejected_fraction",
 }
 TRL_KEYS = {
-    "sampling/sampling_logp_difference/mean": "d_abs_mean",
-    "sampling/sampling_logp_difference/max": "d_abs_max",
+    "sampling/sampling_logp_difference/mean": "logratio_abs_mean",
+    "sampling/sampling_logp_difference/max": "logratio_abs_max",
 }
-TRL_LOSS_KEYS = {"clip_ratio/low_mean": "clip_fraction_low", "clip_ratio/high_mean": "clip_fraction_high"}
+TRL_LOSS_KEYS = {"clip_ratio/low_mean": "clip_low_fraction", "clip_ratio/high_mean": "clip_high_fraction"}
 # Native keys that are 0 for finite log-probs inside sequences; a hand-written version has no reason to compute them.
 NOT_BY_HAND = {
     "tokens_outside",
     "sequences_without_survivors",
-    "weight_below_fraction",
-    "sequence_weight_below_fraction",
+    "weight_below_lower_fraction",
+    "sequence_weight_below_lower_fraction",
 }
 
 
@@ -203,7 +203,7 @@ def _pairs(
         given = VERL_KEYS | (VERL_WEIGHT_KEYS if operation.spec.weight is not None else {})
         given |= VERL_REJECTION_KEYS if operation.spec.criteria else {}
         keys = {f"rollout_corr/{key}": native for key, native in given.items()}
-        keys = {"actor/ppo_kl": "ppo_kl"} if operation.part else keys
+        keys = {"actor/ppo_kl": "kl_old_new_k1"} if operation.part else keys
     elif name == TRL:
         keys = TRL_LOSS_KEYS if operation.part else TRL_KEYS
     elif name in (XTUNER, XTUNER_ONCE, SKYRL) or (name == BY_HAND and operation.part):

@@ -76,7 +76,9 @@ def _many_corrected(batch: Batch, copies: int, offsets: Tensor, parts: Sequence[
     hold(torch.equal(one.keep.repeat(copies), out.keep), "keep differs between copies")
     a, b = one.metrics(), out.metrics()
     hold(b["tokens"] == copies * a["tokens"], f"{b['tokens']} tokens were counted, not {copies * a['tokens']}")
-    hold(abs(a["d_abs_mean"] - b["d_abs_mean"]) <= 1e-5 * a["d_abs_mean"], "the mean of |D| differs")
+    hold(
+        abs(a["logratio_abs_mean"] - b["logratio_abs_mean"]) <= 1e-5 * a["logratio_abs_mean"], "the mean of |D| differs"
+    )
 
 
 def _many_in_a_loss(batch: Batch, copies: int, offsets: Tensor, parts: Sequence[slice]) -> None:

@@ -153,30 +153,30 @@ def correct(
         "tokens_clamped": (abs_d > CLAMP).sum(),
         "sequences": n_sequences,
         "sequences_clamped": (size > CLAMP).sum(),
-        "d_mean": d_mean,
-        "d_abs_mean": over_tokens(abs_d),
-        "d_std": _std(d_mean, d2_mean),
-        "d_abs_max": torch.maximum(d_max, -d_min),
-        "d_min": d_min,
-        "d_max": d_max,
-        "kl_k1": -d_mean,
-        "kl_k2": 0.5 * d2_mean,
-        "kl_k3": over_tokens(excess - clamped),
+        "logratio_mean": d_mean,
+        "logratio_abs_mean": over_tokens(abs_d),
+        "logratio_std": _std(d_mean, d2_mean),
+        "logratio_abs_max": torch.maximum(d_max, -d_min),
+        "logratio_min": d_min,
+        "logratio_max": d_max,
+        "kl_rollout_train_k1": -d_mean,
+        "kl_rollout_train_k2": 0.5 * d2_mean,
+        "kl_rollout_train_k3": over_tokens(excess - clamped),
         "ratio_mean": 1.0 + excess_mean,
         "ratio_std": _std(excess_mean, excess2_mean),
-        "chi2_token": excess2_mean + 2.0 * excess_mean,
-        "chi2_sequence": over_sequences((2.0 * sum_d.clamp(-CLAMP, CLAMP)).exp() - 1.0),
-        "sum_d_abs_mean": over_sequences(size),
-        "sum_d_abs_max": torch.where(some, size, -math.inf).amax(),
-        "train_ppl": over_sequences(train_log_ppl.exp()),
-        "rollout_ppl": over_sequences(rollout_log_ppl.exp()),
-        "train_log_ppl": over_sequences(train_log_ppl),
-        "rollout_log_ppl": over_sequences(rollout_log_ppl),
-        "log_ppl_diff": over_sequences(gap),
-        "log_ppl_abs_diff": over_sequences(gap.abs()),
-        "log_ppl_diff_max": gap_max,
-        "log_ppl_diff_min": gap_min,
-        "ppl_ratio": over_sequences(gap.exp()),
+        "chi2_train_rollout": excess2_mean + 2.0 * excess_mean,
+        "sequence_chi2_train_rollout": over_sequences((2.0 * sum_d.clamp(-CLAMP, CLAMP)).exp() - 1.0),
+        "sequence_logratio_abs_mean": over_sequences(size),
+        "sequence_logratio_abs_max": torch.where(some, size, -math.inf).amax(),
+        "sequence_train_ppl_mean": over_sequences(train_log_ppl.exp()),
+        "sequence_rollout_ppl_mean": over_sequences(rollout_log_ppl.exp()),
+        "sequence_train_log_ppl_mean": over_sequences(train_log_ppl),
+        "sequence_rollout_log_ppl_mean": over_sequences(rollout_log_ppl),
+        "sequence_log_ppl_diff_mean": over_sequences(gap),
+        "sequence_log_ppl_diff_abs_mean": over_sequences(gap.abs()),
+        "sequence_log_ppl_diff_max": gap_max,
+        "sequence_log_ppl_diff_min": gap_min,
+        "sequence_ppl_ratio_mean": over_sequences(gap.exp()),
     }
 
     weights = None
@@ -190,15 +190,15 @@ def correct(
             metrics |= _moments(name, x, square, over_tokens, token_bounds(x))
             metrics |= _moments(f"sequence_{name}", means, means.square(), over_sequences, sequence_bounds(means))
             if name == "weight_raw":
-                metrics["weight_above_fraction"] = over_tokens(x > upper - 1.0)
-                metrics["sequence_weight_above_fraction"] = over_sequences(means > upper - 1.0)
+                metrics["weight_above_upper_fraction"] = over_tokens(x > upper - 1.0)
+                metrics["sequence_weight_above_upper_fraction"] = over_sequences(means > upper - 1.0)
 
     keep = torch.ones_like(some)
     for criterion in spec.criteria:
         keep = _inside(criterion, sum_d / counts, some, metrics)
         lost = torch.where(keep, 0, lengths)
-        metrics[f"{criterion.label}/rejected_tokens_fraction"] = lost.sum() / n_tokens
-        metrics[f"{criterion.label}/rejected_sequences_fraction"] = (lost > 0).sum() / n_sequences
+        metrics[f"{criterion.label}/tokens_rejected_fraction"] = lost.sum() / n_tokens
+        metrics[f"{criterion.label}/sequences_rejected_fraction"] = (lost > 0).sum() / n_sequences
     if spec.criteria:
         kept = layout.spread(keep)
         mask = kept if mask is None else torch.where(kept, mask, 0)
@@ -262,16 +262,16 @@ def policy_loss(
         excess = torch.where(valid, ratio - 1.0, 0.0)
         mean, square = excess.sum() / n, excess.square().sum() / n
         metrics = {
-            "loss_tokens": n,
-            "loss_policy": value.detach(),
-            "clip_fraction_low": share(negative & (ratio < 1.0 - low)),
-            "clip_fraction_high": share((advantages > 0) & (ratio > 1.0 + high)),
-            "clip_fraction_dual": share(negative & (ratio > dual)),
-            "ppo_kl": -d.sum() / n,
-            "ppo_kl_k3": (excess - d).sum() / n,
-            "ppo_ratio_mean": 1.0 + mean,
-            "ppo_ratio_std": _std(mean, square),
-            "ppo_ratio_min": torch.where(valid, ratio, math.inf).amin(),
-            "ppo_ratio_max": torch.where(valid, ratio, -math.inf).amax(),
+            "tokens_trained": n,
+            "surrogate_loss_mean": value.detach(),
+            "clip_low_fraction": share(negative & (ratio < 1.0 - low)),
+            "clip_high_fraction": share((advantages > 0) & (ratio > 1.0 + high)),
+            "clip_dual_fraction": share(negative & (ratio > dual)),
+            "kl_old_new_k1": -d.sum() / n,
+            "kl_old_new_k3": (excess - d).sum() / n,
+            "surrogate_ratio_mean": 1.0 + mean,
+            "surrogate_ratio_std": _std(mean, square),
+            "surrogate_ratio_min": torch.where(valid, ratio, math.inf).amin(),
+            "surrogate_ratio_max": torch.where(valid, ratio, -math.inf).amax(),
         }
     return value, metrics

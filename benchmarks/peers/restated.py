@@ -196,12 +196,12 @@ def xtuner_loss(
 
         metrics = {
             "ratio_deviation": mean((ratio - 1.0).abs()),
-            "ppo_kl": mean(-d),
-            "ppo_kl_k3": mean(ratio - 1.0 - d),
-            "clip_fraction_low": mean(((ratio < 1.0 - low) & (advantages < 0)).float()),
-            "clip_fraction_high": mean(((ratio > 1.0 + high) & (advantages > 0)).float()),
-            "ppo_ratio_max": torch.where(trains, ratio, -math.inf).max(),
-            "ppo_ratio_min": torch.where(trains, ratio, math.inf).min(),
+            "kl_old_new_k1": mean(-d),
+            "kl_old_new_k3": mean(ratio - 1.0 - d),
+            "clip_low_fraction": mean(((ratio < 1.0 - low) & (advantages < 0)).float()),
+            "clip_high_fraction": mean(((ratio > 1.0 + high) & (advantages > 0)).float()),
+            "surrogate_ratio_max": torch.where(trains, ratio, -math.inf).max(),
+            "surrogate_ratio_min": torch.where(trains, ratio, math.inf).min(),
         }
     return value, metrics
 

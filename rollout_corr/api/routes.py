@@ -25,9 +25,9 @@ METRICS = [
            mean("same")),
     Metric("route_tokens_same_fraction", "tokens with the same experts in every layer", "fraction", TOKENS,
            "falls with the number of layers", mean("tokens_same")),
-    Metric("route_overlap_min", "`route_overlap_mean` of the layer where it is lowest", "fraction", CHOICES,
+    Metric("route_layer_overlap_min", "`route_overlap_mean` of the layer where it is lowest", "fraction", CHOICES,
            "near the mean", plain("overlap_min")),
-    Metric("route_overlap_min_layer", "that layer, from 0", "layer", CHOICES, "-", plain("overlap_min_layer")),
+    Metric("route_layer_overlap_argmin", "that layer, from 0", "layer", CHOICES, "-", plain("overlap_min_layer")),
 ]
 # fmt: on
 

@@ -67,7 +67,7 @@ def test_a_nan_fails_its_unit_and_is_counted():
     )
     assert out.keep.tolist() == [False, True, False]
     found = out.metrics()
-    assert found["entropy_nonfinite"] == 2 and found["entropy_mean"] == 0.625 and found["entropy_max"] == 1.0
+    assert found["tokens_entropy_nonfinite"] == 2 and found["entropy_mean"] == 0.625 and found["entropy_max"] == 1.0
 
 
 @pytest.mark.parametrize("over", ["token", "turn", "sequence", "prefix"])
@@ -107,10 +107,16 @@ def test_metrics_without_a_criterion():
     laid = lay_out(sequences, "padded_right")
     plain = laid.correct(rc.Spec()).metrics()
     found = laid.correct(rc.Spec(), entropy=laid.external["entropy"]).metrics()
-    more = ["entropy_mean", "entropy_max", "entropy_min", "entropy_nonfinite", "kl_k3_over_entropy"]
+    more = [
+        "entropy_mean",
+        "entropy_max",
+        "entropy_min",
+        "tokens_entropy_nonfinite",
+        "kl_rollout_train_k3_over_entropy",
+    ]
     assert [name for name in found if name not in plain] == more
     assert {name: found[name] for name in plain} == plain
-    assert found["kl_k3_over_entropy"] == found["kl_k3"] / found["entropy_mean"] > 0.0
+    assert found["kl_rollout_train_k3_over_entropy"] == found["kl_rollout_train_k3"] / found["entropy_mean"] > 0.0
 
 
 def test_entropies_and_ages_and_divisors_merge():
@@ -123,7 +129,7 @@ def test_entropies_and_ages_and_divisors_merge():
         [rc.Statistics.nothing(spec, extra=whole.statistics.extra), *(x.statistics for x in found)]
     )
     assert merged.metrics() == pytest.approx(whole.metrics(), rel=1e-12, abs=1e-12)
-    assert {"weight_divisor_max", "entropy_mean", "age_mean"} <= set(merged.metrics())
+    assert {"sequence_weight_divisor_max", "entropy_mean", "age_mean"} <= set(merged.metrics())
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded_left"])
@@ -296,7 +302,7 @@ def test_no_token_trains():
         old_logp=x,
     )
     out.value.backward()
-    assert out.value.item() == 0.0 and not entropy.grad.any() and out.metrics()["entropy_nonfinite"] == 0.0
+    assert out.value.item() == 0.0 and not entropy.grad.any() and out.metrics()["tokens_entropy_nonfinite"] == 0.0
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -310,7 +316,7 @@ def test_a_token_that_the_loss_leaves_out_has_no_bonus(of, backend):
     plain = rc.policy_loss(*given, **bundled_loss(old_logp=torch.full((2, 3), -1.0), **call))
     bonus = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(1.0)}
     out = rc.policy_loss(*given, **bundled_loss(old_logp=torch.full((2, 3), -1.0), **bonus, **call))
-    assert out.metrics()["loss_tokens_nonfinite"] == 2
+    assert out.metrics()["tokens_loss_nonfinite"] == 2
     assert (plain.value - out.value).item() == pytest.approx(2.5, rel=1e-6)
     out.value.backward()
     assert entropy.grad[0, 1] == entropy.grad[1, 2] == 0.0 and torch.count_nonzero(entropy.grad) == 4

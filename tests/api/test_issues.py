@@ -40,8 +40,8 @@ def test_verl_7771_empty_rows_change_no_metric():
     train, rollout = torch.full((2, 4), -2.0), torch.full((2, 4), -1.0)
     mask = torch.ones(2, 4, dtype=torch.int64)
     wanted = rc.correct(train, rollout, mask=mask, spec=FULL).metrics()
-    assert close(wanted["log_ppl_abs_diff"], 1.0)
-    assert close(wanted["train_ppl"], math.exp(2.0))
+    assert close(wanted["sequence_log_ppl_diff_abs_mean"], 1.0)
+    assert close(wanted["sequence_train_ppl_mean"], math.exp(2.0))
     for k in (1, 3):
         out = rc.correct(
             torch.cat([train, torch.zeros(k, 4)]),
@@ -82,8 +82,8 @@ def test_verl_5859_nothing_valid_and_one_token():
     assert nothing.weights.tolist() == [[0.0, 0.0]]
     assert all(math.isfinite(value) for value in nothing.metrics().values())
     one = rows([[-1.0, NAN]], [[-2.0, -INF]], [[True, False]], FULL).metrics()
-    assert (one["d_std"], one["weight_std"], one["sequence_mean_k3/std"]) == (0.0, 0.0, 0.0)
-    assert one["d_mean"] == 1.0
+    assert (one["logratio_std"], one["weight_std"], one["sequence_mean_k3/std"]) == (0.0, 0.0, 0.0)
+    assert one["logratio_mean"] == 1.0
 
 
 def test_verl_6377_bounds_0_6_to_1_4_reject_a_ratio_of_1_5():
@@ -129,7 +129,7 @@ def test_prime_rl_2085_openrlhf_1335_rare_token_of_minus_200_nats(dtype):
         metrics = out.metrics()
         assert all(math.isfinite(value) for value in metrics.values())
         assert (metrics["tokens_clamped"], metrics["sequences_clamped"]) == (2, 2)
-        assert metrics["kl_k3"] == pytest.approx((math.exp(20) - 21 + math.exp(-20) + 19) / 4, rel=1e-6)
+        assert metrics["kl_rollout_train_k3"] == pytest.approx((math.exp(20) - 21 + math.exp(-20) + 19) / 4, rel=1e-6)
 
 
 def test_prime_rl_1329_clamped_tokens_are_counted_under_the_mask():
@@ -145,7 +145,7 @@ def test_nemo_3753_a_column_does_not_broadcast():
     flat = rc.correct(train, rollout, spec=spec, advantages=torch.tensor([1.0, -1.0]))
     assert column.mask.tolist() == flat.mask.tolist() == [[True, True], [False, False]]
     assert column.metrics() == flat.metrics()
-    assert column.metrics()["d_abs_mean"] == 1.0
+    assert column.metrics()["logratio_abs_mean"] == 1.0
     for mask in (torch.ones(2, 1), torch.ones(2)):
         with pytest.raises(ValueError, match=r"^mask: expected shape \[2, 2\]"):
             rc.correct(train, rollout, mask=mask)
@@ -180,7 +180,7 @@ def test_trl_6380_ranks_of_different_sizes():
     one = rows([[-1.25] * 6], [[-1.0] * 6])
     two = rows([[-1.75] * 2], [[-1.0] * 2])
     merged = one.statistics.merge(two.statistics)
-    assert merged.metrics()["d_abs_mean"] == 0.375
+    assert merged.metrics()["logratio_abs_mean"] == 0.375
     assert (two.statistics + one.statistics).metrics() == merged.metrics()
 
 
@@ -198,7 +198,7 @@ def test_verl_7913_metrics_do_not_depend_on_the_number_of_micro_batches():
 def test_areal_1736_extrema_are_global():
     parts = [rows([[d - 1.0]], [[-1.0]]) for d in (0.25, -3.0, 2.0)]
     metrics = rc.Statistics.sum(part.statistics for part in parts).metrics()
-    assert (metrics["d_min"], metrics["d_max"], metrics["d_abs_max"]) == (-3.0, 2.0, 3.0)
+    assert (metrics["logratio_min"], metrics["logratio_max"], metrics["logratio_abs_max"]) == (-3.0, 2.0, 3.0)
 
 
 def test_megatron_5420_effective_sample_size_of_two_micro_batches():
@@ -241,7 +241,7 @@ def test_fla_1082_counters_pass_2_to_the_31():
         total = total.merge(total)
     one = rows([[-1.0]], [[-1.0]], spec=rc.Spec(detail="full")).statistics
     assert total.merge(one).metrics()["tokens"] == 3 * 2**40 + 1
-    assert total.metrics()["d_mean"] == pytest.approx(-0.25 / 3)
+    assert total.metrics()["logratio_mean"] == pytest.approx(-0.25 / 3)
 
 
 def test_verl_3787_percentiles_of_more_than_2_to_the_24_tokens():
@@ -281,7 +281,7 @@ def test_xtuner_1788_minimum_of_a_sequence_is_not_the_0_of_its_padding():
         criterion = rc.Criterion(stat, over="sequence", reduce=reduce, upper=1e9, label="it")
         metrics = rows(train, rollout, mask, rc.Spec(criteria=(criterion,))).metrics()
         assert close(metrics["it/mean"], math.exp(wanted) if stat == "ratio" else wanted)
-    assert rows(train, rollout, mask).metrics()["d_max"] == -0.5
+    assert rows(train, rollout, mask).metrics()["logratio_max"] == -0.5
 
 
 def test_trl_6693_nan_at_a_valid_token_is_counted_and_its_row_rejected():

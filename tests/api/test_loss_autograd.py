@@ -212,7 +212,7 @@ def test_garbage_behind_the_masks(name):
         )
         (slope,) = torch.autograd.grad(out.value, spoilt[0])
         assert (slope[outside] == 0).all()
-        found.append((out.value, slope, out.metrics() | {"loss_tokens_nonfinite": 0.0}))
+        found.append((out.value, slope, out.metrics() | {"tokens_loss_nonfinite": 0.0}))
     for value, slope, metrics in found[1:]:
         assert torch.equal(value, found[0][0]) and torch.equal(slope, found[0][1]) and metrics == found[0][2]
 
@@ -239,7 +239,7 @@ def test_extreme_ratios(name, dtype):
         broken = ~(new.isfinite() & old.isfinite())
         assert not slope[broken].any()
         metrics = out.metrics()
-        assert metrics["loss_tokens_nonfinite"] == 4 and metrics["loss_tokens"] == 8
+        assert metrics["tokens_loss_nonfinite"] == 4 and metrics["tokens_trained"] == 8
         assert all(math.isfinite(x) for x in metrics.values())
 
 

@@ -43,8 +43,8 @@ def test_notebooks_show_metrics_and_warnings():
     out = rc.correct(x, x - 20.0, spec=SPEC)
     for made in (out, out.statistics, loss):
         text = made._repr_html_()
-        assert repr(made).split("(")[0] in text and "<td><code>kl_k3</code></td><td><b style=" in text
-        assert "healthy: &lt; 0.01" in text and "<li>kl_k3 is" in text and "more</summary>" in text
+        assert repr(made).split("(")[0] in text and "<td><code>kl_rollout_train_k3</code></td><td><b style=" in text
+        assert "healthy: &lt; 0.01" in text and "<li>kl_rollout_train_k3 is" in text and "more</summary>" in text
     healthy = rc.correct(x, x - 1e-3, spec=SPEC)._repr_html_()
     assert "<b" not in healthy and "<ul>" not in healthy
     found = rc.suggest(x, x + 0.01 * torch.randn(4, 50, generator=torch.Generator().manual_seed(1)))

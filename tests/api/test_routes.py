@@ -47,8 +47,8 @@ def wanted(train, rollout, valid):
         "route_overlap_mean": sum(shares) / len(shares),
         "route_same_fraction": sum(alike) / len(alike),
         "route_tokens_same_fraction": sum(whole) / len(whole),
-        "route_overlap_min": lowest[0],
-        "route_overlap_min_layer": lowest[1],
+        "route_layer_overlap_min": lowest[0],
+        "route_layer_overlap_argmin": lowest[1],
     }
 
 
@@ -64,7 +64,7 @@ def test_beside_sets(seed):
     padded = rc.route_agreement(a.view(5, 8, 3, 4), b.view(5, 8, 3, 4), mask.view(5, 8).float())
     halves = rc.route_agreement(a[:7], b[:7], mask[:7]) + rc.route_agreement(a[7:], b[7:], mask[7:])
     assert torch.equal(padded.sums, found.sums) and torch.allclose(halves.sums, found.sums, rtol=1e-14)
-    assert found.overlap().min().item() == pytest.approx(found.metrics()["route_overlap_min"], rel=1e-14)
+    assert found.overlap().min().item() == pytest.approx(found.metrics()["route_layer_overlap_min"], rel=1e-14)
 
 
 def test_replayed_routes_agree():

@@ -49,12 +49,12 @@ def test_age_metrics_without_a_spec_that_reads_ages():
     plain, found = laid.correct(rc.Spec()).metrics(), laid.correct(rc.Spec(), **versions).metrics()
     assert {name: found[name] for name in plain} == plain
     assert [name for name in found if name not in plain] == [
-        *("age_mean", "age_max", "age_min", "stale_fraction", "tokens_newer")
+        *("age_mean", "age_max", "age_min", "tokens_stale_fraction", "tokens_newer")
     ]
     ages = [7 - v for q in sequences for v, m in zip(q.versions, q.mask, strict=True) if m]
     assert (found["age_max"], found["age_min"]) == (max(ages), min(ages))
     assert found["age_mean"] == pytest.approx(sum(ages) / len(ages), rel=1e-12)
-    assert found["stale_fraction"] == pytest.approx(sum(a > 0 for a in ages) / len(ages), rel=1e-12)
+    assert found["tokens_stale_fraction"] == pytest.approx(sum(a > 0 for a in ages) / len(ages), rel=1e-12)
 
 
 def test_a_version_of_the_future_is_counted_and_warned_of():
@@ -121,7 +121,7 @@ def test_policy_loss_takes_versions_for_its_spec():
     assert torch.equal(loss.weights, apart.weights) and torch.equal(loss.mask, apart.mask)
     found = loss.metrics()
     assert {name: found[name] for name in apart.metrics()} == apart.metrics()
-    assert "loss_policy" in found
+    assert "surrogate_loss_mean" in found
     # Without a Spec nothing reads them.
     without = rc.policy_loss(new, laid.advantages, **bundled_loss(**given, **versions))
     assert torch.equal(without.value, rc.policy_loss(new, laid.advantages, **given).value)
@@ -153,7 +153,7 @@ def test_an_external_tensor_may_be_called_age():
     x, versions = torch.zeros(2, 3), torch.full((2, 3), 5)
     spec = rc.Spec(criteria=(rc.Criterion("age", upper=1), rc.Criterion("external", upper=0.5, name="age", label="x")))
     out = rc.correct(x, x, rc.Batch(external={"age": x + 1}, versions=rc.Versions(versions, 5)), spec=spec)
-    assert not out.mask.any() and out.metrics()["token_age/rejected_tokens_fraction"] == 0.0
+    assert not out.mask.any() and out.metrics()["token_age/tokens_rejected_fraction"] == 0.0
 
 
 def test_a_filler_at_the_end_of_int64_is_old_and_not_new():

@@ -101,7 +101,7 @@ def judge(path, before, untouched=False, command="report"):
         return Outcome("wrong", f"exit code {code} with {metrics['tokens']} tokens")
     if not metrics["tokens"] and code == 1:
         return Outcome("wrong", "exit code 1 and no token was read")
-    counts = Counts(metrics["tokens"], metrics["sequences"], metrics["d_mean"] or 0.0)
+    counts = Counts(metrics["tokens"], metrics["sequences"], metrics["logratio_mean"] or 0.0)
     if found["problems"]["count"]:
         line = found["problems"]["shown"][0]
         return Outcome("wrong" if untouched else "refused", f"{line['file']}: {line['what']}")

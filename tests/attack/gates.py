@@ -12,12 +12,12 @@ from rollout_corr.diagnose.doctor.conditions import is_true
 from rollout_corr.diagnose.read.problems import DumpError
 
 VALUES = {
-    "kl_k3": 0.01,
-    "d_p99.99": -2.5,
+    "kl_rollout_train_k3": 0.01,
+    "logratio_p99.99": -2.5,
     "findings": 3.0,
     "wrong_temperature": 0.0,
     "verl/rollout_corr_kl": float("nan"),
-    "sum_d_abs_mean": float("inf"),
+    "sequence_logratio_abs_mean": float("inf"),
     "note": 1e-300,
     "order": 2.0,
 }

@@ -220,8 +220,8 @@ def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
     assert_same_metrics(found, wanted, 1e-6)
     ratios = (train - rollout)[mask == 1].tolist()
     metrics = found.metrics()
-    assert metrics["weight_above_fraction"] == sum(x > math.log(2.0) for x in ratios) / len(ratios)
-    assert metrics["weight_below_fraction"] == sum(x < math.log(0.3) for x in ratios) / len(ratios)
+    assert metrics["weight_above_upper_fraction"] == sum(x > math.log(2.0) for x in ratios) / len(ratios)
+    assert metrics["weight_below_lower_fraction"] == sum(x < math.log(0.3) for x in ratios) / len(ratios)
 
 
 def test_metrics_can_be_read_later() -> None:

@@ -41,7 +41,7 @@ def test_a_loss_of_blocks_is_that_of_the_whole(monkeypatch, spoiled):
     elif spoiled != "nothing":
         new[2, 7] = float(spoiled)
     found = same_as_whole(monkeypatch, new.requires_grad_(), **changed)
-    assert found["loss_tokens"] > 0
+    assert found["tokens_trained"] > 0
 
 
 def test_ends_of_tokens_that_train(monkeypatch):
@@ -49,4 +49,4 @@ def test_ends_of_tokens_that_train(monkeypatch):
     new = torch.zeros(2, 40).requires_grad_()
     old = -0.3 * torch.ones(2, 40)
     found = same_as_whole(monkeypatch, new, old_logp=old)
-    assert found["ppo_ratio_min"] == pytest.approx(1.34986, rel=1e-5)
+    assert found["surrogate_ratio_min"] == pytest.approx(1.34986, rel=1e-5)

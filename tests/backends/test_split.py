@@ -244,9 +244,9 @@ def test_labels_that_a_rank_could_take_for_its_tokens(alone):
     ):
         call(alone, labels={"e": torch.tensor([0, 1])}, **names)
     of_tokens = call(alone, n=2, labels={"e": torch.tensor([0, 1])}, **names).metrics(by="e")
-    assert of_tokens["e/0/tokens/tokens"] == of_tokens["e/1/tokens/tokens"] == 1
+    assert of_tokens["e/0/tokens"] == of_tokens["e/1/tokens"] == 1
     of_sequences = call(alone, n=2, labels={"e": torch.tensor([[0], [1]])}, **names).metrics(by="e")
-    assert of_sequences["e/0/sequences/sequences"] == 1
+    assert of_sequences["e/0/sequences"] == 1
 
 
 def test_labels_of_turns_that_a_rank_could_take_for_its_tokens(alone):
@@ -256,14 +256,14 @@ def test_labels_of_turns_that_a_rank_could_take_for_its_tokens(alone):
     with pytest.raises(ValueError, match=r"labels\['e'\]: expected shape \[3, 1\] \(per turn\) with ranks\.sequence"):
         call(alone, n=5, labels={"e": ids}, **given)
     found = call(alone, n=5, labels={"e": ids[:, None]}, **given).metrics(by="e")
-    assert [found[f"e/{i}/tokens/tokens"] for i in range(3)] == [0, 4, 1]
+    assert [found[f"e/{i}/tokens"] for i in range(3)] == [0, 4, 1]
     for group in (alone, None):
         of_turns = call(group, n=3, labels={"e": ids[:, None]}, **(given | {"turns": torch.tensor([0, 0, 2, 3])}))
-        assert [of_turns.metrics(by="e")[f"e/{i}/tokens/tokens"] for i in range(3)] == [0, 2, 1]
+        assert [of_turns.metrics(by="e")[f"e/{i}/tokens"] for i in range(3)] == [0, 2, 1]
     assert call(None, n=5, labels={"e": ids}, **given).metrics(by="e") == found
     padded = torch.zeros(1, 5)
     alike = rc.correct(padded, padded, **bundled(spec=rc.Spec(), labels={"e": ids}, **given, sequence_group=alone))
-    assert alike.metrics(by="e")["e/1/tokens/tokens"] == 4
+    assert alike.metrics(by="e")["e/1/tokens"] == 4
 
 
 def test_advantages_that_a_rank_could_take_for_its_tokens(alone):

@@ -100,7 +100,7 @@ def test_labels_of_turns_of_which_a_rank_has_as_many_as_tokens():
     found, whole = first.merge(second).metrics(by="kind"), correct(slice(0, 4), (0, 3, 4)).metrics(by="kind")
     # A standard deviation of one token is the root of a rounding.
     assert found == pytest.approx(whole, rel=1e-6, abs=1e-4)
-    assert found["kind/1/tokens/tokens"] == 3
+    assert found["kind/1/tokens"] == 3
 
 
 @pytest.mark.slow  # a minute; the same in short above

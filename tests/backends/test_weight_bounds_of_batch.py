@@ -213,7 +213,10 @@ def test_a_sequence_of_ratios_that_are_the_bound_is_not_beyond_it(weight, side, 
         x, y = torch.full((1, 1 + k % 3), -0.03 * k - 0.01), torch.full((1, 1 + k % 3), -0.021 * k - 0.02)
         spec = rc.Spec(rc.Weight(**{"over": "token", **weight, side: rc.Quantile(0.5)}))
         found = rc.correct(x, y, spec=spec).metrics()
-        assert found["sequence_weight_above_fraction" if side == "upper" else "sequence_weight_below_fraction"] == 0.0
+        assert (
+            found["sequence_weight_above_upper_fraction" if side == "upper" else "sequence_weight_below_lower_fraction"]
+            == 0.0
+        )
 
 
 def test_labels_and_full_detail_read_the_bound_that_was_found(way):
@@ -221,9 +224,9 @@ def test_labels_and_full_detail_read_the_bound_that_was_found(way):
     spec = rc.Spec(rc.Weight.token(upper=rc.Quantile(0.5)), detail="full")
     found = laid.correct(spec, labels={"env": torch.arange(8) % 2}, label_names={"env": ["a", "b"]})
     whole, by = found.metrics(), found.metrics(by="env")
-    above = [by[f"env/{name}/tokens/weight_above_fraction"] * by[f"env/{name}/tokens/tokens"] for name in ("a", "b")]
-    assert whole["weight_above_fraction"] > 0.0
-    assert sum(above) == pytest.approx(whole["weight_above_fraction"] * whole["tokens"])
+    above = [by[f"env/{name}/weight_above_upper_fraction"] * by[f"env/{name}/tokens"] for name in ("a", "b")]
+    assert whole["weight_above_upper_fraction"] > 0.0
+    assert sum(above) == pytest.approx(whole["weight_above_upper_fraction"] * whole["tokens"])
 
 
 @pytest.mark.slow  # the bounds of criteria are compiled in test_bounds_of_batch.py

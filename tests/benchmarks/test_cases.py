@@ -183,9 +183,9 @@ def test_contenders_agree_beyond_all_bounds(name):
             *("outlier_seq_over_high_ratio", "outlier_seq_under_low_ratio", "token_mask_ratio"),
             *("geo_sequence_mask_over_high_ratio", "geo_sequence_mask_under_low_ratio"),
         ),
-        "BOTH": ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual"),
-        "XTUNER_LOSS": ("clip_fraction_low", "clip_fraction_high", "clip_fraction_dual"),
-        "TRL_LOSS": ("clip_fraction_low", "clip_fraction_high"),
+        "BOTH": ("clip_low_fraction", "clip_high_fraction", "clip_dual_fraction"),
+        "XTUNER_LOSS": ("clip_low_fraction", "clip_high_fraction", "clip_dual_fraction"),
+        "TRL_LOSS": ("clip_low_fraction", "clip_high_fraction"),
     }
     assert all(0.0 < metrics[key] < 1.0 for key in some.get(name, ())), metrics
     if name == "XTUNER":
@@ -253,10 +253,12 @@ OF_CORRECT = {
     "a wrong mask": lambda out: out._replace(mask=torch.zeros_like(out.mask)),
     "no mask": lambda out: out._replace(mask=None),
     "a mask at invalid tokens": lambda out: out._replace(mask=out.mask | (out.weights == 0)),
-    "a wrong metric": metric("d_std", lambda x: 1.01 * x),
-    "a metric that is NaN": metric("d_mean", lambda x: math.nan),
+    "a wrong metric": metric("logratio_std", lambda x: 1.01 * x),
+    "a metric that is NaN": metric("logratio_mean", lambda x: math.nan),
     "a metric too many": metric("mine", lambda x: 1.0),
-    "a metric too few": lambda out: out._replace(metrics={k: v for k, v in out.metrics.items() if k != "ppl_ratio"}),
+    "a metric too few": lambda out: out._replace(
+        metrics={k: v for k, v in out.metrics.items() if k != "sequence_ppl_ratio_mean"}
+    ),
 }
 OF_LOSS = {
     "a wrong value": lambda out: out._replace(value=out.value * 1.01),

@@ -28,7 +28,7 @@ def beyond_rounding(answer, spec, dtype):
         return {}
     allowed = {}
     for level, units in (("", [unit for row in rows for unit in row]), ("sequence_", [_mean(row) for row in rows])):
-        for key, which in (("weight_raw_ess", 0), ("weight_ess", 1)):
+        for key, which in (("weight_before_bounds_ess", 0), ("weight_ess", 1)):
             squares = sum(x[which] ** 2 for x in units) / len(units)
             # Where all weights are 0, so is every sum, to the bit.
             allowed[f"{level}{key}"] = unit * _mean(units)[2] / squares if squares else 0.0

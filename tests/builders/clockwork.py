@@ -70,6 +70,6 @@ def somebody(device, name, seconds, value=1.0, **about):
     def whole():
         on_device()
         device.now += 0.010
-        return Outcome(value=torch.tensor(value), metrics={"loss_tokens": 1.0})
+        return Outcome(value=torch.tensor(value), metrics={"tokens_trained": 1.0})
 
     return Contender(name, on_device, whole, **about)

@@ -225,7 +225,7 @@ def compare_metrics(got, wanted, within, case):
     for key, expected in wanted.items():
         found, allowed = got[key], within
         if key.endswith("std"):
-            found, expected, allowed = found**2, expected**2, allowed * (1.0 + got["ppo_ratio_max"] ** 2)
+            found, expected, allowed = found**2, expected**2, allowed * (1.0 + got["surrogate_ratio_max"] ** 2)
         assert error(found, expected) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"
     assert set(wanted) <= set(got), case
 

@@ -202,7 +202,7 @@ def test_tiny_steps_do_not_cancel():
     slope = torch.autograd.grad(out.value, new)[0].double()
     torch.testing.assert_close(slope, -torch.expm1(-k), rtol=1e-6, atol=0)
     wanted = (torch.expm1(k) - k).mean().item()
-    assert math.isclose(out.metrics()["ppo_kl_k3"], wanted, rel_tol=1e-5)
+    assert math.isclose(out.metrics()["kl_old_new_k3"], wanted, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -371,7 +371,7 @@ def test_advantages_of_when_are_those_of_the_loss():
     criterion = rc.Criterion("prob_diff", lower=-0.05, upper=0.05, when="outward", of="new/rollout", label="dppo")
     laid = LaidLoss(batch, "padded_right")
     out = laid(spec=rc.Spec(criteria=(criterion,), rejected="zero"), surrogate=rc.Reinforce())
-    assert 0.0 < out.metrics()["dppo/rejected_tokens_fraction"] < 1.0
+    assert 0.0 < out.metrics()["dppo/tokens_rejected_fraction"] < 1.0
 
 
 @pytest.mark.parametrize("name", rc.spec_names())

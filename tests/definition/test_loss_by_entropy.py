@@ -44,7 +44,7 @@ def test_value_gradient_and_metrics(name, way):
         found, n = out.metrics(), len(widths)
         assert found["entropy_clip_low_mean"] == pytest.approx(math.fsum(x for x, _ in widths.values()) / n)
         assert found["entropy_clip_high_mean"] == pytest.approx(math.fsum(x for _, x in widths.values()) / n)
-        assert found["clip_fraction_high"] > 0.0
+        assert found["clip_high_fraction"] > 0.0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

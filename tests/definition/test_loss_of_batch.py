@@ -76,13 +76,13 @@ def test_metrics(name, way):
     tokens, found = oracle.tokens_of(surrogate, batch), out.metrics()
     if name.startswith("bapo"):
         bounds = oracle.bounds(surrogate, tokens)
-        assert (found["bapo_lower"], found["bapo_upper"]) == bounds
+        assert (found["bapo_lower_mean"], found["bapo_upper_mean"]) == bounds
         up, down = oracle.contributions(surrogate, tokens, *bounds)
-        assert found["bapo_positive_share"] == pytest.approx(up / (up + down), rel=1e-9)
-        assert found["clip_fraction_high"] == sum(q.a > 0 and q.ratio(surrogate) > bounds[1] for q in tokens) / len(
+        assert found["bapo_positive_fraction"] == pytest.approx(up / (up + down), rel=1e-9)
+        assert found["clip_high_fraction"] == sum(q.a > 0 and q.ratio(surrogate) > bounds[1] for q in tokens) / len(
             tokens
         )
-        assert found["clip_fraction_low"] == sum(q.a < 0 and q.ratio(surrogate) < bounds[0] for q in tokens) / len(
+        assert found["clip_low_fraction"] == sum(q.a < 0 and q.ratio(surrogate) < bounds[0] for q in tokens) / len(
             tokens
         )
         return
@@ -210,7 +210,7 @@ def test_packing_and_order(seed, name, layout, rng):
     one, out = pieces(batch, {**given_, "layout": "packed", "ids": ids})
     two, other = pieces([batch[i] for i in order], {**given_, "layout": layout, "ids": [ids[i] for i in order]})
     assert [one[i] for i in order] == two
-    for key in ("cov_chosen_fraction", "cov_eligible_fraction", "bapo_lower", "bapo_upper"):
+    for key in ("cov_chosen_fraction", "cov_eligible_fraction", "bapo_lower_mean", "bapo_upper_mean"):
         assert out.metrics().get(key) == other.metrics().get(key)
 
 
@@ -236,7 +236,7 @@ def test_ranks_decide_together(name):
         assert found[0][0] + found[1][0] == whole
         merged, wanted = found[0][1].merge(found[1][1]).metrics(), out.metrics()
         for key in surrogate.traits.sums:
-            for metric in {key, f"{key}_fraction", "cov_chosen_mean", "bapo_positive_share"} & set(wanted):
+            for metric in {key, f"{key}_fraction", "cov_chosen_mean", "bapo_positive_fraction"} & set(wanted):
                 assert merged[metric] == pytest.approx(wanted[metric], rel=1e-6)
 
 
@@ -297,7 +297,7 @@ def test_a_kl_of_its_own_reduction():
     kl = rc.KL("k3", 0.1, mean=rc.Mean("sequence"))
     out = laid(surrogate=OF_BATCH["kl cov"], kl=kl)
     alone = laid(surrogate=rc.PPO(), kl=kl).metrics()
-    assert out.metrics()["ref_kl"] == alone["ref_kl"] > 0.0
+    assert out.metrics()["kl_new_ref_k3"] == alone["kl_new_ref_k3"] > 0.0
     assert out.metrics()["cov_chosen_fraction"] > 0.0
 
 

@@ -44,7 +44,7 @@ def test_value_and_gradient(name, way):
     for seed, layout, names in ((11, "packed_gaps", ()), (48, "packed", ()), (0, "padded_left", ("weights",))):
         for holes in ((), ("train_mask",)):
             out = check(OF_GROUPS[name], made(seed, *names, *holes), layout)
-    assert 0.0 < out.metrics()["group_contrast_fraction"] <= 1.0
+    assert 0.0 < out.metrics()["sequence_group_contrast_fraction"] <= 1.0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -143,7 +143,7 @@ def test_one_kind_alone_has_no_loss():
     out = rc.policy_loss(
         x, advantages, rc.Batch(groups=rc.Groups(size=2)), rc.Loss(rc.REAL()), old_logp=x.detach() - 0.5
     )
-    assert out.value.item() == 0.0 and out.metrics()["group_contrast_fraction"] == 0.0
+    assert out.value.item() == 0.0 and out.metrics()["sequence_group_contrast_fraction"] == 0.0
 
 
 # --- what must not matter ---
@@ -188,7 +188,7 @@ def test_ranks_decide_together():
         found = Ranks(2).run(of_rank)
         assert found[0][0] + found[1][0] == whole
         merged = found[0][1].merge(found[1][1]).metrics()
-        assert merged["group_contrast_fraction"] == out.metrics()["group_contrast_fraction"] > 0.0
+        assert merged["sequence_group_contrast_fraction"] == out.metrics()["sequence_group_contrast_fraction"] > 0.0
 
 
 def test_groups_of_neighbours_stay_on_their_rank():

@@ -105,8 +105,8 @@ def test_a_mean_near_0_divides_nothing():
     assert (found.weights[1:].sum(1) - 2.0).abs().max() < 1e-6
     metrics = found.metrics()
     assert metrics["sequences_undivided"] == 1.0
-    assert metrics["weight_divisor_max"] == pytest.approx((math.exp(0.5) + 1.0) / 2.0, rel=1e-7)
-    assert metrics["weight_divisor_min"] == pytest.approx((math.exp(-18.0) + math.exp(-19.0)) / 2.0, rel=1e-7)
+    assert metrics["sequence_weight_divisor_max"] == pytest.approx((math.exp(0.5) + 1.0) / 2.0, rel=1e-7)
+    assert metrics["sequence_weight_divisor_min"] == pytest.approx((math.exp(-18.0) + math.exp(-19.0)) / 2.0, rel=1e-7)
     every = rc.correct(
         d, zeros, rc.Batch(groups=rc.Groups(size=1)), spec=rc.Spec(rc.Weight.geometric(normalize="group"))
     ).weights
@@ -246,7 +246,7 @@ def test_the_loss_has_the_weights_of_the_correction(rejected):
     )
     apart = rc.policy_loss(new, laid.advantages, correction=found, **tensors)
     assert torch.equal(fused.weights, found.weights) and fused.value.item() == apart.value.item()
-    assert fused.metrics()["weight_divisor_max"] == found.metrics()["weight_divisor_max"]
+    assert fused.metrics()["sequence_weight_divisor_max"] == found.metrics()["sequence_weight_divisor_max"]
 
 
 @pytest.mark.parametrize("level", ["token", "product", "prefix"])

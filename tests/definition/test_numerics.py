@@ -31,7 +31,7 @@ def test_ranges_of_what_is_summed(dtype):
     out, _ = check([sequence], spec, **within)
     metrics = out.metrics()
     assert (metrics["sum/mean"], metrics["min/min"], metrics["max/mean"]) == (-1548.0, -(2.0**40), 500.0)
-    assert (metrics["d_max"], metrics["d_mean"], metrics["entropy/mean"]) == (2.0**40, 516.0, 2.0**36)
+    assert (metrics["logratio_max"], metrics["logratio_mean"], metrics["entropy/mean"]) == (2.0**40, 516.0, 2.0**36)
     assert out.keep.tolist() == [False]
 
     # The same over survivors, and after a token clamp that is wider than the range.
@@ -100,7 +100,7 @@ def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
     """docs/kernels.md says so: it comes from the ratio - 1 of the sums. The weight itself is exact to a rounding."""
     out = rc.correct(torch.tensor([[d, 0.0]]), torch.zeros(1, 2), spec=rc.Spec(rc.Weight.token()))
     assert out.weights[0, 0].item() == pytest.approx(math.exp(d), rel=2e-7)
-    for name in ("weight_min", "weight_raw_min"):
+    for name in ("weight_min", "weight_before_bounds_min"):
         assert abs(out.metrics()[name] - math.exp(d)) <= -d * 2.0**-24, name
 
 
@@ -119,7 +119,7 @@ def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(
     out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level, normalize="batch")))
     e = 2.0**-24 * (1 + d.abs()).mean().item() if level == "token" else 0.0
     mean, square = w.mean().item(), w.square().mean().item()
-    for name in ("weight_ess", "weight_raw_ess"):
+    for name in ("weight_ess", "weight_before_bounds_ess"):
         assert abs(out.metrics()[name] - mean * mean / square) <= e / square + 1e-7, name
     if mean > 1e-8 + e:
         torch.testing.assert_close(out.weights.double(), w / mean, rtol=e / mean + 3e-7, atol=0.0)
@@ -132,7 +132,7 @@ def test_a_batch_mean_of_sequence_weights_near_0_is_exact(level):
     out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level, normalize="batch")))
     wanted = d.exp() / d.exp().mean()
     torch.testing.assert_close(out.weights, wanted, rtol=1e-15, atol=0.0)
-    assert out.metrics()["weight_batch_mean"] == pytest.approx(d.exp().mean().item(), rel=1e-15)
+    assert out.metrics()["weight_divisor"] == pytest.approx(d.exp().mean().item(), rel=1e-15)
 
 
 def test_spreads_that_are_small_do_not_cancel():
@@ -142,8 +142,8 @@ def test_spreads_that_are_small_do_not_cancel():
         -1.0 + d.double(), torch.full((1, 1000), -1.0).double(), spec=rc.Spec(rc.Weight.token())
     ).metrics()
     assert metrics["weight_std"] == pytest.approx(1e-6, rel=1e-4)
-    assert metrics["d_std"] == pytest.approx(1e-6, rel=1e-4)
-    assert metrics["kl_k3"] == pytest.approx(5e-13, rel=1e-4)
+    assert metrics["logratio_std"] == pytest.approx(1e-6, rel=1e-4)
+    assert metrics["kl_rollout_train_k3"] == pytest.approx(5e-13, rel=1e-4)
     generator = torch.Generator().manual_seed(0)
     rollout = -1e-3 * torch.rand(1, 4000, generator=generator)
     train = rollout - 2e-4 * torch.rand(1, 4000, generator=generator)

@@ -115,7 +115,7 @@ def test_bounds_that_grow_count_what_they_bound():
     assert inside == [False, False, True, False, True]
     assert (out.weights[0] != 0).tolist() == inside
     metrics = out.metrics()
-    assert (metrics["weight_above_fraction"], metrics["weight_below_fraction"]) == (0.4, 0.2)
+    assert (metrics["weight_above_upper_fraction"], metrics["weight_below_lower_fraction"]) == (0.4, 0.2)
 
 
 def test_first_divergence():
@@ -133,7 +133,7 @@ def test_first_divergence():
 def test_rejected_tokens_are_counted():
     out = of(None, rc.Criterion("abs", "prefix", "max", upper=0.3, drop="rest", label="cut"))
     metrics = out.metrics()
-    assert (metrics["cut/rejected_tokens_fraction"], metrics["cut/rejected_sequences_fraction"]) == (0.8, 1.0)
+    assert (metrics["cut/tokens_rejected_fraction"], metrics["cut/sequences_rejected_fraction"]) == (0.8, 1.0)
     assert (metrics["tokens_kept"], metrics["cut/max"], metrics["cut/mean"]) == (1.0, 0.5, pytest.approx(0.45))
 
 

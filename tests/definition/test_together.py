@@ -89,7 +89,7 @@ def test_a_prefix_of_no_survivor_is_that_of_its_sequence():
         assert prefix[:3].tolist() == [1.0] * 3 and prefix[4] == torch.tensor(0.75).exp()
     assert product[0] < 1.0
     late = run(None, rc.Criterion("ratio", "prefix", "sum", upper=1.1, drop="rest", label="late")).metrics()
-    assert late["late/rejected_sequences_fraction"] == 0.5 and late["late/rejected_tokens_fraction"] == 0.4
+    assert late["late/sequences_rejected_fraction"] == 0.5 and late["late/tokens_rejected_fraction"] == 0.4
 
 
 @pytest.mark.parametrize(("stat", "bound", "d"), [("k2", 0.5, 1.25), ("ratio_error", 2.0, 1.0)])

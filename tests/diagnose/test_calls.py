@@ -220,7 +220,13 @@ def test_a_trainer_that_replays_the_kept_set():
     lists = [list(x.split(lengths_of(columns))) for x in (*logps, mass)]
     of_lists = rc.doctor(*lists[:2], rc.Batch(kept_mass=rc.KeptMass(lists[2], of="train")))
     assert found.healthy and ready.healthy
-    for key in ("kl_k3", "ratio_mean", "d_abs_mean", "sum_d_abs_mean", "product/weight_ess"):
+    for key in (
+        "kl_rollout_train_k3",
+        "ratio_mean",
+        "logratio_abs_mean",
+        "sequence_logratio_abs_mean",
+        "product/weight_ess",
+    ):
         for each in (found, of_lists):
             assert each.metrics()[key] == pytest.approx(ready.metrics()[key], rel=1e-3), key
 

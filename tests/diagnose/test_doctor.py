@@ -157,15 +157,15 @@ def test_the_cases_are_what_they_say():
 
 # --- conditions -------------------------------------------------------------------------------------------------------
 
-VALUES = {"abs_logp_p99.9": 0.5, "token/weight_ess": 0.25, "tokens": 1e6, "zero": 0.0, "notes": 2.0}
+VALUES = {"logratio_abs_p99.9": 0.5, "token/weight_ess": 0.25, "tokens": 1e6, "zero": 0.0, "notes": 2.0}
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("abs_logp_p99.9 > 0.4", True),
-        ("abs_logp_p99.9>0.5", False),
-        ("abs_logp_p99.9 >= .5", True),
+        ("logratio_abs_p99.9 > 0.4", True),
+        ("logratio_abs_p99.9>0.5", False),
+        ("logratio_abs_p99.9 >= .5", True),
         ("token/weight_ess < 3e-1", True),
         ("token/weight_ess <= 0.2", False),
         ("tokens == 1000000", True),
@@ -190,7 +190,7 @@ def test_conditions(text, wanted):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected comparisons such as 'kl_k3 > 0.01', joined by and, or, not and parentheses"),
+        ("", "expected comparisons such as 'kl_rollout_train_k3 > 0.01', joined by and, or, not and parentheses"),
         ("tokens", "; cannot read 'tokens'"),
         ("tokens >", "; cannot read 'tokens >'"),
         ("tokens > 1 zero", "; cannot read 'zero'"),
@@ -250,11 +250,11 @@ def test_a_sick_dump_fails(moved, capsys, monkeypatch):
 def test_a_gate_replaces_the_default(moved, healthy, capsys):
     assert main(["doctor", moved, "--fail-if", "tokens < 10"]) == 0
     assert main(["doctor", moved, "--fail-if", "tokens < 10", "--fail-if", "shifted == 1"]) == 1
-    assert main(["doctor", healthy, "--fail-if", "abs_logp_p99 > 1e-3"]) == 1
+    assert main(["doctor", healthy, "--fail-if", "logratio_abs_p99 > 1e-3"]) == 1
     assert main(["doctor", healthy, "--fail-if", "problems > 0 or findings > 0"]) == 0
     capsys.readouterr()
     assert main(["doctor", healthy, "--fail-if", "kl_k33 > 1"]) == 2
-    assert "did you mean 'kl_k3'" in capsys.readouterr().err
+    assert "did you mean 'kl_rollout_train_k3'" in capsys.readouterr().err
 
 
 def test_a_note_does_not_fail(tmp_path, capsys):
@@ -267,7 +267,7 @@ def test_a_note_does_not_fail(tmp_path, capsys):
 def test_nothing_is_neither_healthy_nor_ill(tmp_path, capsys):
     """Row 3 of the users' review: a dump that is masked everywhere passed a gate as healthy."""
     torch.save(planted_mixes.masked_everywhere(0), tmp_path / "x.pt")
-    for more in ([], ["--fail-if", "kl_k3 > 1"], ["--json"]):
+    for more in ([], ["--fail-if", "kl_rollout_train_k3 > 1"], ["--json"]):
         assert main(["doctor", str(tmp_path / "x.pt"), *more]) == 2
         text = capsys.readouterr().out
         assert "no valid token" in text and "healthy:" not in text

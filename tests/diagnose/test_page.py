@@ -183,7 +183,7 @@ def test_numbers_on_the_page_are_those_of_the_metrics(folder):
     measured = measure(dump)
     cells = checked(report(folder / "truncated.pt")).said("td")
     metrics = measured.metrics()
-    for key in ("d_abs_mean", "kl_k3", "ratio_mean"):
+    for key in ("logratio_abs_mean", "kl_rollout_train_k3", "ratio_mean"):
         assert cells[cells.index(key) + 1] == f"{metrics[key]:.4g}"
     assert cells[cells.index("tokens") + 1] == f"{metrics['tokens']:,.0f}"
 
@@ -251,14 +251,20 @@ def test_a_bin_of_few_tokens_is_grey_and_does_not_stretch_the_axis():
     ("change", "states"),
     [
         ({}, ["good"] * 5),
-        ({"kl_k3": 0.02, "d_abs_mean": 0.06}, ["warning", "warning", "good", "good", "good"]),
-        ({"kl_k3": 0.06, "d_abs_max": 11.0}, ["error", "good", "error", "good", "good"]),
+        ({"kl_rollout_train_k3": 0.02, "logratio_abs_mean": 0.06}, ["warning", "warning", "good", "good", "good"]),
+        ({"kl_rollout_train_k3": 0.06, "logratio_abs_max": 11.0}, ["error", "good", "error", "good", "good"]),
         ({"ratio_mean": 0.9, "token/weight_ess": 0.4}, ["good", "good", "good", "error", "warning"]),
         ({"tokens": 7.0, "tokens_nonfinite": 7.0}, ["none"] * 5),
     ],
 )
 def test_tiles_have_the_colours_of_the_limits(change, states):
-    healthy = {"kl_k3": 0.001, "d_abs_mean": 0.01, "d_abs_max": 1.0, "ratio_mean": 1.01, "token/weight_ess": 0.99}
+    healthy = {
+        "kl_rollout_train_k3": 0.001,
+        "logratio_abs_mean": 0.01,
+        "logratio_abs_max": 1.0,
+        "ratio_mean": 1.01,
+        "token/weight_ess": 0.99,
+    }
     metrics = healthy | {"tokens": 1000.0, "tokens_nonfinite": 0.0, "ratio_std": 0.1} | change
     found = tiles(metrics)
     assert [tile.state for tile in found] == states

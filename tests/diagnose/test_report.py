@@ -72,7 +72,7 @@ def test_metrics_are_those_of_correct(tmp_path, blocks_of):
     for level in ("token", "product", "geometric"):
         spec = rc.Spec(weight=weight_of(level, upper=UPPER))
         of_level = statistics(columns, spec).metrics()
-        for key in ("weight_ess", "weight_raw_ess", "sequence_weight_ess", "weight_raw_max"):
+        for key in ("weight_ess", "weight_before_bounds_ess", "sequence_weight_ess", "weight_before_bounds_max"):
             assert found[f"{level}/{key}"] == pytest.approx(of_level[key], rel=3e-7), (level, key)
 
 
@@ -85,10 +85,12 @@ def check_rows(rows, tokens, key):
     for row, k in zip(rows, sorted(groups), strict=True):
         d = groups[k]
         mean = math.fsum(d) / len(d)
-        assert row.d_mean == pytest.approx(mean, rel=1e-9, abs=1e-12)
-        assert row.d_abs_mean == pytest.approx(math.fsum(map(abs, d)) / len(d), rel=1e-9)
-        assert row.d_std == pytest.approx(math.sqrt(math.fsum((x - mean) ** 2 for x in d) / len(d)), rel=1e-6, abs=1e-9)
-        assert row.d_abs_max == max(map(abs, d))
+        assert row.logratio_mean == pytest.approx(mean, rel=1e-9, abs=1e-12)
+        assert row.logratio_abs_mean == pytest.approx(math.fsum(map(abs, d)) / len(d), rel=1e-9)
+        assert row.logratio_std == pytest.approx(
+            math.sqrt(math.fsum((x - mean) ** 2 for x in d) / len(d)), rel=1e-6, abs=1e-9
+        )
+        assert row.logratio_abs_max == max(map(abs, d))
         assert row.large_fraction == sum(abs(x) > LARGE for x in d) / len(d)
 
 

@@ -165,7 +165,7 @@ SETTINGS = {
     "areal": block({
         "level": ("token", "sequence"),
         "action": ("mask", "clamp"),
-        "metric": ("ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"),
+        "metric": ("ratio", "kl_rollout_train_k1", "kl_rollout_train_k2", "kl_rollout_train_k3", "binary_kl"),
         "agg": ("sum", "mean", "max"),
         "upper": AT_MOST,
         "lower": MAYBE_LOW,

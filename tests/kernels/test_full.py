@@ -40,7 +40,7 @@ def test_columns_of_full_detail_at_the_ends_of_their_ranges(train, rollout, clam
     found, expected = (
         rc.correct(train, rollout, mask=mask, spec=spec, backend=backend).metrics() for backend in ("triton", "torch")
     )
-    for name in ("train_ppl", "rollout_ppl"):
+    for name in ("sequence_train_ppl_mean", "sequence_rollout_ppl_mean"):
         # e^200, of sums in float32.
         assert found.pop(name) == pytest.approx(expected.pop(name), rel=1e-4)
     assert found == pytest.approx(expected, rel=2e-6, abs=1e-12, nan_ok=True)

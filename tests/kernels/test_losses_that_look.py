@@ -30,7 +30,7 @@ LOOKING = {name: surrogate for name, surrogate in OF_BATCH.items() if surrogate.
 LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3)
 BESIDE = ("old", "weights", "train_mask")
 # Metrics that come from counts, and from sums of the look, which is one code.
-EXACT = ("loss_tokens", "loss_sequences", "clip_", "cov_")
+EXACT = ("tokens_trained", "sequences_trained", "clip_", "cov_")
 
 
 def drawn(name, seed, layout, dtype, broken=False, part=slice(None)):
@@ -55,7 +55,7 @@ def test_value_and_gradient(name, layout, device):
             here = losses.get((s, t), (0.0, 0.0))[1]
             here = batch[s].weights[t] * here / n if here else 0.0
             assert error(slope, here) <= 3e-8 and (slope == 0) == (here == 0), (s, t)
-    assert out.metrics()["loss_tokens"] == len(losses)
+    assert out.metrics()["tokens_trained"] == len(losses)
 
 
 @pytest.mark.parametrize("name", LOOKING)

@@ -182,7 +182,7 @@ def test_bounds_are_inclusive_to_the_bit(device):
             (slope,) = torch.autograd.grad(out.value, new)
             assert (slope == 0).int().tolist() == clipped, (surrogate, backend)
             metrics = out.metrics()
-            assert metrics["clip_fraction_high"] == metrics["clip_fraction_low"] == 0.25
+            assert metrics["clip_high_fraction"] == metrics["clip_low_fraction"] == 0.25
 
 
 def test_what_the_kernels_cannot_do_is_refused(device):

@@ -47,20 +47,18 @@ def test_a_metric_of_a_criterion_and_one_of_nothing_but_a_sum(out):
     assert made_of(text)["outliers/value"] / 36 == pytest.approx(metrics["outliers/mean"], rel=1e-12)
     assert "n: 36 measured tokens, the sum 'outliers/units'" in text and "healthy: inside the bounds" in text
     assert out.explain("tokens").splitlines()[-2:] == ["  made of: 'tokens', a sum = 36", "  healthy: any"]
-    assert "512 bins of the histogram of D" in out.explain("d_p50")
-    assert "'-min_d', a negated minimum = " in out.explain("d_min")
+    assert "512 bins of the histogram of D" in out.explain("logratio_p50")
+    assert "'-min_d', a negated minimum = " in out.explain("logratio_min")
 
 
 def test_of_a_label(out):
-    key = "task/math/tokens/weight_ess"
+    key = "task/math/weight_ess"
     text = out.explain(key, by="task")
     assert text.startswith(f"{key} = {out.metrics(by='task')[key]:.6g} fraction") and "n: 18 measured tokens" in text
     assert list(made_of(text)) == ["weight", "weight2"]
     for key, value in out.metrics(by="task").items():
         assert out.explain(key, by="task").startswith(f"{key} = {value:.6g}"), key
-    with pytest.raises(
-        ValueError, match=r"key: .* 'task/math/weight_ess'; the nearest are .'task/math/tokens/weight_e"
-    ):
+    with pytest.raises(ValueError, match=r"key: .* 'task/math/weight_ess'; the nearest are .'task/math/weight_e"):
         out.explain("task/math/weight_ess", by="task")
 
 
@@ -71,7 +69,7 @@ def test_every_metric_of_a_batch_and_of_a_loss(out):
     assert {row.key for row in metrics_of(SPEC)} < out.metrics().keys()
     x = torch.zeros(2, 3)
     loss = rc.policy_loss(x, torch.ones(2), old_logp=x, rollout_logp=x, spec=SPEC)
-    for key in ("ppo_ratio_mean", "loss_policy", "weight_ess"):
+    for key in ("surrogate_ratio_mean", "surrogate_loss_mean", "weight_ess"):
         assert loss.explain(key).startswith(f"{key} = {loss.metrics()[key]:.6g}")
 
 

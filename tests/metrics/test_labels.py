@@ -74,7 +74,11 @@ def test_a_label_has_the_metrics_of_its_sequences(layout, whole):
         for place, name in enumerate(NAMES):
             chosen = [q for q, label in zip(sequences, IDS, strict=True) if label == place]
             mine = split(found, name)
-            assert "tokens_outside" not in mine and {"kl_k3", "train_ppl", "tokens_kept"} <= set(mine)
+            assert "tokens_outside" not in mine and {
+                "kl_rollout_train_k3",
+                "sequence_train_ppl_mean",
+                "tokens_kept",
+            } <= set(mine)
             alone = lay_out(chosen, "packed") if chosen else lay_out([], "packed")
             answer = oracle.correct(chosen, spec)
             compare_metrics(alone, mine | {"tokens_outside": 0.0}, answer, spec, 1e-11, f"{name} {layout} {spec}")
@@ -91,7 +95,9 @@ def test_a_label_has_the_statistics_of_a_call_of_its_own(spec):
         alone, mine = lay_out(chosen, "packed", torch.float32).correct(spec).metrics(), split(found, name)
         assert set(alone) - set(mine) == {"tokens_outside"}
         for key, value in mine.items():
-            exact = key.startswith(("tokens", "sequences")) or key.endswith(("rejected_tokens_fraction", "d_min"))
+            exact = key.startswith(("tokens", "sequences")) or key.endswith(
+                ("tokens_rejected_fraction", "logratio_min")
+            )
             assert value == (alone[key] if exact else pytest.approx(alone[key], rel=2e-6, abs=2e-7)), key
 
 
@@ -130,12 +136,12 @@ def test_labels_change_nothing_else_and_outside_is_counted():
     assert torch.equal(plain.weights, out.weights) and torch.equal(plain.mask, out.mask)
     metrics = out.metrics()
     outside = [q for q, label in zip(sequences, IDS, strict=True) if label in (7, -1) and any(q.mask)]
-    assert outside and metrics.pop("environment/outside/sequences") == len(outside)
+    assert outside and metrics.pop("environment/sequences_outside") == len(outside)
     assert metrics == plain.metrics() and list(metrics) == list(plain.metrics())
     by = out.metrics_async().result(prefix="mismatch/", by="environment")
     assert by == {f"mismatch/{key}": value for key, value in out.metrics(by="environment").items()}
-    assert by["mismatch/environment/never/tokens/tokens"] == 0.0
-    counts = [by[f"mismatch/environment/{name}/sequences/sequences"] for name in NAMES]
+    assert by["mismatch/environment/never/tokens"] == 0.0
+    counts = [by[f"mismatch/environment/{name}/sequences"] for name in NAMES]
     assert sum(counts) + len(outside) == metrics["sequences"]
 
 
@@ -168,7 +174,7 @@ def test_several_labels_beside_versions_and_turns():
     out = laid.correct(OF_TOKENS, **given, label_names=names, **versions)
     assert out.metrics(by="environment") == labelled(laid, OF_TOKENS).metrics(by="environment")
     assert out.metrics()["age_max"] == laid.correct(OF_TOKENS, **versions).metrics()["age_max"]
-    both = sum(out.metrics(by="level")[f"level/{i}/tokens/tokens"] for i in "01")
+    both = sum(out.metrics(by="level")[f"level/{i}/tokens"] for i in "01")
     assert both == out.metrics()["tokens"]
 
 
@@ -195,9 +201,12 @@ def test_in_a_loss():
     labels = {"labels": {"e": torch.tensor([0, 1, 1, 0, 1, 0])}, "label_names": {"e": 2}}
     loss = rc.policy_loss(laid.train, laid.advantages, **bundled_loss(spec=OF_TOKENS, **given, **labels))
     assert loss.metrics(by="e") == laid.correct(OF_TOKENS, **labels).metrics(by="e")
-    assert "loss_policy" in loss.metrics()
+    assert "surrogate_loss_mean" in loss.metrics()
     # Without a Spec nothing reads them.
-    assert "loss_policy" in rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**given, **labels)).metrics()
+    assert (
+        "surrogate_loss_mean"
+        in rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**given, **labels)).metrics()
+    )
 
 
 def test_what_is_wrong_is_named():

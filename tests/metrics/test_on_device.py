@@ -31,15 +31,21 @@ SPECS = {
 WANTED = {
     "tokens",
     "tokens_kept_fraction",
-    "d_mean",
-    "d_abs_mean",
-    "kl_k1",
-    "kl_k2",
-    "kl_k3",
-    "chi2_token",
-    "chi2_sequence",
+    "logratio_mean",
+    "logratio_abs_mean",
+    "kl_rollout_train_k1",
+    "kl_rollout_train_k2",
+    "kl_rollout_train_k3",
+    "chi2_train_rollout",
+    "sequence_chi2_train_rollout",
 }
-OF_WEIGHTS = {"weight_ess", "weight_raw_ess", "sequence_weight_ess", "sequence_weight_raw_ess", "weight_mean"}
+OF_WEIGHTS = {
+    "weight_ess",
+    "weight_before_bounds_ess",
+    "sequence_weight_ess",
+    "sequence_weight_before_bounds_ess",
+    "weight_mean",
+}
 
 
 def statistics_of(name, sequences):
@@ -61,9 +67,12 @@ def test_they_are_the_metrics(name, lengths):
         given.add(key)
         assert found.shape == () and found.dtype == torch.float64
         assert found.item() == pytest.approx(metrics[key], rel=1e-13, abs=1e-300), key
-    assert WANTED | {"entropy_mean", "kl_k3_over_entropy"} | (OF_WEIGHTS if name != "measure" else set()) <= given
+    assert (
+        WANTED | {"entropy_mean", "kl_rollout_train_k3_over_entropy"} | (OF_WEIGHTS if name != "measure" else set())
+        <= given
+    )
     if name == "all":
-        assert {"age_mean", "stale_fraction", "sequences_undivided", "weight_divisor_max"} <= given
+        assert {"age_mean", "tokens_stale_fraction", "sequences_undivided", "sequence_weight_divisor_max"} <= given
     assert all(key.endswith("correlation") or "_p" in key for key in refused), refused
 
 
@@ -71,7 +80,7 @@ def test_0_of_0_among_some_tokens():
     """All weights are 0, and so is the entropy."""
     d, zeros = torch.full((2, 3), 3.0), torch.zeros(2, 3)
     out = rc.correct(d, zeros, rc.Batch(entropy=zeros), spec=rc.Spec(rc.Weight.token(upper=2.0, outside="zero")))
-    for key in ("weight_ess", "kl_k3_over_entropy"):
+    for key in ("weight_ess", "kl_rollout_train_k3_over_entropy"):
         assert out.statistics.on_device(key).item() == out.metrics()[key] == 0.0
 
 
@@ -93,7 +102,14 @@ def test_the_sample_size_of_a_weight_that_is_nan_is_nan(level):
 def test_nothing_is_read():
     statistics = statistics_of("all", random_sequences(2))
     with Operations() as operations:
-        for key in ("weight_ess", "sequence_weight_ess", "kl_k3", "age_mean", "entropy_mean", "weight_divisor_max"):
+        for key in (
+            "weight_ess",
+            "sequence_weight_ess",
+            "kl_rollout_train_k3",
+            "age_mean",
+            "entropy_mean",
+            "sequence_weight_divisor_max",
+        ):
             statistics.on_device(key)
     assert operations.names and not {"_local_scalar_dense", "item", "nonzero", "is_nonzero"} & set(operations.names)
 
@@ -103,10 +119,12 @@ def test_of_the_loss_and_of_merged_statistics():
     given = {"mask": laid.mask, "old_logp": laid.rollout, "rollout_logp": laid.rollout, "spec": SPECS["product"]}
     loss = rc.policy_loss(laid.train, laid.advantages, **given)
     both = loss.statistics + loss.statistics
-    for key in ("ppo_kl", "clip_fraction_high", "sequence_weight_ess", "loss_tokens"):
+    for key in ("kl_old_new_k1", "clip_high_fraction", "sequence_weight_ess", "tokens_trained"):
         assert both.on_device(key).item() == pytest.approx(both.metrics()[key], rel=1e-13, abs=1e-300)
     alone = rc.policy_loss(laid.train, laid.advantages, mask=laid.mask, old_logp=laid.rollout)
-    assert alone.statistics.on_device("ppo_kl_k3").item() == pytest.approx(alone.metrics()["ppo_kl_k3"], rel=1e-13)
+    assert alone.statistics.on_device("kl_old_new_k3").item() == pytest.approx(
+        alone.metrics()["kl_old_new_k3"], rel=1e-13
+    )
 
 
 def test_errors():

@@ -119,7 +119,7 @@ def assert_by_label(rows, spec, wanted):
     of_sequences, of_tokens = (out.metrics(by=name) for name in ids)
     found = [of_sequences[f"environment/all/{key}"] for key in ("tokens/d_fourth", "sequences/square_length")]
     assert found == pytest.approx(list(wanted.values()), rel=1e-12)
-    assert of_tokens["kind/all/tokens/d_fourth"] == pytest.approx(wanted["d_fourth"], rel=1e-12)
+    assert of_tokens["kind/all/d_fourth"] == pytest.approx(wanted["d_fourth"], rel=1e-12)
     assert not any("square_length" in key for key in of_tokens)
 
 

@@ -40,9 +40,9 @@ SPECS = [
     rc.Spec(rc.Weight.geometric(upper=1.1), (rc.Criterion("external", "token", upper=1, name="entropy"),)),
 ]
 # Of a label of tokens these are the metrics; all others are of sequences.
-OF_TOKENS = {"tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tokens_kept_fraction", "d_mean"} | {
-    "d_abs_mean", "d_std", "d_abs_max", "d_min", "d_max", "kl_k1", "kl_k2", "kl_k3", "ratio_mean", "ratio_std",
-    "chi2_token",
+OF_TOKENS = {"tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tokens_kept_fraction", "logratio_mean"} | {
+    "logratio_abs_mean", "logratio_std", "logratio_abs_max", "logratio_min", "logratio_max", "kl_rollout_train_k1", "kl_rollout_train_k2", "kl_rollout_train_k3", "ratio_mean", "ratio_std",
+    "chi2_train_rollout",
 }  # fmt: skip
 
 
@@ -98,8 +98,8 @@ def test_a_label_has_the_metrics_of_its_tokens(layout, whole):
                     allowed = 0.0 if isinstance(wanted[key], int) else 1e-10
                     assert error(value, wanted[key]) <= allowed, (key, name, layout, spec)
         valid = [v for q in sequences for v, m in zip(q.versions, q.mask, strict=True) if m]
-        assert found["label/outside/tokens"] == out.metrics()["label/outside/tokens"]
-        assert found["label/outside/tokens"] == sum(v not in (0, 1, 2) for v in valid) > 0
+        assert found["label/tokens_outside"] == out.metrics()["label/tokens_outside"]
+        assert found["label/tokens_outside"] == sum(v not in (0, 1, 2) for v in valid) > 0
 
 
 def test_one_label_for_all_has_the_metrics_of_the_batch():
@@ -138,7 +138,7 @@ def test_a_turn_has_a_label():
         more = {"label_names": {"kind": 3}, "turns": offsets}
         one, other = (laid.correct(SPECS[1], labels={"kind": ids}, **more) for ids in (kinds, spread))
         assert one.metrics(by="kind") == other.metrics(by="kind")
-        assert one.metrics(by="kind")["kind/0/tokens/tokens"] > 0
+        assert one.metrics(by="kind")["kind/0/tokens"] > 0
 
 
 def test_ages_are_labels():
@@ -147,20 +147,20 @@ def test_ages_are_labels():
     given = {"versions": versions, "current_version": 7, "label_names": {"age": ["0", "1", "2+"]}}
     out = rc.correct(x, x, **bundled(**given))
     by = out.metrics(by="age")
-    counts = [by[f"age/{name}/tokens/tokens"] for name in ("0", "1", "2+")]
-    assert counts == [2, 2, 1] and by["age/outside/tokens"] == 1  # a version of the future
+    counts = [by[f"age/{name}/tokens"] for name in ("0", "1", "2+")]
+    assert counts == [2, 2, 1] and by["age/tokens_outside"] == 1  # a version of the future
     assert not any("/sequences" in key for key in by) and out.metrics()["age_max"] == 4
     without = rc.correct(x, x, **bundled(**given | {"label_names": {"age": 2}})).metrics(by="age")
-    assert without["age/1/tokens/tokens"] == 2 and without["age/outside/tokens"] == 2
+    assert without["age/1/tokens"] == 2 and without["age/tokens_outside"] == 2
     of_sequences = rc.correct(x, x, **bundled(**given | {"versions": versions[:, 2]})).metrics(by="age")
-    assert of_sequences["age/1/sequences/sequences"] == 2 and of_sequences["age/1/tokens/tokens"] == 6
+    assert of_sequences["age/1/sequences"] == 2 and of_sequences["age/1/tokens"] == 6
     both = rc.correct(
         x, x, **bundled(**given | {"label_names": {"age": 8, "e": 2}, "labels": {"e": torch.tensor([0, 1])}})
     )
-    assert both.metrics(by="age")["age/4/tokens/tokens"] == 1
-    assert both.metrics(by="e")["e/1/tokens/tokens"] == 3 and both.metrics()["age/outside/tokens"] == 1
+    assert both.metrics(by="age")["age/4/tokens"] == 1
+    assert both.metrics(by="e")["e/1/tokens"] == 3 and both.metrics()["age/tokens_outside"] == 1
     own = rc.correct(x, x, **bundled(**given | {"labels": {"age": torch.tensor([0, 2])}})).metrics(by="age")
-    assert own["age/2+/sequences/sequences"] == 1
+    assert own["age/2+/sequences"] == 1
     with pytest.raises(ValueError, match=r"labels\['age'\]: expected ids, or versions= to make ages of"):
         rc.correct(x, x, rc.Batch(labels={"age": rc.Labels(names=2)}))
     loss = rc.policy_loss(x, x, **bundled_loss(old_logp=x, rollout_logp=x, spec=rc.Spec(), **given))
@@ -189,7 +189,7 @@ def test_several_blocks_and_the_whole_batch_give_the_same(monkeypatch):
     monkeypatch.setattr(blocks, "run_blocks", run_whole)
     whole = by_token(laid, SPECS[1]).metrics(by="label")
     for key, value in wanted.items():
-        exact = key.endswith(("tokens", "_kept", "d_min", "d_max", "rejected_tokens_fraction"))
+        exact = key.endswith(("tokens", "_kept", "logratio_min", "logratio_max", "tokens_rejected_fraction"))
         for other in (blocked, whole):
             assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
 
@@ -207,36 +207,36 @@ def test_of_many_tokens(spec, stretch):
     offsets = torch.tensor([0, 30_000, 30_001, 65_600, size])
     given = {"labels": {"label": ids}, "label_names": {"label": 4}}
     found = rc.correct(d, torch.zeros(size), **bundled(cu_seqlens=offsets, spec=spec, **given)).metrics(by="label")
-    assert found["label/outside/tokens"] == (ids == 4).sum()
+    assert found["label/tokens_outside"] == (ids == 4).sum()
     for label in range(4):
         x = d[ids == label].double()
         clamped = x.clamp(-20.0, 20.0)
         wanted = {
             "tokens": len(x),
             "tokens_clamped": (x.abs() > 20.0).sum(),
-            "d_mean": x.mean(),
-            "d_abs_mean": x.abs().mean(),
-            "d_std": x.std(correction=0),
-            "d_min": x.min(),
-            "d_max": x.max(),
-            "kl_k3": (clamped.expm1() - clamped).mean(),
+            "logratio_mean": x.mean(),
+            "logratio_abs_mean": x.abs().mean(),
+            "logratio_std": x.std(correction=0),
+            "logratio_min": x.min(),
+            "logratio_max": x.max(),
+            "kl_rollout_train_k3": (clamped.expm1() - clamped).mean(),
             "ratio_mean": clamped.exp().mean(),
-            "chi2_token": (2.0 * clamped).expm1().mean(),
+            "chi2_train_rollout": (2.0 * clamped).expm1().mean(),
         }
         if spec.weight is not None:
             weight = clamped.exp().clamp(0.8, 1.12)
             wanted |= {
-                "weight_raw_max": clamped.max().exp(),
+                "weight_before_bounds_max": clamped.max().exp(),
                 "weight_mean": weight.mean(),
                 "weight_std": weight.std(correction=0),
                 "weight_min": weight.min(),
                 "weight_max": weight.max(),
                 "weight_ess": weight.sum() ** 2 / (len(x) * weight.square().sum()),
-                "weight_above_fraction": (clamped.exp() > 1.12).double().mean(),
-                "weight_below_fraction": (clamped.exp() < 0.8).double().mean(),
+                "weight_above_upper_fraction": (clamped.exp() > 1.12).double().mean(),
+                "weight_below_lower_fraction": (clamped.exp() < 0.8).double().mean(),
             }
         for key, value in wanted.items():
-            assert found[f"label/{label}/tokens/{key}"] == pytest.approx(float(value), rel=2e-6, abs=2e-8), key
+            assert found[f"label/{label}/{key}"] == pytest.approx(float(value), rel=2e-6, abs=2e-8), key
 
 
 @pytest.mark.parametrize("spec", [rc.Spec(rc.Weight.product(upper=2.0)), rc.Spec(rc.Weight.token(token_clamp=0.5))])
@@ -251,7 +251,7 @@ def test_more_labels_than_a_byte_names(spec):
         for many in (305, 250)
     ]
     more, fewer = (out.metrics(by="x") for out in found)
-    assert more.pop("x/outside/tokens") == 0 and fewer.pop("x/outside/tokens") == size - 250 * 230
+    assert more.pop("x/tokens_outside") == 0 and fewer.pop("x/tokens_outside") == size - 250 * 230
     assert all(more[key] == pytest.approx(value, rel=1e-12, abs=1e-15) for key, value in fewer.items())
 
 

@@ -90,8 +90,13 @@ def garbage(name):
 
 # Words that one sentence has to hold.
 NAMED = {
-    "random": (("kl_k3", "other weights"), ("chi2_token",), ("d_abs_max",), ("ratio_mean",)),
-    "a shift": (("kl_k3", "shifted by a token"), ("ratio_mean", "a shift")),
+    "random": (
+        ("kl_rollout_train_k3", "other weights"),
+        ("chi2_train_rollout",),
+        ("logratio_abs_max",),
+        ("ratio_mean",),
+    ),
+    "a shift": (("kl_rollout_train_k3", "shifted by a token"), ("ratio_mean", "a shift")),
     "negative log-likelihoods": (("train_logp", "negative log-likelihoods"), ("rollout_logp", "likelihoods")),
     "negative log-likelihoods of one side": (("rollout_logp", "negative log-likelihoods"),),
     "probabilities": (("train_logp", "probabilities"), ("rollout_logp", "probabilities")),
@@ -100,14 +105,14 @@ NAMED = {
     "rollout is 0": (("rollout_logp", "0 at every token", "placeholder"),),
     "rollout is -1": (("rollout_logp", "-1 at every token", "placeholder"),),
     "both are 0": (("train_logp", "with the trainer"), ("rollout_logp", "ask the engine")),
-    "rollout is -9999": (("d_abs_max", "placeholders", "-9999"),),
+    "rollout is -9999": (("logratio_abs_max", "placeholders", "-9999"),),
     "identical": (("identical", "same tensor"),),
     "all masked": (("no valid token", "mask is 0"),),
     "NaN": (("NaN", "no log-prob"),),
     "everything rejected": (("everything is rejected", "bounds"),),
     "one weight for all": (("effective sample size",),),
     "offsets that are lengths": (("cu_seqlens", "offsets, which add lengths up"),),
-    "temperature": (("kl_k3", "temperature"),),
+    "temperature": (("kl_rollout_train_k3", "temperature"),),
     "top-p": (("ratio_mean", "top-p"),),
 }
 
@@ -133,7 +138,8 @@ def test_values_that_are_no_log_probs_are_named_alone():
     """How far they are apart would send the reader after the wrong cause."""
     for name in ("negative log-likelihoods", "probabilities", "rollout is 0", "rollout is -1", "identical"):
         assert not re.search(
-            "kl_k3|chi2|d_abs_max|ratio_mean", " ".join(rc.correct(**bundled(**garbage(name))).warnings())
+            "kl_rollout_train_k3|chi2|logratio_abs_max|ratio_mean",
+            " ".join(rc.correct(**bundled(**garbage(name))).warnings()),
         )
 
 

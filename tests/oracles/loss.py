@@ -352,20 +352,20 @@ def metrics(objective, sequences):
     ratios = [exp(x) for x in used]
     centre = mean(ratios)
     found = {
-        "loss_tokens": n,
-        "loss_sequences": some,
-        "loss_tokens_nonfinite": broken,
-        "loss_policy": mean(policies),
-        "ppo_kl": -mean(xs),
-        "ppo_kl_k3": mean(r - 1 - x for r, x in zip(ratios, used, strict=True)),
-        "ppo_ratio_mean": centre,
-        "ppo_ratio_std": math.sqrt(mean((r - centre) ** 2 for r in ratios)),
-        "ppo_ratio_min": min(ratios, default=0.0),
-        "ppo_ratio_max": max(ratios, default=0.0),
+        "tokens_trained": n,
+        "sequences_trained": some,
+        "tokens_loss_nonfinite": broken,
+        "surrogate_loss_mean": mean(policies),
+        "kl_old_new_k1": -mean(xs),
+        "kl_old_new_k3": mean(r - 1 - x for r, x in zip(ratios, used, strict=True)),
+        "surrogate_ratio_mean": centre,
+        "surrogate_ratio_std": math.sqrt(mean((r - centre) ** 2 for r in ratios)),
+        "surrogate_ratio_min": min(ratios, default=0.0),
+        "surrogate_ratio_max": max(ratios, default=0.0),
     }
     found |= {f"clip_fraction_{side}": count / n if n else 0.0 for side, count in clips.items()}
     if objective.kl is not None:
-        found["ref_kl"] = mean(kls)
+        found["kl_new_ref_k3"] = mean(kls)
     if objective.regularizer is not None:
-        found["log_ratio_squared"] = mean(squares)
+        found["logratio_new_old_squared_mean"] = mean(squares)
     return found

@@ -55,7 +55,7 @@ def metrics(answer, spec):
         found.update(of_probabilities(rows))
         found.update(of_both_ways(spec, rows))
     if spec.reads_entropy:
-        found.update(of_entropy(answer, found["kl_k3"]))
+        found.update(of_entropy(answer, found["kl_rollout_train_k3"]))
     if spec.reads_versions:
         found.update(of_ages(answer))
     return found
@@ -75,8 +75,8 @@ def of_entropy(answer, k3):
         "entropy_mean": average,
         "entropy_max": max(finite, default=0.0),
         "entropy_min": min(finite, default=0.0),
-        "entropy_nonfinite": len(valid) - len(finite),
-        "kl_k3_over_entropy": k3 / average if average else 0.0,
+        "tokens_entropy_nonfinite": len(valid) - len(finite),
+        "kl_rollout_train_k3_over_entropy": k3 / average if average else 0.0,
     }
 
 
@@ -89,7 +89,7 @@ def of_ages(answer):
     ]
     stale = mean([float(age > 0) for age in ages])
     return {"age_mean": mean(ages), "age_max": max(ages, default=0.0), "age_min": min(ages, default=0.0)} | {
-        "stale_fraction": stale,
+        "tokens_stale_fraction": stale,
         "tokens_newer": sum(age < 0 for age in ages),
     }
 
@@ -121,19 +121,19 @@ def of_d(spec, rows):
     ratio = [exp(clamp(x, spec.clamp)) for x in d]
     totals = [add(saturate(t.d, D_RANGE) for t in row) for row in rows]
     found = {
-        "d_mean": mean(summed),
-        "d_abs_mean": mean([abs(x) for x in summed]),
-        "d_std": std(summed),
-        "d_abs_max": max(map(abs, d), default=0.0),
-        "kl_k1": -mean(summed),
-        "kl_k2": mean([x * x / 2.0 for x in summed]),
-        "kl_k3": mean([k3(clamp(x, spec.clamp)) for x in d]),
+        "logratio_mean": mean(summed),
+        "logratio_abs_mean": mean([abs(x) for x in summed]),
+        "logratio_std": std(summed),
+        "logratio_abs_max": max(map(abs, d), default=0.0),
+        "kl_rollout_train_k1": -mean(summed),
+        "kl_rollout_train_k2": mean([x * x / 2.0 for x in summed]),
+        "kl_rollout_train_k3": mean([k3(clamp(x, spec.clamp)) for x in d]),
         "ratio_mean": mean(ratio),
         "ratio_std": std(ratio),
-        "chi2_token": mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in d]),
-        "chi2_sequence": mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in totals]),
-        "sum_d_abs_mean": mean([abs(x) for x in totals]),
-        "sum_d_abs_max": max(map(abs, totals), default=0.0),
+        "chi2_train_rollout": mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in d]),
+        "sequence_chi2_train_rollout": mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in totals]),
+        "sequence_logratio_abs_mean": mean([abs(x) for x in totals]),
+        "sequence_logratio_abs_max": max(map(abs, totals), default=0.0),
     }
     extremes(found, "d", d)
     return found
@@ -144,15 +144,15 @@ def perplexities(rows):
     rollout = [-mean([t.rollout for t in row]) for row in rows]
     differences = [-mean([saturate(t.d, D_RANGE) for t in row]) for row in rows]
     found = {
-        "train_ppl": mean([exp(x) for x in train]),
-        "rollout_ppl": mean([exp(x) for x in rollout]),
-        "train_log_ppl": mean(train),
-        "rollout_log_ppl": mean(rollout),
-        "log_ppl_diff": mean(differences),
-        "log_ppl_abs_diff": mean([abs(x) for x in differences]),
-        "ppl_ratio": mean([exp(x) for x in differences]),
+        "sequence_train_ppl_mean": mean([exp(x) for x in train]),
+        "sequence_rollout_ppl_mean": mean([exp(x) for x in rollout]),
+        "sequence_train_log_ppl_mean": mean(train),
+        "sequence_rollout_log_ppl_mean": mean(rollout),
+        "sequence_log_ppl_diff_mean": mean(differences),
+        "sequence_log_ppl_diff_abs_mean": mean([abs(x) for x in differences]),
+        "sequence_ppl_ratio_mean": mean([exp(x) for x in differences]),
     }
-    extremes(found, "log_ppl_diff", differences)
+    extremes(found, "sequence_log_ppl_diff_mean", differences)
     return found
 
 
@@ -176,15 +176,15 @@ def of_weights(answer, spec):
             key = f"{level}{kind}"
             found.update({f"{key}_mean": mean(ws), f"{key}_std": std(ws), f"{key}_ess": ess(ws)})
             extremes(found, key, ws)
-        found[f"{level}weight_above_fraction"] = mean(
+        found[f"{level}weight_above_upper_fraction"] = mean(
             [float(weight.upper is not None and w > weight.upper**growth) for w, _, growth in values]
         )
-        found[f"{level}weight_below_fraction"] = mean(
+        found[f"{level}weight_below_lower_fraction"] = mean(
             [float(weight.lower is not None and w < weight.lower**growth) for w, _, growth in values]
         )
     if weight.normalize == "batch":
         level = "" if weight.per_token else "sequence_"
-        found["weight_batch_mean"] = found[f"{level}weight_mean"]
+        found["weight_divisor"] = found[f"{level}weight_mean"]
     return found
 
 
@@ -199,8 +199,8 @@ def of_criterion(answer, spec, criterion, outcome, valid):
     lost = [sum(row) for row in outcome.dropped]
     tokens, sequences = sum(len(row) for row in valid), sum(bool(row) for row in valid)
     found = {
-        "rejected_tokens_fraction": sum(lost) / tokens if tokens else 0.0,
-        "rejected_sequences_fraction": sum(map(bool, lost)) / sequences if sequences else 0.0,
+        "tokens_rejected_fraction": sum(lost) / tokens if tokens else 0.0,
+        "sequences_rejected_fraction": sum(map(bool, lost)) / sequences if sequences else 0.0,
         "mean": mean(summed),
         "std": std(summed),
         "min": min(values, default=0.0),
@@ -215,7 +215,7 @@ def of_both_ways(spec, rows):
     # The log of the mean of both probabilities, over that of the rollout.
     middle = [math.log1p(0.5 * math.expm1(x)) for x in d]
     return {
-        "kl_k3_reverse": mean([k3(-x) for x in d]),
+        "kl_train_rollout_k3": mean([k3(-x) for x in d]),
         "js_divergence": mean([0.5 * (k3(x - m) + k3(-m)) for x, m in zip(d, middle, strict=True)]),
         "ratio_error": mean([exp(abs(x)) for x in d]),
         "ratio_beyond_2_fraction": mean([float(abs(x) > math.log(2.0)) for x in d]),
@@ -229,8 +229,8 @@ def of_probabilities(rows):
     found = {
         "train_prob_mean": mean(q),
         "rollout_prob_mean": mean(p),
-        "prob_abs_diff_mean": mean(gaps),
-        "prob_abs_diff_max": max(gaps, default=0.0),
+        "prob_diff_abs_mean": mean(gaps),
+        "prob_diff_abs_max": max(gaps, default=0.0),
         "prob_correlation": pearson(p, q),
     }
     for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99):

@@ -265,6 +265,6 @@ def counts(every, spec):
     }
     for criterion in spec.criteria:
         lost = [one.lost_to[criterion.label] for one in some]
-        found[f"{criterion.label}/rejected_tokens_fraction"] = sum(map(len, lost)) / max(1, tokens)
-        found[f"{criterion.label}/rejected_sequences_fraction"] = sum(map(bool, lost)) / max(1, len(some))
+        found[f"{criterion.label}/tokens_rejected_fraction"] = sum(map(len, lost)) / max(1, tokens)
+        found[f"{criterion.label}/sequences_rejected_fraction"] = sum(map(bool, lost)) / max(1, len(some))
     return found

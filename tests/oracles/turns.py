@@ -158,9 +158,9 @@ def metrics(sequences, turns, answer, spec):
         return add(values) / len(values) if values else 0.0
 
     found["turns_kept_fraction"] = found["turns_kept"] / found["turns"] if found["turns"] else 0.0
-    found["chi2_turn"] = mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in sums])
-    found["turn_sum_d_abs_mean"] = mean([abs(x) for x in sums])
-    found["turn_sum_d_abs_max"] = max(map(abs, sums), default=0.0)
+    found["turn_chi2_train_rollout"] = mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in sums])
+    found["turn_logratio_abs_mean"] = mean([abs(x) for x in sums])
+    found["turn_logratio_abs_max"] = max(map(abs, sums), default=0.0)
     for name, ds in places.items():
         found[f"turn_{name}_kl_k1"] = 0.0 - mean([saturate(d, D_RANGE) for d in ds])
         found[f"turn_{name}_d_abs_mean"] = mean([abs(saturate(d, D_RANGE)) for d in ds])

@@ -91,7 +91,7 @@ def test_tensorboard(run, tmp_path):
     events = EventAccumulator(str(tmp_path / "runs"))
     events.Reload()
     assert [*{*events.Tags()["scalars"]} ^ {*WANTED}] == []
-    assert [event.step for event in events.Scalars("mismatch/kl_k3")] == [0, 1, 2]
+    assert [event.step for event in events.Scalars("mismatch/kl_rollout_train_k3")] == [0, 1, 2]
     assert near({key: events.Scalars(key)[-1].value for key in WANTED})
 
 
@@ -101,7 +101,7 @@ def test_mlflow(run):
 
     run("MLflow")
     (found,) = mlflow.search_runs(output_format="list")
-    history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "mismatch/kl_k3")
+    history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "mismatch/kl_rollout_train_k3")
     assert [one.step for one in history] == [0, 1, 2] and near(found.data.metrics)
 
 

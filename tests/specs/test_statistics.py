@@ -64,7 +64,7 @@ def test_a_row_is_all_that_the_definition_needs(monkeypatch):
     assert out.mask.tolist() == [[False] * 3] * 2 and out.keep.tolist() == [False, False]
     metrics = out.metrics()
     assert metrics["token_cube/max"] == 27.0
-    assert metrics["token_cube/rejected_tokens_fraction"] == pytest.approx(1 / 6)
+    assert metrics["token_cube/tokens_rejected_fraction"] == pytest.approx(1 / 6)
     assert metrics["sequence_mean_cube/mean"] == pytest.approx(((0.125 - 8 + 1) / 3 + (0.25 + 27) / 3) / 2)
     assert "the cubed log-ratio D^3 must be between -8.5 and 8.5" in spec.explain()
     assert '"cube"' in statistics.table()

@@ -31,7 +31,7 @@ MOST_CHARACTERS, MOST_NESTED = 2000, 100
 
 
 def is_true(text: str, values: Mapping[str, float]) -> bool:
-    """Decide a condition such as `abs_logp_p99 > 0.5 or (kl_k3 > 0.01 and not sequences < 100)`.
+    """Decide a condition such as `logratio_abs_p99 > 0.5 or (kl_rollout_train_k3 > 0.01 and not sequences < 100)`.
 
     `not` binds tighter than `and`, and `and` tighter than `or`. The text is parsed and never run as code.
 
@@ -94,5 +94,5 @@ def _decided(text: str, metric: Callable[[str], float]) -> bool:
         return decided(ast.parse(" ".join(joined.split()), mode="eval").body)
     except SyntaxError:
         got = f"; cannot read {rest!r}" if rest else ""
-        wanted = "comparisons such as 'kl_k3 > 0.01', joined by and, or, not and parentheses"
+        wanted = "comparisons such as 'kl_rollout_train_k3 > 0.01', joined by and, or, not and parentheses"
         raise DumpError(f"--fail-if {text!r}: expected {wanted}{got}") from None

@@ -41,7 +41,7 @@ def _tokens(found: BySequence, metrics: Metrics) -> Signs:
         f"{'carries' if found.far == 1 else 'carry'} {percent(share)} of k3, in "
         f"{counted(found.with_far, 'sequence')}",
         (
-            f"these have |D| > {FAR_OFF:g}; the largest is {metrics['d_abs_max']:.3g}",
+            f"these have |D| > {FAR_OFF:g}; the largest is {metrics['logratio_abs_max']:.3g}",
             _records(found, found.with_far),
             f"without them k3 is {rest:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
         ),
@@ -49,7 +49,7 @@ def _tokens(found: BySequence, metrics: Metrics) -> Signs:
             "tokens": found.far,
             "tokens_fraction": found.far / found.tokens,
             "sequences": found.with_far,
-            "d_abs_max": metrics["d_abs_max"],
+            "logratio_abs_max": metrics["logratio_abs_max"],
             "k3_fraction": share,
             "rest_kl_k3": rest,
         },
@@ -65,16 +65,16 @@ def _sequences(found: BySequence, part: Part) -> Signs:
     return Signs(
         f"the policies differ{guess}" if "?" in guess else f"{of_all}: {_numbers(found.worst[: part.sequences])}",
         (
-            f"{of_all}: there the mean |D|, cut at 1, is {part.d_abs_mean:.2g}, and {part.rest_d_abs_mean:.2g} in all "
+            f"{of_all}: there the mean |D|, cut at 1, is {part.logratio_abs_mean:.2g}, and {part.rest_logratio_abs_mean:.2g} in all "
             f"others, whose k3 is {part.rest_k3:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
             _records(found, part.sequences),
         ),
         {
             "sequences": part.sequences,
             "sequences_fraction": part.sequences / found.sequences,
-            "d_abs_mean": part.d_abs_mean,
+            "logratio_abs_mean": part.logratio_abs_mean,
             "k3_fraction": part.k3_share,
-            "rest_d_abs_mean": part.rest_d_abs_mean,
+            "rest_logratio_abs_mean": part.rest_logratio_abs_mean,
             "rest_kl_k3": part.rest_k3,
         },
         part.k3_share,
@@ -92,7 +92,7 @@ def _records(found: BySequence, sequences: int) -> str:
     worst = found.worst[:sequences]
     shown = ", ".join(
         f"{one.record} ({percent(one.k3 / found.k3)} of k3, {counted(one.tokens, 'token')}, largest |D| "
-        f"{one.d_abs_max:.3g})"
+        f"{one.logratio_abs_max:.3g})"
         for one in worst[:SHOWN]
     )
     text = f"the worst {'record is' if len(worst) == 1 else 'records are'} {shown}"

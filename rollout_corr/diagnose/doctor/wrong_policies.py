@@ -36,7 +36,7 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
 def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise engine probabilities that are larger by a factor: those of a truncated distribution."""
     ratio, error = _mean_ratio(metrics)
-    mean, magnitude = metrics["d_mean"], metrics["d_abs_mean"]
+    mean, magnitude = metrics["logratio_mean"], metrics["logratio_abs_mean"]
     upwards = 0.5 * (magnitude + mean) / magnitude if magnitude else 0.5
     slope, slope_error = measured.evidence.by_sequence.slope()
     # Beside a temperature D is positive for some tokens all the same. Top-k alone takes more from flat contexts, whose
@@ -48,7 +48,7 @@ def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
     if measured.evidence.finite < 50 or not (plain or slight or (sharper and upwards < 0.4)):
         return None
     # Truncation takes nothing away where a token is nearly certain; a constant does.
-    constant = metrics["d_std"] < 0.25 * abs(mean)
+    constant = metrics["logratio_std"] < 0.25 * abs(mean)
     title = "the rollout log-probs are of a truncated distribution (top-p, top-k, min-p)"
     if constant:
         title = "the rollout log-probs are larger by a constant: a softmax over fewer tokens on one side"
@@ -60,17 +60,17 @@ def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}, {(1.0 - ratio) / error:.0f} standard errors below "
             "1: the probability mass that truncation kept. Over tokens that a policy sampled, its own ratios average "
             "to 1",
-            f"positive D makes up {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are {metrics['d_p1']:.3g} "
-            f"and {metrics['d_p50']:.3g}, its mean is {mean:.3g}, its standard deviation {metrics['d_std']:.3g}",
+            f"positive D makes up {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are {metrics['logratio_p1']:.3g} "
+            f"and {metrics['logratio_p50']:.3g}, its mean is {mean:.3g}, its standard deviation {metrics['logratio_std']:.3g}",
         ),
         {
             "ratio_mean": ratio,
             "ratio_mean_error": error,
             "positive_fraction": upwards,
-            "d_p1": metrics["d_p1"],
-            "d_p50": metrics["d_p50"],
-            "d_mean": mean,
-            "d_std": metrics["d_std"],
+            "logratio_p1": metrics["logratio_p1"],
+            "logratio_p50": metrics["logratio_p50"],
+            "logratio_mean": mean,
+            "logratio_std": metrics["logratio_std"],
         },
         1.0 - ratio,
         severity="error" if plain or sharper else "warning",
@@ -97,7 +97,7 @@ def _is_slope(slope: float, error: float) -> bool:
 def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise D that follows the log-prob itself: one side is sharper than the other, everywhere."""
     fit = measured.evidence.fit
-    if measured.evidence.finite < 200 or metrics["d_abs_mean"] < MATTERS:
+    if measured.evidence.finite < 200 or metrics["logratio_abs_mean"] < MATTERS:
         return None
     found = measured.evidence.by_sequence
     slope, error = found.slope()
@@ -113,7 +113,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     known = abs(slope) > SURE_OF_SLOPE * error and slope > -0.8
     sharper = "trainer" if (slope if known else fit["slope"]) > 0 else "engine"
     table = measured.evidence.by_mean.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
-    ends = "; ".join(f"{row.label}: {row.d_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
+    ends = "; ".join(f"{row.label}: {row.logratio_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
     evidence = [f"mean D by probability: {ends}"]
     numbers = {name: fit[name] for name in ("correlation", "explained")}
     title = f"a temperature was applied on one side only: the {sharper} has the sharper policy"
@@ -263,7 +263,7 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
 def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise two passes of the trainer that agree with one another and not with the engine."""
     apart, engine = (measured.evidence.mean_distance(pair) for pair in ("new_train", "train_rollout"))
-    if apart is None or engine is None or metrics["kl_k3"] < HEALTHY_K3 or apart > 0.1 * engine:
+    if apart is None or engine is None or metrics["kl_rollout_train_k3"] < HEALTHY_K3 or apart > 0.1 * engine:
         return None
     return Signs(
         "only the rollout log-probs are off: two passes of the trainer agree",
@@ -309,13 +309,13 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
         (
             f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}, {abs(ratio - 1.0) / error:.0f} standard errors from "
             "1; over tokens sampled from the rollout log-probs it is 1, whatever the trainer's policy",
-            f"mean D is {metrics['d_mean']:.3g}, its standard deviation {metrics['d_std']:.3g}",
+            f"mean D is {metrics['logratio_mean']:.3g}, its standard deviation {metrics['logratio_std']:.3g}",
         ),
         {
             "ratio_mean": ratio,
             "ratio_mean_error": error,
-            "d_mean": metrics["d_mean"],
-            "d_std": metrics["d_std"],
+            "logratio_mean": metrics["logratio_mean"],
+            "logratio_std": metrics["logratio_std"],
         },
         min(1.0, abs(ratio - 1.0)),
     )
@@ -329,19 +329,19 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
 )
 def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise policies that differ, where nothing says that the cause is a bug."""
-    if metrics["kl_k3"] < HEALTHY_K3:
+    if metrics["kl_rollout_train_k3"] < HEALTHY_K3:
         return None
     ratio, error = _mean_ratio(metrics)
     return Signs(
         "the two policies differ and show none of the known bugs: staleness or low precision are the usual causes",
         (
-            f"k3 is {metrics['kl_k3']:.3g} nats per token (healthy: below {HEALTHY_K3:g}), mean |D| "
-            f"{metrics['d_abs_mean']:.3g}, 99th percentile of |D| {metrics['abs_logp_p99']:.3g}",
+            f"k3 is {metrics['kl_rollout_train_k3']:.3g} nats per token (healthy: below {HEALTHY_K3:g}), mean |D| "
+            f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}",
             f"the mean ratio exp(D) is {ratio:.3f} +- {error:.3f}; over tokens that the rollout policy sampled it is 1",
         ),
-        {name: metrics[name] for name in ("kl_k3", "d_abs_mean", "abs_logp_p99")}
+        {name: metrics[name] for name in ("kl_rollout_train_k3", "logratio_abs_mean", "logratio_abs_p99")}
         | {"ratio_mean": ratio, "ratio_mean_error": error},
-        min(1.0, metrics["kl_k3"]),
+        min(1.0, metrics["kl_rollout_train_k3"]),
     )
 
 
@@ -353,25 +353,25 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
 )
 def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognise sequences so long that products of ratios are noise, though tokens agree well."""
-    if metrics["kl_k3"] > HEALTHY_K3 or metrics["sum_d_abs_mean"] < HEALTHY_SUM:
+    if metrics["kl_rollout_train_k3"] > HEALTHY_K3 or metrics["sequence_logratio_abs_mean"] < HEALTHY_SUM:
         return None
     return Signs(
         "products over these sequences are noise, though the tokens agree",
         (
-            f"k3 is {metrics['kl_k3']:.2g} nats per token, yet the mean |sum of D| of a sequence is "
-            f"{metrics['sum_d_abs_mean']:.3g} nats over {metrics['tokens'] / max(1.0, metrics['sequences']):.0f} "
+            f"k3 is {metrics['kl_rollout_train_k3']:.2g} nats per token, yet the mean |sum of D| of a sequence is "
+            f"{metrics['sequence_logratio_abs_mean']:.3g} nats over {metrics['tokens'] / max(1.0, metrics['sequences']):.0f} "
             "tokens",
-            f"the effective sample size is {percent(metrics['product/sequence_weight_raw_ess'])} with product weights, "
-            f"{percent(metrics['token/weight_raw_ess'])} with token weights",
+            f"the effective sample size is {percent(metrics['product/sequence_weight_before_bounds_ess'])} with product weights, "
+            f"{percent(metrics['token/weight_before_bounds_ess'])} with token weights",
         ),
         {
-            "kl_k3": metrics["kl_k3"],
-            "sum_d_abs_mean": metrics["sum_d_abs_mean"],
+            "kl_rollout_train_k3": metrics["kl_rollout_train_k3"],
+            "sequence_logratio_abs_mean": metrics["sequence_logratio_abs_mean"],
             "tokens_per_sequence": metrics["tokens"] / max(1.0, metrics["sequences"]),
-            "product_ess": metrics["product/sequence_weight_raw_ess"],
-            "token_ess": metrics["token/weight_raw_ess"],
+            "product_ess": metrics["product/sequence_weight_before_bounds_ess"],
+            "token_ess": metrics["token/weight_before_bounds_ess"],
         },
-        min(1.0, metrics["sum_d_abs_mean"] / 20.0),
+        min(1.0, metrics["sequence_logratio_abs_mean"] / 20.0),
     )
 
 

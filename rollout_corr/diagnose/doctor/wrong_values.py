@@ -269,7 +269,7 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     if evidence.by_sequence.part() is not None:
         # In some sequences alone: `outliers` says in which.
         return None
-    if evidence.finite < 50 or metrics["d_abs_mean"] < 0.5 or correlation > 0.5:
+    if evidence.finite < 50 or metrics["logratio_abs_mean"] < 0.5 or correlation > 0.5:
         return None
     flat = [
         name
@@ -282,7 +282,7 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs(
         f"the two policies are unrelated: {guess}",
         (
-            f"the log-probs correlate by {correlation:.2f}, mean |D| is {metrics['d_abs_mean']:.2f} nats, the mean "
+            f"the log-probs correlate by {correlation:.2f}, mean |D| is {metrics['logratio_abs_mean']:.2f} nats, the mean "
             f"ratio exp(D) is {metrics['ratio_mean']:.3g}",
             f"the standard deviation of the train log-probs is {fit['train_std']:.2f}, of the rollout log-probs "
             f"{fit['rollout_std']:.2f}; the mean train log-prob is {fit['train_mean']:.2f}",
@@ -290,7 +290,7 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
         ),
         {
             "correlation": correlation,
-            "d_abs_mean": metrics["d_abs_mean"],
+            "logratio_abs_mean": metrics["logratio_abs_mean"],
             "ratio_mean": metrics["ratio_mean"],
             "train_std": fit["train_std"],
             "rollout_std": fit["rollout_std"],
@@ -338,7 +338,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         {
             "first_tokens": best,
             "tokens": tokens,
-            "d_abs_mean": here / tokens,
+            "logratio_abs_mean": here / tokens,
             "times": times,
             "tokens_fraction": tokens / float(count.sum()),
             "d_abs_fraction": share,
@@ -373,7 +373,7 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"({counted(positions.tokens([0]), 'token')})",
             f"they make up {percent(share)} of sum |D|",
         ),
-        {"tokens": positions.tokens([0]), "d_abs_mean": here, "times": times, "d_abs_fraction": share},
+        {"tokens": positions.tokens([0]), "logratio_abs_mean": here, "times": times, "d_abs_fraction": share},
         share,
         "error" if times >= SURELY else None,
     )

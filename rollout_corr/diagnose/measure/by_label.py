@@ -28,17 +28,17 @@ class IllLabel:
     Attributes:
         label: Its value.
         sequences, tokens: How many have it, of tokens those with a finite D.
-        d_abs_mean: Their mean |D|, cut at 1.
+        logratio_abs_mean: Their mean |D|, cut at 1.
         times: Divided by that of equally likely tokens of the labels that agree.
-        rest_d_abs_mean, rest_k3: Mean |D| and mean k3 of the labels that agree, D cut at 1.
+        rest_logratio_abs_mean, rest_k3: Mean |D| and mean k3 of the labels that agree, D cut at 1.
     """
 
     label: int
     sequences: int
     tokens: int
-    d_abs_mean: float
+    logratio_abs_mean: float
     times: float
-    rest_d_abs_mean: float
+    rest_logratio_abs_mean: float
     rest_k3: float
 
 

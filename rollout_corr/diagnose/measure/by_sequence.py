@@ -23,7 +23,13 @@ BINS, PER_OCTAVE = 96, 4
 LOWEST = -(BINS - 1) / PER_OCTAVE
 # Sequences stand apart if there are enough in all, they are at most this share, each has at least this mean, theirs is
 # so many times that of the others, and they carry this share of k3.
-FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = 8, 1.0 / 3.0, 3.0 * BY_KEY["d_abs_mean"].healthy, 5.0, 0.5
+FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = (
+    8,
+    1.0 / 3.0,
+    3.0 * BY_KEY["logratio_abs_mean"].healthy,
+    5.0,
+    0.5,
+)
 # Tokens below this rollout probability show a temperature: D grows with their log-prob, and certain ones agree anyway.
 UNLIKELY = math.log(0.1)
 # A sequence needs so many tokens for a slope over them.
@@ -47,16 +53,16 @@ class WorstSequence:
         file: Path of the file.
         record: Its number in the file, from 0.
         tokens: Number of its valid tokens with a finite D.
-        d_abs_mean: Mean |D| of these.
-        d_abs_max: Their largest |D|.
+        logratio_abs_mean: Mean |D| of these.
+        logratio_abs_max: Their largest |D|.
     """
 
     k3: float
     file: str
     record: int
     tokens: int
-    d_abs_mean: float
-    d_abs_max: float
+    logratio_abs_mean: float
+    logratio_abs_max: float
 
 
 @dataclass(frozen=True)
@@ -66,14 +72,14 @@ class Part:
     Attributes:
         sequences: How many.
         k3_share: Their share of the sum of k3.
-        d_abs_mean, rest_d_abs_mean: Mean min(|D|, 1) of their tokens, and of all others.
+        logratio_abs_mean, rest_logratio_abs_mean: Mean min(|D|, 1) of their tokens, and of all others.
         rest_k3: Mean k3 of all other tokens.
     """
 
     sequences: int
     k3_share: float
-    d_abs_mean: float
-    rest_d_abs_mean: float
+    logratio_abs_mean: float
+    rest_logratio_abs_mean: float
     rest_k3: float
 
 
@@ -149,8 +155,8 @@ class BySequence:
                 file=tokens.chunk.file_of(i),
                 record=int(tokens.chunk.records[i]),
                 tokens=int(n[i]),
-                d_abs_mean=float(magnitudes[i] / n[i]),
-                d_abs_max=float(largest[i]),
+                logratio_abs_mean=float(magnitudes[i] / n[i]),
+                logratio_abs_max=float(largest[i]),
             )
             (heapq.heappushpop if full else heapq.heappush)(self._worst, (value, -self._seen, found))
 
@@ -212,11 +218,11 @@ class BySequence:
             part = Part(
                 sequences=int(sequences),
                 k3_share=k3 / everything[3],
-                d_abs_mean=magnitude / tokens,
-                rest_d_abs_mean=(everything[2] - magnitude) / max(1.0, rest),
+                logratio_abs_mean=magnitude / tokens,
+                rest_logratio_abs_mean=(everything[2] - magnitude) / max(1.0, rest),
                 rest_k3=(everything[3] - k3) / max(1.0, rest),
             )
-            if part.k3_share >= CARRIES and part.d_abs_mean >= TIMES_REST * part.rest_d_abs_mean:
+            if part.k3_share >= CARRIES and part.logratio_abs_mean >= TIMES_REST * part.rest_logratio_abs_mean:
                 best = part
         return best
 

@@ -39,20 +39,20 @@ class Row:
         label: Its range of values.
         at: Its place on the axis.
         count: Number of tokens or sequences.
-        d_mean: Mean D.
-        d_abs_mean: Mean |D|.
-        d_std: Population standard deviation of D.
-        d_abs_max: Largest |D|.
+        logratio_mean: Mean D.
+        logratio_abs_mean: Mean |D|.
+        logratio_std: Population standard deviation of D.
+        logratio_abs_max: Largest |D|.
         large_fraction: Fraction whose ratio is above 2 or below 1/2.
     """
 
     label: str
     at: float
     count: int
-    d_mean: float
-    d_abs_mean: float
-    d_std: float
-    d_abs_max: float
+    logratio_mean: float
+    logratio_abs_mean: float
+    logratio_std: float
+    logratio_abs_max: float
     large_fraction: float
 
 

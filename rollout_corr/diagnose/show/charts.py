@@ -207,7 +207,7 @@ def _parted(rows: Sequence[Row], unit: str) -> tuple[list[Row], list[Row]]:
 
 def _nats(rows: Sequence[Row]) -> Axis:
     """Make an axis on which mean D and mean |D| of the rows fit."""
-    return spanning("nats", [value for row in rows for value in (row.d_abs_mean, row.d_mean)], zero=True)
+    return spanning("nats", [value for row in rows for value in (row.logratio_abs_mean, row.logratio_mean)], zero=True)
 
 
 def _few(unit: str) -> tuple[str, str]:
@@ -227,10 +227,10 @@ def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]
     for kind, (name, many, few) in zip(KINDS, parted, strict=False):
         of = _of(name, len(series) > 1)
         for row in few:
-            says = f"{label} {row.label}: mean |D| {row.d_abs_mean:.4g}, {row.count} {unit}"
-            chart.dot(row.at + shift, row.d_abs_mean, "few", says)
-        chart.line([(row.at + shift, row.d_abs_mean) for row in many], kind, f"mean |D|{of}")
-        chart.line([(row.at + shift, row.d_mean) for row in many], f"{kind} thin", f"mean D{of}")
+            says = f"{label} {row.label}: mean |D| {row.logratio_abs_mean:.4g}, {row.count} {unit}"
+            chart.dot(row.at + shift, row.logratio_abs_mean, "few", says)
+        chart.line([(row.at + shift, row.logratio_abs_mean) for row in many], kind, f"mean |D|{of}")
+        chart.line([(row.at + shift, row.logratio_mean) for row in many], f"{kind} thin", f"mean D{of}")
     if any(few for *_, few in parted):
         chart.legend.append(_few(unit))
     return chart.svg()
@@ -253,10 +253,10 @@ def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[
             bars = []
             for row in some:
                 left = index[row.at, row.label] - 0.4 + i * width
-                says = f"{row.label}: mean |D| {row.d_abs_mean:.4g}, {row.count} {unit}"
-                bars.append((left, left + width, row.d_abs_mean, says))
+                says = f"{row.label}: mean |D| {row.logratio_abs_mean:.4g}, {row.count} {unit}"
+                bars.append((left, left + width, row.logratio_abs_mean, says))
             chart.bars(bars, painted, called)
-        chart.line([(index[row.at, row.label], row.d_mean) for row in many], f"{kind} thin", f"mean D{of}")
+        chart.line([(index[row.at, row.label], row.logratio_mean) for row in many], f"{kind} thin", f"mean D{of}")
     if any(few for *_, few in parted):
         chart.legend.append(_few(unit))
     return chart.svg()

@@ -24,12 +24,34 @@ HEALTHY = "no known sign of a bug, and the policies agree"
 
 # Metrics of the first table.
 KEYS = (
-    *("tokens", "sequences", "tokens_nonfinite", "d_mean", "d_abs_mean", "abs_logp_p50", "abs_logp_p99"),
-    *("abs_logp_p99.9", "d_abs_max", "kl_k1", "kl_k3", "ratio_mean", "chi2_token", "sum_d_abs_mean"),
-    *("train_ppl", "rollout_ppl", "prob_abs_diff_mean", "prob_correlation"),
+    *(
+        "tokens",
+        "sequences",
+        "tokens_nonfinite",
+        "logratio_mean",
+        "logratio_abs_mean",
+        "logratio_abs_p50",
+        "logratio_abs_p99",
+    ),
+    *(
+        "logratio_abs_p99.9",
+        "logratio_abs_max",
+        "kl_rollout_train_k1",
+        "kl_rollout_train_k3",
+        "ratio_mean",
+        "chi2_train_rollout",
+        "sequence_logratio_abs_mean",
+    ),
+    *("sequence_train_ppl_mean", "sequence_rollout_ppl_mean", "prob_diff_abs_mean", "prob_correlation"),
 )
 # Metrics of each kind of weights.
-WEIGHT_KEYS = ("weight_raw_mean", "weight_raw_max", "weight_raw_ess", "weight_ess", "weight_above_fraction")
+WEIGHT_KEYS = (
+    "weight_before_bounds_mean",
+    "weight_before_bounds_max",
+    "weight_before_bounds_ess",
+    "weight_ess",
+    "weight_above_upper_fraction",
+)
 AXES = {
     "position": "position in the sequence",
     "probability": "rollout probability",
@@ -84,8 +106,8 @@ def summary(diagnosis: Diagnosis) -> str:
     metrics = diagnosis.metrics()
     return (
         f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}. {ABOUT_D} Mean |D| "
-        f"{metrics['d_abs_mean']:.3g}, 99th percentile of |D| {metrics['abs_logp_p99']:.3g}, k3 "
-        f"{metrics['kl_k3']:.3g} nats per token"
+        f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}, k3 "
+        f"{metrics['kl_rollout_train_k3']:.3g} nats per token"
     )
 
 

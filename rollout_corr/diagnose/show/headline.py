@@ -10,9 +10,9 @@ from rollout_corr.metrics.limits import BY_KEY, State, ratio_room
 
 # Metrics with a limit, and what a reader calls them. The mean ratio has its place among them.
 NAMES = {
-    "kl_k3": "KL of a token (k3), nats",
-    "d_abs_mean": "mean |D|, nats",
-    "d_abs_max": "largest |D|, nats",
+    "kl_rollout_train_k3": "KL of a token (k3), nats",
+    "logratio_abs_mean": "mean |D|, nats",
+    "logratio_abs_max": "largest |D|, nats",
     "ratio_mean": "mean ratio exp(D)",
     "token/weight_ess": f"effective sample, token weights <= {UPPER:g}",
 }

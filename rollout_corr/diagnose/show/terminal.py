@@ -222,11 +222,11 @@ def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _axis_table(title: str, rows: Sequence[Row]) -> Table:
-    most = max(row.d_abs_mean for row in rows)
+    most = max(row.logratio_abs_mean for row in rows)
     cells = []
     for row in _thinned(rows):
-        bar = "#" * round(BAR * row.d_abs_mean / most) if most else ""
-        values = (f"{value:.3g}" for value in (row.d_abs_mean, row.d_mean, row.d_abs_max))
+        bar = "#" * round(BAR * row.logratio_abs_mean / most) if most else ""
+        values = (f"{value:.3g}" for value in (row.logratio_abs_mean, row.logratio_mean, row.logratio_abs_max))
         cells.append((row.label, bar, *values, str(row.count)))
     return Table((title, "mean |D|", "", "mean D", "max |D|", "count"), cells, text=2)
 

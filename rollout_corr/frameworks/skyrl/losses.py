@@ -124,4 +124,4 @@ def _loss(
         correction=Factors(weights=factor if weights is None else factor * weights),
     )
     clipped = found.metrics()
-    return found.value, {"clip_ratio": clipped["clip_fraction_low"] + clipped["clip_fraction_high"]} | metrics
+    return found.value, {"clip_ratio": clipped["clip_low_fraction"] + clipped["clip_high_fraction"]} | metrics

@@ -73,7 +73,7 @@ class Kind(NamedTuple):
         dual: Our metric that is its `pg_clipfrac_lower`; None: 0.
         mode: `loss_agg_mode` where none is given.
         forced: Whether that mode is taken whatever is given.
-        reports_kl: Whether it reports `ppo_kl`.
+        reports_kl: Whether it reports `kl_old_new_k1`.
     """
 
     surrogate: Callable[[Any], Surrogate]
@@ -84,7 +84,7 @@ class Kind(NamedTuple):
     reports_kl: bool = True
 
 
-CLIPPED, DUAL, OF_ROWS = ("clip_fraction_low", "clip_fraction_high"), "clip_fraction_dual", "seq-mean-token-mean"
+CLIPPED, DUAL, OF_ROWS = ("clip_low_fraction", "clip_high_fraction"), "clip_dual_fraction", "seq-mean-token-mean"
 KINDS = {
     "vanilla": Kind(_vanilla, CLIPPED, DUAL),
     "dppo_tv": Kind(_dppo("tv"), CLIPPED, DUAL),
@@ -129,7 +129,7 @@ def _function(name: str, kind: Kind) -> Callable[..., ValueAndMetrics]:
         mode = kind.mode if kind.forced else loss_agg_mode
         given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
         value, ours = _loss(kind.surrogate(_needed(config)), mode, config, *given)
-        found = {"actor/ppo_kl": ours["ppo_kl"]} if kind.reports_kl else {}
+        found = {"actor/ppo_kl": ours["kl_old_new_k1"]} if kind.reports_kl else {}
         if kind.clipped is not None:
             found["actor/pg_clipfrac"] = sum(ours[key] for key in kind.clipped)
             found["actor/pg_clipfrac_lower"] = ours[kind.dual] if kind.dual else 0.0
@@ -152,7 +152,7 @@ def compute_policy_loss_reinforce(
     """Compute the loss -w A log pi, which `bypass_mode` calls; arguments as above, with the engine's log-probs."""
     given = (rollout_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
     value, ours = _loss(GPG(), loss_agg_mode, config, *given)
-    return value, {"actor/ppo_kl": ours["ppo_kl"]}
+    return value, {"actor/ppo_kl": ours["kl_old_new_k1"]}
 
 
 FUNCTIONS = {name: _function(name, kind) for name, kind in KINDS.items()} | {"reinforce": compute_policy_loss_reinforce}

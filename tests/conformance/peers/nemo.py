@@ -28,9 +28,9 @@ TYPES = {"tis": "tis", "icepop": "icepop", "seq_mask_tis": "seq-mask-tis"}
 
 # What the loss reports beside itself, and the native metric that it is.
 REPORT = {
-    "token_mult_prob_error": "ratio_error",
-    "gen_kl_error": "kl_k3",
-    "policy_kl_error": "kl_k3_reverse",
+    "token_mult_prob_error": "ratio_error_mean",
+    "gen_kl_error": "kl_rollout_train_k3",
+    "policy_kl_error": "kl_train_rollout_k3",
     "js_divergence_error": "js_divergence",
     "sampling_importance_ratio": "weight_mean",
 }
