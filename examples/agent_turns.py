@@ -49,7 +49,7 @@ def main() -> None:
     metrics = rc.correct(train_logp, rollout_logp, batch).metrics()
     print(f"turns: {metrics['turns']:.0f} in {metrics['sequences']:.0f} episodes")
     for place in ("first", "middle", "last"):
-        print(f"mean D of {place} turns: {-metrics[f'turn_{place}_kl_k1']:.4f}")
+        print(f"mean D of {place} turns: {-metrics[f'{place}_turn_token_kl_rollout_train_k1']:.4f}")
 
     by_turn = rc.correct(train_logp, rollout_logp, batch, spec=geometric("turn"))
     by_sequence = rc.correct(train_logp, rollout_logp, batch, spec=geometric("sequence"))

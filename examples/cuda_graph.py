@@ -90,9 +90,8 @@ def main() -> None:
         outputs = run()
         metrics = outputs.statistics.metrics()
         norm = float(outputs.gradient.norm())
-        print(
-            f"batch {seed}: loss {float(outputs.loss):.4f}, gradient {norm:.5f}, kl_rollout_train_k3 {metrics['kl_rollout_train_k3']:.5f}"
-        )
+        kl = metrics["kl_rollout_train_k3"]
+        print(f"batch {seed}: loss {float(outputs.loss):.4f}, gradient {norm:.5f}, kl_rollout_train_k3 {kl:.5f}")
 
 
 if __name__ == "__main__":

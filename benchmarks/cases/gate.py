@@ -26,16 +26,22 @@ GRADIENT_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3
 VALUE_RTOL = 1e-3
 
 # verl's keys and ours, where both mean the same as long as no row is empty and nothing is clamped.
-EQUAL = ("rollout_ppl", "rollout_log_ppl", "ppl_ratio", "chi2_token")
-EQUAL += ("log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min")
-VERL_KEYS = {key: key for key in EQUAL} | {
+VERL_KEYS = {
+    "rollout_ppl": "sequence_rollout_ppl_mean",
+    "rollout_log_ppl": "sequence_rollout_log_ppl_mean",
+    "ppl_ratio": "sequence_ppl_ratio_mean",
+    "chi2_token": "chi2_train_rollout",
+    "log_ppl_diff": "sequence_log_ppl_diff_mean",
+    "log_ppl_abs_diff": "sequence_log_ppl_diff_abs_mean",
+    "log_ppl_diff_max": "sequence_log_ppl_diff_max",
+    "log_ppl_diff_min": "sequence_log_ppl_diff_min",
     "training_ppl": "sequence_train_ppl_mean",
     "training_log_ppl": "sequence_train_log_ppl_mean",
     "kl": "kl_rollout_train_k1",
     "k3_kl": "kl_rollout_train_k3",
     "chi2_seq": "sequence_chi2_train_rollout",
 }
-MOMENTS = {"rollout_is": "weight", "rollout_is_seq": "sequence_weight"}
+MOMENTS = {"rollout_is": "weight", "rollout_is_seq": "sequence_mean_weight"}
 VERL_WEIGHT_KEYS = {
     f"{key}_{x}": f"{native}_{x}" for key, native in MOMENTS.items() for x in ("mean", "min", "max")
 } | {
@@ -57,7 +63,7 @@ NOT_BY_HAND = {
     "tokens_outside",
     "sequences_without_survivors",
     "weight_below_lower_fraction",
-    "sequence_weight_below_lower_fraction",
+    "sequence_mean_weight_below_lower_fraction",
 }
 
 

@@ -185,13 +185,13 @@ def correct(
         assert upper is not None
         weights = layout.select(ratio.clamp(max=upper), 0.0)
         bounded = layout.select(weights - 1.0, 0.0)
-        for name, x, square in (("weight_raw", excess, excess2), ("weight", bounded, bounded * bounded)):
+        for name, x, square in (("weight_before_bounds", excess, excess2), ("weight", bounded, bounded * bounded)):
             means = layout.sum(x) / counts
             metrics |= _moments(name, x, square, over_tokens, token_bounds(x))
-            metrics |= _moments(f"sequence_{name}", means, means.square(), over_sequences, sequence_bounds(means))
-            if name == "weight_raw":
+            metrics |= _moments(f"sequence_mean_{name}", means, means.square(), over_sequences, sequence_bounds(means))
+            if name == "weight_before_bounds":
                 metrics["weight_above_upper_fraction"] = over_tokens(x > upper - 1.0)
-                metrics["sequence_weight_above_upper_fraction"] = over_sequences(means > upper - 1.0)
+                metrics["sequence_mean_weight_above_upper_fraction"] = over_sequences(means > upper - 1.0)
 
     keep = torch.ones_like(some)
     for criterion in spec.criteria:

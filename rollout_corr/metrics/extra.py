@@ -40,7 +40,7 @@ AGE_METRICS = [
     Metric("age_max", "max age", "versions", VALID, "-", maximum("age")),
     Metric("age_min", "min age; below 0 a version is newer than current_version", "versions", VALID, ">= 0",
            minimum("age")),
-    Metric("stale_fraction", "valid tokens whose age is above 0", "fraction", VALID, "-", mean("tokens_stale")),
+    Metric("tokens_stale_fraction", "valid tokens whose age is above 0", "fraction", VALID, "-", mean("tokens_stale")),
     Metric("tokens_newer", "valid tokens whose version is above current_version", "tokens", EACH, "0",
            plain("tokens_newer")),
 ]
@@ -50,19 +50,21 @@ ENTROPY_METRICS = [
     Metric("entropy_mean", "mean of the entropy given", "nats", FINITE, "not falling to 0", mean("entropy")),
     Metric("entropy_max", "max of it", "nats", FINITE, "-", maximum("entropy")),
     Metric("entropy_min", "min of it", "nats", FINITE, ">= 0", minimum("entropy")),
-    Metric("entropy_nonfinite", "valid tokens whose entropy is NaN or infinite", "tokens", EACH, "0",
+    Metric("tokens_entropy_nonfinite", "valid tokens whose entropy is NaN or infinite", "tokens", EACH, "0",
            plain("entropy_nonfinite")),
 ]
 # Where a correction has measured the KL.
 ENTROPY_METRICS_OF_D = [
-    Metric("kl_k3_over_entropy", "kl_k3 / entropy_mean: mismatch beside how open the policy is", "fraction", FINITE,
-           "< 0.01", lambda v, n: ratio_of(ratio_of(v["k3"], v["tokens_measured"]), ratio_of(v["entropy"], n))),
+    Metric("kl_rollout_train_k3_over_entropy",
+           "kl_rollout_train_k3 / entropy_mean: mismatch beside how open the policy is", "fraction", FINITE, "< 0.01",
+           lambda v, n: ratio_of(ratio_of(v["k3"], v["tokens_measured"]), ratio_of(v["entropy"], n))),
 ]
 DIVIDED = Over("sequences divided by a mean", "sequences_divided")
 DIVISOR_METRICS = [
-    Metric("weight_divisor_max", "the largest mean that weights were divided by (`normalize` group or sequence)",
-           "ratio", DIVIDED, "near 1", maximum("divisor")),
-    Metric("weight_divisor_min", "the smallest such mean", "ratio", DIVIDED, "near 1", minimum("divisor")),
+    Metric("sequence_weight_divisor_max",
+           "the largest mean that weights were divided by (`normalize` group or sequence)", "ratio", DIVIDED,
+           "near 1", maximum("divisor")),
+    Metric("sequence_weight_divisor_min", "the smallest such mean", "ratio", DIVIDED, "near 1", minimum("divisor")),
     Metric("sequences_undivided", "non-empty sequences whose weights were left, their mean being <= 1e-8", "sequences",
            EACH, "0", plain("sequences_undivided")),
 ]

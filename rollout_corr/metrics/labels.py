@@ -57,7 +57,7 @@ def count_outside(labels: LabelSet) -> str:
 
 def outside_of(labels: LabelSet) -> str:
     """The key of the count of units whose id names no label."""
-    return f"{labels.name}/outside/{labels.units}"
+    return f"{labels.name}/{labels.units}_outside"
 
 
 def places_of(labelled: Labelled) -> Tensor:

@@ -63,15 +63,15 @@ FEWEST_TOKENS = 16
 NEAR_CLAMP = 0.5
 
 LIMITS = (
-    Limit("kl_k3", "above", 0.01, 0.05,
+    Limit("kl_rollout_train_k3", "above", 0.01, 0.05,
           "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantised ones rarely "
           "reach 0.05",
           "look for log-probs that are shifted by a token, gathered at the wrong place or of other weights, and for a "
           "temperature on one side"),
-    Limit("chi2_token", "above", 1.0, 1.0,
+    Limit("chi2_train_rollout", "above", 1.0, 1.0,
           "the variance of the token ratios: above 1 weights keep little information, above 10 next to none",
           "find the cause of the mismatch, or reject"),
-    Limit("d_abs_max", "above", 5.0, 10.0,
+    Limit("logratio_abs_max", "above", 5.0, 10.0,
           "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
           "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave "
           "out; a veto rejects their sequences"),
@@ -88,9 +88,10 @@ LIMITS = (
           "tokens of which the engine returned no log-prob"),
     Limit("tokens_outside", "above", 0.0, 0.0, "valid tokens that belong to no sequence", "pass offsets, which add "
           "lengths up, as cu_seqlens: [0, 10, 20] and not [10, 10]"),
-    Limit("d_abs_mean", "above", 0.05, None, "the mean difference of a token", "as for `kl_k3`"),
-    Limit("chi2_sequence", "above", 10.0, None, "the variance of product ratios", "take token or geometric ratios"),
-    Limit("log_ppl_abs_diff", "above", 0.02, None, "how far the mean D of a sequence is from 0",
+    Limit("logratio_abs_mean", "above", 0.05, None, "the mean difference of a token", "as for `kl_rollout_train_k3`"),
+    Limit("sequence_chi2_train_rollout", "above", 10.0, None, "the variance of product ratios",
+          "take token or geometric ratios"),
+    Limit("sequence_log_ppl_diff_abs_mean", "above", 0.02, None, "how far the mean D of a sequence is from 0",
           "watch its trend: it grows with stale weights"),
 )  # fmt: skip
 

@@ -48,24 +48,27 @@ VALID = Over("valid tokens, finite", "loss_valid_tokens")
 
 # fmt: off
 ALWAYS = [
-    Metric("loss_tokens", "tokens that train, without the non-finite ones", "tokens", EACH, "-", plain("loss_tokens")),
-    Metric("loss_sequences", "sequences that hold one", "sequences", EACH, "-", plain("loss_sequences")),
-    Metric("loss_tokens_nonfinite", "valid tokens with NaN or infinity in what the loss needs", "tokens", EACH, "0",
+    Metric("tokens_trained", "tokens that train, without the non-finite ones", "tokens", EACH, "-",
+           plain("loss_tokens")),
+    Metric("sequences_trained", "sequences that hold one", "sequences", EACH, "-", plain("loss_sequences")),
+    Metric("tokens_loss_nonfinite", "valid tokens with NaN or infinity in what the loss needs", "tokens", EACH, "0",
            plain("loss_tokens_nonfinite")),
-    Metric("loss_policy", "mean of the surrogate times the weight", "loss", TRAINED, "-", mean("loss_policy")),
-    Metric("clip_fraction_low", "tokens clipped from below", "fraction", TRAINED, "< 0.1", mean("clip_low")),
-    Metric("clip_fraction_high", "tokens clipped from above", "fraction", TRAINED, "< 0.1", mean("clip_high")),
-    Metric("clip_fraction_dual", "tokens cut by dual, delta or DPPO's upper", "fraction", TRAINED, "near 0",
+    Metric("surrogate_loss_mean", "mean of the surrogate times the weight", "loss", TRAINED, "-", mean("loss_policy")),
+    Metric("clip_low_fraction", "tokens clipped from below", "fraction", TRAINED, "< 0.1", mean("clip_low")),
+    Metric("clip_high_fraction", "tokens clipped from above", "fraction", TRAINED, "< 0.1", mean("clip_high")),
+    Metric("clip_dual_fraction", "tokens cut by dual, delta or DPPO's upper", "fraction", TRAINED, "near 0",
            mean("clip_dual")),
-    Metric("ppo_kl", "mean base - new_logp, each saturated at +-1024", "nats", TRAINED, "near 0",
+    Metric("kl_old_new_k1", "mean old - new_logp, each saturated at +-1024: estimates KL(old || new)", "nats", TRAINED,
+           "near 0",
            lambda v, n: ratio_of(0.0 - v["ppo_d"], n)),
-    Metric("ppo_kl_k3", "mean r - 1 - log r of the surrogate's ratio", "nats", TRAINED, "< 0.01", mean("ppo_k3")),
-    Metric("ppo_ratio_mean", "mean of the surrogate's ratio r", "ratio", TRAINED, "near 1",
+    Metric("kl_old_new_k3", "mean r - 1 - log r of the surrogate's ratio: estimates KL(old || new)", "nats", TRAINED,
+           "< 0.01", mean("ppo_k3")),
+    Metric("surrogate_ratio_mean", "mean of the surrogate's ratio r", "ratio", TRAINED, "near 1",
            mean_around(1.0, "ppo_ratio")),
-    Metric("ppo_ratio_std", "population standard deviation of r", "ratio", TRAINED, "< 0.2", std("ppo_ratio")),
-    Metric("ppo_ratio_min", "min of the surrogate's ratio", "ratio", TRAINED, "-",
+    Metric("surrogate_ratio_std", "population standard deviation of r", "ratio", TRAINED, "< 0.2", std("ppo_ratio")),
+    Metric("surrogate_ratio_min", "min of the surrogate's ratio", "ratio", TRAINED, "-",
            lambda v, n: exp(-v["-min_ppo_log_ratio"]) if n else 0.0),
-    Metric("ppo_ratio_max", "max of the surrogate's ratio", "ratio", TRAINED, "-",
+    Metric("surrogate_ratio_max", "max of the surrogate's ratio", "ratio", TRAINED, "-",
            lambda v, n: exp(v["max_ppo_log_ratio"]) if n else 0.0),
 ]
 
@@ -77,33 +80,45 @@ OF_BATCH = {
                          mean("cov_chosen")),
     "cov_of_chosen": Metric("cov_chosen_mean", "mean covariance of the tokens chosen", "nats",
                             Over("tokens chosen", "cov_chosen"), "-", mean("cov_of_chosen")),
-    "group_contrast": Metric("group_contrast_fraction", "sequences whose group has some with A > 0 and others",
-                             "fraction", Over("sequences that hold one", "loss_sequences"), "-",
-                             mean("group_contrast")),
+    "group_contrast": Metric("sequence_group_contrast_fraction",
+                             "sequences whose group has some with A > 0 and others", "fraction",
+                             Over("sequences that hold one", "loss_sequences"), "-", mean("group_contrast")),
     "entropy_clip_low": Metric("entropy_clip_low_mean", "mean distance of EntropyClip's lower bounds from 1", "ratio",
                                TRAINED, ">= low", mean("entropy_clip_low")),
     "entropy_clip_high": Metric("entropy_clip_high_mean", "mean distance of EntropyClip's upper bounds from 1", "ratio",
                                 TRAINED, ">= high", mean("entropy_clip_high")),
-    "bapo_lower": Metric("bapo_lower", "mean lower bound of the ratio that BAPO found", "ratio",
+    "bapo_lower": Metric("bapo_lower_mean", "mean lower bound of the ratio that BAPO found", "ratio",
                          Over("calls", "bapo_calls"), "-", mean("bapo_lower")),
-    "bapo_upper": Metric("bapo_upper", "mean upper bound of the ratio that BAPO found", "ratio",
+    "bapo_upper": Metric("bapo_upper_mean", "mean upper bound of the ratio that BAPO found", "ratio",
                          Over("calls", "bapo_calls"), "-", mean("bapo_upper")),
-    "bapo_positive": Metric("bapo_positive_share", "share of the loss that A > 0 carries at BAPO's bounds", "fraction",
-                            TRAINED, ">= the share",
+    "bapo_positive": Metric("bapo_positive_fraction", "share of the loss that A > 0 carries at BAPO's bounds",
+                            "fraction", TRAINED, ">= the share",
                             lambda v, n: ratio_of(v["bapo_positive"], v["bapo_positive"] + v["bapo_negative"])),
 }
 # fmt: on
+
+
+# What docs/dashboard.md tells to look at, behind the ten of a correction; the KL to a reference follows.
+DASHBOARD = ("surrogate_loss_mean", "kl_old_new_k3", "clip_low_fraction", "clip_high_fraction", "tokens_loss_nonfinite")
+
+
+def kl_key(term: KL) -> str:
+    """The key of a KL term, such as "kl_new_ref_k3": what it estimates, and how, if new sampled the tokens."""
+    return f"kl_{'ref_new' if term.swapped else 'new_ref'}_{term.kind}"
 
 
 def metrics_of(objective: Objective) -> list[Metric]:
     """The rows of a policy loss's metrics, in the order in which they are reported."""
     rows = list(ALWAYS)
     if objective.kl is not None:
-        formula = f"mean {objective.kl.kind} of new_logp - ref_logp, without coefficient and weight"
-        rows.append(_term("ref_kl", formula, "nats", "-", objective.kl, "ref_kl"))
+        k = "ref_logp - new_logp" if objective.kl.swapped else "new_logp - ref_logp"
+        formula = f"mean {objective.kl.kind} of {k}, without coefficient and weight"
+        rows.append(_term(kl_key(objective.kl), formula, "nats", "-", objective.kl, "ref_kl"))
     if objective.regularizer is not None:
-        formula = "mean squared log-ratio, without its coefficient"
-        rows.append(_term("log_ratio_squared", formula, "nats^2", "near 0", objective.regularizer, "log_ratio2"))
+        formula = "mean (new_logp - old)^2, without its coefficient"
+        rows.append(
+            _term("logratio_new_old_squared_mean", formula, "nats^2", "near 0", objective.regularizer, "log_ratio2")
+        )
     rows += [OF_BATCH[name] for name in objective.surrogate.traits.sums if name in OF_BATCH]
     return rows
 
@@ -112,6 +127,14 @@ def metrics_of(objective: Objective) -> list[Metric]:
 def readers_of(objective: Objective) -> Readers:
     """Sort the metrics of a loss by how they are read, once for all calls."""
     return Readers.of(metrics_of(objective))
+
+
+@cached(maxsize=256)
+def dashboard_of(objective: Objective) -> Readers:
+    """Those of a loss's metrics that a dashboard shows."""
+    keys = DASHBOARD if objective.kl is None else (*DASHBOARD, kl_key(objective.kl))
+    rows = {row.key: row for row in metrics_of(objective)}
+    return Readers.of(rows[key] for key in keys)
 
 
 def _term(key: str, formula: str, unit: str, healthy: str, term: KL | SquaredLogRatio, name: str) -> Metric:

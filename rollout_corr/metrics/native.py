@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from functools import partial
 
 from rollout_corr.metrics import turns
@@ -33,6 +34,20 @@ from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Criterion, Spec
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+
+# The ten that docs/dashboard.md tells to look at, in its order.
+DASHBOARD = (
+    "kl_rollout_train_k3",
+    "ratio_mean",
+    "logratio_abs_max",
+    "logratio_abs_mean",
+    "chi2_train_rollout",
+    "sequence_log_ppl_diff_mean",
+    "tokens_kept_fraction",
+    "sequences_kept_fraction",
+    "weight_ess",
+    "tokens_nonfinite",
+)
 
 AROUND_ONE = re.compile(r"(max_|-min_)?(sequence_|turn_|ppo_)?(ratio|raw|weight)2?")
 
@@ -91,50 +106,61 @@ ALWAYS = [
            mean("sequences_kept")),
     Metric("sequences_without_survivors", "kept sequences that lost every token one by one", "sequences", EACH,
            "near 0", plain("sequences_without_survivors")),
-    Metric("d_mean", "mean D, each saturated at +-1024", "nats", TOKENS, "near 0", mean("d")),
-    Metric("d_abs_mean", "mean |D|, each saturated at 1024", "nats", TOKENS, healthy("d_abs_mean"), mean("abs_d")),
-    Metric("d_std", "population standard deviation of D", "nats", TOKENS, "< 0.1", std("d")),
-    Metric("d_abs_max", "max |D|", "nats", TOKENS, healthy("d_abs_max"),
+    Metric("logratio_mean", "mean D, each saturated at +-1024", "nats", TOKENS, "near 0", mean("d")),
+    Metric("logratio_abs_mean", "mean |D|, each saturated at 1024", "nats", TOKENS, healthy("logratio_abs_mean"),
+           mean("abs_d")),
+    Metric("logratio_std", "population standard deviation of D", "nats", TOKENS, "< 0.1", std("d")),
+    Metric("logratio_abs_max", "max |D|", "nats", TOKENS, healthy("logratio_abs_max"),
            lambda v, n: larger(v["max_d"], v["-min_d"]) + 0.0 if n else 0.0),
-    Metric("d_min", "min D", "nats", TOKENS, "> -5", minimum("d")),
-    Metric("d_max", "max D", "nats", TOKENS, "< 5", maximum("d")),
-    Metric("kl_k1", "mean -D: estimates KL(rollout || train)", "nats", TOKENS, "near 0",
+    Metric("logratio_min", "min D", "nats", TOKENS, "> -5", minimum("d")),
+    Metric("logratio_max", "max D", "nats", TOKENS, "< 5", maximum("d")),
+    Metric("kl_rollout_train_k1", "mean -D: estimates KL(rollout || train)", "nats", TOKENS, "near 0",
            lambda v, n: ratio_of(0.0 - v["d"], n)),
-    Metric("kl_k2", "mean D^2 / 2", "nats", TOKENS, "< 0.01", lambda v, n: ratio_of(0.5 * v["d2"], n)),
-    Metric("kl_k3", "mean e^D - 1 - D, D clamped", "nats", TOKENS, healthy("kl_k3"), mean("k3")),
+    Metric("kl_rollout_train_k2", "mean D^2 / 2: about KL(rollout || train) where D is small", "nats", TOKENS,
+           "< 0.01", lambda v, n: ratio_of(0.5 * v["d2"], n)),
+    Metric("kl_rollout_train_k3", "mean e^D - 1 - D, D clamped: estimates KL(rollout || train)", "nats", TOKENS,
+           healthy("kl_rollout_train_k3"), mean("k3")),
     Metric("ratio_mean", "mean e^D, D clamped", "ratio", TOKENS, "near 1", mean_around(1.0, "ratio")),
     Metric("ratio_std", "population standard deviation of e^D", "ratio", TOKENS, "< 0.1", std("ratio")),
-    Metric("chi2_token", "mean e^(2D) - 1, D clamped", "ratio", TOKENS, healthy("chi2_token"),
+    Metric("chi2_train_rollout", "mean e^(2D) - 1, D clamped: estimates chi2(train || rollout)", "ratio", TOKENS,
+           healthy("chi2_train_rollout"),
            lambda v, n: ratio_of(v["ratio2"] + 2.0 * v["ratio"], n)),
-    Metric("chi2_sequence", "mean e^(2 clamp(sum D)) - 1", "ratio", SEQUENCES, healthy("chi2_sequence"),
-           mean("chi2_sequence")),
-    Metric("sum_d_abs_mean", "mean |sum D|: T x KL", "nats", SEQUENCES, "< clamp / 2", mean("abs_sum_d")),
-    Metric("sum_d_abs_max", "max |sum D|", "nats", SEQUENCES, "< clamp", maximum("abs_sum_d")),
-    Metric("train_ppl", "mean exp(-mean train_logp)", "perplexity", SEQUENCES, "like rollout_ppl", mean("train_ppl")),
-    Metric("rollout_ppl", "mean exp(-mean rollout_logp)", "perplexity", SEQUENCES, "-", mean("rollout_ppl")),
-    Metric("train_log_ppl", "mean of -mean train_logp", "nats", SEQUENCES, "like rollout's", mean("train_log_ppl")),
-    Metric("rollout_log_ppl", "mean of -mean rollout_logp", "nats", SEQUENCES, "-", mean("rollout_log_ppl")),
-    Metric("log_ppl_diff", "mean of -mean D: mean rollout_logp - mean train_logp, with D saturated at +-1024", "nats",
-           SEQUENCES, "near 0", mean("log_ppl_diff")),
-    Metric("log_ppl_abs_diff", "mean of |mean D|", "nats", SEQUENCES, healthy("log_ppl_abs_diff"),
-           mean("log_ppl_abs_diff")),
-    Metric("log_ppl_diff_max", "maximum of -mean D", "nats", SEQUENCES, "near 0", maximum("log_ppl_diff")),
-    Metric("log_ppl_diff_min", "minimum of -mean D", "nats", SEQUENCES, "near 0", minimum("log_ppl_diff")),
-    Metric("ppl_ratio", "mean exp(-mean D)", "ratio", SEQUENCES, "near 1", mean("ppl_ratio")),
+    Metric("sequence_chi2_train_rollout", "mean e^(2 clamp(sum D)) - 1", "ratio", SEQUENCES,
+           healthy("sequence_chi2_train_rollout"), mean("chi2_sequence")),
+    Metric("sequence_logratio_abs_mean", "mean |sum D|: T x KL", "nats", SEQUENCES, "< clamp / 2", mean("abs_sum_d")),
+    Metric("sequence_logratio_abs_max", "max |sum D|", "nats", SEQUENCES, "< clamp", maximum("abs_sum_d")),
+    Metric("sequence_train_ppl_mean", "mean exp(-mean train_logp)", "perplexity", SEQUENCES, "like rollout's",
+           mean("train_ppl")),
+    Metric("sequence_rollout_ppl_mean", "mean exp(-mean rollout_logp)", "perplexity", SEQUENCES, "-",
+           mean("rollout_ppl")),
+    Metric("sequence_train_log_ppl_mean", "mean of -mean train_logp", "nats", SEQUENCES, "like rollout's",
+           mean("train_log_ppl")),
+    Metric("sequence_rollout_log_ppl_mean", "mean of -mean rollout_logp", "nats", SEQUENCES, "-",
+           mean("rollout_log_ppl")),
+    Metric("sequence_log_ppl_diff_mean",
+           "mean of -mean D: mean rollout_logp - mean train_logp, with D saturated at +-1024", "nats", SEQUENCES,
+           "near 0", mean("log_ppl_diff")),
+    Metric("sequence_log_ppl_diff_abs_mean", "mean of |mean D|", "nats", SEQUENCES,
+           healthy("sequence_log_ppl_diff_abs_mean"), mean("log_ppl_abs_diff")),
+    Metric("sequence_log_ppl_diff_max", "maximum of -mean D", "nats", SEQUENCES, "near 0", maximum("log_ppl_diff")),
+    Metric("sequence_log_ppl_diff_min", "minimum of -mean D", "nats", SEQUENCES, "near 0", minimum("log_ppl_diff")),
+    Metric("sequence_ppl_ratio_mean", "mean exp(-mean D)", "ratio", SEQUENCES, "near 1", mean("ppl_ratio")),
 ]
 
 
 def weight_metrics(spec: Spec) -> list[Metric]:
     """The metrics of a weight, over tokens, over sequences, and over turns where it is a turn's."""
-    levels = [("", "tokens", TOKENS), ("sequence_", "sequences", SEQUENCES)]
+    of_sequence = weight_of_sequence(spec)
+    whose = "weight" if of_sequence == "sequence_weight" else "mean weight of its tokens"
+    levels = [("", "weight", "weight", "tokens", TOKENS), ("sequence_", of_sequence, whose, "sequences", SEQUENCES)]
     if turns.weighed_here(spec):
-        levels.append(("turn_", "turns", turns.TURNS))
+        levels.append(("turn_", "turn_weight", "weight", "turns", turns.TURNS))
     rows = []
-    near_0 = "; at token level within 6e-8 mean(1 + |D|) / mean(w^2)"
-    for level, units, over in levels:
+    for level, weight, whose, units, over in levels:
+        near_0 = "" if level else "; of weights of tokens within 6e-8 mean(1 + |D|) / mean(w^2)"
         for key, name, words in (
-            (f"{level}weight", f"{level}weight", "weight after the bounds"),
-            (f"{level}weight_raw", f"{level}raw", "weight before the bounds"),
+            (weight, f"{level}weight", f"{whose} after the bounds"),
+            (f"{weight}_before_bounds", f"{level}raw", f"{whose} before the bounds"),
         ):
             rows += [
                 Metric(f"{key}_mean", f"mean {words}", "ratio", over, "near 1", mean_around(1.0, name)),
@@ -145,18 +171,24 @@ def weight_metrics(spec: Spec) -> list[Metric]:
                        healthy("weight_ess"), partial(_ess, name=name)),
             ]
         rows += [
-            Metric(f"{level}weight_{side}_fraction", f"units whose raw weight lies {side} the bound", "fraction", over,
-                   "< 0.1", mean(f"{units}_{side}"))
-            for side in ("above", "below")
+            Metric(f"{weight}_{side}_{bound}_fraction", f"{units} whose {whose} lies {side} `{bound}`", "fraction",
+                   over, "< 0.1", mean(f"{units}_{side}"))
+            for side, bound in (("above", "upper"), ("below", "lower"))
         ]
     if spec.weight is not None and spec.weight.normalize == "batch":
         name, _, centre = batch_mean(spec)
         over = TOKENS if spec.weighs_tokens else turns.TURNS if turns.weighed_here(spec) else SEQUENCES
         rows.append(
-            Metric("weight_batch_mean", "the mean that weights were divided by (unless it is <= 1e-8)", "ratio",
-                   over, "near 1", mean_around(centre, name))
+            Metric("weight_divisor", "the mean that weights were divided by (unless it is <= 1e-8)", "ratio", over,
+                   "near 1", mean_around(centre, name))
         )
     return rows
+
+
+def weight_of_sequence(spec: Spec) -> str:
+    """What keys call the weight of a sequence: its own, or the mean over its tokens where these differ in theirs."""
+    own = spec.weight is not None and spec.weight.over == "sequence"
+    return "sequence_weight" if own else "sequence_mean_weight"
 
 
 def batch_mean(spec: Spec) -> tuple[str, str, float]:
@@ -174,9 +206,9 @@ def criterion_metrics(criterion: Criterion) -> list[Metric]:
     units = "measured tokens" if criterion.per_token else f"{criterion.over}s with a token to sum over"
     over, centre = Over(units, f"{label}/units"), 1.0 if criterion.statistic.log_space else 0.0
     return [
-        Metric(f"{label}/rejected_tokens_fraction", "tokens that it rejected", "fraction", VALID, "< 0.1",
+        Metric(f"{label}/tokens_rejected_fraction", "tokens that it rejected", "fraction", VALID, "< 0.1",
                mean(f"{label}/tokens")),
-        Metric(f"{label}/rejected_sequences_fraction", "non-empty sequences that lost a token to it", "fraction",
+        Metric(f"{label}/sequences_rejected_fraction", "non-empty sequences that lost a token to it", "fraction",
                NONEMPTY, "< 0.1", mean(f"{label}/sequences")),
         Metric(f"{label}/mean", "mean of its statistic, each saturated at +-2^37", "its own", over, "inside the bounds",
                mean_around(centre, value)),
@@ -189,21 +221,21 @@ def criterion_metrics(criterion: Criterion) -> list[Metric]:
 
 FULL_METRICS = [
     *(
-        Metric(f"d_p{percent:g}", f"percentile {percent:g} of D, from the histogram (within 1/8 of its value)", "nats",
-               TOKENS, "-", partial(_percentile, percent=percent))
+        Metric(f"logratio_p{percent:g}", f"percentile {percent:g} of D, from the histogram (within 1/8 of its value)",
+               "nats", TOKENS, "-", partial(_percentile, percent=percent))
         for percent in PERCENTILES
     ),
     Metric("train_prob_mean", "mean exp(train_logp)", "probability", TOKENS, "like rollout's", mean_around(1.0, "q")),
     Metric("rollout_prob_mean", "mean exp(rollout_logp)", "probability", TOKENS, "-", mean_around(1.0, "p")),
-    Metric("prob_abs_diff_mean", "mean |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.02",
+    Metric("prob_diff_abs_mean", "mean |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.02",
            mean("abs_prob_diff")),
-    Metric("prob_abs_diff_max", "max |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.5",
+    Metric("prob_diff_abs_max", "max |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.5",
            maximum("abs_prob_diff")),
-    Metric("kl_k3_reverse", "mean e^-D - 1 + D, D clamped: k3 with the policies exchanged", "nats", TOKENS,
-           "like kl_k3", mean("k3_back")),
+    Metric("kl_train_rollout_k3", "mean e^-D - 1 + D, D clamped: k3 of KL(train || rollout), as if the trainer had "
+           "sampled the tokens", "nats", TOKENS, "like kl_rollout_train_k3", mean("k3_back")),
     Metric("js_divergence", "mean log cosh(D / 2), D clamped: the mean of both policies' k3 to their mixture", "nats",
-           TOKENS, "near kl_k3 / 4", mean("log_cosh")),
-    Metric("ratio_error", "mean e^|D|, D clamped: the larger of the two probabilities over the smaller", "ratio",
+           TOKENS, "near kl_rollout_train_k3 / 4", mean("log_cosh")),
+    Metric("ratio_error_mean", "mean e^|D|, D clamped: the larger of the two probabilities over the smaller", "ratio",
            TOKENS, "< 1.05", mean_around(1.0, "factor")),
     Metric("ratio_beyond_2_fraction", "measured tokens whose ratio is above 2 or below 1/2: |D| > ln 2", "fraction",
            TOKENS, "< 0.01", mean("tokens_beyond_2")),
@@ -222,6 +254,18 @@ def metrics_of(spec: Spec) -> tuple[Metric, ...]:
     for criterion in spec.criteria:
         rows += criterion_metrics(criterion)
     return (*rows, *FULL_METRICS) if spec.detail == "full" else tuple(rows)
+
+
+def on_dashboard(rows: Iterable[Metric]) -> tuple[Metric, ...]:
+    """Those of the rows that a dashboard shows, in its order."""
+    found = {row.key: row for row in rows}
+    return tuple(found[key] for key in DASHBOARD if key in found)
+
+
+@cached(maxsize=256)
+def dashboard_of(spec: Spec) -> Readers:
+    """The metrics of a Spec that a dashboard shows."""
+    return Readers.of(on_dashboard(metrics_of(spec)))
 
 
 @cached(maxsize=256)

@@ -145,26 +145,38 @@ def metrics_of(spec: Spec, units: str = "sequences") -> tuple[Metric, ...]:
     return tuple(row for row in native.metrics_of(spec) if has(row))
 
 
-def unit_of(row: Metric) -> str:
-    """The units that a metric counts or is a mean over: "tokens" or "sequences"."""
-    return "sequences" if "sequence" in (row.unit if row.over.units is None else row.over.words) else "tokens"
+@cached(maxsize=256)
+def dashboard_of(spec: Spec, units: str) -> tuple[Metric, ...]:
+    """Those of them that a dashboard shows."""
+    return native.on_dashboard(metrics_of(spec, units))
 
 
 @cached(maxsize=64)
-def keys_of(labels: LabelSet, spec: Spec) -> tuple[str, ...]:
-    """The keys of all metrics of the first label, then of the next: "environment/math/tokens/kl_k3"."""
-    ends = [f"{unit_of(row)}/{row.key}" for row in metrics_of(spec, labels.units)]
-    return tuple(f"{labels.name}/{value}/{end}" for value in labels.values for end in ends)
+def keys_of(labels: LabelSet, rows: tuple[Metric, ...]) -> tuple[str, ...]:
+    """The keys of the metrics of the first label, then of the next: "environment/math/kl_rollout_train_k3"."""
+    return tuple(f"{labels.name}/{value}/{row.key}" for value in labels.values for row in rows)
 
 
-def read(labels: LabelSet, spec: Spec, table: Tensor) -> dict[str, float]:
-    """Compute the metrics of every label from [names, labels] float64 on the CPU, in the order of `names_of`."""
-    held = Held(table, names_of(spec, labels.units))
-    found = torch.stack([_of_labels(row, held) for row in metrics_of(spec, labels.units)])
+def read(labels: LabelSet, spec: Spec, table: Tensor, dashboard: bool = False) -> dict[str, float]:
+    """Compute the metrics of every label.
+
+    Args:
+        labels: The labels.
+        spec: The Spec under which the statistics were taken.
+        table: [names, labels] float64 on the CPU, in the order of `names_of`.
+        dashboard: Only those that a dashboard shows.
+    """
+    held, rows = (
+        Held(table, names_of(spec, labels.units)),
+        (dashboard_of if dashboard else metrics_of)(spec, labels.units),
+    )
+    found = torch.stack([_of_labels(row, held) for row in rows])
     # The last label is that of units without one.
-    numbers = found[:, :-1].T.reshape(-1).tolist()
+    by_label = dict(zip(keys_of(labels, rows), found[:, :-1].T.reshape(-1).tolist(), strict=True))
+    if dashboard:
+        return by_label
     outside = held.columns[count_outside(labels).rpartition("/")[2]][-1].item()
-    return {outside_of(labels): outside, **dict(zip(keys_of(labels, spec), numbers, strict=True))}
+    return {outside_of(labels): outside, **by_label}
 
 
 def _of_labels(row: Metric, held: Held) -> Tensor:

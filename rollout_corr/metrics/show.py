@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from rollout_corr.metrics import loss
 from rollout_corr.metrics.limits import BY_KEY
-from rollout_corr.metrics.native import is_around_one
+from rollout_corr.metrics.native import DASHBOARD, is_around_one
 from rollout_corr.metrics.rows import Metric
 
 T = TypeVar("T")
 
 # Rows that are seen at once; the rest is folded.
-FIRST = (
-    *("tokens", "sequences", "kl_k3", "ratio_mean", "d_abs_mean", "d_abs_max", "chi2_token", "tokens_nonfinite"),
-    *("tokens_kept_fraction", "sequences_kept_fraction", "weight_ess", "loss"),
-)
+FIRST = ("tokens", "sequences", *DASHBOARD, *loss.DASHBOARD)
 
 
 def table(about: str, metrics: Mapping[str, float], warnings: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from rollout_corr.metrics.labels import LabelSet, outside_of
 from rollout_corr.metrics.on_tensors import metric_on_device
 from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
 from rollout_corr.specs.checked import by_path
-from rollout_corr.specs.choices import REPORTS
+from rollout_corr.specs.choices import REPORTS, MetricNames
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.terms import Objective
 
@@ -190,13 +190,14 @@ class Statistics:
         of_sums, of_maxima = self.sums.shape[0], self.maxima.shape[0]
         return replace(self, vector=torch.cat([sums[:of_sums], maxima[2 : 2 + of_maxima]]), ranks=ranks)
 
-    def metrics(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
+    def metrics(self, names: MetricNames = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute named floats, in float64 on the host, from one device-to-host copy.
 
         Args:
-            names: A naming scheme that `Spec.report` asked for.
+            names: "dashboard": the few that docs/dashboard.md tells to look at. "native": all of them. Or a framework's
+                naming scheme that `Spec.report` asked for.
             prefix: What every key begins with, such as "mismatch/".
-            by: The name of labels: their metrics, under keys such as "environment/math/tokens/kl_k3".
+            by: The name of labels: their metrics, under keys such as "environment/math/kl_rollout_train_k3".
         """
         return self.metrics_async().result(names, prefix, by)
 
@@ -257,7 +258,7 @@ class HasStatistics:
 
     statistics: Statistics
 
-    def metrics(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
+    def metrics(self, names: MetricNames = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""
         return self.statistics.metrics(names, prefix, by)
 
@@ -337,41 +338,45 @@ class PendingMetrics:
         places, many = schema.of_labels(spec, self._objective, extra, one), len(one.every)
         return one, torch.cat([sums[places[0]].view(-1, many), maxima[places[1]].view(-1, many)])
 
-    def result(self, names: str = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
+    def result(self, names: MetricNames = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
 
         The keys come in the order of docs/metrics.md, the same for equal Specs.
 
         Args:
-            names: A naming scheme that `Spec.report` asked for. Those of a policy loss go by their native names.
+            names: "native": all metrics. "dashboard": the few that docs/dashboard.md tells to look at, in its order; of
+                these a Spec without a weight lacks one, a policy loss without a correction ten. Or a framework's naming
+                scheme that `Spec.report` asked for; metrics of a policy loss have native names alone.
             prefix: What every key begins with, such as "mismatch/".
-            by: The name of labels, given as `labels` to the call: the metrics of each, and in each key whether it
-                counts, or is a mean of, tokens or sequences.
+            by: The name of labels, given as `labels` to the call: the metrics of each.
         """
         if not isinstance(prefix, str):
             raise TypeError(f"prefix: expected a string such as 'mismatch/', got {type(prefix).__name__} {prefix!r}")
         spec = self._spec
         schemes = ("native",) if spec is None else spec.report
-        if names not in schemes:
+        if names not in ("dashboard", *schemes):
             hint = f"; ask for them by Spec(report=('native', {names!r}))" if names in REPORTS else ""
-            raise ValueError(f"names: expected one of {list(schemes)} (Spec.report), got {names!r}{hint}")
+            raise ValueError(
+                f"names: expected 'dashboard' or one of {list(schemes)} (Spec.report), got {names!r}{hint}"
+            )
+        dashboard = names == "dashboard"
         if by is not None:
-            if names != "native":
+            if names not in ("native", "dashboard"):
                 raise ValueError(
                     f"by: expected None beside names={names!r}, got {by!r}: labels have native metrics alone"
                 )
             assert spec is not None
             labels, table = self._of_labels(by)
-            by_label = on_tensors.read(labels, spec, table)
+            by_label = on_tensors.read(labels, spec, table, dashboard)
             return {f"{prefix}{key}": value for key, value in by_label.items()} if prefix else by_label
         values = self.values()
-        if spec is not None and names != "native":
+        if spec is not None and names not in ("native", "dashboard"):
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
-        found = {} if spec is None else native.readers_of(spec).read(values)
-        if self._extra is not None:
+        found = {} if spec is None else (native.dashboard_of if dashboard else native.readers_of)(spec).read(values)
+        if self._extra is not None and not dashboard:
             found |= {row.key: row.read(values) for row in self._extra.rows(spec)}
         if self._objective is not None:
-            found |= loss.readers_of(self._objective).read(values)
+            found |= (loss.dashboard_of if dashboard else loss.readers_of)(self._objective).read(values)
         return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
 
     def explain(self, key: str, by: str | None = None) -> str:
@@ -383,7 +388,7 @@ class PendingMetrics:
         spec = self._spec
         assert spec is not None
         every = {
-            f"{labels.name}/{value}/{on_tensors.unit_of(row)}/{row.key}": (row, place)
+            f"{labels.name}/{value}/{row.key}": (row, place)
             for place, value in enumerate(labels.values)
             for row in on_tensors.metrics_of(spec, labels.units)
         }

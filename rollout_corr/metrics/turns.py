@@ -110,12 +110,14 @@ PLACES_IN_WORDS = {"first": "first", "middle": "neither first nor last", "last":
 
 def _metrics_of_place(name: str, words: str) -> list[Metric]:
     tokens = Over(f"measured tokens of turns that are {words} in their sequence", f"turn_{name}_tokens")
-    at = f"turn_{name}"
+    at, token = f"turn_{name}", f"{name}_turn_token"
     return [
-        Metric(f"{at}_kl_k1", "mean -D", "nats", tokens, "near 0", lambda v, n: ratio_of(0.0 - v[f"{at}_d"], n)),
-        Metric(f"{at}_d_abs_mean", "mean |D|", "nats", tokens, "like d_abs_mean", mean(f"{at}_abs_d")),
-        Metric(f"{at}_kl_k3", "mean e^D - 1 - D, D clamped", "nats", tokens, "like kl_k3", mean(f"{at}_k3")),
-    ]
+        Metric(f"{token}_kl_rollout_train_k1", "mean -D", "nats", tokens, "near 0",
+               lambda v, n: ratio_of(0.0 - v[f"{at}_d"], n)),
+        Metric(f"{token}_logratio_abs_mean", "mean |D|", "nats", tokens, "like logratio_abs_mean", mean(f"{at}_abs_d")),
+        Metric(f"{token}_kl_rollout_train_k3", "mean e^D - 1 - D, D clamped", "nats", tokens,
+               "like kl_rollout_train_k3", mean(f"{at}_k3")),
+    ]  # fmt: skip
 
 
 # fmt: off
@@ -124,9 +126,10 @@ METRICS = [
     Metric("turns_kept", "of these, those that no criterion over turns or on their sequence rejected whole", "turns",
            EACH, "-", plain("turns_kept")),
     Metric("turns_kept_fraction", "turns_kept / turns", "fraction", NONEMPTY, "> 0.5", mean("turns_kept")),
-    Metric("chi2_turn", "mean e^(2 clamp(sum D of a turn)) - 1", "ratio", TURNS, "< 1", mean("chi2_turn")),
-    Metric("turn_sum_d_abs_mean", "mean |sum D of a turn|", "nats", TURNS, "< clamp / 2", mean("abs_sum_d_turn")),
-    Metric("turn_sum_d_abs_max", "max |sum D of a turn|", "nats", TURNS, "< clamp",
+    Metric("turn_chi2_train_rollout", "mean e^(2 clamp(sum D of a turn)) - 1", "ratio", TURNS, "< 1",
+           mean("chi2_turn")),
+    Metric("turn_logratio_abs_mean", "mean |sum D of a turn|", "nats", TURNS, "< clamp / 2", mean("abs_sum_d_turn")),
+    Metric("turn_logratio_abs_max", "max |sum D of a turn|", "nats", TURNS, "< clamp",
            lambda v, n: max(v["max_turn_sum_d"], v["-min_turn_sum_d"]) + 0.0 if n else 0.0),
     *(row for name, words in PLACES_IN_WORDS.items() for row in _metrics_of_place(name, words)),
 ]

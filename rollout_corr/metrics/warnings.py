@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 
 from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, ratio_room
-from rollout_corr.metrics.native import TOKENS, readers_of
+from rollout_corr.metrics.native import TOKENS, readers_of, weight_of_sequence
 from rollout_corr.metrics.rows import exp
 from rollout_corr.specs.correction import Spec
 
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
 FILLERS = (0.0, -1.0)
+SIDES = ("train", "rollout")
 
 
 def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
@@ -32,7 +33,7 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
         return [*found, "no valid token: the mask is 0 everywhere, or the batch is empty; nothing was measured"]
     measured = values[str(TOKENS.units)]
     wrong = _not_log_probs(metrics) if measured >= FEWEST_TOKENS else []
-    if measured >= FEWEST_TOKENS and not wrong and metrics["d_abs_max"] == 0.0:
+    if measured >= FEWEST_TOKENS and not wrong and metrics["logratio_abs_max"] == 0.0:
         wrong.append(
             "the two log-probs are identical at every token: both arguments may be the same "
             "tensor, or the trainer's values were stored as the engine's; nothing is corrected"
@@ -60,8 +61,8 @@ def _tokens(count: float, does: str, do: str) -> str:
 def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
     """Recognise probabilities, negative log-likelihoods and fillers by their means over sequences."""
     found = []
-    for side in ("train", "rollout"):
-        mean, perplexity = -metrics[f"{side}_log_ppl"], metrics[f"{side}_ppl"]
+    for side in SIDES:
+        mean, perplexity = -metrics[f"sequence_{side}_log_ppl_mean"], metrics[f"sequence_{side}_ppl_mean"]
         if mean > 1e-3:
             found.append(
                 f"{side}_logp: log-probs lie at or below 0, and these average to {mean:+.3g} over sequences: negative "
@@ -71,8 +72,8 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
         for filler in FILLERS:
             # exp is strictly convex, so both means agree where all sequences have one mean.
             same = abs(mean - filler) < 1e-6 and abs(perplexity - exp(-filler)) < 1e-5
-            certain = filler == 0.0 and max(metrics["train_log_ppl"], metrics["rollout_log_ppl"]) < 1e-3
-            if same and not (certain and metrics["d_abs_max"] > 0.0):
+            certain = filler == 0.0 and max(metrics[f"sequence_{one}_log_ppl_mean"] for one in SIDES) < 1e-3
+            if same and not (certain and metrics["logratio_abs_max"] > 0.0):
                 remedy = "compute them with the trainer" if side == "train" else "ask the engine for them"
                 found.append(
                     f"{side}_logp: {filler:g} at every token, a placeholder: the log-probs never arrived; {remedy}"
@@ -83,7 +84,7 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
 def _mismatch(metrics: Mapping[str, float], measured: float) -> list[str]:
     """Compare the two policies with the limits."""
     found = []
-    for key in ("kl_k3", "chi2_token", "d_abs_max"):
+    for key in ("kl_rollout_train_k3", "chi2_train_rollout", "logratio_abs_max"):
         limit = BY_KEY[key]
         if limit.crossed(metrics[key]):
             found.append(f"{key} is {metrics[key]:.3g} (healthy: {limit.range_of(limit.healthy)}): {limit.hint}")
@@ -121,16 +122,17 @@ def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
     found = []
     if spec.weight is not None:
         limit = BY_KEY["weight_ess" if spec.weight.per_token else "sequence_weight_ess"]
+        ess = metrics["weight_ess" if spec.weight.per_token else f"{weight_of_sequence(spec)}_ess"]
         # 0 where every weight is 0: then all is rejected.
-        if limit.crossed(metrics[limit.key]) and metrics["tokens_kept"]:
-            ess = metrics[limit.key]
+        if limit.crossed(ess) and metrics["tokens_kept"]:
             found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds: {limit.hint}")
     sequence_sums = spec.weight is not None and spec.weight.is_product
     sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)
-    if sequence_sums and metrics["sum_d_abs_mean"] > NEAR_CLAMP * spec.clamp:
+    if sequence_sums and metrics["sequence_logratio_abs_mean"] > NEAR_CLAMP * spec.clamp:
         found.append(
-            f"the sum of D over a sequence (its length T times KL) is {metrics['sum_d_abs_mean']:.1f} nats on average, "
-            f"near {spec.clamp:g}, where it is cut off (Spec.clamp): products of the ratios of such sequences carry no "
-            "information; use token ratios or geometric means"
+            "the sum of D over a sequence (its length T times KL) is "
+            f"{metrics['sequence_logratio_abs_mean']:.1f} nats on average, near {spec.clamp:g}, where it is cut off "
+            "(Spec.clamp): products of the ratios of such sequences carry no information; use token ratios or "
+            "geometric means"
         )
     return found

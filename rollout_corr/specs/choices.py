@@ -23,6 +23,8 @@ SumsOver = Literal["valid", "kept"]
 Detail = Literal["basic", "full"]
 # Frameworks whose metrics can be reported with the native ones; metrics/peers.py loads them.
 Scheme = Literal["native", "verl", "xtuner", "skyrl"]
+# What `metrics` may be asked for: a scheme of names, or the few native ones that a dashboard shows.
+MetricNames = Literal[Scheme, "dashboard"]
 # The tokens of a sequence that the r-th of R ranks holds: the r-th of R stretches; or the r-th of 2 R and then the r-th
 # from the end, of equal lengths.
 SequenceOrder = Literal["contiguous", "zigzag"]

@@ -299,8 +299,14 @@ VALUES = {
         lambda: padded(backend="triton"),
         "backend: expected 'auto' or 'torch' for cpu tensors, got 'triton'",
     ),
-    "scheme": (lambda: padded().metrics("verl"), "names: expected one of ['native'] (Spec.report), got 'verl'"),
-    "unknown scheme": (lambda: padded().metrics("trl"), "names: expected one of ['native'] (Spec.report), got 'trl'"),
+    "scheme": (
+        lambda: padded().metrics("verl"),
+        "names: expected 'dashboard' or one of ['native'] (Spec.report), got 'verl'",
+    ),
+    "unknown scheme": (
+        lambda: padded().metrics("trl"),
+        "names: expected 'dashboard' or one of ['native'] (Spec.report), got 'trl'",
+    ),
     "statistics of another spec": (
         lambda: padded().statistics.merge(padded(spec=rc.Spec(detail="full")).statistics),
         "other: expected statistics of the same Spec Spec(",

@@ -258,8 +258,8 @@ def test_verl_3787_percentiles_of_more_than_2_to_the_24_tokens():
     assert metrics["tokens"] > 2**24
     for percent in (1, 5, 25, 50, 75, 95, 99):
         wanted = -1.0 + percent / 100
-        assert metrics[f"d_p{percent}"] == pytest.approx(wanted, rel=0.125)
-        assert metrics[f"d_p{percent}"] == pytest.approx(part.metrics()[f"d_p{percent}"], rel=1e-3)
+        assert metrics[f"logratio_p{percent}"] == pytest.approx(wanted, rel=0.125)
+        assert metrics[f"logratio_p{percent}"] == pytest.approx(part.metrics()[f"logratio_p{percent}"], rel=1e-3)
 
 
 def test_verl_4105_weights_carry_no_gradient():

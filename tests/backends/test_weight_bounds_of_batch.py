@@ -213,10 +213,7 @@ def test_a_sequence_of_ratios_that_are_the_bound_is_not_beyond_it(weight, side, 
         x, y = torch.full((1, 1 + k % 3), -0.03 * k - 0.01), torch.full((1, 1 + k % 3), -0.021 * k - 0.02)
         spec = rc.Spec(rc.Weight(**{"over": "token", **weight, side: rc.Quantile(0.5)}))
         found = rc.correct(x, y, spec=spec).metrics()
-        assert (
-            found["sequence_weight_above_upper_fraction" if side == "upper" else "sequence_weight_below_lower_fraction"]
-            == 0.0
-        )
+        assert found[f"sequence_mean_weight_{'above' if side == 'upper' else 'below'}_{side}_fraction"] == 0.0
 
 
 def test_labels_and_full_detail_read_the_bound_that_was_found(way):

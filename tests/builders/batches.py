@@ -377,7 +377,7 @@ def compare_metrics(laid, got, expected, spec, tolerance, case, beyond=None):
         if poisoned and (not counted or key.endswith("clamped")):
             continue
         found, allowed = got[key], 0.0 if counted else tolerance + (beyond or {}).get(key, 0.0)
-        if key.startswith("d_p"):
+        if key.startswith("logratio_p"):
             allowed = abs(value) / 8 + 2.0**-23
         if key.endswith("std"):
             # A variance from sums is exact to the rounding of the second moment, so its root is not where it is near 0.

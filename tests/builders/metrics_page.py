@@ -6,6 +6,7 @@ import sys
 
 from rollout_corr.api import routes
 from rollout_corr.metrics import extra, loss, native, turns
+from rollout_corr.metrics.labels import LabelSet
 from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
@@ -17,11 +18,19 @@ HEAD = """\
 Made from the rows in `rollout_corr/metrics/` by `PYTHONPATH=tests python -m builders.metrics_page`; do not
 edit.
 
+A key is the unit, the quantity and the statistic, in this order: `sequence_logratio_abs_max` is over sequences,
+`logratio_abs_max` without a unit over tokens, and a count is the unit in the plural and what is counted
+(`tokens_kept`). A divergence names its two policies in the order of its formula and ends with its estimator
+(`kl_rollout_train_k3`); ratios and differences are of train to rollout unless the key names others, and `old` is the
+policy that the ratio of `policy_loss` divides by: `old_logp`, or `rollout_logp` in bypass mode.
+
 D is the log-ratio of a token, `train_logp - rollout_logp`. *Measured* tokens are the valid tokens whose D is finite
 (all valid tokens unless `nonfinite` is `reject`); a measured sequence has one. Empty sequences count in nothing; 0 of
 0 is reported as 0. Minima and maxima of nothing are 0. All are population statistics, merged over any split of the
 batch before they are computed. `out.explain(key)`, of a correction, a policy loss or `Statistics`, shows where a value
 comes from: the formula, each sum that it is made of with its value, the unit and the healthy range.
+
+`out.metrics("dashboard")` gives the few that [dashboard.md](dashboard.md) tells to look at.
 """
 
 WATCHED = """\
@@ -54,15 +63,22 @@ def markdown() -> str:
     """The page: a table for each group of metrics."""
     criterion = Criterion("k3", over="sequence", reduce="mean", upper=1.0, label="LABEL")
     objective = Objective(DEFAULT_SURROGATE, KL("k3", 0.001), SquaredLogRatio(0.001))
+    of_sequence = native.weight_metrics(Spec(weight=Weight.product()))
     parts = {
         "Always": native.ALWAYS,
         "With a `Weight`": native.weight_metrics(Spec(weight=Weight.token(normalize="batch"))),
+        "With a `Weight` over sequences, in the place of `sequence_mean_weight_*`": of_sequence[
+            len(of_sequence) // 2 :
+        ],
         "For every `Criterion`, under its label": native.criterion_metrics(criterion),
         'With `detail="full"`': native.FULL_METRICS,
         "Where turns are measured": turns.METRICS,
         "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight.product(over="turn")))[-12:],
         'With `normalize="group"` or "sequence"': extra.DIVISOR_METRICS,
         "With `entropy`": [*extra.ENTROPY_METRICS, *extra.ENTROPY_METRICS_OF_D],
+        "With `labels`, under their name": extra.Extra(
+            labels=(LabelSet("LABEL", (), "sequences"), LabelSet("LABEL", (), "tokens"))
+        ).rows(None),
         "With `versions`": extra.AGE_METRICS,
         "For every bound that the batch decides, under the label of its criterion or `weight`": extra.bound_metrics(
             "LABEL", "upper", False

@@ -205,7 +205,7 @@ def test_statistics_merge_and_name_what_differs():
     other = rc.policy_loss(new, advantages, loss=rc.Loss(rc.GPG()), rollout_logp=rollout, spec=spec)
     with pytest.raises(ValueError, match=r"^other: expected statistics of the same objective Objective\(PPO"):
         whole.statistics.merge(other.statistics)
-    with pytest.raises(ValueError, match=r"^names: expected one of \['native'\]"):
+    with pytest.raises(ValueError, match=r"^names: expected 'dashboard' or one of \['native'\]"):
         rc.policy_loss(new, advantages).metrics("verl")
 
 

@@ -171,7 +171,7 @@ def test_within_turns_is_what_turns_alone_would_give(layout):
         keys = [k for k in wanted.metrics() if k.startswith(("rest/mean", "rest/max", "weight_", "tokens_kept"))]
         found, plain = of_turns.metrics(), wanted.metrics()
         assert {k: found[k] for k in keys} == pytest.approx({k: plain[k] for k in keys}, rel=1e-12)
-        assert found["sequence_weight_mean"] != plain["sequence_weight_mean"]
+        assert found["sequence_mean_weight_mean"] != plain["sequence_mean_weight_mean"]
     with pytest.raises(ValueError, match="turns"):
         rc.correct(train, rollout, cu_seqlens=turns, spec=spec)
     with pytest.raises(ValueError, match=r"Criterion.within: expected its default unless over='prefix', got 'turn'"):

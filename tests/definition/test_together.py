@@ -44,7 +44,7 @@ def off(case, out, within):
     if wanted.ages and (metrics["age_max"], metrics["age_min"]) != (max(wanted.ages), min(wanted.ages)):
         found.append("ages")
     for label, name in enumerate(LABELS):
-        mine = {key.split("/", 3)[3]: x for key, x in by.items() if key.startswith(f"place/{name}/")}
+        mine = {key.split("/", 2)[2]: x for key, x in by.items() if key.startswith(f"place/{name}/")}
         of_units = {key: x for key, x in wanted.by[label].items() if "turn" not in key}
         found += [f"{name}: {key}" for key, x in of_units.items() if error(mine[key], x) > 1e-15]
     return found

@@ -253,7 +253,7 @@ def test_a_gate_replaces_the_default(moved, healthy, capsys):
     assert main(["doctor", healthy, "--fail-if", "logratio_abs_p99 > 1e-3"]) == 1
     assert main(["doctor", healthy, "--fail-if", "problems > 0 or findings > 0"]) == 0
     capsys.readouterr()
-    assert main(["doctor", healthy, "--fail-if", "kl_k33 > 1"]) == 2
+    assert main(["doctor", healthy, "--fail-if", "kl_rollout_train_k33 > 1"]) == 2
     assert "did you mean 'kl_rollout_train_k3'" in capsys.readouterr().err
 
 

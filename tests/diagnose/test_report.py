@@ -72,7 +72,8 @@ def test_metrics_are_those_of_correct(tmp_path, blocks_of):
     for level in ("token", "product", "geometric"):
         spec = rc.Spec(weight=weight_of(level, upper=UPPER))
         of_level = statistics(columns, spec).metrics()
-        for key in ("weight_ess", "weight_before_bounds_ess", "sequence_weight_ess", "weight_before_bounds_max"):
+        sequence = "sequence_mean_weight_ess" if level == "token" else "sequence_weight_ess"
+        for key in ("weight_ess", "weight_before_bounds_ess", sequence, "weight_before_bounds_max"):
             assert found[f"{level}/{key}"] == pytest.approx(of_level[key], rel=3e-7), (level, key)
 
 
@@ -206,7 +207,7 @@ def test_percentiles_of_the_magnitude(tmp_path):
     d = (columns["train_logp"] - columns["rollout_logp"])[columns["mask"]].abs().sort().values
     for percent in (50, 90, 99, 99.9):
         exact = float(d[min(d.numel() - 1, round(percent / 100 * d.numel()))])
-        assert found[f"abs_logp_p{percent:g}"] == pytest.approx(exact, rel=0.13), percent
+        assert found[f"logratio_abs_p{percent:g}"] == pytest.approx(exact, rel=0.13), percent
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

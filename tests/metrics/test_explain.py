@@ -58,8 +58,8 @@ def test_of_a_label(out):
     assert list(made_of(text)) == ["weight", "weight2"]
     for key, value in out.metrics(by="task").items():
         assert out.explain(key, by="task").startswith(f"{key} = {value:.6g}"), key
-    with pytest.raises(ValueError, match=r"key: .* 'task/math/weight_ess'; the nearest are .'task/math/weight_e"):
-        out.explain("task/math/weight_ess", by="task")
+    with pytest.raises(ValueError, match=r"key: .* 'task/math/weight_es'; the nearest are .'task/math/weight_ess"):
+        out.explain("task/math/weight_es", by="task")
 
 
 def test_every_metric_of_a_batch_and_of_a_loss(out):

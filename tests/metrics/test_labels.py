@@ -17,7 +17,7 @@ from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics.labels import LabelSet
 from rollout_corr.metrics.native import metrics_of
 from rollout_corr.metrics.on_tensors import metrics_of as of_label
-from rollout_corr.metrics.on_tensors import names_of, read, unit_of
+from rollout_corr.metrics.on_tensors import names_of, read
 from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,16 +46,11 @@ def split(metrics, name):
     """The metrics of a label by their own names."""
     found = {}
     for key, value in metrics.items():
-        label, of, *unit = key.split("/", 3)
+        label, of, *own = key.split("/", 2)
         assert label == "environment"
         if of == name:
-            assert unit[0] == units()[unit[1]], key
-            found[unit[1]] = value
+            found[own[0]] = value
     return found
-
-
-def units():
-    return {row.key: unit_of(row) for spec in SPECS for row in metrics_of(spec)}
 
 
 def labelled(laid, spec, ids=IDS, names=NAMES, **more):
@@ -117,11 +112,11 @@ def test_all_labels_at_once_have_the_numbers_of_each(spec, units):
                 table[place] = torch.randint(1 if bad else 3, (many,), generator=generator) + bad
         found = read(LabelSet("environment", NAMES, units), spec, table)
         held = dict(zip(names, table.tolist(), strict=True))
-        wanted = {f"environment/outside/{units}": held[units][-1]}
+        wanted = {f"environment/{units}_outside": held[units][-1]}
         for place, name in enumerate(NAMES):
             values = {column: of_labels[place] for column, of_labels in held.items()}
             for row in of_label(spec, units):
-                wanted[f"environment/{name}/{unit_of(row)}/{row.key}"] = row.read(values)
+                wanted[f"environment/{name}/{row.key}"] = row.read(values)
         assert list(found) == list(wanted)
         for key, value in wanted.items():
             # Square roots of vectors may be off by a rounding.

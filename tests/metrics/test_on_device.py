@@ -39,13 +39,9 @@ WANTED = {
     "chi2_train_rollout",
     "sequence_chi2_train_rollout",
 }
-OF_WEIGHTS = {
-    "weight_ess",
-    "weight_before_bounds_ess",
-    "sequence_weight_ess",
-    "sequence_weight_before_bounds_ess",
-    "weight_mean",
-}
+OF_WEIGHTS = {"weight_ess", "weight_before_bounds_ess", "weight_mean"}
+OF_SEQUENCES = {"sequence_weight_ess", "sequence_weight_before_bounds_ess"}
+OF_MEANS = {key.replace("weight", "mean_weight") for key in OF_SEQUENCES}
 
 
 def statistics_of(name, sequences):
@@ -67,10 +63,8 @@ def test_they_are_the_metrics(name, lengths):
         given.add(key)
         assert found.shape == () and found.dtype == torch.float64
         assert found.item() == pytest.approx(metrics[key], rel=1e-13, abs=1e-300), key
-    assert (
-        WANTED | {"entropy_mean", "kl_rollout_train_k3_over_entropy"} | (OF_WEIGHTS if name != "measure" else set())
-        <= given
-    )
+    of_weights = OF_WEIGHTS | (OF_SEQUENCES if name == "product" else OF_MEANS) if name != "measure" else set()
+    assert WANTED | {"entropy_mean", "kl_rollout_train_k3_over_entropy"} | of_weights <= given
     if name == "all":
         assert {"age_mean", "tokens_stale_fraction", "sequences_undivided", "sequence_weight_divisor_max"} <= given
     assert all(key.endswith("correlation") or "_p" in key for key in refused), refused
@@ -91,12 +85,11 @@ def test_the_sample_size_of_a_weight_that_is_nan_is_nan(level):
     labels = {"labels": {"task": torch.tensor([0, 1])}, "label_names": {"task": 2}}
     out = rc.correct(d, torch.zeros_like(d), **bundled(spec=rc.Spec(weight_of(level), nonfinite="propagate"), **labels))
     found, of_labels = out.metrics(), out.metrics(by="task")
-    for key in OF_WEIGHTS & found.keys():
+    for key in (OF_WEIGHTS | OF_SEQUENCES | OF_MEANS) & found.keys():
         assert math.isnan(found[key]) and math.isnan(out.statistics.on_device(key).item()), key
-    unit = "tokens" if level == "token" else "sequences"
     key = "weight_ess" if level == "token" else "sequence_weight_ess"
-    assert math.isnan(of_labels[f"task/0/{unit}/{key}"])
-    assert 0.99 < of_labels[f"task/1/{unit}/{key}"] <= 1.0
+    assert math.isnan(of_labels[f"task/0/{key}"])
+    assert 0.99 < of_labels[f"task/1/{key}"] <= 1.0
 
 
 def test_nothing_is_read():
@@ -104,7 +97,7 @@ def test_nothing_is_read():
     with Operations() as operations:
         for key in (
             "weight_ess",
-            "sequence_weight_ess",
+            "sequence_mean_weight_ess",
             "kl_rollout_train_k3",
             "age_mean",
             "entropy_mean",

@@ -25,6 +25,16 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight.token(upper=2.0))
 
 # Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
 WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
+# Those that are also columns of `AllSequences`.
+WORDS |= {
+    "train_ppl",
+    "rollout_ppl",
+    "train_log_ppl",
+    "rollout_log_ppl",
+    "log_ppl_diff",
+    "log_ppl_abs_diff",
+    "ppl_ratio",
+}
 # The rows, the reader of the histogram, and those that the CPU takes by a series.
 NAMING = {
     "backends/cpu_sums.py",
@@ -46,7 +56,7 @@ def test_only_its_row_names_a_sum():
     metrics = {row.key for spec in (EVERYTHING, TOKEN_WEIGHT) for row in native.metrics_of(spec)}
     # The extrema of D are known to the tokens, which have looked for them.
     known = {"max_d", "-min_d"}
-    for room in ("spec", "definition", "metrics", "backends", "api"):
+    for room in ("specs", "definition", "metrics", "backends", "api"):
         for path in (PACKAGE / room).rglob("*.py"):
             if path.relative_to(PACKAGE).as_posix() not in NAMING:
                 found = literals(path) & (names - WORDS - metrics - known)
@@ -117,7 +127,7 @@ def assert_by_label(rows, spec, wanted):
     names = {"environment": ["all"], "kind": ["all"]}
     out = rc.correct(train, rollout, **bundled(mask=mask, spec=spec, labels=ids, label_names=names))
     of_sequences, of_tokens = (out.metrics(by=name) for name in ids)
-    found = [of_sequences[f"environment/all/{key}"] for key in ("tokens/d_fourth", "sequences/square_length")]
+    found = [of_sequences[f"environment/all/{key}"] for key in ("d_fourth", "square_length")]
     assert found == pytest.approx(list(wanted.values()), rel=1e-12)
     assert of_tokens["kind/all/d_fourth"] == pytest.approx(wanted["d_fourth"], rel=1e-12)
     assert not any("square_length" in key for key in of_tokens)

@@ -41,8 +41,8 @@ SPECS = [
 ]
 # Of a label of tokens these are the metrics; all others are of sequences.
 OF_TOKENS = {"tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tokens_kept_fraction", "logratio_mean"} | {
-    "logratio_abs_mean", "logratio_std", "logratio_abs_max", "logratio_min", "logratio_max", "kl_rollout_train_k1", "kl_rollout_train_k2", "kl_rollout_train_k3", "ratio_mean", "ratio_std",
-    "chi2_train_rollout",
+    "logratio_abs_mean", "logratio_std", "logratio_abs_max", "logratio_min", "logratio_max", "kl_rollout_train_k1",
+    "kl_rollout_train_k2", "kl_rollout_train_k3", "ratio_mean", "ratio_std", "chi2_train_rollout",
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def by_token(laid, spec, names=NAMES, **more):
 
 
 def split(metrics, name):
-    prefix = f"label/{name}/tokens/"
+    prefix = f"label/{name}/"
     return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 

@@ -160,7 +160,8 @@ def test_merged_statistics_speak_once():
 
 
 def test_every_limit_is_a_metric_and_says_why():
-    keys = {row.key: row for row in metrics_of(rc.Spec(weight=rc.Weight.token()))}
+    specs = [rc.Spec(weight=weight) for weight in (rc.Weight.token(), rc.Weight.product())]
+    keys = {row.key: row for spec in specs for row in metrics_of(spec)}
     for limit in LIMITS:
         assert keys[limit.key].healthy == limit.range_of(limit.healthy)
         assert limit.reason and limit.hint

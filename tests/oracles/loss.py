@@ -363,9 +363,9 @@ def metrics(objective, sequences):
         "surrogate_ratio_min": min(ratios, default=0.0),
         "surrogate_ratio_max": max(ratios, default=0.0),
     }
-    found |= {f"clip_fraction_{side}": count / n if n else 0.0 for side, count in clips.items()}
+    found |= {f"clip_{side}_fraction": count / n if n else 0.0 for side, count in clips.items()}
     if objective.kl is not None:
-        found["kl_new_ref_k3"] = mean(kls)
+        found[f"kl_{'ref_new' if objective.kl.swapped else 'new_ref'}_{objective.kl.kind}"] = mean(kls)
     if objective.regularizer is not None:
         found["logratio_new_old_squared_mean"] = mean(squares)
     return found

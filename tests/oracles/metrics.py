@@ -135,7 +135,7 @@ def of_d(spec, rows):
         "sequence_logratio_abs_mean": mean([abs(x) for x in totals]),
         "sequence_logratio_abs_max": max(map(abs, totals), default=0.0),
     }
-    extremes(found, "d", d)
+    extremes(found, "logratio", d)
     return found
 
 
@@ -152,7 +152,7 @@ def perplexities(rows):
         "sequence_log_ppl_diff_abs_mean": mean([abs(x) for x in differences]),
         "sequence_ppl_ratio_mean": mean([exp(x) for x in differences]),
     }
-    extremes(found, "sequence_log_ppl_diff_mean", differences)
+    extremes(found, "sequence_log_ppl_diff", differences)
     return found
 
 
@@ -172,14 +172,14 @@ def of_weights(answer, spec):
     }
     for level, values in units.items():
         raws = [raw for raw, _, _ in values]
-        for kind, ws in (("weight", [bounded for _, bounded, _ in values]), ("weight_raw", raws)):
-            key = f"{level}{kind}"
+        name = "sequence_mean_weight" if level and weight.over != "sequence" else f"{level}weight"
+        for key, ws in ((name, [bounded for _, bounded, _ in values]), (f"{name}_before_bounds", raws)):
             found.update({f"{key}_mean": mean(ws), f"{key}_std": std(ws), f"{key}_ess": ess(ws)})
             extremes(found, key, ws)
-        found[f"{level}weight_above_upper_fraction"] = mean(
+        found[f"{name}_above_upper_fraction"] = mean(
             [float(weight.upper is not None and w > weight.upper**growth) for w, _, growth in values]
         )
-        found[f"{level}weight_below_lower_fraction"] = mean(
+        found[f"{name}_below_lower_fraction"] = mean(
             [float(weight.lower is not None and w < weight.lower**growth) for w, _, growth in values]
         )
     if weight.normalize == "batch":
@@ -217,7 +217,7 @@ def of_both_ways(spec, rows):
     return {
         "kl_train_rollout_k3": mean([k3(-x) for x in d]),
         "js_divergence": mean([0.5 * (k3(x - m) + k3(-m)) for x, m in zip(d, middle, strict=True)]),
-        "ratio_error": mean([exp(abs(x)) for x in d]),
+        "ratio_error_mean": mean([exp(abs(x)) for x in d]),
         "ratio_beyond_2_fraction": mean([float(abs(x) > math.log(2.0)) for x in d]),
     }
 
@@ -234,5 +234,5 @@ def of_probabilities(rows):
         "prob_correlation": pearson(p, q),
     }
     for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99):
-        found[f"d_p{percent:g}"] = percentile([t.d for t in tokens], percent)
+        found[f"logratio_p{percent:g}"] = percentile([t.d for t in tokens], percent)
     return found

@@ -162,12 +162,12 @@ def metrics(sequences, turns, answer, spec):
     found["turn_logratio_abs_mean"] = mean([abs(x) for x in sums])
     found["turn_logratio_abs_max"] = max(map(abs, sums), default=0.0)
     for name, ds in places.items():
-        found[f"turn_{name}_kl_k1"] = 0.0 - mean([saturate(d, D_RANGE) for d in ds])
-        found[f"turn_{name}_d_abs_mean"] = mean([abs(saturate(d, D_RANGE)) for d in ds])
-        found[f"turn_{name}_kl_k3"] = mean([k3(clamp(d, spec.clamp)) for d in ds])
+        found[f"{name}_turn_token_kl_rollout_train_k1"] = 0.0 - mean([saturate(d, D_RANGE) for d in ds])
+        found[f"{name}_turn_token_logratio_abs_mean"] = mean([abs(saturate(d, D_RANGE)) for d in ds])
+        found[f"{name}_turn_token_kl_rollout_train_k3"] = mean([k3(clamp(d, spec.clamp)) for d in ds])
     if spec.weight is not None and spec.weight.over == "turn":
         bounded = [bound(spec.weight, raw) for raw in answer.raw]
-        for key, ws in (("turn_weight", bounded), ("turn_weight_raw", answer.raw)):
+        for key, ws in (("turn_weight", bounded), ("turn_weight_before_bounds", answer.raw)):
             found[f"{key}_mean"] = mean(ws)
             found[f"{key}_ess"] = add(ws) ** 2 / (len(ws) * add(w * w for w in ws)) if any(ws) else 0.0
             found[f"{key}_max"] = max(ws, default=0.0)

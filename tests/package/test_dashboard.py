@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rollout_corr as rc
+from rollout_corr.metrics import loss, native
 from rollout_corr.metrics.limits import BY_KEY
 from rollout_corr.testing import example_batch
 
@@ -29,11 +30,13 @@ def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
     spec = rc.Spec(rc.Weight.token(upper=2.0))
     keys = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec).metrics()
     rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(rows) == 10
+    assert [key for key, _ in rows] == list(native.DASHBOARD) and len(rows) == 10
     page = METRICS.read_text(encoding="utf-8").partition("## What `warnings()` reports")[0]
     by_metrics = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", page, re.MULTILINE))
-    for key, healthy in rows:
-        assert key in keys
+    of_loss = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [key for key, _ in of_loss] == [*loss.DASHBOARD, loss.kl_key(rc.KL("k3", 0.1))]
+    for key, healthy in (*rows, *of_loss):
+        assert key in keys or (key, healthy) in of_loss
         assert healthy == by_metrics[key], key
         if key in BY_KEY:
             assert healthy == BY_KEY[key].range_of(BY_KEY[key].healthy), key

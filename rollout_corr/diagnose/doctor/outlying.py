@@ -51,7 +51,7 @@ def _tokens(found: BySequence, metrics: Metrics) -> Signs:
             "sequences": found.with_far,
             "logratio_abs_max": metrics["logratio_abs_max"],
             "k3_fraction": share,
-            "rest_kl_k3": rest,
+            "rest_kl_rollout_train_k3": rest,
         },
         share,
         beside=("different_policies",) if rest >= HEALTHY_K3 else (),
@@ -65,8 +65,9 @@ def _sequences(found: BySequence, part: Part) -> Signs:
     return Signs(
         f"the policies differ{guess}" if "?" in guess else f"{of_all}: {_numbers(found.worst[: part.sequences])}",
         (
-            f"{of_all}: there the mean |D|, cut at 1, is {part.logratio_abs_mean:.2g}, and {part.rest_logratio_abs_mean:.2g} in all "
-            f"others, whose k3 is {part.rest_k3:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
+            f"{of_all}: there the mean |D|, cut at 1, is {part.logratio_abs_mean:.2g}, and "
+            f"{part.rest_logratio_abs_mean:.2g} in all others, whose k3 is {part.rest_k3:.2g} nats per "
+            f"token (healthy: below {HEALTHY_K3:g})",
             _records(found, part.sequences),
         ),
         {
@@ -75,7 +76,7 @@ def _sequences(found: BySequence, part: Part) -> Signs:
             "logratio_abs_mean": part.logratio_abs_mean,
             "k3_fraction": part.k3_share,
             "rest_logratio_abs_mean": part.rest_logratio_abs_mean,
-            "rest_kl_k3": part.rest_k3,
+            "rest_kl_rollout_train_k3": part.rest_k3,
         },
         part.k3_share,
         beside=("different_policies",) if part.rest_k3 >= HEALTHY_K3 else (),

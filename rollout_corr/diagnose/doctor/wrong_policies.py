@@ -60,8 +60,9 @@ def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}, {(1.0 - ratio) / error:.0f} standard errors below "
             "1: the probability mass that truncation kept. Over tokens that a policy sampled, its own ratios average "
             "to 1",
-            f"positive D makes up {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are {metrics['logratio_p1']:.3g} "
-            f"and {metrics['logratio_p50']:.3g}, its mean is {mean:.3g}, its standard deviation {metrics['logratio_std']:.3g}",
+            f"positive D makes up {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are "
+            f"{metrics['logratio_p1']:.3g} and {metrics['logratio_p50']:.3g}, its mean is {mean:.3g}, its standard "
+            f"deviation {metrics['logratio_std']:.3g}",
         ),
         {
             "ratio_mean": ratio,
@@ -175,8 +176,8 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
         {
             "oldest_version": oldest,
             "newest_version": newest,
-            "oldest_d_abs_mean": old,
-            "newest_d_abs_mean": new,
+            "oldest_logratio_abs_mean": old,
+            "newest_logratio_abs_mean": new,
             "times": old / new,
             "rank_correlation": correlation,
             "versions": len(trend),
@@ -211,8 +212,8 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"(last third), {last / first:.1f} times; rank correlation with the step {correlation:.2f}",
         ),
         {
-            "first_d_abs_mean": first,
-            "last_d_abs_mean": last,
+            "first_logratio_abs_mean": first,
+            "last_logratio_abs_mean": last,
             "times": last / first,
             "rank_correlation": correlation,
             "steps": len(trend),
@@ -359,10 +360,10 @@ def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
         "products over these sequences are noise, though the tokens agree",
         (
             f"k3 is {metrics['kl_rollout_train_k3']:.2g} nats per token, yet the mean |sum of D| of a sequence is "
-            f"{metrics['sequence_logratio_abs_mean']:.3g} nats over {metrics['tokens'] / max(1.0, metrics['sequences']):.0f} "
-            "tokens",
-            f"the effective sample size is {percent(metrics['product/sequence_weight_before_bounds_ess'])} with product weights, "
-            f"{percent(metrics['token/weight_before_bounds_ess'])} with token weights",
+            f"{metrics['sequence_logratio_abs_mean']:.3g} nats over "
+            f"{metrics['tokens'] / max(1.0, metrics['sequences']):.0f} tokens",
+            f"the effective sample size is {percent(metrics['product/sequence_weight_before_bounds_ess'])} with "
+            f"product weights, {percent(metrics['token/weight_before_bounds_ess'])} with token weights",
         ),
         {
             "kl_rollout_train_k3": metrics["kl_rollout_train_k3"],

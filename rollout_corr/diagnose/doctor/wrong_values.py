@@ -282,8 +282,8 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs(
         f"the two policies are unrelated: {guess}",
         (
-            f"the log-probs correlate by {correlation:.2f}, mean |D| is {metrics['logratio_abs_mean']:.2f} nats, the mean "
-            f"ratio exp(D) is {metrics['ratio_mean']:.3g}",
+            f"the log-probs correlate by {correlation:.2f}, mean |D| is {metrics['logratio_abs_mean']:.2f} nats, the "
+            f"mean ratio exp(D) is {metrics['ratio_mean']:.3g}",
             f"the standard deviation of the train log-probs is {fit['train_std']:.2f}, of the rollout log-probs "
             f"{fit['rollout_std']:.2f}; the mean train log-prob is {fit['train_mean']:.2f}",
             "no shift and no other sequence fits better",
@@ -341,7 +341,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
             "logratio_abs_mean": here / tokens,
             "times": times,
             "tokens_fraction": tokens / float(count.sum()),
-            "d_abs_fraction": share,
+            "logratio_abs_fraction": share,
         },
         share,
         "error" if times >= SURELY else None,
@@ -373,7 +373,7 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"({counted(positions.tokens([0]), 'token')})",
             f"they make up {percent(share)} of sum |D|",
         ),
-        {"tokens": positions.tokens([0]), "logratio_abs_mean": here, "times": times, "d_abs_fraction": share},
+        {"tokens": positions.tokens([0]), "logratio_abs_mean": here, "times": times, "logratio_abs_fraction": share},
         share,
         "error" if times >= SURELY else None,
     )

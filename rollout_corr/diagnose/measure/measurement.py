@@ -172,7 +172,7 @@ def abs_percentiles(raw: dict[str, float]) -> dict[str, float]:
     folded |= {"-min_d": 0.0, "max_d": max(raw["max_d"], raw["-min_d"])}
     if not math.isfinite(folded["max_d"]):
         folded["max_d"] = 0.0
-    return {f"abs_logp_p{percent:g}": percentile(folded, percent) for percent in PERCENTILES}
+    return {f"logratio_abs_p{percent:g}": percentile(folded, percent) for percent in PERCENTILES}
 
 
 def measure(source: Source, each: Callable[[], object] = lambda: None) -> Measurement:

@@ -12,6 +12,7 @@ from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show.headline import ratio_room_of
 from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.limits import BY_KEY
+from rollout_corr.metrics.native import weight_of_sequence
 
 if TYPE_CHECKING:
     from rollout_corr.diagnose.results import Diagnosis
@@ -24,34 +25,14 @@ HEALTHY = "no known sign of a bug, and the policies agree"
 
 # Metrics of the first table.
 KEYS = (
-    *(
-        "tokens",
-        "sequences",
-        "tokens_nonfinite",
-        "logratio_mean",
-        "logratio_abs_mean",
-        "logratio_abs_p50",
-        "logratio_abs_p99",
-    ),
-    *(
-        "logratio_abs_p99.9",
-        "logratio_abs_max",
-        "kl_rollout_train_k1",
-        "kl_rollout_train_k3",
-        "ratio_mean",
-        "chi2_train_rollout",
-        "sequence_logratio_abs_mean",
-    ),
-    *("sequence_train_ppl_mean", "sequence_rollout_ppl_mean", "prob_diff_abs_mean", "prob_correlation"),
+    *("tokens", "sequences", "tokens_nonfinite"),
+    *("logratio_mean", "logratio_abs_mean", "logratio_abs_p50", "logratio_abs_p99", "logratio_abs_p99.9"),
+    *("logratio_abs_max", "kl_rollout_train_k1", "kl_rollout_train_k3", "ratio_mean", "chi2_train_rollout"),
+    *("sequence_logratio_abs_mean", "sequence_train_ppl_mean", "sequence_rollout_ppl_mean"),
+    *("prob_diff_abs_mean", "prob_correlation"),
 )
-# Metrics of each kind of weights.
-WEIGHT_KEYS = (
-    "weight_before_bounds_mean",
-    "weight_before_bounds_max",
-    "weight_before_bounds_ess",
-    "weight_ess",
-    "weight_above_upper_fraction",
-)
+# Of each kind of weights, the ends of the keys of its metrics.
+WEIGHT_KEYS = ("before_bounds_mean", "before_bounds_max", "before_bounds_ess", "ess", "above_upper_fraction")
 AXES = {
     "position": "position in the sequence",
     "probability": "rollout probability",
@@ -145,8 +126,8 @@ def weights_table(dumps: Named) -> Table:
     for name, measured in dumps:
         metrics = measured.metrics()
         for kind in WEIGHTED:
-            unit = "" if kind == "token" else "sequence_"
-            values = (number(metrics[f"{kind}/{unit}{key}"]) for key in WEIGHT_KEYS)
+            weight = "weight" if kind == "token" else weight_of_sequence(WEIGHTED[kind])
+            values = (number(metrics[f"{kind}/{weight}_{end}"]) for end in WEIGHT_KEYS)
             rows.append([f"{kind}, {name}" if len(dumps) > 1 else kind, *values])
     return Table(("ratio", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
 

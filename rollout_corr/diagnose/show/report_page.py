@@ -118,8 +118,8 @@ def _worst_records(measured: Measurement) -> list[Html]:
     found = []
     for one in worst:
         says = (
-            f"{percent(one.k3 / by_sequence.k3)} of k3, {counted(one.tokens, 'token')}, mean |D| {one.logratio_abs_mean:.3g}, "
-            f"largest |D| {one.logratio_abs_max:.3g}"
+            f"{percent(one.k3 / by_sequence.k3)} of k3, {counted(one.tokens, 'token')}, mean |D| "
+            f"{one.logratio_abs_mean:.3g}, largest |D| {one.logratio_abs_max:.3g}"
         )
         lines = [
             element(

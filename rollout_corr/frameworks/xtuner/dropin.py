@@ -40,7 +40,15 @@ FIELDS = defaults_of(config.spec)
 
 # Metrics that xtuner takes over a pack as if it were one sequence: the native metric that is taken over sequences.
 OF_SEQUENCES = {
-    name: name.replace("training", "train") for name in (*report.OF_PACKS[1:], "log_ppl_diff_max", "log_ppl_diff_min")
+    "training_ppl": "sequence_train_ppl_mean",
+    "training_log_ppl": "sequence_train_log_ppl_mean",
+    "rollout_ppl": "sequence_rollout_ppl_mean",
+    "rollout_log_ppl": "sequence_rollout_log_ppl_mean",
+    "log_ppl_diff": "sequence_log_ppl_diff_mean",
+    "log_ppl_abs_diff": "sequence_log_ppl_diff_abs_mean",
+    "log_ppl_diff_max": "sequence_log_ppl_diff_max",
+    "log_ppl_diff_min": "sequence_log_ppl_diff_min",
+    "ppl_ratio": "sequence_ppl_ratio_mean",
 }
 
 ADVICE = ": the source of 2026-08-21 (b934f46), not the older 0.2.0 of the package index"

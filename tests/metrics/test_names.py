@@ -1,0 +1,56 @@
+"""The grammar of keys that heads docs/metrics.md: unit, quantity, statistic."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders.metrics_page import markdown
+
+ROWS = re.findall(
+    r"^\| `([\w./]+)` \| (.*) \| ([^|]*) \| ([^|]*) \| [^|]* \|$", markdown().partition("## What")[0], re.MULTILINE
+)
+# Of a whole call, whatever it counts.
+OF_CALLS = {"weight_divisor"}
+STATISTICS = (
+    r"mean|std|min|max|argmin|ess|fraction|p[0-9.]+|k[123]|correlation|divergence|divisor|over_entropy|chi2_\w+"
+)
+
+
+@pytest.mark.parametrize(("key", "formula", "unit", "over"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_key_names_its_unit_and_ends_with_its_statistic(key, formula, unit, over):
+    name = key.rpartition("/")[2].removeprefix("route_")
+    if over == "-":
+        assert name.startswith(unit)
+        return
+    assert re.search(rf"(^|_)({STATISTICS})$", name) or key.endswith("chi2_train_rollout")
+    if "/" in key or name in OF_CALLS or over == "calls":
+        return
+    begins = re.match(r"(sequence|turn)s?_", name)
+    of = re.search(r"^(?:\S+ )?(sequences|turns)\b", over)
+    assert (begins and begins[1] + "s") == (of and of[1])
+    assert not begins or begins[0][-2] != "s" or name.endswith("_fraction")
+
+
+def test_every_kl_has_the_sign_of_its_direction():
+    """Where tokens are sampled by the first policy, the mean of k1 and of k3 tend to the exact divergence."""
+    generator = torch.Generator().manual_seed(0)
+    rollout, train = (torch.randn(8, generator=generator).log_softmax(0) for _ in range(2))
+    tokens = torch.multinomial(rollout.exp(), 400_000, replacement=True, generator=generator)
+    offsets = torch.tensor([0, tokens.numel()])
+    found = rc.correct(train[tokens], rollout[tokens], cu_seqlens=offsets).metrics()
+    exact = (rollout.exp() * (rollout - train)).sum().item()
+    other = (train.exp() * (train - rollout)).sum().item()
+    assert abs(exact - other) > 0.05 * exact
+    for estimator in ("k1", "k3"):
+        assert found[f"kl_rollout_train_{estimator}"] == pytest.approx(exact, rel=0.02)
+    chi2 = (train.exp() ** 2 / rollout.exp()).sum().item() - 1.0
+    assert found["chi2_train_rollout"] == pytest.approx(chi2, rel=0.05)
+
+    # The other direction, of tokens that the trainer sampled.
+    tokens = torch.multinomial(train.exp(), 400_000, replacement=True, generator=generator)
+    found = rc.correct(train[tokens], rollout[tokens], cu_seqlens=offsets, spec=rc.Spec(detail="full")).metrics()
+    assert found["kl_train_rollout_k3"] == pytest.approx(other, rel=0.02)
