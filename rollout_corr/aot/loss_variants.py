@@ -1,6 +1,6 @@
 """The variants of the policy loss that are compiled ahead of time and compared with the reference.
 
-Together they take every branch: each surrogate, KL, regularizer, reduction, each tensor given and not.
+Together they take every branch: each surrogate, KL, regularizer, mean, each tensor given and not.
 """
 
 from __future__ import annotations

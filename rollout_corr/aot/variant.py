@@ -162,7 +162,7 @@ class LossVariant(VariantLayout):
         ref: Dtype of the reference policy's log-probs, None without.
         weights: Dtype of the weights, None without.
         trains: Dtype of the training mask, None without.
-        counted: The caller gives the denominator.
+        counted: The caller gives the total.
         differentiable: The gradient is wanted.
         mass: "train", which is new_logp, or "rollout", the base, from which the kept mass is taken; None without one.
         scales: Factors of all that a token adds are given.

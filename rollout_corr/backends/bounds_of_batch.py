@@ -209,8 +209,8 @@ class Thresholds(KnownBounds):
             return
         if groups.whole:
             raise ValueError(
-                "group_size: expected group_index and group_count beside thresholds of groups, whose numbers they are, "
-                "got group_size"
+                "groups: expected rc.Groups(index=..., count=...) for Thresholds of groups, whose numbers they are, "
+                "got groups.size"
             )
         if groups.total != counted:
             raise ValueError(

@@ -191,7 +191,7 @@ class Extra(NamedTuple):
             if one.name == name:
                 return one
         held = [one.name for one in self.labels]
-        raise ValueError(f"by: expected one of {held} (`labels` and `label_names` of the call), got {name!r}")
+        raise ValueError(f"by: expected one of {held} (`Batch.labels` of the call), got {name!r}")
 
 
 # --- taking them: the sums, [K] float64, and the maxima, [2] float64 ---

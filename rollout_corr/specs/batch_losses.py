@@ -3,7 +3,7 @@
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage. Means and sums over the batch
 are over its tokens that train, on all ranks of the batch group, and constants of the gradient. The covariance of a
 token is (A - mean A) (new_logp - mean new_logp): tokens where it is large are those that take entropy from the policy.
-Groups are those of the call's `group_index` or `group_size`.
+Groups are those of `Batch.groups`.
 """
 
 from __future__ import annotations
@@ -443,8 +443,8 @@ class REAL(Surrogate):
     ones); that of any other group is 0. Every sequence that trains carries the loss of its group, so a mean over
     sequences is the mean over groups where groups are of one size. Only the sign of an advantage matters.
 
-    The gradient is that of this mean, reduction="sequence_mean_token_mean". A token's weight, its `scale` and its part
-    in the denominator multiply its own gradient. Where those of a group's sequences differ, as with "token_mean" and
+    The gradient is that of this mean, Mean("sequence"). A token's weight, its `scale` and its part
+    in the denominator multiply its own gradient. Where those of a group's sequences differ, as with Mean("token") and
     sequences of different lengths, that is not the derivative of the value, in which they belong to all of the group.
 
     Args:

@@ -58,7 +58,7 @@ class Weight(Bounded):
         outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
         normalize: "batch" divides by the mean weight over all valid tokens (with over="turn" or "sequence": over all
             that are not empty, each counting once), so that a weight may exceed `upper`. "group" divides by the mean
-            of the sequence's group, which the call names (`group_index` or `group_size`): self-normalized importance
+            of the sequence's group, which `Batch.groups` names: self-normalized importance
             sampling. "sequence" divides by the mean over the sequence's valid tokens, for weights of tokens, prefixes
             or turns. None does not.
         token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.

@@ -336,7 +336,7 @@ def test_what_cannot_be():
         ),
         (
             lambda: rc.correct(x, x, rc.Batch(groups=rc.Groups(size=1)), spec=decided(1)),
-            "group_size: expected group_index and group_count beside thresholds of groups",
+            r"groups: expected rc\.Groups\(index=\.\.\., count=\.\.\.\) for Thresholds of groups",
         ),
         (lambda: rc.MeanBelow(1.0, within="rows"), "MeanBelow.within: expected one of"),
         (lambda: rc.Weight.token(upper=rc.Quantile(0.5, "group")), "Weight.upper: .*a rule within='batch'"),

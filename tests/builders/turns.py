@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import random_sequences, spoil, wild
+from builders.calls import bundled_loss
 from builders.weights import weight_of
 from rollout_corr.specs.choices import REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 from rollout_corr.specs.statistics import STATISTICS
@@ -144,6 +145,6 @@ def loss_of(laid, backend, spec=None, **given):
     new = laid.train + 0.2 * torch.randn(laid.train.shape, generator=torch.Generator().manual_seed(0))
     new = new.detach().requires_grad_()
     arguments = {"old_logp": laid.train, "rollout_logp": laid.rollout, "cu_seqlens": laid.cu_seqlens, "mask": laid.mask}
-    found = rc.policy_loss(new, laid.advantages, spec=spec, backend=backend, **arguments | given)
+    found = rc.policy_loss(new, laid.advantages, **bundled_loss(spec=spec, backend=backend, **arguments | given))
     found.value.backward()
     return found, new.grad

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from conformance.batches import KINDS, Batch, batch
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -227,11 +226,12 @@ def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Setting
             arguments = {argument: getattr(given, fields[argument]) for argument in needs}
             mine, made = given.trains(), rc.recipe(name, **drawn)
             arguments.pop("ref_logp", None)
-            if "kl" in made:
+            if made.loss.kl is not None:
                 arguments["ref_logp"] = given.ref
-            if (spec := made["spec"]) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
+            if (spec := made.spec) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
                 arguments["rollout_logp"] = given.rollout
-            out = rc.policy_loss(mine.new, given.advantages, **bundled_loss(mask=given.mask, **arguments, **made))
+            batch = rc.Batch(mask=given.mask, **made.batch)
+            out = rc.policy_loss(mine.new, given.advantages, batch, made.loss, spec=made.spec, **arguments)
             return loss_and_gradient(out.value, mine)
 
         made = once(f"recipe {name}", given, drawn, ours)
@@ -267,13 +267,12 @@ def configuration(
             out = rc.policy_loss(
                 mine.new,
                 given.advantages,
-                **bundled_loss(
-                    mask=given.mask,
-                    old_logp=old(mine, drawn),
-                    rollout_logp=given.rollout,
-                    ref_logp=given.ref if "kl" in made else None,
-                    **made,
-                ),
+                rc.Batch(mask=given.mask, **made.batch),
+                made.loss,
+                old_logp=old(mine, drawn),
+                rollout_logp=given.rollout,
+                ref_logp=None if made.loss.kl is None else given.ref,
+                spec=made.spec,
             )
             return loss_and_gradient(out.value, mine)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import rollout_corr as rc
@@ -13,7 +15,7 @@ pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 SOURCES = [source for framework in campaign.frameworks() for source in campaign.sources_of(framework)]
 NAMES = [f"{source.framework}-{source.version}" for source in SOURCES]
 # What the recipes once had wrong, by row.
-PLANTED = {"nemo.gspo_is": {"reduction": "token_mean"}, "swift.opsm": {"denominator": "kept"}}
+PLANTED = {"nemo.gspo_is": {"of": "token"}, "swift.opsm": {"over": "kept"}}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)
@@ -32,6 +34,12 @@ def test_planted_errors_are_reported(monkeypatch):
     rows = [row for row in every if row.kind == "recipe" and row.ours in PLANTED]
     assert rows
     true = rc.recipe
-    monkeypatch.setattr(rc, "recipe", lambda name, **settings: true(name, **settings) | PLANTED.get(name, {}))
+
+    def planted(name, **settings):
+        made = true(name, **settings)
+        mean = replace(made.loss.mean, **PLANTED.get(name, {}))
+        return replace(made, loss=replace(made.loss, mean=mean))
+
+    monkeypatch.setattr(rc, "recipe", planted)
     for row in rows:
         assert compared(row, 39).undeclared_finite > 0, row.ours

@@ -10,7 +10,7 @@ from typing import Any
 from rollout_corr.frameworks.verl import losses
 from rollout_corr.frameworks.verl.options import RS_OPTIONS
 
-MODES = tuple(losses.REDUCTIONS)
+MODES = tuple(losses.MEANS)
 
 
 def correction(rng: Random) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from conformance.batches import Batch
 from conformance.rows import Result, Row, Settings, loss_and_gradient, none
 
@@ -54,9 +53,8 @@ def interpolated(
         versions, mine, peer = versions_of(given), given.trains(), given.trains()
         old = rc.proximal(mine.new, given.rollout, rc.Batch(versions=rc.Versions(versions, CURRENT)))
         logps = {"old_logp": old, "rollout_logp": given.rollout}
-        out = rc.policy_loss(
-            mine.new, given.advantages, **bundled_loss(mask=given.mask, **logps, **rc.recipe(name, **drawn))
-        )
+        spec, loss = rc.recipe(name, **drawn)
+        out = rc.policy_loss(mine.new, given.advantages, loss=loss, mask=given.mask, spec=spec, **logps)
         return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer, versions, **drawn), peer)
 
     return Row("recipe", shown, theirs, both, settings, **more)

@@ -98,7 +98,7 @@ def test_a_folder_is_a_framework():
     assert rc.spec("toy.tis", cap=3.0) == rc.spec("toy", {"cap": 3.0}) == spec
     assert "toy.tis" in rc.spec_names() and "toy.tis" in rc.recipe_names()
     made = rc.recipe("toy.tis", eps=0.1, cap=3.0)
-    assert made["surrogate"] == rc.PPO(0.1, 0.1) and made["spec"] == spec
+    assert made.loss.surrogate == rc.PPO(0.1, 0.1) and made.spec == spec
     with pytest.raises(ValueError, match=r"unknown name 'toy\.tiss', did you mean 'toy\.tis'"):
         rc.spec("toy.tiss")
     assert frameworks.toy.install() == "installed" and dir(frameworks.toy) == ["install"]

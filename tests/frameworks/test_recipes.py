@@ -13,7 +13,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import error
-from builders.calls import bundled_loss
 from builders.recipe_cases import PUBLISHED, RESTATED_ALONE, RESTATED_ALONE_TOO, backing
 from oracles.published import (
     cispo,
@@ -56,9 +55,9 @@ def ours(rows, name, needs, **options):
     given = {"old_logp": "old", "rollout_logp": "mu", "ref_logp": "ref"}
     arguments |= {log_prob: padded(rows, [getattr(r, given[log_prob]) for r in rows]) for log_prob in needs}
     made = rc.recipe(name, **options)
-    out = rc.policy_loss(
-        **bundled_loss(**arguments, **made | ({"group_size": len(rows)} if "group_size" in made else {}))
-    )
+    groups = {"groups": rc.Groups(size=len(rows))} if "groups" in made.batch else {}
+    batch = rc.Batch(mask=arguments.pop("mask"), **made.batch | groups)
+    out = rc.policy_loss(**arguments, batch=batch, loss=made.loss, spec=made.spec)
     (slope,) = torch.autograd.grad(out.value, arguments["new_logp"])
     return out.value.item(), slope
 
@@ -101,10 +100,10 @@ def test_plain_ppo_and_grpo_by_these_names():
     absent.add("pipeline_rl.grpo")
     assert names - set(PUBLISHED) == absent
     made = {name: rc.recipe(name) for name in names & set(PUBLISHED)}
-    assert all(isinstance(recipe["surrogate"], rc.PPO) for recipe in made.values())
-    assert {name for name, recipe in made.items() if recipe["spec"] is not None} == {"trl.grpo"}
-    assert rc.recipe("trl.grpo", vllm_importance_sampling_correction=False)["spec"] is None
-    with_kl = {name for name, recipe in made.items() if "kl" in recipe}
+    assert all(isinstance(recipe.loss.surrogate, rc.PPO) for recipe in made.values())
+    assert {name for name, recipe in made.items() if recipe.spec is not None} == {"trl.grpo"}
+    assert rc.recipe("trl.grpo", vllm_importance_sampling_correction=False).spec is None
+    with_kl = {name for name, recipe in made.items() if recipe.loss.kl is not None}
     assert with_kl == {f"{x}.grpo" for x in ("verl", "nemo", "open_instruct", "roll", "swift", "unsloth", "skyrl")} | {
         "trinity.ppo"
     }
@@ -117,7 +116,7 @@ def test_recipe_is_what_is_published(name):
 
 @pytest.mark.parametrize(
     "name",
-    [n for n in PUBLISHED if n.startswith(("swift", "trl", "unsloth")) and rc.recipe(n)["denominator"] == "rows"],
+    [n for n in PUBLISHED if n.startswith(("swift", "trl", "unsloth")) and rc.recipe(n).loss.mean.over == "rows"],
 )
 def test_rows_without_a_token_count_where_they_do_there(name):
     empty = Row(random.Random(0), 0, 1.0)
@@ -134,7 +133,7 @@ def test_options_by_the_frameworks_names():
     def verl_kl(rows):
         return decoupled(token_tis(old, 3.0))(rows) + 0.5 * token_mean(rows, lambda r, t: k3(r, t, 10.0))
 
-    options = {"threshold": 3.0, "kl_loss_coef": 0.5}
+    options = {"upper": 3.0, "kl_loss_coef": 0.5}
     assert_published("verl.decoupled_token_is", verl_kl, (*needs, "ref_logp"), **options)
 
     def trl_kl(rows):
@@ -297,17 +296,13 @@ def test_clips_by_the_frameworks_names():
         "tunix.ppo": {"epsilon_low": 0.1, "epsilon_high": 0.3, "epsilon_c": 4.0},
     }
     for name, options in named.items():
-        assert rc.recipe(name, **options)["surrogate"] == rc.PPO(0.1, 0.3, dual=4.0), name
-    assert rc.recipe("open_instruct.seq", clip_lower=0.1, clip_higher=0.3)["surrogate"] == rc.PPO(0.1, 0.3)
-    assert rc.recipe("roll.default", pg_clip_low=0.1, pg_clip_high=0.3)["surrogate"] == rc.PPO(0.1, 0.3)
-    molt = rc.recipe("molt.geo", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0)["surrogate"]
+        assert rc.recipe(name, **options).loss.surrogate == rc.PPO(0.1, 0.3, dual=4.0), name
+    assert rc.recipe("open_instruct.seq", clip_lower=0.1, clip_higher=0.3).loss.surrogate == rc.PPO(0.1, 0.3)
+    assert rc.recipe("roll.default", pg_clip_low=0.1, pg_clip_high=0.3).loss.surrogate == rc.PPO(0.1, 0.3)
+    molt = rc.recipe("molt.geo", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0).loss.surrogate
     assert molt == rc.PPO(0.1, 0.3, dual=4.0, clamp=30.0)
-    assert rc.recipe("megatron.tis", grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0) == {
-        "surrogate": rc.PPO(0.01, 0.01),
-        "spec": rc.spec("megatron.tis", coef=8.0),
-        "reduction": "token_mean",
-        "denominator": "original",
-    }
+    made = rc.recipe("megatron.tis", grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0)
+    assert made == rc.Recipe(rc.spec("megatron.tis", coef=8.0), rc.Loss(rc.PPO(0.01, 0.01)))
 
 
 @pytest.mark.parametrize(

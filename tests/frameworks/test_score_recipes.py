@@ -73,4 +73,4 @@ def test_trl_s_vespo_without_correction():
     wanted = plain(lambda r, t: 1.0, vespo_loss())
     assert_published("trl.vespo", wanted, ("old_logp", "rollout_logp"), **settings)
     made = rc.recipe("trl", {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"})
-    assert made["surrogate"] == rc.VESPO() and made["spec"] == rc.spec("trl.token_mask")
+    assert made.loss.surrogate == rc.VESPO() and made.spec == rc.spec("trl.token_mask")

@@ -29,7 +29,7 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
     "ratios average below 1 and D is hardly ever positive: top-p, top-k, min-p, or a constant",
     "Sample with top_p=1, top_k=-1, min_p=0 for training; or give the trainer the same sampling mask; or have the "
     "engine return raw log-probs and accept that it did not sample from them; or pass the log of the mass that each "
-    "token's truncation kept: correct(..., log_mass=...), which a dump takes as a column. A constant can also come "
+    "token's truncation kept: Batch(kept_mass=KeptMass(log_mass)), which a dump takes too. A constant can also come "
     "from vocabulary rows that are only padding, or from a head that is not tied on one side.",
     hides=("not_the_sampler", "temperature", "different_policies", "long_products", "outliers"),
 )

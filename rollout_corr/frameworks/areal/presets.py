@@ -1,7 +1,7 @@
 """AReaL: `rejection_sampling` with action "mask", by its metric.
 
 AReaL edits the mask and zeroes the weight, but keeps the original token count as denominator, so give the policy loss
-over="original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
+a mean over "original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _function(name: str, kind: Kind) -> Callable[..., ValueAndMetrics]:
             log_prob: [B, T], of the policy that trains; the gradient goes to these.
             advantages: [B, T].
             response_mask: [B, T], non-zero is valid.
-            loss_agg_mode: One of REDUCTIONS. SAPO takes the mean over sequences whatever it says, as in verl; of GSPO
+            loss_agg_mode: One of MEANS. SAPO takes the mean over sequences whatever it says, as in verl; of GSPO
                 see `gspo_of`.
             config: verl's ActorConfig; read, never changed.
             rollout_is_weights: [B, T] or None.

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from conformance.batches import FINITE, Batch
 from conformance.rows import Result, Row, Settings, loss_and_gradient
 from conformance.sources import Source
@@ -56,9 +55,8 @@ def row(source: Source, name: str, mode: str, adaptive: bool) -> Row:
     def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         mine, peer = given.trains(), given.trains()
         made = rc.recipe(f"ctpo.{name}", **drawn)
-        loss = rc.policy_loss(
-            mine.new, given.advantages, **bundled_loss(mask=given.mask, rollout_logp=given.old, **made)
-        )
+        policies = {"rollout_logp": given.old, "spec": made.spec}
+        loss = rc.policy_loss(mine.new, given.advantages, mask=given.mask, loss=made.loss, **policies)
         config = Config(
             **{"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None, **power, **drawn},
             global_batch_info={},

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from conformance.batches import FINITE, Batch
 from conformance.rows import Declared, Result, Row, loss_and_gradient
 from conformance.sources import Source
@@ -87,15 +86,18 @@ def rows(source: Source) -> Iterator[Row]:
             mine, peer = given.trains(), given.trains()
             per_group = given.mask.sum(1).double().reshape(-1, given.group_size).mean(1).clamp(min=1.0)
             tokens = per_group.repeat_interleave(given.group_size)
-            divided: dict[str, Any] = {"denominator": SAMPLES}
+            divided: dict[str, Any] = {"total": SAMPLES}
             if drawn["group_normalization"]:
                 divided = {"scale": 1.0 / tokens}
-            made = rc.recipe(f"pipeline_rl.{name}", **drawn) | divided
-            ref = given.ref if "kl" in made else None
+            made = rc.recipe(f"pipeline_rl.{name}", **drawn)
             out = rc.policy_loss(
                 mine.new,
                 given.advantages,
-                **bundled_loss(mask=given.mask, rollout_logp=given.rollout, ref_logp=ref, **made),
+                rc.Batch(mask=given.mask, **divided),
+                made.loss,
+                rollout_logp=given.rollout,
+                ref_logp=None if made.loss.kl is None else given.ref,
+                spec=made.spec,
             )
             expected = theirs(peer, name, drawn, tokens.to(given.new.dtype))
             return loss_and_gradient(out.value, mine), loss_and_gradient(expected, peer)

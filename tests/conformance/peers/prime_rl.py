@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from conformance.batches import Batch
 from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, recipe
 from conformance.samples import lengths_of, samples_of
@@ -96,11 +95,9 @@ def rows(source: Source) -> Iterator[Row]:
     def ref_kl(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
         mine, peer = given.trains(), given.trains()
         advantages = (given.ref - given.new).where(given.mask, 0.0)
-        made = rc.policy_loss(
-            mine.new,
-            advantages,
-            **bundled_loss(mask=given.mask, rollout_logp=given.rollout, **rc.recipe("prime_rl.ref_kl")),
-        )
+        spec, terms = rc.recipe("prime_rl.ref_kl")
+        policies = {"rollout_logp": given.rollout, "spec": spec}
+        made = rc.policy_loss(mine.new, advantages, loss=terms, mask=given.mask, **policies)
         theirs = loss(peer, IPOLossConfig(), "ref_kl")
         return loss_and_gradient(made.value, mine), loss_and_gradient(theirs, peer)
 
@@ -108,16 +105,9 @@ def rows(source: Source) -> Iterator[Row]:
         mine, peer = given.trains(), given.trains()
         made = torch.Generator().manual_seed(given.seed)
         of_tokens = torch.randint(0, 4, given.new.shape, generator=made).to(given.new.dtype) / 2
-        out = rc.policy_loss(
-            mine.new,
-            given.advantages,
-            **bundled_loss(
-                mask=given.mask & (of_tokens != 0),
-                rollout_logp=given.rollout,
-                scale=of_tokens,
-                **rc.recipe("prime_rl.ipo", **drawn),
-            ),
-        )
+        spec, terms = rc.recipe("prime_rl.ipo", **drawn)
+        batch = rc.Batch(mask=given.mask & (of_tokens != 0), scale=of_tokens)
+        out = rc.policy_loss(mine.new, given.advantages, batch, terms, rollout_logp=given.rollout, spec=spec)
         config = IPOLossConfig(**{"ipo_threshold" if name == "eps" else name: x for name, x in drawn.items()})
         return loss_and_gradient(out.value, mine), loss_and_gradient(loss(peer, config, of_tokens=of_tokens), peer)
 

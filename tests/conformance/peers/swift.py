@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled, bundled_loss
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Result, Row, Settings, configuration, loss_and_gradient, preset, recipe
 from conformance.sources import Source
@@ -206,16 +205,9 @@ def _fipo(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result
     mine, peer = given.trains(), given.trains()
     settings = {name: drawn[name] for name in ("delta", "half_life", "safety")}
     settings |= {"lower": 1.0 if drawn["high_only"] else 0.8, "upper": 1.2}
-    weights = rc.future_kl_weights(
-        mine.new, mine.old, **bundled(mask=mine.mask, advantages=mine.advantages, **settings)
-    )
-    out = rc.policy_loss(
-        mine.new,
-        mine.advantages,
-        **bundled_loss(
-            mask=mine.mask, old_logp=mine.old, weights=weights, **rc.recipe("swift.fipo", delta=drawn["delta"])
-        ),
-    )
+    batch, loss = rc.Batch(mask=mine.mask), rc.recipe("swift.fipo", delta=drawn["delta"]).loss
+    weights = rc.future_kl_weights(mine.new, mine.old, batch, advantages=mine.advantages, **settings)
+    out = rc.policy_loss(mine.new, mine.advantages, batch, loss, old_logp=mine.old, correction=rc.Factors(weights))
     theirs = trainer.loss(peer, loss_type="fipo", beta=0.0, **drawn)
     return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 
@@ -229,10 +221,8 @@ def _real(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result
     settings = {name: drawn[name] for name in ("real_tau", "beta")}
     settings["num_generations"] = len(given.mask) // drawn["groups"]
     made = rc.recipe("swift.real", **settings)
-    reference = {"ref_logp": mine.ref} if "kl" in made else {}
-    out = rc.policy_loss(
-        mine.new, mine.advantages, **bundled_loss(mask=mine.mask, old_logp=mine.old, **reference, **made)
-    )
+    batch, reference = rc.Batch(mask=mine.mask, **made.batch), None if made.loss.kl is None else mine.ref
+    out = rc.policy_loss(mine.new, mine.advantages, batch, made.loss, old_logp=mine.old, ref_logp=reference)
     theirs = trainer.loss(peer, loss_type="real", **settings)
     return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 

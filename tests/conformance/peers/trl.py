@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from conformance import trl_packed
 from conformance.batches import KINDS, Batch
 from conformance.rows import BF16, Declared, Row, Settings, configuration, loss_and_gradient, preset, recipe
@@ -283,7 +282,7 @@ def _distillation(source: Source) -> Row:
         mine, peer = given.trains(), given.trains()
         advantages = mine.ref - mine.rollout
         weights = rc.early_token_weights(advantages, mask=mine.mask, gamma=drawn["gamma"])
-        made = rc.policy_loss(mine.new, advantages * weights, **bundled_loss(mask=mine.mask, **rc.recipe("trl.iw_opd")))
+        made = rc.policy_loss(mine.new, advantages * weights, loss=rc.recipe("trl.iw_opd").loss, mask=mine.mask)
         found = body(
             self=SimpleNamespace(iw_opd_gamma=drawn["gamma"], iw_opd_epsilon=1e-8),
             student_actual_logprobs=peer.new,
@@ -340,9 +339,9 @@ def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
         bounds = {name: drawn[name] for name in ("clip_max", "clip_min")}
         peer, mine = given.trains(), given.trains()
         theirs = trainer.loss(peer, "grpo", off_policy_mask_threshold=drawn["delta"], **bounds)
-        settings = rc.recipe("trl.grpo") | {"spec": rc.spec("trl.opsm", **drawn)}
+        loss, spec = rc.recipe("trl.grpo").loss, rc.spec("trl.opsm", **drawn)
         policies = {"old_logp": given.old, "rollout_logp": given.rollout}
-        out = rc.policy_loss(mine.new, given.advantages, **bundled_loss(mask=given.mask, **policies, **settings))
+        out = rc.policy_loss(mine.new, given.advantages, loss=loss, mask=given.mask, spec=spec, **policies)
         return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
 
     def draw(rng: Random) -> dict[str, Any]:

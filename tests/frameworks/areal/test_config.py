@@ -77,7 +77,7 @@ def test_blocks(block, expected):
 def test_nothing_is_corrected_without_the_decoupled_loss():
     for actor in ({"use_decoupled_loss": False, "rejection_sampling": {}}, {"use_decoupled_loss": True}):
         assert rc.spec("areal", actor) == rc.Spec()
-        assert rc.recipe("areal", actor)["spec"] is None
+        assert rc.recipe("areal", actor).spec is None
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,7 @@ def test_nothing_is_corrected_without_the_decoupled_loss():
     ],
 )
 def test_losses(actor, surrogate):
-    made = rc.recipe("areal", {"actor": actor})
-    assert made == {"surrogate": surrogate, "spec": None, "reduction": "token_mean", "denominator": "original"}
+    assert rc.recipe("areal", {"actor": actor}) == rc.Recipe(None, rc.Loss(surrogate))
 
 
 def test_m2po():
@@ -100,14 +99,14 @@ def test_m2po():
     spec = rc.Spec(criteria=(rc.Criterion("k2", upper=rc.MeanBelow(0.04), label="m2po"),), nonfinite="propagate")
     made = rc.recipe("areal", actor)
     assert made == rc.recipe("areal.m2po", m2_threshold=0.08, eps_clip=0.1)
-    assert made["spec"] == rc.spec("areal", actor) == spec and made["denominator"] == "kept"
+    assert made.spec == rc.spec("areal", actor) == spec and made.loss.mean.over == "kept"
     # It compares the policy with itself.
-    assert rc.recipe("areal", {"m2_threshold": 0.08})["spec"] is None
+    assert rc.recipe("areal", {"m2_threshold": 0.08}).spec is None
 
 
 def test_the_rejection_and_the_loss():
     made = rc.recipe("areal", {"actor": {**ACTOR, "use_cispo_loss": True, "eps_clip_higher": 4.0}})
-    assert made["spec"] == rc.spec("areal.token_mask", lower=None) and made["surrogate"] == rc.Score(0.8, 5.0)
+    assert made.spec == rc.spec("areal.token_mask", lower=None) and made.loss.surrogate == rc.Score(0.8, 5.0)
 
 
 @pytest.mark.parametrize(

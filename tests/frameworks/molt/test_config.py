@@ -43,12 +43,12 @@ def test_recipe():
     assert rc.recipe("molt", flags(level="token") | {"actor": actor}) == rc.recipe("molt.token", **actor)
     assert rc.recipe("molt", {"actor": {"loss_mode": "gspo"}}) == rc.recipe("molt.gspo")
     cispo = {"actor": {"loss_mode": "cispo", "eps_clip_low_high": [0.2, 1.3]}}
-    assert rc.recipe("molt", cispo)["surrogate"] == rc.Score(upper=1.3, clamp=30.0)
+    assert rc.recipe("molt", cispo).loss.surrogate == rc.Score(upper=1.3, clamp=30.0)
     kl = SimpleNamespace(use_loss=True, init_coef=None, estimator="k3", horizon=10)
     held = SimpleNamespace(algo=SimpleNamespace(kl=kl, advantage=SimpleNamespace(estimator="rloo")))
-    assert rc.recipe("molt", held)["kl"] == rc.KL("k3", 0.01, log_clamp=30.0, value_clamp=10.0)
+    assert rc.recipe("molt", held).loss.kl == rc.KL("k3", 0.01, log_clamp=30.0, value_clamp=10.0)
     held.algo.advantage.estimator = "on_policy_distill"
-    assert "kl" not in rc.recipe("molt", held)
+    assert rc.recipe("molt", held).loss.kl is None
 
 
 @pytest.mark.parametrize(

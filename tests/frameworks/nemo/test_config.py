@@ -45,31 +45,22 @@ def test_spec(config, spec):
 
 def test_recipe():
     none = {"reference_policy_kl_penalty": 0.0}
-    assert rc.recipe("nemo", {}) == {
-        "surrogate": rc.PPO(0.2, 0.2),
-        "spec": None,
-        "reduction": "token_mean",
-        "denominator": "original",
-        "kl": rc.KL("k3", 0.01, gradient="k2", log_clamp=20.0, value_clamp=10.0),
-    }
+    penalty = rc.KL("k3", 0.01, gradient="k2", log_clamp=20.0, value_clamp=10.0)
+    assert rc.recipe("nemo", {}) == rc.Recipe(None, rc.Loss(rc.PPO(0.2, 0.2), kl=penalty))
     settings = none | WHOLE | CORRECTED | {"ratio_clip_min": 0.1, "ratio_clip_c": 3.0}
-    assert rc.recipe("nemo", settings) == {
-        "surrogate": rc.GSPO(0.1, 0.2, 3.0),
-        "spec": Spec(Weight.product()),
-        "reduction": "sequence_mean_token_mean",
-        "denominator": "original",
-    }
+    loss = rc.Loss(rc.GSPO(0.1, 0.2, 3.0), rc.Mean("sequence"))
+    assert rc.recipe("nemo", settings) == rc.Recipe(Spec(Weight.product()), loss)
     surrogates = {
         "use_cispo": rc.Score(0.8, 1.2),
         "disable_ppo_ratio": rc.GPG(),
         "force_on_policy_ratio": rc.PPO(0.2, 0.2),
     }
     for name, surrogate in surrogates.items():
-        assert rc.recipe("nemo", none | {name: True})["surrogate"] == surrogate
-    assert "kl" not in rc.recipe("nemo", {"use_kl_in_reward": True})
-    assert rc.recipe("nemo", {"seq_logprob_error_threshold": 2.0})["denominator"] == "kept"
+        assert rc.recipe("nemo", none | {name: True}).loss.surrogate == surrogate
+    assert rc.recipe("nemo", {"use_kl_in_reward": True}).loss.kl is None
+    assert rc.recipe("nemo", {"seq_logprob_error_threshold": 2.0}).loss.mean.over == "kept"
     clamps = {"kl_input_clamp_value": None, "kl_output_clamp_value": None}
-    assert rc.recipe("nemo", clamps)["kl"] == rc.KL("k3", 0.01, gradient="k2", log_clamp=40.0)
+    assert rc.recipe("nemo", clamps).loss.kl == rc.KL("k3", 0.01, gradient="k2", log_clamp=40.0)
 
 
 def test_without_a_type_nothing_is_bounded():

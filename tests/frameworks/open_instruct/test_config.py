@@ -46,15 +46,15 @@ def test_spec(config, spec):
 def test_recipe():
     assert rc.recipe("open_instruct", {"beta": 0.0}) == rc.recipe("open_instruct.default")
     assert rc.recipe("open_instruct", Experiment()) == rc.recipe("open_instruct.icepop")
-    assert rc.recipe("open_instruct", {})["kl"] == rc.KL("k3", 0.05, log_clamp=40.0)
+    assert rc.recipe("open_instruct", {}).loss.kl == rc.KL("k3", 0.05, log_clamp=40.0)
     other = {"loss_fn": "cispo", "kl_estimator": 3, "clip_higher": 0.3}
     assert rc.recipe("open_instruct", other) == rc.recipe(
         "open_instruct.cispo", beta=0.05, kl_estimator=3, clip_higher=0.3
     )
-    assert "kl" not in rc.recipe("open_instruct", {"load_ref_policy": False})
-    assert rc.recipe("open_instruct", {"loss_denominator": "512"})["denominator"] == 512.0
+    assert rc.recipe("open_instruct", {"load_ref_policy": False}).loss.kl is None
+    assert rc.recipe("open_instruct", {"loss_denominator": "512"}).batch == {"total": 512.0}
     engine = rc.recipe("open_instruct", {"use_vllm_logprobs": True, "use_rho_correction": False})
-    assert engine["surrogate"] == rc.PPO(0.2, 0.272, of="new/rollout") and engine["spec"] is None
+    assert engine.loss.surrogate == rc.PPO(0.2, 0.272, of="new/rollout") and engine.spec is None
 
 
 @pytest.mark.parametrize(

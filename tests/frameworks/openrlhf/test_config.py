@@ -57,10 +57,10 @@ def test_recipe():
     kl = {"use_loss": True, "init_coef": 0.1, "estimator": "k3"}
     algo = SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), kl=SimpleNamespace(**kl))
     made = rc.recipe("openrlhf", SimpleNamespace(algo=algo, actor=SimpleNamespace(optim="adam")))
-    assert made["kl"] == rc.KL("k3", 0.1, value_clamp=10.0)
+    assert made.loss.kl == rc.KL("k3", 0.1, value_clamp=10.0)
     corrected = flags(level="token") | {"actor": {"policy_loss_type": "gspo"}}
     gspo = rc.recipe("openrlhf", corrected)
-    assert gspo["surrogate"] == rc.GSPO(0.2, 0.2, of="new/rollout") and gspo["spec"] is None
+    assert gspo.loss.surrogate == rc.GSPO(0.2, 0.2, of="new/rollout") and gspo.spec is None
     assert rc.recipe("openrlhf", {"actor": {"policy_loss_type": "gspo"}}) == rc.recipe("openrlhf.gspo")
 
 

@@ -48,13 +48,8 @@ def test_recipe():
     assert rc.recipe("roll", {"train_infer_correction": DEFAULT}) == rc.recipe("roll.default")
     settings = {"use_kl_loss": True, "kl_loss_coef": 0.1, "loss_agg_mode": "token-mean", "importance_sampling": "seq"}
     ranged = {"use_pg_clip_range": True, "pg_clip_high": 0.28, "dual_clip_loss": True}
-    assert rc.recipe("roll", settings | ranged) == {
-        "surrogate": rc.GSPO(0.2, 0.28, 1.4),
-        "spec": None,
-        "reduction": "token_mean",
-        "denominator": "kept",
-        "kl": rc.KL("k3", 0.1, value_clamp=10.0),
-    }
+    loss = rc.Loss(rc.GSPO(0.2, 0.28, 1.4), rc.Mean(over="kept"), rc.KL("k3", 0.1, value_clamp=10.0))
+    assert rc.recipe("roll", settings | ranged) == rc.Recipe(None, loss)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +63,9 @@ def test_recipe():
 )
 def test_variants(actor, recipe, settings):
     made = rc.recipe("roll", {"actor_train": actor, "importance_sampling": "seq"})
-    assert made["surrogate"] == rc.recipe(f"roll.{recipe}", **settings)["surrogate"]
+    assert made.loss.surrogate == rc.recipe(f"roll.{recipe}", **settings).loss.surrogate
     ppo = rc.recipe("roll", {"actor_train": {"pg_variant": "ppo"}, "importance_sampling": "seq"})
-    assert ppo["surrogate"] == rc.PPO(0.2, 0.2)
+    assert ppo.loss.surrogate == rc.PPO(0.2, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_the_reader_makes_them_of_a_configuration():
     block = {"is_weight": weight, "filters": [{"enabled": True, "agg_type": "segment"}]}
     assert rc.spec("roll", block) == rc.spec("roll.segment")
     whole = rc.recipe("roll", {"train_infer_correction": block, "ratio_type": "segment"})
-    assert whole == rc.recipe("roll.segment") and whole["turns"] == "runs"
-    assert rc.recipe("roll", {"ratio_type": "segment"})["surrogate"] == rc.GSPO(0.2, 0.2, over="turn")
-    assert rc.recipe("roll", {"train_infer_correction": block})["surrogate"] == rc.PPO(0.2, 0.2)
-    assert "turns" not in rc.recipe("roll", {})
+    assert whole == rc.recipe("roll.segment") and whole.batch == {"turns": "runs"}
+    assert rc.recipe("roll", {"ratio_type": "segment"}).loss.surrogate == rc.GSPO(0.2, 0.2, over="turn")
+    assert rc.recipe("roll", {"train_infer_correction": block}).loss.surrogate == rc.PPO(0.2, 0.2)
+    assert not rc.recipe("roll", {}).batch

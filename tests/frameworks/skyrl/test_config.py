@@ -114,10 +114,9 @@ def test_skyrl_refuses(config, kind, message):
 
 TOKEN = {"tis_ratio_type": "token"}
 MASKED = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
-PLAIN = {"spec": None, "reduction": "token_mean", "denominator": "original"}
 WHOLE_LOSSES = [
-    ({"use_kl_loss": False}, PLAIN | {"surrogate": rc.PPO(0.2, 0.2)}),
-    ({"policy_loss_type": "dual_clip", "kl_loss_coef": 0}, PLAIN | {"surrogate": rc.PPO(0.2, 0.2, dual=3.0)}),
+    ({"use_kl_loss": False}, rc.Recipe(None, rc.Loss(rc.PPO(0.2, 0.2)))),
+    ({"policy_loss_type": "dual_clip", "kl_loss_coef": 0}, rc.Recipe(None, rc.Loss(rc.PPO(0.2, 0.2, dual=3.0)))),
     (
         {
             "loss_reduction": "sequence_mean",
@@ -126,43 +125,37 @@ WHOLE_LOSSES = [
             "advantage_estimator": "grpo",
             "gamma": 1.0,
         },
-        {
-            "surrogate": rc.PPO(0.2, 0.3),
-            "spec": rc.spec("skyrl", TOKEN),
-            "reduction": "sequence_mean_token_mean",
-            "denominator": "rows",
-            "kl": rc.KL("k3", 0.001, value_clamp=10.0, scope="all"),
-        },
+        rc.Recipe(
+            rc.spec("skyrl", TOKEN),
+            rc.Loss(
+                rc.PPO(0.2, 0.3),
+                rc.Mean("sequence", over="rows"),
+                rc.KL("k3", 0.001, value_clamp=10.0, scope="all"),
+            ),
+        ),
     ),
     (
         {"loss_reduction": "seq_mean_token_sum_norm", "max_seq_len": 64, "use_kl_loss": False},
-        {
-            "surrogate": rc.PPO(0.2, 0.2),
-            "spec": None,
-            "reduction": "token_sum_norm",
-            "denominator": "rows",
-            "max_length": 64,
-        },
+        rc.Recipe(None, rc.Loss(rc.PPO(0.2, 0.2), rc.Mean("sequence_sum", over="rows", length=64))),
     ),
     (
         {"trainer": {"algorithm": {"policy_loss_type": "sapo", "sapo": {"tau_pos": 2.0}, "use_kl_loss": False}}},
-        PLAIN | {"surrogate": rc.SAPO(2.0, 1.05)},
+        rc.Recipe(None, rc.Loss(rc.SAPO(2.0, 1.05))),
     ),
     (
         {"policy_loss_type": "cispo", "cispo": {"cispo_anchor": "rollout"}, "use_kl_loss": False},
-        PLAIN | {"surrogate": rc.Score(0.0, 5.0, of="new/rollout")},
+        rc.Recipe(None, rc.Loss(rc.Score(0.0, 5.0, of="new/rollout"))),
     ),
     (
         {"policy_loss_type": "dppo", "dppo": {"delta_low": 0.1}, "use_kl_loss": False},
-        PLAIN | rc.recipe("skyrl.dppo", delta_low=0.1),
+        rc.recipe("skyrl.dppo", delta_low=0.1),
     ),
     (
         {"policy_loss_type": "gspo", "off_policy_correction": MASKED, "use_kl_loss": False},
-        PLAIN
-        | {
-            "surrogate": rc.GSPO(0.2, 0.2, through="token", clamp=10.0),
-            "spec": replace(rc.spec("skyrl", MASKED), rejected="zero"),
-        },
+        rc.Recipe(
+            replace(rc.spec("skyrl", MASKED), rejected="zero"),
+            rc.Loss(rc.GSPO(0.2, 0.2, through="token", clamp=10.0)),
+        ),
     ),
 ]
 
@@ -175,7 +168,7 @@ def test_recipe(config, expected):
 def test_a_kl_loss_of_another_average():
     """It is on in SkyRL's defaults, and a mean over rows beside a mean over tokens."""
     assert rc.recipe("skyrl", {}) == rc.recipe("skyrl.grpo")
-    assert rc.recipe("skyrl.grpo")["kl"].reduction == "sequence_mean_token_mean"
+    assert rc.recipe("skyrl.grpo").loss.kl.mean == rc.Mean("sequence", over="rows")
     assert rc.recipe("skyrl", {}, kl_loss=False) == rc.recipe("skyrl.ppo")
 
 

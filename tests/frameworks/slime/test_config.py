@@ -51,15 +51,10 @@ def test_recipe():
     assert rc.recipe("slime", {"use_tis": True}) == rc.recipe("slime.tis")
     flags = {"advantage_estimator": "gspo", "eps_clip": 0.1, "eps_clip_c": 3.0, "calculate_per_token_loss": True}
     kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True}
-    assert rc.recipe("miles", flags | kl) == {
-        "surrogate": rc.GSPO(0.1, 0.1, 3.0),
-        "spec": None,
-        "reduction": "token_mean",
-        "denominator": "original",
-        "kl": rc.KL("k3", 0.1, value_clamp=10.0, weight="ratio"),
-    }
+    penalty = rc.KL("k3", 0.1, value_clamp=10.0, weight="ratio")
+    assert rc.recipe("miles", flags | kl) == rc.Recipe(None, rc.Loss(rc.GSPO(0.1, 0.1, 3.0), kl=penalty))
     cispo = rc.recipe("slime", {"advantage_estimator": "cispo", "eps_clip": 1.5, "eps_clip_high": 4.0})
-    assert cispo["surrogate"] == rc.Score(0.0, 5.0)
+    assert cispo.loss.surrogate == rc.Score(0.0, 5.0)
     of = rc.spec("slime", {"use_opsm": True, "use_rollout_logprobs": True}).criteria[0].of
     assert of == "new/rollout"
 

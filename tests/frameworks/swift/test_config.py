@@ -22,9 +22,9 @@ def test_configurations(config):
 
 def test_defaults_are_swift_s():
     made = rc.recipe("swift", {})
-    assert made["spec"] is None and made["kl"].coef == 0.04 and made["denominator"] == "rows"
+    assert made.spec is None and made.loss.kl.coef == 0.04 and made.loss.mean.over == "rows"
     assert rc.spec("swift", {}) == rc.Spec()
-    assert "kl" not in rc.recipe("swift", {"kl_in_reward": True})
+    assert rc.recipe("swift", {"kl_in_reward": True}).loss.kl is None
 
 
 def test_the_off_policy_mask_beside_a_mode():
@@ -39,9 +39,9 @@ def test_the_off_policy_mask_beside_a_mode():
 
 def test_levels_and_losses():
     made = rc.recipe("swift", {"importance_sampling_level": "sequence_token", "loss_type": "dr_grpo"})
-    assert made["surrogate"] == rc.GSPO(0.2, 0.2, through="token") and made["max_length"] == 512
-    assert rc.recipe("swift.opsm", loss_type="bnpo")["denominator"] == "kept"
-    assert rc.recipe("swift.token_mask", loss_type="cispo", epsilon_high=5.0)["surrogate"] == rc.Score(upper=5.0)
+    assert made.loss.surrogate == rc.GSPO(0.2, 0.2, through="token") and made.loss.mean.length == 512
+    assert rc.recipe("swift.opsm", loss_type="bnpo").loss.mean.over == "kept"
+    assert rc.recipe("swift.token_mask", loss_type="cispo", epsilon_high=5.0).loss.surrogate == rc.Score(upper=5.0)
 
 
 def test_real():
@@ -50,9 +50,9 @@ def test_real():
         "rollout_importance_sampling_mode": "token_mask"
     }
     made = rc.recipe("swift", given)
-    assert made == rc.recipe("swift.real", real_tau=0.3, num_generations=4, beta=0.02)
-    assert made["surrogate"] == rc.REAL(0.3) and made["spec"] is None and made["group_size"] == 4
-    assert rc.recipe("swift", {"loss_type": "real"})["group_size"] == 8
+    assert [*made] == [*rc.recipe("swift.real", real_tau=0.3, num_generations=4, beta=0.02)]
+    assert made.loss.surrogate == rc.REAL(0.3) and made.spec is None and made.batch["groups"].size == 4
+    assert rc.recipe("swift", {"loss_type": "real"}).batch["groups"].size == 8
 
 
 @pytest.mark.parametrize(

@@ -22,19 +22,19 @@ def test_configurations(config):
     assert rc.spec("trl", config) == spec
     made = rc.recipe("trl", config)
     assert made == rc.recipe("trl.grpo", vllm_importance_sampling_mode="token_truncate", epsilon=0.1, beta=0.04)
-    assert made["spec"] == spec
+    assert made.spec == spec
 
 
 def test_defaults_are_trl_s():
     assert rc.recipe("trl", {}) == rc.recipe("trl.dapo")
     # The recipe's default is the recommended one, 5.0.
-    assert rc.recipe("trl", {"loss_type": "cispo"})["surrogate"] == rc.Score(upper=0.2)
+    assert rc.recipe("trl", {"loss_type": "cispo"}).loss.surrogate == rc.Score(upper=0.2)
 
 
 @pytest.mark.parametrize("off", ["use_vllm", "vllm_importance_sampling_correction"])
 def test_nothing_is_corrected_without_vllm_or_the_switch(off):
     assert rc.spec("trl", {off: False}) == rc.Spec()
-    assert rc.recipe("trl", {off: False})["spec"] is None
+    assert rc.recipe("trl", {off: False}).spec is None
     masks = rc.spec("trl", {off: False, "off_policy_mask_threshold": 0.5})
     assert masks.weight is None and [test.upper for test in masks.criteria] == [0.5] and masks.rejected == "zero"
 

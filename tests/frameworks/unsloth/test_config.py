@@ -19,8 +19,8 @@ def test_configurations():
 
 
 def test_dapo_s_upper_clip_is_what_is_given():
-    assert rc.recipe("unsloth.dapo")["surrogate"] == rc.PPO(0.2, 0.28)
-    assert rc.recipe("unsloth.dapo", epsilon_high=0.3)["surrogate"] == rc.PPO(0.2, 0.3)
+    assert rc.recipe("unsloth.dapo").loss.surrogate == rc.PPO(0.2, 0.28)
+    assert rc.recipe("unsloth.dapo", epsilon_high=0.3).loss.surrogate == rc.PPO(0.2, 0.3)
 
 
 def test_misspelt():

@@ -8,7 +8,7 @@ import pytest
 
 import rollout_corr as rc
 
-PLAIN = {"spec": None, "reduction": "token_mean", "denominator": "original"}
+PPO = rc.recipe("verl.ppo")
 TOKEN = {"rollout_is": "token", "rollout_rs": "token_k2", "rollout_rs_threshold": 0.1}
 
 WHOLE = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.9_1.1"}
@@ -21,43 +21,37 @@ def whole(block, **actor):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({}, rc.recipe("verl.ppo")),
-        ({"clip_ratio_low": 0.1, "strategy": "fsdp"}, PLAIN | {"surrogate": rc.PPO(0.1, 0.2, dual=3.0)}),
-        (whole(TOKEN), rc.recipe("verl.ppo") | {"spec": rc.spec("verl", TOKEN)}),
+        ({}, PPO),
+        ({"clip_ratio_low": 0.1, "strategy": "fsdp"}, rc.Recipe(None, rc.Loss(rc.PPO(0.1, 0.2, dual=3.0)))),
+        (whole(TOKEN), replace(PPO, spec=rc.spec("verl", TOKEN))),
         (whole({}, use_kl_loss=True), rc.recipe("verl.grpo")),
         (
             whole({}, use_kl_loss=True, kl_loss_type="k3+", kl_loss_coef=0.1),
-            rc.recipe("verl.ppo") | {"kl": rc.KL("k3", 0.1, gradient="k2", value_clamp=10.0)},
+            replace(PPO, loss=replace(PPO.loss, kl=rc.KL("k3", 0.1, gradient="k2", value_clamp=10.0))),
         ),
         (
             whole(TOKEN | {"bypass_mode": True}),
-            rc.recipe("verl.ppo") | {"spec": rc.spec("verl", TOKEN | {"rollout_is": None})},
+            replace(PPO, spec=rc.spec("verl", TOKEN | {"rollout_is": None})),
         ),
         (
             whole(TOKEN | {"bypass_mode": True, "loss_type": "reinforce"}),
-            PLAIN | {"surrogate": rc.Score(), "spec": rc.spec("verl", TOKEN)},
+            rc.Recipe(rc.spec("verl", TOKEN), rc.Loss(rc.Score())),
         ),
         (
             whole({}, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=9, policy_loss={"loss_mode": "gpg"}),
-            {
-                "surrogate": rc.GPG(),
-                "spec": None,
-                "reduction": "token_sum_norm",
-                "denominator": "rows",
-                "max_length": 9,
-            },
+            rc.Recipe(None, rc.Loss(rc.GPG(), rc.Mean("sequence_sum", over="rows", length=9))),
         ),
         (
             {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.2, "clip_cov_ratio": 0.1}},
-            PLAIN | {"surrogate": rc.DRO(0.2)},
+            rc.Recipe(None, rc.Loss(rc.DRO(0.2))),
         ),
         (
             {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.1, "clip_cov_ub": 3}, "clip_ratio_high": 0.3},
-            PLAIN | {"surrogate": rc.ClipCov(0.2, 0.3, share=0.1, upper=3.0)},
+            rc.Recipe(None, rc.Loss(rc.ClipCov(0.2, 0.3, share=0.1, upper=3.0))),
         ),
         (
             {"policy_loss": {"loss_mode": "kl_cov", "ppo_kl_coef": 1.0}},
-            PLAIN | {"surrogate": rc.KLCov(0.0002, 1.0)},
+            rc.Recipe(None, rc.Loss(rc.KLCov(0.0002, 1.0))),
         ),
     ],
 )
@@ -67,8 +61,8 @@ def test_recipe(config, expected):
 
 def test_gspo_by_version():
     config = {"policy_loss": {"loss_mode": "gspo"}}
-    assert rc.recipe("verl", config)["reduction"] == "token_mean"
-    assert rc.recipe("verl", config, version="0.9.0")["reduction"] == "sequence_mean_token_mean"
+    assert rc.recipe("verl", config).loss.mean.of == "token"
+    assert rc.recipe("verl", config, version="0.9.0").loss.mean.of == "sequence"
     with pytest.raises(ValueError, match=r"version: expected None or '0\.9\.0'"):
         rc.recipe("verl", config, version="0.8")
 
@@ -78,10 +72,10 @@ def test_a_kl_loss_of_another_average():
     config = {"use_kl_loss": True, "policy_loss": {"loss_mode": "sapo"}}
     by_token = rc.recipe("verl", config)
     by_row = rc.recipe("verl", config | {"loss_agg_mode": "seq-mean-token-sum"})
-    assert by_token["reduction"] == by_row["reduction"] == "sequence_mean_token_mean"
-    assert by_token["kl"] == rc.KL("k3", 0.001, value_clamp=10.0, mean=rc.Mean("token"))
-    assert by_row["kl"] == replace(by_token["kl"], reduction="sequence_mean_token_sum", denominator="rows")
-    assert rc.recipe("verl", config | {"loss_agg_mode": "seq-mean-token-mean"})["kl"].reduction is None
+    assert by_token.loss.mean.of == by_row.loss.mean.of == "sequence"
+    assert by_token.loss.kl == rc.KL("k3", 0.001, value_clamp=10.0, mean=rc.Mean("token"))
+    assert by_row.loss.kl == replace(by_token.loss.kl, mean=rc.Mean("sequence_sum", over="rows"))
+    assert rc.recipe("verl", config | {"loss_agg_mode": "seq-mean-token-mean"}).loss.kl.mean is None
 
 
 @pytest.mark.parametrize(

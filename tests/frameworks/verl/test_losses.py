@@ -103,7 +103,7 @@ NAMES = list(verl_losses.FUNCTIONS)
 VANILLA = verl_losses.FUNCTIONS["vanilla"]
 
 
-@pytest.mark.parametrize("mode", verl_losses.REDUCTIONS)
+@pytest.mark.parametrize("mode", verl_losses.MEANS)
 @pytest.mark.parametrize("name", NAMES)
 def test_loss(name, mode):
     function = verl_losses.FUNCTIONS[name]

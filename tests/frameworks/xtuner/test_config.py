@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,23 +11,24 @@ import rollout_corr as rc
 
 CLIP = {"cliprange_low": 0.2, "cliprange_high": 0.28}
 SAMPLING = {"rollout_is_threshold": (5.0, 0.5), "rollout_is_mode": "both"}
-EXPECTED = {"surrogate": rc.PPO(0.2, 0.28, dual=3.0), "spec": None, "reduction": "token_mean", "denominator": "kept"}
+LOSS = rc.Loss(rc.PPO(0.2, 0.28, dual=3.0), rc.Mean(over="kept"))
 
 
 @pytest.mark.parametrize(
-    ("config", "more"),
+    ("config", "spec", "loss"),
     [
-        ({"policy_loss_cfg": CLIP}, {}),
-        ({"loss_cfg": SimpleNamespace(policy_loss_cfg=CLIP, chunk_size=1)}, {}),
-        ({"policy_loss_cfg": CLIP, "rollout_is": SAMPLING}, {"spec": rc.spec("xtuner", SAMPLING)}),
+        ({"policy_loss_cfg": CLIP}, None, LOSS),
+        ({"loss_cfg": SimpleNamespace(policy_loss_cfg=CLIP, chunk_size=1)}, None, LOSS),
+        ({"policy_loss_cfg": CLIP, "rollout_is": SAMPLING}, rc.spec("xtuner", SAMPLING), LOSS),
         (
             {"policy_loss_cfg": CLIP, "use_kl_loss": True, "kl_loss_type": "low_var_kl", "ignore_idx": -100},
-            {"kl": rc.KL("k3", 0.001, value_clamp=10.0)},
+            None,
+            replace(LOSS, kl=rc.KL("k3", 0.001, value_clamp=10.0)),
         ),
     ],
 )
-def test_recipe(config, more):
-    assert rc.recipe("xtuner", config) == EXPECTED | more
+def test_recipe(config, spec, loss):
+    assert rc.recipe("xtuner", config) == rc.Recipe(spec, loss)
 
 
 @pytest.mark.parametrize(
