@@ -23,6 +23,7 @@ NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *THAT_LOOK)}
 MAY_NAME_ONE = (
     "rollout_corr/__init__.py",
     "rollout_corr/specs/ratio_losses.py",
+    "rollout_corr/specs/published.py",
     "rollout_corr/specs/score_losses.py",
     "rollout_corr/specs/surrogates.py",
     "rollout_corr/specs/ratio_losses.py",
