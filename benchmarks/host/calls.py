@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.backends import operators
+from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.kernels.correct import launch
 
@@ -45,21 +46,25 @@ def calls() -> Iterator[Call]:
     mask = torch.ones(TOKENS, dtype=torch.bool)
     offsets = torch.tensor([0, TOKENS], dtype=torch.int32)
     for name, spec in SPECS.items():
-        yield from _of_correct(name, spec, train, rollout, mask, offsets)
+        yield from _of_correct(name, spec, train, rollout, rc.Batch(mask=mask, cu_seqlens=offsets))
     yield from _of_metrics(train, rollout, mask, offsets)
-    yield from _of_loss(train, rollout, mask, offsets)
+    yield from _of_loss(train, rollout, rc.Batch(mask=mask, cu_seqlens=offsets))
 
 
 def _of_correct(
-    name: str, spec: rc.Spec, train: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, offsets: torch.Tensor
+    name: str, spec: rc.Spec, train: torch.Tensor, rollout: torch.Tensor, batch: rc.Batch
 ) -> Iterator[Call]:
     def whole() -> object:
-        return rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
+        return rc.correct(train, rollout, batch, spec=spec, backend="triton")
 
-    def read() -> object:
-        return read_batch(Given(train, rollout, rc.Batch(mask=mask, cu_seqlens=offsets), spec))
+    def short() -> object:
+        return rc.correct(train, rollout, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec, backend="triton")
+
+    def read() -> OpenBatch:
+        return read_batch(Given(train, rollout, batch, spec))
 
     yield _warm(Call(f"correct: {name}", whole))
+    yield _warm(Call("by the short forms mask= and cu_seqlens=", short, part=True))
     yield _warm(Call("reading the batch", read, part=True))
     operands = operators.operands_of(read(), spec)
     given = operators.beside_tokens(operands)
@@ -78,35 +83,18 @@ def _of_metrics(
     yield _warm(Call("starting the copy", found.metrics_async, part=True))
 
 
-def _of_loss(train: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor, offsets: torch.Tensor) -> Iterator[Call]:
-    new, weights, advantages = train.clone().requires_grad_(), torch.ones_like(train), torch.ones_like(train)
-
-    kl = rc.KL("k3", 0.001)
-    surrogate = rc.GSPO()
+def _of_loss(train: torch.Tensor, rollout: torch.Tensor, batch: rc.Batch) -> Iterator[Call]:
+    new, advantages = train.clone().requires_grad_(), torch.ones_like(train)
+    factors = rc.Factors(torch.ones_like(train))
+    with_kl, of_sequences = rc.Loss(kl=rc.KL("k3", 0.001)), rc.Loss(rc.GSPO(), mean=rc.Mean("sequence"))
 
     def ppo() -> rc.PolicyLoss:
         return rc.policy_loss(
-            new,
-            advantages,
-            loss=rc.Loss(kl=kl),
-            mask=mask,
-            cu_seqlens=offsets,
-            old_logp=train,
-            ref_logp=rollout,
-            backend="triton",
-            correction=rc.Factors(weights=weights),
+            new, advantages, batch, with_kl, old_logp=train, ref_logp=rollout, correction=factors, backend="triton"
         )
 
     def gspo() -> rc.PolicyLoss:
-        return rc.policy_loss(
-            new,
-            advantages[:1],
-            loss=rc.Loss(surrogate, mean=rc.Mean("sequence")),
-            mask=mask,
-            cu_seqlens=offsets,
-            old_logp=train,
-            backend="triton",
-        )
+        return rc.policy_loss(new, advantages[:1], batch, of_sequences, old_logp=train, backend="triton")
 
     for name, loss in (("PPO + KL", ppo), ("GSPO", gspo)):
         yield _warm(Call(f"policy_loss: {name}, forward and backward", lambda loss=loss: _backward(loss(), new)))
