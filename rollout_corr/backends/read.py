@@ -8,7 +8,6 @@ import torch
 
 from rollout_corr.backends.batch import MASK_DTYPES, OpenBatch, Reader, external_names, reader
 from rollout_corr.backends.given import Batch
-from rollout_corr.backends.labels import read_labels
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.backends.sequence_groups import read_groups, wanted_by
 from rollout_corr.backends.staleness import read_ages
@@ -95,6 +94,8 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
         if ENTROPY in external_names(spec):
             batch.external[ENTROPY] = batch.entropy
     if of.labels:
+        from rollout_corr.backends.labels import read_labels
+
         batch.labels = read_labels(read, batch, of.labels, of.versions, ranks.sequence is not None)
         for labels in (one.labels for one in batch.labels):
             # Those made of versions have no ids.

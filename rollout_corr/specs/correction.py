@@ -27,7 +27,6 @@ from rollout_corr.specs.choices import (
 )
 from rollout_corr.specs.criterion import AGE, ENTROPY
 from rollout_corr.specs.criterion import Criterion as Criterion
-from rollout_corr.specs.explain import explain
 from rollout_corr.specs.validate import LARGEST_CLAMP, choice, positive, shown
 from rollout_corr.specs.weight import Weight as Weight
 
@@ -197,6 +196,8 @@ class Spec(Checked):
 
     def explain(self) -> str:
         """Describe in plain words what will happen, step by step."""
+        from rollout_corr.specs.explain import explain
+
         return explain(self)
 
     def to_config(self, framework: str, **options: Any) -> dict[str, Any]:
