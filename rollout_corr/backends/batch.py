@@ -392,7 +392,8 @@ def reader(leader: str, logp: LogProbs, given: Batch) -> Reader:
             offsets = given.once(
                 "cu_seqlens",
                 lambda: read_offsets(given.cu_seqlens, first, given.validate, leader),
-                (first.numel(), first.device),
+                first.device,
+                first.numel(),
                 given.cu_seqlens,
             )
         else:

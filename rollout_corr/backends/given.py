@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from rollout_corr.backends.batch import CPU, is_followed
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.ranks import THIS_RANK
 from rollout_corr.backends.ranks import Ranks as Ranks
 from rollout_corr.backends.sequence_groups import Groups as Groups
+from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.backends.staleness import Versions as Versions
 from rollout_corr.backends.turns import TurnIds as TurnIds
 from rollout_corr.definition.tokens import KeptMass as KeptMass
 from rollout_corr.specs.checked import keywords_meant
 from rollout_corr.specs.validate import shown
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Tensor | SequenceGroups | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +79,9 @@ Turns = LogProbs | Literal["runs"] | TurnIds
 class Batch:
     """Everything about the tokens of a batch but their log-probs. Every call takes one and reads it once.
 
-    A loop makes one and passes it to `correct`, `policy_loss` and `dump`. It holds the tensors as they are, and nothing
-    is copied. A tensor that is written to afterwards is read again.
+    A loop makes one and passes it to `correct`, `policy_loss` and `dump`. It holds the tensors as they are, and keeps
+    what a call has read of offsets, turns and groups. A tensor that is written to afterwards is read again. Torch does
+    not count writes through `x.data` or through NumPy: after one make a new Batch, as by `dataclasses.replace(batch)`.
 
     Args:
         mask: Non-zero is valid: same layout as the log-probs, any bool, integer or floating dtype. None: every token is
@@ -134,7 +138,7 @@ class Batch:
     total: float | Tensor | None = None
     ranks: Ranks = THIS_RANK
     validate: bool = False
-    _read: dict[str, tuple[object, object]] | None = field(default_factory=dict, init=False)
+    _read: dict[str, _Read] | None = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.kept_mass is not None and not isinstance(self.kept_mass, KeptMass):
@@ -163,41 +167,94 @@ class Batch:
             words.append(f"{name}={described(value) if plain else shown(value)}")
         return f"Batch({', '.join(words)})"
 
-    def once(self, name: str, read: Callable[[], T], key: Hashable, *tensors: object) -> T:
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields. What was read belongs to these very tensors, and no copy of them."""
+        return {**self.__dict__, "_read": {}}
+
+    def once(self, name: str, read: Callable[[], T], device: torch.device, key: Hashable, *tensors: object) -> T:
         """Give what `read` found, as long as the key is the same and no tensor that it read was written to.
+
+        On a GPU it is kept for the current stream, and while a graph is captured `read` is part of the graph.
 
         Args:
             name: What is read.
             read: Reads it.
+            device: That of the log-probs.
             key: What it depends on besides tensors, such as their shapes.
             *tensors: The tensors of this batch that it depends on; others than plain tensors count as changed.
         """
         kept = self._read
-        state = None if kept is None or torch.compiler.is_compiling() else _state_of(tensors)
-        if kept is None or state is None:
+        if kept is None or is_followed():
             return read()
-        found: Any = kept.get(name)
-        if found is not None and found[0] == (key, state):
-            return found[1]
-        value = read()
-        kept[name] = (key, state), value
+        place, state = _place_of(device), _state_of(tensors)
+        if place is None or state is None:
+            return read()
+        known = kept.get(name)
+        if known is not None and known.still((key, place, state)):
+            found: T = known.value
+            return found
+        # A tensor that is made in inference mode could not be saved for a backward pass.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
+            value: T = _copied(read())
+        tensor = _tensor_of(value)
+        if tensor is None or type(tensor) is Tensor:
+            kept[name] = _Read((key, place, state), value, tensor, 0 if tensor is None else tensor._version)
         return value
+
+
+class _Read(NamedTuple):
+    """What a call has read of a Batch.
+
+    Attributes:
+        of: What it depends on.
+        value: It.
+        tensor: The tensor in it, or None. The caller gets it with a result, and can write to it too.
+        version: How often the tensor had been written to.
+    """
+
+    of: object
+    value: Any
+    tensor: Tensor | None
+    version: int
+
+    def still(self, of: object) -> bool:
+        """True if it is what would be read now."""
+        return self.of == of and (self.tensor is None or self.tensor._version == self.version)
 
 
 _FIELDS = tuple(name for name in Batch.__dataclass_fields__ if not name.startswith("_"))
 _DEFAULTS: dict[str, Any] = {**dict.fromkeys(_FIELDS), "ranks": THIS_RANK, "validate": False, "_read": None}
 
 
+def _place_of(device: torch.device) -> int | None:
+    """Tell streams of a GPU apart: work of another has perhaps not run yet; None while a graph is captured."""
+    if device == CPU or device.type != "cuda":
+        return 0
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.current_stream(device).cuda_stream
+
+
 def _state_of(tensors: Sequence[object]) -> tuple[int, ...] | None:
-    """How often each tensor was written to; None where that is not known."""
-    found = []
+    """Where each tensor lies and how often it was written to; None where that is not known."""
+    found: list[int] = []
     for x in tensors:
         if x is None or isinstance(x, str):
             continue
-        if type(x) is not Tensor or x.is_inference():
+        if type(x) is not Tensor or x.layout is not torch.strided or x.is_inference():
             return None
-        found.append(x._version)
+        found += (x._version, x.data_ptr())
     return tuple(found)
+
+
+def _tensor_of(value: Tensor | SequenceGroups | None) -> Tensor | None:
+    return value.numbers if isinstance(value, SequenceGroups) else value
+
+
+def _copied(value: Any) -> Any:
+    """Copy what was checked on the host: a write that torch does not count shall not reach it."""
+    x = _tensor_of(value)
+    if x is None or x.device.type != "cpu":
+        return value
+    return value._replace(numbers=x.clone()) if isinstance(value, SequenceGroups) else x.clone()
 
 
 def _no_record(name: str, given: object, write: str) -> TypeError:

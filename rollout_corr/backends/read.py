@@ -118,9 +118,9 @@ def upload(batch: OpenBatch, given: Batch) -> None:
     device = batch.train.device
     offsets, turns = batch.offsets, batch.turns
     if offsets is not None and offsets.device != device and given.cu_seqlens is not None:
-        batch.offsets = given.once("cu_seqlens there", lambda: offsets.to(device), device, given.cu_seqlens)
+        batch.offsets = given.once("cu_seqlens there", lambda: offsets.to(device), device, None, given.cu_seqlens)
     if turns is not None and turns.device != device and isinstance(given.turns, torch.Tensor):
-        batch.turns = given.once("turns there", lambda: turns.to(device), device, given.turns)
+        batch.turns = given.once("turns there", lambda: turns.to(device), device, None, given.turns)
 
 
 def read_mass(read: Reader, batch: OpenBatch, given: Batch) -> KeptMass | None:
@@ -131,8 +131,8 @@ def read_mass(read: Reader, batch: OpenBatch, given: Batch) -> KeptMass | None:
     choice("kept_mass.of", of, SIDES)
     log = read.tensor("kept_mass.log_mass", log_mass)
     if (log.device.type == "cpu" or given.validate) and not torch.compiler.is_compiling():
-        key = read.shape, read.device
-        given.once("kept_mass", lambda: _check_mass(batch, log), key, log_mass, given.mask, given.cu_seqlens)
+        tensors = log_mass, given.mask, given.cu_seqlens
+        given.once("kept_mass", lambda: _check_mass(batch, log), read.device, read.shape, *tensors)
     return KeptMass(log, of)
 
 

@@ -91,7 +91,7 @@ def read_groups(batch: Batch, wants: str | None, sequences: int, device: torch.d
     """
     index = None if batch.groups is None else batch.groups.index
     read = partial(_read_groups, batch.groups, wants, sequences, device, batch.ranks.batch is not None, batch.validate)
-    return batch.once("groups", read, (wants, sequences, device), index)
+    return batch.once("groups", read, device, (wants, sequences), index)
 
 
 def _read_groups(

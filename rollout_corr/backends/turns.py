@@ -95,9 +95,11 @@ def read_turns(read: Reader, batch: OpenBatch, given: Batch) -> Tensor:
             log-probs; as ids, an integer for each token; or "runs".
     """
     turns = given.turns.ids if isinstance(given.turns, TurnIds) else given.turns
-    key = read.shape, read.device, read.layout.plain
+    if not read.layout.plain:
+        # The log-probs themselves say where sequences begin.
+        return _read_turns(read, batch, given, turns)
     tensors = turns, given.mask, given.cu_seqlens
-    return given.once("turns", lambda: _read_turns(read, batch, given, turns), key, *tensors)
+    return given.once("turns", lambda: _read_turns(read, batch, given, turns), read.device, read.shape, *tensors)
 
 
 def _read_turns(read: Reader, batch: OpenBatch, given: Batch, turns: object) -> Tensor:

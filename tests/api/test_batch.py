@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import pickle
 import re
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -75,6 +77,81 @@ def test_a_tensor_that_is_written_to_is_read_again():
     batch.cu_seqlens[-1] = N + 1
     with pytest.raises(ValueError, match="cu_seqlens: expected"):
         both_calls(batch)
+
+
+def test_a_tensor_that_lies_elsewhere_is_read_again():
+    batch = full_batch(turns="runs")
+    both_calls(batch)
+    batch.cu_seqlens.data = torch.tensor([0, 7, 7, N])
+    assert torch.equal(both_calls(batch)[0].turns, both_calls(replace(batch))[0].turns)
+
+
+def test_writes_that_torch_does_not_count_reach_nothing_that_was_checked():
+    batch = full_batch()
+    first = both_calls(batch)[0]
+    for x in (batch.cu_seqlens, batch.turns, batch.groups.index):
+        x.data[1] = 10**9
+    batch.cu_seqlens.numpy()[2] = -(10**9)
+    found = both_calls(batch)[0]
+    assert torch.equal(found.weights, first.weights)
+    assert torch.equal(found.turns, first.turns)
+    with pytest.raises(ValueError, match="cu_seqlens: expected"):
+        both_calls(replace(batch))
+
+
+def test_a_result_that_is_written_to_is_no_part_of_the_batch():
+    for kind in ("runs", torch.tensor([0, 2, 5, N])):
+        batch = full_batch(turns=kind)
+        first = both_calls(batch)[0].turns
+        expected = first.clone()
+        first.fill_(-1)
+        assert torch.equal(both_calls(batch)[0].turns, expected)
+
+
+def test_lists_and_nested_tensors_of_other_lengths_have_other_turns():
+    def cut(x, i, nested):
+        parts = [x[:i], x[i:]]
+        return torch.nested.nested_tensor(parts, layout=torch.jagged) if nested else parts
+
+    for nested in (False, True):
+        batch = rc.Batch(turns="runs")
+        for i in (5, 7):
+            out = rc.correct(cut(TRAIN, i, nested), cut(ROLLOUT, i, nested), batch)
+            assert out.turns.tolist() == [0, i, N]
+
+
+def test_copies_of_a_batch_keep_nothing_that_was_read():
+    batch = full_batch()
+    batch.mask.logical_and_(batch.mask)
+    both_calls(batch)
+    for copied in (copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
+        assert copied._read == {}
+        assert torch.equal(both_calls(copied)[0].weights, both_calls(batch)[0].weights)
+
+
+def test_what_inference_mode_reads_serves_a_loss_outside():
+    batch = full_batch(cu_seqlens=OFFSETS.int(), turns="runs", groups=rc.Groups(size=3))
+    with torch.inference_mode():
+        rc.correct(TRAIN, ROLLOUT, batch, spec=SPEC)
+    with mock.patch.object(reading, "checked_offsets", wraps=reading.checked_offsets) as offsets:
+        out, _ = both_calls(batch)
+    assert not offsets.called
+    assert not out.turns.is_inference()
+
+
+def test_a_stream_and_a_captured_graph_read_for_themselves():
+    batch, device, streams = rc.Batch(), torch.device("cuda"), iter((1, 1, 2))
+    read = mock.Mock(side_effect=lambda: torch.zeros(1))
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False) as capturing:
+        with mock.patch.object(
+            torch.cuda, "current_stream", side_effect=lambda _: mock.Mock(cuda_stream=next(streams))
+        ):
+            counts = [batch.once("x", read, device, None) is not None and read.call_count for _ in range(3)]
+            assert counts == [1, 1, 2]
+        capturing.return_value = True
+        for count in (3, 4):
+            batch.once("x", read, device, None)
+            assert read.call_count == count
 
 
 def test_offsets_on_the_cpu_travel_to_a_device_once():

@@ -50,6 +50,20 @@ def test_upstream_gradients(dtype, device):
     assert torch.equal(out.value, value) and not out.value.requires_grad
 
 
+def test_a_batch_that_inference_mode_has_read_goes_backward(device):
+    """The correction in inference mode, then the loss on the same Batch, which saves offsets for backward."""
+    new, advantages, mask, old = (x.detach().reshape(-1) for x in inputs(device))
+    new.requires_grad_()
+    batch = rc.Batch(mask=mask, cu_seqlens=torch.tensor([0, 50, 192], dtype=torch.int32))
+    with torch.inference_mode():
+        rc.correct(old + 0.0, old + 0.1, batch)
+    grads = []
+    for held in (batch, replace(batch)):
+        out = rc.policy_loss(new, advantages, held, rc.Loss(mean=rc.Mean("sequence")), old_logp=old, backend="triton")
+        grads.append(torch.autograd.grad(out.value, new)[0])
+    assert torch.equal(*grads)
+
+
 def test_nothing_to_train_on(device):
     """0, and gradients of 0 that keep the graph."""
     new, advantages, mask, old = inputs(device)
