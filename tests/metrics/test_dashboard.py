@@ -12,7 +12,7 @@ from rollout_corr.testing import example_batch
 
 BATCH = example_batch(sequences=6)
 GIVEN = {"mask": BATCH.mask, "cu_seqlens": BATCH.cu_seqlens}
-WEIGHTED = rc.Spec(rc.Weight("token", upper=1.01), report=("native", "verl"))
+WEIGHTED = rc.Spec(rc.Weight.token(upper=1.01), report=("native", "verl"))
 
 
 def corrected(spec=WEIGHTED):
@@ -42,7 +42,7 @@ def test_what_a_spec_does_not_have_is_absent():
 def test_a_loss_has_a_few_of_its_own():
     own = lost().metrics("dashboard")
     assert list(own) == list(of_loss.DASHBOARD)
-    spec = rc.Spec(rc.Weight("token", upper=1.01))
+    spec = rc.Spec(rc.Weight.token(upper=1.01))
     both = lost(rollout_logp=BATCH.rollout_logp, spec=spec, kl=rc.KL("k3", 0.1), ref_logp=BATCH.rollout_logp)
     assert list(both.metrics("dashboard")) == [*DASHBOARD, *of_loss.DASHBOARD, "kl_new_ref_k3"]
     assert both.metrics("dashboard").items() <= both.metrics().items()
