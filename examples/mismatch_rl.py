@@ -5,7 +5,7 @@
 
 Five runs from the same start, for each of several seeds: rollouts without a mismatch; with one, uncorrected; and
 with three corrections. The policy gets a list of digits and writes it sorted; the reward is 1 if all of it is right,
-else 0. Some supervised lessons teach it half of the task, then GRPO takes over: groups of samples, normalised rewards,
+else 0. Some supervised lessons teach it half of the task, then GRPO takes over: groups of samples, normalized rewards,
 two PPO steps per rollout. Rollouts and their log-probs come from a copy that is some steps old, with every matrix
 rounded to a few bits and one scale per row. The script writes a picture, a table, and all curves as JSON.
 """
@@ -173,14 +173,14 @@ def warm_start(seed: int, width: int, lessons: int, lengths: tuple[int, int]) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = Policy(width)
-    generator, optimiser = torch.Generator().manual_seed(seed), torch.optim.Adam(policy.parameters())
+    generator, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(policy.parameters())
     for i in range(lessons):
-        optimiser.param_groups[0]["lr"] = 3e-3 * min(1.0, (i + 1) / 20) * (1.0 - 0.9 * i / lessons)
+        optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (i + 1) / 20) * (1.0 - 0.9 * i / lessons)
         prompt, answer = draw(128, generator, lengths)
         loss = -logp_of(policy, prompt, answer)[answer != EMPTY].mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return policy
 
 
@@ -198,7 +198,7 @@ def train(
     start = warm_start(seed, setting.width, setting.lessons, setting.lengths)
     policy, sampler = copy.deepcopy(start), copy.deepcopy(start)
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(policy.parameters(), betas=(0.9, 0.95))
+    optimizer = torch.optim.Adam(policy.parameters(), betas=(0.9, 0.95))
     past: deque[dict[str, Tensor]] = deque(maxlen=setting.stale + 1)
     seen: list[dict[str, float]] = []
     for step in range(setting.steps):
@@ -210,8 +210,8 @@ def train(
         prompt, wanted = (x.repeat_interleave(setting.group, 0) for x in lists)
         answer, rollout_logp, mask = sample(sampler, prompt, generator)
         groups = reward_of(answer, wanted).view(-1, setting.group)
-        centred = groups - groups.mean(1, keepdim=True)
-        advantages = (centred / (groups.std(1, keepdim=True) + 1e-4)).flatten()
+        centered = groups - groups.mean(1, keepdim=True)
+        advantages = (centered / (groups.std(1, keepdim=True) + 1e-4)).flatten()
 
         with torch.no_grad():
             old_logp = logp_of(policy, prompt, answer)
@@ -223,11 +223,11 @@ def train(
             loss = rc.policy_loss(
                 new_logp, advantages[rows], mask=mask[rows], old_logp=old_logp[rows], correction=factors
             )
-            optimiser.param_groups[0]["lr"] = setting.rate * min(1.0, (step + 1) / 10)
-            optimiser.zero_grad()
+            optimizer.param_groups[0]["lr"] = setting.rate * min(1.0, (step + 1) / 10)
+            optimizer.zero_grad()
             loss.value.backward()
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-            optimiser.step()
+            optimizer.step()
 
         watched = rc.correct(old_logp, rollout_logp, mask=mask, spec=WATCH).metrics()
         kept = out.metrics()["tokens_kept_fraction"]

@@ -72,7 +72,7 @@ def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) ->
 def baseline(batch: Batch, keep: Tensor) -> Tensor:
     """Advantages as in GRPO, [S, 1]: one for each sequence, in either layout."""
     groups = rc.filter_groups(batch.rewards, keep, batch.group, alone="zero")
-    return (groups.centred / (groups.std + 1e-4))[:, None]
+    return (groups.centered / (groups.std + 1e-4))[:, None]
 
 
 def update(optimizer: torch.optim.Optimizer, loss: rc.PolicyLoss) -> None:

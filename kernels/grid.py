@@ -187,8 +187,8 @@ def grid_for(
         cut = cut_for(tokens, sequences, element, unit, aligned, False, two_tokens, warp)
     else:
         aligned = aligned and not (width & 15 and sequences > 1)
-        # Where no access to a row is known to be aligned Triton gives neighbours to different threads, which would
-        # exchange every sum over neighbours. Outputs of a packed batch are; plain sums of float64 that decide anything
+        # Where no access to a row is known to be aligned Triton gives neighbors to different threads, which would
+        # exchange every sum over neighbors. Outputs of a packed batch are; plain sums of float64 that decide anything
         # keep their order.
         cut = cut_for(
             tokens, sequences, element, unit, aligned, not aligned and (two_tokens or not double), two_tokens, warp

@@ -357,7 +357,7 @@ def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.te
     """Find the largest that an accumulator of the batch has in any lane."""
     x = tl.max(kept[place], 0)
     if quantum_of(PLAN, place) is not None:
-        # 0 at tokens that are not measured, recognised by D.
+        # 0 at tokens that are not measured, recognized by D.
         none = tl.max(kept[place_of(PLAN, "token_maxima", "max_d")], 0) == float("-inf")
         return tl.where(none, float("-inf"), x.to(tl.float64) * quantum_of(PLAN, place))
     else:

@@ -1,7 +1,7 @@
 """Tiles: the tokens of a program that passes over tokens, and the sequences that it walks along.
 
 A program is one warp. It owns one aligned tile of 2^tile_bits tokens, fewer in a small batch so that there are enough
-programs, and takes it in steps of [PARTS, LANES, VEC] tokens: VEC neighbours belong to one thread. Every token is
+programs, and takes it in steps of [PARTS, LANES, VEC] tokens: VEC neighbors belong to one thread. Every token is
 loaded, computed and stored once, whatever the lengths of the sequences; a loop over the sequences that end in a step
 adds up what belongs to each. What a tile has of one sequence is a slot, and slot (sequence s, tile t) has number s + t.
 Tokens before the first sequence and behind the last belong to two more owners, 0 and S + 1.
@@ -25,8 +25,8 @@ class Tiling:
 
     parts: int  # vectors of a thread in one step
     lanes: int  # threads of a part
-    vec: int  # neighbouring tokens of a thread
-    unit: bool  # in all tensors neighbouring tokens lie side by side
+    vec: int  # neighboring tokens of a thread
+    unit: bool  # in all tensors neighboring tokens lie side by side
     aligned: bool  # every row starts at a multiple of 16 elements behind a multiple of 16 bytes
 
     @property
@@ -270,7 +270,7 @@ def contiguous(pointer: tl.tensor, extents: Extents) -> PerToken:
 def pointers_to(
     tensor: PerToken, tile: Tile, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr
 ) -> tl.tensor:
-    """Find where the tokens of a step lie: [PARTS, LANES, VEC] pointers. UNIT: neighbours lie side by side."""
+    """Find where the tokens of a step lie: [PARTS, LANES, VEC] pointers. UNIT: neighbors lie side by side."""
     if UNIT:
         begin = tensor.pointer + tile.first
         if not PLAN.packed:

@@ -25,7 +25,7 @@ a GPU, and `.ci/release/smoke.py` ran from an empty folder:
 
 - *CUDA*: torch asks for CUDA's packages, which take the most room. They were installed, or libraries stood in for them
   that answer "no device" (`--without-cuda`); `-` where it was not noted. torch is the index's; no check needs a GPU.
-- *installed*: package, licence and types are where the wheel put them.
+- *installed*: package, license and types are where the wheel put them.
 - *corrects*: a correction and a loss with its gradient are those worked out by hand.
 - *operators*: torch knows them and traces through them (`fullgraph=True`).
 - *torch.compile*: a function with a correction inside, compiled to machine code, gives what it gives outside.

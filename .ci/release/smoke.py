@@ -25,7 +25,7 @@ assert found.mask.equal(wanted.mask) and found.keep.equal(wanted.keep)
 
 
 def installed() -> None:
-    """The package comes from the environment, with its licence and its types."""
+    """The package comes from the environment, with its license and its types."""
     import rollout_corr
 
     assert Path(sys.prefix).resolve() in Path(rollout_corr.__file__).resolve().parents, rollout_corr.__file__

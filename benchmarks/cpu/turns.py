@@ -110,7 +110,7 @@ def quiet(samples: Sequence[Samples]) -> list[int]:
 def take_turns(calls: Sequence[Callable[[], object]], rounds: int, calibrate: Callable[[], object]) -> list[Samples]:
     """Return samples of every call, and of the calibration as the last entry; every round in another order.
 
-    In a fixed order, rotated or not, a call would always follow the same neighbour and find the heap as that left it.
+    In a fixed order, rotated or not, a call would always follow the same neighbor and find the heap as that left it.
     """
     order = list(range(len(calls)))
     shuffle = random.Random(0).shuffle

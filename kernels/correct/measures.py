@@ -148,7 +148,7 @@ def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor, PLAN: tl.
 @triton.jit
 def add_each(table: tl.tensor, place: tl.tensor, among: tl.tensor) -> None:
     """Add 1 to the entries of a table at places, for some tokens."""
-    # One of a thread's neighbours at a time: all at once would be moved to other threads, through shared memory.
+    # One of a thread's neighbors at a time: all at once would be moved to other threads, through shared memory.
     for i in tl.static_range(place.shape[2]):
         here = tl.arange(0, place.shape[2])[None, None, :] == i
         place_of_one = tl.sum(tl.where(here, place, 0), 2)

@@ -117,13 +117,13 @@ def below(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr,
 
 
 @triton.jit
-def between(x: tl.tensor, centre: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
-    """Clamp x, measured from the centre, to the bounds that there are."""
+def between(x: tl.tensor, center: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+    """Clamp x, measured from the center, to the bounds that there are."""
     low, high = float("-inf"), float("inf")
     if has(PLAN, "numbers", named(prefix, "lower")):
-        low = (number(numbers, PLAN, named(prefix, "lower")) - centre).to(x.dtype)
+        low = (number(numbers, PLAN, named(prefix, "lower")) - center).to(x.dtype)
     if has(PLAN, "numbers", named(prefix, "upper")):
-        high = (number(numbers, PLAN, named(prefix, "upper")) - centre).to(x.dtype)
+        high = (number(numbers, PLAN, named(prefix, "upper")) - center).to(x.dtype)
     return limited(x, low, high, PLAN)
 
 
@@ -229,7 +229,7 @@ def report_option(
     bounds: tl.constexpr = named("verl", CRITERION.index)
     counted = limited(tl.where(measured, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
     found = record(found, PLAN, "floats", of_option(CRITERION, "row"), counted)
-    # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
+    # Float64: what lies at the bound lies far from the center, and its spread would drown in rounding.
     clamped = tl.where(measured, between(value, 0.0, numbers, PLAN, bounds), 0.0).to(tl.float64)
     found = record(found, PLAN, "token_sums", of_option(CRITERION, "clamped"), clamped)
     found = record(found, PLAN, "token_sums", of_option(CRITERION, "clamped2"), clamped * clamped)

@@ -82,7 +82,7 @@ def _criteria(spec: Spec) -> tuple[PlannedCriterion, ...]:
 
 
 def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Name the columns that `read` stores for a slot: counts, integers and floats to add, peaks to maximise."""
+    """Name the columns that `read` stores for a slot: counts, integers and floats to add, peaks to maximize."""
     propagate = plan.nonfinite == "propagate"
     of_peers = slot_columns(plan)
     sums = [each for each in plan.criteria if not each.per_token and each.sum not in (None, "d")]

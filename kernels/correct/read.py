@@ -241,7 +241,7 @@ def moves(plan: Plan, tiling: Tiling) -> bool:
     return tiling.lanes > 32 or not waits
 
 
-# No length and no stride is in a compile key: they are annotated, and not specialised on.
+# No length and no stride is in a compile key: they are annotated, and not specialized on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "train_row", "train_step",
            "rollout_row", "rollout_step", "mask_row", "mask_step"]  # fmt: skip
 

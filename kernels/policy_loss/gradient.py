@@ -285,7 +285,7 @@ def loss_of_tokens(
 # --- the kernels ---
 
 
-# No length and no stride is in a compile key: they are annotated, and not specialised on.
+# No length and no stride is in a compile key: they are annotated, and not specialized on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "new_row", "new_step", "base_row",
            "base_step", "ref_row", "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row",
            "mask_step"]  # fmt: skip

@@ -34,7 +34,7 @@ def placed(x: Tensor, aligned: bool, unit: bool) -> Tensor:
     Args:
         x: [N] or [B, T] of any dtype, on any device.
         aligned: Every row begins at a multiple of 16 bytes, or else one element behind.
-        unit: Neighbours lie side by side, or else with one element between them.
+        unit: Neighbors lie side by side, or else with one element between them.
     """
     first, step = (0 if aligned else 1), (1 if unit else 2)
     around = x.new_empty((*x.shape[:-1], first + step * x.shape[-1]))
@@ -54,7 +54,7 @@ class VariantLayout:
         advantages: "token", "sequence" or None.
         aligned: Log-probs and masks begin at a multiple of 16 bytes, and so do all their rows. Otherwise they begin one
             element behind, like a slice without the first token.
-        unit: Neighbouring tokens lie side by side. Otherwise there is one element between them.
+        unit: Neighboring tokens lie side by side. Otherwise there is one element between them.
         length: Tokens of a sequence on average, which chooses the shape.
         tokens: Tokens of the batch that is compiled for.
     """

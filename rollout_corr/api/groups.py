@@ -21,13 +21,13 @@ class FilteredGroups(NamedTuple):
             `alone` says so.
         std: [S] population standard deviation of these rewards; 0 where fewer than two are kept.
         size: [S] int64, number of kept samples of the group.
-        centred: [S] reward - mean for kept samples, 0 for rejected ones.
+        centered: [S] reward - mean for kept samples, 0 for rejected ones.
     """
 
     mean: Tensor
     std: Tensor
     size: Tensor
-    centred: Tensor
+    centered: Tensor
 
 
 def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alone = "reward") -> FilteredGroups:
@@ -41,10 +41,10 @@ def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alo
         rewards: [S] floating, one per sample. The value of a rejected sample (NaN too) is not read.
         keep: [S] bool, as in `Correction.keep`.
         group_index: [S] int64 or int32, the group of each sample, from 0 to S - 1. Members of a group need not be
-            neighbours, and numbers may be left out; numbers outside that range are an error on the CPU and undefined
+            neighbors, and numbers may be left out; numbers outside that range are an error on the CPU and undefined
             on a device.
         alone: Treatment of a sample that is the only one kept of its group and so has no sibling to compare with:
-            "reward" leaves its reward as it is (baseline 0, as frameworks do), "zero" centres it on itself.
+            "reward" leaves its reward as it is (baseline 0, as frameworks do), "zero" centers it on itself.
 
     Returns:
         A `FilteredGroups` in the dtype of `rewards` promoted to at least float32.
@@ -93,5 +93,5 @@ def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alo
     std = (over_group(deviation * deviation) / count.clamp(min=1.0)).sqrt()
     if alone == "reward":
         mean = torch.where(count > 1.0, mean, 0.0)
-    centred = torch.where(keep, given - mean, 0.0)
-    return FilteredGroups(mean.to(dtype), std.to(dtype), count.to(torch.int64), centred.to(dtype))
+    centered = torch.where(keep, given - mean, 0.0)
+    return FilteredGroups(mean.to(dtype), std.to(dtype), count.to(torch.int64), centered.to(dtype))

@@ -203,7 +203,7 @@ def decayed_suffix_sums(x: Tensor, sequence: Tensor, decay: float) -> Tensor:
 
     Args:
         x: [N], finite.
-        sequence: [N], the sequence that each token belongs to; those of one are neighbours.
+        sequence: [N], the sequence that each token belongs to; those of one are neighbors.
         decay: Above 0, at most 1.
     """
     reach, found = 1, x

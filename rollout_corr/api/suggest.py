@@ -240,7 +240,7 @@ def _veto(least: Tensor, allowed: int) -> float:
     return float(f"{lower:.0e}")
 
 
-def _bound(values: Tensor, centre: Tensor | float, spread: Tensor, allowed: int, keep: float) -> float:
+def _bound(values: Tensor, center: Tensor | float, spread: Tensor, allowed: int, keep: float) -> float:
     """The bound of |x| that keeps enough of normal x, and all but `allowed` of the values, [S] float64."""
     size = values.abs().sort(descending=True).values
     measured = float(size[max(allowed, 0)]) if max(allowed, 0) < size.shape[0] else 0.0
@@ -248,7 +248,7 @@ def _bound(values: Tensor, centre: Tensor | float, spread: Tensor, allowed: int,
         return NARROWEST
 
     def kept(bound: float) -> float:
-        above, below = ((side * bound - centre) / spread.clamp(min=1e-300) for side in (1.0, -1.0))
+        above, below = ((side * bound - center) / spread.clamp(min=1e-300) for side in (1.0, -1.0))
         return float((torch.special.ndtr(above) - torch.special.ndtr(below)).mean())
 
     return max(NARROWEST, measured, _least(kept, keep))

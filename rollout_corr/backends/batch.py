@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, name_of, shape_of
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
-from rollout_corr.metrics.labels import Labelled
+from rollout_corr.metrics.labels import Labeled
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.criterion import ENTROPY
@@ -106,7 +106,7 @@ class OpenBatch:
     ages: Tensor | None = None
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
-    labels: tuple[Labelled, ...] = ()
+    labels: tuple[Labeled, ...] = ()
     groups: SequenceGroups | None = None
     bounds: KnownBounds | None = None
     _outside: tuple[int, int] | None = None
@@ -136,7 +136,7 @@ class OpenBatch:
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """A correction in the batch's own shape, before batch normalisation."""
+    """A correction in the batch's own shape, before batch normalization."""
 
     weights: Tensor | None
     mask: Tensor | None  # None: the mask given

@@ -85,7 +85,7 @@ def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequ
     steps = begin.clone()
     steps[1:].sub_((begin + n_valid)[:-1]).add_(1)
     index.scatter_(0, places, steps.to(small)).cumsum_(0)
-    # The minimum of bytes is vectorised, `all` is not.
+    # The minimum of bytes is vectorized, `all` is not.
     return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else valid.nonzero().squeeze(1)
 
 

@@ -5,7 +5,7 @@
    extrema of D: nothing is clamped that lies within, and statistics come from `SeriesSums` or `ExactSums`.
 3. `known_statistics` are the statistics that these sums answer.
 
-What decides, and every weight, is computed as the definition says: what a token gets must not depend on its neighbours.
+What decides, and every weight, is computed as the definition says: what a token gets must not depend on its neighbors.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class CpuPacked(Packed):
     def ids(self) -> Tensor:
         """[N] int64, the sequence of each token."""
         if self._ids is None and self._lengths is None and self.count:
-            # Tokens outside go with their neighbours. A search for each token would take ten times as long.
+            # Tokens outside go with their neighbors. A search for each token would take ten times as long.
             ends = self.offsets.clone()
             ends[0], ends[-1] = 0, self.size
             self._lengths = ends.diff()
@@ -190,7 +190,7 @@ SMALL_D = 0.125
 # |x| up to which a longer series is, and its terms in float32 and in float64: the next is below a rounding.
 WIDE, WIDE_TERMS = 1.0, (11, 18)
 
-# Neighbours that `outliers_above` compares together.
+# Neighbors that `outliers_above` compares together.
 STRETCH = 64
 
 # Tokens up to which each is taken in float64: 7 operations, where a series and the outliers take 28. Both take the
@@ -213,7 +213,7 @@ def rounded(ends: tuple[float, float], dtype: torch.dtype) -> tuple[float, float
 def series_of_k3(d: Tensor, largest: float = SMALL_D) -> Tensor:
     """1/2! + D/3! + D^2/4! + ...: so many terms that the next is below a rounding where |D| <= largest <= WIDE."""
     first, *others = _factors(d.dtype, largest > SMALL_D)
-    # With two numbers and one tensor addcmul is not vectorised.
+    # With two numbers and one tensor addcmul is not vectorized.
     series = torch.mul(d, first).add_(others[0])
     for factor in others[1:]:
         torch.addcmul(factor, series, d, out=series)

@@ -11,7 +11,7 @@ from torch import Tensor
 from rollout_corr.backends.batch import INTEGERS, OpenBatch, Reader, checked_tensor
 from rollout_corr.backends.staleness import Versions, ages_of, read_versions
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labelled, LabelSet, Units
+from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labeled, LabelSet, Units
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.validate import shown
 
@@ -24,7 +24,7 @@ AGE_LABEL = "age"
 
 def read_labels(
     read: Reader, batch: OpenBatch, labels: Mapping[str, Labels], versions: Versions | None, split: bool = False
-) -> tuple[Labelled, ...]:
+) -> tuple[Labeled, ...]:
     """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted.
 
     Args:
@@ -35,13 +35,13 @@ def read_labels(
         split: Each sequence lies on several ranks, so that a shape which tokens have too is theirs.
     """
     given = {name: one for name, one in labels.items() if name != AGE_LABEL or one.ids is not None}
-    found = [_labelled(read, batch, name, one.names, one.ids, split) for name, one in given.items()]
+    found = [_labeled(read, batch, name, one.names, one.ids, split) for name, one in given.items()]
     if AGE_LABEL in labels and AGE_LABEL not in given:
         found.append(_ages(read, labels[AGE_LABEL].names, versions))
     return tuple(found)
 
 
-def _labelled(read: Reader, batch: OpenBatch, name: object, names: object, given: object, split: bool) -> Labelled:
+def _labeled(read: Reader, batch: OpenBatch, name: object, names: object, given: object, split: bool) -> Labeled:
     argument = f"labels[{name!r}]"
     turns = None if batch.turns is None else batch.turns.shape[0] - 1
     if not isinstance(given, Tensor) and not isinstance(given, list):
@@ -57,7 +57,7 @@ def _labelled(read: Reader, batch: OpenBatch, name: object, names: object, given
         ids, units = _of_turns(batch, checked_tensor(argument, given.reshape(-1), INTEGERS)), TOKENS
     else:
         ids, units = read.per_token_or_sequence(argument, given, INTEGERS)[0], TOKENS
-    return Labelled(_named(name, names, units), ids)
+    return Labeled(_named(name, names, units), ids)
 
 
 def _is_of_turns(argument: str, given: Tensor, turns: int, read: Reader, split: bool) -> bool:
@@ -84,14 +84,14 @@ def _of_turns(batch: OpenBatch, ids: Tensor) -> Tensor:
     return Packed(offsets, batch.train.numel()).spread(ids).view(batch.train.shape)
 
 
-def _ages(read: Reader, names: object, versions: Versions | None) -> Labelled:
+def _ages(read: Reader, names: object, versions: Versions | None) -> Labeled:
     """Make labels of ages; a last name such as "4+" is of all older ones too."""
     if versions is None:
         raise ValueError(f"labels[{AGE_LABEL!r}]: expected ids, or versions= to make ages of, got neither")
     found, whole = read_versions(read, versions)
     labels = _named(AGE_LABEL, names, SEQUENCES if whole else TOKENS)
     ages = ages_of(found, versions)
-    return Labelled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
+    return Labeled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
 
 
 def _named(name: object, values: object, units: Units) -> LabelSet:

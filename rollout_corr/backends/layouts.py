@@ -1,6 +1,6 @@
 """Layouts of log-probs: packed, padded, jagged and lists, each read as one plain tensor and given back as it came.
 
-A layout is recognised by the first argument of a call, checks it, opens every further argument to the same shape, and
+A layout is recognized by the first argument of a call, checks it, opens every further argument to the same shape, and
 gives results back. Every check reads metadata only, except that offsets on the CPU are compared.
 """
 
@@ -198,7 +198,7 @@ class ListLayout(Layout):
 
 
 def layout_of(leader: str, logp: object, cu_seqlens: Tensor | None) -> Layout:
-    """Recognise the layout of the log-probs called `leader`."""
+    """Recognize the layout of the log-probs called `leader`."""
     if isinstance(logp, (list, tuple)):
         return ListLayout(leader, logp, cu_seqlens)
     if not isinstance(logp, Tensor):

@@ -87,7 +87,7 @@ def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
 
 def some_of(which: Tensor) -> Tensor | None:
     """Bools on the CPU; None where all are True."""
-    # The minimum of bytes is vectorised, `all` is not.
+    # The minimum of bytes is vectorized, `all` is not.
     every = not which.numel() or bool(which.contiguous().view(torch.uint8).amin())
     return None if every else which
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def before_division(spec: Spec) -> Spec:
-    """The Spec that a backend runs: without self-normalisation, and with rejection in the mask alone."""
+    """The Spec that a backend runs: without self-normalization, and with rejection in the mask alone."""
     # Asked by every call; the hash of a Spec takes longer than all of this.
     if spec.weight is None or not spec.weight.self_normalized or not spec.returns_weights:
         return spec

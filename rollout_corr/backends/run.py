@@ -1,4 +1,4 @@
-"""A correction from a batch that has been read to its result: backend, exchange between ranks, normalisation."""
+"""A correction from a batch that has been read to its result: backend, exchange between ranks, normalization."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def start_correction(
 
 
 def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Result:
-    """Do what comes after the runners: normalisation, ages of tokens, and the caller's tensors."""
+    """Do what comes after the runners: normalization, ages of tokens, and the caller's tensors."""
     _normalize(result, batch, spec, groups)
     if batch.entropy is not None:
         result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
@@ -148,9 +148,9 @@ def _put_into_outputs(result: Result, batch: OpenBatch) -> None:
 
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Ranks) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
-    weights, units, centre = native.batch_mean(spec)
+    weights, units, center = native.batch_mean(spec)
     pair = groups.sum(torch.stack([sum_of(statistics, name) for name in (weights, units)]))
-    mean = centre + pair[0] / pair[1].clamp(min=1.0)
+    mean = center + pair[0] / pair[1].clamp(min=1.0)
     return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)
 
 

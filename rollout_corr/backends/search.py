@@ -202,7 +202,7 @@ class Search(NamedTuple):
         rows = [torch.bincount(index, minlength=columns)]
         for amount, unit in zip(amounts, units, strict=True):
             if unit is None:
-                # Of neighbouring values most may have one digit, and a float that is added waits for the one before.
+                # Of neighboring values most may have one digit, and a float that is added waits for the one before.
                 index = index.long()
                 rows.append(torch.zeros_like(rows[0]).index_add_(0, index, amount.long()))
             else:

@@ -29,7 +29,7 @@ from rollout_corr.specs.surrogate import LossTokens
 if TYPE_CHECKING:
     from rollout_corr.backends.ranks import Ranks
 
-# SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finaliser.
+# SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finalizer.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 

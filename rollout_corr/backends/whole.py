@@ -21,7 +21,7 @@ from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.definition.weights import kept_tokens
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.collect import Collector, LabelCollector
-from rollout_corr.metrics.labels import Labelled
+from rollout_corr.metrics.labels import Labeled
 from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
@@ -133,10 +133,10 @@ def run_whole(batch: OpenBatch, spec: Spec) -> Result:
     return _result(batch, spec, *sequences_of(batch))
 
 
-def statistics_of_labels(batch: OpenBatch, spec: Spec, labelled: tuple[Labelled, ...]) -> list[tuple[Tensor, Tensor]]:
+def statistics_of_labels(batch: OpenBatch, spec: Spec, labeled: tuple[Labeled, ...]) -> list[tuple[Tensor, Tensor]]:
     """Take the sums and maxima of labels alone, beside another backend."""
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
-    collector = LabelCollector(spec, labelled)
+    collector = LabelCollector(spec, labeled)
     collector.take(found)
     bounds = OPEN if found.weighing is None else found.weighing.bounds
     return collector.found(AllSequences(found.facts, 0.0, spec, False, bounds))
@@ -196,7 +196,7 @@ def operands_of(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, 
 
 def _result(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Result:
     found = evaluate(operands_of(batch, spec, sequences, valid))
-    collector = Collector(spec, labelled=batch.labels)
+    collector = Collector(spec, labeled=batch.labels)
     collector.take(found)
     mask = None
     if spec.edits_mask:

@@ -105,23 +105,23 @@ def after_bounds(
     outside: Outside,
     ratio: Tensor,
     log_ratio: Tensor,
-    centre: float,
+    center: float,
     growth: Tensor | None = None,
 ) -> Tensor:
-    """Ratios after the bounds; `ratio` and the result less a centre."""
+    """Ratios after the bounds; `ratio` and the result less a center."""
     lower, upper = bounds.lower, bounds.upper
     if lower is None and upper is None:
         return ratio
     low, high = grown(bounds.low, bounds.high, growth)
     if outside == "clamp":
         if growth is not None:
-            ends = (bound.exp() - centre if isinstance(bound, Tensor) else None for bound in (low, high))
+            ends = (bound.exp() - center if isinstance(bound, Tensor) else None for bound in (low, high))
             return ratio.clamp(*ends)
-        least, most = (None if bound is None else bound - centre for bound in (lower, upper))
+        least, most = (None if bound is None else bound - center for bound in (lower, upper))
         if isinstance(least, Tensor) or isinstance(most, Tensor):
             return _clamped(ratio, least, most)
         return ratio.clamp(least, most)
-    return torch.where(within(log_ratio, low, high), ratio, 0.0 - centre)
+    return torch.where(within(log_ratio, low, high), ratio, 0.0 - center)
 
 
 def above(log_ratio: Tensor, bound: Bound) -> Tensor:

@@ -22,7 +22,7 @@ from rollout_corr.specs.thresholds import log_bound
 # Beyond every log-ratio, which LARGEST_CLAMP bounds.
 BEYOND_CLAMP = 42.0
 
-# So often the stretch between its negative and itself is halved until its ends are neighbours in float32, wherever.
+# So often the stretch between its negative and itself is halved until its ends are neighbors in float32, wherever.
 HALVINGS = 160
 
 # From the end that a side keeps: what turns its order into an ascending one.
@@ -167,7 +167,7 @@ def by_bisection(rule: KeepESS, log_ratio: Tensor) -> Tensor:
     is_open = reaches(high)
     for _ in range(HALVINGS):
         middle = ((low.double() + high.double()) / 2.0).float()
-        # Two neighbours of different size may have no float32 halfway. Between neighbours this is `high`, as it was.
+        # Two neighbors of different size may have no float32 halfway. Between neighbors this is `high`, as it was.
         middle = torch.where((middle > low) & (middle < high), middle, low.nextafter(high))
         reached = reaches(middle)
         low, high = torch.where(reached, middle, low), torch.where(reached, high, middle)

@@ -83,7 +83,7 @@ class Findings:
     n_measured: Tensor  # [S] int64
     decision: Decision
     weighing: Weighing | None
-    weights: Tensor | None  # per token, before batch normalisation; None when the Spec hands none back
+    weights: Tensor | None  # per token, before batch normalization; None when the Spec hands none back
     facts: SequenceFacts
 
     @property

@@ -1,4 +1,4 @@
-"""Self-normalised weights: the means, of a sequence or of a group of sequences, that weights are divided by.
+"""Self-normalized weights: the means, of a sequence or of a group of sequences, that weights are divided by.
 
 The last step of the definition, after the bounds and before rejection zeroes anything: `totals_of` adds the weights of
 each sequence up, `divisors_of` makes means of the totals of sequences or groups. Everything in between is an integer,

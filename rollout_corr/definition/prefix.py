@@ -1,7 +1,7 @@
 """Prefixes: what the tokens of a sequence up to and with each of them add up to.
 
 Running sums are sums of integers on the grids of tokens.py, taken to a float at the end, so a token's prefix depends on
-no neighbour, layout or split, and at the last token it is the sum that sequences aggregate. Log-probs in float64 have
+no neighbor, layout or split, and at the last token it is the sum that sequences aggregate. Log-probs in float64 have
 limbs of their own here, because a running float sum would let sequences of one pack take part in each other's rounding.
 
 A token that does not count (`among` is False there) adds nothing: its prefix is that of the token before.

@@ -161,7 +161,7 @@ class Packed(Whole):
     def sum_integers(self, x: Tensor) -> Tensor:
         """[N] int64, bool, or floating whole numbers -> [S] int64, exact. May overwrite x.
 
-        With floats a running sum would let a sequence take part in its neighbours' rounding.
+        With floats a running sum would let a sequence take part in its neighbors' rounding.
         """
         return _differences(x.to(torch.int64) if x.is_floating_point() else x, self.offsets)
 

@@ -15,7 +15,7 @@ from rollout_corr.definition.correction import Decision, total_of_d
 from rollout_corr.definition.tokens import Tokens, k3, select
 from rollout_corr.specs.correction import Spec, Weight
 
-# A batch whose mean weight is not above this is not normalised: the division would inflate the remaining weights.
+# A batch whose mean weight is not above this is not normalized: the division would inflate the remaining weights.
 SMALLEST_MEAN = 1e-8
 
 
@@ -73,7 +73,7 @@ class Weighing:
 
 
 def weigh(tokens: Tokens, decision: Decision, spec: Spec, given: BoundsOfBatch | None = None) -> Weighing | None:
-    """The weight before batch normalisation and before anything is zeroed; None without `Spec.weight`.
+    """The weight before batch normalization and before anything is zeroed; None without `Spec.weight`.
 
     Args:
         tokens: The tokens.
@@ -123,7 +123,7 @@ def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) ->
 
 
 def weights_of(tokens: Tokens, decision: Decision, weighing: Weighing | None, spec: Spec) -> Tensor | None:
-    """The weights handed back, per token, before batch normalisation; None when the Spec hands none back."""
+    """The weights handed back, per token, before batch normalization; None when the Spec hands none back."""
     if not spec.returns_weights:
         return None
     if weighing is None:

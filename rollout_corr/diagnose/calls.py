@@ -150,7 +150,7 @@ def _source(
     limit: int | None,
     columns: Mapping[str, LogProbs],
 ) -> Source:
-    """Recognise what is to be read, and refuse arguments that belong to the other kind."""
+    """Recognize what is to be read, and refuse arguments that belong to the other kind."""
     if _is_path(source):
         given = {"rollout_logp": rollout_logp, "batch": batch, "mask": mask, "cu_seqlens": cu_seqlens, **columns}
         for name, value in given.items():

@@ -21,7 +21,7 @@ class Diagnosis:
     Attributes:
         source: What was read: its `fields`, and the `problems` of a file.
         measured: All that was measured in it.
-        findings: The causes that were recognised, the gravest first.
+        findings: The causes that were recognized, the gravest first.
     """
 
     source: Source
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The causes that were recognised in the first source, the gravest first."""
+        """The causes that were recognized in the first source, the gravest first."""
         return self.diagnoses[0].findings
 
     @property

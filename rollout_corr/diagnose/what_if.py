@@ -135,7 +135,7 @@ def named_settings(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]
 
 
 class WhatIf:
-    """All settings over a dump, chunk by chunk. Batch-normalised weights are divided by the mean of their chunk.
+    """All settings over a dump, chunk by chunk. Batch-normalized weights are divided by the mean of their chunk.
 
     Bounds that the batch decides are those of a chunk too.
 

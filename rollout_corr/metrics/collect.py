@@ -18,7 +18,7 @@ from rollout_corr.metrics.aggregates import Rows, rows_at
 from rollout_corr.metrics.all_sequences import AllSequences
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM, histogram
-from rollout_corr.metrics.labels import SEQUENCES, Labelled, places_of
+from rollout_corr.metrics.labels import SEQUENCES, Labeled, places_of
 from rollout_corr.metrics.rows import At
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.metrics.sums import OfBatch, OfLabels
@@ -156,15 +156,15 @@ class Collector:
     Args:
         spec: The Spec.
         on_host: Read every number at once, which on a CPU takes less time than an operation on it.
-        labelled: Labels of the batch.
+        labeled: Labels of the batch.
         known: Gives statistics of a block, by name, that its backend has already; their rows are not taken.
     """
 
     def __init__(
-        self, spec: Spec, on_host: bool = False, labelled: tuple[Labelled, ...] = (), known: Known | None = None
+        self, spec: Spec, on_host: bool = False, labeled: tuple[Labeled, ...] = (), known: Known | None = None
     ) -> None:
         self._spec, self._on_host, self._plan, self._known = spec, on_host, plan_of(spec), known
-        self._labels = LabelCollector(spec, labelled) if labelled else None
+        self._labels = LabelCollector(spec, labeled) if labeled else None
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
         self._maxima: list[Numbers] = []
@@ -231,12 +231,12 @@ class LabelCollector:
 
     Args:
         spec: The Spec.
-        labelled: Labels of the batch.
+        labeled: Labels of the batch.
     """
 
-    def __init__(self, spec: Spec, labelled: tuple[Labelled, ...]) -> None:
-        self._labels = [(one.labels, places_of(one), schema.of_label(spec, one.labels.units)) for one in labelled]
-        self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in labelled]
+    def __init__(self, spec: Spec, labeled: tuple[Labeled, ...]) -> None:
+        self._labels = [(one.labels, places_of(one), schema.of_label(spec, one.labels.units)) for one in labeled]
+        self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in labeled]
         self._sequences = 0
 
     def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:

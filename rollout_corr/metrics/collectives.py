@@ -72,7 +72,7 @@ def all_reduce(tensor: Tensor, group: Any, what: str, op: Any = None) -> Tensor:
 
 
 def check_group(name: str, group: Any) -> None:
-    """Refuse what is neither None nor an initialised process group that this rank belongs to."""
+    """Refuse what is neither None nor an initialized process group that this rank belongs to."""
     if group is None:
         return
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
@@ -85,7 +85,7 @@ def check_group(name: str, group: Any) -> None:
         # torch reduces nothing over a destroyed group, without a word.
         dist.get_rank(group)
     except ValueError as error:
-        raise ValueError(f"{name}: expected an initialised process group, got one that has been destroyed") from error
+        raise ValueError(f"{name}: expected an initialized process group, got one that has been destroyed") from error
 
 
 def ranks_of(group: Any) -> list[int]:

@@ -1,6 +1,6 @@
 """Statistics beyond those of the Spec, for what a call brings besides log-probs and for what follows the backends.
 
-Labels, the means of self-normalised weights, ages, entropy, and the bounds that the batch decided. They are taken in
+Labels, the means of self-normalized weights, ages, entropy, and the bounds that the batch decided. They are taken in
 plain torch on the batch's device and stand behind the Spec's, so they merge as those do.
 """
 
@@ -125,7 +125,7 @@ class Extra(NamedTuple):
 
     Attributes:
         labels: Labels of sequences; all of these are statistics of whole sequences.
-        divisors: The means that self-normalised weights were divided by, of whole sequences too.
+        divisors: The means that self-normalized weights were divided by, of whole sequences too.
         entropy: Entropies of tokens.
         ages: Ages of tokens.
         bounds: The bounds that the batch decides, by the labels of criteria and their sides.

@@ -38,7 +38,7 @@ class LabelSet(NamedTuple):
         return (*self.values, "?")
 
 
-class Labelled(NamedTuple):
+class Labeled(NamedTuple):
     """Labels, and those of a batch.
 
     Attributes:
@@ -60,10 +60,10 @@ def outside_of(labels: LabelSet) -> str:
     return f"{labels.name}/{labels.units}_outside"
 
 
-def places_of(labelled: Labelled) -> Tensor:
+def places_of(labeled: Labeled) -> Tensor:
     """int64 in the shape of the ids: the place of each label; an id that names none has the place behind all of them.
 
     An index out of range would end a process on a device.
     """
-    ids, many = labelled.ids.long(), len(labelled.labels.values)
+    ids, many = labeled.ids.long(), len(labeled.labels.values)
     return torch.where((ids >= 0) & (ids < many), ids, many)

@@ -64,7 +64,7 @@ NEAR_CLAMP = 0.5
 
 LIMITS = (
     Limit("kl_rollout_train_k3", "above", 0.01, 0.05,
-          "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantised ones rarely "
+          "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantized ones rarely "
           "reach 0.05",
           "look for log-probs that are shifted by a token, gathered at the wrong place or of other weights, and for a "
           "temperature on one side"),

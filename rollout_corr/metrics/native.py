@@ -176,11 +176,11 @@ def weight_metrics(spec: Spec) -> list[Metric]:
             for side, bound in (("above", "upper"), ("below", "lower"))
         ]
     if spec.weight is not None and spec.weight.normalize == "batch":
-        name, _, centre = batch_mean(spec)
+        name, _, center = batch_mean(spec)
         over = TOKENS if spec.weighs_tokens else turns.TURNS if turns.weighed_here(spec) else SEQUENCES
         rows.append(
             Metric("weight_divisor", "the mean that weights were divided by (unless it is <= 1e-8)", "ratio", over,
-                   "near 1", mean_around(centre, name))
+                   "near 1", mean_around(center, name))
         )
     return rows
 
@@ -204,18 +204,18 @@ def criterion_metrics(criterion: Criterion) -> list[Metric]:
     """The metrics of a criterion, under its label."""
     label, value = criterion.label, f"{criterion.label}/value"
     units = "measured tokens" if criterion.per_token else f"{criterion.over}s with a token to sum over"
-    over, centre = Over(units, f"{label}/units"), 1.0 if criterion.statistic.log_space else 0.0
+    over, center = Over(units, f"{label}/units"), 1.0 if criterion.statistic.log_space else 0.0
     return [
         Metric(f"{label}/tokens_rejected_fraction", "tokens that it rejected", "fraction", VALID, "< 0.1",
                mean(f"{label}/tokens")),
         Metric(f"{label}/sequences_rejected_fraction", "non-empty sequences that lost a token to it", "fraction",
                NONEMPTY, "< 0.1", mean(f"{label}/sequences")),
         Metric(f"{label}/mean", "mean of its statistic, each saturated at +-2^37", "its own", over, "inside the bounds",
-               mean_around(centre, value)),
+               mean_around(center, value)),
         Metric(f"{label}/std", "population standard deviation of its statistic, saturated likewise", "its own", over,
                "-", std(value)),
-        Metric(f"{label}/min", "minimum of its statistic", "its own", over, "-", minimum(value, centre)),
-        Metric(f"{label}/max", "maximum of its statistic", "its own", over, "-", maximum(value, centre)),
+        Metric(f"{label}/min", "minimum of its statistic", "its own", over, "-", minimum(value, center)),
+        Metric(f"{label}/max", "maximum of its statistic", "its own", over, "-", maximum(value, center)),
     ]
 
 

@@ -210,18 +210,18 @@ class Mean:
 
 @dataclass(frozen=True)
 class MeanAround:
-    """The mean, from a sum of differences from a centre."""
+    """The mean, from a sum of differences from a center."""
 
-    centre: float
+    center: float
     name: str
 
     def __call__(self, v: Values, n: float) -> float:
-        return ratio_of(v[self.name] + self.centre * n, n)
+        return ratio_of(v[self.name] + self.center * n, n)
 
 
 @dataclass(frozen=True)
 class Std:
-    """Population standard deviation, from the sums NAME and NAME2 around any centre near the mean."""
+    """Population standard deviation, from the sums NAME and NAME2 around any center near the mean."""
 
     name: str
 
@@ -232,27 +232,27 @@ class Std:
 
 @dataclass(frozen=True)
 class End:
-    """A maximum, or a minimum as its negated value, from its difference from a centre; 0 of nothing."""
+    """A maximum, or a minimum as its negated value, from its difference from a center; 0 of nothing."""
 
     name: str
     sign: float
-    centre: float
+    center: float
 
     def __call__(self, v: Values, n: float) -> float:
-        return self.sign * v[self.name] + self.centre if n else 0.0
+        return self.sign * v[self.name] + self.center if n else 0.0
 
 
 plain, mean, mean_around, std = Plain, Mean, MeanAround, Std
 
 
-def minimum(name: str, centre: float = 0.0) -> Formula:
-    """The minimum, from its difference from a centre; 0 of nothing."""
-    return End(f"-min_{name}", -1.0, centre)
+def minimum(name: str, center: float = 0.0) -> Formula:
+    """The minimum, from its difference from a center; 0 of nothing."""
+    return End(f"-min_{name}", -1.0, center)
 
 
-def maximum(name: str, centre: float = 0.0) -> Formula:
-    """The maximum, from its difference from a centre; 0 of nothing."""
-    return End(f"max_{name}", 1.0, centre)
+def maximum(name: str, center: float = 0.0) -> Formula:
+    """The maximum, from its difference from a center; 0 of nothing."""
+    return End(f"max_{name}", 1.0, center)
 
 
 # --- all metrics together ---

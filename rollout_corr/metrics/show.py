@@ -77,7 +77,7 @@ def explained(row: Metric, key: str, values: Mapping[str, float]) -> str:
     bins = [name for name in recorded.names if name.startswith("histogram_")]
     if bins:
         lines.append(f"  made of: {len(bins)} bins of the histogram of D")
-    around_one = getattr(row.value, "centre", 0.0) == 1.0
+    around_one = getattr(row.value, "center", 0.0) == 1.0
     for name in recorded.names:
         if name not in bins:
             words = _in_words(name, (around_one and name != units) or is_around_one(name))

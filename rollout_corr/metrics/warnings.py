@@ -59,7 +59,7 @@ def _tokens(count: float, does: str, do: str) -> str:
 
 
 def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
-    """Recognise probabilities, negative log-likelihoods and fillers by their means over sequences."""
+    """Recognize probabilities, negative log-likelihoods and fillers by their means over sequences."""
     found = []
     for side in SIDES:
         mean, perplexity = -metrics[f"sequence_{side}_log_ppl_mean"], metrics[f"sequence_{side}_ppl_mean"]

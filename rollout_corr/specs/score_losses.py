@@ -180,13 +180,13 @@ class GPG(Surrogate):
 
 @dataclass(frozen=True, repr=False)
 class DRO(Surrogate):
-    """Direct reward optimisation: -(A new_logp - beta / 2 x^2). It has no ratio, so weights multiply it in every mode.
+    """Direct reward optimization: -(A new_logp - beta / 2 x^2). It has no ratio, so weights multiply it in every mode.
 
     With level="sequence" it squares X, the sum of x over the sequence (Kimi K1.5). The value of a token is its share,
     -(A new_logp - beta / 2 sg(X) x), and its gradient that of the square of X: a token is pulled by all of them.
 
     Args:
-        beta: Pull towards base. x and X are saturated at +-1024.
+        beta: Pull toward base. x and X are saturated at +-1024.
         level: Square the log-ratio of the "token" or of the "sequence".
     """
 
@@ -205,7 +205,7 @@ class DRO(Surrogate):
         return tokens.x if self.level == "token" else tokens.total(tokens.x.detach())
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the policy gradient's loss with the pull towards base."""
+        """Compute the policy gradient's loss with the pull toward base."""
         pull = tokens.saturated(tokens.x).square()
         if self.level == "sequence":
             total = tokens.total(tokens.x.detach())

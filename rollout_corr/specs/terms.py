@@ -171,7 +171,7 @@ class EntropyBonus(Checked):
     """A reward for entropy: -coef times the entropy of the tokens, reduced as the policy loss is.
 
     Args:
-        coef: Factor of the term; below 0 entropy is penalised.
+        coef: Factor of the term; below 0 entropy is penalized.
         scope: The tokens that it is summed over: "kept" those that train, "all" the valid ones, rejected ones too.
     """
 

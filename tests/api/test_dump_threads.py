@@ -165,7 +165,7 @@ def test_a_machine_without_threads(tmp_path, monkeypatch):
     assert call(tmp_path / "x.jsonl").result(60) == 3
 
 
-def test_a_cancelled_call_writes_nothing(disk, tmp_path):
+def test_a_canceled_call_writes_nothing(disk, tmp_path):
     first, second, third = (call(tmp_path / "hung.jsonl", first=3 * i) for i in range(3))
     assert disk.begun.wait(60)
     assert second.cancel() and not first.cancel()

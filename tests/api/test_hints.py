@@ -49,7 +49,7 @@ MISTAKES = {
     "labels that were not given": (lambda: rc.correct(X, X).metrics(by="tool"), "(`labels` and `label_names` of the"),
     "a loss that a framework lacks": (lambda: rc.recipe("prime_rl.ppo"), "'prime_rl.dppo' or 'prime_rl.ipo'"),
     "a loss without its framework": (lambda: rc.recipe("ppo"), ".ppo'"),
-    "a misspelt setting": (lambda: rc.spec("verl", {"rollout_is_treshold": 2}), "'rollout_is_threshold'?"),
+    "a misspelled setting": (lambda: rc.spec("verl", {"rollout_is_treshold": 2}), "'rollout_is_threshold'?"),
     "backward": (lambda: LOSS.backward(), "write .value.backward()"),
     "item": (lambda: LOSS.item(), "write .value.item()"),
 }  # fmt: skip

@@ -285,7 +285,7 @@ def test_xtuner_1788_minimum_of_a_sequence_is_not_the_0_of_its_padding():
 
 
 def test_trl_6693_nan_at_a_valid_token_is_counted_and_its_row_rejected():
-    """NaN means broken logits: neutralised silently, the metrics even look healthy."""
+    """NaN means broken logits: neutralized silently, the metrics even look healthy."""
     train, rollout = [[-1.0, NAN], [-1.0, -1.0]], [[-1.0, -1.0], [-1.0, -1.0]]
     out = rows(train, rollout, [[1, 1], [1, 1]], rc.Spec(rc.Weight.token()))
     assert out.keep.tolist() == [False, True]
@@ -328,16 +328,16 @@ def test_unsloth_zoo_870_product_is_not_a_sum_of_exponentials():
 def test_verl_6375_a_rejected_sibling_leaves_the_baseline():
     """A reward of 100 on a rejected row gave the kept one an advantage of -49.5 instead of 1.0."""
     out = rc.filter_groups(torch.tensor([100.0, 1.0]), torch.tensor([False, True]), torch.tensor([0, 0]))
-    assert out.centred.tolist() == [0.0, 1.0]
+    assert out.centered.tolist() == [0.0, 1.0]
     three = rc.filter_groups(
         torch.tensor([100.0, 1.0, -1.0]), torch.tensor([False, True, True]), torch.tensor([0, 0, 0])
     )
-    assert three.centred.tolist() == [0.0, 1.0, -1.0]
+    assert three.centered.tolist() == [0.0, 1.0, -1.0]
     assert three.std.tolist() == [1.0] * 3
     assert three.size.tolist() == [2] * 3
 
 
-def test_verl_4544_groups_need_not_be_neighbours():
+def test_verl_4544_groups_need_not_be_neighbors():
     rng = random.Random(0)
     for alone in ("reward", "zero"):
         n = 40
@@ -355,7 +355,7 @@ def test_verl_4544_groups_need_not_be_neighbours():
             assert out.size[s] == len(kept)
             assert out.mean[s] == pytest.approx(baseline, abs=1e-12)
             assert out.std[s] == pytest.approx(std, abs=1e-12)
-            assert out.centred[s] == pytest.approx(rewards[s] - baseline if keep[s] else 0.0, abs=1e-12)
+            assert out.centered[s] == pytest.approx(rewards[s] - baseline if keep[s] else 0.0, abs=1e-12)
 
 
 def test_verl_6310_keep_of_a_batch_feeds_the_groups():
@@ -364,7 +364,7 @@ def test_verl_6310_keep_of_a_batch_feeds_the_groups():
     out = rows([[-1.0], [-9.0], [NAN]], [[-1.0]] * 3, [[1], [1], [0]], spec)
     assert out.keep.tolist() == [True, False, True]
     groups = rc.filter_groups(torch.tensor([1.0, 100.0, 3.0]), out.keep, torch.tensor([0, 0, 0], dtype=torch.int32))
-    assert groups.centred.tolist() == [-1.0, 0.0, 1.0]
+    assert groups.centered.tolist() == [-1.0, 0.0, 1.0]
     nothing = rc.filter_groups(torch.zeros(0), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64))
     assert [x.shape[0] for x in nothing] == [0] * 4
     nobody = rc.filter_groups(torch.tensor([NAN, 5.0]), torch.tensor([False, False]), torch.tensor([1, 1]))

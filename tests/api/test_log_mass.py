@@ -272,8 +272,8 @@ def test_truncated_sampling_biases_ratios_and_the_mass_repairs_it():
     trainer = logits.log_softmax(1)
     ordered, order = engine.exp().sort(1, descending=True)
     kept = torch.zeros_like(engine, dtype=torch.bool).scatter(1, order, ordered.cumsum(1) - ordered < top_p)
-    renormalised = engine.masked_fill(~kept, -torch.inf).log_softmax(1)
-    token = torch.multinomial(renormalised.exp(), 1, generator=rng)
+    renormalized = engine.masked_fill(~kept, -torch.inf).log_softmax(1)
+    token = torch.multinomial(renormalized.exp(), 1, generator=rng)
     mass = {x: p.masked_fill(~kept, -torch.inf).logsumexp(1) for x, p in (("trainer", trainer), ("engine", engine))}
 
     def mean_weight(train, rollout, **given):
@@ -282,14 +282,14 @@ def test_truncated_sampling_biases_ratios_and_the_mass_repairs_it():
         weights = rc.correct(*picked, **bundled(spec=rc.Spec(W.token()), **given)).weights
         return weights.mean().item(), weights.std().item() / positions**0.5
 
-    biased, spread = mean_weight(trainer, renormalised)
+    biased, spread = mean_weight(trainer, renormalized)
     assert biased < 1.0 - 10 * spread
-    mean, spread = mean_weight(trainer, renormalised, log_mass=mass["trainer"])
+    mean, spread = mean_weight(trainer, renormalized, log_mass=mass["trainer"])
     assert abs(mean - 1.0) < 3 * spread < 0.01
     # The engine's own mass makes it the ratio of both whole distributions.
-    mean, _ = mean_weight(trainer, renormalised, log_mass=mass["engine"])
+    mean, _ = mean_weight(trainer, renormalized, log_mass=mass["engine"])
     assert mean == pytest.approx(mean_weight(trainer, engine)[0], rel=1e-12)
-    # A trainer that replays the kept set beside an engine that does not renormalise.
+    # A trainer that replays the kept set beside an engine that does not renormalize.
     replayed = trainer.masked_fill(~kept, -torch.inf).log_softmax(1)
     mean, spread = mean_weight(replayed, engine, log_mass=mass["engine"], renormalized="train")
     assert abs(mean - 1.0) < 3 * spread < 0.01

@@ -192,11 +192,11 @@ def test_garbage_behind_the_masks(name):
     outside = ~(mask & trains)
     found = []
     for value in (0.0, *GARBAGE, 3e38):
-        spoilt = [torch.where(outside, value, x.detach()) for x in (new, old, rollout, advantages)]
-        spoilt[0].requires_grad_()
+        spoiled = [torch.where(outside, value, x.detach()) for x in (new, old, rollout, advantages)]
+        spoiled[0].requires_grad_()
         out = rc.policy_loss(
-            spoilt[0],
-            spoilt[3],
+            spoiled[0],
+            spoiled[3],
             loss=rc.Loss(
                 SURROGATES[name],
                 mean=rc.Mean("sequence"),
@@ -204,13 +204,13 @@ def test_garbage_behind_the_masks(name):
                 regularizer=rc.SquaredLogRatio(0.1, "kept"),
             ),
             mask=mask,
-            old_logp=spoilt[1],
-            ref_logp=spoilt[2],
+            old_logp=spoiled[1],
+            ref_logp=spoiled[2],
             correction=rc.Factors(
                 weights=torch.where(outside, value, rollout.exp()), mask=torch.where(mask, trains.float(), NAN)
             ),
         )
-        (slope,) = torch.autograd.grad(out.value, spoilt[0])
+        (slope,) = torch.autograd.grad(out.value, spoiled[0])
         assert (slope[outside] == 0).all()
         found.append((out.value, slope, out.metrics() | {"tokens_loss_nonfinite": 0.0}))
     for value, slope, metrics in found[1:]:

@@ -101,8 +101,8 @@ def test_memory_that_is_read_or_written_twice_is_refused():
     refused(f"out.weights: {own} train_logp", given, named, rc.Outputs(train))
     refused(f"out.mask: {own} mask", given, named, rc.Outputs(mask=mask))
     # Statistics of labels and means of groups are taken behind the kernels.
-    labelled = named | {"labels": {"env": mask.clone()}, "label_names": {"env": 2}}
-    refused(f"out.mask: {own} labels['env']", given, labelled, rc.Outputs(mask=labelled["labels"]["env"]))
+    labeled = named | {"labels": {"env": mask.clone()}, "label_names": {"env": 2}}
+    refused(f"out.mask: {own} labels['env']", given, labeled, rc.Outputs(mask=labeled["labels"]["env"]))
     index = torch.arange(80)
     grouped = named | {"group_index": index[:4]}
     refused(f"out.mask: {own} groups.index", given, grouped, rc.Outputs(mask=index.view(torch.int32).view(4, 40)))

@@ -70,7 +70,7 @@ def test_early_tokens_against_loops(layout, gamma):
 
 
 def test_sums_of_long_sequences_in_any_company():
-    """The rounds double; the bits of a sequence do not depend on its neighbours."""
+    """The rounds double; the bits of a sequence do not depend on its neighbors."""
     generator = random.Random(0)
     lengths = [1, 700, 3, 0, 64, 65]
     x = torch.tensor([generator.gauss(0.0, 1.0) for _ in range(sum(lengths))], dtype=torch.float64)

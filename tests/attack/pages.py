@@ -41,7 +41,7 @@ ATTRIBUTES = frozenset(
 )
 # Attributes in which a text may stand.
 SAYS = frozenset(("aria-label", "title"))
-COLOURS = re.compile(r"\x1b\[(?:0|1|3[136]|1;3[1236]|1;3[1236];\d+)m")
+COLORS = re.compile(r"\x1b\[(?:0|1|3[136]|1;3[1236]|1;3[1236];\d+)m")
 # A mark that hostile texts carry, to be looked for where no text belongs.
 MARK = "ALERT"
 PIECES = (
@@ -237,7 +237,7 @@ def judged(code: int, out: str, err: str, arguments: list[str], width: int) -> s
         return f"exit code {code}: {err[-300:]!r}"
     if "Traceback" in err or "mistake in rollout-corr" in err:
         return f"a mistake: {err[-400:]!r}"
-    if found := acting(COLOURS.sub("", out)) + acting(COLOURS.sub("", err)):
+    if found := acting(COLORS.sub("", out)) + acting(COLORS.sub("", err)):
         return f"{found[:5]!r} on the terminal"
     if code != 2 and err:
         return f"exit code {code} with {err[:200]!r} on stderr"

@@ -1,4 +1,4 @@
-"""Settings: the frozen types, presets, recipes and configurations, with garbage for values and misspelt keys.
+"""Settings: the frozen types, presets, recipes and configurations, with garbage for values and misspelled keys.
 
 What is accepted has to hold what was given, and to survive repr, pickle and plain data. What is refused is a ValueError
 or TypeError that names an argument.
@@ -78,14 +78,14 @@ def garbage(rng: random.Random) -> object:
     return rng.choice(rng.choice((NUMBERS, WORDS, OTHERS)))
 
 
-def misspelt(rng: random.Random, name: str) -> str:
+def misspelled(rng: random.Random, name: str) -> str:
     """A name with one letter doubled, lost or exchanged."""
     at = rng.randrange(len(name))
     return name[:at] + rng.choice((name[at] * 2, "", "x", name[at].upper())) + name[at + 1 :]
 
 
 def arguments(rng: random.Random, known: dict[str, object]) -> dict[str, object]:
-    """Draw some arguments, of which one name may be misspelt; what has no default is always given."""
+    """Draw some arguments, of which one name may be misspelled; what has no default is always given."""
     chosen = {name for name, default in known.items() if default is MISSING or rng.random() < 2 / len(known)}
     given = {name: garbage(rng) for name in known if name in chosen}
     # A required argument is often right, so that the others are looked at.
@@ -93,7 +93,7 @@ def arguments(rng: random.Random, known: dict[str, object]) -> dict[str, object]
         if name in ("over", "stat") and rng.random() < 0.8:
             given[name] = {"over": "token", "stat": "ratio"}[name]
     if rng.random() < 0.15:
-        name = misspelt(rng, rng.choice(list(known)))
+        name = misspelled(rng, rng.choice(list(known)))
         if name.isidentifier():
             given[name] = garbage(rng)
     return given

@@ -70,8 +70,8 @@ def groups(rng: random.Random) -> Outcome:
         among = [r for r, k, g in zip(rewards, keep, group, strict=True) if k and g == group[i]]
         mean = sum(among) / len(among) if among else 0.0
         wanted = rewards[i] - mean if keep[i] else 0.0
-        if abs(found.centred[i].item() - wanted) > 1e-12 * max(1.0, abs(mean)):
-            return Outcome("wrong", f"centred[{i}]: {found.centred[i].item()} for {wanted}: {rewards} {keep} {group}")
+        if abs(found.centered[i].item() - wanted) > 1e-12 * max(1.0, abs(mean)):
+            return Outcome("wrong", f"centered[{i}]: {found.centered[i].item()} for {wanted}: {rewards} {keep} {group}")
     return Outcome("right")
 
 

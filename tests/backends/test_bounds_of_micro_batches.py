@@ -59,7 +59,7 @@ def test_the_tokens_of_highest_entropy_train():
 
 
 @pytest.mark.parametrize("normalize", ["batch", "group", "sequence"])
-def test_micro_batches_decide_beside_normalised_weights(normalize):
+def test_micro_batches_decide_beside_normalized_weights(normalize):
     """The divisor of weights, and the groups that it needs, come behind the bounds."""
     for options in ({"apply": False}, {"rejected": "both"}):
         spec = rc.Spec(rc.Weight.token(normalize=normalize), TOGETHER.criteria, **options)

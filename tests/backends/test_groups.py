@@ -77,7 +77,7 @@ def test_groups_that_are_gone_or_of_others(run):
     found = run(groups_gone, 2)[1].value
     for name, (destroyed, others) in (("ranks.sequence", found[:2]), ("group", found[2:])):
         assert (
-            destroyed == f"ValueError: {name}: expected an initialised process group, got one that has been destroyed"
+            destroyed == f"ValueError: {name}: expected an initialized process group, got one that has been destroyed"
         )
         assert others == (
             f"TypeError: {name}: expected a torch.distributed process group or None, got a group that this rank does "

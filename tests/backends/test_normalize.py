@@ -1,4 +1,4 @@
-"""Self-normalised weights by the kernels, and over ranks that threads play: the bits of the whole batch."""
+"""Self-normalized weights by the kernels, and over ranks that threads play: the bits of the whole batch."""
 
 from __future__ import annotations
 

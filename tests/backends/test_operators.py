@@ -25,7 +25,7 @@ GEOMETRIC = C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.1)
 SPECS = {
     "metrics": rc.Spec(),
     "token": rc.Spec(weight=rc.Weight.token(upper=1.3), criteria=(GEOMETRIC,), rejected="both"),
-    "normalised": rc.Spec(weight=rc.Weight.product(upper=2.0, normalize="batch"), detail="full"),
+    "normalized": rc.Spec(weight=rc.Weight.product(upper=2.0, normalize="batch"), detail="full"),
     "decided": rc.Spec(rc.Weight.token(upper=rc.Quantile(0.9)), (C("abs", upper=rc.Quantile(0.8)),)),
     "external": rc.Spec(criteria=(C("external", name="entropy", upper=0.1), C("abs", upper=math.inf, label='a"\\'))),
 }
@@ -84,7 +84,7 @@ def test_operator_keeps_its_promises(name):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", one_in(3, ["normalised", "token", "metrics"]))
+@pytest.mark.parametrize("name", one_in(3, ["normalized", "token", "metrics"]))
 def test_no_graph_break(name, backend):
     """A whole training step's worth of it, packed and padded, with lengths that change."""
     spec = SPECS[name]
@@ -141,7 +141,7 @@ def test_two_launches_or_three_and_nothing_else(name):
 def test_sizes_beyond_32_bits():
     """More than 2^31 tokens, and more sequences than a second grid axis would hold, in one axis."""
     for tokens, sequences in ((3 << 30, 7), (1 << 31, 1 << 20)):
-        read, decide, apply = prepared(SPECS["normalised"], device="meta", tokens=tokens, sequences=sequences)
+        read, decide, apply = prepared(SPECS["normalized"], device="meta", tokens=tokens, sequences=sequences)
         assert all(0 < launch.programs < 2**31 for launch in (read, decide, apply))
         tiles = tokens >> read.arguments["tile_bits"]
         assert read.programs == tiles + 1 and read.arguments["slots"] == tiles + sequences + 2

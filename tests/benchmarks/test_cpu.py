@@ -138,7 +138,7 @@ def test_one_case():
     assert all(len(row["wall_ms"]) == 2 and row["first_ms"] > 0.0 for row in case["rows"] if "wall_ms" in row)
 
 
-def test_nobody_always_follows_the_same_neighbour():
+def test_nobody_always_follows_the_same_neighbor():
     order = []
     calls = [lambda name=name: order.append(name) for name in "abc"]
     samples = turns.take_turns(calls, 40, lambda: order.append("-"))

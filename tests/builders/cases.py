@@ -8,7 +8,7 @@ import pytest
 
 
 def one_in(number: int, cases: Iterable[object], first: int = 0) -> list[object]:
-    """Mark every case as slow but each `number`-th, where neighbours of a list share nearly all of their code.
+    """Mark every case as slow but each `number`-th, where neighbors of a list share nearly all of their code.
 
     Args:
         number: 2 leaves every other case to `make test`.

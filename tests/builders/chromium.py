@@ -69,7 +69,7 @@ def take_pictures(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         dumps = {"report": "rollouts.jsonl", "what-if": "step_120.jsonl"}
-        write_dump(Path(dumps["report"]), planted_dumps.retokenised(1, 2))
+        write_dump(Path(dumps["report"]), planted_dumps.retokenized(1, 2))
         write_dump(Path(dumps["what-if"]), planted_dumps.updated(1, 0.25, sequences=150))
         for kind, dump in dumps.items():
             assert main([kind, dump]) == 0
@@ -77,7 +77,7 @@ def take_pictures(folder: Path) -> None:
             page, shot = Path(f"{dumps[kind]}.{kind}.html").resolve(), Path("shot.png").resolve()
             window = f"--window-size={size[0]},{size[1]}"
             run(Path("profile").resolve(), *options, window, f"--screenshot={shot}", page.as_uri())
-            # 64 colours show a page well, in a third of the bytes.
+            # 64 colors show a page well, in a third of the bytes.
             picture = Image.open(shot).convert("RGB").quantize(64, dither=Image.Dither.NONE)
             picture.save(before / folder / f"{name}.png", optimize=True)
         os.chdir(before)

@@ -272,8 +272,8 @@ def same(name, got, reference):
     exponent = max(1.0, math.log(wanted)) if name.endswith("_ppl") and wanted > 0.0 else 1.0
     # A binary KL is a difference of terms up to 1. Against float64 the reference was off by
     # 2.2e-7 at most, the kernels by 9.7e-8.
-    cancelled = 2.0**-22 if "binary_kl" in name else 0.0
-    return abs(got - wanted) <= 2e-5 * exponent * max(1e-3, abs(wanted)) + 1e-6 * added + cancelled
+    canceled = 2.0**-22 if "binary_kl" in name else 0.0
+    return abs(got - wanted) <= 2e-5 * exponent * max(1e-3, abs(wanted)) + 1e-6 * added + canceled
 
 
 def same_bits(one, other):

@@ -102,7 +102,7 @@ def call_policy_loss(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
 
 
 def call_filter_groups(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
-    """Rewards centred by group."""
+    """Rewards centered by group."""
     keep = laid.correct(spec).keep
     count = keep.shape[0]
     rewards = torch.linspace(-1.0, 2.0, count, dtype=torch.float32, device="cpu")

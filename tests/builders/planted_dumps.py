@@ -86,7 +86,7 @@ def at(logp: Tensor, sampled: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Tensor:
-    """Return renormalised log-probs after top-k and top-p."""
+    """Return renormalized log-probs after top-k and top-p."""
     logp = logits.log_softmax(1)
     ordered, order = logp.sort(1, descending=True)
     before = ordered.exp().cumsum(1) - ordered.exp()
@@ -98,7 +98,7 @@ def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Te
 # --- the log-probs are of different distributions
 
 
-def renormalised(seed: int, with_mass: bool = False, **limits: Any) -> dict[str, Tensor]:
+def renormalized(seed: int, with_mass: bool = False, **limits: Any) -> dict[str, Tensor]:
     model = Model(seed)
     rollout = truncated(model.engine, **limits)
     sampled = model.sample(rollout)
@@ -194,7 +194,7 @@ def siblings(seed: int) -> dict[str, Tensor]:
     return columns
 
 
-def retokenised(seed: int, tokens: int, harder: float | None = None, first: bool = False) -> dict[str, Tensor]:
+def retokenized(seed: int, tokens: int, harder: float | None = None, first: bool = False) -> dict[str, Tensor]:
     """Make turns of 30 tokens, with 10 of a tool between them, whose first tokens the trainer reads as others."""
     start_of = lambda position: (position % 40 < 3) & (position >= 40)  # noqa: E731
     certainty = None

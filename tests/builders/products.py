@@ -46,7 +46,7 @@ TRANSFORMS = [(None, None), (None, 1.2), (0.8, None), (0.8, 1.2)]
 
 
 def weights_product(level):
-    """Bounds x outside x normalisation x non-finite policy x rejection x sums_over, with and without criteria."""
+    """Bounds x outside x normalization x non-finite policy x rejection x sums_over, with and without criteria."""
     rng = random.Random(level)
     veto = rc.Criterion("abs", over="sequence", reduce="max", upper=1.1)
     drops = rc.Criterion("abs", upper=0.45)

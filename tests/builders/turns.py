@@ -54,7 +54,7 @@ def flat(laid, s, place):
 
 
 def ids_of(laid, turns):
-    """An id per slot in the layout; ids differ between neighbouring turns and repeat elsewhere."""
+    """An id per slot in the layout; ids differ between neighboring turns and repeat elsewhere."""
     offsets = offsets_of(laid, turns)
     size = max(int(offsets[-1]), 0)
     if isinstance(laid.train, list):

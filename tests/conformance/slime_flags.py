@@ -19,10 +19,10 @@ EMPTY = Declared(
     "slime's and miles's `calculate_per_token_loss` counts a sample without a token as one token",
     lambda given, settings: settings["calculate_per_token_loss"] and not bool(given.mask.any(1).all()),
 )
-EMPTY_NORMALISED = Declared(
-    "samples without a token in the mean that normalises",
+EMPTY_NORMALIZED = Declared(
+    "samples without a token in the mean that normalizes",
     "integrations.md",
-    "at the level sequence, samples without a valid token count in the mean that normalises",
+    "at the level sequence, samples without a valid token count in the mean that normalizes",
     lambda given, settings: _uses_mis(settings) and counts_empty(given, settings),
 )
 FAR_SUM = Declared(
@@ -68,9 +68,9 @@ def _of_sequences(settings: dict[str, Any]) -> bool:
 
 
 def counts_empty(given: Batch, settings: dict[str, Any]) -> bool:
-    """Tell whether a mean over samples normalises, and one of them has no valid token."""
-    normalises = settings.get("tis_level") == "sequence" and settings["tis_batch_normalize"]
-    return bool(normalises) and not bool(given.mask.any(1).all())
+    """Tell whether a mean over samples normalizes, and one of them has no valid token."""
+    normalizes = settings.get("tis_level") == "sequence" and settings["tis_batch_normalize"]
+    return bool(normalizes) and not bool(given.mask.any(1).all())
 
 
 def _clamped(given: Batch, old: Tensor) -> bool:
@@ -103,7 +103,7 @@ def mis_settings(rng: Random) -> dict[str, Any]:
         "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
         "use_rs": rng.random() < 0.7,
     }
-    # slime refuses to normalise geometric weights.
+    # slime refuses to normalize geometric weights.
     return drawn | {"tis_batch_normalize": drawn["tis_level"] != "geometric" and rng.random() < 0.5}
 
 

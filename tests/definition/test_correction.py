@@ -197,7 +197,7 @@ def test_inputs_are_left_as_they_are():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_external_values_that_are_not_finite(layout, dtype):
-    """A NaN of the caller's own statistic passes no bound, an infinity only an open one; neighbours notice nothing."""
+    """A NaN of the caller's own statistic passes no bound, an infinity only an open one; neighbors notice nothing."""
     for odd, (reduce, side) in itertools.product(
         (math.nan, INF, -INF), itertools.product((None, *REDUCTIONS), ("lower", "upper"))
     ):

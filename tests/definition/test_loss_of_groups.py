@@ -191,7 +191,7 @@ def test_ranks_decide_together():
         assert merged["sequence_group_contrast_fraction"] == out.metrics()["sequence_group_contrast_fraction"] > 0.0
 
 
-def test_groups_of_neighbours_stay_on_their_rank():
+def test_groups_of_neighbors_stay_on_their_rank():
     """`group_size` counts whole groups on each rank, so ranks exchange nothing for it."""
     batch = made(1)[:8]
 

@@ -1,4 +1,4 @@
-"""Self-normalised weights against loops, in every layout, pack, order and split; their metrics and errors."""
+"""Self-normalized weights against loops, in every layout, pack, order and split; their metrics and errors."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_weights_of_turns():
 
 
 def normalized(spec, normalize):
-    """A Spec of the strategies with a weight that is normalised."""
+    """A Spec of the strategies with a weight that is normalized."""
     weight = spec.weight or rc.Weight.token()
     if normalize == "sequence" and not weight.per_token:
         weight = rc.Weight.token(lower=weight.lower, upper=weight.upper, outside=weight.outside)

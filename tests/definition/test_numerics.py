@@ -105,11 +105,11 @@ def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
 
 
 @pytest.mark.parametrize("level", KINDS)
-@pytest.mark.parametrize("centre", [-1.0, -4.0, -8.0, -12.0, -17.0])
-def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(centre, level):
+@pytest.mark.parametrize("center", [-1.0, -4.0, -8.0, -12.0, -17.0])
+def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(center, level):
     """docs/kernels.md has the bounds at token level; at the other levels nothing is lost."""
     generator = torch.Generator().manual_seed(0)
-    d = centre / (7 if level in ("product", "prefix") else 1) + 0.3 * torch.randn(30, 7, generator=generator)
+    d = center / (7 if level in ("product", "prefix") else 1) + 0.3 * torch.randn(30, 7, generator=generator)
     log_weight = d.double()
     if level == "prefix":
         log_weight = log_weight.cumsum(1)

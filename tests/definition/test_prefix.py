@@ -1,6 +1,6 @@
 """Weights and criteria of prefixes: against loops, by hand, and to the bit against what sequences aggregate.
 
-tests/definition/test_properties.py draws prefixes too: order, chunks, layouts, neighbours, empty rows, garbage.
+tests/definition/test_properties.py draws prefixes too: order, chunks, layouts, neighbors, empty rows, garbage.
 """
 
 from __future__ import annotations

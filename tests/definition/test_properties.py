@@ -154,7 +154,7 @@ def test_no_log_prob_makes_nan_or_raises(batch, spec, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [1, 3, 16, 17, 100, 1000])
 def test_long_sequences_keep_their_bits_wherever_they_start(dtype, length):
-    """Sums of many tokens: a plain float sum would change with the start and with the neighbours."""
+    """Sums of many tokens: a plain float sum would change with the start and with the neighbors."""
     generator = torch.Generator().manual_seed(length)
     train = (-torch.rand(length, generator=generator) * 9).to(dtype)
     rollout = (train.float() + 0.3 * torch.randn(length, generator=generator)).to(dtype)

@@ -11,7 +11,7 @@ from rollout_corr.definition.tokens import GRID_OF_D, k3, to_grid
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 5e-7), (torch.float64, 1e-15)])
-def test_k3_is_accurate_and_knows_no_neighbours(dtype: torch.dtype, within: float) -> None:
+def test_k3_is_accurate_and_knows_no_neighbors(dtype: torch.dtype, within: float) -> None:
     """Against 60 decimal digits; measured: 4.2e-7 just above |D| = 1/2 in float32, 7.4e-16 in float64."""
     steps = [sign * 10.0 ** (i / 40) for i in range(-320, 52) for sign in (-1, 1)]
     d = torch.tensor([*steps, *(i / 1000 for i in range(-600, 601)), 0.0], dtype=dtype)

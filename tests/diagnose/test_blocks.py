@@ -67,7 +67,7 @@ def test_numbers_do_not_depend_on_what_a_reader_returns_at_a_time(kind, tmp_path
 
 
 def test_what_if_does_not_depend_on_it_either(tmp_path, monkeypatch):
-    """Weights that are normalised over the batch are divided by the mean of a chunk, so its bounds matter."""
+    """Weights that are normalized over the batch are divided by the mean of a chunk, so its bounds matter."""
     monkeypatch.setattr(chunks, "CHUNK_SLOTS", 700)
     path = write("pt packed", tmp_path, run(30))
     wanted = [outcome for _, outcome in try_all(Dump(path)).outcomes()]

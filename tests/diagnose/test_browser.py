@@ -81,14 +81,14 @@ window.addEventListener("load", () => {
     const style = getComputedStyle(e);
     return style.fill === "none" || style.fillOpacity === "0" ? style.stroke : style.fill;
   }))];
-  // Colours as [red, green, blue, opacity], 0 to 1, of rgb(), rgba() and what color-mix() becomes.
-  const colour = (text) => {
+  // Colors as [red, green, blue, opacity], 0 to 1, of rgb(), rgba() and what color-mix() becomes.
+  const color = (text) => {
     const n = (text.match(/[\d.]+(e-?\d+)?/g) || []).map(Number), unit = text.startsWith("color(") ? 1 : 255;
     return [...n.slice(0, 3).map((x) => x / unit), n.length > 3 ? n[3] : 1];
   };
   const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3]));
   const behind = (element) => element === null ? [1, 1, 1] :
-    over(colour(getComputedStyle(element).backgroundColor), behind(element.parentElement));
+    over(color(getComputedStyle(element).backgroundColor), behind(element.parentElement));
   const bright = (c) => {
     const [r, g, b] = c.map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
@@ -98,7 +98,7 @@ window.addEventListener("load", () => {
     if (!own || ["title", "SCRIPT"].includes(element.tagName)) continue;
     const style = getComputedStyle(element), svg = element.closest("svg");
     const ground = behind(svg ? svg.parentElement : element);
-    const ink = over(colour(svg ? style.fill : style.color), ground);
+    const ink = over(color(svg ? style.fill : style.color), ground);
     const size = parseFloat(style.fontSize), lights = [bright(ink), bright(ground)];
     const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
     const contrast = (Math.max(...lights) + 0.05) / (Math.min(...lights) + 0.05);
@@ -145,10 +145,10 @@ def ask(page, screen, *options):
 def pages(tmp_path_factory):
     """Write three pages by the commands."""
     folder = tmp_path_factory.mktemp("pages")
-    turns = planted_dumps.retokenised(0, 2)
+    turns = planted_dumps.retokenized(0, 2)
     n = turns["mask"].numel()
     torch.save(turns | {"versions": torch.arange(n) % 3, "steps": torch.arange(n) // 200}, folder / "turns.pt")
-    torch.save(planted_dumps.renormalised(0, top_p=0.8), folder / "truncated.pt")
+    torch.save(planted_dumps.renormalized(0, top_p=0.8), folder / "truncated.pt")
     made = {name: folder / f"{name}.html" for name in ("report", "compare", "what-if")}
     one, two = str(folder / "turns.pt"), str(folder / "truncated.pt")
     assert main(["report", one, "--page", str(made["report"])]) == 0
@@ -169,7 +169,7 @@ def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
     # Folded and unfolded: what is wide scrolls in its own box.
     assert found["wider"] <= 0 and found["opened"] <= 0
     assert found["asked"] == []
-    # Both colours of the style sheet arrive, and nothing is painted in the browser's own black.
+    # Both colors of the style sheet arrive, and nothing is painted in the browser's own black.
     assert not {"rgb(0, 0, 0)", "none"} & set(found["painted"]) and found["painted"]
     assert found["texts"] > 100 and found["faint"] == []
     assert len(found["folded"]) >= 3
@@ -185,7 +185,7 @@ def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
         assert found["heads"][0] < height
 
 
-def test_a_dark_page_has_other_colours(pages):
+def test_a_dark_page_has_other_colors(pages):
     light, dark = ask(pages["compare"], "desktop"), ask(pages["compare"], "desktop", DARK)
     assert len(light["painted"]) == len(dark["painted"]) and not set(light["painted"]) & set(dark["painted"])
     assert light["paper"] == "rgb(255, 255, 255)" != dark["paper"]

@@ -213,7 +213,7 @@ def test_labels_of_turns_are_those_of_their_tokens(kind):
 
 def test_a_trainer_that_replays_the_kept_set():
     """The engine's log-probs are over the whole vocabulary, the trainer's over the kept set; in every layout."""
-    columns = planted_dumps.renormalised(0, with_mass=True, top_p=0.8)
+    columns = planted_dumps.renormalized(0, with_mass=True, top_p=0.8)
     ready, mass = call(columns), columns.pop("log_mass")
     logps = columns["train_logp"] - mass, columns["rollout_logp"] + mass
     found = rc.doctor(*logps, rc.Batch(cu_seqlens=columns["cu_seqlens"], kept_mass=rc.KeptMass(mass, of="train")))

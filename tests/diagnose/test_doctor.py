@@ -55,7 +55,7 @@ def test_every_dump_is_named_by_its_cause(case):
 
 def test_a_dump_that_brings_the_mass_kept_is_healthy(tmp_path):
     """Through rc.dump and both kinds of reader: log_mass is taken from the trainer's log-probs."""
-    made = planted_dumps.renormalised(0, with_mass=True, top_p=0.8)
+    made = planted_dumps.renormalized(0, with_mass=True, top_p=0.8)
     batch = rc.Batch(cu_seqlens=made.pop("cu_seqlens"), kept_mass=rc.KeptMass(made.pop("log_mass")))
     logps = made.pop("train_logp"), made.pop("rollout_logp")
     for path in (tmp_path / "x.jsonl", tmp_path / "folder"):

@@ -32,12 +32,12 @@ def test_visible_keeps_what_can_be_read():
     assert visible("x" * 5000) == "x" * (MOST - 22) + "... (5,000 characters)"
 
 
-@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_terminal_shows_a_text_in_every_place(text, colour, capsys, monkeypatch):
+def test_a_terminal_shows_a_text_in_every_place(text, color, capsys, monkeypatch):
     """Lines, titles, heads and cells: no control character, no line that the text made, no markup of rich."""
     monkeypatch.setenv("COLUMNS", "20000")
-    monkeypatch.setenv("FORCE_COLOR" if colour else "NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR" if color else "NO_COLOR", "1")
     out = Terminal()
     out.line(text, "bold red")
     out.table(text, Table((text, text), [(text, text)]))

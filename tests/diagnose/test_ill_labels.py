@@ -113,7 +113,7 @@ def test_sixty_four_labels_have_a_row_each(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x"])
 @pytest.mark.parametrize("first", [1_234_567, 2**24, 1_700_000_000_001])
-def test_neighbours_among_large_labels_are_two_labels_with_two_names(tmp_path, name, first):
+def test_neighbors_among_large_labels_are_two_labels_with_two_names(tmp_path, name, first):
     """Numbers of prompts, and times as versions: float32 has not all whole numbers above 2^24, and 6 digits are few."""
     logp = torch.full((64, 2), -1.0)
     ids = first + torch.arange(64) % 2

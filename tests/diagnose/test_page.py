@@ -104,12 +104,12 @@ def report(*paths, by=()):
 def folder(tmp_path_factory):
     """Write dumps that together have every axis and every severity."""
     path = tmp_path_factory.mktemp("dumps")
-    turns = planted_dumps.retokenised(0, 2)
+    turns = planted_dumps.retokenized(0, 2)
     n = turns["mask"].numel()
     more = {"versions": torch.arange(n) % 3, "entropy": torch.rand(n), "steps": torch.arange(n) // 1000}
     torch.save(turns | more, path / "turns.pt")
     torch.save(planted_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), path / "steps.pt")
-    torch.save(planted_dumps.renormalised(0, top_p=0.8), path / "truncated.pt")
+    torch.save(planted_dumps.renormalized(0, top_p=0.8), path / "truncated.pt")
     torch.save(planted_dumps.Model(0).healthy(), path / "healthy.pt")
     torch.save(planted_dumps.broken(0, rows=1.0), path / "broken.pt")
     torch.save(planted_dumps.copied(0), path / "copied.pt")
@@ -235,7 +235,7 @@ def test_values_far_out_do_not_flatten_the_rest():
     assert bars_of([0] * HISTOGRAM_BINS) == (1.0, [], 1.0)
 
 
-def test_a_bin_of_few_tokens_is_grey_and_does_not_stretch_the_axis():
+def test_a_bin_of_few_tokens_is_gray_and_does_not_stretch_the_axis():
     rows = [Row(str(i), float(i), 2 if i == 3 else 500, 0.0, 90.0 if i == 3 else 0.01, 0.0, 1.0, 0.0) for i in range(8)]
     for figure in (
         charts.axis_chart("t", "turn", [("", rows)], log=False, unit="tokens"),
@@ -257,7 +257,7 @@ def test_a_bin_of_few_tokens_is_grey_and_does_not_stretch_the_axis():
         ({"tokens": 7.0, "tokens_nonfinite": 7.0}, ["none"] * 5),
     ],
 )
-def test_tiles_have_the_colours_of_the_limits(change, states):
+def test_tiles_have_the_colors_of_the_limits(change, states):
     healthy = {
         "kl_rollout_train_k3": 0.001,
         "logratio_abs_mean": 0.01,

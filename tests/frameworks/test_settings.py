@@ -1,4 +1,4 @@
-"""Settings are found in whatever object holds them, and misspelt ones are refused with the nearest right name."""
+"""Settings are found in whatever object holds them, and misspelled ones are refused with the nearest right name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_kinds_of_configurations(config):
 @pytest.mark.parametrize(
     "config", [{"clip_lo": 1}, SimpleNamespace(clip_lo=1), {"clip_lo": 1, "optimizer": 0}, {"loss": {"clip_lo": 1}}]
 )
-def test_misspelt(config):
+def test_misspelled(config):
     with pytest.raises(ValueError, match=r"unknown key 'clip_lo' \(did you mean 'clip_low'\?\)"):
         settings_of(config, KNOWN, blocks=[("loss",)], whole=["optimizer"])
 
@@ -129,7 +129,7 @@ def test_flags(config):
 @pytest.mark.parametrize(
     "config", [{"actor": {"clp": 1}}, {"actor.clp": 1}, SimpleNamespace(actor=SimpleNamespace(clp=1))]
 )
-def test_misspelt_flag(config):
+def test_misspelled_flag(config):
     with pytest.raises(ValueError, match=r"unknown key 'actor\.clp' \(did you mean 'actor\.clip'\?\)"):
         flags_of(config, FLAGS, OTHERS)
 

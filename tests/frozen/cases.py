@@ -1,4 +1,4 @@
-"""What is called: presets, recipes, declared Specs and losses, labelled batches; and the arguments of each call."""
+"""What is called: presets, recipes, declared Specs and losses, labeled batches; and the arguments of each call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frozen.batches import Batch
 DECLARED = Path(__file__).with_name("variants.jsonl")
 
 # Beside declared Specs with labels: weights and criteria over tokens, products, means, prefixes, turns and ages.
-LABELLED = (
+LABELED = (
     "areal.m2po",
     "ctpo.cumprod",
     "open_instruct.vaco",
@@ -38,7 +38,7 @@ class Case:
         settings: Further arguments of a loss; None for a correction.
         given: The tensors that a loss gets, by the names of `Batch.tokens`.
         mass: "train" or "rollout": the kept mass is given, taken from this side.
-        labelled: Labels are given.
+        labeled: Labels are given.
         differentiable: A gradient is wanted.
     """
 
@@ -47,7 +47,7 @@ class Case:
     settings: dict[str, Any] | None = None
     given: tuple[str, ...] = ()
     mass: str | None = None
-    labelled: bool = False
+    labeled: bool = False
     differentiable: bool = True
     traits: frozenset[str] = field(init=False)
 
@@ -70,7 +70,7 @@ class Case:
             made["spec"] = self.spec
             if "external" in traits:
                 made["external"] = {"entropy": tokens["surprise"], "surprise": tokens["surprise"]}
-            if "age" in traits or "decay" in traits or seed % 5 == 1 or self.labelled:
+            if "age" in traits or "decay" in traits or seed % 5 == 1 or self.labeled:
                 made["versions"] = batch.either("versions", seed % 4 == 2)
                 made["current_version"] = batch.current_version
         settings = self.settings or {}
@@ -84,7 +84,7 @@ class Case:
         if self.mass is not None or (seed % 8 == 5 and not self.is_loss):
             made["log_mass"] = tokens["mass"]
             made["renormalized"] = "train" if self.mass == "rollout" else "rollout"
-        if self.labelled:
+        if self.labeled:
             made |= _labels(batch)
         if not self.is_loss:
             return made | {"train_logp": tokens["old"], "rollout_logp": tokens["rollout"]}
@@ -141,9 +141,9 @@ def all_cases() -> Iterator[Case]:
         settings = adapter.settings_of_loss(recipe.loss) | adapter.settings_of_batch(recipe.batch)
         needs = tuple(need.removesuffix("_logp") for need in adapter.needs_of_recipe(name))
         yield Case(f"recipe/{name}", recipe.spec, settings, needs)
-    for name in LABELLED:
-        yield Case(f"labels/{name}", rc.spec(name), labelled=True)
-    yield Case("labels/full", rc.Spec(rc.Weight.token(upper=2.0), detail="full"), labelled=True)
+    for name in LABELED:
+        yield Case(f"labels/{name}", rc.spec(name), labeled=True)
+    yield Case("labels/full", rc.Spec(rc.Weight.token(upper=2.0), detail="full"), labeled=True)
     for line in DECLARED.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         yield _variant(row) if row["kind"] == "variant" else _loss(row)
@@ -152,8 +152,8 @@ def all_cases() -> Iterator[Case]:
 def _variant(row: dict[str, Any]) -> Case:
     """Read a declared correction."""
     spec = rc.Spec.from_dict(row["spec"])
-    kind = "labels" if row.get("labelled") else "variant"
-    return Case(f"{kind}/{row['name']}", spec, mass=row.get("mass"), labelled="labelled" in row)
+    kind = "labels" if row.get("labeled") else "variant"
+    return Case(f"{kind}/{row['name']}", spec, mass=row.get("mass"), labeled="labeled" in row)
 
 
 def _loss(row: dict[str, Any]) -> Case:

@@ -110,7 +110,7 @@ def _loss(case: Case, path: str, arguments: dict[str, Any], names: Names) -> dic
 
 def _result(out: Any, case: Case, arguments: dict[str, Any], names: Names) -> dict[str, Any]:
     found = {name: of_tensor(getattr(out, name)) for name in ("weights", "mask", "keep", "keep_turns")}
-    labels = tuple(arguments["label_names"]) if case.labelled else ()
+    labels = tuple(arguments["label_names"]) if case.labeled else ()
     for group, values in (("statistics", adapter.statistics_of(out)), ("metrics", adapter.metrics_of(out, labels))):
         found[group] = of_numbers(names.number(tuple(values)), list(values.values()))
     return {name: group for name, group in found.items() if group is not None}

@@ -16,7 +16,7 @@ pytestmark = INTERPRETED
 
 
 @triton.jit
-def neighbours_kernel(out, x, n: tl.int64, SHIFT: tl.constexpr, TILE: tl.constexpr):
+def neighbors_kernel(out, x, n: tl.int64, SHIFT: tl.constexpr, TILE: tl.constexpr):
     """Write a tile, and read the element that lies so far behind it."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(x + at, at, mask=at < n)
@@ -53,9 +53,9 @@ def rank_kernel(out, counter):
     tl.store(out + tl.program_id(0), tl.atomic_add(counter, 1))
 
 
-def neighbours(shift):
+def neighbors(shift):
     return launch_of(
-        neighbours_kernel,
+        neighbors_kernel,
         4,
         32,
         {
@@ -105,15 +105,15 @@ def test_the_last_program_may_read_what_all_have_written(quick_interpreter, seed
         launch = adding_up("acq_rel")
         launch.run()
         assert launch.arguments["out"].item() == 10.0 and launch.arguments["counter"].item() == 0
-        neighbours(0).run()
+        neighbors(0).run()
         counting(False).run()
 
 
 @pytest.mark.parametrize(
     ("launch", "found"),
     [
-        (neighbours(1), r"neighbours_kernel: program (\d) (reads|writes) x\[(8|16|24)\], and program (?!\1)\d \w+ it"),
-        (neighbours(-1), r"neighbours_kernel: program (\d) (reads|writes) x\[(7|15|23)\], and program (?!\1)\d \w+ it"),
+        (neighbors(1), r"neighbors_kernel: program (\d) (reads|writes) x\[(8|16|24)\], and program (?!\1)\d \w+ it"),
+        (neighbors(-1), r"neighbors_kernel: program (\d) (reads|writes) x\[(7|15|23)\], and program (?!\1)\d \w+ it"),
         (adding_up("relaxed"), r"program \d (reads|writes) partials\[\d\], and program \d \w+ it"),
         (adding_up("release"), r"program \d (reads|writes) partials\[\d\], and program \d \w+ it"),
         (adding_up("acquire"), r"program \d (reads|writes) partials\[\d\], and program \d \w+ it"),

@@ -249,7 +249,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gspo_token", "d
 
 @pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo", *SLOW])
 def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
-    """Before it is divided: to the bit, whatever the neighbours, the place and the tiles."""
+    """Before it is divided: to the bit, whatever the neighbors, the place and the tiles."""
     variant = replace(LOSS_VARIANTS[name], ref=None)
     wanted = replace(variant.objective, kl=None)
     given = tensors_of(variant, 5)

@@ -66,7 +66,7 @@ def holds(examples, *drawn):
 
 
 @EXAMPLES
-def test_order_and_neighbours_do_not_matter(examples, device):
+def test_order_and_neighbors_do_not_matter(examples, device):
     """A sequence has its bits in any order, behind any others, and starting anywhere."""
 
     @holds(examples, batches(), batches(least=0), some_specs(examples), DTYPES, st.randoms(use_true_random=False))

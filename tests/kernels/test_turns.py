@@ -88,7 +88,7 @@ def test_one_turn_a_sequence_gives_the_bits_of_the_sequence(number, device):
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(6, marks=pytest.mark.slow)])
-def test_no_bit_depends_on_tiles_or_neighbours(number, device):
+def test_no_bit_depends_on_tiles_or_neighbors(number, device):
     """Another order of the sequences, another start, other tiles: the same weights, mask and verdicts of each turn."""
     spec, order = specs_over("turn")[number], [2, 4, 0, 3, 1]
     batch = spoil(random_sequences(number, (5, 1, 30, 0, 18), advantages="token"), number)

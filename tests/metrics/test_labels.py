@@ -53,7 +53,7 @@ def split(metrics, name):
     return found
 
 
-def labelled(laid, spec, ids=IDS, names=NAMES, **more):
+def labeled(laid, spec, ids=IDS, names=NAMES, **more):
     return laid.correct(spec, labels={"environment": torch.tensor(ids)}, label_names={"environment": names}, **more)
 
 
@@ -64,7 +64,7 @@ def test_a_label_has_the_metrics_of_its_sequences(layout, whole):
         sequences = sequences_of(number)
         laid = lay_out(sequences, layout)
         with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
-            out = labelled(laid, spec)
+            out = labeled(laid, spec)
         found = out.metrics(by="environment")
         for place, name in enumerate(NAMES):
             chosen = [q for q, label in zip(sequences, IDS, strict=True) if label == place]
@@ -84,7 +84,7 @@ def test_a_label_has_the_statistics_of_a_call_of_its_own(spec):
     """Counts and extrema equal, sums within rounding: float32 sums of 64 tokens are off by 1e-7 of their sizes."""
     sequences = random_sequences(5, (40, 700, 3, 0, 90, 1200, 64, 65, 2000, 128), scale=0.05)
     laid = lay_out(sequences, "packed", torch.float32)
-    found = labelled(laid, spec).metrics(by="environment")
+    found = labeled(laid, spec).metrics(by="environment")
     for place, name in enumerate(NAMES[:3]):
         chosen = [q for q, label in zip(sequences, IDS, strict=True) if label == place]
         alone, mine = lay_out(chosen, "packed", torch.float32).correct(spec).metrics(), split(found, name)
@@ -127,7 +127,7 @@ def test_all_labels_at_once_have_the_numbers_of_each(spec, units):
 def test_labels_change_nothing_else_and_outside_is_counted():
     sequences = sequences_of(2)
     laid = lay_out(sequences, "padded_left")
-    plain, out = laid.correct(OF_TOKENS), labelled(laid, OF_TOKENS)
+    plain, out = laid.correct(OF_TOKENS), labeled(laid, OF_TOKENS)
     assert torch.equal(plain.weights, out.weights) and torch.equal(plain.mask, out.mask)
     metrics = out.metrics()
     outside = [q for q, label in zip(sequences, IDS, strict=True) if label in (7, -1) and any(q.mask)]
@@ -142,7 +142,7 @@ def test_labels_change_nothing_else_and_outside_is_counted():
 
 def test_labels_have_no_metrics_of_other_frameworks():
     spec = rc.spec("verl.decoupled_token_is")
-    out = labelled(lay_out(sequences_of(2), "packed"), spec)
+    out = labeled(lay_out(sequences_of(2), "packed"), spec)
     with pytest.raises(ValueError, match="by: expected None beside names='verl', got 'environment': labels have nat"):
         out.metrics(names="verl", by="environment")
     assert out.metrics(names="verl") and out.metrics(by="environment")
@@ -151,13 +151,13 @@ def test_labels_have_no_metrics_of_other_frameworks():
 def test_micro_batches_merge():
     sequences = sequences_of(4)
     parts = [lay_out(sequences[:4], "packed"), lay_out(sequences[4:], "packed")]
-    found = [labelled(part, OF_TOKENS, IDS[:4] if i == 0 else IDS[4:]).statistics for i, part in enumerate(parts)]
+    found = [labeled(part, OF_TOKENS, IDS[:4] if i == 0 else IDS[4:]).statistics for i, part in enumerate(parts)]
     nothing = Statistics.nothing(OF_TOKENS, extra=found[0].extra)
-    whole = labelled(lay_out(sequences, "packed"), OF_TOKENS)
+    whole = labeled(lay_out(sequences, "packed"), OF_TOKENS)
     merged = Statistics.sum([nothing, *found])
     assert merged.metrics(by="environment") == pytest.approx(whole.metrics(by="environment"), rel=1e-12, abs=1e-12)
     with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
-        merged.merge(labelled(parts[0], OF_TOKENS, IDS[:4], ("other", "names")).statistics)
+        merged.merge(labeled(parts[0], OF_TOKENS, IDS[:4], ("other", "names")).statistics)
 
 
 def test_several_labels_beside_versions_and_turns():
@@ -167,7 +167,7 @@ def test_several_labels_beside_versions_and_turns():
     names = {"environment": list(NAMES), "level": 2}
     versions = {"versions": laid.versions, "current_version": 7, "turns": "runs"}
     out = laid.correct(OF_TOKENS, **given, label_names=names, **versions)
-    assert out.metrics(by="environment") == labelled(laid, OF_TOKENS).metrics(by="environment")
+    assert out.metrics(by="environment") == labeled(laid, OF_TOKENS).metrics(by="environment")
     assert out.metrics()["age_max"] == laid.correct(OF_TOKENS, **versions).metrics()["age_max"]
     both = sum(out.metrics(by="level")[f"level/{i}/tokens"] for i in "01")
     assert both == out.metrics()["tokens"]

@@ -28,7 +28,7 @@ PACK_LEVEL = re.compile("mismatch/mismatch_(training|rollout|log|ppl)_")
 
 
 def assert_equal(found, expected, rtol=1e-9, atol=1e-12):
-    """A spread of equal values far from the centre is the root of a rounding: 2^-26 of that distance."""
+    """A spread of equal values far from the center is the root of a rounding: 2^-26 of that distance."""
     assert sorted(found) == sorted(expected)
     assert all(type(value) is float for value in found.values())
     wrong = {
@@ -67,7 +67,7 @@ def test_edges(scheme, name, edge):
     width = max(map(len, EDGES[edge]))
     gaps = [[*row, *[None] * (width - len(row))] for row in EDGES[edge]]
     rows = [[(-1.0 + (d or 0.0), -1.0, d is not None) for d in row] for row in gaps]
-    # Weights of e^-20 are 1 below the centre of their sums, and lose half their digits there.
+    # Weights of e^-20 are 1 below the center of their sums, and lose half their digits there.
     assert_equal(correct(rows, spec).metrics(scheme), oracle(rows), rtol=1e-7)
 
 
@@ -147,7 +147,7 @@ def test_nothing_valid(scheme, name, shape):
 
 
 def test_xtuner_sentinels():
-    """An all-masked pack of tokens: the values that its merging recognises by `valid`."""
+    """An all-masked pack of tokens: the values that its merging recognizes by `valid`."""
     spec, _ = CASES["xtuner"]["shipped"]
     found = rc.correct(torch.zeros(1, 3), torch.zeros(1, 3), mask=torch.zeros(1, 3), spec=spec).metrics("xtuner")
     expected = {"valid": 0.0, "rollout_is_max": -INF, "rollout_is_min": INF, "rollout_is_eff_sample_size": INF}
@@ -163,7 +163,7 @@ def test_verl_effective_sample_size_of_nothing_kept():
 
 
 def test_verl_effective_sample_size_of_tiny_weights():
-    """The guard of 1e-8 stands inside the normalisation, so weights of e^-20 give more than 1; no batch mean."""
+    """The guard of 1e-8 stands inside the normalization, so weights of e^-20 give more than 1; no batch mean."""
     spec, oracle = verl(level="sequence", upper=2.0, normalize=True)
     rows = [[(-30.0, -1.0, True)] * 3, [(-29.0, -1.5, True)] * 3]
     expected = oracle(rows)

@@ -46,7 +46,7 @@ OF_TOKENS = {"tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tok
 }  # fmt: skip
 
 
-def labelled_sequences(seed, long_runs):
+def labeled_sequences(seed, long_runs):
     rng = random.Random(seed)
     made = random_sequences(seed, (60, 1, 70, 0, 40, 90) if long_runs else (5, 1, 7, 0, 4, 6, 2))
     made = spoil(wild(made), seed, share=0.1) if seed % 2 else made
@@ -74,7 +74,7 @@ def split(metrics, name):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_label_has_the_metrics_of_its_tokens(layout, whole):
     for number, spec in enumerate(SPECS):
-        sequences = labelled_sequences(number, long_runs=number in (1, 4))
+        sequences = labeled_sequences(number, long_runs=number in (1, 4))
         laid, answer = lay_out(sequences, layout), oracle.correct(sequences, spec)
         with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
             out = by_token(laid, spec)
@@ -168,7 +168,7 @@ def test_ages_are_labels():
 
 
 def test_micro_batches_merge():
-    sequences = labelled_sequences(2, long_runs=True)
+    sequences = labeled_sequences(2, long_runs=True)
     parts = [lay_out(sequences[:3], "packed"), lay_out(sequences[3:], "packed")]
     found = [by_token(part, SPECS[1]).statistics for part in parts]
     whole = by_token(lay_out(sequences, "packed"), SPECS[1])
@@ -270,7 +270,7 @@ def test_no_valid_token(spec, turns):
 
 @pytest.mark.slow  # the compiler takes seconds; the same way without it is `whole` above
 def test_in_a_compiled_function():
-    laid = lay_out(labelled_sequences(2, long_runs=False), "padded_right", torch.float32)
+    laid = lay_out(labeled_sequences(2, long_runs=False), "padded_right", torch.float32)
 
     def step(train):
         more = {"labels": {"label": laid.versions}, "label_names": {**NAMES, "age": 3}}

@@ -76,7 +76,7 @@ class Answer:
     keep: list
     rejected: list  # per sequence, a bool per token
     raw: list  # per sequence, the weight before the bounds at each token (None where not defined)
-    bounded: list  # the same after the bounds, before normalisation
+    bounded: list  # the same after the bounds, before normalization
     outcomes: list
     tokens: list  # per sequence, a Token or None
     growths: list  # per sequence, by what the log of the bounds grows at each token

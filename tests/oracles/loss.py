@@ -350,7 +350,7 @@ def metrics(objective, sequences):
             among = known(q, s) if objective.regularizer.scope == "all" else tokens
             squares += [clip(own[t], -1024.0, 1024.0) ** 2 for t in among]
     ratios = [exp(x) for x in used]
-    centre = mean(ratios)
+    center = mean(ratios)
     found = {
         "tokens_trained": n,
         "sequences_trained": some,
@@ -358,8 +358,8 @@ def metrics(objective, sequences):
         "surrogate_loss_mean": mean(policies),
         "kl_old_new_k1": -mean(xs),
         "kl_old_new_k3": mean(r - 1 - x for r, x in zip(ratios, used, strict=True)),
-        "surrogate_ratio_mean": centre,
-        "surrogate_ratio_std": math.sqrt(mean((r - centre) ** 2 for r in ratios)),
+        "surrogate_ratio_mean": center,
+        "surrogate_ratio_std": math.sqrt(mean((r - center) ** 2 for r in ratios)),
         "surrogate_ratio_min": min(ratios, default=0.0),
         "surrogate_ratio_max": max(ratios, default=0.0),
     }

@@ -13,8 +13,8 @@ def mean(values):
 
 def std(values):
     """Population, by the two-pass formula."""
-    centre = mean(values)
-    return math.sqrt(mean([(v - centre) ** 2 for v in values]))
+    center = mean(values)
+    return math.sqrt(mean([(v - center) ** 2 for v in values]))
 
 
 def ess(values):

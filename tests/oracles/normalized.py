@@ -1,4 +1,4 @@
-"""The oracle of self-normalised weights: the mean of each sequence or group, from the loops of correction.py."""
+"""The oracle of self-normalized weights: the mean of each sequence or group, from the loops of correction.py."""
 
 from __future__ import annotations
 

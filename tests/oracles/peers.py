@@ -25,8 +25,8 @@ def average(values):
 
 def population(values):
     """Biased standard deviation; 0 for one value."""
-    centre = average(values)
-    return math.sqrt(average((x - centre) ** 2 for x in values)) if len(values) > 1 else 0.0
+    center = average(values)
+    return math.sqrt(average((x - center) ** 2 for x in values)) if len(values) > 1 else 0.0
 
 
 def spread(values):
@@ -107,8 +107,8 @@ def verl_weights(rows, level, upper, lower, normalize):
         found["rollout_is_ratio_fraction_high"] = average(s > math.log(upper) for s in sums)
         found["rollout_is_ratio_fraction_low"] = average(s < math.log(low) for s in sums)
     found["rollout_is_std"] = population(flat)
-    centre = average(flat)
-    squares = average((w / (centre + 1e-8)) ** 2 for w in flat)
+    center = average(flat)
+    squares = average((w / (center + 1e-8)) ** 2 for w in flat)
     found["rollout_is_eff_sample_size"] = 1.0 / squares if squares else 0.0
     q, q_raw = [average(row) for row in weights], [average(row) for row in raw]
     found["rollout_is_seq_mean"], found["rollout_is_seq_std"] = average(q), spread(q)
@@ -221,8 +221,8 @@ def xtuner_weights(rows, level, mode, upper, lower, mask, veto):
     found["rollout_is_ratio_fraction_high"], found["rollout_is_ratio_fraction_low"] = average(high), average(low)
     clamped = [clamp(w, lower, upper) for w in flat]
     found["rollout_is_std"] = population(clamped)
-    centre = average(clamped)
-    squares = average((c / (centre + 1e-8)) ** 2 for c in clamped)
+    center = average(clamped)
+    squares = average((c / (center + 1e-8)) ** 2 for c in clamped)
     found["rollout_is_eff_sample_size"] = 1.0 / squares if count else math.inf
     s = [average(row) for row in raw if row]
     found["rollout_is_seq_mean"], found["rollout_is_seq_std"] = average(s), spread(s)

@@ -300,13 +300,13 @@ def areal_stat(r, t):
 
 def slime_mis(rows):
     weight = {(i, t): min(ratio(r, t, r.old), 2.0) for i, r in enumerate(rows) for t in range(r.n)}
-    centre = mean(weight.values())
+    center = mean(weight.values())
     losses = []
     for i, r in enumerate(rows):
         rho = [ratio(r, t, r.old) for t in range(r.n)]
         vetoed = min(rho) < 1e-4
         kept = [w if within(x, 0.5, 2.0) and not vetoed else 0.0 for x, w in zip(rho, [1.0] * r.n, strict=True)]
-        losses.append(mean(kept[t] * weight[i, t] / centre * ppo(r, t) for t in range(r.n)))
+        losses.append(mean(kept[t] * weight[i, t] / center * ppo(r, t) for t in range(r.n)))
     return mean(losses)
 
 

@@ -79,7 +79,7 @@ def test_python_runs(block, monkeypatch, tmp_path, request):
 
 
 def test_guide_and_math_have_python():
-    """No page loses its tests by a fence that is spelt another way."""
+    """No page loses its tests by a fence that is spelled another way."""
     for path in PAGES:
         for block in blocks(path):
             assert block.language in ("python", "text", "yaml", "bash", ""), f"{path.name}:{block.line}"

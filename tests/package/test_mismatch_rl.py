@@ -105,7 +105,7 @@ def test_what_is_measured_makes_sense(curves):
             assert 0.0 < point["kept"] < 1.0 if rejects else point["kept"] == 1.0, (arm, point)
             assert point["kl"] > 1e-3 or arm == "no mismatch", (arm, point)
             rewards.add(point["reward"])
-    assert len(rewards) > 3, "nothing was learnt or unlearnt, so equal curves show nothing"
+    assert len(rewards) > 3, "nothing was learned or unlearned, so equal curves show nothing"
 
 
 def test_rollouts_are_as_old_as_they_should_be(example):

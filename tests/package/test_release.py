@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tool(path):
-    """Load a file of .ci, which is no package; its neighbours are found as where it runs."""
+    """Load a file of .ci, which is no package; its neighbors are found as where it runs."""
     if str(ROOT / ".ci" / "release") not in sys.path:
         sys.path.append(str(ROOT / ".ci" / "release"))
     spec = importlib.util.spec_from_file_location(

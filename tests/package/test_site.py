@@ -55,7 +55,7 @@ def test_nothing_is_loaded_from_elsewhere():
     assert all("//" not in style for style in CONFIG["extra_css"])
 
 
-def test_readers_can_choose_the_colours():
+def test_readers_can_choose_the_colors():
     """Without a toggle a browser keeps those of the first visit, whatever its system switches to."""
     palette = CONFIG["theme"]["palette"]
     assert [way["media"].partition(": ")[2] for way in palette] == ["", "light)", "dark)"]

@@ -88,7 +88,7 @@ def run_sequences_beyond_32_bits(weight: rc.Weight, seed: int = 0) -> None:
 
 
 def run_far_apart(rows: int, width: int, step: int, seed: int = 0) -> None:
-    """Neighbours and rows that lie millions of elements apart, as a column of a table with an entry for each word."""
+    """Neighbors and rows that lie millions of elements apart, as a column of a table with an entry for each word."""
     row = 2**30 + 5
 
     def apart(x: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ def _farther(match: re.Match[str]) -> str:
 FAULTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "a barrier removed": (r"^\s*bar\.(warp\.)?sync", lambda line: ""),
     "a shuffle's lane changed": (
-        # To its own: an exchange with another neighbour of the same group gives the same sum.
+        # To its own: an exchange with another neighbor of the same group gives the same sum.
         r"shfl\.sync\.bfly\.b32.* (16|8|4|2|1), 31, -1;",
         lambda line: re.sub(r", (\d+), 31, -1;", ", 0, 31, -1;", line),
     ),

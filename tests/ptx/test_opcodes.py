@@ -95,7 +95,7 @@ def test_shifts_beyond_the_width(by):
         assert computed(f"shr.s{bits}", s, [by] * len(a)) == [x >> by for x in s]
 
 
-def test_division_towards_zero():
+def test_division_toward_zero():
     a, b = [7, -7, 7, -7, 6], [2, 2, -2, -2, 3]
     assert computed("div.s64", a, b) == [3, -3, -3, 3, 2]
     assert computed("rem.s32", a, b) == [1, -1, 1, -1, 0]

@@ -1,4 +1,4 @@
-"""A cause of mismatch, the signs that it is recognised by, and the finding that the user reads."""
+"""A cause of mismatch, the signs that it is recognized by, and the finding that the user reads."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Cause:
         looks_for: What a dump with it shows; docs/mismatch.md has the same words.
         advice: What to do about it.
         hides: Names of later causes that are only consequences of this one, and not reported beside it.
-        recognise: Returns the signs of the cause in what was measured, or None.
+        recognize: Returns the signs of the cause in what was measured, or None.
     """
 
     name: str
@@ -84,11 +84,11 @@ class Cause:
     looks_for: str
     advice: str
     hides: Sequence[str]
-    recognise: Callable[[Measurement, Metrics], Signs | None]
+    recognize: Callable[[Measurement, Metrics], Signs | None]
 
     def find(self, measured: Measurement, metrics: Metrics) -> tuple[Finding, frozenset[str]] | None:
         """Look for the cause; also return what it hides here. `metrics` are those of `measured`."""
-        signs = self.recognise(measured, metrics)
+        signs = self.recognize(measured, metrics)
         if signs is None:
             return None
         severity = signs.severity or self.severity
@@ -99,10 +99,10 @@ class Cause:
 def cause(
     severity: Severity, looks_for: str, advice: str, hides: Sequence[str] = ()
 ) -> Callable[[Callable[[Measurement, Metrics], Signs | None]], Cause]:
-    """Turn a function that recognises a cause into that `Cause`, named like the function."""
+    """Turn a function that recognizes a cause into that `Cause`, named like the function."""
 
-    def made(recognise: Callable[[Measurement, Metrics], Signs | None]) -> Cause:
-        return Cause(recognise.__name__, severity, looks_for, advice, hides, recognise)
+    def made(recognize: Callable[[Measurement, Metrics], Signs | None]) -> Cause:
+        return Cause(recognize.__name__, severity, looks_for, advice, hides, recognize)
 
     return made
 

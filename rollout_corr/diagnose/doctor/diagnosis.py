@@ -20,7 +20,7 @@ CAUSES: tuple[Cause, ...] = (
     wrong_values.wrong_weights,
     wrong_values.turn_starts,
     wrong_values.sequence_starts,
-    wrong_policies.renormalised,
+    wrong_policies.renormalized,
     wrong_policies.temperature,
     wrong_policies.stale,
     wrong_policies.drift,
@@ -40,7 +40,7 @@ ON_POLICY = wrong_policies.trainer_disagrees
 
 
 def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:
-    """List the causes that are recognised, the gravest first; an empty list means healthy.
+    """List the causes that are recognized, the gravest first; an empty list means healthy.
 
     Args:
         measured: The measurement of a dump.

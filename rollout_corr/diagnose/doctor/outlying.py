@@ -23,7 +23,7 @@ SHOWN = 5
     hides=("not_the_sampler", "different_policies", "long_products"),
 )
 def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise a mismatch that few sequences or few tokens make."""
+    """Recognize a mismatch that few sequences or few tokens make."""
     found = measured.evidence.by_sequence
     part = found.part()
     if part is not None:

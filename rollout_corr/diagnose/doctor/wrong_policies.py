@@ -33,8 +33,8 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
     "from vocabulary rows that are only padding, or from a head that is not tied on one side.",
     hides=("not_the_sampler", "temperature", "different_policies", "long_products", "outliers"),
 )
-def renormalised(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise engine probabilities that are larger by a factor: those of a truncated distribution."""
+def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognize engine probabilities that are larger by a factor: those of a truncated distribution."""
     ratio, error = _mean_ratio(metrics)
     mean, magnitude = metrics["logratio_mean"], metrics["logratio_abs_mean"]
     upwards = 0.5 * (magnitude + mean) / magnitude if magnitude else 0.5
@@ -96,7 +96,7 @@ def _is_slope(slope: float, error: float) -> bool:
     hides=("not_the_sampler", "different_policies", "long_products", "outliers"),
 )
 def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise D that follows the log-prob itself: one side is sharper than the other, everywhere."""
+    """Recognize D that follows the log-prob itself: one side is sharper than the other, everywhere."""
     fit = measured.evidence.fit
     if measured.evidence.finite < 200 or metrics["logratio_abs_mean"] < MATTERS:
         return None
@@ -159,7 +159,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=("different_policies", "long_products", "outliers"),
 )
 def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise |D| that is larger for older weight versions."""
+    """Recognize |D| that is larger for older weight versions."""
     trend = _trend(measured, "versions")
     if len(trend) < 2:
         return None
@@ -189,13 +189,13 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "the mismatch grows with the steps (needs `steps`)",
-    "Look at what accumulates: weights that are sent in low precision or in part, quantisation scales that are not "
+    "Look at what accumulates: weights that are sent in low precision or in part, quantization scales that are not "
     "renewed, a cache that survives an update. Restart the engine from a checkpoint: if the mismatch is gone, the "
     "transfer of weights is the cause.",
     hides=("different_policies", "long_products", "outliers"),
 )
 def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise a mismatch that grows from step to step."""
+    """Recognize a mismatch that grows from step to step."""
     trend = _trend(measured, "steps")
     if len(trend) < 5:
         return None
@@ -225,12 +225,12 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "the mismatch grows along the sequence",
-    "Look at what depends on the position: rope scaling and its base, a sliding window, a quantised KV cache, "
+    "Look at what depends on the position: rope scaling and its base, a sliding window, a quantized KV cache, "
     "context-parallel ranks that count positions from 0.",
     hides=("different_policies", "long_products", "outliers"),
 )
 def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise a mismatch that grows along the sequence."""
+    """Recognize a mismatch that grows along the sequence."""
     excess = measured.evidence.positions
     count, magnitude = excess.table()
     groups = [i for i in range(count.shape[0]) if float(count[i].sum()) >= 50]
@@ -262,7 +262,7 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=("different_policies",),
 )
 def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise two passes of the trainer that agree with one another and not with the engine."""
+    """Recognize two passes of the trainer that agree with one another and not with the engine."""
     apart, engine = (measured.evidence.mean_distance(pair) for pair in ("new_train", "train_rollout"))
     if apart is None or engine is None or metrics["kl_rollout_train_k3"] < HEALTHY_K3 or apart > 0.1 * engine:
         return None
@@ -281,7 +281,7 @@ def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
     "packing in the two passes; or an optimizer step lies between them after all.",
 )
 def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise two passes of the trainer that differ, though the user says that their weights are the same."""
+    """Recognize two passes of the trainer that differ, though the user says that their weights are the same."""
     apart = measured.evidence.mean_distance("new_train")
     if apart is None or apart < 1e-4:
         return None
@@ -301,7 +301,7 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=("different_policies", "long_products"),
 )
 def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise rollout log-probs of another policy than the one that sampled: ratios do not average to 1."""
+    """Recognize rollout log-probs of another policy than the one that sampled: ratios do not average to 1."""
     ratio, error = _mean_ratio(metrics)
     if measured.evidence.finite < 50 or abs(ratio - 1.0) < SURE * error + 0.05:
         return None
@@ -329,7 +329,7 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the log-probs to tell staleness from precision.",
 )
 def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise policies that differ, where nothing says that the cause is a bug."""
+    """Recognize policies that differ, where nothing says that the cause is a bug."""
     if metrics["kl_rollout_train_k3"] < HEALTHY_K3:
         return None
     ratio, error = _mean_ratio(metrics)
@@ -353,7 +353,7 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     "sequence. Token weights and the geometric mean do not grow with the length.",
 )
 def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise sequences so long that products of ratios are noise, though tokens agree well."""
+    """Recognize sequences so long that products of ratios are noise, though tokens agree well."""
     if metrics["kl_rollout_train_k3"] > HEALTHY_K3 or metrics["sequence_logratio_abs_mean"] < HEALTHY_SUM:
         return None
     return Signs(

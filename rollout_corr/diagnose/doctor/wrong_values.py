@@ -13,7 +13,7 @@ SURELY = 10.0
 
 # Causes that are computed from D and mean nothing where D itself is wrong.
 OF_D = (
-    *("renormalised", "temperature", "turn_starts", "sequence_starts", "positions", "different_policies"),
+    *("renormalized", "temperature", "turn_starts", "sequence_starts", "positions", "different_policies"),
     *("long_products", "not_the_sampler", "outliers"),
 )
 
@@ -24,7 +24,7 @@ OF_D = (
     "Nothing was measured, so nothing is healthy. Check which field was read as the mask, and what writes the dump.",
 )
 def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise a dump in which no token counts."""
+    """Recognize a dump in which no token counts."""
     if measured.evidence.tokens:
         return None
     said = "0 valid tokens: the mask is 0 everywhere, or there are no sequences"
@@ -39,7 +39,7 @@ def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=(*OF_D, "wrong_weights", "shifted", "swapped", "filled"),
 )
 def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise values above 0, which no log-prob has."""
+    """Recognize values above 0, which no log-prob has."""
     evidence = measured.evidence
     for side in SIDES:
         positive, above = evidence.positive[side], evidence.above_one[side]
@@ -68,7 +68,7 @@ def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
     "value.",
 )
 def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise NaN or infinite log-probs where the mask says that a token counts."""
+    """Recognize NaN or infinite log-probs where the mask says that a token counts."""
     evidence, bad = measured.evidence, metrics["tokens_nonfinite"]
     if not bad:
         return None
@@ -101,7 +101,7 @@ def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=(*OF_D, "wrong_weights"),
 )
 def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise a placeholder: one value at many tokens to which the other policy gives many values."""
+    """Recognize a placeholder: one value at many tokens to which the other policy gives many values."""
     evidence = measured.evidence
     for side in ("rollout", "train"):
         most = evidence.repeated[side].most_common(3)
@@ -133,7 +133,7 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
     "--fail-if 'findings > identical' lets it pass.",
 )
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise log-probs of which not one differs."""
+    """Recognize log-probs of which not one differs."""
     evidence = measured.evidence
     if evidence.finite < 50 or evidence.equal < evidence.finite:
         return None
@@ -148,7 +148,7 @@ def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     "in float32.",
 )
 def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise log-probs that went through bfloat16."""
+    """Recognize log-probs that went through bfloat16."""
     evidence = measured.evidence
     share = {side: evidence.in_bfloat16[side] / max(1, evidence.fractional[side]) for side in SIDES}
     coarse = [
@@ -172,7 +172,7 @@ def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=(*OF_D, "wrong_weights", "swapped"),
 )
 def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise log-probs that fit when one side is moved by a token or two."""
+    """Recognize log-probs that fit when one side is moved by a token or two."""
     evidence = measured.evidence
     total = sum(evidence.shifted.values())
     if total < max(2, 0.05 * evidence.paired):
@@ -205,7 +205,7 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=(*OF_D, "wrong_weights"),
 )
 def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise rollout log-probs that belong to another sequence."""
+    """Recognize rollout log-probs that belong to another sequence."""
     evidence = measured.evidence
     if evidence.swapped < max(2, 0.05 * evidence.swap_tested):
         return None
@@ -227,7 +227,7 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=(*OF_D, "wrong_weights"),
 )
 def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise log-probs that were multiplied by a constant, or divided by the length of their sequence."""
+    """Recognize log-probs that were multiplied by a constant, or divided by the length of their sequence."""
     found = measured.evidence.by_sequence
     if found.scaled < max(2, 0.05 * found.scale_tested):
         return None
@@ -263,7 +263,7 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=OF_D,
 )
 def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise log-probs of two models that have nothing to do with one another."""
+    """Recognize log-probs of two models that have nothing to do with one another."""
     evidence, fit = measured.evidence, measured.evidence.fit
     correlation = evidence.log_prob_correlation()
     if evidence.by_sequence.part() is not None:
@@ -276,7 +276,7 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
         for name, other in (("train", "rollout"), ("rollout", "train"))
         if fit[f"{name}_std"] < 0.2 * fit[f"{other}_std"]
     ]
-    guess = "weights that were never loaded or synchronised"
+    guess = "weights that were never loaded or synchronized"
     if flat:
         guess = f"the {flat[0]} log-probs hardly vary: a head that is not trained, or not tied to the embedding"
     return Signs(
@@ -302,16 +302,16 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "the first tokens of later turns differ far more than equally likely ones: retokenisation, chat template",
+    "the first tokens of later turns differ far more than equally likely ones: retokenization, chat template",
     "Keep the token ids that the engine sampled and append to them; do not decode a conversation and tokenize it "
     "again.",
     hides=(
-        *("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised", "positions"),
+        *("not_the_sampler", "different_policies", "long_products", "temperature", "renormalized", "positions"),
         "outliers",
     ),
 )
 def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise tokens right after the start of a turn that differ more than equally likely ones."""
+    """Recognize tokens right after the start of a turn that differ more than equally likely ones."""
     turns = measured.evidence.turns
     best, tokens = 0, 1.0
     times = 0.0
@@ -329,7 +329,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     share = float(magnitude[:best].sum() / magnitude.sum())
     which = "token" if best == 1 else f"{best} tokens"
     return Signs(
-        "turns begin with other tokens than the engine sampled: retokenisation or a chat template",
+        "turns begin with other tokens than the engine sampled: retokenization or a chat template",
         (
             f"the first {which} of each later turn: mean |D| {here / tokens:.3g}, {times:.1f} times "
             f"that of equally likely later tokens ({counted(tokens, 'token')})",
@@ -353,10 +353,10 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the first token of a sequence differs far more than equally likely ones: the end of the prompt",
     "Compare the token ids of the prompts on both sides: a BOS that is added twice or never, a generation prompt that "
     "the template adds on one side, a mask that begins one token early.",
-    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalised", "outliers"),
+    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalized", "outliers"),
 )
 def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognise first tokens of sequences that differ more than equally likely ones."""
+    """Recognize first tokens of sequences that differ more than equally likely ones."""
     positions = measured.evidence.positions
     count, magnitude = positions.table()
     if positions.tokens([0]) < 20:

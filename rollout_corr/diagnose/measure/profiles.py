@@ -15,7 +15,7 @@ from rollout_corr.diagnose.read.label_names import name_of
 # Larger |D| is a ratio above 2 or below 1/2.
 LARGE = math.log(2.0)
 
-# Edges of the bins of a probability: narrow towards 0 and towards 1.
+# Edges of the bins of a probability: narrow toward 0 and toward 1.
 PROBABILITY_EDGES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
 PROBABILITY_LABELS = (
     "< 0.0001",

@@ -1,4 +1,4 @@
-"""The tokens with the largest |D| of a dump, each among its neighbours."""
+"""The tokens with the largest |D| of a dump, each among its neighbors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, ValidTokens
 
-# Tokens that are ranked, tokens that are kept for their records, and neighbours that are shown to each side.
+# Tokens that are ranked, tokens that are kept for their records, and neighbors that are shown to each side.
 WORST, KEPT, CONTEXT = 20, 100, 6
 
 
 @dataclass(frozen=True)
 class WorstToken:
-    """A token with a large |D|, among its neighbours.
+    """A token with a large |D|, among its neighbors.
 
     Attributes:
         file: Path of the file.

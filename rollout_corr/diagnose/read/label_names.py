@@ -25,7 +25,7 @@ def names_in(fields: Mapping[str, Any], by: Iterable[str]) -> Names:
 
 def name_of(names: Sequence[str], value: float) -> str:
     """Name a label: by its number where it has no name."""
-    # Six digits would give neighbours among large numbers, such as steps beyond a million, one name.
+    # Six digits would give neighbors among large numbers, such as steps beyond a million, one name.
     if not float(value).is_integer():
         return f"{value:g}"
     place = int(value)

@@ -24,7 +24,7 @@ RATIO = 2.0
 # Most bars of a linear histogram. Its axis has the first share of the values, or ends at so many times the |D| that has
 # the second one, so that a few values far out do not make one bar of all others.
 MOST_BARS, SHOWN, MOST, TIMES = 61, 0.999, 0.9, 8.0
-# A bin of fewer tokens, or sequences, is grey: its mean is chance.
+# A bin of fewer tokens, or sequences, is gray: its mean is chance.
 FEW_TOKENS, FEW_SEQUENCES = 50, 5
 
 # Lower bias and variance are drawn here.
@@ -217,7 +217,7 @@ def _few(unit: str) -> tuple[str, str]:
 
 
 def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], log: bool, unit: str) -> Html:
-    """Draw mean |D| and mean D along an axis whose bins are numbers; a small bin is a grey dot beside the line."""
+    """Draw mean |D| and mean D along an axis whose bins are numbers; a small bin is a gray dot beside the line."""
     rows = _rows_of(series)
     # On a logarithmic axis the first position is 1.
     shift = 1.0 if log and min(row.at for row in rows) < 1.0 else 0.0
@@ -237,7 +237,7 @@ def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]
 
 
 def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], unit: str) -> Html:
-    """Draw mean |D| and mean D along an axis whose bins have names; a small bin is a grey bar."""
+    """Draw mean |D| and mean D along an axis whose bins have names; a small bin is a gray bar."""
     rows = _rows_of(series)
     places = sorted({(row.at, row.label) for row in rows})
     index = {place: i for i, place in enumerate(places)}

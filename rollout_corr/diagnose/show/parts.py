@@ -30,7 +30,7 @@ def drawn(figures: Sequence[Html]) -> Html:
 
 
 def table(content: Table, best: frozenset[int] = frozenset()) -> Html:
-    """Return a table; `best` are the indices of rows to emphasise."""
+    """Return a table; `best` are the indices of rows to emphasize."""
 
     def cells(kind: Literal["th", "td"], row: Sequence[str]) -> list[Html]:
         return [element(kind, x, class_="text" if i < content.text else None) for i, x in enumerate(row)]
@@ -82,7 +82,7 @@ def folded(summary: str, *parts: Child) -> Html:
 
 
 def tile_row(tiles: Sequence[Tile]) -> Html:
-    """Return numbers beside their healthy ranges, in the colour of where they lie."""
+    """Return numbers beside their healthy ranges, in the color of where they lie."""
     return element(
         "div",
         [

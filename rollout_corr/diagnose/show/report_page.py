@@ -111,7 +111,7 @@ def _axes(dumps: Named) -> list[Html]:
 
 
 def _worst_records(measured: Measurement) -> list[Html]:
-    """Return the records with the largest sums of k3, each with its worst tokens among their neighbours."""
+    """Return the records with the largest sums of k3, each with its worst tokens among their neighbors."""
     by_sequence = measured.evidence.by_sequence
     worst = by_sequence.worst[:MOST_RECORDS]
     several = len({one.file for one in worst}) > 1
@@ -138,7 +138,7 @@ def _worst_records(measured: Measurement) -> list[Html]:
 
 
 def _context(token: WorstToken) -> list[Child]:
-    """Return a token among its neighbours, shaded by |D|."""
+    """Return a token among its neighbors, shaded by |D|."""
     shown = token.tokens or tuple("nan" if d is None else f"{d:+.2g}" for d in token.context)
     spans: list[Child] = []
     for i, (text, d) in enumerate(zip(shown, token.context, strict=True)):
@@ -150,7 +150,7 @@ def _context(token: WorstToken) -> list[Child]:
 
 
 def _worst_tokens(tokens: Sequence[WorstToken]) -> Html:
-    """Return a table of the worst tokens among their neighbours, shaded by |D|."""
+    """Return a table of the worst tokens among their neighbors, shaded by |D|."""
     rows = []
     for token in tokens:
         more = f", turn {token.turn}" if token.turn else ""

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines, bars, dots and densities on linear or logarithmic axes, in the colours of the page."""
+"""Charts as inline SVG: lines, bars, dots and densities on linear or logarithmic axes, in the colors of the page."""
 
 from __future__ import annotations
 

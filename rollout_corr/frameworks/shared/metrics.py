@@ -90,7 +90,7 @@ def negated(bound: float | None) -> float | None:
 
 
 def population_std(total: float, squares: float, units: float) -> float:
-    """Standard deviation over all units, from sums of x and x^2 around any centre; 0 for a single one."""
+    """Standard deviation over all units, from sums of x and x^2 around any center; 0 for a single one."""
     if units <= 1:
         return 0.0
     average = total / units
@@ -98,7 +98,7 @@ def population_std(total: float, squares: float, units: float) -> float:
 
 
 def unbiased_std(total: float, squares: float, units: float) -> float:
-    """Standard deviation divided by units - 1, from sums of x and x^2 around any centre; 0 for a single one."""
+    """Standard deviation divided by units - 1, from sums of x and x^2 around any center; 0 for a single one."""
     if units <= 1:
         return 0.0
     return math.sqrt(max(squares - total * total / units, 0.0) / (units - 1))

@@ -72,7 +72,7 @@ def settings_of(
         A value for each key of `known`.
 
     Raises:
-        ValueError: An unknown or misspelt key, with the nearest right one.
+        ValueError: An unknown or misspelled key, with the nearest right one.
         TypeError: `config` or a block of it has no fields.
     """
     given = fields_of(config)
@@ -108,7 +108,7 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
         A value for each flag of `known`.
 
     Raises:
-        ValueError: An unknown or misspelt flag of these blocks, with the nearest right one.
+        ValueError: An unknown or misspelled flag of these blocks, with the nearest right one.
     """
     outer = fields_of(config)
     every = [*known, *others]

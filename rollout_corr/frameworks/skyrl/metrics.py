@@ -138,7 +138,7 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
 def metrics(values: Values, spec: Spec) -> dict[str, float]:
     """SkyRL's keys, as its correction returns them: without the prefix that its trainer puts before them."""
     v, n, rows, slots = values, values["tokens_measured"], values["skyrl/rows"], values["skyrl/slots"]
-    # A masked slot has the ratio 0, which lies 1 below the centre.
+    # A masked slot has the ratio 0, which lies 1 below the center.
     masked = slots - n
     found = {
         "is_ratio_mean": 1.0 + v["ratio"] / n if n else 0.0,

@@ -119,7 +119,7 @@ def compute_rollout_correction_and_rejection_mask(
         rollout_is: None, "token" or "sequence" (the product).
         rollout_is_threshold: A number truncates, "lower_upper" zeroes outside. With None there are no weights.
         rollout_is_batch_normalize: Divide the weights by their mean: of all ranks, where torch.distributed is
-            initialised.
+            initialized.
         rollout_rs: None, or a comma-separated list of SUPPORTED_ROLLOUT_RS_OPTIONS.
         rollout_rs_threshold: One for all options, or one for each.
         **switches: Those of `install`.

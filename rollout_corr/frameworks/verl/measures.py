@@ -241,7 +241,7 @@ def _share(chosen: Tensor) -> float:
     return float(chosen.double().mean()) if chosen.numel() else 0.0
 
 
-def _of_rows(name: str, rows: Tensor, centre: float) -> dict[str, float]:
+def _of_rows(name: str, rows: Tensor, center: float) -> dict[str, float]:
     """Compute verl's metrics of one value per row; the spread is the unbiased one."""
     if not rows.numel():
         return {f"{name}_{what}": 0.0 for what in ("mean", "std", "max", "min", "max_deviation")}
@@ -250,5 +250,5 @@ def _of_rows(name: str, rows: Tensor, centre: float) -> dict[str, float]:
         f"{name}_std": float(rows.std()) if rows.numel() > 1 else 0.0,
         f"{name}_max": float(rows.max()),
         f"{name}_min": float(rows.min()),
-        f"{name}_max_deviation": float((rows - centre).abs().max()),
+        f"{name}_max_deviation": float((rows - center).abs().max()),
     }

@@ -48,7 +48,7 @@ from rollout_corr.specs.thresholds import log_bound
 
 PREFIX = "rollout_corr/"
 
-# verl's guard against dividing by 0, in the effective sample size and in batch normalisation.
+# verl's guard against dividing by 0, in the effective sample size and in batch normalization.
 EPSILON = 1e-8
 
 LOCAL_SUMS: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def _collect_sequences(outcome: Outcome, block: Findings, sums: Named, maxima: N
 def _collect_tokens(outcome: Outcome, block: Findings, sums: Named, maxima: Named, rows: Named) -> None:
     stat, low, high = _statistic(outcome)
     label, measured, n = outcome.criterion.label, outcome.among, block.n_measured
-    # Float64: what lies at the bound lies far from the centre, and its spread would drown in rounding.
+    # Float64: what lies at the bound lies far from the center, and its spread would drown in rounding.
     counted, clamped = select(measured, stat), select(measured, stat.clamp(low, high)).double()
     counted = counted.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     rows[f"{label}/stat"] = block.tokens.sequences.sum(counted)
@@ -256,7 +256,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     found["rollout_is_mean"] = average
     found["rollout_is_std"] = population_std(v["weight"], v["weight2"], n)
     found["rollout_is_eff_sample_size"] = squared(average + EPSILON) / square if square > 0.0 else 0.0
-    # The mean weight of an empty row is 0, which lies 1 below the centre.
+    # The mean weight of an empty row is 0, which lies 1 below the center.
     total, squares = v["sequence_weight"] - empty, v["sequence_weight2"] + empty
     found["rollout_is_seq_mean"] = mean(v["sequence_weight_plain"], rows)
     found["rollout_is_seq_std"] = unbiased_std(total, squares, rows)

@@ -120,7 +120,7 @@ def weight(level: str, threshold: object, normalize: bool = False, key: str = "r
 def criteria(
     options: str, thresholds: object, k1_bounds: str = "verl", key: str = "rollout_rs_threshold"
 ) -> tuple[Criterion, ...]:
-    """Read `rollout_rs` with `rollout_rs_threshold`: one criterion an option, labelled with the option's name.
+    """Read `rollout_rs` with `rollout_rs_threshold`: one criterion an option, labeled with the option's name.
 
     Args:
         options: Comma-separated options of RS_OPTIONS; duplicates collapse.

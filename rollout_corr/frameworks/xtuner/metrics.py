@@ -9,7 +9,7 @@ all calls' tokens and sequences together, where xtuner averages the packs' avera
 Without a valid token `valid` is 0, and the rest is what xtuner computes from nothing: infinite token extrema and an
 infinite effective sample size, perplexities of 1, else 0. Nothing is NaN unless Spec.nonfinite is "propagate".
 
-The criterion labelled "mask" is xtuner's rejection, those whose labels begin with "veto" are its veto. In mode "mask"
+The criterion labeled "mask" is xtuner's rejection, those whose labels begin with "veto" are its veto. In mode "mask"
 the weight has no bounds: then those of the criterion stand for `rollout_is_threshold`, from which xtuner takes them by
 default.
 """

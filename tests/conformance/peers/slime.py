@@ -17,7 +17,7 @@ from conformance.rows import BF16, Declared, Result, Row, configuration, preset,
 from conformance.samples import Ranks, bounds, lengths_of, loaded, padded, rollout_batch, samples_of
 from conformance.slime_flags import (
     EMPTY,
-    EMPTY_NORMALISED,
+    EMPTY_NORMALIZED,
     FAR_KL,
     FAR_SUM,
     GSPO_OVER_ALL,
@@ -283,7 +283,7 @@ def reader(source: Source, code: Code) -> Row:
         draw,
         hold,
         old,
-        declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALISED, FAR_SUM, GSPO_OVER_ALL),
+        declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALIZED, FAR_SUM, GSPO_OVER_ALL),
         # Their KL is in float32, whatever the log-probs are in.
         within=(2e-5, 2e-5),
     )
@@ -363,5 +363,5 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
         def settings(rng: Random, draw: Any = draw) -> dict[str, Any]:
             return {**draw(rng), "ranks": rng.choice((1, 1, 2, 4)), "qkv_format": rng.choice(code.layouts)}
 
-        declared = (*DECLARED, replace(EMPTY_NORMALISED, when=counts_empty))
+        declared = (*DECLARED, replace(EMPTY_NORMALIZED, when=counts_empty))
         yield Row("drop-in", f"slime.functions.{name}", f"{file}: {theirs}", run, settings, declared=declared)

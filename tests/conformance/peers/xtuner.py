@@ -171,7 +171,7 @@ def rows(source: Source) -> Iterator[Row]:
         value: Tensor = functions["loss"](context, nothing, nothing, None, tensors)[0]
         return value
 
-    def penalised(given: Batch, settings: dict[str, Any], kl_loss_coef: float = 0.0, **clips: Any) -> Tensor:
+    def penalized(given: Batch, settings: dict[str, Any], kl_loss_coef: float = 0.0, **clips: Any) -> Tensor:
         more = {"use_kl_loss": bool(kl_loss_coef), "kl_loss_coef": kl_loss_coef, "kl_loss_type": "low_var_kl"}
         return loss(given, policy_loss_cfg=clips, rollout_is=settings, **more)
 
@@ -179,7 +179,7 @@ def rows(source: Source) -> Iterator[Row]:
         return clips(rng) | {"kl_loss_coef": rng.choice((0.0, 0.1))}
 
     for name, drawn in (("ppo", clips), ("grpo", with_kl)):
-        run = partial(penalised, settings={})
+        run = partial(penalized, settings={})
         yield recipe(f"xtuner.{name}", f"{GRPO}: GRPOLossContext", run, drawn, declared=DECLARED, within=WITHIN)
 
     yield of_staleness(source)
@@ -193,7 +193,7 @@ def rows(source: Source) -> Iterator[Row]:
 
         def of_recipe(given: Batch, settings: Any = settings, **drawn: Any) -> Tensor:
             bounds = {key: drawn.pop(key) for key in ("threshold", "mask_threshold", "veto_threshold")}
-            return penalised(given, settings(**bounds), **drawn)
+            return penalized(given, settings(**bounds), **drawn)
 
         yield preset(
             f"xtuner.{name}",

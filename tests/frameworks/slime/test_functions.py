@@ -71,7 +71,7 @@ def ratios(sample, level):
 
 
 def by_hand(given, args):
-    """Weights before normalisation and masks, as loops over samples and tokens."""
+    """Weights before normalization and masks, as loops over samples and tokens."""
     weights, masks = [], []
     low, high = args.tis_lower_bound or 1 / args.tis_upper_bound, args.tis_upper_bound
     rs_low, rs_high = args.rs_lower_bound or low, args.rs_upper_bound or high
@@ -117,7 +117,7 @@ def test_weights_and_masks(level, mode):
 
 
 @pytest.mark.parametrize("level", config.LEVELS)
-def test_normalised(level):
+def test_normalized(level):
     """Divided by the mean over tokens; above the token level each sample with a valid token counts once."""
     given, args = batch(), settings(tis_level=level)
     loss, _, metrics = functions.mis(args, **given)

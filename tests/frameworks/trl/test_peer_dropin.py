@@ -1,7 +1,7 @@
 """TRL itself: GRPOTrainer trains a tiny model on the CPU with the drop-in and without it (make test-peers).
 
 vLLM is not there, so the sampling engine is a stand-in: it samples from the model that trains, and its log-probs are
-those of the model with noise, as a quantised engine's are. All else is TRL's own.
+those of the model with noise, as a quantized engine's are. All else is TRL's own.
 """
 
 from __future__ import annotations

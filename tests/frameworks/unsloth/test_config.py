@@ -23,6 +23,6 @@ def test_dapo_s_upper_clip_is_what_is_given():
     assert rc.recipe("unsloth.dapo", epsilon_high=0.3).loss.surrogate == rc.PPO(0.2, 0.3)
 
 
-def test_misspelt():
+def test_misspelled():
     with pytest.raises(ValueError, match=r"unknown key 'beat' \(did you mean 'beta'\?\)"):
         rc.recipe("unsloth", {"beat": 0.1})

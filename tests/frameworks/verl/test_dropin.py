@@ -154,7 +154,7 @@ def test_metrics_of_a_ready_statistic(option):
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_normalised_over_all_ranks(monkeypatch):
+def test_normalized_over_all_ranks(monkeypatch):
     """The mean is that of two ranks' tokens together, and so is the factor that is reported."""
     train, rollout, mask = batch(torch.float64)
     spec = presets.spec(rc.Weight.token(upper=2.0, normalize="batch"))

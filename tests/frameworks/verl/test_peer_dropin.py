@@ -71,7 +71,7 @@ def test_checked_versions():
 
 
 def test_by_name_and_registry(helper):
-    """As verl's trainers have it, by name; and verl's own function that looks its neighbour up in the module."""
+    """As verl's trainers have it, by name; and verl's own function that looks its neighbor up in the module."""
     trainer = ModuleType("a_trainer")
     sys.modules["a_trainer"] = trainer
     try:

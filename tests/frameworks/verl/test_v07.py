@@ -115,7 +115,7 @@ def test_everything(level, rs, veto):
         assert metrics == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-9, abs=1e-12)
 
 
-def test_normalised():
+def test_normalized():
     given = batch()
     raw = correct(*given, rollout_is="token", rollout_is_threshold=1.4)[0]
     weights, _, metrics = correct(*given, rollout_is="token", rollout_is_threshold=1.4, rollout_is_batch_normalize=True)
