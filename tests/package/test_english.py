@@ -48,6 +48,14 @@ PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in NOT_UNDERSTOOD), r
 # D is the letter of the whole package, and means nothing to whoever opens one page.
 DEFINED = re.compile(r"train_logp - rollout_logp|log-ratio|`train_logp` minus|D, train -|D_t = ", re.DOTALL)
 USED = re.compile(r"(?<![\w`'\"/$|-])\|?D\|?(?= (is|has|of|at|in|over|follows|beyond|once)\b)")
+# Stems of British spellings; Future.cancelled and CancelledError are names of Python.
+BRITISH = re.compile(
+    r"(?:normal|regular|optim|quant|vector|initial|special|recogn|organ|maxim|minim|summar|serial|penal|neutral"
+    r"|synchron|token|parallel|general|standard|random|util|stabil)is(?:e[drs]?\b|ing|ation)"
+    r"|(?:behavi|neighb|col|fav|flav)our|centre|centring|\bgrey|licence|labell|modell|spelt|spoilt|learnt|towards|artefact",
+    re.IGNORECASE,
+)
+WRITTEN = ("*.md", "*.py", "*.yml", "*.toml", "*.ipynb", "*.css", "*.js")
 
 
 def strings(path: Path) -> Iterator[str]:
@@ -83,3 +91,18 @@ def test_d_is_defined_before_it_is_used(path):
     prose = re.sub(r"^\s*```.*?^\s*```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     used, defined = USED.search(prose), DEFINED.search(prose)
     assert used is None or (defined is not None and defined.start() < used.end() + 80), used
+
+
+def test_spelling_is_american():
+    """Names are part of the surface, and a reader searches for one spelling."""
+    folders = (".ci", "benchmarks", "docs", "examples", "kernels", "rollout_corr", "tests")
+    paths = [path for name in WRITTEN for folder in folders for path in (ROOT / folder).rglob(name)]
+    paths += [path for name in WRITTEN for path in ROOT.glob(name)]
+    assert len(paths) > 500
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in paths
+        if path != Path(__file__)
+        for match in BRITISH.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
