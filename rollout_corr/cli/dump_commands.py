@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -68,7 +69,7 @@ def _page(chosen: argparse.Namespace, kind: Literal["report", "what-if"]) -> Pat
     """Return where the page goes, None for nowhere; with --json it has to be asked for."""
     if chosen.no_page or (chosen.page is None and chosen.json):
         return None
-    return Path(chosen.page or f"{Path(chosen.file[0]).resolve().name}.{kind}.html")
+    return Path(chosen.page or f"{Path(os.path.abspath(chosen.file[0])).name}.{kind}.html")
 
 
 def _print_json(data: dict[str, Any]) -> None:
