@@ -37,9 +37,9 @@ def outputs_for(train, mask=torch.int32):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_results_are_the_tensors_given(layout, spec, backend, device):
     given, named = batch(layout, device)
-    plain = rc.correct(*given, **bundled(**named, spec=spec, backend=backend))
+    plain = rc.correct(*given, **named, spec=spec, backend=backend)
     out = outputs_for(given[0])
-    found = rc.correct(*given, **bundled(**named, spec=spec, backend=backend, out=out))
+    found = rc.correct(*given, **named, spec=spec, backend=backend, out=out)
     assert found.weights is out.weights
     assert found.mask is out.mask
     assert torch.equal(found.weights, plain.weights)
@@ -63,9 +63,9 @@ def test_a_loop_allocates_neither(monkeypatch):
     out = outputs_for(given[0])
     empty, sizes = torch.empty, []
     monkeypatch.setattr(torch, "empty", lambda *size, **how: sizes.append(size) or empty(*size, **how))
-    rc.correct(*given, **bundled(**named, spec=SPEC, out=out))
+    rc.correct(*given, **named, spec=SPEC, out=out)
     assert not sizes
-    rc.correct(*given, **bundled(**named, spec=SPEC))
+    rc.correct(*given, **named, spec=SPEC)
     assert len(sizes) == 2
 
 
@@ -112,7 +112,7 @@ def test_memory_that_is_read_or_written_twice_is_refused():
     # Behind each other is not upon each other.
     room = torch.zeros(2 * train.numel())
     out = rc.Outputs(room[: train.numel()].view(4, 40), room[train.numel() :].view(torch.int32).view(4, 40))
-    assert rc.correct(*given, **bundled(**named, spec=SPEC, out=out)).weights is out.weights
+    assert rc.correct(*given, **named, spec=SPEC, out=out).weights is out.weights
 
 
 def test_a_compiler_is_refused_in_words(monkeypatch):
@@ -123,7 +123,5 @@ def test_a_compiler_is_refused_in_words(monkeypatch):
 
 def test_gradients_flow_to_nothing():
     given, named = batch("packed")
-    out = rc.correct(
-        given[0].requires_grad_(), given[1], **bundled(**named, spec=SPEC, out=outputs_for(given[0].detach()))
-    )
+    out = rc.correct(given[0].requires_grad_(), given[1], **named, spec=SPEC, out=outputs_for(given[0].detach()))
     assert not out.weights.requires_grad

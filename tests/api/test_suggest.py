@@ -21,7 +21,7 @@ def given(batch):
 
 def kept(batch, spec):
     tensors, offsets = given(batch)
-    return rc.correct(*tensors[:2], **bundled(mask=tensors[2], **offsets, spec=spec)).keep.double().mean().item()
+    return rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=spec).keep.double().mean().item()
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ SHAPES = [(200, 7.6e-4), (500, 3.4e-3), (1300, 1e-3), (8, 1e-3), (4000, 1e-5)]
 def test_it_keeps_this_batch_and_the_next(median, k3, keep):
     batch = healthy(1, 48, median, k3)
     tensors, offsets = given(batch)
-    found = rc.suggest(*tensors[:2], **bundled(mask=tensors[2], **offsets, keep=keep))
+    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
     assert kept(batch, found.spec) >= keep
     assert all(share <= 1.0 - keep + 1e-12 for share in found.rejected.values())
     others = [kept(healthy(seed, 48, median, k3), found.spec) for seed in range(2, 8)]
@@ -56,7 +56,7 @@ def test_a_few_sequences_suffice_because_their_tokens_tell():
 def of(tensors, **layout):
     """Suggest for trainer, engine and mask."""
     train, rollout, mask = tensors
-    return rc.suggest(train, rollout, **bundled(mask=mask, **layout))
+    return rc.suggest(train, rollout, mask=mask, **layout)
 
 
 def test_every_layout_gives_the_same():
@@ -149,13 +149,13 @@ def test_wrong_arguments_are_named():
     tensors, offsets = given(batch)
     for keep in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="keep: expected a number between 0 and 1"):
-            rc.suggest(*tensors[:2], **bundled(mask=tensors[2], **offsets, keep=keep))
+            rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
     with pytest.raises(TypeError, match="keep"):
-        rc.suggest(*tensors[:2], **bundled(mask=tensors[2], **offsets, keep="0.9"))
+        rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep="0.9")
     with pytest.raises(ValueError, match="mask: expected a valid token"):
-        rc.suggest(tensors[0], tensors[1], **bundled(mask=torch.zeros_like(tensors[2]), **offsets))
+        rc.suggest(tensors[0], tensors[1], mask=torch.zeros_like(tensors[2]), **offsets)
     with pytest.raises(ValueError, match="rollout_logp: expected the log-probs of the engine"):
-        rc.suggest(tensors[0], None, **bundled(**offsets))
+        rc.suggest(tensors[0], None, **offsets)
 
 
 def rule(k3, n):
@@ -214,4 +214,4 @@ def test_truncated_sampling_is_taken_out_of_d():
     found = rc.suggest(tensors[0], rollout, **bundled(mask=tensors[2], **offsets, log_mass=log_mass))
     plain = of(tensors, **offsets)
     assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
-    assert rc.suggest(tensors[0], rollout, **bundled(mask=tensors[2], **offsets)).geometric.upper > 1.1
+    assert rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets).geometric.upper > 1.1

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled
 from rollout_corr.backends import blocks, cpu_sums
 from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.blocks import Compaction
@@ -88,7 +87,7 @@ def test_whole_equals_blocks(name: str, layout: str) -> None:
     spec, given = SPECS[name], inputs(layout)
     if spec.weight is not None and spec.weight.normalize is not None:
         spec = rc.Spec(weight=rc.Weight.product(upper=2.0), criteria=spec.criteria)
-    expected = rc.correct(**bundled(**given, spec=spec))
+    expected = rc.correct(**given, spec=spec)
     got = whole(given, spec)
     assert torch.equal(got.keep, expected.keep)
     assert not expected.keep.all() or not spec.criteria
@@ -106,10 +105,10 @@ def test_whole_equals_blocks(name: str, layout: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_block_size_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, given = SPECS[name], inputs(layout)
-    expected = rc.correct(**bundled(**given, spec=spec))
+    expected = rc.correct(**given, spec=spec)
     for size in (1, 300, 5000):
         monkeypatch.setattr(blocks, "BLOCK", size)
-        got = rc.correct(**bundled(**given, spec=spec))
+        got = rc.correct(**given, spec=spec)
         assert torch.equal(got.keep, expected.keep)
         assert torch.equal(got.mask, expected.mask)
         if expected.weights is not None and spec.weight is not None and spec.weight.normalize is None:
@@ -122,7 +121,7 @@ def test_block_size_changes_nothing(name: str, layout: str, monkeypatch: pytest.
 def test_nothing_reads_a_value_on_a_device(name: str, layout: str) -> None:
     """Meta tensors have no values: whatever would wait for a device raises on them."""
     given = {key: x.to("meta") for key, x in inputs(layout).items()}
-    out = rc.correct(**bundled(**given, spec=SPECS[name]))
+    out = rc.correct(**given, spec=SPECS[name])
     assert out.keep.device.type == out.mask.device.type == out.statistics.sums.device.type == "meta"
     assert out.mask.shape == given["mask"].shape
     assert out.weights is None or out.weights.shape == given["train_logp"].shape
@@ -226,7 +225,7 @@ def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
 
 def test_metrics_can_be_read_later() -> None:
     given = inputs("packed")
-    out = rc.correct(**bundled(**given))
+    out = rc.correct(**given)
     pending = out.metrics_async()
     assert pending.done()
     assert pending.result() == out.metrics()
@@ -238,7 +237,7 @@ def test_outputs_never_require_grad_and_inputs_stay() -> None:
     given = inputs("padded")
     copies = {name: x.clone() for name, x in given.items()}
     given["train_logp"].requires_grad_()
-    out = rc.correct(**bundled(**given, spec=SPECS["token"]))
+    out = rc.correct(**given, spec=SPECS["token"])
     assert not out.weights.requires_grad
     assert out.weights.grad_fn is None
     for name, x in copies.items():

@@ -206,7 +206,7 @@ def test_no_token_and_one_token():
 
 
 @pytest.mark.parametrize("side", ["lower", "upper"])
-@pytest.mark.parametrize("weight", [{}, {"token_clamp": 5.0}, {"level": "prefix", "reduce": "mean"}], ids=str)
+@pytest.mark.parametrize("weight", [{}, {"token_clamp": 5.0}, {"over": "prefix", "reduce": "mean"}], ids=str)
 def test_a_sequence_of_ratios_that_are_the_bound_is_not_beyond_it(weight, side, way):
     """Its mean is rounded, the bound is not: of many values some would fall on either side."""
     for k in range(40):

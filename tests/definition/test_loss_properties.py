@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, error
-from builders.calls import bundled_loss
 from builders.loss_cases import COUNTED, MEANS, PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from oracles import loss as oracle_loss
 from rollout_corr.specs.surrogate import Surrogate
@@ -218,13 +217,13 @@ REFUSED = {
     "old_logp: expected shape [2, 3] (of new_logp), got [3, 2]": lambda: rc.policy_loss(
         z(2, 3), z(2), old_logp=z(3, 2)
     ),
-    "ref_logp: expected a value, because kl is given, got None": lambda: rc.policy_loss(
+    "ref_logp: expected a value, because Loss.kl is given, got None": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(kl=rc.KL("k1", 0.1))
     ),
-    "kl: expected a value, because ref_logp is given, got None": lambda: rc.policy_loss(
+    "Loss.kl: expected a value, because ref_logp is given, got None": lambda: rc.policy_loss(
         z(2, 3), z(2), ref_logp=z(2, 3)
     ),
-    "weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(
+    "Factors.weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(
         z(2, 3), z(2), correction=rc.Factors(weights=z(2))
     ),
     "scale: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: rc.policy_loss(
@@ -233,20 +232,20 @@ REFUSED = {
     "backend: expected 'auto' or 'torch', got 'triton': GMPO() with scale runs on plain": lambda: rc.policy_loss(
         z(2, 3), z(2), rc.Batch(scale=z(2)), rc.Loss(rc.GMPO()), backend="triton"
     ),
-    "weights: expected None in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
+    "correction: expected no weights in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
         z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.Factors(weights=z(2, 3))
     ),
-    "spec: expected None beside given weights": lambda: rc.policy_loss(
+    "spec: expected None beside a correction, got both; a Spec corrects in the same call": lambda: rc.policy_loss(
         z(2, 3), z(2), old_logp=z(2, 3), rollout_logp=z(2, 3), spec=rc.Spec(), correction=rc.Factors(weights=z(2, 3))
     ),
-    "spec: expected None beside given train_mask": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(), correction=rc.Factors(mask=z(2, 3))
-    ),
-    "spec: expected None beside given correction": lambda: rc.policy_loss(
+    "spec: expected None beside a correction, got both": lambda: rc.policy_loss(
         z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), spec=rc.Spec()
     ),
-    "correction: expected None beside weights or train_mask": lambda: rc.policy_loss(
-        z(2, 3), z(2), **bundled_loss(old_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), weights=z(2, 3))
+    "Factors.mask: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(
+        z(2, 3), z(2), correction=rc.Factors(mask=z(2))
+    ),
+    "total: expected None beside Mean(over='kept'), got both": lambda: rc.policy_loss(
+        z(2, 3), z(2), rc.Batch(total=7.0), rc.Loss(mean=rc.Mean(over="kept"))
     ),
     "rollout_logp: expected the log-probs of the engine that sampled": lambda: rc.policy_loss(
         z(2, 3), z(2), old_logp=z(2, 3), spec=rc.Spec()
@@ -269,7 +268,7 @@ REFUSED = {
     "Mean.over: expected 'rows' with a mean over sequences, got it with of='token'": lambda: rc.Mean(over="rows"),
     "Mean.length: expected None with of='token', got 8": lambda: rc.Mean(length=8),
     "total: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), rc.Batch(total=-1)),
-    "total: expected a tensor that holds one number, got float32 of shape [2]": lambda: rc.policy_loss(
+    "total: expected a number or a tensor that holds one, got float32 of shape [2]": lambda: rc.policy_loss(
         z(2, 3), z(2), rc.Batch(total=z(2))
     ),
     "total: expected None with Mean('sum')": lambda: rc.policy_loss(
@@ -300,14 +299,16 @@ WRONG_TYPES = {
     "surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss("ppo")
     ),
-    "kl: expected a KL or None, got float": lambda: rc.policy_loss(
+    "Loss.kl: expected a KL or None, got float": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(kl=0.1), ref_logp=z(2, 3)
     ),
-    "regularizer: expected a SquaredLogRatio or None": lambda: rc.policy_loss(
+    "Loss.regularizer: expected a SquaredLogRatio or None": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(regularizer=0.1)
     ),
     "spec: expected a Spec or None, got dict": lambda: rc.policy_loss(z(2, 3), z(2), rollout_logp=z(2, 3), spec={}),
-    "correction: expected what correct() gives, got tuple": lambda: rc.policy_loss(z(2, 3), z(2), correction=(1, 2)),
+    "correction: expected what correct() gives, or rc.Factors, got tuple": lambda: rc.policy_loss(
+        z(2, 3), z(2), correction=(1, 2)
+    ),
     "PPO.low: expected a number, got bool True": lambda: rc.PPO(True),
     "Surrogate: expected one of its kinds": lambda: Surrogate(),
 }

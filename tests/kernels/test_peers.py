@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.calls import bundled
 from builders.cases import one_in
 from builders.peer_metrics_cases import ALL, CASES, batch, tensors
 from builders.weights import weight_of
@@ -54,7 +53,7 @@ def packed(rows: list[Row], dtype: torch.dtype = torch.float32) -> dict[str, Ten
 
 def assert_equal(spec: rc.Spec, given: dict[str, Tensor]) -> rc.Correction:
     """Every statistic of the kernels is that of the torch backend."""
-    wanted, got = (rc.correct(**bundled(**given, spec=spec, backend=name)) for name in ("torch", "triton"))
+    wanted, got = (rc.correct(**given, spec=spec, backend=name) for name in ("torch", "triton"))
     assert torch.equal(got.keep, wanted.keep)
     names = [name for part in layout(spec) for name in part]
     values = [torch.cat([x.statistics.sums, x.statistics.maxima]).tolist() for x in (got, wanted)]

@@ -9,7 +9,6 @@ import torch
 
 import rollout_corr as rc
 from builders import metrics_page
-from builders.calls import bundled
 from builders.healthy import at_random, healthy
 from rollout_corr.metrics.limits import BY_KEY, LIMITS
 from rollout_corr.metrics.native import metrics_of
@@ -121,7 +120,7 @@ NAMED = {
 def test_garbage_is_named(name):
     given = garbage(name)
     spec = given.pop("spec", rc.Spec())
-    found = rc.correct(**bundled(**given, spec=spec)).warnings()
+    found = rc.correct(**given, spec=spec).warnings()
     for words in NAMED[name]:
         assert any(all(word in text for word in words) for text in found), (words, found)
 
@@ -139,7 +138,7 @@ def test_values_that_are_no_log_probs_are_named_alone():
     for name in ("negative log-likelihoods", "probabilities", "rollout is 0", "rollout is -1", "identical"):
         assert not re.search(
             "kl_rollout_train_k3|chi2|logratio_abs_max|ratio_mean",
-            " ".join(rc.correct(**bundled(**garbage(name))).warnings()),
+            " ".join(rc.correct(**garbage(name)).warnings()),
         )
 
 

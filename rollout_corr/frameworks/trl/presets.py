@@ -134,8 +134,8 @@ def loss(
     mean = mean_of(loss_type, max_completion_length)
     taus = sapo_temperature_pos, sapo_temperature_neg
     soft = vespo(vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg)
-    kl = KL("k3", beta, weight="ratio" if use_bias_correction_kl else None) if beta else None
     of_tokens = surrogate(loss_type, epsilon, epsilon_high, delta, importance_sampling_level, taus, soft)
+    kl = KL("k3", beta, weight="ratio" if use_bias_correction_kl else None) if beta else None
     corrects = spec if off_policy_mask_threshold is None else masked(spec, off_policy_mask_threshold)
     return Recipe(corrects, Loss(of_tokens, mean, kl))
 
