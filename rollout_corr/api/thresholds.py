@@ -56,7 +56,7 @@ class ThresholdStatistics:
         for place, table in self.tables.items():
             if table.shape != other.tables[place].shape:
                 raise ValueError(
-                    "other: expected counts of as many groups, by the same group_count, got tables "
+                    "other: expected counts of as many groups, by the same groups.count, got tables "
                     f"{list(table.shape)} and {list(other.tables[place].shape)}"
                 )
         return replace(self, tables={place: table + other.tables[place] for place, table in self.tables.items()})

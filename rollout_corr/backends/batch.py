@@ -82,7 +82,7 @@ class OpenBatch:
         mass: The mass that truncated sampling kept, per token.
         turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
         entropy: Of each token, detached.
-        ages: current_version - version of each token, in the dtype that computes.
+        ages: versions.current - version of each token, in the dtype that computes.
         weights_out, mask_out: Where the caller wants the weights and the mask; None: in new tensors.
         labels: Labels of the sequences.
         groups: Groups of the sequences, where the call names them.

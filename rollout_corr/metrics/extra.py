@@ -36,12 +36,12 @@ VALID = Over("valid tokens", "tokens")
 
 # fmt: off
 AGE_METRICS = [
-    Metric("age_mean", "mean age, current_version - version of the token", "versions", VALID, "-", mean("age")),
+    Metric("age_mean", "mean age, versions.current - version of the token", "versions", VALID, "-", mean("age")),
     Metric("age_max", "max age", "versions", VALID, "-", maximum("age")),
-    Metric("age_min", "min age; below 0 a version is newer than current_version", "versions", VALID, ">= 0",
+    Metric("age_min", "min age; below 0 a version is newer than versions.current", "versions", VALID, ">= 0",
            minimum("age")),
-    Metric("tokens_stale_fraction", "valid tokens whose age is above 0", "fraction", VALID, "-", mean("tokens_stale")),
-    Metric("tokens_newer", "valid tokens whose version is above current_version", "tokens", EACH, "0",
+    Metric("stale_fraction", "valid tokens whose age is above 0", "fraction", VALID, "-", mean("tokens_stale")),
+    Metric("tokens_newer", "valid tokens whose version is above versions.current", "tokens", EACH, "0",
            plain("tokens_newer")),
 ]
 
@@ -180,7 +180,7 @@ class Extra(NamedTuple):
             return []
         tokens, most = "1 valid token was" if newer == 1 else f"{newer:.0f} valid tokens were", values["-min_age"]
         return [
-            f"{tokens} sampled by a newer version than current_version, by up to {most:g}: the counter of the trainer "
+            f"{tokens} sampled by a newer version than versions.current, by up to {most:g}: the counter of the trainer "
             "may be read before it moves on, or the two sides count from other starts; such an age is negative in "
             "metrics and criteria, and no weight grows with it"
         ]
@@ -191,7 +191,7 @@ class Extra(NamedTuple):
             if one.name == name:
                 return one
         held = [one.name for one in self.labels]
-        raise ValueError(f"by: expected one of {held} (`Batch.labels` of the call), got {name!r}")
+        raise ValueError(f"by: expected one of {held} (the labels of the Batch), got {name!r}")
 
 
 # --- taking them: the sums, [K] float64, and the maxima, [2] float64 ---

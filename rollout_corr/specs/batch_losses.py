@@ -443,9 +443,9 @@ class REAL(Surrogate):
     ones); that of any other group is 0. Every sequence that trains carries the loss of its group, so a mean over
     sequences is the mean over groups where groups are of one size. Only the sign of an advantage matters.
 
-    The gradient is that of this mean, Mean("sequence"). A token's weight, its `scale` and its part
-    in the denominator multiply its own gradient. Where those of a group's sequences differ, as with Mean("token") and
-    sequences of different lengths, that is not the derivative of the value, in which they belong to all of the group.
+    The gradient is that of this mean, Mean("sequence"). A token's weight, its `scale` and its share of the mean
+    multiply its own gradient. Where those of a group's sequences differ, as with Mean("token") and sequences of
+    different lengths, that is not the derivative of the value, in which they belong to all of the group.
 
     Args:
         tau: The temperature, at least 1e-30; no sequence's gradient by its score exceeds 1 / tau.

@@ -40,9 +40,9 @@ class Criterion(Bounded):
         stat: The statistic of a token, from D, p = exp(rollout_logp) and q = exp(train_logp): "ratio" (bounds in ratio
             space, aggregated in log space), "k1" -D, "k2" D^2/2, "k3" e^D-1-D, "k3_reverse" e^-D-1+D,
             "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
-            "binary_kl_reverse", "binary_kl_symmetric", "age" current_version - version, of the `versions` given to the
-            call, "entropy", given to the call too, or "external": a tensor given to the call under `name`.
-        over: The unit that is tested, "token", "turn" (from `turns`), "sequence" or "prefix": each token by the tokens
+            "binary_kl_reverse", "binary_kl_symmetric", "age" current - version, of `Batch.versions`, "entropy", of
+            `Batch.entropy`, or "external": the tensor of `Batch.external` under `name`.
+        over: The unit that is tested, "token", "turn" (of `Batch.turns`), "sequence" or "prefix": each token by the tokens
             of its sequence up to and with it.
         reduce: The "sum", "mean", "max" or "min" of a turn's, sequence's or prefix's tokens is its value. Not with
             over="token".
@@ -56,7 +56,7 @@ class Criterion(Bounded):
             later token of the sequence.
         of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
         label: The prefix of this criterion's metrics; by default made from the other fields.
-        name: The key of the tensor in `external={name: tensor}`. Only with stat="external".
+        name: The key of the tensor in `Batch.external`. Only with stat="external".
         token_clamp: Every D is clamped to +-token_clamp first; None: it is not.
         eps: The floor of 1-p and 1-q in the binary KLs.
         growth: "sqrt" multiplies both bounds, a ratio's as logs, by sqrt(t) at the t-th token. Only with over="prefix".

@@ -105,7 +105,7 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
         )
     if weight.decay is not None:
         steps.append(
-            f"Weights are multiplied by {weight.decay:g}^age, age being current_version - version of the token, "
+            f"Weights are multiplied by {weight.decay:g}^age, age being versions.current - version of the token, "
             "or 0 for a version newer than the current one."
         )
     return steps

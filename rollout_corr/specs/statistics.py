@@ -312,7 +312,7 @@ _ROWS = (
     ),
     Statistic(
         "age",
-        "the age, current_version - version,",
+        "the age, versions.current - version,",
         lambda x: x.external,
         r"$v - v_t$, versions of the policy that trains and of the one that sampled the token",
         "how stale the tokens are",

@@ -46,7 +46,7 @@ MISTAKES = {
         "Correction; pass its .statistics"),
     "another report": (lambda: rc.correct(X, X).metrics("verl"), "ask for them by Spec(report=('native', 'verl'))"),
     "a report that is none": (lambda: rc.correct(X, X).metrics("trl"), "(Spec.report), got 'trl'"),
-    "labels that were not given": (lambda: rc.correct(X, X).metrics(by="tool"), "(`Batch.labels` of the"),
+    "labels that were not given": (lambda: rc.correct(X, X).metrics(by="tool"), "(the labels of the Batch)"),
     "a loss that a framework lacks": (lambda: rc.recipe("prime_rl.ppo"), "'prime_rl.dppo' or 'prime_rl.ipo'"),
     "a loss without its framework": (lambda: rc.recipe("ppo"), ".ppo'"),
     "a misspelled setting": (lambda: rc.spec("verl", {"rollout_is_treshold": 2}), "'rollout_is_threshold'?"),

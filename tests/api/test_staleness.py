@@ -66,7 +66,7 @@ def test_a_version_of_the_future_is_counted_and_warned_of():
     out = rc.correct(x, x - 0.001, **bundled(**given, current_version=5))
     assert out.metrics()["tokens_newer"] == 3 and out.metrics()["age_min"] == -2
     (warning,) = out.warnings()
-    assert warning.startswith("3 valid tokens were sampled by a newer version than current_version, by up to 2:")
+    assert warning.startswith("3 valid tokens were sampled by a newer version than versions.current, by up to 2:")
     half = rc.correct(x, x - 0.001, **bundled(**given, current_version=7))
     assert half.metrics()["tokens_newer"] == 0 and half.warnings() == []
     given["versions"][0, 3:5] = 5

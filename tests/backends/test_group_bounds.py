@@ -329,14 +329,14 @@ def test_what_cannot_be():
             lambda: rc.threshold_statistics(x, x, **bundled(spec=spec, known=started(2), **of(1, 3))),
             r"groups\.count: expected 2",
         ),
-        (lambda: counted(1, 2) + counted(1, 3), r"other: .* by the same group_count, got tables \[1, 2, 2048\] and"),
+        (lambda: counted(1, 2) + counted(1, 3), r"other: .* by the same groups.count, got tables \[1, 2, 2048\] and"),
         (
             lambda: rc.correct(x, x, **bundled(spec=spec, thresholds=decided(2), **of(1, 3))),
             r"groups\.count: expected 2",
         ),
         (
             lambda: rc.correct(x, x, rc.Batch(groups=rc.Groups(size=1)), spec=decided(1)),
-            r"groups: expected rc\.Groups\(index=\.\.\., count=\.\.\.\) for Thresholds of groups",
+            r"groups: expected rc\.Groups\(index=\.\.\., count=\.\.\.\) with Thresholds of groups",
         ),
         (lambda: rc.MeanBelow(1.0, within="rows"), "MeanBelow.within: expected one of"),
         (lambda: rc.Weight.token(upper=rc.Quantile(0.5, "group")), "Weight.upper: .*a rule within='batch'"),

@@ -1,7 +1,7 @@
 """AReaL: `rejection_sampling` with action "mask", by its metric.
 
-AReaL edits the mask and zeroes the weight, but keeps the original token count as denominator, so give the policy loss
-a mean over "original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
+AReaL edits the mask and zeroes the weight, but divides by the original token count: the mean of its loss is over
+"original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def kpop(upper: float = 2.0) -> Spec:
 def m2po(m2_threshold: float = 0.04) -> Spec:
     """No weight; drops the tokens with the largest D^2 until the mean of D^2 over the rest is below a threshold.
 
-    AReaL drops tokens of equal D^2 one by one, here they go together. A denominator counts what is left: "kept".
+    AReaL drops tokens of equal D^2 one by one, here they go together. Its loss is a mean over "kept" tokens.
     """
     half = positive("m2_threshold", m2_threshold) / 2.0
     return Spec(criteria=(Criterion("k2", upper=MeanBelow(half), label="m2po"),), nonfinite="propagate")
@@ -96,7 +96,7 @@ RECIPES = {
     "a3po": recipe(
         Named(clip, **CLIP),
         DECOUPLED,
-        "prox_logp_method=loglinear: old_logp is rc.proximal(new_logp, rollout_logp, versions, current_version); "
+        "prox_logp_method=loglinear: old_logp is rc.proximal(new_logp, rollout_logp, batch), of a Batch with versions; "
         + GLOBAL,
     ),
     "gspo": recipe(

@@ -1,7 +1,7 @@
 """SkyRL: the corrections of its page on off-policy correction, by the names of its options.
 
 SkyRL masks sequences with an outlier first, then tokens, then computes sequence weights and the sequence mask from what
-is left. Rejected tokens stay in SkyRL's denominators, so give the policy loss a mean over "original".
+is left. SkyRL counts rejected tokens: the mean of its loss is over "original".
 """
 
 from __future__ import annotations

@@ -236,6 +236,6 @@ RECIPES = {found.name.partition(".")[2]: _vanilla(found.name) for found in regis
 def staleness(max_off_policy_threshold: int = 8) -> Spec:
     """Drop sequences whose prompt was sent max_off_policy_threshold or more steps ago (strategy "drop").
 
-    `versions` are the steps of the prompts, `current_version` is global_steps.
+    `Versions.ids` are the steps of the prompts, `Versions.current` is global_steps.
     """
     return Spec(criteria=(Criterion("age", over="sequence", reduce="max", upper=max_off_policy_threshold - 1),))

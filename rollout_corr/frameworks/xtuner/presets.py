@@ -48,7 +48,7 @@ RECIPES = of_presets("xtuner", _CLIP, BOTH, GLOBAL + ", after rejection", over="
 def staleness(max_staleness: int = 0, max_token_staleness: int | None = None, sync_weights_interval: int = 1) -> Spec:
     """Drop sequences with a token older than max_staleness + 1 weight syncs, and tokens older than their own limit.
 
-    `versions` are `response_model_steps`, `current_version` is the train step: xtuner counts from the step before.
+    `Versions.ids` are `response_model_steps`, `Versions.current` is the train step: xtuner counts from the step before.
     """
     limits: list[tuple[int | None, Drop]] = [(max_staleness, "sequence"), (max_token_staleness, "unit")]
     criteria = [
