@@ -22,7 +22,7 @@ import rollout_corr as rc
 SPEC = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(rc.Criterion("abs", upper=4.0),))
 
 
-class Batch(NamedTuple):
+class Inputs(NamedTuple):
     new_logp: Tensor  # [N], and so are the others
     old_logp: Tensor
     rollout_logp: Tensor
@@ -36,27 +36,26 @@ class Outputs(NamedTuple):
     statistics: rc.Statistics  # on the device, until `metrics()` reads them
 
 
-def step(batch: Batch) -> Outputs:
+def step(held: Inputs) -> Outputs:
     """Correct, and compute the loss and its gradient; nothing waits for the device."""
-    found = rc.correct(batch.old_logp, batch.rollout_logp, cu_seqlens=batch.cu_seqlens, spec=SPEC)
-    new_logp = batch.new_logp.detach().requires_grad_()
-    out = rc.policy_loss(
-        new_logp, batch.advantages, old_logp=batch.old_logp, correction=found, cu_seqlens=batch.cu_seqlens
-    )
+    batch = rc.Batch(cu_seqlens=held.cu_seqlens)
+    found = rc.correct(held.old_logp, held.rollout_logp, batch, spec=SPEC)
+    new_logp = held.new_logp.detach().requires_grad_()
+    out = rc.policy_loss(new_logp, held.advantages, batch, old_logp=held.old_logp, correction=found)
     (gradient,) = torch.autograd.grad(out.value, new_logp)
     return Outputs(out.value.detach(), gradient, found.statistics.join(out.statistics))
 
 
-def captured(batch: Batch) -> Callable[[], Outputs]:
-    """Capture a step, and give its replay; the batch and the outputs stay where they are."""
+def captured(held: Inputs) -> Callable[[], Outputs]:
+    """Capture a step, and give its replay; inputs and outputs stay where they are."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
-        step(batch)  # compiles the kernels, and brings the thresholds to the device: neither can be captured
+        step(held)  # compiles the kernels, and brings the thresholds to the device: neither can be captured
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = step(batch)
+        outputs = step(held)
 
     def replay() -> Outputs:
         graph.replay()
@@ -65,7 +64,7 @@ def captured(batch: Batch) -> Callable[[], Outputs]:
     return replay
 
 
-def random_batch(seed: int, device: str, tokens: int = 20_000, sequences: int = 40) -> Batch:
+def random_batch(seed: int, device: str, tokens: int = 20_000, sequences: int = 40) -> Inputs:
     """Make a batch; every seed divides the tokens otherwise."""
     generator = torch.Generator().manual_seed(seed)
     rollout = -torch.rand(tokens, generator=generator)
@@ -73,7 +72,7 @@ def random_batch(seed: int, device: str, tokens: int = 20_000, sequences: int = 
     cuts = torch.randint(0, tokens, (sequences - 1,), generator=generator).sort().values
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), cuts, torch.tensor([tokens])]).int()
     advantages = torch.randn(tokens, generator=generator)
-    return Batch(*(x.to(device) for x in (new, old, rollout, advantages, offsets)))
+    return Inputs(*(x.to(device) for x in (new, old, rollout, advantages, offsets)))
 
 
 def main() -> None:

@@ -215,7 +215,8 @@ def train(
 
         with torch.no_grad():
             old_logp = logp_of(policy, prompt, answer)
-        out = rc.correct(old_logp, rollout_logp, mask=mask, spec=spec)
+        batch = rc.Batch(mask=mask)
+        out = rc.correct(old_logp, rollout_logp, batch, spec=spec)
         for rows in torch.randperm(len(prompt), generator=generator).chunk(2):
             new_logp, weights = logp_of(policy, prompt[rows], answer[rows]), out.weights
             weights = None if weights is None else weights[rows]
@@ -229,7 +230,7 @@ def train(
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
 
-        watched = rc.correct(old_logp, rollout_logp, mask=mask, spec=WATCH).metrics()
+        watched = rc.correct(old_logp, rollout_logp, batch, spec=WATCH).metrics()
         kept = out.metrics()["tokens_kept_fraction"]
         seen.append({"kl": watched["kl_rollout_train_k3"], "ess": watched["weight_before_bounds_ess"], "kept": kept})
         tick()

@@ -20,59 +20,47 @@ import rollout_corr as rc
 
 REJECT = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.5, upper=2.0)  # geometric mean of the ratios
 SPEC = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(REJECT,))
+LOSS = rc.Loss(rc.PPO(0.2, 0.28))
 
 
-class Batch(NamedTuple):
+class Rollout(NamedTuple):
     before: Tensor  # [S, T] padded, or [N] packed: the token before each token
     tokens: Tensor  # like before
-    rollout_logp: Tensor  # like before: what the engine says about the tokens
-    mask: Tensor  # like before: what was generated, False at padding
-    cu_seqlens: Tensor | None  # [S + 1] offsets of a packed batch
+    logp: Tensor  # like before: what the engine says about the tokens
+    batch: rc.Batch  # the mask of what was generated, False at padding; the offsets of packed sequences
     rewards: Tensor  # [S]
     group: Tensor  # [S], which samples share a prompt
 
 
-def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> list[rc.PendingMetrics]:
+def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout) -> list[rc.PendingMetrics]:
     """The weight repairs old/rollout, PPO's ratio is new/old: one more forward, and any number of updates."""
     with torch.no_grad():
-        old_logp = policy(batch.before, batch.tokens)
-    out = rc.correct(old_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=SPEC)
-    advantages = baseline(batch, out.keep)  # a rejected sample does not move the baseline of its siblings
+        old_logp = policy(rollout.before, rollout.tokens)
+    out = rc.correct(old_logp, rollout.logp, rollout.batch, spec=SPEC)
+    advantages = baseline(rollout, out.keep)  # a rejected sample does not move the baseline of its siblings
     pending = [out.metrics_async()]
     for _ in range(2):
-        loss = rc.policy_loss(
-            policy(batch.before, batch.tokens),
-            advantages,
-            loss=rc.Loss(rc.PPO(0.2, 0.28)),
-            mask=batch.mask,
-            cu_seqlens=batch.cu_seqlens,
-            old_logp=old_logp,
-            correction=out,
-        )
+        new_logp = policy(rollout.before, rollout.tokens)
+        loss = rc.policy_loss(new_logp, advantages, rollout.batch, LOSS, old_logp=old_logp, correction=out)
         update(optimizer, loss)
         pending.append(loss.metrics_async())
     return pending
 
 
-def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> list[rc.PendingMetrics]:
+def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout) -> list[rc.PendingMetrics]:
     """PPO's ratio is new/rollout and is itself the correction; the Spec rejects. One forward, one update."""
-    loss = rc.policy_loss(
-        policy(batch.before, batch.tokens),
-        baseline(batch, torch.ones_like(batch.rewards, dtype=torch.bool)),
-        loss=rc.Loss(rc.PPO(0.2, 0.28)),
-        mask=batch.mask,
-        cu_seqlens=batch.cu_seqlens,
-        rollout_logp=batch.rollout_logp,
-        spec=rc.Spec(criteria=(REJECT,)),
-    )
+    new_logp = policy(rollout.before, rollout.tokens)
+    advantages = baseline(rollout, torch.ones_like(rollout.rewards, dtype=torch.bool))
+    spec = rc.Spec(criteria=(REJECT,))
+    loss = rc.policy_loss(new_logp, advantages, rollout.batch, LOSS, rollout_logp=rollout.logp, spec=spec)
     update(optimizer, loss)
     return [loss.metrics_async()]
 
 
-def baseline(batch: Batch, keep: Tensor) -> Tensor:
+def baseline(rollout: Rollout, keep: Tensor) -> Tensor:
     """Advantages as in GRPO, [S, 1]: one for each sequence, in either layout."""
-    groups = rc.filter_groups(batch.rewards, keep, batch.group, alone="zero")
-    return (groups.centered / (groups.std + 1e-4))[:, None]
+    groups = rc.filter_groups(rollout.rewards, keep, rollout.group, alone="zero")
+    return (groups.centred / (groups.std + 1e-4))[:, None]
 
 
 def update(optimizer: torch.optim.Optimizer, loss: rc.PolicyLoss) -> None:
@@ -96,7 +84,7 @@ class Policy(nn.Module):
 
 
 @torch.no_grad()
-def rollout(engine: Policy, packed: bool) -> Batch:
+def sample(engine: Policy, packed: bool) -> Rollout:
     tokens = torch.randint(WORDS, (SEQUENCES // GROUP, 1)).repeat_interleave(GROUP, 0)
     for _ in range(LONGEST):
         chances = engine.table(tokens[:, -1]).float().softmax(-1)
@@ -107,11 +95,11 @@ def rollout(engine: Policy, packed: bool) -> Batch:
     logp = engine(before, tokens)
     logp[0] -= 3.0  # the broken one
     rewards = ((tokens == (before + 1) % WORDS) & mask).sum(1) / lengths
-    cu_seqlens = None
+    batch = rc.Batch(mask=mask)
     if packed:
-        cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        before, tokens, logp, mask = before[mask], tokens[mask], logp[mask], mask[mask]
-    return Batch(before, tokens, logp, mask, cu_seqlens, rewards, torch.arange(SEQUENCES) // GROUP)
+        batch = rc.Batch(cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+        before, tokens, logp = before[mask], tokens[mask], logp[mask]
+    return Rollout(before, tokens, logp, batch, rewards, torch.arange(SEQUENCES) // GROUP)
 
 
 def train(step, packed: bool) -> None:
@@ -123,12 +111,12 @@ def train(step, packed: bool) -> None:
     for i in range(STEPS):
         if i % 3 == 0:
             engine = deepcopy(policy).bfloat16()
-        batch = rollout(engine, packed)
-        begun = step(policy, optimizer, batch)
+        rollout = sample(engine, packed)
+        begun = step(policy, optimizer, rollout)
         # The numbers of the step before. On a GPU they went to the host while this one was launched: nothing waits.
         logged += [{key: x for part in pending for key, x in part.result().items()}] if pending else []
         pending = begun
-        rewards.append(float(batch.rewards.mean()))
+        rewards.append(float(rollout.rewards.mean()))
     name = f"{step.__name__}, {'packed' if packed else 'padded'}"
     mismatch = sum(metrics["kl_rollout_train_k3"] for metrics in logged) / len(logged)
     trained = [metrics["sequences_trained"] for metrics in logged]

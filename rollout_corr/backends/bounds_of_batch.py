@@ -209,8 +209,8 @@ class Thresholds(KnownBounds):
             return
         if groups.whole:
             raise ValueError(
-                "groups: expected rc.Groups(index=..., count=...) with Thresholds of groups, which name groups by these "
-                "numbers, got a size"
+                "groups: expected rc.Groups(index=..., count=...) with Thresholds of groups, whose numbers they are, "
+                "got a size"
             )
         if groups.total != counted:
             raise ValueError(

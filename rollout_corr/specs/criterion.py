@@ -42,8 +42,8 @@ class Criterion(Bounded):
             "abs" |D|, "ratio_error" e^|D|, "ratio_deviation" |e^D-1|, "prob_diff" q-p, "tv" |q-p|, "binary_kl",
             "binary_kl_reverse", "binary_kl_symmetric", "age" current - version, of `Batch.versions`, "entropy", of
             `Batch.entropy`, or "external": the tensor of `Batch.external` under `name`.
-        over: The unit that is tested, "token", "turn" (of `Batch.turns`), "sequence" or "prefix": each token by the tokens
-            of its sequence up to and with it.
+        over: The unit that is tested, "token", "turn" (of `Batch.turns`), "sequence" or "prefix": each token by the
+            tokens of its sequence up to and with it.
         reduce: The "sum", "mean", "max" or "min" of a turn's, sequence's or prefix's tokens is its value. Not with
             over="token".
         lower: Lowest value kept, or None for an open side; or a rule by which the batch decides it: `Quantile`, `TopK`.

@@ -57,9 +57,9 @@ class Weight(Bounded):
             cross the upper one holds.
         outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
         normalize: "batch" divides by the mean weight over all valid tokens (with over="turn" or "sequence": over all
-            that are not empty, each counting once), so that a weight may exceed `upper`. "group" divides by the mean
-            of the sequence's group, of `Batch.groups`: self-normalized importance sampling. "sequence" divides by the mean over the sequence's valid tokens, for weights of tokens, prefixes
-            or turns. None does not.
+            that are not empty, each counting once), so that a weight may exceed `upper`. "group" divides by the mean of
+            the sequence's group, of `Batch.groups`: self-normalized importance sampling. "sequence" divides by the mean
+            over the sequence's valid tokens, for weights of tokens, prefixes or turns. None does not.
         token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
         growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
             space as a random walk spreads. Only with over="prefix".
