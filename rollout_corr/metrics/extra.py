@@ -40,7 +40,7 @@ AGE_METRICS = [
     Metric("age_max", "max age", "versions", VALID, "-", maximum("age")),
     Metric("age_min", "min age; below 0 a version is newer than versions.current", "versions", VALID, ">= 0",
            minimum("age")),
-    Metric("stale_fraction", "valid tokens whose age is above 0", "fraction", VALID, "-", mean("tokens_stale")),
+    Metric("tokens_stale_fraction", "valid tokens whose age is above 0", "fraction", VALID, "-", mean("tokens_stale")),
     Metric("tokens_newer", "valid tokens whose version is above versions.current", "tokens", EACH, "0",
            plain("tokens_newer")),
 ]
