@@ -60,7 +60,7 @@ def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout
 def baseline(rollout: Rollout, keep: Tensor) -> Tensor:
     """Advantages as in GRPO, [S, 1]: one for each sequence, in either layout."""
     groups = rc.filter_groups(rollout.rewards, keep, rollout.group, alone="zero")
-    return (groups.centred / (groups.std + 1e-4))[:, None]
+    return (groups.centered / (groups.std + 1e-4))[:, None]
 
 
 def update(optimizer: torch.optim.Optimizer, loss: rc.PolicyLoss) -> None:
