@@ -72,7 +72,7 @@ def _grpo(
 
 def _with_tis(sampler_is_threshold: float = 2.0, **settings: Any) -> Recipe:
     """`sampler_is=token`."""
-    return replace(_grpo(**settings), spec=tis(sampler_is_threshold))
+    return Recipe(tis(sampler_is_threshold), _grpo(**settings).loss)
 
 
 def _sides(both: float, low: float | None, high: float | None, dual: float | None) -> PPO:

@@ -38,7 +38,7 @@ def test_planted_errors_are_reported(monkeypatch):
     def planted(name, **settings):
         made = true(name, **settings)
         mean = replace(made.loss.mean, **PLANTED.get(name, {}))
-        return replace(made, loss=replace(made.loss, mean=mean))
+        return rc.Recipe(made.spec, replace(made.loss, mean=mean), made.batch)
 
     monkeypatch.setattr(rc, "recipe", planted)
     for row in rows:

@@ -5,7 +5,9 @@ Numbers are those of the frameworks' own defaults.
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import random
 
 import pytest
@@ -331,3 +333,11 @@ def test_wrong_names_and_options():
         rc.recipe("verl.gspo", clip_ratio_low=2.0)
     with pytest.raises(TypeError, match=r"^recipe: expected a name"):
         rc.recipe(None)
+
+
+def test_what_a_recipe_asks_of_the_batch_is_kept():
+    """It is no part of the pair, and travels with it to another process."""
+    recipe = rc.recipe("roll.segment")
+    assert tuple(recipe) == (recipe.spec, recipe.loss) and rc.recipe("roll.ppo").batch == {}
+    for copied in (copy.copy(recipe), pickle.loads(pickle.dumps(recipe))):
+        assert copied == recipe and copied.batch == {"turns": "runs"}

@@ -9,13 +9,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, overload
 
 from rollout_corr import frameworks as package
@@ -28,24 +27,31 @@ from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.validate import shown
 
 
-@dataclass(frozen=True)
-class Recipe:
+class _SpecAndLoss(NamedTuple):
+    """What a recipe unpacks to."""
+
+    spec: Spec | None
+    loss: Loss
+
+
+class Recipe(_SpecAndLoss):
     """The whole loss of a framework's training step; `spec, loss = rc.recipe(name)` unpacks it.
 
     Attributes:
         spec: The correction; None: there is none.
         loss: The loss that it feeds.
         batch: Fields that the caller's `Batch` has to have besides, by name, such as "turns" or "groups"; mostly none.
+            They are no part of a comparison.
     """
 
-    spec: Spec | None
-    loss: Loss
-    batch: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    batch: Mapping[str, Any] = MappingProxyType({})
 
-    def __iter__(self) -> Iterator[Any]:
-        """The Spec, then the Loss."""
-        yield self.spec
-        yield self.loss
+    def __new__(cls, spec: Spec | None, loss: Loss, batch: Mapping[str, Any] | None = None) -> Recipe:
+        """Make a pair that knows what it asks of the batch."""
+        made = super().__new__(cls, spec, loss)
+        if batch:
+            made.batch = dict(batch)
+        return made
 
 
 class RecipeEntry(NamedTuple):

@@ -42,7 +42,7 @@ def test_read(config, name, settings):
 def test_adv_tau_is_a_factor_of_the_policy_term_alone():
     made, plain = (rc.recipe("prime_rl", {"type": "ipo", **more}) for more in ({"adv_tau": 0.5}, {}))
     surrogate = replace(plain.loss.surrogate, coef=0.5)
-    assert made == replace(plain, loss=replace(plain.loss, surrogate=surrogate))
+    assert made == rc.Recipe(plain.spec, replace(plain.loss, surrogate=surrogate))
 
 
 @pytest.mark.usefixtures("nothing_said_yet")

@@ -23,15 +23,15 @@ def whole(block, **actor):
     [
         ({}, PPO),
         ({"clip_ratio_low": 0.1, "strategy": "fsdp"}, rc.Recipe(None, rc.Loss(rc.PPO(0.1, 0.2, dual=3.0)))),
-        (whole(TOKEN), replace(PPO, spec=rc.spec("verl", TOKEN))),
+        (whole(TOKEN), rc.Recipe(rc.spec("verl", TOKEN), PPO.loss)),
         (whole({}, use_kl_loss=True), rc.recipe("verl.grpo")),
         (
             whole({}, use_kl_loss=True, kl_loss_type="k3+", kl_loss_coef=0.1),
-            replace(PPO, loss=replace(PPO.loss, kl=rc.KL("k3", 0.1, gradient="k2", value_clamp=10.0))),
+            rc.Recipe(None, replace(PPO.loss, kl=rc.KL("k3", 0.1, gradient="k2", value_clamp=10.0))),
         ),
         (
             whole(TOKEN | {"bypass_mode": True}),
-            replace(PPO, spec=rc.spec("verl", TOKEN | {"rollout_is": None})),
+            rc.Recipe(rc.spec("verl", TOKEN | {"rollout_is": None}), PPO.loss),
         ),
         (
             whole(TOKEN | {"bypass_mode": True, "loss_type": "reinforce"}),
