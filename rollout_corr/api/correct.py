@@ -228,7 +228,7 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
         if backend == "triton" and batch.labels and ranks.sequence is not None:
             raise ValueError("backend: expected 'auto' or 'torch' for labels with ranks.sequence, got 'triton'")
         if given.out is not None:
-            take_outputs(given.out, batch, given.train_logp, spec)
+            take_outputs(given.out, batch, given.batch, given.train_logp, spec)
         if validate and ranks.some():
             claimed = _claims(batch, spec, given)
     except (TypeError, ValueError) as error:

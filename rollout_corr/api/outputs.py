@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import OpenBatch
+from rollout_corr.backends.given import Batch
 from rollout_corr.backends.layouts import dtype_of, name_of, shape_of
 from rollout_corr.specs.correction import Spec
 
@@ -31,12 +32,13 @@ class Outputs:
     mask: Tensor | None = None
 
 
-def take_outputs(out: object, batch: OpenBatch, train_logp: object, spec: Spec) -> None:
+def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object, spec: Spec) -> None:
     """Check the outputs that a caller gives, and let the batch be written there.
 
     Args:
         out: The argument of `correct`.
         batch: The batch as it was read.
+        given: The batch as it was given; what was read of it can be a copy.
         train_logp: The log-probs as they were given.
         spec: Tells what is handed back.
 
@@ -59,12 +61,12 @@ def take_outputs(out: object, batch: OpenBatch, train_logp: object, spec: Spec) 
         "train_logp": batch.train,
         "rollout_logp": batch.rollout,
         "mask": batch.mask,
-        "cu_seqlens": batch.offsets,
+        "cu_seqlens": given.cu_seqlens,
         "advantages": batch.advantages,
         "kept_mass": None if batch.mass is None else batch.mass.log_mass,
-        "turns": batch.turns,
+        "turns": given.turns if isinstance(given.turns, Tensor) else None,
         "entropy": batch.entropy,
-        "groups.index": None if batch.groups is None else batch.groups.numbers,
+        "groups.index": None if given.groups is None else given.groups.index,
     }
     inputs |= {f"external[{name!r}]": x for name, x in batch.external.items()}
     inputs |= {f"labels[{one.labels.name!r}]": one.ids for one in batch.labels}
