@@ -35,8 +35,8 @@ _NONFINITE = {
     "propagate": "the NaN or infinity goes into the results",
 }
 _REJECTED = {
-    "mask": "Rejected tokens are 0 in the returned mask: a mean over it divides by fewer tokens, policy_loss by those of the "
-    "batch unless Mean(over='kept'). Weights do not change.",
+    "mask": "Rejected tokens are 0 in the returned mask: a mean over it divides by fewer tokens, policy_loss by those "
+    "of the batch unless Mean(over='kept'). Weights do not change.",
     "zero": "Rejected tokens get weight 0. The mask does not change, so they still count in the loss's denominator.",
     "both": "Rejected tokens get weight 0 and are 0 in the returned mask.",
 }
