@@ -186,7 +186,7 @@ def correct_async(
 ) -> PendingCorrection:
     """Start a correction and return while the ranks of `Ranks.sequence` exchange their sums.
 
-    Args and errors are those of `correct`. Without a sequence group there is nothing to wait for. The inputs must not
+    Args and errors are those of `correct`. Without `Ranks.sequence` there is nothing to wait for. The inputs must not
     change before `result()`, which is to be called on every rank.
     """
     of, thresholds = spec_given(spec)

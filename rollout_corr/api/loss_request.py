@@ -242,10 +242,11 @@ class LossRequest:
         traits, sees_batch = surrogate.traits, surrogate.sees_batch
         if sees_batch and split:
             raise ValueError(
-                f"surrogate: expected one that does not look at the whole batch with ranks.sequence, got {surrogate!r}"
+                "Loss.surrogate: expected one that does not look at the whole batch with ranks.sequence, got "
+                f"{surrogate!r}"
             )
         scaled = self.scales is not None
-        beyond = "a sequence group" if split else loss_operators.beyond_kernels(surrogate, scaled)
+        beyond = "a loss with ranks.sequence" if split else loss_operators.beyond_kernels(surrogate, scaled)
         if given.backend == "triton" and beyond is not None:
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
         if traits.reads_entropy and self.entropy is None:
@@ -306,7 +307,7 @@ class LossRequest:
             )
         if self._replaces_ratio(use) and self.loss.surrogate.has_own_bounds:
             raise ValueError(
-                f"surrogate: expected {surrogate}() without bounds of its own where weights take "
+                f"Loss.surrogate: expected {surrogate}() without bounds of its own where weights take "
                 f"the place of its ratio, got {self.loss.surrogate!r}"
             )
 
@@ -339,7 +340,7 @@ class Divisor(NamedTuple):
     Attributes:
         over: The tokens or sequences that the loss counts where the caller has not.
         known: The count that is known beforehand, 0-d float64, or None.
-        of_this_rank: It is this rank's share, to be added up over the batch group.
+        of_this_rank: It is this rank's share, to be added up over `Ranks.batch`.
     """
 
     over: Literal["original", "kept"]

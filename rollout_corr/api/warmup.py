@@ -53,7 +53,7 @@ def warmup(
         train_logp: Log-probs of the trainer, packed [N] with `Batch.cu_seqlens` or padded [B, T]; new_logp, old_logp
             and ref_logp have their dtype. Nothing is compiled where the backend would be torch.
         rollout_logp: Log-probs of the engine.
-        batch: Everything else about the tokens, as the loop passes it. Ranks of a sequence group exchange the sums of
+        batch: Everything else about the tokens, as the loop passes it. Ranks of `Ranks.sequence` exchange the sums of
             the small batches: all have to call.
         spec: The Spec of `correct` in the loop, or with a loss that of `policy_loss` in bypass mode; None: the loop
             corrects nothing.
@@ -134,7 +134,7 @@ class _Loop:
         def zeros(dtype: torch.dtype) -> Tensor:
             return torch.zeros((*shape[:-1], shape[-1] + skip), dtype=dtype, device=device)[..., skip:]
 
-        # With a sequence group [S] of a packed batch could be tokens.
+        # With `Ranks.sequence` [S] of a packed batch could be tokens.
         of_sequences = torch.zeros((2, 1) if packed else (2,), device=device)
         given = of_sequences if self.per_sequence else zeros(torch.float32)
         train, rollout, batch = zeros(self.train.dtype), zeros(self.rollout.dtype), self._small(width, zeros)

@@ -46,7 +46,7 @@ def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
     assert weights is not None
     sequences, _ = whole.sequences_of(batch)
     totals = _totals(batch, weights, spec, groups)
-    # The ranks of a sequence group know the same sequences, which the first of them reports.
+    # The ranks of `Ranks.sequence` know the same sequences, which the first of them reports.
     counted = (totals[3] > 0) & groups.first()
     index = None
     if batch.groups is not None and spec.normalizes_groups:

@@ -101,17 +101,17 @@ class Ranks(NamedTuple):
             )
 
     def first(self) -> bool:
-        """True if this rank adds the statistics of whole sequences, which all ranks of the sequence group know."""
+        """True if this rank adds the statistics of whole sequences, which all ranks of `Ranks.sequence` know."""
         return self.sequence is None or dist.get_rank(self.sequence) == 0
 
     def rank(self) -> int:
-        """The number of this rank in the batch group; 0 without one."""
+        """The number of this rank in `Ranks.batch`; 0 without one."""
         return 0 if self.batch is None else int(dist.get_rank(self.batch))
 
     def sum(self, totals: Tensor) -> Tensor:
-        """Add up totals over the batch group.
+        """Add up totals over `Ranks.batch`.
 
-        All ranks of a sequence group know the same totals. Those of them that are in the batch group too count once.
+        All ranks of `Ranks.sequence` know the same totals. Those of them that are in `Ranks.batch` too count once.
         """
         if self.batch is None:
             return totals
@@ -123,7 +123,7 @@ class Ranks(NamedTuple):
         return collectives.all_reduce(totals, self.batch, "ranks.batch: the mean or count over the batch")
 
     def highest(self, x: Tensor) -> Tensor:
-        """Take the maximum of each over the batch group."""
+        """Take the maximum of each over `Ranks.batch`."""
         if self.batch is None:
             return x
         what = "ranks.batch: the largest of each group"
@@ -134,7 +134,7 @@ class Ranks(NamedTuple):
     def compare(self, claims: Claims) -> None:
         """Raise on all ranks of a group where their calls differ: one collective a group, and a read on the host.
 
-        First over the sequence group; the batch group hears of an error there, because its ranks wait.
+        First over `Ranks.sequence`; `Ranks.batch` hears of an error there, because its ranks wait.
         """
         raised: ValueError | None = None
         for name, group in (("ranks.sequence", self.sequence), ("ranks.batch", self.batch)):

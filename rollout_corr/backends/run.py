@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
 
 
-# The functions of the runners without a sequence group, by the names of `choose.RUNNERS`.
+# The functions of the runners without `Ranks.sequence`, by the names of `choose.RUNNERS`.
 CORRECTIONS: dict[str, Callable[[OpenBatch, Spec], Result]] = {
     "kernels": operators.run_fused,
     "operator": operators.run_fused,
@@ -64,7 +64,7 @@ def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) ->
 def start_correction(
     batch: OpenBatch, spec: Spec, backend: str, groups: Ranks
 ) -> tuple[Callable[[], bool], Callable[[], Result]]:
-    """Start a correction, whose sums of sequences travel to the other ranks of a sequence group.
+    """Start a correction, whose sums of sequences travel to the other ranks of `Ranks.sequence`.
 
     Returns:
         Whether all sums are there, and what waits for them and completes the correction.

@@ -68,7 +68,7 @@ class SequenceGroups(NamedTuple):
     Attributes:
         numbers: [S] int64; outside 0 .. total - 1 they name no group.
         total: The number of groups.
-        whole: Every group lies in this call, so nothing of it is on another rank of the batch group.
+        whole: Every group lies in this call, so nothing of it is on another rank of `Ranks.batch`.
     """
 
     numbers: Tensor

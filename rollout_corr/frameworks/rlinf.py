@@ -11,7 +11,7 @@ from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 @preset_of("RLinf a3816b5 (2026-08-22)")
 def decoupled(threshold: float = 2.0) -> Spec:
-    """w = exp(D); tokens above threshold (2 or 5 in its configurations) masked, and out of the denominator."""
+    """w = exp(D); tokens above threshold (2 or 5 in its configurations) masked, and not counted by the mean."""
     return Spec(weight=Weight.token(), criteria=(Criterion("ratio", upper=threshold),), rejected="mask")
 
 

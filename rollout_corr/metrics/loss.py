@@ -9,7 +9,7 @@ from rollout_corr.metrics.rows import EACH, Metric, Over, Readers, exp, mean, me
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 
-# Sums of whole sequences, which the first rank of a sequence group alone may add. They stand first.
+# Sums of whole sequences, which the first rank of `Ranks.sequence` alone may add. They stand first.
 OF_SEQUENCES = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
 SUMS = (
     *OF_SEQUENCES,

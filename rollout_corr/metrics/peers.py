@@ -45,7 +45,7 @@ class SchemeModule(Protocol):
     """A framework's metrics. All names of its statistics begin with its own name and a slash.
 
     Attributes:
-        LOCAL_SUMS: Those of its sums of sequences and calls that every rank of a sequence group counts where its
+        LOCAL_SUMS: Those of its sums of sequences and calls that every rank of `Ranks.sequence` counts where its
             tokens lie. Of all others beside the sums of tokens only the first rank's count.
     """
 
@@ -98,7 +98,7 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
 
 
 def local_sums(spec: Spec) -> set[str]:
-    """All schemes' sums that every rank of a sequence group counts where its tokens lie."""
+    """All schemes' sums that every rank of `Ranks.sequence` counts where its tokens lie."""
     load(spec)
     return {name for scheme in schemes(spec) for name in scheme.LOCAL_SUMS}
 

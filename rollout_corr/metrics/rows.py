@@ -24,12 +24,12 @@ Values = Mapping[str, float]
 Column = str | tuple[str, str]
 
 # Where statistics are taken:
-# "tokens": in every block, over its tokens. Each rank of a sequence group adds those of the tokens that it holds.
+# "tokens": in every block, over its tokens. Each rank of `Ranks.sequence` adds those of the tokens that it holds.
 # "blocks": in every block, over its turns or sequences, each counted by its tokens.
 # "sequences": once a call, over all sequences; "measured": over those with a measured token alone.
 # "turns", "measured turns": likewise over turns.
 # "call": once a call.
-# The first rank of a sequence group alone adds what is taken over whole sequences.
+# The first rank of `Ranks.sequence` alone adds what is taken over whole sequences.
 At = Literal["tokens", "blocks", "sequences", "measured", "turns", "measured turns", "call"]
 
 # The sums and then the maxima of a row, from what a block found and what reduces its tokens.
@@ -58,7 +58,7 @@ class Aggregate(NamedTuple):
             read on the host, the sum itself.
         of_all: Sums and maxima over all sequences or turns, from `AllSequences`.
         column: The column of `AllSequences` whose sum this is; None: another value.
-        local: Counted by every rank of a sequence group, although it is taken over sequences.
+        local: Counted by every rank of `Ranks.sequence`, although it is taken over sequences.
     """
 
     sums: tuple[str, ...]

@@ -169,7 +169,7 @@ def digest(spec: Spec | None, objective: Objective | None = None, extra: Extra |
 def of_whole_sequences(
     spec: Spec, objective: Objective | None = None, extra: Extra | None = None
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Stretches of sums and of maxima over whole sequences, which one rank of a sequence group alone may add.
+    """Stretches of sums and of maxima over whole sequences, which one rank of `Ranks.sequence` alone may add.
 
     Each is from its first place to before its last. What `extra` holds besides labels is not among them.
     """

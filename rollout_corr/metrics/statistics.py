@@ -149,7 +149,7 @@ class Statistics:
         )
 
     def of_tokens(self) -> Statistics:
-        """Zero the statistics of whole sequences, which the first rank of a sequence group alone contributes."""
+        """Zero the statistics of whole sequences, which the first rank of `Ranks.sequence` alone contributes."""
         if self.spec is None:
             raise ValueError("spec: expected statistics of a correction, got those of a policy loss alone")
         of_sums, of_maxima = schema.of_whole_sequences(self.spec, self.objective, self.extra)

@@ -1,7 +1,7 @@
 """Surrogates that see the whole batch, or its groups, before the first token has a loss.
 
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage. Means and sums over the batch
-are over its tokens that train, on all ranks of the batch group, and constants of the gradient. The covariance of a
+are over its tokens that train, on all ranks of `Ranks.batch`, and constants of the gradient. The covariance of a
 token is (A - mean A) (new_logp - mean new_logp): tokens where it is large are those that take entropy from the policy.
 Groups are those of `Batch.groups`.
 """

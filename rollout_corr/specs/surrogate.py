@@ -120,7 +120,7 @@ class LossTokens(Protocol):
 
 
 class SeenGroups(Protocol):
-    """The sequences of a batch and their groups, on all ranks of the batch group: backends/sees_batch.py."""
+    """The sequences of a batch and their groups, on all ranks of `Ranks.batch`: backends/sees_batch.py."""
 
     trains: Tensor  # [S] bool: a token of it does
     scores: Tensor  # [S]: its `Surrogate.log_ratio`, clamped to +-clamp; 0 where no token trains
@@ -140,7 +140,7 @@ class SeenGroups(Protocol):
 
 
 class SeenBatch(Protocol):
-    """The whole batch, on all ranks of the batch group, as a surrogate sees it: backends/sees_batch.py.
+    """The whole batch, on all ranks of `Ranks.batch`, as a surrogate sees it: backends/sees_batch.py.
 
     Tokens are those of `LossTokens`, without a gradient. Sums are of integers, so that neither order nor ranks matter.
     """
@@ -351,5 +351,5 @@ def averaged(level: Level, x: Tensor, mean: Tensor) -> Tensor:
 def checked_surrogate(surrogate: object) -> Surrogate:
     """Refuse everything but a surrogate."""
     if not isinstance(surrogate, Surrogate):
-        raise TypeError(f"surrogate: expected a surrogate such as PPO(), got {type(surrogate).__name__}")
+        raise TypeError(f"Loss.surrogate: expected a surrogate such as PPO(), got {type(surrogate).__name__}")
     return surrogate

@@ -366,7 +366,7 @@ def test_parts_of_sequences_are_refused():
 
     def of_rank(rank):
         with pytest.raises(
-            ValueError, match=r"surrogate: expected one that does not look .* ranks\.sequence, got BAPO\(\)"
+            ValueError, match=r"Loss\.surrogate: expected one that does not look .* ranks\.sequence, got BAPO\(\)"
         ):
             rc.policy_loss(
                 x, x, rc.Batch(ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=1))), rc.Loss(rc.BAPO()), old_logp=x

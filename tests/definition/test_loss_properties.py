@@ -256,7 +256,7 @@ REFUSED = {
     "rollout_logp: expected log-probs for a surrogate with of='new/rollout'": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(rc.PPO(of="new/rollout")), old_logp=z(2, 3)
     ),
-    "surrogate: expected Score() without bounds of its own": lambda: rc.policy_loss(
+    "Loss.surrogate: expected Score() without bounds of its own": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(rc.Score(upper=2.0)), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight.token())
     ),
     "Mean.of: expected one of ['token', 'sequence', 'sequence_sum', 'sum'], got 'mean'": lambda: rc.Mean("mean"),
@@ -296,7 +296,7 @@ REFUSED = {
 }
 
 WRONG_TYPES = {
-    "surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(
+    "Loss.surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss("ppo")
     ),
     "Loss.kl: expected a KL or None, got float": lambda: rc.policy_loss(

@@ -1,6 +1,6 @@
 """prime-rl, for `policy_loss`: masks of the ratio of the policy that trains to the one that sampled; no weight.
 
-Its loss is REINFORCE with a differentiable ratio. Rejected tokens stay in its denominator and, by `kl_tau`, anchored;
+Its loss is REINFORCE with a differentiable ratio. Rejected tokens are counted by its mean and, by `kl_tau`, anchored;
 only its IcePop has no `kl_tau`. On 2026-08-27 (#3418) DPPO, the default until then, was removed, IPO became the
 default, and `ipo_threshold` became `eps`.
 """

@@ -19,7 +19,7 @@ from rollout_corr.specs.validate import not_negative, number, one_of, positive
 
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
 TIS_LEVELS = ("token", "sequence")
-# sequence_mask_metric: reduction, and the label, which is the prefix of SkyRL's metrics.
+# sequence_mask_metric: reduce, and the label, which is the prefix of SkyRL's metrics.
 SEQUENCE_MASKS: dict[str, tuple[Reduce, str]] = {
     "geometric": ("mean", "geo_sequence_mask"),
     "product": ("sum", "product_sequence_mask"),

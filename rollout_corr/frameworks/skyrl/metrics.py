@@ -31,7 +31,7 @@ SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)
 SIDES = ("over_high", "under_low")
 
-# Every rank of a sequence group counts its own slots.
+# Every rank of `Ranks.sequence` counts its own slots.
 LOCAL_SUMS = ("skyrl/slots",)
 
 Values = Mapping[str, float]

@@ -174,7 +174,7 @@ def vespo(k_pos: float, lambda_pos: float, k_neg: float, lambda_neg: float) -> V
 
 
 def masked(spec: Spec | None, threshold: float) -> Spec:
-    """Add the off-policy mask to a correction. A masked sequence keeps its KL and its place in the denominator."""
+    """Add the off-policy mask to a correction. A masked sequence keeps its KL and is counted by the mean."""
     spec = Spec(nonfinite="neutral") if spec is None else spec
     return replace(spec, criteria=(*spec.criteria, off_policy(threshold)), rejected="zero")
 

@@ -25,7 +25,7 @@ K1_BOUNDS = ("verl", "ratio")
 # verl clamps every log-ratio to this before it forms k1, k2 or k3, so also before it sums them.
 TOKEN_CLAMP = 20.0
 
-# option: statistic, unit, reduction. There is no seq_max_k1.
+# option: statistic, unit, reduce. There is no seq_max_k1.
 _UNITS: dict[str, tuple[Unit, Reduce | None]] = {
     "token": ("token", None),
     "seq_sum": ("sequence", "sum"),
