@@ -18,10 +18,10 @@ from torch import Tensor
 
 from rollout_corr.api import dump_threads
 from rollout_corr.api.dump_files import append, json_line, write_shard
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OpenBatch, Reader, reader
 from rollout_corr.backends.given import Batch, TurnIds, batch_given
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.turns import read_offsets_of_turns, read_turns
+from rollout_corr.backends.turns import are_offsets, read_offsets_of_turns, read_turns
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import compute_dtype
@@ -188,7 +188,7 @@ def _fields(
         tokens["mask"] = read.tensor("mask", batch.mask, MASK_DTYPES)
     turns = batch.turns.ids if isinstance(batch.turns, TurnIds) else batch.turns
     # Readers take the runs of the mask where no turns are written.
-    if turns is not None and not isinstance(turns, str) and _are_offsets(turns, read):
+    if turns is not None and not isinstance(turns, str) and _offsets_given(turns, read, batch):
         tokens["turns"] = _ids_of_turns(read, tokens, turns)
         turns = None
     rows: dict[str, Tensor] = {}
@@ -251,11 +251,10 @@ def _names_of_labels(batch: Batch) -> dict[str, list[str]]:
     return found
 
 
-def _are_offsets(turns: object, read: Reader) -> TypeGuard[Tensor]:
-    """Tell offsets from ids of tokens or sequences: there are more of them than sequences."""
-    if not isinstance(turns, Tensor) or turns.is_nested or turns.dim() != 1 or turns.dtype not in OFFSETS:
-        return False
-    return turns.shape[0] > read.count and turns.shape != read.shape
+def _offsets_given(turns: LogProbs, read: Reader, batch: Batch) -> TypeGuard[Tensor]:
+    """Tell offsets from ids of tokens, as `correct` does, or of sequences: there are more of them than sequences."""
+    could_be_ids = read.layout.plain and batch.ranks.sequence is None
+    return isinstance(turns, Tensor) and are_offsets(turns, read.first, could_be_ids) and turns.shape[0] > read.count
 
 
 def _ids_of_turns(read: Reader, tokens: dict[str, Tensor], turns: Tensor) -> Tensor:

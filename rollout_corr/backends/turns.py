@@ -107,7 +107,7 @@ def _read_turns(read: Reader, batch: OpenBatch, given: Batch, turns: object) -> 
     max_turns = given.turns.at_most if isinstance(given.turns, TurnIds) else None
     if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
         raise ValueError(f"turns.at_most: expected an integer above 0, got {shown(max_turns)}")
-    if isinstance(turns, Tensor) and _are_offsets(turns, first, could_be_ids=read.layout.plain and not split):
+    if isinstance(turns, Tensor) and are_offsets(turns, first, could_be_ids=read.layout.plain and not split):
         if max_turns is not None:
             raise ValueError(f"turns.ids: expected ids or 'runs', got offsets {shape_of(turns)}; pass them as turns=")
         return read_offsets_of_turns(turns, batch, validate)
@@ -138,7 +138,8 @@ def _read_turns(read: Reader, batch: OpenBatch, given: Batch, turns: object) -> 
     return _offsets_of(begins, batch, max_turns, reads)
 
 
-def _are_offsets(turns: Tensor, first: Tensor, could_be_ids: bool) -> bool:
+def are_offsets(turns: Tensor, first: Tensor, could_be_ids: bool) -> bool:
+    """Tell by dtype and shape whether turns are offsets beside log-probs that are [N] or [B, T]."""
     plain = not turns.is_nested and turns.dim() == 1 and turns.dtype in OFFSETS
     return plain and not (could_be_ids and turns.shape == first.shape)
 

@@ -88,6 +88,14 @@ def test_turns_are_written_in_every_form(name, tmp_path):
         path = tmp_path / form / name
         assert rc.dump(path, *tensors, rc.Batch(**given), sequences=None).result(timeout=60) == 2
         assert next(Dump(path).chunks()).columns["turns"].tolist() == numbers, form
+    row, nested = (logp.view(1, -1), torch.nested.nested_tensor(list(logp), layout=torch.jagged))
+    in_row = rc.Batch(cu_seqlens=torch.tensor([0, 4, 8]), turns=torch.tensor([3, 3, 1, 1, 2, 0, 0, 0]))
+    as_many_as_tokens = rc.Batch(turns=torch.tensor([0, 1, 2, 3, 4, 5, 6, 8]))
+    for form, tensor, batch in (("row", row, in_row), ("nested", nested, as_many_as_tokens)):
+        path = tmp_path / form / name
+        assert rc.dump(path, tensor, tensor, batch, sequences=None).result(timeout=60) == 2
+        written = next(Dump(path).chunks()).columns["turns"].tolist()
+        assert written == (in_row.turns.tolist() if form == "row" else [0, 1, 2, 3, 4, 5, 6, 6])
     path = tmp_path / "runs" / name
     assert rc.dump(path, logp, logp, rc.Batch(mask=mask, turns="runs"), sequences=None).result(timeout=60) == 2
     assert "turns" not in next(Dump(path).chunks()).columns
