@@ -95,9 +95,25 @@ class Statistics:
         return replace(self, vector=vector, ranks=torch.stack(ranks).amax(0) if ranks else None)
 
     def join(self, loss: Statistics) -> Statistics:
-        """Append the statistics of the policy loss of the same tokens to a correction's."""
-        vector = torch.cat([self.sums, loss.sums, self.maxima, loss.maxima])
-        return Statistics(self.spec, vector, loss.objective, extra=self.extra)
+        """Append the statistics of the policy loss of the same tokens to a correction's.
+
+        Both have those of the entropy where the Batch has one; the correction's are kept.
+        """
+        if loss.spec is not None:
+            raise ValueError(
+                f"loss: expected statistics of a policy loss without a Spec, got those under {loss.spec!r}"
+            )
+        if loss.extra is None:
+            vector = torch.cat([self.sums, loss.sums, self.maxima, loss.maxima])
+            return Statistics(self.spec, vector, loss.objective, extra=self.extra)
+        ours, entropy = self.extra or Extra(), loss.extra
+        # What stands behind the place of the entropy.
+        later = Extra(ages=ours.ages, bounds=ours.bounds)
+        parts: list[Tensor] = []
+        for own, theirs, names in ((self.sums, loss.sums, Extra.sums), (self.maxima, loss.maxima, Extra.maxima)):
+            place, more = own.shape[0] - len(names(later)), len(names(entropy))
+            parts += [own[:place], theirs[: 0 if ours.entropy else more], own[place:], theirs[more:]]
+        return Statistics(self.spec, torch.cat(parts), loss.objective, extra=ours.beside(entropy))
 
     def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
         """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""

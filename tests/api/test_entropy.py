@@ -119,6 +119,21 @@ def test_metrics_without_a_criterion():
     assert found["kl_rollout_train_k3_over_entropy"] == found["kl_rollout_train_k3"] / found["entropy_mean"] > 0.0
 
 
+def test_a_correction_and_a_loss_of_one_batch_join():
+    """Both count the entropy of the Batch, and it is reported once, before ages and bounds."""
+    train, rollout, entropy = (torch.linspace(-2.0, -0.1, 12).view(3, 4) * factor for factor in (1.0, 1.1, -1.0))
+    spec = rc.Spec(rc.Weight.token(upper=rc.Quantile(0.8), normalize="sequence"))
+    for versions in (None, rc.Versions(torch.arange(3), 4)):
+        batch = rc.Batch(entropy=entropy, versions=versions)
+        loss = rc.policy_loss(train, train, batch, old_logp=train)
+        for held in (batch, replace(batch, entropy=None)):
+            found = rc.correct(train, rollout, held, spec=spec)
+            joined = found.statistics.join(loss.statistics).metrics()
+            assert joined.items() >= (found.metrics() | loss.metrics()).items()
+    with pytest.raises(ValueError, match="loss: expected statistics of a policy loss without a Spec, got those under"):
+        found.statistics.join(found.statistics)
+
+
 def test_entropies_and_ages_and_divisors_merge():
     spec = rc.Spec(rc.Weight.token(normalize="sequence"), (rc.Criterion("age", upper=3),))
     parts = [lay_out(with_entropy(seed), "packed") for seed in (6, 7)]
