@@ -25,6 +25,7 @@ from rollout_corr.specs.validate import shown
 T = TypeVar("T", bound=Tensor | SequenceGroups | None)
 
 
+@keywords_meant(label_names="names=", index="ids=")
 @dataclass(frozen=True, eq=False)
 class Labels:
     """Integers that sequences, turns or tokens are told apart by, and what they stand for.
@@ -40,6 +41,7 @@ class Labels:
     names: Sequence[str] | int = ()
 
 
+@keywords_meant(train_mask="mask=")
 @dataclass(frozen=True, eq=False)
 class Factors:
     """Weights and a training mask from elsewhere, in the place of what `correct` gives.

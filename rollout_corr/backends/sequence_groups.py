@@ -12,6 +12,7 @@ from torch import Tensor
 from rollout_corr.backends.batch import OFFSETS
 from rollout_corr.backends.layouts import dtype_of, shape_of
 from rollout_corr.definition.normalize import placed
+from rollout_corr.specs.checked import keywords_meant
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.validate import shown
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rollout_corr.backends.given import Batch
 
 
+@keywords_meant(group_index="index=", group_size="size=", group_count="count=", ids="index=")
 @dataclass(frozen=True, eq=False)
 class Groups:
     """The group of each sequence, such as the samples of one prompt: an index, or the size of groups of neighbors.

@@ -14,6 +14,7 @@ from rollout_corr.backends.layouts import LogProbs, shape_of
 from rollout_corr.definition.offsets import OffsetsError, checked_offsets
 from rollout_corr.definition.turns import Turns, turns_within
 from rollout_corr.specs.caches import cached
+from rollout_corr.specs.checked import keywords_meant
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import shown
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rollout_corr.backends.given import Batch
 
 
+@keywords_meant(max_turns="at_most=", turns="ids=")
 @dataclass(frozen=True, eq=False)
 class TurnIds:
     """Turns that ids or the runs of the mask make, with a bound on their number.

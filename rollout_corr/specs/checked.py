@@ -161,10 +161,15 @@ def keywords_of_short_form(**meant: str) -> Callable[[Function], Function]:
 
 
 def _checking(function: Function, owner: str, meant: Mapping[str, str]) -> Function:
-    known = [*inspect.signature(function).parameters][1:]
+    parameters = [*inspect.signature(function).parameters.values()][1:]
+    known = [one.name for one in parameters]
+    by_keyword = all(one.kind is one.KEYWORD_ONLY for one in parameters)
 
     @functools.wraps(function)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if by_keyword and args:
+            got = type(args[0]).__name__
+            raise TypeError(f"{owner}: expected keywords, such as {known[0]}=..., got {got} by position")
         for name in kwargs:
             if name not in known:
                 raise _unknown(owner, name, known, meant)

@@ -54,7 +54,7 @@ class Loss(Checked):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise TypeError(
-                    f"Loss.{name}: expected a {kind.__name__} or None, got {type(value).__name__} {shown(value)}"
+                    f"Loss.{name}: expected {kind.__name__}(...) or None, got {type(value).__name__} {shown(value)}"
                 )
 
     def __hash__(self) -> int:
@@ -119,8 +119,8 @@ def _surrogate(mapping: object) -> Surrogate:
     from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
 
     kinds = {kind.__name__: kind for kind in (*SURROGATES, *OF_BATCH)}
-    if not isinstance(mapping, Mapping) or mapping.get("name") not in kinds:
-        got = mapping.get("name") if isinstance(mapping, Mapping) else mapping
+    got = mapping.get("name") if isinstance(mapping, Mapping) else mapping
+    if not isinstance(mapping, Mapping) or not isinstance(got, str) or got not in kinds:
         raise ValueError(f"Loss.surrogate: expected a mapping with a name among {list(kinds)}, got {shown(got)}")
     kind = kinds[mapping["name"]]
     given = {name: value for name, value in mapping.items() if name != "name"}

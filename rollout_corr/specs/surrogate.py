@@ -351,5 +351,8 @@ def averaged(level: Level, x: Tensor, mean: Tensor) -> Tensor:
 def checked_surrogate(surrogate: object) -> Surrogate:
     """Refuse everything but a surrogate."""
     if not isinstance(surrogate, Surrogate):
-        raise TypeError(f"Loss.surrogate: expected a surrogate such as PPO(), got {type(surrogate).__name__}")
+        got = type(surrogate).__name__
+        if isinstance(surrogate, type) and issubclass(surrogate, Surrogate):
+            got = f"the class {surrogate.__name__}; write {surrogate.__name__}()"
+        raise TypeError(f"Loss.surrogate: expected a surrogate such as PPO(), got {got}")
     return surrogate

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rollout_corr.specs.checked import Checked
+from rollout_corr.specs.checked import Checked, keywords_meant
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive, shown
 
@@ -35,6 +35,7 @@ MEANT = {
 }
 
 
+@keywords_meant(reduction="of=", mean="of=", denominator="over=", max_length="length=", norm="length=")
 @dataclass(frozen=True, repr=False)
 class Mean(Checked):
     """How the losses of tokens become one number: a sum, and what it is divided by.
@@ -81,6 +82,14 @@ class Mean(Checked):
 TOKEN_MEAN = Mean()
 
 
+@keywords_meant(
+    reduction="mean=rc.Mean(...)",
+    denominator="mean=rc.Mean(..., over=...)",
+    beta="coef=",
+    kl_coef="coef=",
+    kl_type="kind=",
+    clamp="value_clamp=",
+)
 @dataclass(frozen=True, repr=False)
 class KL(Checked):
     """A penalty for leaving a reference policy, from k = new_logp - ref_logp per token.

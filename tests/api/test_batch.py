@@ -338,6 +338,25 @@ MISTAKES = {
     "bare labels": (lambda: rc.Batch(labels={"task": A}), "labels['task']: expected rc.Labels(ids, names), got Tensor"),
     "an old name of a batch": (lambda: rc.Batch(current_version=3), "did you mean versions=rc.Versions(ids, current)?"),
     "the mask of transformers": (lambda: rc.Batch(attention_mask=MASK), "did you mean mask=?"),
+    "a mask of a Batch by position": (
+        lambda: rc.Batch(MASK),
+        "Batch: expected keywords, such as mask=..., got Tensor by position",
+    ),
+    "a reduction of a KL": (
+        lambda: rc.KL("k3", 0.1, reduction="token_mean"),
+        "KL: unknown argument 'reduction', expected some of ['kind', 'coef',",
+    ),
+    "a reduction of a mean": (lambda: rc.Mean(reduction="token"), "Mean: unknown argument 'reduction'"),
+    "an old name of groups": (lambda: rc.Groups(group_size=2), "did you mean size=?"),
+    "an old name of factors": (lambda: rc.Factors(train_mask=MASK), "did you mean mask=?"),
+    "an old name of turns": (lambda: rc.TurnIds("runs", max_turns=2), "did you mean at_most=?"),
+    "an old name of labels": (lambda: rc.Labels(A, label_names=["a"]), "did you mean names=?"),
+    "a surrogate's class": (lambda: rc.Loss(rc.PPO), "got the class PPO; write PPO()"),
+    "a name that is a list": (
+        lambda: rc.Loss.from_dict({"surrogate": {"name": ["PPO"]}}),
+        "Loss.surrogate: expected a mapping with a name among ['PPO',",
+    ),
+    "a coefficient as a bonus": (lambda: rc.Loss(entropy_bonus=0.1), "expected EntropyBonus(...) or None, got float"),
     "no groups": (lambda: rc.Groups(), "groups: expected index= or size=, got neither"),
     "two kinds of groups": (
         lambda: rc.Groups(index=OFFSETS, size=2),

@@ -299,10 +299,10 @@ WRONG_TYPES = {
     "Loss.surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss("ppo")
     ),
-    "Loss.kl: expected a KL or None, got float": lambda: rc.policy_loss(
+    "Loss.kl: expected KL(...) or None, got float": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(kl=0.1), ref_logp=z(2, 3)
     ),
-    "Loss.regularizer: expected a SquaredLogRatio or None": lambda: rc.policy_loss(
+    "Loss.regularizer: expected SquaredLogRatio(...) or None": lambda: rc.policy_loss(
         z(2, 3), z(2), loss=rc.Loss(regularizer=0.1)
     ),
     "spec: expected a Spec or None, got dict": lambda: rc.policy_loss(z(2, 3), z(2), rollout_logp=z(2, 3), spec={}),
