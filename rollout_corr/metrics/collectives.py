@@ -215,8 +215,12 @@ def difference(every: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> str:
         unusual = [f"{value} on rank {rank}" for rank, value in zip(ranks, values, strict=True) if value != usual]
         rest = f" and other values on {len(unusual) - DIFFERENCES} more" if len(unusual) > DIFFERENCES else ""
         found.append(f"{key} {', '.join(unusual[:DIFFERENCES])}{rest} against {usual} on {named(others)}")
+    if not found:
+        keys = dict.fromkeys(key for claims in every for key in claims)
+        having = {key: [rank for rank, claims in zip(ranks, every, strict=True) if key in claims] for key in keys}
+        found = [f"{key} on {named(some)} alone" for key, some in having.items() if len(some) < len(ranks)]
+    said = "; ".join(found[:DIFFERENCES])
     more = f", and {len(found) - DIFFERENCES} further differences" if len(found) > DIFFERENCES else ""
-    said = "; ".join(found[:DIFFERENCES]) or "calls of other versions"
     return f"expected the same call on every rank, got {said}{more}"
 
 

@@ -17,6 +17,7 @@ from builders.rank_calls import (
     groups_gone,
     losing,
 )
+from rollout_corr.metrics.collectives import difference
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,11 @@ def test_the_sentence(run):
         "ValueError: ranks.sequence: expected the same call on every rank, got Spec.weight.upper 2.0000000000000004 on "
         "rank 3 against 2.0 on ranks 0, 1, 2"
     )
+
+
+def test_an_argument_that_some_ranks_do_not_have():
+    every = [{"call": "correct"}, {"call": "correct", "entropy": "float32"}, {"call": "correct"}]
+    assert difference(every, (4, 5, 7)) == "expected the same call on every rank, got entropy on rank 5 alone"
 
 
 @pytest.mark.parametrize("name", OTHER_LOSSES)
