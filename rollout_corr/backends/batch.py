@@ -247,7 +247,7 @@ def checked_tensor(
         names = ", ".join(map(name_of, dtypes))
         mask = ""
         if name == "rollout_logp" and not (x.is_floating_point() or x.is_complex()):
-            mask = "; is it the mask? The order of `correct` is train_logp, rollout_logp, mask"
+            mask = "; is it the mask? Write mask=..., after train_logp and rollout_logp"
         raise ValueError(f"{name}: expected a dtype among {names}, got {dtype_of(x)}{mask}")
     if like is not None:
         if x.device != like.device:
