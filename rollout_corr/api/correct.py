@@ -44,8 +44,8 @@ class Correction(HasStatistics, Generic[L_co, W_co]):
         keep: [S] bool, False where a criterion rejected the whole sequence.
         statistics: Mergeable statistics on the device.
         keep_turns: [U] bool, False for a turn with a valid token where a criterion rejected all of it, or its sequence;
-            None without `turns`.
-        turns: [U + 1] offsets of these turns among the tokens, row after row; None without `turns`.
+            None without `Batch.turns`.
+        turns: [U + 1] offsets of these turns among the tokens, row after row; None without `Batch.turns`.
     """
 
     weights: W_co

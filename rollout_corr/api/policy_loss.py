@@ -58,7 +58,7 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
             they enter the loss.
         keep: [S] bool where a Spec was given, else None: False for sequences that it rejected as a whole.
         statistics: Mergeable statistics on the device: the correction's where a Spec was given, then the loss's.
-        keep_turns: [U] bool where a Spec and `turns` were given, else None, as in `Correction`.
+        keep_turns: [U] bool where a Spec and `Batch.turns` were given, else None, as in `Correction`.
     """
 
     value: Tensor

@@ -38,7 +38,7 @@ class Statistics:
         objective: Everything that is fixed about the policy loss; None where there was none.
         ranks: [2] float64: the largest digest of Spec and objective among the ranks that these statistics were reduced
             over, and the negated smallest; None before `all_reduce`.
-        extra: What else is in them, from arguments such as `versions`; None: nothing.
+        extra: What else is in them, from fields of the Batch such as `versions`; None: nothing.
     """
 
     spec: Spec | None
@@ -336,7 +336,7 @@ class PendingMetrics:
         if most != -least:
             raise ValueError(
                 "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got others "
-                f"than this rank's {self._spec!r}, {self._objective!r}; validate=True in `correct` and `policy_loss`, "
+                f"than this rank's {self._spec!r}, {self._objective!r}; a Batch with validate=True, "
                 "or reducing copies on the CPU, names the ranks"
             )
 
@@ -364,7 +364,7 @@ class PendingMetrics:
                 these a Spec without a weight lacks one, a policy loss without a correction ten. Or a framework's naming
                 scheme that `Spec.report` asked for; metrics of a policy loss have native names alone.
             prefix: What every key begins with, such as "mismatch/".
-            by: The name of labels, given as `labels` to the call: the metrics of each.
+            by: The name of labels in `Batch.labels`: the metrics of each.
         """
         if not isinstance(prefix, str):
             raise TypeError(f"prefix: expected a string such as 'mismatch/', got {type(prefix).__name__} {prefix!r}")

@@ -56,8 +56,8 @@ class Spec(Checked):
         apply: False makes a dry run: everything is computed and reported, but `weights` is None and the mask is the
             one given.
         report: The naming schemes whose metrics are wanted; "native" is always among them.
-        turns: Measure turns as well as sequences, which calls have to bring. A call with `turns` measures them whatever
-            this says; a weight or a criterion over turns needs them.
+        turns: Measure turns as well as sequences, which the Batch has to hold. A Batch with turns is measured by them
+            whatever this says; a weight or a criterion over turns needs them.
     """
 
     weight: Weight | None = None

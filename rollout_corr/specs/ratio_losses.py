@@ -125,7 +125,7 @@ class GSPO(PPO):
         through: Where the gradient flows: "sequence" through the mean to all tokens of the sequence; "token" through a
             token's own log-prob only (GSPO-token, whose value is the same). They agree where the tokens of a sequence
             share one advantage.
-        over: The unit that has one ratio: the "sequence", or each "turn" of it in its place, from `turns`.
+        over: The unit that has one ratio: the "sequence", or each "turn" of it in its place, of `Batch.turns`.
     """
 
     low: float = 3e-4

@@ -45,7 +45,7 @@ class Weight(Bounded):
     `Weight.token()`, `Weight.product()` and `Weight.geometric()` are short forms of the usual ones.
 
     Args:
-        over: The unit whose ratio weighs its tokens: each "token" by its own, or a "turn" (from `turns`) or a
+        over: The unit whose ratio weighs its tokens: each "token" by its own, or a "turn" (of `Batch.turns`) or a
             "sequence" whole; or "prefix": each token by the ratios of its sequence up to and with it.
         reduce: The ratio of a turn, a sequence or a prefix: exp of the "sum" of D, the product of the ratios, or of
             the "mean", their geometric mean. Of a prefix also "min": exp(D) times the smallest exp(D) before the

@@ -75,11 +75,11 @@ def markdown() -> str:
         "Where turns are measured": turns.METRICS,
         "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight.product(over="turn")))[-12:],
         'With `normalize="group"` or "sequence"': extra.DIVISOR_METRICS,
-        "With `entropy`": [*extra.ENTROPY_METRICS, *extra.ENTROPY_METRICS_OF_D],
-        "With `labels`, under their name": extra.Extra(
+        "With `Batch.entropy`": [*extra.ENTROPY_METRICS, *extra.ENTROPY_METRICS_OF_D],
+        "With `Batch.labels`, under their name": extra.Extra(
             labels=(LabelSet("LABEL", (), "sequences"), LabelSet("LABEL", (), "tokens"))
         ).rows(None),
-        "With `versions`": extra.AGE_METRICS,
+        "With `Batch.versions`": extra.AGE_METRICS,
         "For every bound that the batch decides, under the label of its criterion or `weight`": extra.bound_metrics(
             "LABEL", "upper", False
         ),
