@@ -361,7 +361,7 @@ def test_errors():
         (
             lambda: rc.policy_loss(x, x, rc.Batch(entropy=x), rc.Loss(entropy_bonus=0.1)),
             TypeError,
-            r"Loss\.entropy_bonus: expected an? EntropyBonus",
+            r"Loss\.entropy_bonus: expected EntropyBonus\(\.\.\.\) or None",
         ),
         (lambda: rc.EntropyBonus(math.nan), ValueError, r"EntropyBonus\.coef: expected"),
         (lambda: rc.EntropyBonus(True), TypeError, r"EntropyBonus\.coef"),
