@@ -9,7 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
-from builders.calls import bundled, bundled_loss
+from builders.calls import bundled
 from builders.weights import weight_of
 from rollout_corr.metrics.statistics import Statistics
 
@@ -62,30 +62,32 @@ def test_a_version_of_the_future_is_counted_and_warned_of():
     mask = torch.arange(10) < 8
     versions = torch.full((4, 10), 5)
     versions[0, 2:5], versions[1, 9] = 7, 99
-    given = {"mask": mask.expand(4, 10), "versions": versions}
-    out = rc.correct(x, x - 0.001, **bundled(**given, current_version=5))
+
+    def out_of(current):
+        batch = rc.Batch(mask=mask.expand(4, 10), versions=rc.Versions(versions, current))
+        return rc.correct(x, x - 0.001, batch)
+
+    out = out_of(5)
     assert out.metrics()["tokens_newer"] == 3 and out.metrics()["age_min"] == -2
     (warning,) = out.warnings()
     assert warning.startswith("3 valid tokens were sampled by a newer version than versions.current, by up to 2:")
-    half = rc.correct(x, x - 0.001, **bundled(**given, current_version=7))
+    half = out_of(7)
     assert half.metrics()["tokens_newer"] == 0 and half.warnings() == []
-    given["versions"][0, 3:5] = 5
-    assert (
-        rc.correct(x, x - 0.001, **bundled(**given, current_version=5))
-        .warnings()[0]
-        .startswith("1 valid token was sampled")
-    )
+    versions[0, 3:5] = 5
+    assert out_of(5).warnings()[0].startswith("1 valid token was sampled")
 
 
 def test_a_turn_is_rejected_by_its_age():
     x = torch.zeros(10)
-    versions = torch.tensor([3, 3, 3, 1, 3, 3, 2, 2, 2, 2])
-    given = {"cu_seqlens": torch.tensor([0, 5, 10]), "turns": torch.tensor([0, 2, 5, 6, 10])}
-    given |= {"versions": versions, "current_version": 3}
+    batch = rc.Batch(
+        cu_seqlens=torch.tensor([0, 5, 10]),
+        turns=torch.tensor([0, 2, 5, 6, 10]),
+        versions=rc.Versions(torch.tensor([3, 3, 3, 1, 3, 3, 2, 2, 2, 2]), 3),
+    )
     oldest = rc.Spec(criteria=(rc.Criterion("age", "turn", "max", upper=1),))
-    assert rc.correct(x, x, **bundled(spec=oldest, **given)).keep_turns.tolist() == [True, False, True, True]
+    assert rc.correct(x, x, batch, spec=oldest).keep_turns.tolist() == [True, False, True, True]
     mean = rc.Spec(criteria=(rc.Criterion("age", "turn", "mean", upper=0.5, drop="sequence"),))
-    out = rc.correct(x, x, **bundled(spec=mean, **given))
+    out = rc.correct(x, x, batch, spec=mean)
     label = mean.criteria[0].label
     assert out.keep.tolist() == [False, False] and out.metrics()[f"{label}/max"] == 1.0
 
@@ -114,17 +116,17 @@ def test_weights_of_newer_versions_do_not_grow():
 def test_policy_loss_takes_versions_for_its_spec():
     laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
     new = laid.train.clone().requires_grad_()
-    versions = {"versions": laid.versions, "current_version": laid.current_version}
-    given = {"mask": laid.mask, "old_logp": laid.train, "rollout_logp": laid.rollout}
-    loss = rc.policy_loss(new, laid.advantages, **bundled_loss(spec=OLD, **given, **versions))
+    batch = rc.Batch(mask=laid.mask, versions=rc.Versions(laid.versions, laid.current_version))
+    given = {"old_logp": laid.train, "rollout_logp": laid.rollout}
+    loss = rc.policy_loss(new, laid.advantages, batch, spec=OLD, **given)
     apart = laid.correct(OLD)
     assert torch.equal(loss.weights, apart.weights) and torch.equal(loss.mask, apart.mask)
     found = loss.metrics()
     assert {name: found[name] for name in apart.metrics()} == apart.metrics()
     assert "surrogate_loss_mean" in found
     # Without a Spec nothing reads them.
-    without = rc.policy_loss(new, laid.advantages, **bundled_loss(**given, **versions))
-    assert torch.equal(without.value, rc.policy_loss(new, laid.advantages, **given).value)
+    without = rc.policy_loss(new, laid.advantages, batch, **given)
+    assert torch.equal(without.value, rc.policy_loss(new, laid.advantages, mask=laid.mask, **given).value)
 
 
 def test_what_is_wrong_is_named():

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled
 from builders.healthy import healthy
 from rollout_corr.testing import pad
 
@@ -201,7 +200,7 @@ def kept_by(name, median, k3):
     shares = []
     for seed in range(2, 8):
         tensors, offsets = given(healthy(seed, 64, median, k3))
-        metrics = rc.correct(*tensors[:2], **bundled(mask=tensors[2], **offsets, spec=rc.spec(name))).metrics()
+        metrics = rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=rc.spec(name)).metrics()
         shares.append(metrics["sequences_kept_fraction"])
     return sum(shares) / len(shares)
 
@@ -211,7 +210,8 @@ def test_truncated_sampling_is_taken_out_of_d():
     log_mass = torch.full_like(batch.train_logp, math.log(0.9))
     tensors, offsets = given(batch)
     rollout = batch.rollout_logp - log_mass
-    found = rc.suggest(tensors[0], rollout, **bundled(mask=tensors[2], **offsets, log_mass=log_mass))
+    truncated = rc.Batch(mask=tensors[2], **offsets, kept_mass=rc.KeptMass(log_mass))
+    found = rc.suggest(tensors[0], rollout, truncated)
     plain = of(tensors, **offsets)
     assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
     assert rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets).geometric.upper > 1.1

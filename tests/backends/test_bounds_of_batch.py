@@ -10,7 +10,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
-from builders.calls import bundled_loss
 from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_nonfinite, within
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
@@ -190,26 +189,24 @@ def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
     spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9)), (rc.Criterion("abs", upper=rc.Quantile(0.5)),))
     batch = coarse(0)
 
-    def gradients(parts, **given):
+    def gradients(parts, spec=spec):
         found = []
         for laid in parts:
             new, old, rollout = (torch.where(laid.mask, x, 0.0) for x in (laid.train + 0.125, laid.train, laid.rollout))
             x = (old if bypass else new).clone().requires_grad_()
             policies = {"rollout_logp": rollout} | ({} if bypass else {"old_logp": old})
-            options = {"spec": spec, "cu_seqlens": laid.cu_seqlens, "mean": rc.Mean("sum"), **given}
+            held, loss = rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens), rc.Loss(mean=rc.Mean("sum"))
             # The mask alone would do, and in bypass mode the ratio is the correction.
-            loss = rc.policy_loss(
-                x, torch.where(laid.mask, laid.advantages, 0.0), **bundled_loss(mask=laid.mask, **policies, **options)
-            )
-            loss.value.backward()
-            found.append((x.grad, loss.weights, loss.mask))
+            out = rc.policy_loss(x, torch.where(laid.mask, laid.advantages, 0.0), held, loss, **policies, spec=spec)
+            out.value.backward()
+            found.append((x.grad, out.weights, out.mask))
         return [torch.cat(column) for column in zip(*found, strict=True)]
 
     whole, parts = (
         [lay_out(some, "packed", torch.float32) for some in cuts] for cuts in ([batch], [batch[:4], batch[4:]])
     )
     known, _ = decided_together(parts, spec)
-    expected, found, alone = gradients(whole), gradients(parts, thresholds=known), gradients(parts)
+    expected, found, alone = gradients(whole), gradients(parts, known), gradients(parts)
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
     assert not torch.equal(alone[2], expected[2])
     x = torch.zeros(1, 3)

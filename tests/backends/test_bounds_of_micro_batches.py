@@ -7,7 +7,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out
-from builders.calls import bundled
 from builders.coarse import coarse, decided_together
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
@@ -53,8 +52,8 @@ def test_the_tokens_of_highest_entropy_train():
             for x in entropy.split(1)
         ]
         known = rc.ThresholdStatistics.sum(parts).thresholds()
-    for given in ({}, {"thresholds": known}):
-        found = rc.correct(logp, logp, **bundled(spec=spec, entropy=entropy, **given))
+    for one in (spec, known):
+        found = rc.correct(logp, logp, rc.Batch(entropy=entropy), spec=one)
         assert torch.equal(found.mask, entropy >= 16.0) and found.metrics()["token_entropy/lower_max"] == 16.0
 
 

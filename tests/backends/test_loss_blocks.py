@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from rollout_corr.api.policy_loss import LOSSES
 from rollout_corr.backends import loss_blocks
 
@@ -15,8 +14,9 @@ def loss_of(new, **changed):
     generator = torch.Generator().manual_seed(1)
     old = new.detach() - 0.3 * torch.randn(new.shape, generator=generator)
     weights, trains = 0.5 + torch.rand(new.shape, generator=generator), torch.rand(new.shape, generator=generator) < 0.7
-    given = {"old_logp": old, "weights": weights, "train_mask": trains, "surrogate": rc.PPO(0.2, 0.2, dual=1.5)}
-    out = rc.policy_loss(new, torch.randn(new.shape, generator=generator), **bundled_loss(**{**given, **changed}))
+    advantages, loss = torch.randn(new.shape, generator=generator), rc.Loss(rc.PPO(0.2, 0.2, dual=1.5))
+    factors = rc.Factors(changed.pop("weights", weights), trains)
+    out = rc.policy_loss(new, advantages, loss=loss, correction=factors, **{"old_logp": old, **changed})
     return out, torch.autograd.grad(out.value, new)[0]
 
 

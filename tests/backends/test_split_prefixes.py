@@ -10,7 +10,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, rounded, spoil
-from builders.calls import bundled
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of
 from builders.threaded_ranks import Ranks
@@ -92,8 +91,8 @@ def test_rows_in_a_zigzag():
 
     def of_rank(rank):
         mine = [x[:, held[rank]] for x in (train, rollout, mask)]
-        options = {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": "zigzag"}
-        return rc.correct(*mine[:2], **bundled(mask=mine[2], spec=spec, **options))
+        ranks = rc.Ranks(sequence=Rank(rank=rank, ranks=2), order="zigzag")
+        return rc.correct(*mine[:2], rc.Batch(mask=mine[2], ranks=ranks), spec=spec)
 
     for rank, found in enumerate(group.run(of_rank)):
         assert torch.equal(found.weights, whole.weights[:, held[rank]])

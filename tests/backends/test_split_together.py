@@ -9,7 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, spoil
-from builders.calls import bundled, bundled_loss
+from builders.calls import bundled_loss
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
@@ -87,14 +87,12 @@ def test_labels_of_turns_of_which_a_rank_has_as_many_as_tokens():
     train, ids = -torch.tensor([0.1, 0.2, 0.4, 0.8]), torch.tensor([[1], [0]])
 
     def correct(mine, turns, **more):
-        given = {"turns": torch.tensor(turns), "labels": {"kind": ids}, "label_names": {"kind": 2}, "spec": rc.Spec()}
-        part = train[mine]
-        return rc.correct(
-            part, part - 0.1 * part, **bundled(cu_seqlens=torch.tensor([0, len(part)]), **given, **more)
-        ).statistics
+        part, labels = train[mine], {"kind": rc.Labels(ids, 2)}
+        batch = rc.Batch(cu_seqlens=torch.tensor([0, len(part)]), turns=torch.tensor(turns), labels=labels, **more)
+        return rc.correct(part, part - 0.1 * part, batch).statistics
 
     def of_rank(rank):
-        return correct(held[rank], offsets[rank], sequence_group=Rank(rank=rank, ranks=2))
+        return correct(held[rank], offsets[rank], ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=2)))
 
     first, second = Ranks(2).run(of_rank)
     found, whole = first.merge(second).metrics(by="kind"), correct(slice(0, 4), (0, 3, 4)).metrics(by="kind")
@@ -119,11 +117,10 @@ def test_prefixes_within_turns_over_ranks(way):
     ends = {"contiguous": [3, 0], "zigzag": [2, 1]}[way]
 
     def of_rank(rank):
-        mine, group = d[held[rank]], {"sequence_group": Rank(rank=rank, ranks=2), "sequence_order": way}
+        mine, ranks = d[held[rank]], rc.Ranks(sequence=Rank(rank=rank, ranks=2), order=way)
         turns = torch.tensor([0, ends[rank], 4])
-        return rc.correct(
-            mine, 0 * mine, **bundled(cu_seqlens=torch.tensor([0, 4]), turns=turns, spec=spec, **group)
-        ).weights
+        batch = rc.Batch(cu_seqlens=torch.tensor([0, 4]), turns=turns, ranks=ranks)
+        return rc.correct(mine, 0 * mine, batch, spec=spec).weights
 
     for rank, weights in enumerate(Ranks(2).run(of_rank)):
         assert weights.equal(whole.weights[held[rank]])
@@ -133,10 +130,9 @@ def test_offsets_beside_a_sequence_group_may_be_as_many_as_the_tokens_of_a_rank(
     """Ids are refused there, so nothing is ambiguous: a rank that raised would leave the others waiting."""
 
     def of_rank(rank):
-        logp, group = torch.zeros(3), {"sequence_group": Rank(rank=rank, ranks=2), "spec": rc.Spec(turns=True)}
-        return rc.correct(
-            logp, logp, **bundled(cu_seqlens=torch.tensor([0, 3]), turns=torch.tensor([0, 1, 3]), **group)
-        )
+        logp, ranks = torch.zeros(3), rc.Ranks(sequence=Rank(rank=rank, ranks=2))
+        batch = rc.Batch(cu_seqlens=torch.tensor([0, 3]), turns=torch.tensor([0, 1, 3]), ranks=ranks)
+        return rc.correct(logp, logp, batch, spec=rc.Spec(turns=True))
 
     assert [out.keep_turns.tolist() for out in Ranks(2).run(of_rank)] == [[True, True]] * 2
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import batch_losses as oracle
@@ -24,8 +23,8 @@ def test_without_numbers_ranks_draw_apart():
 
     def of_rank(rank):
         new = x.clone().requires_grad_()
-        given = {"old_logp": x, "surrogate": surrogate, "batch_group": Rank(rank=rank, ranks=2)}
-        rc.policy_loss(new, torch.ones(1, 40), **bundled_loss(**given)).value.backward()
+        batch = rc.Batch(ranks=rc.Ranks(batch=Rank(rank=rank, ranks=2)))
+        rc.policy_loss(new, torch.ones(1, 40), batch, rc.Loss(surrogate), old_logp=x).value.backward()
         return new.grad == 0
 
     one, two = Ranks(2).run(of_rank)

@@ -11,7 +11,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
-from builders.calls import bundled_loss
 from builders.loss_cases import OF_ENTROPY, with_entropy
 from builders.reads import Reads
 from builders.split_cases import Rank
@@ -93,10 +92,12 @@ def test_ranks_decide_together(name):
 
 def test_no_gradient_to_the_entropy_and_nothing_to_see():
     x, entropy = torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True)
-    given = {"old_logp": x.detach(), "surrogate": rc.EntropyClip(), "entropy": entropy}
-    rc.policy_loss(x, torch.ones(2, 3), **bundled_loss(**given)).value.backward()
+    batches = rc.Batch(entropy=entropy), rc.Batch(entropy=entropy, mask=torch.zeros(2, 3))
+    seen, out = (
+        rc.policy_loss(x, torch.ones(2, 3), b, rc.Loss(rc.EntropyClip()), old_logp=x.detach()) for b in batches
+    )
+    seen.value.backward()
     assert entropy.grad is None and bool(x.grad.any())
-    out = rc.policy_loss(x, torch.ones(2, 3), **bundled_loss(mask=torch.zeros(2, 3), **given))
     assert out.value.item() == 0.0 and all(math.isfinite(value) for value in out.metrics().values())
 
 

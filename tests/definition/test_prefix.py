@@ -14,7 +14,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, METRICS_WITHIN, WEIGHTS_WITHIN, check, random_sequences, rounded, spoil
-from builders.calls import bundled
 from builders.products import BATCHES, BROKEN, fit, weights_product
 from builders.weights import weight_of
 from rollout_corr.backends import operators
@@ -159,11 +158,12 @@ def test_within_turns_is_what_turns_alone_would_give(layout):
             for over in ("turn", "sequence")
         )
         if layout == "packed":
-            options = {"cu_seqlens": torch.tensor([0, 20, 40, 60])}
+            batch = rc.Batch(mask=mask, turns=turns, cu_seqlens=torch.tensor([0, 20, 40, 60]))
             given = train, rollout
         else:
-            options, given = {}, (train.view(3, 20), rollout.view(3, 20))
-        of_turns = rc.correct(*given, **bundled(mask=mask.view_as(given[0]), turns=turns, spec=spec, **options))
+            batch = rc.Batch(mask=mask.view(3, 20), turns=turns)
+            given = train.view(3, 20), rollout.view(3, 20)
+        of_turns = rc.correct(*given, batch, spec=spec)
         wanted = rc.correct(train, rollout, mask=mask, cu_seqlens=turns, spec=alone)
         assert torch.equal(of_turns.weights.view(-1), wanted.weights)
         assert torch.equal(of_turns.mask.view(-1), wanted.mask)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled
 from rollout_corr.metrics.native import metrics_of
 
 SPEC = rc.Spec(rc.Weight.token(upper=1.2), (rc.Criterion("k3", upper=0.01, label="outliers"),), detail="full")
@@ -19,8 +18,8 @@ def out():
     generator = torch.Generator().manual_seed(0)
     rollout = -torch.rand(4, 9, generator=generator)
     train = rollout + 0.2 * torch.randn(4, 9, generator=generator)
-    labels = {"labels": {"task": torch.tensor([0, 1, 1, 0])}, "label_names": {"task": ["math", "code"]}}
-    return rc.correct(train, rollout, **bundled(spec=SPEC, **labels))
+    labels = {"task": rc.Labels(torch.tensor([0, 1, 1, 0]), ["math", "code"])}
+    return rc.correct(train, rollout, rc.Batch(labels=labels), spec=SPEC)
 
 
 def made_of(text):

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rollout_corr as rc
-from builders.calls import bundled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,10 +54,10 @@ def batch_of(sequences, tokens):
 
 def cost(given, offsets, spec, ids=None, by=None):
     """Operations and elements of a call and its metrics."""
-    labels = {} if ids is None else {"labels": {"environment": ids}, "label_names": {"environment": 64}}
+    labels = None if ids is None else {"environment": rc.Labels(ids, 64)}
     for _ in range(2):  # the first call fills caches
         with Touched() as touched:
-            out = rc.correct(*given, **bundled(cu_seqlens=offsets, spec=spec, **labels))
+            out = rc.correct(*given, rc.Batch(cu_seqlens=offsets, labels=labels), spec=spec)
             out.metrics(by=by)
     return touched.operations, touched.elements
 

@@ -9,7 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, compare_metrics, lay_out, random_sequences, spoil, wild
-from builders.calls import bundled, bundled_loss
+from builders.calls import bundled
 from oracles import correction as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
@@ -176,14 +176,11 @@ def test_several_labels_beside_versions_and_turns():
 @pytest.mark.slow  # the compiler takes seconds; the same way without it is `whole` above
 def test_in_a_compiled_function():
     laid = lay_out(random_sequences(2), "padded_right", torch.float32)
-    ids = {"environment": torch.tensor([0, 1, 1, 2, 7, 0])}
+    ids = torch.tensor([0, 1, 1, 2, 7, 0])
 
     def step(train):
-        return rc.correct(
-            train,
-            laid.rollout,
-            **bundled(mask=laid.mask, spec=rc.Spec(), labels=ids, label_names={"environment": NAMES}),
-        ).statistics
+        batch = rc.Batch(mask=laid.mask, labels={"environment": rc.Labels(ids, NAMES)})
+        return rc.correct(train, laid.rollout, batch).statistics
 
     compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)
     plain = step(laid.train).metrics(by="environment")
@@ -192,16 +189,13 @@ def test_in_a_compiled_function():
 
 def test_in_a_loss():
     laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
-    given = {"mask": laid.mask, "old_logp": laid.train, "rollout_logp": laid.rollout}
-    labels = {"labels": {"e": torch.tensor([0, 1, 1, 0, 1, 0])}, "label_names": {"e": 2}}
-    loss = rc.policy_loss(laid.train, laid.advantages, **bundled_loss(spec=OF_TOKENS, **given, **labels))
-    assert loss.metrics(by="e") == laid.correct(OF_TOKENS, **labels).metrics(by="e")
+    batch = rc.Batch(mask=laid.mask, labels={"e": rc.Labels(torch.tensor([0, 1, 1, 0, 1, 0]), 2)})
+    given = {"old_logp": laid.train, "rollout_logp": laid.rollout}
+    loss = rc.policy_loss(laid.train, laid.advantages, batch, spec=OF_TOKENS, **given)
+    assert loss.metrics(by="e") == rc.correct(laid.train, laid.rollout, batch, spec=OF_TOKENS).metrics(by="e")
     assert "surrogate_loss_mean" in loss.metrics()
     # Without a Spec nothing reads them.
-    assert (
-        "surrogate_loss_mean"
-        in rc.policy_loss(laid.train, laid.advantages, **bundled_loss(**given, **labels)).metrics()
-    )
+    assert "surrogate_loss_mean" in rc.policy_loss(laid.train, laid.advantages, batch, **given).metrics()
 
 
 def test_what_is_wrong_is_named():

@@ -9,7 +9,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
-from builders.calls import bundled
 from builders.launches import Operations
 from builders.weights import weight_of
 from rollout_corr.metrics.on_tensors import rows_of
@@ -82,8 +81,8 @@ def test_0_of_0_among_some_tokens():
 def test_the_sample_size_of_a_weight_that_is_nan_is_nan(level):
     """As its mean is, on the host, as a tensor and of its label alone: 1.0 would say that all is well."""
     d = torch.tensor([[0.1, math.nan], [0.2, 0.3]])
-    labels = {"labels": {"task": torch.tensor([0, 1])}, "label_names": {"task": 2}}
-    out = rc.correct(d, torch.zeros_like(d), **bundled(spec=rc.Spec(weight_of(level), nonfinite="propagate"), **labels))
+    batch = rc.Batch(labels={"task": rc.Labels(torch.tensor([0, 1]), 2)})
+    out = rc.correct(d, torch.zeros_like(d), batch, spec=rc.Spec(weight_of(level), nonfinite="propagate"))
     found, of_labels = out.metrics(), out.metrics(by="task")
     for key in (OF_WEIGHTS | OF_SEQUENCES | OF_MEANS) & found.keys():
         assert math.isnan(found[key]) and math.isnan(out.statistics.on_device(key).item()), key

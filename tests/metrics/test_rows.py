@@ -10,7 +10,6 @@ import torch
 
 import rollout_corr as rc
 from builders import metrics_page
-from builders.calls import bundled
 from builders.peer_metrics_cases import batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
@@ -123,10 +122,10 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
 def assert_by_label(rows, spec, wanted):
     """One label for all has the metrics of the batch; a label of tokens has those of tokens."""
     train, rollout, mask = tensors(rows)
-    ids = {"environment": torch.zeros(len(rows), dtype=torch.int64), "kind": torch.zeros(mask.shape, dtype=torch.int64)}
-    names = {"environment": ["all"], "kind": ["all"]}
-    out = rc.correct(train, rollout, **bundled(mask=mask, spec=spec, labels=ids, label_names=names))
-    of_sequences, of_tokens = (out.metrics(by=name) for name in ids)
+    shapes = {"environment": (len(rows),), "kind": mask.shape}
+    labels = {name: rc.Labels(torch.zeros(shape, dtype=torch.int64), ["all"]) for name, shape in shapes.items()}
+    out = rc.correct(train, rollout, rc.Batch(mask=mask, labels=labels), spec=spec)
+    of_sequences, of_tokens = (out.metrics(by=name) for name in labels)
     found = [of_sequences[f"environment/all/{key}"] for key in ("d_fourth", "square_length")]
     assert found == pytest.approx(list(wanted.values()), rel=1e-12)
     assert of_tokens["kind/all/d_fourth"] == pytest.approx(wanted["d_fourth"], rel=1e-12)
