@@ -23,7 +23,7 @@ BLOCKS = dict(
 )
 BATCH = example_batch(sequences=16)
 OUT = rc.correct(BATCH.train_logp, BATCH.rollout_logp, mask=BATCH.mask, cu_seqlens=BATCH.cu_seqlens)
-WANTED = OUT.metrics(prefix="mismatch/")
+WANTED = OUT.metrics("dashboard", prefix="mismatch/")
 
 
 def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
@@ -44,10 +44,10 @@ def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
 
 def test_a_prefix_and_the_order_of_keys():
     """Row 31: native keys landed in the root of a dashboard."""
-    plain = OUT.metrics()
-    assert list(WANTED) == [f"mismatch/{key}" for key in plain]
-    assert all(value == plain[key.removeprefix("mismatch/")] for key, value in WANTED.items())
-    assert OUT.metrics_async().result(prefix="mismatch/") == WANTED
+    plain, prefixed = OUT.metrics(), OUT.metrics(prefix="mismatch/")
+    assert list(prefixed) == [f"mismatch/{key}" for key in plain]
+    assert all(value == plain[key.removeprefix("mismatch/")] for key, value in prefixed.items())
+    assert OUT.metrics_async().result(prefix="mismatch/") == prefixed
     other = example_batch(sequences=3, seed=1)
     again = rc.correct(other.train_logp, other.rollout_logp, cu_seqlens=other.cu_seqlens)
     assert list(again.metrics()) == list((OUT.statistics + again.statistics).metrics()) == list(plain)
