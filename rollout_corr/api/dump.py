@@ -18,10 +18,11 @@ from torch import Tensor
 
 from rollout_corr.api import dump_threads
 from rollout_corr.api.dump_files import append, json_line, write_shard
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OpenBatch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OpenBatch, Reader
 from rollout_corr.backends.given import Batch, TurnIds, batch_given
 from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.turns import are_offsets, read_offsets_of_turns, read_turns
+from rollout_corr.backends.read import reader, turns_of
+from rollout_corr.backends.turns import are_offsets, read_offsets_of_turns
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.definition.tokens import compute_dtype
@@ -278,7 +279,7 @@ def _of_turns(read: Reader, tokens: dict[str, Tensor], batch: Batch, ids: LogPro
     first = tokens["train_logp"]
     if tuple(ids.shape) in ((read.count,), (read.count, 1), tuple(read.shape), tuple(first.shape)):
         return None
-    offsets = read_turns(read, _opened(read, tokens), batch).to(first.device, torch.int64)
+    offsets = turns_of(read, _opened(read, tokens), batch).to(first.device, torch.int64)
     count = offsets.shape[0] - 1
     if tuple(ids.shape) not in ((count,), (count, 1)):
         return None

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from rollout_corr.api.correct import Correction
 from rollout_corr.backends import loss_operators, whole
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader, reader
+from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader
 from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
 from rollout_corr.backends.given import Factors
 from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
 from rollout_corr.backends.ranks import Claims, claims_of
-from rollout_corr.backends.read import Given, read_mass
-from rollout_corr.backends.sequence_groups import read_groups, wanted_by
-from rollout_corr.backends.turns import check_turns, measuring_turns, read_turns
+from rollout_corr.backends.read import Given, groups_of, read_mass, reader, turns_of
+from rollout_corr.backends.sequence_groups import wanted_by
+from rollout_corr.backends.turns import check_turns, measuring_turns
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.checked import by_path
 from rollout_corr.specs.correction import Spec
@@ -140,7 +140,7 @@ def read_turns_of(tensors: LossTensors, given: Given, surrogate: Surrogate) -> S
         check_turns(spec, turns)
     if turns is None or (spec is None and not of_turns):
         return spec
-    tensors.batch.turns = read_turns(tensors.read, tensors.batch, given.batch)
+    tensors.batch.turns = turns_of(tensors.read, tensors.batch, given.batch)
     return None if spec is None else measuring_turns(spec)
 
 
@@ -253,7 +253,7 @@ class LossRequest:
             raise ValueError(f"entropy: expected a value for the surrogate {surrogate!r}, got None")
         if traits.sees == "groups":
             wants = wanted_by(spec, surrogate)
-            tensors.batch.groups = read_groups(of, wants, tensors.batch.count, tensors.batch.train.device)
+            tensors.batch.groups = groups_of(of, wants, tensors.batch)
         mode = mode_of(surrogate, tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)
@@ -335,7 +335,7 @@ def read_scales(read: Reader, batch: OpenBatch, scale: object) -> Tensor:
 
 
 class Divisor(NamedTuple):
-    """What a loss is divided by.
+    """The divisor of a loss: counted by the call, or known beforehand.
 
     Attributes:
         over: The tokens or sequences that the loss counts where the caller has not.

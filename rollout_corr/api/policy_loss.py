@@ -22,12 +22,13 @@ from rollout_corr.api.loss_request import (
     read_turns_of,
 )
 from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
-from rollout_corr.backends.batch import LossResult, LossTask, OpenBatch, Result
+from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.choose import BackendName
 from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
 from rollout_corr.backends.given import Batch, Factors, batch_given
 from rollout_corr.backends.layouts import L, L_co, LogProbs, W_co, described
 from rollout_corr.backends.loss_blocks import finite_tokens
+from rollout_corr.backends.loss_task import LossResult, LossTask
 from rollout_corr.backends.read import Given, read_beside, upload
 from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
 from rollout_corr.definition.entropy import total_of

@@ -16,10 +16,10 @@ from torch import Tensor
 from rollout_corr.api.correct import correct
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends import operators
-from rollout_corr.backends.batch import reader
 from rollout_corr.backends.choose import BackendName
 from rollout_corr.backends.given import Batch, Groups, KeptMass, Versions, batch_given
 from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.read import reader
 from rollout_corr.specs.checked import known_keywords
 from rollout_corr.specs.correction import Spec, no_spec
 from rollout_corr.specs.loss import Loss, no_loss

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, layout_of, name_of, shape_of
+from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, name_of, shape_of
+from rollout_corr.definition.normalize import placed
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.labels import Labeled
@@ -24,13 +25,7 @@ from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.criterion import ENTROPY
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.blocks import Block
-    from rollout_corr.backends.bounds_of_batch import KnownBounds
-    from rollout_corr.backends.given import Batch
-    from rollout_corr.backends.sequence_groups import SequenceGroups
-    from rollout_corr.definition.loss import Operands
-    from rollout_corr.specs.surrogate import Decided
-    from rollout_corr.specs.terms import Objective
+    from rollout_corr.backends.search import KnownBounds
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -63,6 +58,24 @@ ROLLOUT_SWITCHES = {
     "vLLM itself": "SamplingParams(logprobs=0)",
     "SGLang itself": "return_logprob=True",
 }
+
+
+class SequenceGroups(NamedTuple):
+    """The group of each sequence of a batch.
+
+    Attributes:
+        numbers: [S] int64; outside 0 .. total - 1 they name no group.
+        total: The number of groups.
+        whole: Every group lies in this call, so nothing of it is on another rank of `Ranks.batch`.
+    """
+
+    numbers: Tensor
+    total: int
+    whole: bool
+
+    def placed(self) -> Tensor:
+        """[S] int64: the numbers, and `total` for those that name no group."""
+        return placed(self.numbers, self.total)
 
 
 @dataclass(eq=False, repr=False)
@@ -143,67 +156,6 @@ class Result:
     keep: Tensor  # [S] bool
     statistics: Statistics
     keep_turns: Tensor | None = None  # [U] bool; None without turns
-
-
-@dataclass(eq=False, repr=False)
-class LossTask:
-    """A loss to run. Tensors have the shape of the batch, and are constants but for `new`.
-
-    Attributes:
-        new: new_logp, which may require grad; `batch.train` is the same, detached.
-        batch: Mask and offsets.
-        advantages: Per token, or [S] where `batch.per_sequence`.
-        base: Log-probs that new_logp is compared with; None: its own, detached.
-        weights: Factors of the surrogate's loss, or None.
-        ref: Log-probs of the reference policy, or None.
-        trains: Non-zero at tokens that train; None: all valid ones.
-        objective: Everything that is fixed about the loss.
-        differentiable: Compute the gradient too.
-        divisor: 0-d float64 count that the caller brings; None: the loss counts.
-        group: Process group over which sequences are split, or None.
-        mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
-        scales: Factors of all that a token adds to the loss, or None.
-        decided: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
-        entropy: Of each token, for a surrogate that reads it, or None.
-        block: The batch as one block, where it was read as one for the look; or None.
-    """
-
-    new: Tensor
-    batch: OpenBatch
-    advantages: Tensor
-    base: Tensor | None
-    weights: Tensor | None
-    ref: Tensor | None
-    trains: Tensor | None
-    objective: Objective
-    differentiable: bool = True
-    divisor: Tensor | None = None
-    group: Any = None
-    mass: KeptMass | None = None
-    scales: Tensor | None = None
-    decided: Decided | None = None
-    entropy: Tensor | None = None
-    block: tuple[Block, Operands] | None = None
-
-
-class LossResult(NamedTuple):
-    """The result of a policy loss by any backend.
-
-    Attributes:
-        value: 0-d.
-        gradient: d(value * divisor) / d(new_logp), in the shape of the batch; None where none was wanted.
-        inners: [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing.
-        divisor: 0-d float64.
-        statistics: Sums and maxima, float64.
-        by_kernels: The kernels made it, and scale the gradient in backward.
-    """
-
-    value: Tensor
-    gradient: Tensor | None
-    inners: Tensor | None
-    divisor: Tensor
-    statistics: Tensor
-    by_kernels: bool = False
 
 
 def is_plain(
@@ -380,28 +332,6 @@ class Reader:
         if self.layout.plain and x.shape in (self.first.shape, self.shape):
             return False
         return tuple(x.shape) in ((self.count,), (self.count, 1))
-
-
-def reader(leader: str, logp: LogProbs, given: Batch) -> Reader:
-    """Recognize the layout of the log-probs called `leader`, and check them and the offsets of the batch."""
-    layout = layout_of(leader, logp, given.cu_seqlens)
-    first = checked_tensor(leader, layout.open(leader, logp), LOGP_DTYPES)
-    shape, offsets = first.shape, layout.offsets
-    if offsets is not None:
-        if offsets is given.cu_seqlens:
-            offsets = given.once(
-                "cu_seqlens",
-                lambda: read_offsets(given.cu_seqlens, first, given.validate, leader),
-                first.device,
-                first.numel(),
-                given.cu_seqlens,
-            )
-        else:
-            offsets = read_offsets(offsets, first, given.validate, leader)
-        first = first.reshape(-1) if first.dim() == 2 else first
-    count = first.shape[0] if offsets is None else offsets.shape[0] - 1
-    quick = layout.plain and first.dim() == len(shape) and not is_followed()
-    return Reader(leader, first, shape, first.device, offsets, count, layout, quick)
 
 
 def external_names(spec: Spec) -> list[str]:

@@ -14,58 +14,15 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import OpenBatch
+from rollout_corr.backends.batch import OpenBatch, SequenceGroups
 from rollout_corr.backends.layouts import name_of
-from rollout_corr.backends.search import Search, Values, begin
-from rollout_corr.backends.sequence_groups import SequenceGroups
-from rollout_corr.definition.bounds import Bound, Sides
+from rollout_corr.backends.search import KnownBounds, Search, Values, begin
+from rollout_corr.definition.bounds import Bound
 from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
 from rollout_corr.definition.findings import Operands, decided
 from rollout_corr.definition.weights import ratios_of
 from rollout_corr.specs.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
 from rollout_corr.specs.correction import Criterion, Spec, Weight, places_of, rules_of
-
-
-class KnownBounds:
-    """The bounds found, by place; what has bounds that are not known yet is not bounded by them.
-
-    Args:
-        bounds: Of criteria, and of the logarithms of weights; 0-d each, or [groups + 1] of each group, and the last of
-            none; infinite where a side is open.
-    """
-
-    def __init__(self, bounds: dict[Place, Tensor]) -> None:
-        self.bounds = bounds
-        self._numbers: Sides | None = None
-
-    def of(
-        self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
-    ) -> tuple[Bound, Bound]:
-        """Look the bounds of a criterion up."""
-        low, high = (
-            x if x is None or not x.dim() or groups is None else x[groups] for x in self._sides(criterion.label)
-        )
-        return low, high
-
-    def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
-        """Look the bounds of the weight up: as numbers, None for an open side, where values may be read."""
-        low, high = self.known_of_weight()
-        if low is None and high is None:
-            return self._sides(WEIGHT)
-        return None if low == -math.inf else low, None if high == math.inf else high
-
-    def known_of_weight(self) -> Sides:
-        """Read the bounds of the weight once, where values may be read."""
-        sides = self._sides(WEIGHT)
-        if torch.compiler.is_compiling() or any(x is not None and x.device.type != "cpu" for x in sides):
-            return None, None
-        if self._numbers is None:
-            low, high = (None if x is None else x.item() for x in sides)
-            self._numbers = low, high
-        return self._numbers
-
-    def _sides(self, label: str) -> tuple[Tensor | None, Tensor | None]:
-        return self.bounds.get(Place(label, "lower")), self.bounds.get(Place(label, "upper"))
 
 
 class Progress(NamedTuple):

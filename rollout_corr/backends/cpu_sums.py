@@ -11,6 +11,7 @@ What decides, and every weight, is computed as the definition says: what a token
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from struct import Struct
@@ -25,10 +26,9 @@ from rollout_corr.definition.findings import Findings
 from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.tokens import GRID_OF_D, LARGEST_D, Number, Tokens, k3, to_grid
 from rollout_corr.definition.turns import Turns
-from rollout_corr.definition.weights import Weighing
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.choices import Outside
-from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.correction import Spec, Weight
 from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound
 
 # --- sums of packed tokens ---
@@ -510,21 +510,20 @@ class CpuTokens(Tokens):
             return super().excess_of_sequences
         return self.once("excess/sequences", lambda: sums.excess_of_sequences(self.sum_d, sums.outlier_excess))
 
-    def bounded_of_sequences(self, weighing: Weighing) -> Tensor:
+    def bounded_of_sequences(self, asked: Weight, bounds: WeightBounds, bounded: Callable[[], Tensor]) -> Tensor:
         """[S] float64: the sums of ratio - 1 after the bounds, of a weight of tokens."""
-        bounded = self.bounded(weighing)
-        if self.sums is None or bounded is None:
-            return super().bounded_of_sequences(weighing)
-        return self.sums.excess_of_sequences(self.sum_d, bounded.outliers)
+        found = self.bounded(asked, bounds)
+        if self.sums is None or found is None:
+            return super().bounded_of_sequences(asked, bounds, bounded)
+        return self.sums.excess_of_sequences(self.sum_d, found.outliers)
 
-    def bounded(self, weighing: Weighing) -> BoundedSums | None:
+    def bounded(self, asked: Weight, bounds: WeightBounds) -> BoundedSums | None:
         """Sums of a weight after its bounds; None where too many tokens are outliers, or D is not its logarithm."""
-        asked = weighing.asked
         if asked.over != "token" or asked.token_clamp is not None or self.sums is None:
             return None
         found = self.__dict__.get("_bounded")
         if found is None:
-            found = self.__dict__["_bounded"] = BoundedSums(self.sums, weighing.bounds, asked.outside)
+            found = self.__dict__["_bounded"] = BoundedSums(self.sums, bounds, asked.outside)
         return cast("BoundedSums", found)
 
     def forget(self) -> None:
@@ -584,7 +583,7 @@ def known_statistics(found: Findings) -> Known:
     # |D| is not kept for its sum.
     sums["abs_d"] = (tokens.derived["size"] if "size" in tokens.derived else tokens.saturated.abs()).sum()
     sums |= {"d2": known.d2, "k3": known.k3, "ratio": known.excess(tokens.sum_d), "ratio2": known.excess2}
-    bounded = None if weighing is None else tokens.bounded(weighing)
+    bounded = None if weighing is None else tokens.bounded(weighing.asked, weighing.bounds)
     if weighing is not None and bounded is not None:
         low, high = weighing.bounds.low, weighing.bounds.high
         limited = (min(max(x, -tokens.clamp), tokens.clamp) for x in (-negated, highest))

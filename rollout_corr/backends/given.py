@@ -1,4 +1,4 @@
-"""What a caller says of a batch besides its log-probs: `Batch` and the records that it holds."""
+"""`Batch` and the records that it holds: everything that a caller says of a batch besides its log-probs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import CPU, is_followed
+from rollout_corr.backends.batch import CPU, SequenceGroups, is_followed
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.ranks import THIS_RANK
 from rollout_corr.backends.ranks import Ranks as Ranks
 from rollout_corr.backends.sequence_groups import Groups as Groups
-from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.backends.staleness import Versions as Versions
 from rollout_corr.backends.turns import TurnIds as TurnIds
 from rollout_corr.definition.tokens import KeptMass as KeptMass
@@ -205,7 +204,7 @@ class Batch:
 
 
 class _Read(NamedTuple):
-    """What a call has read of a Batch.
+    """A value that a call has read of a Batch, with what it depends on.
 
     Attributes:
         of: What it depends on.

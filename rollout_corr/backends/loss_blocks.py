@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import LossResult, LossTask
 from rollout_corr.backends.cpu_sums import SMALL, CpuPacked, ExactSums, k3_within
+from rollout_corr.backends.loss_task import LossResult, LossTask
 from rollout_corr.definition import loss
 from rollout_corr.definition.bounds import limits
 from rollout_corr.definition.loss import RATIOS, Operands, TokensThatTrain

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import LossResult, LossTask
+from rollout_corr.backends.loss_task import LossResult, LossTask
 from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.caches import cached

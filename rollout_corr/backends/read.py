@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from rollout_corr.backends.batch import MASK_DTYPES, OpenBatch, Reader, external_names, reader
-from rollout_corr.backends.given import Batch
-from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.backends.batch import (
+    LOGP_DTYPES,
+    MASK_DTYPES,
+    OpenBatch,
+    Reader,
+    SequenceGroups,
+    checked_tensor,
+    external_names,
+    is_followed,
+    read_offsets,
+)
+from rollout_corr.backends.given import Batch, TurnIds
+from rollout_corr.backends.layouts import LogProbs, layout_of
 from rollout_corr.backends.sequence_groups import read_groups, wanted_by
 from rollout_corr.backends.staleness import read_ages
 from rollout_corr.backends.turns import read_turns
@@ -48,6 +59,48 @@ class Given(NamedTuple):
     thresholds: Thresholds | None = None
 
 
+def reader(leader: str, logp: LogProbs, given: Batch) -> Reader:
+    """Recognize the layout of the log-probs called `leader`, and check them and the offsets of the batch."""
+    layout = layout_of(leader, logp, given.cu_seqlens)
+    first = checked_tensor(leader, layout.open(leader, logp), LOGP_DTYPES)
+    shape, offsets = first.shape, layout.offsets
+    if offsets is not None:
+        if offsets is given.cu_seqlens:
+            offsets = given.once(
+                "cu_seqlens",
+                lambda: read_offsets(given.cu_seqlens, first, given.validate, leader),
+                first.device,
+                first.numel(),
+                given.cu_seqlens,
+            )
+        else:
+            offsets = read_offsets(offsets, first, given.validate, leader)
+        first = first.reshape(-1) if first.dim() == 2 else first
+    count = first.shape[0] if offsets is None else offsets.shape[0] - 1
+    quick = layout.plain and first.dim() == len(shape) and not is_followed()
+    return Reader(leader, first, shape, first.device, offsets, count, layout, quick)
+
+
+def turns_of(read: Reader, batch: OpenBatch, given: Batch) -> torch.Tensor:
+    """Read the turns of a Batch, which has some, as offsets among the tokens: once for all its calls."""
+
+    def read_now() -> torch.Tensor:
+        return read_turns(read, batch, given.turns, given.validate, given.ranks.sequence is not None)
+
+    if not read.layout.plain:
+        # The log-probs themselves say where sequences begin.
+        return read_now()
+    ids = given.turns.ids if isinstance(given.turns, TurnIds) else given.turns
+    return given.once("turns", read_now, read.device, read.shape, ids, given.mask, given.cu_seqlens)
+
+
+def groups_of(given: Batch, wants: str | None, batch: OpenBatch) -> SequenceGroups | None:
+    """Read the groups of a Batch once for all its calls, and refuse none where `wants` names what needs them."""
+    groups, device = given.groups, batch.train.device
+    read = partial(read_groups, groups, wants, batch.count, device, given.ranks.batch is not None, given.validate)
+    return given.once("groups", read, device, (wants, batch.count), None if groups is None else groups.index)
+
+
 def read_batch(given: Given) -> OpenBatch:
     """Check every argument of `correct` and read it. Copies nothing, except for a list."""
     spec, advantages, of = given.spec or Spec(), given.advantages, given.batch
@@ -67,7 +120,7 @@ def read_batch(given: Given) -> OpenBatch:
         if batch.per_sequence:
             of.ranks.check_per_sequence("advantages", advantages, given.train_logp, batch.offsets is not None)
     if of.turns is not None:
-        batch.turns = read_turns(read, batch, of)
+        batch.turns = turns_of(read, batch, of)
     read_beside(read, batch, given, spec)
     return batch
 
@@ -103,7 +156,7 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
             if labels.units == SEQUENCES and ids is not None:
                 ranks.check_per_sequence(f"labels[{labels.name!r}]", ids, leader, packed)
     if of.groups is not None or spec.needs_groups:
-        batch.groups = read_groups(of, wanted_by(spec), batch.count, batch.train.device)
+        batch.groups = groups_of(of, wanted_by(spec), batch)
     if given.thresholds is not None:
         from rollout_corr.backends.bounds_of_batch import completed
 

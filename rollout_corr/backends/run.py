@@ -114,7 +114,8 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
 
 def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> Statistics:
     """Append the bounds that were found."""
-    from rollout_corr.backends.bounds_of_batch import KnownBounds, bounds_by_place
+    from rollout_corr.backends.bounds_of_batch import bounds_by_place
+    from rollout_corr.backends.search import KnownBounds
 
     if not isinstance(bounds, KnownBounds):
         return statistics

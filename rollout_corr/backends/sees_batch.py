@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends import whole
-from rollout_corr.backends.batch import OpenBatch
+from rollout_corr.backends.batch import OpenBatch, SequenceGroups
 from rollout_corr.backends.bounds_of_batch import in_blocks as in_blocks
 from rollout_corr.backends.search import CHUNK, begin, values_of
-from rollout_corr.backends.sequence_groups import SequenceGroups
 from rollout_corr.definition.loss import Read
 from rollout_corr.definition.sequences import Packed, Sequences
 from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import OFFSETS
+from rollout_corr.backends.batch import OFFSETS, SequenceGroups
 from rollout_corr.backends.layouts import dtype_of, shape_of
-from rollout_corr.definition.normalize import placed
 from rollout_corr.specs.checked import keywords_meant
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.validate import shown
-
-if TYPE_CHECKING:
-    from rollout_corr.backends.given import Batch
 
 
 @keywords_meant(group_index="index=", group_size="size=", group_count="count=", ids="index=")
@@ -64,41 +58,19 @@ def wanted_by(spec: Spec | None, surrogate: Surrogate | None = None) -> str | No
     return "a weight with normalize='group'" if spec.normalizes_groups else "a bound with within='group'"
 
 
-class SequenceGroups(NamedTuple):
-    """The group of each sequence of a batch.
-
-    Attributes:
-        numbers: [S] int64; outside 0 .. total - 1 they name no group.
-        total: The number of groups.
-        whole: Every group lies in this call, so nothing of it is on another rank of `Ranks.batch`.
-    """
-
-    numbers: Tensor
-    total: int
-    whole: bool
-
-    def placed(self) -> Tensor:
-        """[S] int64: the numbers, and `total` for those that name no group."""
-        return placed(self.numbers, self.total)
-
-
-def read_groups(batch: Batch, wants: str | None, sequences: int, device: torch.device) -> SequenceGroups | None:
-    """Check the groups of a call, and refuse none where something needs them; once for all calls of a Batch.
-
-    Args:
-        batch: The caller's batch: its groups, its ranks, and whether to read the index on a device too.
-        wants: What needs groups, in words; None: nothing does.
-        sequences: How many there are in the batch.
-        device: That of the batch.
-    """
-    index = None if batch.groups is None else batch.groups.index
-    read = partial(_read_groups, batch.groups, wants, sequences, device, batch.ranks.batch is not None, batch.validate)
-    return batch.once("groups", read, device, (wants, sequences), index)
-
-
-def _read_groups(
+def read_groups(
     given: Groups | None, wants: str | None, sequences: int, device: torch.device, over_ranks: bool, validate: bool
 ) -> SequenceGroups | None:
+    """Check the groups of a call, and refuse none where something needs them.
+
+    Args:
+        given: The groups of the call.
+        wants: The part of the call that needs groups, in words; None: nothing does.
+        sequences: How many there are in the batch.
+        device: That of the batch.
+        over_ranks: There is a batch group, on whose ranks the others of a group may be.
+        validate: Check the values of an index on a device too.
+    """
     if given is None:
         if wants is not None:
             raise ValueError(f"groups: expected rc.Groups(index=...) or rc.Groups(size=...) for {wants}, got None")

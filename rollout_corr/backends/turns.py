@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from rollout_corr.specs.caches import cached
 from rollout_corr.specs.checked import keywords_meant
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import shown
-
-if TYPE_CHECKING:
-    from rollout_corr.backends.given import Batch
 
 
 @keywords_meant(max_turns="at_most=", turns="ids=")
@@ -87,26 +84,19 @@ def check_turns(spec: Spec, turns: object) -> None:
         )
 
 
-def read_turns(read: Reader, batch: OpenBatch, given: Batch) -> Tensor:
-    """Read turns of any kind as offsets among the tokens of a batch, [U + 1]; once for all calls of a Batch.
+def read_turns(read: Reader, batch: OpenBatch, given: object, validate: bool, split: bool) -> Tensor:
+    """Read turns of any kind as offsets among the tokens of a batch, [U + 1].
 
     Args:
         read: Reads the arguments of the call.
         batch: Its mask and its sequences.
-        given: The caller's batch: turns as offsets, a 1-D tensor of int32 or int64 that has not the shape of the
-            log-probs; as ids, an integer for each token; or "runs".
+        given: Offsets, a 1-D tensor of int32 or int64 that has not the shape of the log-probs; ids, an integer for each
+            token; "runs"; or `TurnIds`.
+        validate: Check values on a device too.
+        split: The tokens of a sequence lie on several ranks.
     """
-    turns = given.turns.ids if isinstance(given.turns, TurnIds) else given.turns
-    if not read.layout.plain:
-        # The log-probs themselves say where sequences begin.
-        return _read_turns(read, batch, given, turns)
-    tensors = turns, given.mask, given.cu_seqlens
-    return given.once("turns", lambda: _read_turns(read, batch, given, turns), read.device, read.shape, *tensors)
-
-
-def _read_turns(read: Reader, batch: OpenBatch, given: Batch, turns: object) -> Tensor:
-    first, validate, split = batch.train, given.validate, given.ranks.sequence is not None
-    max_turns = given.turns.at_most if isinstance(given.turns, TurnIds) else None
+    first = batch.train
+    turns, max_turns = (given.ids, given.at_most) if isinstance(given, TurnIds) else (given, None)
     if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
         raise ValueError(f"turns.at_most: expected an integer above 0, got {shown(max_turns)}")
     if isinstance(turns, Tensor) and are_offsets(turns, first, could_be_ids=read.layout.plain and not split):

@@ -155,7 +155,9 @@ def _weight_facts(
         total = tokens.excess_of_sequences
     else:
         total = tokens.sequences.sum(select(tokens.measured, weighing.raw))
-    total_bounded = tokens.bounded_of_sequences(weighing) if spec.weight.bounded else total
+    total_bounded = total
+    if spec.weight.bounded:
+        total_bounded = tokens.bounded_of_sequences(weighing.asked, weighing.bounds, lambda: weighing.bounded)
     found = _means(total, total_bounded, n_measured)
     if spec.asks_batch and spec.weight.rules:
         found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, tokens.measured, tokens.sequences)

@@ -14,17 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rollout_corr.definition.bounds import WeightBounds
 from rollout_corr.definition.sequences import Sequences
 from rollout_corr.definition.turns import Turns
-from rollout_corr.specs.correction import Spec
-
-if TYPE_CHECKING:
-    from rollout_corr.definition.weights import Weighing
+from rollout_corr.specs.correction import Spec, Weight
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
@@ -269,9 +267,9 @@ class Tokens:
         """[S] float64: the sums of e^D - 1 over measured tokens."""
         return self.once("excess/sequences", lambda: self.sequences.sum(select(self.measured, self.excess)))
 
-    def bounded_of_sequences(self, weighing: Weighing) -> Tensor:
-        """[S] float64: the sums of ratio - 1 after the bounds, of a weight of tokens, over measured tokens."""
-        return self.sequences.sum(select(self.measured, weighing.bounded))
+    def bounded_of_sequences(self, asked: Weight, bounds: WeightBounds, bounded: Callable[[], Tensor]) -> Tensor:
+        """[S] float64: the sums over measured tokens of ratio - 1 after the bounds, as `bounded` gives it."""
+        return self.sequences.sum(select(self.measured, bounded()))
 
     def forget(self) -> None:
         """Free what was derived and is as large as the tokens, after its last use."""

@@ -23,7 +23,6 @@ from rollout_corr.metrics.rows import (
     Aggregate,
     At,
     Column,
-    OfTokens,
     always,
     both_ends,
     ends_of_column,
@@ -32,7 +31,7 @@ from rollout_corr.metrics.rows import (
     over_tokens,
     total,
 )
-from rollout_corr.metrics.sums import Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
+from rollout_corr.metrics.sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Criterion, Spec
 

@@ -16,7 +16,7 @@ from rollout_corr.definition.tokens import Number
 
 if TYPE_CHECKING:
     from rollout_corr.definition.findings import Findings
-    from rollout_corr.metrics.sums import Sums
+    from rollout_corr.metrics.sums import OfTokens
 
 Values = Mapping[str, float]
 
@@ -31,9 +31,6 @@ Column = str | tuple[str, str]
 # "call": once a call.
 # The first rank of `Ranks.sequence` alone adds what is taken over whole sequences.
 At = Literal["tokens", "blocks", "sequences", "measured", "turns", "measured turns", "call"]
-
-# The sums and then the maxima of a row, from what a block found and what reduces its tokens.
-OfTokens = Callable[["Findings", "Sums"], tuple[Number, ...]]
 
 # Tells from a Spec if it needs a statistic.
 When = Callable[[Any], bool]

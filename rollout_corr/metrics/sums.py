@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,7 +16,6 @@ from rollout_corr.definition.tokens import Number, extrema, select, squares
 
 if TYPE_CHECKING:
     from rollout_corr.definition.findings import Findings
-    from rollout_corr.metrics.rows import OfTokens
 
 
 class Reducer(Protocol):
@@ -48,6 +48,10 @@ class Sums(Reducer, Protocol):
             counts: [U] int64, the tokens of each unit that count.
             among: Bool per token: it counts; None: every one does.
         """
+
+
+# The sums and then the maxima of a row of statistics, from what a block found and what reduces its tokens.
+OfTokens = Callable[["Findings", Sums], tuple[Number, ...]]
 
 
 class OfBatch:

@@ -195,10 +195,28 @@ class Spec(Checked):
         return self.apply and (self.weight is not None or self.rejected != "mask")
 
     def explain(self) -> str:
-        """Describe in plain words what will happen, step by step."""
-        from rollout_corr.specs.explain import explain
+        """Describe in plain words what will happen: one numbered step a line, in the order in which things happen."""
+        from rollout_corr.specs.explain import DETAIL, NONFINITE, REJECTED, step_of_criterion, steps_of_weight
 
-        return explain(self)
+        steps = ["D = train_logp - rollout_logp, in float32 or float64, at every valid token."]
+        nonfinite = NONFINITE[self.nonfinite]
+        if self.nonfinite == "reject" and not self.acts:
+            nonfinite = "it is only counted, because this Spec changes nothing"
+        steps.append(f"If D is NaN or infinite, {nonfinite}.")
+        if self.weight is not None:
+            steps += steps_of_weight(self.weight, self.clamp, self.sums_over, self.nonfinite)
+        steps += [step_of_criterion(criterion, self.sums_over) for criterion in self.criteria]
+        if self.criteria:
+            steps.append(REJECTED[self.rejected])
+        elif self.weight is None:
+            steps.append("There is no weight and no criterion: everything is measured, nothing is changed.")
+        if self.measures_turns:
+            steps.append("Turns, stretches of a sequence that the call brings, are measured beside sequences.")
+        if not self.apply:
+            steps.append("Dry run: all of this is reported, but no weights are returned and the mask stays as given.")
+        peers = [scheme for scheme in self.report if scheme != "native"]
+        steps.append(f"Metrics: {DETAIL[self.detail]}" + (f"; also those of {' and '.join(peers)}." if peers else "."))
+        return "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
 
     def to_config(self, framework: str, **options: Any) -> dict[str, Any]:
         """Write a framework's own settings, which `rc.spec(framework, settings)` reads as this Spec.

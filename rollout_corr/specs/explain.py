@@ -1,4 +1,4 @@
-"""`Spec.explain()`: a Spec in plain words, one numbered step a line, in the order in which things happen."""
+"""Weights, criteria and options of a Spec in plain words, for `Spec.explain()`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rollout_corr.specs.bounds_of_batch import OfBatch, Side, in_words
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.correction import Criterion, Spec, Weight
+    from rollout_corr.specs.criterion import Criterion
+    from rollout_corr.specs.weight import Weight
 
 # The ratio, and what is clamped before exp, by `Weight.reduce`.
 _OF_TOKEN = ("its own ratio, exp(D)", "D")
@@ -29,54 +30,32 @@ _WHEN = {
     "positive_advantage": " with a positive advantage",
     "outward": " whose advantage and D have the same sign",
 }
-_NONFINITE = {
+NONFINITE = {
     "reject": "the whole sequence is rejected (weight 0, keep False)",
     "neutral": "D is replaced by 0",
     "propagate": "the NaN or infinity goes into the results",
 }
-_REJECTED = {
+REJECTED = {
     "mask": "Rejected tokens are 0 in the returned mask: a mean over it divides by fewer tokens, policy_loss by those "
     "of the batch unless Mean(over='kept'). Weights do not change.",
     "zero": "Rejected tokens get weight 0. The mask does not change, so they still count in the loss's denominator.",
     "both": "Rejected tokens get weight 0 and are 0 in the returned mask.",
 }
-_DETAIL = {
+DETAIL = {
     "basic": "the basic set",
     "full": "the full set, with percentiles, probabilities and correlation",
 }
 
 
-def explain(spec: Spec) -> str:
-    """The steps of a Spec, numbered."""
-    steps = ["D = train_logp - rollout_logp, in float32 or float64, at every valid token."]
-    nonfinite = _NONFINITE[spec.nonfinite]
-    if spec.nonfinite == "reject" and not spec.acts:
-        nonfinite = "it is only counted, because this Spec changes nothing"
-    steps.append(f"If D is NaN or infinite, {nonfinite}.")
-    if spec.weight is not None:
-        steps += _weight(spec.weight, spec)
-    steps += [_criterion(criterion, spec) for criterion in spec.criteria]
-    if spec.criteria:
-        steps.append(_REJECTED[spec.rejected])
-    elif spec.weight is None:
-        steps.append("There is no weight and no criterion: everything is measured, nothing is changed.")
-    if spec.measures_turns:
-        steps.append("Turns, stretches of a sequence that the call brings, are measured beside sequences.")
-    if not spec.apply:
-        steps.append("Dry run: all of this is reported, but no weights are returned and the mask stays as given.")
-    peers = [scheme for scheme in spec.report if scheme != "native"]
-    steps.append(f"Metrics: {_DETAIL[spec.detail]}" + (f"; also those of {' and '.join(peers)}." if peers else "."))
-    return "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
-
-
-def _weight(weight: Weight, spec: Spec) -> list[str]:
+def steps_of_weight(weight: Weight, clamp: float, sums_over: str, nonfinite: str) -> list[str]:
+    """The steps of a weight, under the fields of its Spec that change it."""
     of_tokens = _OF_PREFIX if weight.over == "prefix" else _OF_STRETCH
     ratio, clamped = _OF_TOKEN if weight.reduce is None else of_tokens[weight.reduce]
     ratio = ratio.format(unit=weight.unit)
-    kept = spec.sums_over == "kept" and weight.over != "token"
+    kept = sums_over == "kept" and weight.over != "token"
     over = " over the tokens that pass the token criteria" if kept else ""
     token = "" if weight.token_clamp is None else f"each D is first clamped to +-{weight.token_clamp:g}, and "
-    steps = [f"The weight of a token is {ratio}{over}; {token}{clamped} is clamped to +-{spec.clamp:g} before exp."]
+    steps = [f"The weight of a token is {ratio}{over}; {token}{clamped} is clamped to +-{clamp:g} before exp."]
     if weight.bounded:
         sides: tuple[tuple[str, Side, float | OfBatch | None], ...]
         sides = (("below", "lower", weight.lower), ("above", "upper", weight.upper))
@@ -99,7 +78,7 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
         units = "valid tokens"
         if weight.normalize == "group" and not weight.per_token:
             units = f"non-empty {weight.over}s"
-        rejected = "those that criteria reject" if spec.nonfinite == "reject" else "rejected ones"
+        rejected = "those that criteria reject" if nonfinite == "reject" else "rejected ones"
         steps.append(
             f"Weights are divided by their mean over the {units} of their {weight.normalize}, {rejected} included, "
             "unless that mean is at most 1e-8."
@@ -112,7 +91,8 @@ def _weight(weight: Weight, spec: Spec) -> list[str]:
     return steps
 
 
-def _criterion(criterion: Criterion, spec: Spec) -> str:
+def step_of_criterion(criterion: Criterion, sums_over: str) -> str:
+    """The step of a criterion, under the field of its Spec that changes it."""
     row = criterion.statistic
     value = row.words if criterion.name is None else f"{row.words} {criterion.name!r}"
     if criterion.of != "train/rollout":
@@ -121,7 +101,7 @@ def _criterion(criterion: Criterion, spec: Spec) -> str:
         value += f" (D clamped to +-{criterion.token_clamp:g})"
     if criterion.reduce is not None:
         aggregate = (_AGGREGATES_OF_LOGS if row.log_space else _AGGREGATES)[criterion.reduce]
-        among = "the tokens that pass the token criteria" if spec.sums_over == "kept" else "its valid tokens"
+        among = "the tokens that pass the token criteria" if sums_over == "kept" else "its valid tokens"
         if criterion.over == "prefix":
             among = among.replace("its ", "the ") + f" up to and with it in its {criterion.within}"
         value = f"the {aggregate} of {value} over {among}"

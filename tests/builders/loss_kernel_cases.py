@@ -13,7 +13,8 @@ from builders.kernel_cases import between_fences, fenced, unchecked, watched
 from builders.loss_cases import SURROGATES
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.batch import LossTask, OpenBatch
+from rollout_corr.backends.batch import OpenBatch
+from rollout_corr.backends.loss_task import LossTask
 from rollout_corr.backends.differentiable import scaled
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.definition.tokens import KeptMass

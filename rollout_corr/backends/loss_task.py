@@ -1,0 +1,78 @@
+"""A policy loss to run on a batch, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from rollout_corr.backends.batch import OpenBatch
+from rollout_corr.definition.tokens import KeptMass
+
+if TYPE_CHECKING:
+    from rollout_corr.backends.blocks import Block
+    from rollout_corr.definition.loss import Operands
+    from rollout_corr.specs.surrogate import Decided
+    from rollout_corr.specs.terms import Objective
+
+
+@dataclass(eq=False, repr=False)
+class LossTask:
+    """A loss to run. Tensors have the shape of the batch, and are constants but for `new`.
+
+    Attributes:
+        new: new_logp, which may require grad; `batch.train` is the same, detached.
+        batch: Mask and offsets.
+        advantages: Per token, or [S] where `batch.per_sequence`.
+        base: Log-probs that new_logp is compared with; None: its own, detached.
+        weights: Factors of the surrogate's loss, or None.
+        ref: Log-probs of the reference policy, or None.
+        trains: Non-zero at tokens that train; None: all valid ones.
+        objective: Everything that is fixed about the loss.
+        differentiable: Compute the gradient too.
+        divisor: 0-d float64 count that the caller brings; None: the loss counts.
+        group: Process group over which sequences are split, or None.
+        mass: The mass that truncated sampling kept, where `base` is the rollout's, or None.
+        scales: Factors of all that a token adds to the loss, or None.
+        decided: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
+        entropy: Of each token, for a surrogate that reads it, or None.
+        block: The batch as one block, where it was read as one for the look; or None.
+    """
+
+    new: Tensor
+    batch: OpenBatch
+    advantages: Tensor
+    base: Tensor | None
+    weights: Tensor | None
+    ref: Tensor | None
+    trains: Tensor | None
+    objective: Objective
+    differentiable: bool = True
+    divisor: Tensor | None = None
+    group: Any = None
+    mass: KeptMass | None = None
+    scales: Tensor | None = None
+    decided: Decided | None = None
+    entropy: Tensor | None = None
+    block: tuple[Block, Operands] | None = None
+
+
+class LossResult(NamedTuple):
+    """The result of a policy loss by any backend.
+
+    Attributes:
+        value: 0-d.
+        gradient: d(value * divisor) / d(new_logp), in the shape of the batch; None where none was wanted.
+        inners: [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing.
+        divisor: 0-d float64.
+        statistics: Sums and maxima, float64.
+        by_kernels: The kernels made it, and scale the gradient in backward.
+    """
+
+    value: Tensor
+    gradient: Tensor | None
+    inners: Tensor | None
+    divisor: Tensor
+    statistics: Tensor
+    by_kernels: bool = False
