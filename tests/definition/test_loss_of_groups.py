@@ -217,9 +217,9 @@ def test_a_sequence_of_no_group_has_no_loss():
     laid = LaidLoss(batch, "packed")
     groups = torch.tensor([99 if g == 2 else g for g in GROUPS])
     with mock.patch.object(sequence_groups.torch.compiler, "is_compiling", return_value=True):
-        given = rc.Batch(groups=rc.Groups(index=groups))
-        read = sequence_groups.read_groups(given, "REAL()", len(batch), torch.device("cpu"))
-    with mock.patch("rollout_corr.api.loss_request.read_groups", return_value=read):
+        given = rc.Groups(index=groups)
+        read = sequence_groups.read_groups(given, "REAL()", len(batch), torch.device("cpu"), False, False)
+    with mock.patch("rollout_corr.api.loss_request.groups_of", return_value=read):
         out = laid(surrogate=rc.REAL(), group_index=groups, **TOGETHER)
     slopes = laid.gradient(out.value)[0]
     wanted = expected(rc.REAL(), batch, [g if g != 2 else 100 + i for i, g in enumerate(GROUPS)])
