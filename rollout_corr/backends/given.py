@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import CPU, SequenceGroups, is_followed
+from rollout_corr.backends.batch import CPU, STRIDED, SequenceGroups, is_followed
 from rollout_corr.backends.layouts import LogProbs, described
 from rollout_corr.backends.ranks import THIS_RANK
 from rollout_corr.backends.ranks import Ranks as Ranks
@@ -190,8 +190,8 @@ class Batch:
         place, state = _place_of(device), _state_of(tensors)
         if place is None or state is None:
             return read()
-        known = kept.get(name)
-        if known is not None and known.still((key, place, state)):
+        of, known = (key, place, state), kept.get(name)
+        if known is not None and known.of == of and (known.tensor is None or known.tensor._version == known.version):
             found: T = known.value
             return found
         # A tensor that is made in inference mode could not be saved for a backward pass.
@@ -199,7 +199,7 @@ class Batch:
             value: T = _copied(read())
         tensor = _tensor_of(value)
         if tensor is None or type(tensor) is Tensor:
-            kept[name] = _Read((key, place, state), value, tensor, 0 if tensor is None else tensor._version)
+            kept[name] = _Read(of, value, tensor, 0 if tensor is None else tensor._version)
         return value
 
 
@@ -218,10 +218,6 @@ class _Read(NamedTuple):
     tensor: Tensor | None
     version: int
 
-    def still(self, of: object) -> bool:
-        """True if it is what would be read now."""
-        return self.of == of and (self.tensor is None or self.tensor._version == self.version)
-
 
 _FIELDS = tuple(name for name in Batch.__dataclass_fields__ if not name.startswith("_"))
 _DEFAULTS: dict[str, Any] = {**dict.fromkeys(_FIELDS), "ranks": THIS_RANK, "validate": False, "_read": None}
@@ -238,11 +234,10 @@ def _state_of(tensors: Sequence[object]) -> tuple[int, ...] | None:
     """Where each tensor lies and how often it was written to; None where that is not known."""
     found: list[int] = []
     for x in tensors:
-        if x is None or isinstance(x, str):
-            continue
-        if type(x) is not Tensor or x.layout is not torch.strided or x.is_inference():
+        if type(x) is Tensor and x.layout is STRIDED and not x.is_inference():
+            found += (x._version, x.data_ptr())
+        elif x is not None and not isinstance(x, str):
             return None
-        found += (x._version, x.data_ptr())
     return tuple(found)
 
 

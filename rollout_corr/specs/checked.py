@@ -201,12 +201,13 @@ _MEANT_IN_CALLS = {name: f"batch=rc.Batch({name}=...)" for name in OF_BATCH} | {
 def known_keywords(call: Callable[P, R]) -> Callable[P, R]:
     """Make a function refuse an unknown keyword by naming its own, and the one that was meant."""
     known = tuple(inspect.signature(call).parameters)
+    has_all = frozenset(known).issuperset
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                raise _unknown(call.__name__, name, known, _MEANT_IN_CALLS)
+        if not has_all(kwargs):
+            name = next(name for name in kwargs if name not in known)
+            raise _unknown(call.__name__, name, known, _MEANT_IN_CALLS)
         return call(*args, **kwargs)
 
     return called

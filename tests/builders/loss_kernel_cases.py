@@ -14,9 +14,9 @@ from builders.loss_cases import SURROGATES
 from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import OpenBatch
-from rollout_corr.backends.loss_task import LossTask
 from rollout_corr.backends.differentiable import scaled
 from rollout_corr.backends.loss_operators import beyond_kernels
+from rollout_corr.backends.loss_task import LossTask
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
