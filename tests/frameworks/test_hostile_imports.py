@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import shutil
@@ -154,6 +155,30 @@ def test_imported_by_threads_at_once(made):
     for thread in threads:
         thread.join(30)
     assert failed == [] and drop_in.installed().active and all_are(fake, "ours")
+
+
+def test_modules_appear_while_places_are_searched(made):
+    """As another thread's import does it: in the middle of a loop over sys.modules, at a collection of garbage."""
+    fake, drop_in = made()
+    load(fake)
+    appeared = []
+
+    def appear(phase, info):
+        name = f"appeared_{len(appeared)}"
+        sys.modules[name] = sys
+        appeared.append(name)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(appear)
+    gc.set_threshold(1)
+    try:
+        drop_in.install(fake.targets)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(appear)
+        for name in appeared:
+            del sys.modules[name]
+    assert appeared and drop_in.installed().active and all_are(fake, "ours")
 
 
 @pytest.mark.slow

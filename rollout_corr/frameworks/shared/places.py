@@ -137,17 +137,18 @@ def places_of(wanted: Mapping[int, object], framework: str) -> Iterator[tuple[Pl
     """
     if not wanted:
         return
-    for name, module in list(sys.modules.items()):
+    # Copies: a list of pairs may collect garbage as it grows, and another thread's import adds a module meanwhile.
+    for name, module in sys.modules.copy().items():
         space = space_of(module)
         if type(space) is not dict:
             continue
         theirs = name.partition(".")[0] == framework
         if not theirs and wanted.keys().isdisjoint(map(id, list(space.values()))):
             continue
-        for key, held in list(space.items()):
+        for key, held in space.copy().items():
             if id(held) in wanted:
                 yield Place(f"{name}.{key}", space, key), held
             elif theirs and type(held) is dict and not (isinstance(key, str) and key.startswith("__")):
-                for inner, value in list(held.items()):
+                for inner, value in held.copy().items():
                     if id(value) in wanted:
                         yield Place(f"{name}.{key}[{inner!r}]", held, inner), value
