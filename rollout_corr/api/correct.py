@@ -62,7 +62,7 @@ class Correction(HasStatistics, Generic[L_co, W_co]):
         return f"Correction({found}, device='{self.keep.device}')"
 
 
-class More(TypedDict, total=False):
+class CorrectOptions(TypedDict, total=False):
     """The arguments of `correct` that the type of its result does not depend on."""
 
     mask: LogProbs | None
@@ -74,11 +74,16 @@ class More(TypedDict, total=False):
 
 @overload
 def correct(
-    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, *, spec: Spec | Thresholds, **more: Unpack[More]
+    train_logp: L,
+    rollout_logp: LogProbs,
+    batch: Batch | None = None,
+    *,
+    spec: Spec | Thresholds,
+    **more: Unpack[CorrectOptions],
 ) -> Correction[L, L]: ...
 @overload
 def correct(
-    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, **more: Unpack[More]
+    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, **more: Unpack[CorrectOptions]
 ) -> Correction[L, None]: ...
 @known_keywords
 def correct(
@@ -121,15 +126,15 @@ def correct(
             the given value.
         TypeError: An argument of the wrong type.
     """
-    of, thresholds = spec_given(spec)
     tokens = batch_given(batch, mask, cu_seqlens)
+    of, thresholds = spec_given(spec, tokens)
     given = Given(train_logp, rollout_logp, tokens, of, advantages, backend, out, thresholds)
     opened, run = read_request(given)
     return _given_back(opened, run_correction(opened, run, backend, tokens.ranks), out)
 
 
-def spec_given(spec: object, wanted: str = "a Spec") -> tuple[Spec, Thresholds | None]:
-    """Take Thresholds apart into the Spec and its known bounds."""
+def spec_given(spec: object, batch: Batch, wanted: str = "a Spec") -> tuple[Spec, Thresholds | None]:
+    """Take Thresholds apart into the Spec and its known bounds; ranks that compare their calls hear of an error."""
     if isinstance(spec, Spec):
         return spec, None
     if type(spec).__name__ == "Thresholds":
@@ -137,7 +142,7 @@ def spec_given(spec: object, wanted: str = "a Spec") -> tuple[Spec, Thresholds |
 
         if isinstance(spec, Thresholds):
             return spec.spec, spec
-    raise no_spec(spec, wanted)
+    raise batch.told(no_spec(spec, wanted))
 
 
 class PendingCorrection(Generic[L_co, W_co]):
@@ -165,11 +170,16 @@ class PendingCorrection(Generic[L_co, W_co]):
 
 @overload
 def correct_async(
-    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, *, spec: Spec | Thresholds, **more: Unpack[More]
+    train_logp: L,
+    rollout_logp: LogProbs,
+    batch: Batch | None = None,
+    *,
+    spec: Spec | Thresholds,
+    **more: Unpack[CorrectOptions],
 ) -> PendingCorrection[L, L]: ...
 @overload
 def correct_async(
-    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, **more: Unpack[More]
+    train_logp: L, rollout_logp: LogProbs, batch: Batch | None = None, **more: Unpack[CorrectOptions]
 ) -> PendingCorrection[L, None]: ...
 @known_keywords
 def correct_async(
@@ -189,8 +199,8 @@ def correct_async(
     Args and errors are those of `correct`. Without `Ranks.sequence` there is nothing to wait for. The inputs must not
     change before `result()`, which is to be called on every rank.
     """
-    of, thresholds = spec_given(spec)
     tokens = batch_given(batch, mask, cu_seqlens)
+    of, thresholds = spec_given(spec, tokens)
     given = Given(train_logp, rollout_logp, tokens, of, advantages, backend, out, thresholds)
     opened, run = read_request(given)
     done, complete = start_correction(opened, run, backend, tokens.ranks)
@@ -214,9 +224,10 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
     ranks, backend, validate = given.batch.ranks, given.backend, given.batch.validate
     if ranks is not THIS_RANK:
         ranks.check()
-    claimed = None
+    claimed, spec = None, given.spec
+    assert spec is not None
     try:
-        spec = _checked_spec(given.spec, backend)
+        _check(spec, backend)
         if given.batch.turns is not None or spec.measures_turns:
             check_turns(spec, given.batch.turns)
             spec = measuring_turns(spec)
@@ -241,10 +252,8 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
     return batch, spec
 
 
-def _checked_spec(spec: object, backend: object) -> Spec:
-    """Refuse what is no Spec for `correct`, and no backend."""
-    if not isinstance(spec, Spec):
-        raise no_spec(spec)
+def _check(spec: Spec, backend: object) -> None:
+    """Refuse a Spec that is for `policy_loss` alone, and what is no backend."""
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
             raise ValueError(
@@ -253,7 +262,6 @@ def _checked_spec(spec: object, backend: object) -> Spec:
             )
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {shown(backend)}")
-    return spec
 
 
 def _claims(batch: OpenBatch, spec: Spec, given: Given) -> Claims:

@@ -85,7 +85,7 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
         return f"PolicyLoss({found}, device='{self.value.device}')"
 
 
-class More(TypedDict, total=False):
+class LossOptions(TypedDict, total=False):
     """The arguments of `policy_loss` that the type of its result does not depend on."""
 
     mask: LogProbs | None
@@ -105,7 +105,7 @@ def policy_loss(
     loss: Loss = ...,
     *,
     spec: Spec | Thresholds,
-    **more: Unpack[More],
+    **more: Unpack[LossOptions],
 ) -> PolicyLoss[L, L]: ...
 @overload
 def policy_loss(
@@ -115,7 +115,7 @@ def policy_loss(
     loss: Loss = ...,
     *,
     spec: None = None,
-    **more: Unpack[More],
+    **more: Unpack[LossOptions],
 ) -> PolicyLoss[L, None]: ...
 @known_keywords
 def policy_loss(
@@ -172,8 +172,8 @@ def policy_loss(
     """
     tokens = batch_given(batch, mask, cu_seqlens)
     if not isinstance(loss, Loss):
-        raise no_loss(loss)
-    of, thresholds = (None, None) if spec is None else spec_given(spec, "a Spec or None")
+        raise tokens.told(no_loss(loss))
+    of, thresholds = (None, None) if spec is None else spec_given(spec, tokens, "a Spec or None")
     given = Given(new_logp, rollout_logp, tokens, of, advantages, backend, None, thresholds)
     ranks, validate = tokens.ranks, tokens.validate
     if ranks is not THIS_RANK:

@@ -130,8 +130,8 @@ def threshold_statistics(
         ValueError: A Spec without such bounds, or bounds that are known already.
         TypeError: An argument of the wrong type.
     """
-    of, known = spec_given(spec)
     tokens = batch_given(batch, mask, cu_seqlens)
+    of, known = spec_given(spec, tokens)
     groups = tokens.groups
     if of.asks_groups and (groups is None or groups.index is None or groups.count is None):
         raise ValueError(

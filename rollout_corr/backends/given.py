@@ -172,6 +172,12 @@ class Batch:
         """The fields. What was read belongs to these very tensors, and no copy of them."""
         return {**self.__dict__, "_read": {}}
 
+    def told(self, error: Exception) -> Exception:
+        """Give an error of a call back, once ranks that compare their calls know of it."""
+        if self.validate:
+            self.ranks.tell(error)
+        return error
+
     def once(self, name: str, read: Callable[[], T], device: torch.device, key: Hashable, *tensors: object) -> T:
         """Give what `read` found, as long as the key is the same and no tensor that it read was written to.
 
@@ -274,7 +280,7 @@ def batch_given(batch: object, mask: LogProbs | None, cu_seqlens: Tensor | None)
         raise _no_batch(batch)
     for name, x in (("mask", mask), ("cu_seqlens", cu_seqlens)):
         if x is not None:
-            raise ValueError(f"{name}: expected None beside a Batch, got both; write rc.Batch({name}=...)")
+            raise batch.told(ValueError(f"{name}: expected None beside a Batch, got both; write rc.Batch({name}=...)"))
     return batch
 
 

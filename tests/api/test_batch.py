@@ -209,6 +209,22 @@ def test_a_loss_reads_of_a_batch_what_it_needs():
     assert found.metrics() == expected.metrics()
 
 
+def test_ranks_that_compare_their_calls_hear_of_a_wrong_spec_or_loss():
+    """The others wait for this rank's call."""
+    batch = rc.Batch(cu_seqlens=OFFSETS, validate=True, ranks=rc.Ranks(batch=object()))
+    with mock.patch.object(rc.Ranks, "tell") as told:
+        for call in (
+            lambda: rc.correct(TRAIN, ROLLOUT, batch, spec=3),
+            lambda: rc.policy_loss(TRAIN, A, batch, 3),
+            lambda: rc.policy_loss(TRAIN, A, batch, spec=3),
+            lambda: rc.threshold_statistics(TRAIN, ROLLOUT, batch, spec=3),
+        ):
+            with pytest.raises(TypeError, match="got int") as raised:
+                call()
+            told.assert_called_once_with(raised.value)
+            told.reset_mock()
+
+
 FUNCTIONS = [name for name in rc.__all__ if inspect.isfunction(getattr(rc, name))]
 
 
