@@ -91,9 +91,6 @@ def test_guide_and_math_have_python():
 def test_metrics_page_is_fresh():
     wanted = "PYTHONPATH=tests python -m builders.metrics_page > docs/metrics.md"
     assert (DOCS / "metrics.md").read_text(encoding="utf-8") == metrics_page.markdown(), wanted
-    assert metrics_page.watched() in (DOCS / "guide.md").read_text(encoding="utf-8"), (
-        "its table is of tests/builders/metrics_page.py"
-    )
 
 
 def test_the_frameworks_whose_configuration_is_read_are_named():
@@ -215,7 +212,7 @@ def test_names_in_backticks_exist(path):
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "rollout_corr").rglob("*.py")]
     words = set(re.findall(r"\w+", "".join(sources))) | {"create_graph", "retain_graph"}
     named = set(re.findall(r"(?<!`)`([A-Za-z_][\w.]*(?:/\w+)?)`(?!`)", prose(path)))
-    assert path != GUIDES[0] or len(named & metrics) > 15
+    assert path != GUIDES[0] or len(named & metrics) > 10
     for name in named - metrics:
         _, slash, key = name.rpartition("/")
         assert (f"LABEL/{key}" in metrics) if slash else words.issuperset(name.split(".")), f"{path.name}: {name}"
