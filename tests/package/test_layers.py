@@ -190,7 +190,6 @@ def trail(page: Path) -> list[tuple[Path, str]]:
 def test_the_trail_leads_there():
     found = trail(MAP)
     assert len(found) == 4
-    assert trail(ROOT / "CONTRIBUTING.md") == found
     for path, name in found:
         assert re.search(rf"^(def {name}\(|{name}\b.*=)", path.read_text(encoding="utf-8"), re.MULTILINE), (path, name)
 
