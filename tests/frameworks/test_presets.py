@@ -313,5 +313,5 @@ def test_names_for_type_checkers_are_up_to_date():
     assert written == tables.names(), (
         "run: python -m rollout_corr.frameworks names > rollout_corr/frameworks/shared/names.py"
     )
-    assert list(get_args(rc.SpecName)) == rc.spec_names() and list(get_args(rc.RecipeName)) == rc.recipe_names()
+    assert sorted(get_args(rc.SpecName)) == rc.spec_names() and sorted(get_args(rc.RecipeName)) == rc.recipe_names()
     assert list(get_args(rc.FrameworkName)) == readable("read") == readable("recipe")

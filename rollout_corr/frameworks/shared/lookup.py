@@ -28,7 +28,7 @@ from rollout_corr.specs.validate import shown
 
 
 class _SpecAndLoss(NamedTuple):
-    """What a recipe unpacks to."""
+    """The two values that a recipe unpacks to: its correction and its loss."""
 
     spec: Spec | None
     loss: Loss

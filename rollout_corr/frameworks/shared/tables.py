@@ -64,10 +64,18 @@ def losses() -> str:
 
 def names() -> str:
     """Return the module shared/names.py: the names of specs, of recipes and of frameworks with a configuration."""
-    literals = {"SpecName": spec_names(), "RecipeName": recipe_names(), "FrameworkName": readable()}
-    made = [
-        f"{name} = Literal[\n" + "".join(f'    "{one}",\n' for one in found) + "]" for name, found in literals.items()
-    ]
+    specs, recipes = spec_names(), recipe_names()
+    both = [name for name in specs if name in recipes]
+    literals = {
+        "_SpecAndRecipe": both,
+        "SpecName": [name for name in specs if name not in both],
+        "RecipeName": [name for name in recipes if name not in both],
+        "FrameworkName": readable(),
+    }
+    made = []
+    for name, found in literals.items():
+        first = "    _SpecAndRecipe,\n" if name in ("SpecName", "RecipeName") else ""
+        made.append(f"{name} = Literal[\n{first}" + "".join(f'    "{one}",\n' for one in found) + "]")
     return "\n".join([NAMES, *made, ""])
 
 
