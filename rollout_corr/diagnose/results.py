@@ -1,4 +1,4 @@
-"""What `doctor` and `report` return: `Diagnosis` and `Report`."""
+"""The results of `doctor` and `report`, `Diagnosis` and `Report`: measurements and findings, which show themselves."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from rollout_corr.diagnose.doctor.cause import SEVERITIES, Finding, Severity
-from rollout_corr.diagnose.doctor.diagnosis import is_healthy
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
 from rollout_corr.diagnose.show import notebook, page_file, plain_data, report_page, terminal
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Diagnosis:
-    """What `doctor` found. It prints as the command prints it, and is a table in a notebook.
+class Diagnosis(Diagnosed):
+    """The findings of `doctor`. They print as the command prints them, and are a table in a notebook.
 
     Attributes:
-        source: What was read: its `fields`, and the `problems` of a file.
-        measured: All that was measured in it.
+        source: Files, or tensors: its `fields`, and the `problems` of a file.
+        measured: The statistics, profiles and worst tokens of the source.
         findings: The causes that were recognized, the gravest first.
     """
-
-    source: Source
-    measured: Measurement
-    findings: tuple[Finding, ...]
 
     @property
     def healthy(self) -> bool:
@@ -49,7 +43,7 @@ class Diagnosis:
         return int(self.metrics()["sequences"])
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of `correct` over all tokens, and those of each level's weights as `level/name`."""
+        """Give the metrics of `correct` over all tokens, and those of each kind of weights as `kind/name`."""
         return self.measured.metrics()
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,10 +61,10 @@ class Diagnosis:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """What `report` measured. It prints as the command prints it, and a notebook shows its page.
+    """The measurements of `report`. They print as the command prints them, and a notebook shows their page.
 
     Attributes:
-        diagnoses: Of one source, or of two that are compared.
+        diagnoses: The diagnosis of the source, and of a second one that it is compared with.
     """
 
     diagnoses: tuple[Diagnosis, ...]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rollout_corr.diagnose.doctor import ill_labels, outlying, wrong_policies, wrong_values
 from rollout_corr.diagnose.doctor.cause import SEVERITIES, Cause, Finding, Metrics
 from rollout_corr.diagnose.measure.measurement import Measurement
+from rollout_corr.diagnose.read.source import Source
 
 # A cause stands before those that it hides.
 CAUSES: tuple[Cause, ...] = (
@@ -37,6 +39,15 @@ CAUSES: tuple[Cause, ...] = (
 BY_LABEL = ill_labels.label
 # Asked for by --on-policy alone: the numbers cannot tell whether two passes used the same weights.
 ON_POLICY = wrong_policies.trainer_disagrees
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagnosed:
+    """A source with its measurement and its findings: all that terminal, notebook, JSON and pages show."""
+
+    source: Source
+    measured: Measurement
+    findings: tuple[Finding, ...]
 
 
 def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:

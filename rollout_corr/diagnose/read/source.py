@@ -1,4 +1,4 @@
-"""What log-probs are read from, part by part, as chunks of whole sequences: files, or tensors in memory."""
+"""A source of log-probs, files or tensors in memory, which is read part by part, as chunks of whole sequences."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Part = tuple[str, Callable[[], AbstractContextManager[TensorFile | RecordFile]]]
 
 
 class Source(ABC):
-    """Where log-probs are read from.
+    """Base class of the sources of log-probs, which are read once, as chunks of whole sequences.
 
     Args:
         wanted: The fields that the user names.
         limit: Read at most so many sequences.
 
     Attributes:
-        name: What it is called, in a few words.
-        where: What it is called in full.
+        name: Its name in a few words.
+        where: Its name in full, with folders.
         files: The files that are read.
         problems: Problems that were noted so far.
         fields: The field of each role in the first part, once it was opened.

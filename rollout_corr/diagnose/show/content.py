@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rollout_corr.diagnose.doctor.cause import counted
+from rollout_corr.diagnose.doctor.diagnosis import Diagnosed
 from rollout_corr.diagnose.measure.measurement import UPPER, WEIGHTED, Measurement
 from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show.headline import ratio_room_of
 from rollout_corr.diagnose.what_if import Setting, SettingResult
 from rollout_corr.metrics.limits import BY_KEY
 from rollout_corr.metrics.native import weight_of_sequence
-
-if TYPE_CHECKING:
-    from rollout_corr.diagnose.results import Diagnosis
 
 # Measurements by the name of what was read.
 Named = Sequence[tuple[str, Measurement]]
@@ -72,7 +70,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) >= 1000 else f"{value:.4g}"
 
 
-def named(diagnoses: Sequence[Diagnosis]) -> Named:
+def named(diagnoses: Sequence[Diagnosed]) -> Named:
     """Return the measurements by the file names of their dumps, or by their paths if the names are equal."""
     names = [each.source.name for each in diagnoses]
     if len(set(names)) < len(names):
@@ -82,9 +80,9 @@ def named(diagnoses: Sequence[Diagnosis]) -> Named:
     return [(name, each.measured) for name, each in zip(names, diagnoses, strict=True)]
 
 
-def summary(diagnosis: Diagnosis) -> str:
+def summary(diagnosis: Diagnosed) -> str:
     """Say how much was measured, and how large the mismatch is."""
-    metrics = diagnosis.metrics()
+    metrics = diagnosis.measured.metrics()
     return (
         f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}. {ABOUT_D} Mean |D| "
         f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}, k3 "

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
 from rollout_corr.diagnose.show.content import HEALTHY, problems_title, summary
 from rollout_corr.diagnose.show.html import Child, Html, element, framed
-
-if TYPE_CHECKING:
-    from rollout_corr.diagnose.results import Diagnosis
 
 # Pixels of the frame; the page scrolls in it.
 HEIGHT = 720
 
 
-def findings(diagnosis: Diagnosis) -> str:
+def findings(diagnosis: Diagnosed) -> str:
     """Return what was found as a table. It has no style: the notebook's own tables have one."""
     return element("div", _findings(diagnosis)).source
 
 
-def _findings(diagnosis: Diagnosis) -> list[Child]:
+def _findings(diagnosis: Diagnosed) -> list[Child]:
     source = diagnosis.source
     parts: list[Child] = [element("p", f"{source.name}: {summary(diagnosis)}")]
     if source.problems.count:
         parts += [element("p", element("b", problems_title(source)))]
         parts += [element("ul", [element("li", str(problem)) for problem in source.problems.shown])]
-    if diagnosis.healthy:
+    if is_healthy(diagnosis.findings):
         parts.append(element("p", element("b", "healthy"), f": {HEALTHY}"))
     if diagnosis.findings:
         heads = ("", "cause", "found", "evidence", "advice")
@@ -46,7 +43,7 @@ def _findings(diagnosis: Diagnosis) -> list[Child]:
     return parts
 
 
-def report(diagnoses: Sequence[Diagnosis], page: str) -> str:
+def report(diagnoses: Sequence[Diagnosed], page: str) -> str:
     """Return what was found, and below it the page.
 
     A notebook that is not trusted shows no frame; the table stays.

@@ -1,4 +1,4 @@
-"""Where a page goes: never in the place of a dump that is read, and whole or not at all."""
+"""Write a page: never in the place of a dump that is read, and whole or not at all."""
 
 from __future__ import annotations
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollout_corr.diagnose.best_settings import best_settings
+from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
 from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.what_if import WhatIf, pareto
-
-if TYPE_CHECKING:
-    from rollout_corr.diagnose.results import Diagnosis
 
 
 def _plain(value: Any) -> Any:
@@ -31,7 +29,7 @@ def _data(source: Source, **found: Any) -> dict[str, Any]:
     return dict(_plain({"file": source.where, "fields": source.fields, "problems": problems, **found}))
 
 
-def report(diagnosis: Diagnosis) -> dict[str, Any]:
+def report(diagnosis: Diagnosed) -> dict[str, Any]:
     """Return all results of `report`."""
     measured = diagnosis.measured
     return _data(
@@ -45,13 +43,13 @@ def report(diagnosis: Diagnosis) -> dict[str, Any]:
     )
 
 
-def doctor(diagnosis: Diagnosis) -> dict[str, Any]:
+def doctor(diagnosis: Diagnosed) -> dict[str, Any]:
     """Return all results of `doctor`, with the metrics that conditions may name."""
     return _data(
         diagnosis.source,
-        healthy=diagnosis.healthy,
+        healthy=is_healthy(diagnosis.findings),
         findings=[asdict(finding) for finding in diagnosis.findings],
-        metrics=diagnosis.metrics(),
+        metrics=diagnosis.measured.metrics(),
     )
 
 

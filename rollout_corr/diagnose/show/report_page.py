@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rollout_corr.diagnose.doctor.cause import counted, percent
+from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken
@@ -37,14 +37,11 @@ from rollout_corr.diagnose.show.parts import (
 from rollout_corr.diagnose.show.style import SHADES
 from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
 
-if TYPE_CHECKING:
-    from rollout_corr.diagnose.results import Diagnosis
-
 # Records that are shown, and tokens of each.
 MOST_RECORDS, MOST_TOKENS = 5, 3
 
 
-def report_page(diagnoses: Sequence[Diagnosis]) -> str:
+def report_page(diagnoses: Sequence[Diagnosed]) -> str:
     """Return the page of `report`: one dump, or two side by side."""
     dumps = named(diagnoses)
     several = len(diagnoses) > 1
@@ -52,9 +49,9 @@ def report_page(diagnoses: Sequence[Diagnosis]) -> str:
     for (name, _), one in zip(dumps, diagnoses, strict=True):
         if several:
             parts.append(element("h2", name))
-        parts += [tile_row(tiles(one.metrics())), problem_cards(one.source), finding_cards(one.findings)]
+        parts += [tile_row(tiles(one.measured.metrics())), problem_cards(one.source), finding_cards(one.findings)]
         # Where something was found, it says the same and more.
-        if one.healthy:
+        if is_healthy(one.findings):
             parts += map(card, one.measured.mismatch_warnings())
     parts.append(section("Distribution of D", drawn(charts.distributions(dumps))))
     for name, each in dumps:
@@ -71,7 +68,7 @@ def report_page(diagnoses: Sequence[Diagnosis]) -> str:
             "More",
             folded("Tails of D", drawn(charts.tails(dumps))),
             folded("Mismatch in numbers", table(metrics_table(dumps, KEYS))),
-            folded("All metrics", table(metrics_table(dumps, diagnoses[0].metrics()))),
+            folded("All metrics", table(metrics_table(dumps, diagnoses[0].measured.metrics()))),
         ),
     ]
     title = " against ".join(name for name, _ in dumps) if several else dumps[0][0]

@@ -9,10 +9,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.doctor.cause import Finding, Severity
+from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.problems import DumpError, extra
@@ -36,9 +37,6 @@ from rollout_corr.diagnose.show.content import (
 )
 from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
 from rollout_corr.diagnose.what_if import WhatIf, pareto
-
-if TYPE_CHECKING:
-    from rollout_corr.diagnose.results import Diagnosis
 
 # Longer axes are thinned out in the terminal; the page and --json have all rows.
 MOST_ROWS = 16
@@ -178,7 +176,7 @@ def _of_source(source: Source) -> Iterator[Line]:
             yield f"  {problem}", "red"
 
 
-def print_report(out: Terminal, diagnoses: Sequence[Diagnosis]) -> None:
+def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
     """Print the report of a dump. Of two dumps only the metrics are printed, side by side; the page has the rest."""
     for each in diagnoses:
         _print(out, _of_source(each.source))
@@ -200,7 +198,7 @@ def print_report(out: Terminal, diagnoses: Sequence[Diagnosis]) -> None:
             out.line(*_title(finding, f"{each.source.where}: " if len(diagnoses) == 2 else ""))
 
 
-def text_of_report(diagnoses: Sequence[Diagnosis]) -> str:
+def text_of_report(diagnoses: Sequence[Diagnosed]) -> str:
     """Return what `print_report` prints; where rich is missing, what was found, and what to install."""
     into = io.StringIO()
     try:
@@ -243,12 +241,12 @@ def _worst_table(measured: Measurement) -> Table:
     return Table(("record:position", around, "D", "train", "rollout"), rows, text=2)
 
 
-def print_findings(out: Terminal, diagnosis: Diagnosis) -> None:
+def print_findings(out: Terminal, diagnosis: Diagnosed) -> None:
     """Print the findings of the doctor, the gravest first."""
     _print(out, _of_findings(diagnosis))
 
 
-def text_of_findings(diagnosis: Diagnosis) -> str:
+def text_of_findings(diagnosis: Diagnosed) -> str:
     """Return what `print_findings` prints, as wide as the terminal; rich is not needed."""
     width = shutil.get_terminal_size().columns
     return "\n".join(part for content, _ in _of_findings(diagnosis) for part in _folded(content, width))
@@ -264,10 +262,10 @@ def _folded(content: str, width: int) -> list[str]:
     return lines or [""]
 
 
-def _of_findings(diagnosis: Diagnosis) -> Iterator[Line]:
+def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
     yield from _of_source(diagnosis.source)
     yield summary(diagnosis), ""
-    if diagnosis.healthy:
+    if is_healthy(diagnosis.findings):
         yield f"healthy: {HEALTHY}", "bold green"
     for i, finding in enumerate(diagnosis.findings, 1):
         yield "", ""
