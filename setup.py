@@ -6,9 +6,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
-# The one place of the version. It is read as text, because torch may not be there when this runs.
-FACADE = (HERE / "rollout_corr" / "__init__.py").read_text(encoding="utf-8")
-(VERSION,) = re.findall(r'^__version__ = "([^"]+)"$', FACADE, re.MULTILINE)
+# Read as text, because torch may not be there when this runs.
+VERSION_FILE = (HERE / "rollout_corr" / "_version.py").read_text(encoding="utf-8")
+(VERSION,) = re.findall(r'^__version__ = "([^"]+)"$', VERSION_FILE, re.MULTILINE)
 
 DEMO = ["rich>=13", "numpy"]
 # What examples/mismatch_rl.py shows and draws with.

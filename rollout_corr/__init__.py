@@ -13,6 +13,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     import torch as _torch  # noqa: F401
 
+from rollout_corr._version import __version__ as __version__
 from rollout_corr.api.correct import Correction as Correction
 from rollout_corr.api.correct import PendingCorrection as PendingCorrection
 from rollout_corr.api.correct import correct as correct
@@ -103,9 +104,6 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from rollout_corr.specs.terms import EntropyBonus as EntropyBonus
     from rollout_corr.specs.terms import Mean as Mean
     from rollout_corr.specs.terms import SquaredLogRatio as SquaredLogRatio
-
-# setup.py reads this line.
-__version__ = "0.1.0"
 
 __all__ = [
     "BAPO",

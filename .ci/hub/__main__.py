@@ -66,7 +66,7 @@ def main() -> None:
         "_dirty" if git("status", "--porcelain", "--", NAME, "kernels") else ""
     )
     # Versions of the Hub are whole numbers, and 0 is that of what may still change.
-    major = int(re.findall(r'^__version__ = "(\d+)\.', Path(NAME, "__init__.py").read_text("utf-8"), re.MULTILINE)[0])
+    major = int(re.findall(r'^__version__ = "(\d+)\.', Path(NAME, "_version.py").read_text("utf-8"), re.MULTILINE)[0])
     shutil.rmtree(OUT, ignore_errors=True)
     sources = {path: source(path) for path in files()}
     for path, text in sources.items():

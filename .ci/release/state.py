@@ -10,8 +10,8 @@ from pathlib import Path
 
 def version_to_release(rehearse: bool) -> str:
     """Give the version; exit where it is not everywhere, or where the changelog or the checkout is still open."""
-    facade = Path("rollout_corr", "__init__.py").read_text(encoding="utf-8")
-    version = re.findall(r'^__version__ = "([^"]+)"$', facade, re.MULTILINE)[0]
+    version_file = Path("rollout_corr", "_version.py").read_text(encoding="utf-8")
+    version = re.findall(r'^__version__ = "([^"]+)"$', version_file, re.MULTILINE)[0]
     problems = [
         *cited_otherwise(Path("CITATION.cff").read_text(encoding="utf-8"), version),
         *([] if rehearse else still_open(Path("CHANGELOG.md").read_text(encoding="utf-8"), version)),

@@ -11,15 +11,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import rollout_corr as rc
+from rollout_corr._version import __version__
+from rollout_corr.api.correct import correct
+from rollout_corr.api.suggest import suggest
 from rollout_corr.cli.main import GOOD, PROGRAM, parser_of
+from rollout_corr.diagnose.calls import doctor
+from rollout_corr.diagnose.results import Report
 from rollout_corr.diagnose.show.content import Table
 from rollout_corr.diagnose.show.terminal import Terminal, print_findings
+from rollout_corr.frameworks.shared.lookup import spec
+from rollout_corr.frameworks.shared.names import SpecName
 from rollout_corr.testing import ExampleBatch, example_batch
 from rollout_corr.whole_files import write_whole
 
 FOLDER = "rollout_corr_demo"
-SPECS: tuple[rc.SpecName, ...] = ("verl.decoupled_token_is", "verl.decoupled_geo_rs_token_tis", "trl.default")
+SPECS: tuple[SpecName, ...] = ("verl.decoupled_token_is", "verl.decoupled_geo_rs_token_tis", "trl.default")
 SUGGESTED = "rc.suggest(fixed batch).spec"
 SEQUENCES, RANKS, BAD_RANK = 160, 8, 5
 
@@ -45,11 +51,11 @@ def healthy() -> ExampleBatch:
 def rows(batch: ExampleBatch, bad: Tensor) -> list[list[str]]:
     """Correct the batch with each spec, with the bug and without it: one row of the table per spec."""
     found = []
-    suggested = rc.suggest(batch.train_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens).spec
-    for name, spec in (*((name, rc.spec(name)) for name in SPECS), (SUGGESTED, suggested)):
+    suggested = suggest(batch.train_logp, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens).spec
+    for name, tried in (*((name, spec(name)) for name in SPECS), (SUGGESTED, suggested)):
         cells = [name]
         for rollout_logp in (bad, batch.rollout_logp):
-            out = rc.correct(batch.train_logp, rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec)
+            out = correct(batch.train_logp, rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=tried)
             metrics = out.metrics()
             size = metrics.get("weight_ess", 1.0)
             cells += [f"{100 * metrics['tokens_kept_fraction']:.0f} %", f"{100 * size:.0f} %"]
@@ -72,7 +78,7 @@ def run(arguments: list[str]) -> int:
     out = Terminal()
     batch = healthy()
     bad = broken(batch)
-    out.line(f"{PROGRAM} {rc.__version__}, torch {torch.__version__}", style="bold")
+    out.line(f"{PROGRAM} {__version__}, torch {torch.__version__}", style="bold")
     out.line(
         f"{SEQUENCES} answers with {int(batch.mask.sum()):,} tokens, and two log-probs for each token: the engine's, "
         f"that sampled it, and the trainer's. On one rank of {RANKS} the engine's are moved by one token, a bug of "
@@ -92,7 +98,7 @@ def run(arguments: list[str]) -> int:
 
     out.line()
     out.line(f"1. What the doctor says of it: doctor {path}", style="bold")
-    found = rc.doctor(path)
+    found = doctor(path)
     print_findings(out, found)
 
     out.line()
@@ -104,7 +110,7 @@ def run(arguments: list[str]) -> int:
         "hides a bug at best, and one with bounds for other lengths rejects healthy answers: rc.suggest measures them."
     )
 
-    page = rc.Report((found,)).save(folder / "report.html")
+    page = Report((found,)).save(folder / "report.html")
     out.line()
     out.line(f"3. The page with the pictures: {page}", style="bold")
     out.line()

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-import rollout_corr as rc
 from rollout_corr.cli.main import FOUND, GOOD, UNUSABLE, parser_of
+from rollout_corr.diagnose import calls
 from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.doctor.conditions import check, is_true
 from rollout_corr.diagnose.doctor.diagnosis import condition_values
 from rollout_corr.diagnose.read.dump import SUFFIXES, Dump
 from rollout_corr.diagnose.read.fields import ALIASES
 from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.diagnose.results import Diagnosis
 from rollout_corr.diagnose.show import page_file, plain_data, terminal, what_if_page
 from rollout_corr.diagnose.show.content import ABOUT_D
 from rollout_corr.diagnose.show.terminal import Terminal, progress_of
@@ -86,7 +87,7 @@ def report(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     out = None if chosen.json else Terminal()
     page = _page(chosen, "report")
-    found = rc.report(
+    found = calls.report(
         chosen.file,
         page=page,
         compare=chosen.compare,
@@ -163,7 +164,7 @@ def doctor(arguments: list[str]) -> int:
     for text in conditions:
         check(text)
     out = None if chosen.json else Terminal()
-    found = rc.doctor(
+    found = calls.doctor(
         chosen.file,
         by=chosen.by,
         field=_fields(chosen),
@@ -185,7 +186,7 @@ def doctor(arguments: list[str]) -> int:
     return FOUND if failed else GOOD
 
 
-def _counted(found: rc.Diagnosis) -> str:
+def _counted(found: Diagnosis) -> str:
     """Count what was found, by severity."""
     said = [counted(count, severity) for severity, count in found.counts.items() if count]
     return ", ".join(said) or "nothing was found"

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-import rollout_corr as rc
+from rollout_corr._version import __version__
 from rollout_corr.cli.streams import error_line, let_go_of, print_line, usable_streams
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show.visible import visible
-from rollout_corr.frameworks.shared.lookup import every_preset
+from rollout_corr.frameworks.shared.lookup import every_preset, spec
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _command(arguments: list[str]) -> str:
     """Return the name of the command. Whatever follows, --help too, belongs to it."""
     parser = Parser(prog=PROGRAM, description="Rollout correction for LLM reinforcement learning.")
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {rc.__version__}")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.about)
@@ -140,7 +140,7 @@ def explain(arguments: list[str]) -> int:
     parser = parser_of("explain", "Explain in words what a framework's spec does.")
     parser.add_argument("name", help="a name such as verl.decoupled_token_is; `rollout-corr specs` lists them")
     try:
-        explained = rc.spec(parser.parse_args(arguments).name).explain()
+        explained = spec(parser.parse_args(arguments).name).explain()
     except ValueError as error:
         raise DumpError(str(error)) from error
     for line in explained.splitlines():

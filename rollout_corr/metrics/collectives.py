@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rollout_corr._version import __version__
+
 # Seconds for which a rank whose collective failed listens for others with the same news. gloo closes its connections on
 # an error, so they hear of it within milliseconds.
 LISTENS = 1.0
@@ -180,8 +182,7 @@ def compare(name: str, group: Any, claims: Mapping[str, str]) -> None:
         group: A torch.distributed process group; None for the default one.
         claims: What has to be equal, as text by name.
     """
-    package = sys.modules[__name__.partition(".")[0]]
-    words = json.dumps({**claims, "rollout_corr": package.__version__, "torch": torch.__version__}).encode()
+    words = json.dumps({**claims, "rollout_corr": __version__, "torch": torch.__version__}).encode()
     digest = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big", signed=True)
     own = torch.tensor([digest, len(words)], dtype=torch.int64, device="cpu")
     told = _every(own, group, f"{name}: the digests of the calls")

@@ -118,7 +118,7 @@ class Call:
 
     def __call__(self):
         if self.version is not None:
-            rc.__version__ = self.version
+            collectives.__version__ = self.version
         return rc.correct(*self.logps, **bundled(sequence_group=dist.group.WORLD, validate=True, **self.options))
 
 

@@ -204,7 +204,7 @@ def test_kernels_are_refused_from_the_root_of_a_checkout():
 
 
 def test_one_version():
-    """rollout_corr/__init__.py has it; the distribution, the changelog, the citation and a tag of this commit agree."""
+    """rollout_corr/_version.py has it; the distribution, the changelog, the citation and a tag of this commit agree."""
     assert rc.__version__ == metadata.version("rollout-corr")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     latest = re.search(r"^## (\S+) \((.+)\)$", changelog, re.MULTILINE)
