@@ -26,6 +26,7 @@ from builders.forked_ranks import run
 from builders.loss_cases import LaidLoss, only, random_batch
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import SPECS, WAYS, joined, picked, together, tokens_of
+from rollout_corr.metrics import collectives
 
 # A rank that is awaited in vain costs so many seconds.
 TIMEOUT = 3.0
