@@ -180,6 +180,18 @@ def test_log_probs_of_another_shape_are_checked_against_the_same_batch():
         rc.correct(TRAIN[:-1], ROLLOUT[:-1], batch)
     with torch.inference_mode():
         rc.correct(TRAIN.clone(), ROLLOUT.clone(), rc.Batch(cu_seqlens=OFFSETS.clone()))
+    of_rows = rc.Batch(turns="runs")
+    for rows in (2, 3):
+        found = rc.correct(TRAIN.view(rows, -1), ROLLOUT.view(rows, -1), of_rows).turns
+        assert found.tolist() == [*range(0, N + 1, N // rows)]
+
+
+def test_a_mass_is_checked_again_where_the_mask_lets_more_in():
+    batch = full_batch(kept_mass=rc.KeptMass(torch.where(MASK, -0.1, 1.0)))
+    rc.correct(TRAIN, ROLLOUT, batch)
+    batch.mask[:] = True
+    with pytest.raises(ValueError, match="kept_mass.log_mass: expected"):
+        rc.correct(TRAIN, ROLLOUT, batch)
 
 
 def test_the_short_forms_are_a_batch():
@@ -264,6 +276,9 @@ def test_explain_says_every_part():
                  "0.01 times the entropy", "valid sequences"):  # fmt: skip
         assert part in text, part
     assert [line.partition(".")[0] for line in text.splitlines()] == ["1", "2", "3", "4", "5"]
+    text = rc.Loss(mean=rc.Mean("sequence", "kept"), kl=rc.KL("k1", 1.0, scope="all")).explain()
+    for part in ("its kept tokens", "of kept sequences", "is added, at valid tokens, rejected ones too"):
+        assert part in text, part
 
 
 # --- mistakes ---
@@ -340,6 +355,23 @@ MISTAKES = {
     "a total of a sum": (
         lambda: rc.policy_loss(TRAIN, A, rc.Batch(cu_seqlens=OFFSETS, total=3), rc.Loss(mean=rc.Mean("sum"))),
         "total: expected None with Mean('sum')",
+    ),
+    "a negative total": (
+        lambda: rc.policy_loss(TRAIN, A, rc.Batch(cu_seqlens=OFFSETS, total=-1)),
+        "total: expected a finite number >= 0",
+    ),
+    "a length of a KL's mean": (
+        lambda: rc.KL("k3", 0.1, mean=rc.Mean("sequence_sum", length=8.0)),
+        "KL.mean: expected one without a length",
+    ),
+    "labels that are no mapping": (lambda: rc.Batch(labels=A), "labels: expected a mapping of names to rc.Labels"),
+    "a count of no groups": (
+        lambda: rc.Groups(index=OFFSETS, count=0),
+        "groups.count: expected an integer above 0 or None, got 0",
+    ),
+    "a dump of the trainer's mass": (
+        lambda: rc.dump("x", TRAIN, ROLLOUT, full_batch(kept_mass=rc.KeptMass(-A, of="train"))),
+        "kept_mass.of: expected 'rollout' in a dump",
     ),
     "bare versions": (
         lambda: rc.Batch(versions=A),

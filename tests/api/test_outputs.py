@@ -106,6 +106,9 @@ def test_memory_that_is_read_or_written_twice_is_refused():
     index = torch.arange(80)
     grouped = named | {"group_index": index[:4]}
     refused(f"out.mask: {own} groups.index", given, grouped, rc.Outputs(mask=index.view(torch.int32).view(4, 40)))
+    offsets = torch.arange(80) * 40
+    turned = named | {"turns": offsets[:5]}
+    refused(f"out.mask: {own} turns", given, turned, rc.Outputs(mask=offsets.view(torch.int32).view(4, 40)))
     room = torch.zeros(2 * train.numel() - 1)
     out = rc.Outputs(room[: train.numel()].view(4, 40), room[train.numel() - 1 :].view(torch.int32).view(4, 40))
     refused(f"out.mask: {own} out.weights", given, named, out)

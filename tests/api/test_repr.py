@@ -31,6 +31,8 @@ def test_each_layout():
 
 def test_nothing_is_read():
     """Tensors on the meta device have no values."""
+    batch = rc.Batch(mask=torch.zeros(2, 3, device="meta"), turns="runs", total=3, validate=True)
+    assert repr(batch) == "Batch(mask=float32[2, 3], turns='runs', total=3, validate=True)"
     out = rc.correct(torch.zeros(2, 3), torch.zeros(2, 3), spec=SPEC)
     meta = rc.Correction(out.weights.to("meta"), out.mask.to("meta"), out.keep.to("meta"), out.statistics)
     assert repr(meta) == "Correction(weights=float32[2, 3], mask=bool[2, 3], keep=bool[2], device='meta')"
