@@ -190,7 +190,7 @@ def test_a_mass_is_checked_again_where_the_mask_lets_more_in():
     batch = full_batch(kept_mass=rc.KeptMass(torch.where(MASK, -0.1, 1.0)))
     rc.correct(TRAIN, ROLLOUT, batch)
     batch.mask[:] = True
-    with pytest.raises(ValueError, match="kept_mass.log_mass: expected"):
+    with pytest.raises(ValueError, match=r"kept_mass.log_mass: expected"):
         rc.correct(TRAIN, ROLLOUT, batch)
 
 
