@@ -99,7 +99,7 @@ ptx: $(VENV)/installed-test
 # A few variants that stand for all, for every target; ARGS= compiles all of them.
 kernels: ARGS = --few
 kernels: $(VENV)/installed-test
-	$(VENV)/bin/python -m rollout_corr kernels $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m aot $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 # Without a GPU there is the definition, in plain torch; an XPU has it too.
 BACKENDS = ("cpu", "cuda", "rocm")
 # What works at the command line is the wheel's.
-LEFT_OUT = ("__main__.py", "aot/", "cli/", "testing.py", "frameworks/__main__.py")
+LEFT_OUT = ("__main__.py", "cli/", "testing.py", "frameworks/__main__.py")
 
 # What names the package otherwise than by an import: (file, pattern, replacement), each found as often as it says.
 RENAMED = (

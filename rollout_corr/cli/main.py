@@ -62,14 +62,13 @@ COMMANDS = {
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),
     "doctor": Command("name the causes of a mismatch; exit with 1 if any", "rollout_corr.cli.dump_commands:doctor"),
     "what-if": Command("try all specs and a grid of thresholds on a dump", "rollout_corr.cli.dump_commands:what_if"),
-    "kernels": Command("compile the kernels for several GPU models; needs no GPU", "rollout_corr.aot.report:main"),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; `arguments` default to those of the process.
 
-    Exit codes: 0 all is well; 1 a condition of `doctor --fail-if` is true, or kernels do not compile; 2 an argument, a
+    Exit codes: 0 all is well; 1 a condition of `doctor --fail-if` is true; 2 an argument, a
     dump or the output cannot be used; 130 interrupted; 141 whoever reads the output has closed it.
     """
     with usable_streams():

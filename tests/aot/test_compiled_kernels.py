@@ -1,4 +1,4 @@
-"""The compiled kernels: variants cover every option, `rollout-corr kernels` says what is wrong.
+"""The compiled kernels: variants cover every option, `make kernels` says what is wrong.
 
 The interpreter's tests share a process with these, and there a kernel cannot be compiled. So whatever compiles runs in
 a process of its own.
@@ -12,27 +12,30 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from builders.cases import one_in
-from rollout_corr.aot import ahead_of_time
-from rollout_corr.aot import report as kernel_report
-from rollout_corr.aot.machine_code import MachineCode
-from rollout_corr.aot.report import Failure, KernelRow
-from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
-from rollout_corr.aot.variants import (
+from aot import ahead_of_time
+from aot import report as kernel_report
+from aot.machine_code import MachineCode
+from aot.report import Failure, KernelRow
+from aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
+from aot.variants import (
     FEW,
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
     TURN_VARIANTS,
     VARIANTS,
 )
+from builders.cases import one_in
 from rollout_corr.backends import batch
 from rollout_corr.kernels.grid import SHAPES, cut_for
 from rollout_corr.specs import choices
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+
+TESTS = Path(__file__).resolve().parents[1]
 
 # --- the variants ---
 
@@ -260,8 +263,9 @@ def test_a_missing_wide_load(variant, wide, enough, tmp_path, capsys):
 def run(*arguments: str, folder, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, which compiles unless it is told to interpret."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), env.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, "-m", "rollout_corr", "kernels", *arguments],
+        [sys.executable, "-m", "aot", *arguments],
         cwd=folder, env=env, capture_output=True, text=True, timeout=3000,
     )  # fmt: skip
 

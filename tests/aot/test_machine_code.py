@@ -2,9 +2,9 @@
 
 import pytest
 
-from rollout_corr.aot.loops import SASS as BRANCHES
-from rollout_corr.aot.loops import Instruction, in_loops
-from rollout_corr.aot.machine_code import MachineCode, read_machine_code
+from aot.loops import SASS as BRANCHES
+from aot.loops import Instruction, in_loops
+from aot.machine_code import MachineCode, read_machine_code
 
 SASS = """
 Resource usage:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
+from aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from builders.calls import bundled_loss, example
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from builders.loss_cases import SURROGATES
-from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
-from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.batch import LOGP_DTYPES, external_names
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels import grid, launches

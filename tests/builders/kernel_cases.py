@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from aot.variants import VARIANTS
 from builders.accesses import observed
 from builders.batches import (
     METRICS_WITHIN,
@@ -33,7 +34,6 @@ from builders.batches import (
 )
 from builders.same_bits import is_count
 from oracles import correction as oracle
-from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.backends import batch as reading
 from rollout_corr.kernels import grid, launches
 from rollout_corr.kernels.grid import Shape

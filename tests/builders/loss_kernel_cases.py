@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
+from aot.loss_variants import LOSS_VARIANTS
 from builders.batches import GARBAGE
 from builders.kernel_cases import between_fences, fenced, unchecked, watched
 from builders.loss_cases import SURROGATES
-from rollout_corr.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.differentiable import scaled

@@ -6,7 +6,6 @@ import pytest
 
 import rollout_corr as rc
 from builders.dumps import packed, without, write
-from rollout_corr.backends import operators
 from rollout_corr.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,27 +94,3 @@ def test_a_missing_reader_is_named_with_the_command_that_installs_it(
     assert main(["doctor", str(path), "--json"]) == 2
     said = capsys.readouterr().err
     assert f"needs {missing}: pip install {command}\n" in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("missing", "wanted"),
-    [
-        ("triton", "and none is installed: pip install triton"),
-        ("numpy", "Triton needs numpy: pip install numpy"),
-    ],
-)
-def test_kernels_without_what_it_compiles_with(missing, wanted, capsys, monkeypatch):
-    if missing == "triton":
-        monkeypatch.setattr(operators, "MISSING_TRITON", "the kernels need Triton >= 3.2, and none is installed")
-    else:
-        monkeypatch.setattr(operators, "interprets", raising(ModuleNotFoundError("No module", name="numpy")))
-    assert main(["kernels", "--few"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("rollout-corr kernels: ") and wanted in said and said.count("\n") == 1
-
-
-def raising(error):
-    def run():
-        raise error
-
-    return run

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from aot.variant import LONG, LONGEST, MEDIUM, SHORT
+from aot.variants import VARIANTS
 from builders.batches import LAYOUTS, MASK_DTYPES, lay_out, moved, random_sequences, rounded
 from builders.cases import one_in
 from builders.kernel_cases import (
@@ -41,8 +43,6 @@ from builders.kernel_cases import (
 )
 from builders.products import criteria_product, weights_product
 from builders.weights import KINDS
-from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
-from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels.grid import Shape
 from rollout_corr.specs.choices import STATS
 

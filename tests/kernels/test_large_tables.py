@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from aot.variants import VARIANTS
 from builders.kernel_cases import INTERPRETED
-from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import partials, sums
 
 pytestmark = INTERPRETED

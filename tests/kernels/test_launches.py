@@ -17,11 +17,11 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 import rollout_corr as rc
+from aot.loss_variants import LOSS_VARIANTS
+from aot.variants import VARIANTS
 from builders.kernel_cases import unchecked, watched
 from builders.launched import Driver, dispatched
 from builders.launches import counted_launches
-from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import launches
 from rollout_corr.kernels.correct import launch as correct
 from rollout_corr.kernels.grid import grid_for, over_tokens, warp_size

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from aot.loss_variants import LOSS_VARIANTS
+from aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from builders.batches import GARBAGE, LAYOUTS
 from builders.cases import one_in
 from builders.kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
@@ -40,8 +42,6 @@ from builders.loss_kernel_cases import (
     on,
     tensors_of,
 )
-from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics

@@ -15,12 +15,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
+from aot.variants import VARIANTS
 from builders.batches import LAYOUTS, lay_out, spoil, wild
 from builders.kernel_cases import INTERPRETED, NARROW, WIDE, Shape, batch, between_fences, same_bits, shaped, watched
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome, pick
 from builders.strategies import specs
 from oracles.correction import Sequence
-from rollout_corr.aot.variants import VARIANTS
 
 pytestmark = INTERPRETED
 

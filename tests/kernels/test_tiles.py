@@ -10,11 +10,11 @@ import torch
 import triton
 
 import rollout_corr as rc
+from aot.ahead_of_time import TARGETS
+from aot.loss_variants import LOSS_VARIANTS
+from aot.variants import VARIANTS
 from builders.batches import lay_out, random_sequences
 from builders.kernel_cases import INTERPRETED, bits, check, fitted, over, shaped
-from rollout_corr.aot.ahead_of_time import TARGETS
-from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct.read import moves
 from rollout_corr.kernels.grid import SHAPES, Shape, grid_for, tile_for

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from aot.variants import TURN_VARIANTS
 from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil
 from builders.kernel_cases import (
     INTERPRETED,
@@ -26,7 +27,6 @@ from builders.kernel_cases import (
 from builders.loss_cases import COUNTED, MEANS
 from builders.turns import loss_of, made, offsets_of, random_turns, specs_over
 from oracles import turns as oracle
-from rollout_corr.aot.variants import TURN_VARIANTS
 from rollout_corr.backends import operators
 from rollout_corr.backends import turns as reading
 from rollout_corr.specs.choices import STATS

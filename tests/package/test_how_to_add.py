@@ -33,7 +33,7 @@ def code_words(path: Path) -> set[str]:
 
 def core_files() -> set[Path]:
     files = {path for pattern in CORE for path in ROOT.glob(pattern)}
-    return {path for path in files if path.relative_to(ROOT).parts[1] not in ("aot", "diagnose")}
+    return {path for path in files if path.relative_to(ROOT).parts[1] != "diagnose"}
 
 
 def links(title: str) -> list[Path]:

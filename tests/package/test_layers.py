@@ -78,7 +78,7 @@ def imports(module: str, running: bool = False) -> frozenset[str]:
             assert node.level == 0, f"{module}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif not running and isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # Such as "rollout_corr.aot.report:main".
+            # Such as "rollout_corr.cli.demo:run".
             names = re.findall(r"^(rollout_corr(?:\.\w+)+)(?::\w+)?$", node.value)
         for name in names:
             head, _, inside = name.partition(".")

@@ -9,6 +9,9 @@ from unittest import mock
 import torch
 
 import rollout_corr as rc
+from aot.loss_variants import LOSS_VARIANTS
+from aot.variant import Variant
+from aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from builders.batches import Laid, lay_out, one_thread, random_sequences, rounded, spoil
 from builders.kernel_cases import (
     SEQUENCES,
@@ -27,9 +30,6 @@ from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
-from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variant import Variant
-from rollout_corr.aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.grid import Shape, cut_for
 from rollout_corr.kernels.launches import Launch

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 import triton
 
-from ptx.machine import Executed
-from ptx.session import compiled
-from rollout_corr.aot.loss_variants import LOSS_VARIANTS
-from rollout_corr.aot.variant import LossVariant, Variant
-from rollout_corr.aot.variants import (
+from aot.loss_variants import LOSS_VARIANTS
+from aot.variant import LossVariant, Variant
+from aot.variants import (
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
     TURN_VARIANTS,
     VARIANTS,
 )
+from ptx.machine import Executed
+from ptx.session import compiled
 from rollout_corr.kernels.launches import Launch
 
 RECORDED = Path(__file__).with_name("counts.json")

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 import rollout_corr as rc
+from aot.variants import VARIANTS
 from builders.batches import one_thread
 from builders.kernel_cases import shaped
 from builders.same_bits import is_count
 from ptx.cases import shape_of
 from ptx.edits import Edit, edited
 from ptx.session import compiled
-from rollout_corr.aot.variants import VARIANTS
 from rollout_corr.kernels.correct import criteria
 from rollout_corr.specs.thresholds import threshold_of
 

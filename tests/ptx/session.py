@@ -23,9 +23,9 @@ from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
+from aot.ahead_of_time import TARGETS, interpreted, source_of
 from ptx.machine import Executed, FoundWrong, Program, Region, record_of
 from ptx.native import CACHE
-from rollout_corr.aot.ahead_of_time import TARGETS, interpreted, source_of
 from rollout_corr.backends import operators
 from rollout_corr.kernels.launches import Launch
 

@@ -31,7 +31,6 @@ MAY_NAME_ONE = (
     "rollout_corr/specs/batch_losses.py",
     "rollout_corr/specs/batch_losses.py",
     "rollout_corr/frameworks/",
-    "rollout_corr/aot/",
     "kernels/policy_loss/",
 )
 

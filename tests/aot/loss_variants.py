@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
+from aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
 from rollout_corr.specs.surrogates import (
     DPPO,
     DRO,

@@ -1,4 +1,4 @@
-"""`rollout-corr kernels`: compile the kernels ahead of time for GPU targets, and report registers and spills.
+"""Compile the kernels ahead of time for GPU targets, and report registers and spills.
 
 Three things have to hold, or the command fails:
 
@@ -19,10 +19,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rollout_corr.aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
-from rollout_corr.aot.machine_code import MachineCode, read_machine_code
-from rollout_corr.aot.variant import LossVariant, Variant
-from rollout_corr.aot.variants import (
+from aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
+from aot.machine_code import MachineCode, read_machine_code
+from aot.variant import LossVariant, Variant
+from aot.variants import (
     FEW,
     OF_NEW_VARIANTS,
     SPLIT_VARIANTS,
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: list[str]) -> int:
     """Compile and report; 0 if all holds, 1 if not, 2 if nothing could be tried."""
-    parser = argparse.ArgumentParser(prog="rollout-corr kernels", description=str(__doc__).splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m aot", description=str(__doc__).splitlines()[0])
     add_arguments(parser)
     options = parser.parse_args(arguments)
     unknown = [name for name in options.variant if name not in EVERY]
@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _refuse(why: str) -> int:
-    print(f"rollout-corr kernels: {why}", file=sys.stderr)
+    print(f"aot: {why}", file=sys.stderr)
     return 2
 
 
@@ -163,7 +163,7 @@ def _sort_out(
 
 def compile_one(name: str, target: str) -> list[KernelRow]:
     """The kernels of a variant for a target."""
-    from rollout_corr.aot.ahead_of_time import compile_launch
+    from aot.ahead_of_time import compile_launch
 
     rows = []
     for launch in EVERY[name].launches():

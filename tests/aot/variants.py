@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rollout_corr.aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
+from aot.variant import HUGE, LONGEST, MEDIUM, SHORT, Variant
 from rollout_corr.frameworks.shared.lookup import named
 from rollout_corr.specs.choices import Reduce, Scheme
 from rollout_corr.specs.correction import Criterion, Spec, Weight

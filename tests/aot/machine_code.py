@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rollout_corr.aot.loops import AMD, SASS, Branches, Instruction, in_loops
+from aot.loops import AMD, SASS, Branches, Instruction, in_loops
 
 # Bits of one access by a thread.
 _SASS_BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
