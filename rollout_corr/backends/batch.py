@@ -16,7 +16,6 @@ from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, name_of, shape_of
-from rollout_corr.definition.normalize import placed
 from rollout_corr.definition.offsets import checked_offsets
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics.labels import Labeled
@@ -75,6 +74,8 @@ class SequenceGroups(NamedTuple):
 
     def placed(self) -> Tensor:
         """[S] int64: the numbers, and `total` for those that name no group."""
+        from rollout_corr.definition.normalize import placed
+
         return placed(self.numbers, self.total)
 
 

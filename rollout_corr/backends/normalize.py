@@ -1,7 +1,7 @@
 """Division of weights by the means of sequences or groups, over all layouts, backends and ranks.
 
-A backend corrects by `before_division`, whose weights are neither divided nor zeroed by rejection, and `divide` does
-the rest in plain torch: a mean must not depend on `rejected`, and the mask says what to zero afterwards.
+A backend corrects by a Spec whose weights are neither divided nor zeroed by rejection (run.py), and `divide` does the
+rest in plain torch: a mean must not depend on `rejected`, and the mask says what to zero afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from rollout_corr.backends import whole
 from rollout_corr.definition import normalize
 from rollout_corr.definition.tokens import compute_dtype
 from rollout_corr.metrics.extra import Extra, divisors_of
-from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
@@ -24,20 +23,6 @@ if TYPE_CHECKING:
     from rollout_corr.backends.ranks import Ranks
     from rollout_corr.backends.split import Split
     from rollout_corr.definition.sequences import Packed, Rows
-
-
-def before_division(spec: Spec) -> Spec:
-    """The Spec that a backend runs: without self-normalization, and with rejection in the mask alone."""
-    # Asked by every call; the hash of a Spec takes longer than all of this.
-    if spec.weight is None or not spec.weight.self_normalized or not spec.returns_weights:
-        return spec
-    return _undivided(spec)
-
-
-@cached(maxsize=256)
-def _undivided(spec: Spec) -> Spec:
-    assert spec.weight is not None
-    return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask")
 
 
 def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:

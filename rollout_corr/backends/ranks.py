@@ -11,8 +11,6 @@ from torch import Tensor
 
 from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.layouts import dtype_of
-from rollout_corr.metrics import collectives
-from rollout_corr.metrics.collectives import check_group
 from rollout_corr.specs.choices import SEQUENCE_ORDERS, SequenceOrder
 from rollout_corr.specs.validate import choice
 
@@ -74,8 +72,11 @@ class Ranks(NamedTuple):
 
     def check(self) -> None:
         """Refuse objects that are no groups of this rank."""
-        check_group("ranks.sequence", self.sequence)
-        check_group("ranks.batch", self.batch)
+        if self.some():
+            from rollout_corr.metrics.collectives import check_group
+
+            check_group("ranks.sequence", self.sequence)
+            check_group("ranks.batch", self.batch)
         if self.order is not None:
             choice("ranks.order", self.order, SEQUENCE_ORDERS)
             if self.sequence is None:
@@ -115,6 +116,8 @@ class Ranks(NamedTuple):
         """
         if self.batch is None:
             return totals
+        from rollout_corr.metrics import collectives
+
         counts = True
         if self.sequence is not None:
             shared = set(dist.get_process_group_ranks(self.sequence)) & set(dist.get_process_group_ranks(self.batch))
@@ -126,6 +129,8 @@ class Ranks(NamedTuple):
         """Take the maximum of each over `Ranks.batch`."""
         if self.batch is None:
             return x
+        from rollout_corr.metrics import collectives
+
         what = "ranks.batch: the largest of each group"
         return collectives.all_reduce(x.clone(), self.batch, what, dist.ReduceOp.MAX)
 
@@ -136,6 +141,8 @@ class Ranks(NamedTuple):
 
         First over `Ranks.sequence`; `Ranks.batch` hears of an error there, because its ranks wait.
         """
+        from rollout_corr.metrics import collectives
+
         raised: ValueError | None = None
         for name, group in (("ranks.sequence", self.sequence), ("ranks.batch", self.batch)):
             if group is None or (name == "ranks.batch" and group is self.sequence):
@@ -156,6 +163,8 @@ class Ranks(NamedTuple):
 
     def tell(self, error: Exception) -> None:
         """Let ranks that compare their calls know of the error that this one is about to raise."""
+        from rollout_corr.metrics import collectives
+
         # Neither their complaint about it nor a group that has gone is what this rank has to report.
         with contextlib.suppress(ValueError, RuntimeError):
             self.compare(Claims({collectives.RAISED: f"{type(error).__name__}: {error}"}, {}))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, normalize, operators, whole
+from rollout_corr.backends import blocks, operators, whole
 from rollout_corr.backends.batch import OpenBatch, Result
 from rollout_corr.backends.choose import chosen, chosen_backend
 from rollout_corr.backends.ranks import Ranks
@@ -16,6 +17,7 @@ from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.metrics import extra, native, peers
 from rollout_corr.metrics.extra import Extra, entropy_of
 from rollout_corr.metrics.statistics import Statistics, sum_of
+from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
 
 if TYPE_CHECKING:
@@ -42,12 +44,26 @@ def runner_of(batch: OpenBatch, spec: Spec, backend: str, split: bool = False) -
     return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split).name
 
 
+def _before_division(spec: Spec) -> Spec:
+    """The Spec that a backend runs: without self-normalization, and with rejection in the mask alone."""
+    # Asked by every call; the hash of a Spec takes longer than all of this.
+    if spec.weight is None or not spec.weight.self_normalized or not spec.returns_weights:
+        return spec
+    return _undivided(spec)
+
+
+@cached(maxsize=256)
+def _undivided(spec: Spec) -> Spec:
+    assert spec.weight is not None
+    return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask")
+
+
 def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) -> Result:
     """Correct a batch as it was read: choose the runner, run it, and do what comes after."""
     if groups.sequence is not None:
         _, complete = start_correction(batch, spec, backend, groups)
         return complete()
-    undivided = normalize.before_division(spec)
+    undivided = _before_division(spec)
     name = runner_of(batch, undivided, backend)
     peers.load(undivided)
     if name in ("kernels", "operator"):
@@ -74,7 +90,7 @@ def start_correction(
         return lambda: True, lambda: found
     if spec.asks_batch:
         raise ValueError("spec: expected bounds that are numbers with ranks.sequence, got some that the batch decides")
-    undivided = normalize.before_division(spec)
+    undivided = _before_division(spec)
     on_kernels = runner_of(batch, undivided, backend, split=True) == "split kernels"
     peers.load(spec)
     with torch.no_grad():
@@ -129,7 +145,9 @@ def _normalize(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> N
     if weights is None or spec.weight is None or spec.weight.normalize is None:
         return
     if spec.weight.self_normalized:
-        normalize.divide(result, batch, spec, groups)
+        from rollout_corr.backends.normalize import divide
+
+        divide(result, batch, spec, groups)
     else:
         mean = _batch_mean(result.statistics, spec, groups).to(weights.dtype)
         if spec.nonfinite == "propagate":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from rollout_corr.backends.batch import OFFSETS, SequenceGroups
 from rollout_corr.backends.layouts import dtype_of, shape_of
 from rollout_corr.specs.checked import keywords_meant
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.validate import shown
+
+if TYPE_CHECKING:
+    from rollout_corr.specs.surrogate import Surrogate
 
 
 @keywords_meant(group_index="index=", group_size="size=", group_count="count=", ids="index=")

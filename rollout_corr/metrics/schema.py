@@ -9,12 +9,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import aggregates, loss, peers
+from rollout_corr.metrics import aggregates, peers
 from rollout_corr.metrics.extra import Extra
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.labels import SEQUENCES, LabelSet, count_outside
@@ -23,7 +23,9 @@ from rollout_corr.metrics.rows import Aggregate
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.checked import by_path
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.terms import Objective
+
+if TYPE_CHECKING:
+    from rollout_corr.specs.terms import Objective
 
 
 def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
@@ -113,6 +115,8 @@ def layout(
     if extra is not None:
         sums, maxima = sums + extra.sums(), maxima + extra.maxima()
     if objective is not None:
+        from rollout_corr.metrics import loss
+
         sums, maxima = sums + loss.sum_names(objective), maxima + loss.max_names()
     return sums, maxima
 

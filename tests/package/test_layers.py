@@ -1,6 +1,6 @@
 """The map in rollout_corr/README.md holds: who may import whom, without a circle, and no peer's name in the core.
 
-The table of the map is the list that is checked. Imports inside functions and for type checkers count too.
+The table of the map is the list that is checked. Imports inside functions and for type checkers count everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAP = ROOT / "rollout_corr" / "README.md"
 CORE = ("specs", "definition", "metrics", "kernels", "backends", "api")
 
 # The most levels of a room: files of the longest chain of imports inside it.
-MOST_LEVELS = 7
+MOST_LEVELS = 9
 
 # Files of the core that may name a peer, or import a module by a computed name.
 NAMED_SLOTS = {
@@ -59,25 +59,17 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def imports(module: str, running: bool = False) -> frozenset[str]:
-    """The modules of this package that `module` imports, anywhere in its file.
-
-    With `running` those that it imports when it runs; without, also for type checkers and by strings for a loader.
-    """
-    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
-    checking = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
-    left_out = {id(inner) for node in checking for inner in ast.walk(node)} if running else set()
+def imports(module: str, strings: bool = True) -> frozenset[str]:
+    """The modules of this package that `module` imports, anywhere in its file; with `strings` for a loader too."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
         names = []
-        if id(node) in left_out:
-            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif not running and isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
             # Such as "rollout_corr.cli.demo:run".
             names = re.findall(r"^(rollout_corr(?:\.\w+)+)(?::\w+)?$", node.value)
         for name in names:
@@ -124,7 +116,7 @@ def test_no_circle():
     def visit(module: str, way: tuple[str, ...]) -> None:
         assert module not in way, " -> ".join([*way[way.index(module) :], module])
         if module not in done:
-            for target in imports(module, running=True):
+            for target in imports(module, strings=False):
                 visit(target, (*way, module))
             done.add(module)
 
@@ -134,8 +126,8 @@ def test_no_circle():
 
 @cache
 def levels(module: str) -> tuple[str, ...]:
-    """The longest chain of running imports down from `module` through modules of its room."""
-    below = [levels(name) for name in imports(module, running=True) if room_of(name) == room_of(module)]
+    """The longest chain of imports down from `module` through modules of its room."""
+    below = [levels(name) for name in imports(module, strings=False) if room_of(name) == room_of(module)]
     return (module, *max(below, key=len, default=()))
 
 

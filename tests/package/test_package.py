@@ -134,7 +134,7 @@ assert not torch.cuda.is_initialized()
 
 
 # The most modules of ours that a fresh process may hold after each of these.
-MODULES = {"import rollout_corr": 69, "rc.correct": 69}
+MODULES = {"import rollout_corr": 60, "rc.correct": 60}
 
 # Each of these takes longer to import than all of ours, or reads the disk for what is installed.
 HEAVY = (
