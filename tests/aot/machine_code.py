@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from aot.loops import AMD, SASS, Branches, Instruction, in_loops
+import networkx as nx
 
 # Bits of one access by a thread.
 _SASS_BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
@@ -22,8 +22,36 @@ _AMD_STACK = re.compile(r"scratch_(?:load|store)_(dword(?:x[234])?)\b.*?(?:offse
 _AMD_ACCESS = re.compile(r"(?:global|buffer|flat)_(load|store)_[us]?(byte|short|dword(?:x[234])?)(?:_d16)?(?:_hi)?")
 
 
-@dataclass(frozen=True)
-class MachineCode:
+class Instruction(NamedTuple):
+    """One instruction.
+
+    Attributes:
+        text: The mnemonic and its operands, with the predicate before them.
+        places: The names that branches have for it: its address, or the labels before it.
+    """
+
+    text: str
+    places: tuple[str, ...]
+
+
+class Branches(NamedTuple):
+    """How a machine says where execution goes on.
+
+    Attributes:
+        target: Finds the place that a branch names.
+        ends: Matches what never goes on with the next instruction.
+    """
+
+    target: re.Pattern[str]
+    ends: re.Pattern[str]
+
+
+# With a predicate, before the mnemonic or behind it, a branch may go on. A call does; what it calls is in no loop.
+SASS = Branches(re.compile(r"\bBRA\b[^;]*?\b(0x[0-9a-f]+)"), re.compile(r"BRA 0x|EXIT|RET\b"))
+AMD = Branches(re.compile(r"^s_c?branch\w*\s+(\.L\w+)"), re.compile(r"s_branch|s_endpgm|s_setpc_b64"))
+
+
+class MachineCode(NamedTuple):
     """A kernel as it was compiled.
 
     Attributes:
@@ -97,6 +125,25 @@ def _read_amd(text: str) -> MachineCode:
         loads=_widths(_AMD_BITS[match[2]] for match in accesses if match[1] == "load"),
         stores=_widths(_AMD_BITS[match[2]] for match in accesses if match[1] == "store"),
     )
+
+
+def in_loops(instructions: Sequence[Instruction], branches: Branches) -> set[int]:
+    """Give the numbers of the instructions that are in a loop: a path of branches leads back to them.
+
+    Raises:
+        ValueError: A branch goes where no instruction is.
+    """
+    where = {place: i for i, one in enumerate(instructions) for place in one.places}
+    flow = nx.DiGraph()
+    for i, one in enumerate(instructions):
+        found = branches.target.search(one.text)
+        if found is not None:
+            if found[1] not in where:
+                raise ValueError(f"disassembly: expected an instruction where {one.text!r} goes, got none")
+            flow.add_edge(i, where[found[1]])
+        if branches.ends.match(one.text) is None and i + 1 < len(instructions):
+            flow.add_edge(i, i + 1)
+    return {i for part in nx.strongly_connected_components(flow) for i in part if len(part) > 1 or flow.has_edge(i, i)}
 
 
 def _bytes(start: int, bits: int) -> range:

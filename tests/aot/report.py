@@ -11,26 +11,17 @@ Three things have to hold, or the command fails:
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import sys
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
 from aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from aot.machine_code import MachineCode, read_machine_code
 from aot.variant import LossVariant, Variant
-from aot.variants import (
-    FEW,
-    OF_NEW_VARIANTS,
-    SPLIT_VARIANTS,
-    TURN_VARIANTS,
-    VARIANTS,
-)
+from aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.backends import operators
-from rollout_corr.whole_files import write_whole
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 
@@ -51,8 +42,7 @@ NUMBERS = ("registers", "spilled", "in loops", "shared", "instructions", "a toke
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")
 
 
-@dataclass(frozen=True)
-class KernelRow:
+class KernelRow(NamedTuple):
     """One kernel of one variant for one target.
 
     Attributes:
@@ -74,91 +64,52 @@ class KernelRow:
     seconds: float
     code: MachineCode
 
-    @property
-    def per_token(self) -> float | None:
-        """Instructions over the tokens of a thread, each instruction counted once."""
-        return self.code.instructions / self.tokens if self.tokens else None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A variant that did not compile for a target."""
-
-    variant: str
-    target: str
-    error: str
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument("--target", nargs="+", default=TARGETS, choices=TARGETS, help="GPUs (default: all)")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--variant", nargs="+", default=tuple(EVERY), metavar="NAME", help="names (default: all)")
-    which.add_argument(
-        "--few",
-        action="store_const",
-        dest="variant",
-        const=(*FEW, *LOSS_FEW),
-        help="a small selection that covers the main options",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table; instructions a token count each instruction once."""
+        code, each = self.code, f"{self.code.instructions / self.tokens:.0f}" if self.tokens else "-"
+        numbers = (code.registers, code.spilled, code.spilled_in_loops, self.shared, code.instructions)
+        widths = (" ".join(f"{many}x{bits}" for bits, many in x.items()) or "-" for x in (code.loads, code.stores))
+        return (*self[:3], *map(str, numbers), each, f"{self.seconds:.1f}", *widths)
 
 
 def main(arguments: list[str]) -> int:
-    """Compile and report; 0 if all holds, 1 if not, 2 if nothing could be tried."""
-    parser = argparse.ArgumentParser(prog="python -m aot", description=str(__doc__).splitlines()[0])
-    add_arguments(parser)
+    """Compile and report; 0 if all holds, 1 if not."""
+    parser = argparse.ArgumentParser(prog="make kernels", description=str(__doc__).splitlines()[0])
+    parser.add_argument("--target", nargs="+", default=TARGETS, choices=TARGETS, help="GPUs (default: all)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--variant", nargs="+", default=tuple(EVERY), metavar="NAME", help="names (default: all)")
+    few = (*FEW, *LOSS_FEW)
+    which.add_argument("--few", action="store_const", dest="variant", const=few, help="a selection of the variants")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.variant if name not in EVERY]
     if unknown:
-        return _refuse(f"--variant: expected some of {', '.join(EVERY)}; got {unknown[0]!r}")
-    if options.jobs < 1:
-        return _refuse(f"--jobs: expected at least 1, got {options.jobs}")
+        parser.error(f"--variant: expected some of {', '.join(EVERY)}; got {unknown[0]!r}")
     if operators.MISSING_TRITON is not None:
-        return _refuse(f"{operators.MISSING_TRITON}: pip install triton")
-    try:
-        interprets = operators.interprets()
-    except ModuleNotFoundError as error:
-        # Triton's interpreter imports NumPy, which neither Triton nor this package requires.
-        return _refuse(f"Triton needs {error.name}: pip install {error.name}")
-    if interprets:
-        return _refuse(
-            "TRITON_INTERPRET=1 is set, so the kernels are functions of Triton's interpreter, which cannot be "
-            "compiled; run this without it"
-        )
-    rows, failures = compile_all(options.variant, options.target, options.jobs)
-    return publish(rows, failures, options.json)
+        parser.error(operators.MISSING_TRITON)
+    if operators.interprets():
+        parser.error("TRITON_INTERPRET=1 is set, so the kernels are interpreted and cannot be compiled")
+    return publish(*compile_all(options.variant, options.target, options.jobs))
 
 
-def _refuse(why: str) -> int:
-    print(f"aot: {why}", file=sys.stderr)
-    return 2
+def compile_all(variants: Iterable[str], targets: Iterable[str], jobs: int) -> tuple[list[KernelRow], list[str]]:
+    """Compile variants for targets, in processes of their own: Triton compiles one kernel at a time.
 
-
-def compile_all(
-    variants: tuple[str, ...], targets: tuple[str, ...], jobs: int
-) -> tuple[list[KernelRow], list[Failure]]:
-    """Compile variants for targets, in processes of their own: Triton compiles one kernel at a time."""
-    pairs = [(variant, target) for target in targets for variant in variants]
+    Returns:
+        The kernels, and a line for each variant that does not compile.
+    """
+    rows: list[KernelRow] = []
+    failures: list[str] = []
     # Not forked: torch has threads by now.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(compile_one, *pair) for pair in pairs]
-        rows: list[KernelRow] = []
-        failures: list[Failure] = []
-        for (variant, target), future in zip(pairs, futures, strict=True):
-            _sort_out(variant, target, future, rows, failures)
+        futures = [(name, target, pool.submit(compile_one, name, target)) for target in targets for name in variants]
+        for name, target, future in futures:
+            error = future.exception()
+            if error is None:
+                rows += future.result()
+            else:
+                failures.append(f"{name} for {target} does not compile: {type(error).__name__}: {error}")
     return rows, failures
-
-
-def _sort_out(
-    variant: str, target: str, future: Future[list[KernelRow]], rows: list[KernelRow], failures: list[Failure]
-) -> None:
-    error = future.exception()
-    if error is None:
-        rows += future.result()
-    else:
-        failures.append(Failure(variant, target, f"{type(error).__name__}: {error}"))
 
 
 def compile_one(name: str, target: str) -> list[KernelRow]:
@@ -180,86 +131,28 @@ def compile_one(name: str, target: str) -> list[KernelRow]:
     return rows
 
 
-# --- what has to hold ---
-
-
-def problems(rows: list[KernelRow], failures: list[Failure]) -> list[str]:
-    """List the requirements that do not hold, one line each."""
-    found = [f"{x.variant} for {x.target} does not compile: {x.error}" for x in failures]
+def problems(rows: list[KernelRow]) -> list[str]:
+    """List the requirements that compiled kernels do not meet, one line each."""
+    found = []
     for row in rows:
         where = f"{row.variant} for {row.target}: {row.kernel}"
-        if row.kernel not in SEQUENCE_KERNELS and row.code.spilled_in_loops > MOST_SPILLED:
-            found.append(
-                f"{where} spills {row.code.spilled_in_loops} bytes in loops, at most {MOST_SPILLED} are allowed"
-            )
+        spilled = row.code.spilled_in_loops
+        if row.kernel not in SEQUENCE_KERNELS and spilled > MOST_SPILLED:
+            found.append(f"{where} spills {spilled} bytes in loops, at most {MOST_SPILLED} are allowed")
         loads, least = row.code.loads.get(128, 0), row.tokens * EVERY[row.variant].wide_bytes // 16
         if row.kernel in ("read", "gradient") and loads < least:
             found.append(f"{where} has {loads} loads of 128 bits, {least} and more were expected")
     return found
 
 
-# --- the report ---
-
-
-def publish(rows: list[KernelRow], failures: list[Failure], path: Path | None) -> int:
-    """Print and write the report, and say whether all holds.
-
-    Args:
-        rows: What was compiled.
-        failures: What could not be.
-        path: Where the JSON goes, None for nowhere.
-    """
-    wrong = problems(rows, failures)
-    print(table(rows))
-    print(f"\n{len(rows)} kernels, {len(failures)} failures to compile")
-    if wrong:
-        print("\nDoes not hold:\n" + "\n".join(f"- {line}" for line in wrong))
-    if path is not None:
-        write_whole(path, json.dumps(as_json(rows, failures, wrong), indent=1) + "\n")
-    return 1 if wrong else 0
-
-
-def table(rows: list[KernelRow]) -> str:
-    """Columns in plain text."""
-    lines = [COLUMNS, *map(_cells, rows)]
+def publish(rows: list[KernelRow], failures: list[str]) -> int:
+    """Print the table and what does not hold; 0 if all holds, 1 if not."""
+    lines = [COLUMNS, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    right = {COLUMNS.index(name) for name in NUMBERS}
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _cells(row: KernelRow) -> tuple[str, ...]:
-    code, each = row.code, row.per_token
-    numbers = (code.registers, code.spilled, code.spilled_in_loops, row.shared, code.instructions)
-    others = "-" if each is None else f"{each:.0f}", f"{row.seconds:.1f}", _counted(code.loads), _counted(code.stores)
-    return (row.variant, row.target, row.kernel, *map(str, numbers), *others)
-
-
-def _counted(widths: dict[int, int]) -> str:
-    return " ".join(f"{many}x{bits}" for bits, many in widths.items()) or "-"
-
-
-def as_json(rows: list[KernelRow], failures: list[Failure], wrong: list[str]) -> dict[str, object]:
-    """The report for programs."""
-    return {
-        "kernels": [
-            {
-                "variant": row.variant,
-                "target": row.target,
-                "kernel": row.kernel,
-                "shared": row.shared,
-                "tokens_per_thread": row.tokens,
-                "instructions_per_token": row.per_token,
-                "seconds": row.seconds,
-                **asdict(row.code),
-            }
-            for row in rows
-        ],
-        "failures": [asdict(failure) for failure in failures],
-        "problems": wrong,
-    }
+    for line in lines:
+        cells = zip(COLUMNS, line, widths, strict=True)
+        print(*(x.rjust(width) if name in NUMBERS else x.ljust(width) for name, x, width in cells), sep="  ")
+    wrong = failures + problems(rows)
+    print(f"\n{len(rows)} kernels, {len(failures)} failures to compile")
+    print(*(f"- {line}" for line in wrong), sep="\n")
+    return 1 if wrong else 0

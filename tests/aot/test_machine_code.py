@@ -2,9 +2,8 @@
 
 import pytest
 
-from aot.loops import SASS as BRANCHES
-from aot.loops import Instruction, in_loops
-from aot.machine_code import MachineCode, read_machine_code
+from aot.machine_code import SASS as BRANCHES
+from aot.machine_code import Instruction, MachineCode, in_loops, read_machine_code
 
 SASS = """
 Resource usage:
