@@ -16,7 +16,6 @@ from builders.kernel_cases import INTERPRETED, NARROW, WIDE, shaped
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import lockstep
 from builders.turns import offsets_of, random_turns
-from oracles import turns as oracle
 from rollout_corr.backends import whole
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.specs.encode import encode
@@ -256,11 +255,9 @@ def test_offsets_on_a_device_that_nobody_checked_break_nothing():
         assert found.weights.isfinite().all() and found.keep_turns.shape == (len(wrong) - 1,)
 
 
-def test_oracle_and_call_see_the_same_turns():
-    """A masked stretch between two turns belongs to the one before it."""
+def test_a_masked_stretch_belongs_to_the_turn_before_it():
     mask = torch.tensor([0, 1, 1, 0, 1, 0, 1, 1])
     out = rc.correct(
         torch.zeros(8), torch.zeros(8), rc.Batch(mask=mask, cu_seqlens=torch.tensor([0, 6, 8]), turns="runs")
     )
     assert out.turns.tolist() == [0, 4, 6, 8] and out.metrics()["turns"] == 3
-    assert oracle.places_of([4, 2]) == [[0, 1, 2, 3], [4, 5]]

@@ -1,7 +1,4 @@
-"""Cross products of what a Spec can say, each on a small random batch whose bounds cut it. Layouts are drawn.
-
-The reference runs all of them in `make test`, the kernels in `make test-all`.
-"""
+"""Cross products of what a Spec can say, each on a small random batch whose bounds cut it. Layouts are drawn."""
 
 from __future__ import annotations
 
@@ -30,8 +27,7 @@ def fit(sequences, spec, arguments, pattern):
     """The criterion with bounds that cut this batch."""
     open_ended = rc.Criterion(**arguments, upper=math.inf, label="fit")
     answer = oracle.correct(sequences, rc.Spec(**{**spec, "criteria": (*spec.get("criteria", ()), open_ended)}))
-    values = answer.outcomes[-1].values
-    flat = [v for row in values for v in row] if open_ended.per_token else values
+    flat = [v for row in answer.outcomes[-1].values for v in row]
     in_logs = arguments["stat"] == "ratio"
     lower, upper = cut(flat, pattern, signed=in_logs or arguments["stat"] in ("k1", "prob_diff", "age", "external"))
     if in_logs:

@@ -8,11 +8,9 @@ import random
 import torch
 
 import rollout_corr as rc
-from builders.batches import random_sequences, spoil, wild
 from builders.calls import bundled_loss
 from builders.weights import weight_of
-from rollout_corr.specs.choices import REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
-from rollout_corr.specs.statistics import STATISTICS
+from rollout_corr.specs.choices import REJECTED, SUMS_OVER
 
 
 def random_turns(sequences, seed):
@@ -72,54 +70,6 @@ def ids_of(laid, turns):
 
 
 # --- Specs ---
-
-
-def random_criterion(rng, over, stats):
-    stat = rng.choice(stats)
-    around = {"ratio": 1.0, "ratio_error": 1.3}.get(stat, 0.0)
-    upper = around + rng.uniform(-0.3 if STATISTICS[stat].signed else 0.02, 0.8)
-    return rc.Criterion(
-        stat,
-        over,
-        None if over == "token" else rng.choice(REDUCTIONS),
-        lower=upper - 0.6 if rng.random() < 0.3 and (STATISTICS[stat].signed or upper > 0.6) else None,
-        upper=upper,
-        when=rng.choice(WHEN),
-        drop=rng.choice(("unit", "sequence", "token")),
-        name="entropy" if stat == "external" else None,
-        token_clamp=rng.choice((None, 0.5)),
-    )
-
-
-def random_spec(rng, stats):
-    weight = weight_of(
-        rng.choice(("product", "geometric")),
-        *rng.choice(((None, None), (0.5, 2.0), (None, 1.1), (0.9, None))),
-        outside=rng.choice(("clamp", "zero")),
-        normalize=rng.choice((None, "batch")),
-        token_clamp=rng.choice((None, 0.5)),
-        among=rng.choice(("turn", "turn", "sequence")),
-    )
-    criteria = {
-        c.label: c for c in (random_criterion(rng, over, stats) for over in ("turn", "turn", "token", "sequence"))
-    }
-    return rc.Spec(
-        weight=weight if rng.random() < 0.8 else None,
-        criteria=rng.sample(list(criteria.values()), rng.randint(0, len(criteria))),
-        rejected=rng.choice(REJECTED),
-        nonfinite=rng.choice(("reject", "neutral")),
-        sums_over=rng.choice(SUMS_OVER),
-        clamp=rng.choice((20.0, 0.5)),
-    )
-
-
-def made(seed, stats=STATS):
-    """A random batch, its turns and a Spec of some statistics."""
-    rng = random.Random(seed)
-    lengths = [rng.choice((0, 1, 4, 9)) for _ in range(rng.randint(0, 5))]
-    batch = random_sequences(seed, lengths, advantages=rng.choice(("token", "sequence")))
-    batch = wild(batch) if rng.random() < 0.3 else spoil(batch, seed)
-    return batch, random_turns(batch, seed), random_spec(rng, stats)
 
 
 def specs_over(over):

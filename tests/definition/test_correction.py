@@ -17,10 +17,9 @@ import rollout_corr as rc
 from builders.batches import (
     LAYOUTS,
     MASK_DTYPES,
-    METRICS_WITHIN,
-    WEIGHTS_WITHIN,
     check,
     compare,
+    compare_all,
     lay_out,
     random_sequences,
     rounded,
@@ -28,6 +27,7 @@ from builders.batches import (
     wild,
 )
 from builders.products import criteria_product, fit, weights_product
+from builders.rounding import margin
 from builders.weights import KINDS
 from oracles import correction as oracle
 from rollout_corr.specs.choices import REDUCTIONS, STATS
@@ -48,8 +48,7 @@ def test_criteria_cross_product(stat):
     failed = set()
     for sequences, spec, layout, whole in criteria_product(stat):
         _, answer = check(sequences, spec, layout, whole=whole)
-        rows = answer.outcomes[0].failed
-        failed.update(x for row in rows for x in (row if isinstance(row, list) else [row]))
+        failed.update(x for row in answer.outcomes[0].failed for x in row)
     assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
 
 
@@ -101,7 +100,7 @@ def test_low_precision_log_probs(dtype):
         sequences = random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3)
         sequences = rounded(wild(sequences) if seed >= 6 else sequences, dtype)
         for spec in specs_for_layouts(sequences):
-            check(sequences, spec, layout, dtype=dtype, tolerance=WEIGHTS_WITHIN, metric_tolerance=METRICS_WITHIN)
+            check(sequences, spec, layout, dtype=dtype)
 
 
 EVERYTHING = rc.Spec(
@@ -123,15 +122,7 @@ def test_nothing_to_train_on(layout, lengths):
     for invalid, dtype in itertools.product((0.0, 1.0), (torch.float64, torch.float32)):
         sequences = random_sequences(3, lengths, invalid=invalid)
         for spec in (EVERYTHING, rc.Spec(), rc.Spec(EVERYTHING.weight, apply=False), rc.Spec(rejected="zero")):
-            exact = dtype == torch.float64
-            out, _ = check(
-                sequences,
-                spec,
-                layout,
-                dtype=dtype,
-                tolerance=1e-12 if exact else WEIGHTS_WITHIN,
-                metric_tolerance=1e-12 if exact else METRICS_WITHIN,
-            )
+            out, _ = check(sequences, spec, layout, dtype=dtype)
             assert all(math.isfinite(value) for value in out.metrics().values())
             assert out.keep.tolist() == [True] * len(lengths) or invalid == 0.0
 
@@ -144,7 +135,7 @@ def test_mask_of_none_means_all_valid_and_comes_back_as_bool():
         laid.mask = None
         out = laid.correct(spec)
         expected = oracle.correct(sequences, spec)
-        compare(laid, out, expected, torch.bool, 1e-12, f"mask None {layout} {spec}")
+        compare(laid, out, expected, torch.bool, margin(), f"mask None {layout} {spec}")
         for mask in out.mask if layout == "list" else [out.mask]:
             assert mask.dtype == torch.bool
 
@@ -177,8 +168,7 @@ def test_log_probs_of_two_dtypes(dtypes):
     out = laid.correct(spec)
     double = torch.float64 in dtypes
     assert out.weights.dtype == (torch.float64 if double else torch.float32)
-    tolerance = 1e-12 if double else WEIGHTS_WITHIN
-    compare(laid, out, oracle.correct(cast, spec), torch.bool, tolerance, str(dtypes))
+    compare_all(laid, out, oracle.correct(cast, spec), spec, torch.bool, out.weights.dtype, str(dtypes))
 
 
 def test_inputs_are_left_as_they_are():

@@ -10,7 +10,7 @@ import torch
 
 import rollout_corr as rc
 from aot.variants import TURN_VARIANTS
-from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil
+from builders.batches import LAYOUTS, lay_out, random_sequences, spoil
 from builders.kernel_cases import (
     INTERPRETED,
     MIDDLE,
@@ -25,8 +25,11 @@ from builders.kernel_cases import (
     watched,
 )
 from builders.loss_cases import COUNTED, MEANS
-from builders.turns import loss_of, made, offsets_of, random_turns, specs_over
-from oracles import turns as oracle
+from builders.rounding import is_near
+from builders.turns import loss_of, offsets_of, random_turns, specs_over
+from builders.unit_cases import turns_alone
+from oracles import correction as oracle
+from oracles import metrics as oracle_metrics
 from rollout_corr.backends import operators
 from rollout_corr.backends import turns as reading
 from rollout_corr.specs.choices import STATS
@@ -59,17 +62,17 @@ def assert_like(out, reference, case=""):
 @pytest.mark.parametrize("seed", range(3))
 def test_random_specs_in_every_layout(layout, seed, device):
     """Weights, masks, verdicts and metrics, with criteria over tokens, turns and sequences of which all drop."""
-    batch, turns, spec = made(1000 + 10 * LAYOUTS.index(layout) + seed, OF_LOG_PROBS)
+    batch, turns, spec = turns_alone(1000 + 10 * LAYOUTS.index(layout) + seed, OF_LOG_PROBS)
     laid = lay_out(batch, layout, torch.float64 if seed == 2 else torch.float32)
     offsets = offsets_of(laid, turns)
     out, case = by_kernels(laid, spec, device, SHAPES[seed], seed, turns=offsets), f"{layout} {seed} {spec!r}"
     assert_like(out, laid.correct(spec, turns=offsets), case)
     if seed == 2:
-        expected = oracle.correct(batch, turns, spec)
+        expected = oracle.correct(batch, spec)
         assert out.keep_turns.tolist() == [x for row in expected.keep_turns for x in row], case
         found = out.metrics()
-        for key, value in oracle.metrics(batch, turns, expected, spec).items():
-            assert error(found[key], value) <= (0.0 if isinstance(value, int) else 1e-11), f"{key}: {case}"
+        for key, value in oracle_metrics.of_turns(expected, spec).items():
+            assert is_near(found[key], value), f"{key}: {case}"
 
 
 @pytest.mark.parametrize("number", range(len(specs_over("turn"))))
@@ -123,7 +126,7 @@ def test_turns_are_measured_beside_whatever_else_a_spec_does(device):
         assert_like(out, laid.correct(one, turns=offsets))
         without, found = by_kernels(laid, one, device).metrics(), out.metrics()
         assert found.keys() > without.keys()
-        assert {key: x for key, x in without.items() if error(found[key], x) > 1e-6} == {}
+        assert {key: x for key, x in without.items() if not is_near(found[key], x, torch.float32)} == {}
 
 
 @pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 3, 0)])
@@ -230,7 +233,7 @@ def test_a_loss_corrects_by_turns(layout, criteria):
     torch.testing.assert_close(found.value, wanted.value, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(slope, wanted_slope, rtol=1e-5, atol=1e-8)
     one, other = found.metrics(), wanted.metrics()
-    assert {key: (one[key], x) for key, x in other.items() if error(one[key], x) > 1e-5} == {}
+    assert {key: (one[key], x) for key, x in other.items() if not is_near(one[key], x, torch.float32)} == {}
 
 
 @pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
@@ -250,4 +253,4 @@ def test_gspo_over_turns(layout, mean, through, device):
     torch.testing.assert_close(found.value, wanted.value, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(slope, wanted_slope, rtol=1e-5, atol=1e-8)
     one, other = found.metrics(), wanted.metrics()
-    assert {key: (one[key], x) for key, x in other.items() if error(one[key], x) > 1e-5} == {}
+    assert {key: (one[key], x) for key, x in other.items() if not is_near(one[key], x, torch.float32)} == {}

@@ -10,6 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, compare_metrics, lay_out, random_sequences, spoil, wild
 from builders.calls import bundled
+from builders.rounding import margin
 from oracles import correction as oracle
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
@@ -76,7 +77,7 @@ def test_a_label_has_the_metrics_of_its_sequences(layout, whole):
             } <= set(mine)
             alone = lay_out(chosen, "packed") if chosen else lay_out([], "packed")
             answer = oracle.correct(chosen, spec)
-            compare_metrics(alone, mine | {"tokens_outside": 0.0}, answer, spec, 1e-11, f"{name} {layout} {spec}")
+            compare_metrics(alone, mine | {"tokens_outside": 0.0}, answer, spec, margin(), f"{name} {layout} {spec}")
 
 
 @pytest.mark.parametrize("spec", SPECS)

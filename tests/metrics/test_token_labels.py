@@ -16,7 +16,6 @@ from builders.turns import offsets_of, random_turns
 from builders.unit_cases import random_spec
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
-from oracles.labels import of_label
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
@@ -81,7 +80,7 @@ def test_a_label_has_the_metrics_of_its_tokens(layout, whole):
         found = out.metrics(by="label")
         labels = [q.versions for q in sequences]
         for place, name in enumerate(NAMES["label"]):
-            wanted = oracle_metrics.metrics(of_label(answer, labels, place), spec)
+            wanted = oracle_metrics.metrics(oracle_metrics.of_label(answer, labels, place), spec)
             mine = split(found, name)
             assert set(mine) >= OF_TOKENS
             plain = [key for key in mine if "/" not in key]

@@ -1,16 +1,15 @@
-"""The oracle: the definition once more, as loops over Python floats.
+"""The oracle of a correction: docs/math.md once more, as loops over Python floats, for units of every kind.
 
-It shares no code with the package beyond the `Spec` it is given, and no cleverness: a sequence is a list of tokens,
-a sum is `math.fsum`, an exponential is `math.exp`. Read it beside the definition. Metrics are in `metrics.py`.
+It shares no code with the package beyond the `Spec` that it is given, and no cleverness: a sequence is a list of
+tokens, a unit a list of their places, a sum is `math.fsum`. Metrics are in `metrics.py`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
-from oracles import prefix
-from oracles.ages import age_at, beside, decayed
 from oracles.numbers import (
     D_RANGE,
     NAN,
@@ -24,9 +23,8 @@ from oracles.numbers import (
     probability,
     reduced,
     saturate,
+    smallest,
 )
-
-INF = math.inf
 
 
 @dataclass
@@ -42,9 +40,23 @@ class Sequence:
     renormalized: str = "rollout"
     versions: list | int | None = None  # of the policies that sampled, per token or for the whole sequence
     current_version: int = 0
+    turns: list | None = None  # lengths that add up to the tokens
 
     def __len__(self):
         return len(self.train)
+
+    def units(self, over):
+        """The places of each turn, or of the sequence."""
+        lengths = self.turns if over == "turn" else [len(self)]
+        ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+        return [list(range(end - n, end)) for end, n in zip(ends, lengths, strict=True)]
+
+    def age(self, t):
+        version = self.versions[t] if isinstance(self.versions, list) else self.versions
+        return float(self.current_version - version)
+
+    def advantage(self, t):
+        return self.advantages[t] if isinstance(self.advantages, list) else self.advantages
 
 
 @dataclass
@@ -60,31 +72,34 @@ class Token:
 
 @dataclass
 class Outcome:
-    """The outcome of one criterion: per unit its value, whether it was tested and failed, and the tokens dropped."""
+    """The outcome of one criterion: per sequence a list of its units, or of tokens."""
 
-    values: list  # per sequence: a value (or None), or a list of values (None at tokens not measured)
+    criterion: Any
+    values: list  # None for a unit without a token that counts
     tested: list
     failed: list
-    dropped: list  # per sequence a list of bool
+    dropped: list  # per token
 
 
 @dataclass
 class Answer:
+    sequences: list
     weights: list | None
     mask: list  # per sequence, the values handed back
     mask_is_the_given: bool
     keep: list
+    keep_turns: list  # per sequence, a bool for each turn
     rejected: list  # per sequence, a bool per token
-    raw: list  # per sequence, the weight before the bounds at each token (None where not defined)
+    raw: list  # per sequence, the weight before the bounds at each token (None where there is none)
     bounded: list  # the same after the bounds, before normalization
+    growths: list  # by what the log of the bounds grows at each token
+    units: list  # per sequence, the raw and the bounded weight of each of its units
+    divided: list  # per sequence, the mean that its weights are divided by; None: there is none
     outcomes: list
     tokens: list  # per sequence, a Token or None
-    growths: list  # per sequence, by what the log of the bounds grows at each token
-    ages: list  # per sequence, one per token; empty without versions
-    entropies: list  # likewise, of the entropy given
 
 
-# --- per token -------------------------------------------------------------------------------------------------------
+# --- tokens ---
 
 
 def binary_kl(p, q, d, eps):
@@ -93,41 +108,29 @@ def binary_kl(p, q, d, eps):
     return -p * d + u * (log(u) - log(v))
 
 
-def statistic(stat, token, spec_clamp, token_clamp=None, eps=1e-8, external=None):
-    """The value of `stat` at a token."""
-    d = clamp(token.d, token_clamp)
-    bounded = clamp(d, spec_clamp)
-    p, q = probability(token.rollout), probability(token.train)
-    if stat == "ratio":
-        return d  # ratios live in log space
-    if stat == "k1":
-        return -d
-    if stat == "k2":
-        return d * d / 2.0
-    if stat == "abs":
-        return abs(d)
-    if stat == "k3":
-        return k3(bounded)
-    if stat == "k3_reverse":
-        return k3(-bounded)
-    if stat == "ratio_error":
-        return exp(abs(bounded))
-    if stat == "ratio_deviation":
-        return abs(math.expm1(bounded))
-    if stat == "prob_diff":
-        return q - p
-    if stat == "tv":
-        return abs(q - p)
-    if stat in ("age", "entropy"):
-        return external
-    if stat == "binary_kl":
-        return binary_kl(p, q, token.d, eps)
-    if stat == "binary_kl_reverse":
-        return binary_kl(q, p, -token.d, eps)
-    if stat == "binary_kl_symmetric":
-        return largest([binary_kl(p, q, token.d, eps), binary_kl(q, p, -token.d, eps)])
-    assert stat == "external", stat
-    return external
+def statistic(criterion, spec, sequence, token, t):
+    """The statistic of a token; a ratio is in log space."""
+    d = clamp(token.d, criterion.token_clamp)
+    near, p, q = clamp(d, spec.clamp), probability(token.rollout), probability(token.train)
+    kl, back = binary_kl(p, q, token.d, criterion.eps), binary_kl(q, p, -token.d, criterion.eps)
+    return {
+        "ratio": lambda: d,
+        "k1": lambda: -d,
+        "k2": lambda: d * d / 2.0,
+        "abs": lambda: abs(d),
+        "k3": lambda: k3(near),
+        "k3_reverse": lambda: k3(-near),
+        "ratio_error": lambda: exp(abs(near)),
+        "ratio_deviation": lambda: abs(math.expm1(near)),
+        "prob_diff": lambda: q - p,
+        "tv": lambda: abs(q - p),
+        "binary_kl": lambda: kl,
+        "binary_kl_reverse": lambda: back,
+        "binary_kl_symmetric": lambda: largest([kl, back]),
+        "age": lambda: sequence.age(t),
+        "entropy": lambda: sequence.external["entropy"][t],
+        "external": lambda: sequence.external[criterion.name][t],
+    }[criterion.stat]()
 
 
 def read_tokens(sequence, spec):
@@ -145,211 +148,215 @@ def read_tokens(sequence, spec):
         finite = math.isfinite(d)
         if not finite and spec.nonfinite == "neutral":
             train, rollout, d = 0.0, 0.0, 0.0
-        measured = finite or spec.nonfinite != "reject"
-        tokens.append(Token(train, rollout, d, measured, finite))
+        tokens.append(Token(train, rollout, d, finite or spec.nonfinite != "reject", finite))
     return tokens
 
 
-# --- weights ---------------------------------------------------------------------------------------------------------
+def measured(row, places):
+    return [t for t in places if row[t] is not None and row[t].measured]
 
 
-def log_weight(weight, ds):
-    """The log of a sequence-level weight from the D of the tokens that count."""
-    total = add(saturate(clamp(d, weight.token_clamp), D_RANGE) for d in ds)
-    if weight.kind == "geometric":
-        return total / len(ds) if ds else 0.0
-    return total
+def rejects_nonfinite(spec, row):
+    acts = spec.weight is not None or len(spec.criteria) > 0
+    return acts and spec.nonfinite == "reject" and any(t is not None and not t.finite for t in row)
 
 
-def bound(weight, raw, growth=1.0):
-    lower, upper = (None if end is None else end**growth for end in (weight.lower, weight.upper))
-    inside = (lower is None or raw >= lower) and (upper is None or raw <= upper)
-    if inside:
-        return raw
-    if weight.outside == "zero":
-        return 0.0
-    if math.isnan(raw):
-        return raw
-    return lower if lower is not None and raw < lower else upper
+# --- criteria ---
 
 
-def weigh(spec, tokens, survives):
-    """Per sequence and position: the weight before and after the bounds, and the divisor of `normalize`."""
-    weight = spec.weight
-    raw = [[None] * len(row) for row in tokens]
-    growths = [[1.0] * len(row) for row in tokens]
-    units = []
-    for s, row in enumerate(tokens):
-        measured = [t for t in range(len(row)) if row[t] is not None and row[t].measured]
-        if weight.over == "token":
-            for t in measured:
-                raw[s][t] = exp(clamp(clamp(row[t].d, weight.token_clamp), spec.clamp))
-                units.append(bound(weight, raw[s][t]))
-        elif weight.over == "prefix":
-            counts = [t in measured and survives[s][t] for t in range(len(row))]
-            ds = [None if token is None else clamp(token.d, weight.token_clamp) for token in row]
-            logs, growths[s] = prefix.log_weights(weight, ds, counts), prefix.growths(weight.growth, counts)
-            for t in measured:
-                raw[s][t] = exp(clamp(logs[t], spec.clamp))
-                units.append(bound(weight, raw[s][t], growths[s][t]))
-        elif measured:
-            counted = [row[t].d for t in measured if survives[s][t]]
-            value = exp(clamp(log_weight(weight, counted), spec.clamp))
-            for t in range(len(row)):
-                if row[t] is not None:
-                    raw[s][t] = value
-            units.append(bound(weight, value))
-    pairs = [zip(*rows, strict=True) for rows in zip(raw, growths, strict=True)]
-    bounded = [[None if w is None else bound(weight, w, growth) for w, growth in row] for row in pairs]
-    divisor = 1.0
-    if weight.normalize == "batch" and units:
-        mean = add(units) / len(units)
-        if not mean <= 1e-8:
-            divisor = mean
-    return raw, bounded, growths, divisor
-
-
-# --- criteria --------------------------------------------------------------------------------------------------------
-
-
-def passes(criterion, value, growth=1.0):
-    lower, upper = criterion.lower, criterion.upper
+def passes(criterion, value, count=1):
+    """Whether a value, of a prefix of so many tokens where bounds grow, is within the bounds."""
+    growth = 1.0 if criterion.growth is None else math.sqrt(count)
+    ends = criterion.lower, criterion.upper
     if criterion.stat == "ratio":
-        lower = None if lower is None else log(lower)
-        upper = None if upper is None else log(upper)
-    lower, upper = (None if end is None else end * growth for end in (lower, upper))
-    return (lower is None or value >= lower) and (upper is None or value <= upper)
-
-
-def advantage_at(sequence, t):
-    return sequence.advantages[t] if isinstance(sequence.advantages, list) else sequence.advantages
+        ends = [None if end is None else log(end) for end in ends]
+    low, high = (None if end is None else end * growth for end in ends)
+    return (low is None or value >= low) and (high is None or value <= high)
 
 
 def selects(criterion, sequence, token, t):
-    """True if `when` selects a valid token."""
-    if criterion.when == "any":
-        return True
-    advantage = advantage_at(sequence, t)
-    if criterion.when == "negative_advantage":
-        return advantage < 0
-    if criterion.when == "positive_advantage":
-        return advantage > 0
-    return token.measured and ((advantage > 0 and token.d > 0) or (advantage < 0 and token.d < 0))
+    """Whether `when` selects a measured token."""
+    a = sequence.advantage(t)
+    return {
+        "any": lambda: True,
+        "negative_advantage": lambda: a < 0,
+        "positive_advantage": lambda: a > 0,
+        "outward": lambda: (a > 0 and token.d > 0) or (a < 0 and token.d < 0),
+    }[criterion.when]()
 
 
-def selects_sequence(criterion, sequence, tokens):
-    """True if `when` selects a sequence as a unit."""
-    if criterion.when in ("any", "outward") or criterion.drop == "token":
-        return any(t is not None and t.measured and selects(criterion, sequence, t, i) for i, t in enumerate(tokens))
-    valid = [i for i, t in enumerate(tokens) if t is not None]
-    mean = add(advantage_at(sequence, i) for i in valid) / len(valid) if valid else NAN
+def selects_unit(criterion, sequence, row, places, chosen):
+    """Whether `when` selects a turn or sequence: by the mean advantage of its valid tokens, or by a token of it."""
+    if criterion.drop == "token" or criterion.when in ("any", "outward"):
+        return any(chosen[t] for t in places)
+    valid = [sequence.advantage(t) for t in places if row[t] is not None]
+    mean = add(valid) / len(valid) if valid else NAN
     return mean < 0 if criterion.when == "negative_advantage" else mean > 0
 
 
-def decide(criterion, spec, sequences, tokens, survives):
-    """One criterion over the whole batch."""
-    outcome = Outcome([], [], [], [])
-    for sequence, row, alive in zip(sequences, tokens, survives, strict=True):
-        values = [
-            None
-            if token is None or not token.measured
-            else statistic(
-                criterion.stat,
-                token,
-                spec.clamp,
-                criterion.token_clamp,
-                criterion.eps,
-                beside(criterion, sequence, t),
-            )
-            for t, token in enumerate(row)
-        ]
-        chosen = [
-            token is not None and token.measured and selects(criterion, sequence, token, t)
-            for t, token in enumerate(row)
-        ]
-        if criterion.over == "token":
-            failed = [chosen[t] and not passes(criterion, values[t]) for t in range(len(row))]
-            outcome.values.append(values)
-            outcome.tested.append(chosen)
-            outcome.failed.append(failed)
-            outcome.dropped.append(
-                [token is not None and any(failed) for token in row] if criterion.drop == "sequence" else failed
-            )
-            continue
-        limit = D_RANGE if criterion.stat in ("ratio", "k1", "abs") else STAT_RANGE
-        if criterion.over == "prefix":
-            columns = prefix.decide(criterion, values, chosen, alive, limit, passes)
-            for column, found in zip((outcome.values, outcome.tested, outcome.failed), columns, strict=False):
-                column.append(found)
-            outcome.dropped.append([token is not None and lost for token, lost in zip(row, columns[3], strict=True)])
-            continue
-        counted = [values[t] for t in range(len(row)) if values[t] is not None and alive[t]]
-        value = reduced(criterion.reduce, counted, limit) if counted else None
-        tested = value is not None and selects_sequence(criterion, sequence, row)
-        failed = tested and not passes(criterion, value)
-        outcome.values.append(value)
-        outcome.tested.append(tested)
-        outcome.failed.append(failed)
-        outcome.dropped.append(
-            [failed and (chosen[t] if criterion.drop == "token" else row[t] is not None) for t in range(len(row))]
-        )
-    return outcome
+def decide(criterion, spec, sequence, row, alive):
+    """Values, tests, failures and the tokens dropped of one criterion in one sequence; sums run over what is alive."""
+    each = [
+        statistic(criterion, spec, sequence, token, t) if token is not None and token.measured else None
+        for t, token in enumerate(row)
+    ]
+    chosen = [
+        each[t] is not None and selects(criterion, sequence, token, t) for t, token in enumerate(row)
+    ]  # fmt: skip
+    limit = D_RANGE if criterion.stat in ("ratio", "k1", "abs") else STAT_RANGE
+    values, tested, failed, dropped = [], [], [], [False] * len(row)
+    if criterion.over in ("token", "prefix"):
+        for stretch in sequence.units(criterion.within):
+            stopped = False
+            for t in stretch:
+                counted = [each[i] for i in stretch if i <= t and each[i] is not None and alive[i]]
+                if criterion.over == "token":
+                    value = each[t]
+                else:
+                    here = each[t] is not None and alive[t]
+                    value = reduced(criterion.reduce, counted, limit) if here else None
+                values.append(value)
+                tested.append(chosen[t] and value is not None)
+                failed.append(tested[t] and not passes(criterion, value, len(counted)))
+                stopped = stopped or failed[t]
+                dropped[t] = failed[t] or (criterion.drop == "rest" and stopped and row[t] is not None)
+    else:
+        for places in sequence.units(criterion.over):
+            counted = [each[t] for t in places if each[t] is not None and alive[t]]
+            values.append(reduced(criterion.reduce, counted, limit) if counted else None)
+            tested.append(bool(counted) and selects_unit(criterion, sequence, row, places, chosen))
+            failed.append(tested[-1] and not passes(criterion, values[-1]))
+            for t in places if failed[-1] else []:
+                dropped[t] = chosen[t] if criterion.drop == "token" else row[t] is not None
+    if criterion.drop == "sequence" and any(failed):
+        dropped = [token is not None for token in row]
+    return values, tested, failed, dropped
 
 
-# --- the whole -------------------------------------------------------------------------------------------------------
+# --- weights ---
 
 
-def correct(sequences, spec):
-    """Everything that `rollout_corr.correct` computes, from a list of Sequence."""
+def log_weight(weight, row, places, counted, t):
+    """The log of the weight at a token of a unit: of the unit, or of the prefix that ends there."""
+    ds = {i: clamp(row[i].d, weight.token_clamp) for i in places}
+    if weight.over == "token":
+        return ds[t]
+    if weight.over == "prefix":
+        counted = [i for i in counted if i <= t]
+        if weight.reduce == "min":
+            before = [ds[i] for i in counted if i != t]
+            return (ds[t] if t in counted else 0.0) + (smallest(before) if before else 0.0)
+    total = add(saturate(ds[i], D_RANGE) for i in counted)
+    return total / max(len(counted), 1) if weight.reduce == "mean" else total
+
+
+def bound(weight, raw, growth=1.0):
+    low, high = (None if end is None else end**growth for end in (weight.lower, weight.upper))
+    if low is not None and raw < low:
+        return 0.0 if weight.outside == "zero" else low
+    if high is not None and raw > high:
+        return 0.0 if weight.outside == "zero" else high
+    return 0.0 if math.isnan(raw) and weight.outside == "zero" and (low, high) != (None, None) else raw
+
+
+def weigh(spec, sequence, row, alive):
+    """Raw weights and growths by place, and the raw and bounded weight of every unit of one sequence."""
+    weight, raw, growths, units = spec.weight, [None] * len(row), [1.0] * len(row), []
+    over = weight.within if weight.over == "prefix" else weight.over
+    for places in sequence.units(over):
+        some = measured(row, places)
+        counted = [t for t in some if alive[t]]
+        for t in some:
+            raw[t] = exp(clamp(log_weight(weight, row, some, counted, t), spec.clamp))
+            if weight.over == "prefix" and weight.growth is not None:
+                growths[t] = math.sqrt(max(1, sum(i <= t for i in counted)))
+            if weight.over in ("token", "prefix") or t == some[0]:
+                units.append((raw[t], bound(weight, raw[t], growths[t])))
+    return raw, growths, units
+
+
+def divisor(spec, sequences, tokens, bounded, units, s, groups):
+    """The mean that the weights of a sequence are divided by; None: there is none."""
+    normalize = spec.weight.normalize
+    together = {
+        None: [],
+        "batch": list(range(len(tokens))),
+        "sequence": [s],
+        "group": [i for i in range(len(tokens)) if groups is not None and groups[i] == groups[s]],
+    }[normalize]
+    values = []
+    for i in together:
+        if normalize == "sequence":
+            counted = [bounded[i][t] for t in measured(tokens[i], range(len(tokens[i])))]
+        else:
+            counted = [weight for _, weight in units[i]]
+        if normalize == "batch" or not rejects_nonfinite(spec, tokens[i]):
+            values += counted
+    return add(values) / len(values) if values else None
+
+
+# --- the whole ---
+
+
+def correct(sequences, spec, groups=None):
+    """Everything that `rollout_corr.correct` computes, from a list of Sequence and their groups."""
     tokens = [read_tokens(sequence, spec) for sequence in sequences]
-    everything = [[True] * len(row) for row in tokens]
-    over_tokens = [decide(c, spec, sequences, tokens, everything) if c.over == "token" else None for c in spec.criteria]
+    alive = [[True] * len(row) for row in tokens]
+    outcomes = {}
+    for early in (True, False):
+        for criterion in spec.criteria:
+            if (criterion.over == "token") == early:
+                found = [decide(criterion, spec, *one) for one in zip(sequences, tokens, alive, strict=True)]
+                outcomes[criterion.label] = Outcome(criterion, *([one[i] for one in found] for i in range(4)))
+        if early and spec.sums_over == "kept":
+            taken = [outcome.dropped for outcome in outcomes.values()]
+            alive = [[not any(x[s][t] for x in taken) for t in range(len(row))] for s, row in enumerate(tokens)]
+    outcomes = [outcomes[criterion.label] for criterion in spec.criteria]
 
-    survives = everything
-    if spec.sums_over == "kept":
-        survives = [
-            [not any(v.dropped[s][t] for v in over_tokens if v is not None) for t in range(len(row))]
-            for s, row in enumerate(tokens)
-        ]
-    outcomes = [
-        decide(c, spec, sequences, tokens, survives) if early is None else early
-        for c, early in zip(spec.criteria, over_tokens, strict=True)
-    ]
-
-    acts = spec.weight is not None or len(spec.criteria) > 0
-    broken = [
-        acts and spec.nonfinite == "reject" and any(t is not None and not t.finite for t in row) for row in tokens
-    ]
-    keep, rejected = [], []
-    for s, row in enumerate(tokens):
-        sequence_fails = broken[s]
-        for criterion, outcome in zip(spec.criteria, outcomes, strict=True):
-            if criterion.drops_sequences:
-                failed = outcome.failed[s]
-                sequence_fails = sequence_fails or (any(failed) if isinstance(failed, list) else failed)
-        keep.append(not sequence_fails)
-        rejected.append(
-            [t is not None and (sequence_fails or any(v.dropped[s][i] for v in outcomes)) for i, t in enumerate(row)]
-        )
+    keep, keep_turns, rejected = [], [], []
+    for s, (sequence, row) in enumerate(zip(sequences, tokens, strict=True)):
+        falls, lost_turns = rejects_nonfinite(spec, row), set()
+        for outcome in outcomes:
+            over, drop, failed = outcome.criterion.over, outcome.criterion.drop, outcome.failed[s]
+            falls = falls or (any(failed) and (drop == "sequence" or (drop == "unit" and over == "sequence")))
+            if over == "turn" and drop == "unit":
+                lost_turns |= {u for u, one in enumerate(failed) if one}
+        turns = [any(row[t] is not None for t in places) for places in sequence.units("turn")] if sequence.turns else []
+        keep.append(not falls)
+        keep_turns.append([not (some and (falls or u in lost_turns)) for u, some in enumerate(turns)])
+        lost = [any(outcome.dropped[s][t] for outcome in outcomes) for t in range(len(row))]
+        rejected.append([token is not None and (falls or lost[t]) for t, token in enumerate(row)])
 
     raw = bounded = growths = [[None] * len(row) for row in tokens]
-    divisor = 1.0
-    if spec.weight is not None:
-        raw, bounded, growths, divisor = weigh(spec, tokens, survives)
+    units, divided = [[] for _ in tokens], [None for _ in tokens]
+    weight = spec.weight
+    if weight is not None:
+        found = [weigh(spec, *one) for one in zip(sequences, tokens, alive, strict=True)]
+        raw, growths, units = ([one[i] for one in found] for i in range(3))
+        bounded = [
+            [None if w is None else bound(weight, w, growth) for w, growth in zip(*rows, strict=True)]
+            for rows in zip(raw, growths, strict=True)
+        ]
+        divided = [divisor(spec, sequences, tokens, bounded, units, s, groups) for s in range(len(tokens))]
     weights = None
-    if spec.apply and (spec.weight is not None or spec.rejected != "mask"):
+    if spec.apply and (weight is not None or spec.rejected != "mask"):
         weights = []
-        for s, row in enumerate(tokens):
-            weights.append([])
-            for t, token in enumerate(row):
-                w = 1.0 if spec.weight is None else bounded[s][t]
-                zeroed = broken[s] or (rejected[s][t] and spec.rejected in ("zero", "both"))
-                w = w / divisor if w and token is not None and token.measured and not zeroed else 0.0
-                weights[s].append(decayed(w, spec, sequences[s], t))
+        for s, (sequence, row) in enumerate(zip(sequences, tokens, strict=True)):
+            weights.append([0.0] * len(row))
+            for t in measured(row, range(len(row))):
+                if rejects_nonfinite(spec, row) or (rejected[s][t] and spec.rejected != "mask"):
+                    continue
+                w = 1.0 if weight is None else bounded[s][t]
+                if w and divided[s] is not None and not divided[s] <= 1e-8:
+                    w /= divided[s]
+                if w and weight is not None and weight.decay is not None:
+                    w *= weight.decay ** max(sequence.age(t), 0.0)
+                weights[s][t] = w
 
-    edits = spec.apply and spec.rejected in ("mask", "both")
-    edits = edits and (len(spec.criteria) > 0 or (spec.weight is not None and spec.nonfinite == "reject"))
+    edits = spec.apply and spec.rejected != "zero"
+    edits = edits and (len(spec.criteria) > 0 or (weight is not None and spec.nonfinite == "reject"))
     mask = [[0 if edits and rejected[s][t] else m for t, m in enumerate(q.mask)] for s, q in enumerate(sequences)]
-    ages = [[age_at(q, t) for t in range(len(q))] for q in sequences if q.versions is not None]
-    entropies = [q.external["entropy"] for q in sequences if "entropy" in q.external]
-    return Answer(weights, mask, not edits, keep, rejected, raw, bounded, outcomes, tokens, growths, ages, entropies)
+    return Answer(
+        sequences, weights, mask, not edits, keep, keep_turns, rejected, raw, bounded, growths, units, divided,
+        outcomes, tokens,
+    )  # fmt: skip

@@ -1,13 +1,18 @@
-"""The native metrics of the third oracle, each straight from the formula in the table of metrics."""
+"""The native metrics of the oracle, each straight from the formula in the table of metrics."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from oracles.correction import D_RANGE, STAT_RANGE, add, clamp, exp, k3, probability, saturate, statistic
+from oracles.correction import measured
+from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, probability, saturate
+
+PERCENTILES = 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99
 
 
 def mean(values):
+    values = list(values)
     return add(values) / len(values) if values else 0.0
 
 
@@ -28,87 +33,66 @@ def pearson(xs, ys):
     return add(a * b for a, b in zip(dx, dy, strict=True)) / scale if scale > 1e-12 else 0.0
 
 
+def condition(answer):
+    """By what a correlation of probabilities multiplies rounding: their squares around 1 over their variances."""
+    tokens = [row[t] for row in answer.tokens for t in measured(row, range(len(row)))]
+    sides = [[probability(x) - 1.0 for x in row] for row in ([t.train for t in tokens], [t.rollout for t in tokens])]
+    spreads = [std(side) ** 2 for side in sides]
+    return max(mean(x * x for x in side) / spread for side, spread in zip(sides, spreads, strict=True) if spread)
+
+
 def percentile(values, percent):
     """The smallest value that at least `percent` per cent of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(math.ceil(percent / 100.0 * len(ordered)) - 1, 0)] if ordered else 0.0
 
 
-def extremes(found, prefix, values):
-    found[f"{prefix}_min"] = min(values, default=0.0)
-    found[f"{prefix}_max"] = max(values, default=0.0)
+def extremes(prefix, values):
+    return {f"{prefix}_min": min(values, default=0.0), f"{prefix}_max": max(values, default=0.0)}
 
 
 def metrics(answer, spec):
     """Every native metric of one batch. Percentiles are exact ones of D, not those of a histogram."""
-    valid = [[t for t in row if t is not None] for row in answer.tokens]
-    rows = [[t for t in row if t.measured] for row in valid]
+    rows = [[row[t] for t in measured(row, range(len(row)))] for row in answer.tokens]
     rows = [row for row in rows if row]
-    found = counts(answer, spec, valid, rows)
-    found.update(of_d(spec, rows))
-    found.update(perplexities(rows))
+    tokens = [token for row in rows for token in row]
+    found = counts(answer, spec, rows) | of_d(spec, rows) | perplexities(rows)
+    if spec.measures_turns:
+        found |= of_turns(answer, spec)
     if spec.weight is not None:
-        found.update(of_weights(answer, spec))
-    for criterion, outcome in zip(spec.criteria, answer.outcomes, strict=True):
-        found.update(of_criterion(answer, spec, criterion, outcome, valid))
+        found |= of_weights(answer, spec)
+    for outcome in answer.outcomes:
+        found |= of_criterion(answer, spec, outcome)
     if spec.detail == "full":
-        found.update(of_probabilities(rows))
-        found.update(of_both_ways(spec, rows))
+        found |= of_probabilities(spec, tokens)
+    if spec.apply and spec.weight is not None and spec.weight.normalize in ("sequence", "group"):
+        found |= of_divisors(answer)
     if spec.reads_entropy:
-        found.update(of_entropy(answer, found["kl_rollout_train_k3"]))
+        found |= of_entropy(answer, found["kl_rollout_train_k3"])
     if spec.reads_versions:
-        found.update(of_ages(answer))
+        found |= of_ages(answer)
     return found
 
 
-def of_entropy(answer, k3):
-    """Those of the entropy, at valid tokens where it is finite."""
-    valid = [
-        h
-        for row, of_row in zip(answer.tokens, answer.entropies, strict=True)
-        for token, h in zip(row, of_row, strict=True)
-        if token is not None
-    ]
-    finite = [h for h in valid if math.isfinite(h)]
-    average = mean(finite)
-    return {
-        "entropy_mean": average,
-        "entropy_max": max(finite, default=0.0),
-        "entropy_min": min(finite, default=0.0),
-        "tokens_entropy_nonfinite": len(valid) - len(finite),
-        "kl_rollout_train_k3_over_entropy": k3 / average if average else 0.0,
-    }
+def at_valid(answer, value):
+    """A value, of sequence and place, at every valid token."""
+    pairs = zip(answer.sequences, answer.tokens, strict=True)
+    return [value(q, t) for q, row in pairs for t, token in enumerate(row) if token is not None]
 
 
-def of_ages(answer):
-    ages = [
-        age
-        for row, of_row in zip(answer.tokens, answer.ages, strict=True)
-        for token, age in zip(row, of_row, strict=True)
-        if token is not None
-    ]
-    stale = mean([float(age > 0) for age in ages])
-    return {"age_mean": mean(ages), "age_max": max(ages, default=0.0), "age_min": min(ages, default=0.0)} | {
-        "tokens_stale_fraction": stale,
-        "tokens_newer": sum(age < 0 for age in ages),
-    }
-
-
-def counts(answer, spec, valid, rows):
-    kept = [
-        [t is not None and not gone for t, gone in zip(row, lost, strict=True)]
-        for row, lost in zip(answer.tokens, answer.rejected, strict=True)
-    ]
-    nonempty = [s for s, row in enumerate(valid) if row]
+def counts(answer, spec, rows):
+    valid = [sum(t is not None for t in row) for row in answer.tokens]
+    kept = [n - sum(lost) for n, lost in zip(valid, answer.rejected, strict=True)]
+    stands = list(zip(answer.keep, valid, kept, strict=True))
     found = {
-        "tokens": sum(len(row) for row in valid),
-        "tokens_nonfinite": sum(not t.finite for row in valid for t in row),
+        "tokens": sum(valid),
+        "tokens_nonfinite": sum(t is not None and not t.finite for row in answer.tokens for t in row),
         "tokens_clamped": sum(abs(t.d) > spec.clamp for row in rows for t in row),
-        "tokens_kept": sum(sum(row) for row in kept),
-        "sequences": len(nonempty),
+        "tokens_kept": sum(kept),
+        "sequences": sum(n > 0 for n in valid),
         "sequences_clamped": sum(abs(add(saturate(t.d, D_RANGE) for t in row)) > spec.clamp for row in rows),
-        "sequences_kept": sum(answer.keep[s] for s in nonempty),
-        "sequences_without_survivors": sum(answer.keep[s] and not any(kept[s]) for s in nonempty),
+        "sequences_kept": sum(n > 0 and keep for keep, n, _ in stands),
+        "sequences_without_survivors": sum(n > 0 and keep and not some for keep, n, some in stands),
     }
     for unit in ("tokens", "sequences"):
         found[f"{unit}_kept_fraction"] = found[f"{unit}_kept"] / found[unit] if found[unit] else 0.0
@@ -120,7 +104,7 @@ def of_d(spec, rows):
     summed = [saturate(x, D_RANGE) for x in d]
     ratio = [exp(clamp(x, spec.clamp)) for x in d]
     totals = [add(saturate(t.d, D_RANGE) for t in row) for row in rows]
-    found = {
+    return extremes("logratio", d) | {
         "logratio_mean": mean(summed),
         "logratio_abs_mean": mean([abs(x) for x in summed]),
         "logratio_std": std(summed),
@@ -135,15 +119,13 @@ def of_d(spec, rows):
         "sequence_logratio_abs_mean": mean([abs(x) for x in totals]),
         "sequence_logratio_abs_max": max(map(abs, totals), default=0.0),
     }
-    extremes(found, "logratio", d)
-    return found
 
 
 def perplexities(rows):
     train = [-mean([t.train for t in row]) for row in rows]
     rollout = [-mean([t.rollout for t in row]) for row in rows]
     differences = [-mean([saturate(t.d, D_RANGE) for t in row]) for row in rows]
-    found = {
+    return extremes("sequence_log_ppl_diff", differences) | {
         "sequence_train_ppl_mean": mean([exp(x) for x in train]),
         "sequence_rollout_ppl_mean": mean([exp(x) for x in rollout]),
         "sequence_train_log_ppl_mean": mean(train),
@@ -152,52 +134,79 @@ def perplexities(rows):
         "sequence_log_ppl_diff_abs_mean": mean([abs(x) for x in differences]),
         "sequence_ppl_ratio_mean": mean([exp(x) for x in differences]),
     }
-    extremes(found, "sequence_log_ppl_diff", differences)
+
+
+def of_turns(answer, spec):
+    """Metrics of turns; those of a place are over the tokens of the first, middle or last measured turns."""
+    found = {"turns": 0, "turns_kept": 0}
+    sums, places = [], {"first": [], "middle": [], "last": []}
+    for sequence, row, keep in zip(answer.sequences, answer.tokens, answer.keep_turns, strict=True):
+        turns = sequence.units("turn")
+        for turn, kept in zip(turns, keep, strict=True):
+            some = any(row[t] is not None for t in turn)
+            found["turns"] += some
+            found["turns_kept"] += some and kept
+        some = [[row[t].d for t in measured(row, turn)] for turn in turns]
+        some = [ds for ds in some if ds]
+        for i, ds in enumerate(some):
+            places["first" if i == 0 else "last" if i == len(some) - 1 else "middle"] += ds
+            sums.append(add(saturate(d, D_RANGE) for d in ds))
+    found |= {
+        "turns_kept_fraction": found["turns_kept"] / found["turns"] if found["turns"] else 0.0,
+        "turn_chi2_train_rollout": mean([math.expm1(2.0 * clamp(x, spec.clamp)) for x in sums]),
+        "turn_logratio_abs_mean": mean([abs(x) for x in sums]),
+        "turn_logratio_abs_max": max(map(abs, sums), default=0.0),
+    }
+    for name, ds in places.items():
+        found[f"{name}_turn_token_kl_rollout_train_k1"] = -mean([saturate(d, D_RANGE) for d in ds])
+        found[f"{name}_turn_token_logratio_abs_mean"] = mean([abs(saturate(d, D_RANGE)) for d in ds])
+        found[f"{name}_turn_token_kl_rollout_train_k3"] = mean([k3(clamp(d, spec.clamp)) for d in ds])
     return found
 
 
 def of_weights(answer, spec):
-    """Per token over measured tokens; per sequence over sequences that have one, by the mean of its tokens' weights."""
-    weight, found = spec.weight, {}
-    pairs = [
-        [rest for token, *rest in zip(*columns, strict=True) if token is not None and token.measured]
-        for columns in zip(answer.tokens, answer.raw, answer.bounded, answer.growths, strict=True)
+    """Per token; per sequence, by the mean of its tokens' weights unless it has its own; per turn that has its own."""
+    weight = spec.weight
+    of_tokens = [
+        [one for one in zip(*columns, strict=True) if one[0] is not None]
+        for columns in zip(answer.raw, answer.bounded, answer.growths, strict=True)
     ]
-    pairs = [row for row in pairs if row]
-    units = {
-        "": [pair for row in pairs for pair in row],
-        "sequence_": [
-            (mean([raw for raw, _, _ in row]), mean([bounded for _, bounded, _ in row]), 1.0) for row in pairs
+    of_tokens = [row for row in of_tokens if row]
+    levels = {
+        "weight": [unit for row in of_tokens for unit in row],
+        "sequence_weight" if weight.over == "sequence" else "sequence_mean_weight": [
+            (mean(raw for raw, _, _ in row), mean(w for _, w, _ in row), 1.0) for row in of_tokens
         ],
     }
-    for level, values in units.items():
-        raws = [raw for raw, _, _ in values]
-        name = "sequence_mean_weight" if level and weight.over != "sequence" else f"{level}weight"
-        for key, ws in ((name, [bounded for _, bounded, _ in values]), (f"{name}_before_bounds", raws)):
-            found.update({f"{key}_mean": mean(ws), f"{key}_std": std(ws), f"{key}_ess": ess(ws)})
-            extremes(found, key, ws)
-        found[f"{name}_above_upper_fraction"] = mean(
-            [float(weight.upper is not None and w > weight.upper**growth) for w, _, growth in values]
-        )
-        found[f"{name}_below_lower_fraction"] = mean(
-            [float(weight.lower is not None and w < weight.lower**growth) for w, _, growth in values]
-        )
+    if weight.over == "turn":
+        levels["turn_weight"] = [(raw, w, 1.0) for units in answer.units for raw, w in units]
+    found = {}
+    for name, values in levels.items():
+        for key, ws in ((name, [w for _, w, _ in values]), (f"{name}_before_bounds", [raw for raw, _, _ in values])):
+            found |= {f"{key}_mean": mean(ws), f"{key}_std": std(ws), f"{key}_ess": ess(ws)} | extremes(key, ws)
+        above = [weight.upper is not None and raw > weight.upper**growth for raw, _, growth in values]
+        below = [weight.lower is not None and raw < weight.lower**growth for raw, _, growth in values]
+        found |= {f"{name}_above_upper_fraction": mean(above), f"{name}_below_lower_fraction": mean(below)}
     if weight.normalize == "batch":
-        level = "" if weight.per_token else "sequence_"
-        found["weight_divisor"] = found[f"{level}weight_mean"]
+        found["weight_divisor"] = mean(w for units in answer.units for _, w in units)
     return found
 
 
-def of_criterion(answer, spec, criterion, outcome, valid):
-    if criterion.over != "sequence":
-        values = [v for row in outcome.values for v in row if v is not None]
-    else:
-        values = [v for v in outcome.values if v is not None]
-    if criterion.stat == "ratio":
+def of_divisors(answer):
+    """The means by which weights of sequences were divided."""
+    some = [x for x, units in zip(answer.divided, answer.units, strict=True) if x is not None and units]
+    divisors = [x for x in some if not x <= 1e-8]
+    return extremes("sequence_weight_divisor", divisors) | {"sequences_undivided": len(some) - len(divisors)}
+
+
+def of_criterion(answer, spec, outcome):
+    values = [v for row in outcome.values for v in row if v is not None]
+    if outcome.criterion.stat == "ratio":
         values = [exp(clamp(v, spec.clamp)) for v in values]
     summed = [clamp(v, STAT_RANGE) for v in values]
     lost = [sum(row) for row in outcome.dropped]
-    tokens, sequences = sum(len(row) for row in valid), sum(bool(row) for row in valid)
+    valid = [sum(t is not None for t in row) for row in answer.tokens]
+    tokens, sequences = sum(valid), sum(map(bool, valid))
     found = {
         "tokens_rejected_fraction": sum(lost) / tokens if tokens else 0.0,
         "sequences_rejected_fraction": sum(map(bool, lost)) / sequences if sequences else 0.0,
@@ -206,15 +215,22 @@ def of_criterion(answer, spec, criterion, outcome, valid):
         "min": min(values, default=0.0),
         "max": max(values, default=0.0),
     }
-    return {f"{criterion.label}/{key}": value for key, value in found.items()}
+    return {f"{outcome.criterion.label}/{key}": value for key, value in found.items()}
 
 
-def of_both_ways(spec, rows):
-    """As NeMo RL writes the Jensen-Shannon divergence: k3 of each policy to the mean of the two probabilities."""
-    d = [clamp(t.d, spec.clamp) for row in rows for t in row]
+def of_probabilities(spec, tokens):
+    """Those of the full detail; the Jensen-Shannon divergence as NeMo RL has it, by k3 of each to their mean."""
+    p, q = [probability(t.rollout) for t in tokens], [probability(t.train) for t in tokens]
+    gaps = [abs(a - b) for a, b in zip(p, q, strict=True)]
+    d = [clamp(t.d, spec.clamp) for t in tokens]
     # The log of the mean of both probabilities, over that of the rollout.
     middle = [math.log1p(0.5 * math.expm1(x)) for x in d]
-    return {
+    return {f"logratio_p{percent:g}": percentile([t.d for t in tokens], percent) for percent in PERCENTILES} | {
+        "train_prob_mean": mean(q),
+        "rollout_prob_mean": mean(p),
+        "prob_diff_abs_mean": mean(gaps),
+        "prob_diff_abs_max": max(gaps, default=0.0),
+        "prob_correlation": pearson(p, q),
         "kl_train_rollout_k3": mean([k3(-x) for x in d]),
         "js_divergence": mean([0.5 * (k3(x - m) + k3(-m)) for x, m in zip(d, middle, strict=True)]),
         "ratio_error_mean": mean([exp(abs(x)) for x in d]),
@@ -222,17 +238,42 @@ def of_both_ways(spec, rows):
     }
 
 
-def of_probabilities(rows):
-    tokens = [t for row in rows for t in row]
-    p, q = [probability(t.rollout) for t in tokens], [probability(t.train) for t in tokens]
-    gaps = [abs(statistic("prob_diff", t, None)) for t in tokens]
-    found = {
-        "train_prob_mean": mean(q),
-        "rollout_prob_mean": mean(p),
-        "prob_diff_abs_mean": mean(gaps),
-        "prob_diff_abs_max": max(gaps, default=0.0),
-        "prob_correlation": pearson(p, q),
+def of_entropy(answer, k3_mean):
+    """Those of the entropy, at valid tokens where it is finite."""
+    valid = at_valid(answer, lambda q, t: q.external["entropy"][t])
+    finite = [h for h in valid if math.isfinite(h)]
+    average = mean(finite)
+    return extremes("entropy", finite) | {
+        "entropy_mean": average,
+        "tokens_entropy_nonfinite": len(valid) - len(finite),
+        "kl_rollout_train_k3_over_entropy": k3_mean / average if average else 0.0,
     }
-    for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99):
-        found[f"logratio_p{percent:g}"] = percentile([t.d for t in tokens], percent)
-    return found
+
+
+def of_ages(answer):
+    ages = at_valid(answer, lambda q, t: q.age(t))
+    return extremes("age", ages) | {
+        "age_mean": mean(ages),
+        "tokens_stale_fraction": mean([float(age > 0) for age in ages]),
+        "tokens_newer": sum(age < 0 for age in ages),
+    }
+
+
+def of_label(answer, labels, label):
+    """The answer, as if only the tokens of one label were valid: their weights and rejections stay what they were."""
+
+    def chosen(rows, nothing):
+        pairs = (zip(*one, strict=True) for one in zip(rows, labels, strict=True))
+        return [[value if own == label else nothing for value, own in pair] for pair in pairs]
+
+    outcomes = [
+        replace(
+            one,
+            dropped=chosen(one.dropped, False),
+            values=chosen(one.values, None) if one.criterion.over in ("token", "prefix") else one.values,
+        )
+        for one in answer.outcomes
+    ]
+    raw, bounded = chosen(answer.raw, None), chosen(answer.bounded, None)
+    rejected, tokens = chosen(answer.rejected, False), chosen(answer.tokens, None)
+    return replace(answer, tokens=tokens, outcomes=outcomes, raw=raw, bounded=bounded, rejected=rejected)

@@ -1,0 +1,65 @@
+"""What rounding may change in a result: the tolerance of every comparison of floats in the tests.
+
+A rounding of a number as large as `size` is off by at most u * size, where u is half the epsilon of the dtype. Those of
+n operations have random signs and add up to sqrt(n) of that; beyond four deviations no machine goes, whatever its
+vectors, its exponentials and the order of its sums. So
+
+    margin(dtype, terms, size) = 4 u sqrt(terms) size,
+
+of which the relative part is that of the result's own size. The absolute part is of what the result is made of: |q - p|
+of two probabilities is a difference of numbers as large as 1, and is off by u however small it is. Most results of
+this package are made of ratios, probabilities and log-probs, which are about 1, the default; a tensor's are about its
+largest value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+# Of a formula, and of a sum over a test's batch with a formula in each term.
+FORMULA, SUM = 16, 1024
+# The step of a difference quotient in float64, and its error: u / step of the values, step^2 / 6 of a third derivative.
+STEP = 1e-5
+OF_QUOTIENT = 4 * 2.0**-53 / STEP * math.sqrt(SUM) + STEP**2
+
+
+def margin(dtype: torch.dtype = torch.float64, terms: int = SUM, size: float = 1.0) -> float:
+    """The error of a result of so many operations on numbers as large as `size`, computed in a dtype."""
+    return 2.0 * torch.finfo(dtype).eps * math.sqrt(terms) * size
+
+
+def near(wanted: Any, dtype: torch.dtype = torch.float64, terms: int = SUM, size: float = 1.0) -> Any:
+    """Numbers, a list or a mapping of them to compare with by ==; a size of 0 leaves the relative part alone."""
+    return pytest.approx(wanted, rel=margin(dtype, terms), abs=margin(dtype, terms, size), nan_ok=True)
+
+
+def is_near(
+    found: float, wanted: float, dtype: torch.dtype = torch.float64, terms: int = SUM, size: float = 1.0
+) -> bool:
+    """Whether two numbers are equal but for rounding."""
+    return bool(found == near(wanted, dtype, terms, size))
+
+
+def assert_near(
+    found: Tensor, wanted: Tensor, dtype: torch.dtype | None = None, terms: int = SUM, size: float | None = None
+) -> None:
+    """Require tensors that are equal but for rounding.
+
+    Args:
+        found: A tensor.
+        wanted: What it should be, of the same dtype and device.
+        dtype: The one that computed; None: that of `found`.
+        terms: The operations.
+        size: Of the numbers that it was made of; None: the largest finite one of `wanted`.
+    """
+    dtype = found.dtype if dtype is None else dtype
+    if size is None:
+        sizes = wanted.detach().abs()
+        size = float(sizes[sizes.isfinite()].max()) if bool(sizes.isfinite().any()) else 0.0
+    within = {"rtol": margin(dtype, terms), "atol": margin(dtype, terms, size)}
+    torch.testing.assert_close(found, wanted, **within, equal_nan=True)
