@@ -13,14 +13,16 @@ VERSION_FILE = (HERE / "rollout_corr" / "_version.py").read_text(encoding="utf-8
 DEMO = ["rich>=13", "numpy"]
 # What examples/mismatch_rl.py shows and draws with.
 EXAMPLE = [*DEMO, "matplotlib>=3.8"]
-# What `rollout-corr report` and its kin show and read; .parquet files need the second as well.
+# What `rollout-corr report` and its kin show and read; .parquet and .safetensors files need the others as well.
 REPORT = [*DEMO]
 PARQUET = ["pyarrow>=14"]
+SAFETENSORS = ["safetensors>=0.4"]
 # The pictures of docs/benchmarks.md, and the suites of `pytest benchmarks/`.
 BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]
 TEST = [
     *REPORT,
     *PARQUET,
+    *SAFETENSORS,
     *BENCH,
     "hypothesis>=6.100",
     # For tests/package/test_typing.py. This version of pyright brings its program along, the extra its Node.
@@ -31,8 +33,6 @@ TEST = [
     "pytest>=8",
     "pytest-xdist>=3",
     "pyyaml>=6",
-    # Its own writer, for the files that the reader of .safetensors is tested with.
-    "safetensors>=0.4",
     # For the interpreter tests. The package itself runs without it.
     "triton; platform_system == 'Linux'",
 ]
@@ -67,6 +67,7 @@ setup(
         "example": EXAMPLE,
         "report": REPORT,
         "parquet": PARQUET,
+        "safetensors": SAFETENSORS,
         "bench": BENCH,
         "docs": DOCS,
         "test": TEST,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from rollout_corr._version import __version__
 from rollout_corr.api.correct import correct
+from rollout_corr.api.dump import dump
 from rollout_corr.api.suggest import suggest
 from rollout_corr.cli.main import GOOD, PROGRAM, parser_of
 from rollout_corr.diagnose.calls import doctor
@@ -22,7 +22,6 @@ from rollout_corr.diagnose.show.terminal import Terminal, print_findings
 from rollout_corr.frameworks.shared.lookup import spec
 from rollout_corr.frameworks.shared.names import SpecName
 from rollout_corr.testing import ExampleBatch, example_batch
-from rollout_corr.whole_files import write_whole
 
 FOLDER = "rollout_corr_demo"
 SPECS: tuple[SpecName, ...] = ("verl.decoupled_token_is", "verl.decoupled_geo_rs_token_tis", "trl.default")
@@ -85,16 +84,10 @@ def run(arguments: list[str]) -> int:
         "real frameworks; nothing crashes, and the loss looks as always."
     )
     folder.mkdir(parents=True, exist_ok=True)
-    columns = {
-        "train_logp": batch.train_logp,
-        "rollout_logp": bad,
-        "mask": batch.mask,
-        "cu_seqlens": batch.cu_seqlens,
-    }
-    stored = io.BytesIO()
-    torch.save(columns, stored)
-    path = folder / "broken.pt"
-    write_whole(path, stored.getvalue())
+    path = folder / "broken.jsonl"
+    # `dump` appends to what is there.
+    path.unlink(missing_ok=True)
+    dump(path, batch.train_logp, bad, mask=batch.mask, cu_seqlens=batch.cu_seqlens, sequences=None).result()
 
     out.line()
     out.line(f"1. What the doctor says of it: doctor {path}", style="bold")

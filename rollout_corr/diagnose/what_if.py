@@ -13,7 +13,7 @@ from rollout_corr.api.correct import correct
 from rollout_corr.api.suggest import Sequences, Suggestion, suggested
 from rollout_corr.backends.given import Batch, KeptMass
 from rollout_corr.definition.sequences import Packed
-from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
+from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
 from rollout_corr.diagnose.read.source import Source
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.metrics.limits import NEAR_CLAMP
@@ -262,7 +262,7 @@ def try_all(source: Source, each: Callable[[float, str], object] = lambda done, 
     """
     found: WhatIf | None = None
     begun = 0.0
-    for chunk in blocks(source.chunks()):
+    for chunk in source.chunks():
         if found is None:
             found = WhatIf("advantages" in chunk.columns)
         # A chunk takes minutes, and reading it took none of them.

@@ -20,8 +20,6 @@ from rollout_corr.diagnose.doctor.diagnosis import CAUSES, diagnose
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.read.chunk import Chunk
 from rollout_corr.diagnose.read.fields import ChosenFields
-from rollout_corr.diagnose.read.formats import Loaded
-from rollout_corr.diagnose.read.problems import Problems
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 
@@ -269,7 +267,7 @@ END = "<!-- end of what is made -->"
 
 def chunks_of(columns: dict[str, Tensor]) -> Iterator[Chunk]:
     """Read columns as the chunks of a dump."""
-    return TensorFile(Loaded(columns, 1 << 30), "dump", ChosenFields(), Problems()).chunks()
+    return TensorFile(columns, 1 << 30, "dump", ChosenFields()).chunks()
 
 
 def measured(columns: dict[str, Tensor]) -> Measurement:

@@ -108,10 +108,6 @@ WRITERS = {
     "pt lengths": (".pt", lambda path, columns: torch.save(with_lengths(columns), path)),
     "pt one row": (".pt", lambda path, columns: torch.save(one_row(columns), path)),
     "pt nested": (".pt", lambda path, columns: torch.save({"step": 3, "batch": padded(columns)}, path)),
-    "pt old format": (
-        ".pt",
-        lambda path, columns: torch.save(columns, path, _use_new_zipfile_serialization=False),
-    ),
     "pt records": (".pt", lambda path, columns: torch.save(records(columns), path)),
     "pt samples": (".pt", lambda path, columns: torch.save({"step": 3, "samples": records(columns)}, path)),
     "pt jagged": (".pt", lambda path, columns: torch.save(jagged(columns), path)),

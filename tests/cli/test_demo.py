@@ -35,7 +35,7 @@ def test_it_shows_a_bug_its_cause_three_specs_a_page_and_what_comes_next(tmp_pat
     assert [command.split()[0] for command in commands] == ["what-if", "explain", "doctor"]
     # They run as they stand.
     assert main([*commands[1].split()]) == 0
-    assert main(["doctor", "rollout_corr_demo/broken.pt"]) == 1
+    assert main(["doctor", "rollout_corr_demo/broken.jsonl"]) == 1
 
 
 def test_it_writes_where_it_is_told_and_says_where_it_cannot(tmp_path, capsys):

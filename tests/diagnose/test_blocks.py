@@ -7,20 +7,15 @@ import random
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import rollout_corr as rc
 from builders.dumps import packed, plain, records, write, write_jsonl
-from rollout_corr.diagnose.doctor.wrong_policies import drift
 from rollout_corr.diagnose.measure import evidence
 from rollout_corr.diagnose.measure.measurement import Measurement, measure
 from rollout_corr.diagnose.measure.profiles import ByValue, Profile
 from rollout_corr.diagnose.read import chunk as chunks
-from rollout_corr.diagnose.read import record_files, tensor_files
 from rollout_corr.diagnose.read.chunk import Chunk, blocks, joined
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.what_if import try_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,31 +43,12 @@ def reported(path, **arguments):
     return {name: found[name] for name in ("metrics", "warnings", "findings", "profiles", "worst")}
 
 
-def read_at_a_time(slots, monkeypatch):
-    for reader in (tensor_files, record_files):
-        monkeypatch.setattr(reader, "CHUNK_SLOTS", slots)
-
-
-@pytest.mark.parametrize("kind", ["pt packed", "safetensors packed", "npz compressed", "jsonl", "parquet"])
-def test_numbers_do_not_depend_on_what_a_reader_returns_at_a_time(kind, tmp_path, monkeypatch):
+def test_numbers_do_not_depend_on_what_a_reader_returns_at_a_time(tmp_path, monkeypatch):
+    """Tensors are read a chunk at a time, records one by one."""
     monkeypatch.setattr(chunks, "CHUNK_SLOTS", 700)
-    path = write(kind, tmp_path, run())
-    wanted = None
-    for slots in (1, 90, 699, 100_000):
-        read_at_a_time(slots, monkeypatch)
-        found = reported(path)
-        wanted = wanted or found
-        assert json.dumps(found) == json.dumps(wanted), slots
-    assert wanted["worst"] and len(wanted["profiles"]) > 4
-
-
-def test_what_if_does_not_depend_on_it_either(tmp_path, monkeypatch):
-    """Weights that are normalized over the batch are divided by the mean of a chunk, so its bounds matter."""
-    monkeypatch.setattr(chunks, "CHUNK_SLOTS", 700)
-    path = write("pt packed", tmp_path, run(30))
-    wanted = [outcome for _, outcome in try_all(Dump(path)).outcomes()]
-    read_at_a_time(90, monkeypatch)
-    assert [outcome for _, outcome in try_all(Dump(path)).outcomes()] == wanted
+    found = [reported(write(kind, tmp_path, run())) for kind in ("pt packed", "jsonl")]
+    assert json.dumps(found[0]) == json.dumps(found[1])
+    assert found[0]["worst"] and len(found[0]["profiles"]) > 4
 
 
 def test_numbers_do_not_depend_on_how_sequences_are_spread_over_files(tmp_path, monkeypatch):
@@ -129,11 +105,10 @@ def sequences(found):
     return rows
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_blocks_hold_the_same_sequences(seed, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_SLOTS", 40)
     monkeypatch.setattr(chunks, "CHUNK_SEQUENCES", 6)
-    monkeypatch.setattr(chunks, "MOST_MAPPED", 3)
     torch.manual_seed(seed)
     given = pieces(seed)
     found = list(blocks(given))
@@ -147,54 +122,11 @@ def test_blocks_hold_the_same_sequences(seed, monkeypatch):
 
 def test_precision_is_kept_where_files_differ():
     """Joined, the float32 D of one file would be computed in float64 because another file has float64."""
-    double, single = (Chunk(x, x, None, torch.tensor([0, 1]), torch.tensor([0]), "") for x in (
-        torch.zeros(1, dtype=torch.float64), torch.zeros(1)))  # fmt: skip
-    assert [block.train.dtype for block in blocks([double, single, single])] == [torch.float64, torch.float32]
-
-
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
-class Allocated(TorchDispatchMode):
-    """Count the elements of new tensors: a measure of time and memory that does not vary."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if not any(argument.alias_info for argument in func._schema.arguments):
-            self.elements += sum(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
-        return out
-
-
-def grows(work, least):
-    """Return how many times more elements 4 times the work allocates; `least` is that of the smaller one."""
-    found = []
-    for size in (least, 4 * least):
-        with Allocated() as allocated:
-            work(size)
-        found.append(allocated.elements)
-    return found[1] / found[0]
-
-
-@pytest.mark.parametrize("order", [list, lambda numbers: random.Random(0).sample(numbers, len(numbers))])
-def test_the_time_grows_like_the_steps(order):
-    """Tables of steps and labels, with a new one in every chunk; and the trend that the doctor sees in them."""
-
-    def work(steps):
-        measured, label = Measurement(), ByValue(True)
-        seen = measured.evidence.values["steps"]
-        for number in order(range(steps)):
-            groups = torch.full((24,), seen.setdefault(number, len(seen)))
-            d = torch.full((24,), 0.01 * (1 + number))
-            label.add(torch.full((24,), number), d)
-            measured.evidence.columns["steps"].add(groups, -torch.ones(24), d)
-        assert drift.find(measured, {}) is not None
-        assert [row.at for row in label.rows()] == list(range(steps))
-
-    assert grows(work, 100) < 4.8
+    given = [
+        Chunk(torch.zeros(1, dtype=dtype), torch.zeros(1), None, torch.tensor([0, 1]), torch.tensor([0]), file)
+        for file, dtype in (("a", torch.float64), ("b", torch.float32), ("c", torch.float32))
+    ]
+    assert [block.train.dtype for block in blocks(given)] == [torch.float64, torch.float32]
 
 
 def step_of(number, tokens=24):
@@ -203,25 +135,12 @@ def step_of(number, tokens=24):
     return Chunk(x, x - 0.01, None, torch.tensor([0, tokens]), torch.tensor([0]), f"{number}", columns)
 
 
-def test_files_are_joined_in_linear_time():
-    def work(files):
-        assert sum(block.sequences for block in blocks(map(step_of, range(files)))) == files
-
-    assert grows(work, 500) < 4.8
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_profile_takes_memory_for_its_bins_alone():
     """Bins far apart are not counted in a table over all that lie between; sums are those of a loop."""
     profile = Profile()
-    bins = torch.tensor([5, 90_000, 5, 7])
     profile.add(torch.tensor([99_999]), torch.tensor([1.0]))
-    with Allocated() as allocated:
-        for _ in range(50):
-            profile.add(bins, torch.tensor([1.0, -2.0, 0.5, -0.25]))
-    assert allocated.elements < 50 * 200
+    for _ in range(50):
+        profile.add(torch.tensor([5, 90_000, 5, 7]), torch.tensor([1.0, -2.0, 0.5, -0.25]))
     assert profile.sums.shape == (100_000, 5)
     assert profile.sums[5].tolist() == [100.0, 75.0, 75.0, 62.5, 50.0]
     assert profile.sums[90_000].tolist() == [50.0, -100.0, 100.0, 200.0, 50.0]
@@ -238,11 +157,11 @@ def test_versions_beyond_a_number_are_not_told_apart(monkeypatch):
     assert found.finite == 20 * 24
 
 
-def test_a_million_labels_take_bounded_memory():
+def test_labels_beyond_a_number_share_a_row():
     """The first 4,096 labels have a row each; all others share one that says so."""
     labels = ByValue(True)
-    for start in range(0, 1_000_000, 100_000):
-        labels.add(torch.arange(start, start + 100_000), torch.ones(100_000))
+    for start in range(0, 10_000, 1_000):
+        labels.add(torch.arange(start, start + 1_000), torch.ones(1_000))
     rows = labels.rows()
     assert len(labels.values) == 4096 and len(rows) == 4097
-    assert (rows[-1].label, rows[-1].count) == ("others", 1_000_000 - 4096)
+    assert (rows[-1].label, rows[-1].count) == ("others", 10_000 - 4096)

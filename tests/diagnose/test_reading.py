@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from builders.dumps import NAMES, WRITERS, packed, padded, sequences_of, wanted_of, write, write_jsonl, write_parquet
-from rollout_corr.diagnose.read import record_files, tensor_files
+from rollout_corr.cli.main import main
+from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.read.fields import ALIASES, ChosenFields, choose
+from rollout_corr.diagnose.read.fields import ChosenFields, choose
 from rollout_corr.diagnose.read.problems import DumpError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,9 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def blocks_of(request, monkeypatch):
     """Change the size of a chunk, which must not change any result."""
     if request.param is not None:
-        monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", request.param)
-        monkeypatch.setattr(record_files, "CHUNK_SLOTS", request.param)
-    return request.param
+        monkeypatch.setattr(chunk, "CHUNK_SLOTS", request.param)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -38,42 +37,42 @@ def test_every_format_gives_the_same_sequences(kind, tmp_path, blocks_of):
     assert set(NAMES) <= set(dump.fields)
 
 
-@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors padded", "jsonl", "parquet"])
-def test_a_limit_reads_the_first_sequences(kind, tmp_path, blocks_of):
-    columns = packed()
-    dump = Dump(write(kind, tmp_path, columns), limit=5)
-    assert sequences_of(dump) == wanted_of(columns)[:5]
-    assert dump.progress == 1.0
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_command_warns_of_nothing_and_closes_every_file(kind, tmp_path, capsys, monkeypatch):
+    """Under `python -W error`; with a limit the rest of the file stays unread."""
+    path = write(kind, tmp_path, packed())
+    # A file that is left open complains when it is collected, where nobody can catch it.
+    unraised = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["report", str(path), "--json", "--limit", "2"]) == 0
+    assert unraised == [] and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors padded", "jsonl", "parquet"])
-def test_a_file_is_streamed(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["pt packed", "safetensors padded", "jsonl", "parquet"])
+def test_a_limit_reads_the_first_sequences_of_a_stream(kind, tmp_path, monkeypatch):
     """The first chunk is returned before most of the file was read."""
-    monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", 40)
-    monkeypatch.setattr(record_files, "CHUNK_SLOTS", 40)
-    dump = Dump(write(kind, tmp_path, packed(60)))
-    first = next(dump.chunks())
-    assert first.sequences < 10 and 0.0 < dump.progress < 0.2
+    monkeypatch.setattr(chunk, "CHUNK_SLOTS", 40)
+    columns = packed(60)
+    path = write(kind, tmp_path, columns)
+    dump = Dump(path)
+    assert next(dump.chunks()).sequences < 10 and 0.0 < dump.progress < 0.2
+    few = Dump(path, limit=5)
+    assert sequences_of(few) == wanted_of(columns)[:5] and few.progress == 1.0
 
 
 def test_a_folder_is_read_file_by_file(tmp_path):
+    """A folder may be called as a file is; what is no dump, such as a configuration beside dumps, is left alone."""
     one, two = packed(seed=1), packed(seed=2)
     write("pt packed", tmp_path, one, "1")
-    write("jsonl", tmp_path, two, "2")
+    (tmp_path / "2.npz").mkdir()
+    write("jsonl", tmp_path / "2.npz", two)
     (tmp_path / "notes.txt").write_text("not a dump")
+    (tmp_path / "config.json").write_text('{"lr": 1e-6}')
     dump = Dump(tmp_path)
     assert sequences_of(dump) == wanted_of(one) + wanted_of(two)
     assert dump.problems.count == 0
-
-
-def test_a_broken_file_in_a_folder_does_not_hide_the_others(tmp_path):
-    columns = packed()
-    (tmp_path / "1.pt").write_bytes(b"nothing")
-    write("jsonl", tmp_path, columns, "2")
-    dump = Dump(tmp_path)
-    assert sequences_of(dump) == wanted_of(columns)
-    assert dump.problems.count == 1
-    assert str(dump.problems.shown[0]).startswith(f"{tmp_path / '1.pt'}: not a complete .pt file: ")
 
 
 def test_low_precision_stays_as_it_is(tmp_path):
@@ -155,13 +154,6 @@ def test_names_of_frameworks_are_known(names, train, rollout, more):
     assert len(set(found.values())) == len(found)
 
 
-def test_every_alias_belongs_to_one_role_alone():
-    """The current log-probs are an exception: without older ones they are the trainer's."""
-    required = [name for role, names in ALIASES.items() if role != "new_logp" for name in names]
-    assert len(required) == len(set(required))
-    assert all(name == name.lower() for names in ALIASES.values() for name in names)
-
-
 def test_the_user_has_the_last_word(tmp_path):
     columns = packed()
     columns["pi"] = columns["train_logp"] - 1.0
@@ -218,7 +210,7 @@ def plain_rows(made, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pt packed", "safetensors padded", "npz compressed", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["pt packed", "safetensors padded", "jsonl", "parquet"])
 def test_memory_does_not_grow_with_the_file(kind, tmp_path):
     """Of 16 million tokens (4 million as text), 290 MB as tensors, only a few chunks are in memory at once."""
     tokens = (1 << 22) if kind in ("jsonl", "parquet") else (1 << 24)
@@ -231,10 +223,8 @@ def test_memory_does_not_grow_with_the_file(kind, tmp_path):
         write_parquet(path, list(plain_rows(made, rows)))
     elif kind == "safetensors padded":
         save_file({name: x.view(rows, 4096) for name, x in made.items()}, path)
-    elif kind == "pt packed":
-        torch.save(made | {"cu_seqlens": torch.arange(rows + 1) * 4096}, path)
     else:
-        np.savez_compressed(path, cu_seqlens=np.arange(rows + 1) * 4096, **{k: x.numpy() for k, x in made.items()})
+        torch.save(made | {"cu_seqlens": torch.arange(rows + 1) * 4096}, path)
     # One arena, and large blocks that go back to the system when freed: otherwise the figure varies by 40 MB.
     allocator = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     done = subprocess.run(

@@ -59,15 +59,11 @@ def beside_a_good_line(folder, line):
         (GOOD.replace("-1.0", "1" + "0" * 9000), "line 1 is not JSON (Exceeds the limit"),
         (GOOD + GOOD, "line 1 is not JSON (Extra data"),
         (f"[{GOOD}, {GOOD}]", "expected an object, got list"),
-        ("5", "expected an object, got int"),
         (GOOD[:-1] + ', "train_logp": [1, 2]}', "line 1: the field 'train_logp' occurs twice"),
         (GOOD[:-1] + ', "a": {"b": 1}, "a.b": 2}', "the field 'a.b' occurs twice"),
-        (GOOD.replace("[-1.0, -2.0]", "[[-1.0, -2.0]]"), "'train_logp': expected a flat list, got a list of list"),
-        (GOOD.replace("-1.0", '{"a": 1}'), "'train_logp': expected a list of numbers, got a list of dict and float"),
         (GOOD.replace("[-1.0, -2.0]", '"' + "x" * 5000 + '"'), "'train_logp': expected a list of numbers, got str 'xx"),
         (json.dumps({f"field {i}": 1 for i in range(500)}), "and 450 more"),
         ('{"' + "a" * 100_000 + '": 1}', "expected names of at most 1000 letters"),
-        (b'\xff\xfe{"a": 1}', "line 1 is not JSON ('utf-8' codec can't decode"),
         (GOOD.encode("utf-16"), "line 1 is not JSON ('utf-8' codec can't decode"),
     ],
 )
@@ -103,7 +99,7 @@ def test_a_long_line_is_skipped_and_the_rest_is_read(tmp_path, monkeypatch):
         assert len(sequences_of(Dump(tmp_path / "x.jsonl"))) == 3 - (length == 1 << 20)
 
 
-@pytest.mark.parametrize("unit", ["[],", "{},", '"a",', '"\U0001f600",', "[[[[1]]]],"])
+@pytest.mark.parametrize("unit", ["[],", '"a",', '"\U0001f600",'])
 def test_a_line_of_small_items_takes_bounded_memory(unit, tmp_path, monkeypatch):
     """28 MiB of `[],` are 1 GB of lists. What is estimated is more than Python really takes, and not parsed."""
     monkeypatch.setattr(json_files, "MOST_MEMORY", 4 << 20)
@@ -142,29 +138,9 @@ def test_mappings_that_contain_themselves():
     assert flat({"a": {"b": 1, "c": {}}, 5: None}) == {"a.b": 1, "a.c": {}, "5": None}
 
 
-def test_records_before_a_failure_are_kept(tmp_path, monkeypatch):
-    """A parser may raise anything in the middle of a file."""
-    rows = [plain(record) for record in records(columns_of(5))]
-    write_jsonl(tmp_path / "x.jsonl", rows)
-    loads = json.loads
-
-    def failing(line, **arguments):
-        if "stop" in line:
-            raise MemoryError
-        return loads(line, **arguments)
-
-    monkeypatch.setattr(json_files.json, "loads", failing)
-    with (tmp_path / "x.jsonl").open("a") as file:
-        file.write('"stop"\n')
-    dump = Dump(tmp_path / "x.jsonl")
-    assert len(sequences_of(dump)) == 5 and dump.problems.count == 1
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_a_file_of_records_that_breaks_in_the_middle(at, chunk, tmp_path, monkeypatch):
-    """All records before the break are read, also those that wait for their chunk; the break has its number."""
-    monkeypatch.setattr(record_files, "CHUNK_SEQUENCES", chunk)
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_file_of_records_that_breaks_in_the_middle(at, tmp_path, monkeypatch):
+    """A parser may raise anything: all records before are read, and the break has its number."""
     columns = columns_of(5)
     rows = [plain(record) for record in records(columns)]
     write_jsonl(tmp_path / "a.jsonl", rows)
@@ -260,24 +236,20 @@ def test_columns_named_twice(tmp_path):
 
 
 def test_columns_without_a_role_are_not_read(tmp_path, monkeypatch):
-    path = parquet(
-        tmp_path, prompt=pa.array(["x" * 1000, "y"]), messages=pa.array([[{"a": "b"}], []]), mine=pa.array([1.0, 2.0])
-    )
-    read = []
-    monkeypatch.setattr(parquet_files._Column, "cell", lambda self, row: read.append(self.column.type) or [1.0])
+    columns = {"prompt": pa.array(["x" * 1000, "y"]), "messages": pa.array([[{"a": "b"}], []])}
+    path = parquet(tmp_path, **columns, mine=pa.array([1.0, 2.0]))
+    read, cell = [], parquet_files._cell
+    monkeypatch.setattr(parquet_files, "_cell", lambda scalar, *more: read.append(scalar.type) or cell(scalar, *more))
     list(Dump(path, by=("mine",)).chunks())
     assert set(map(str, read)) == {"list<element: float>", "double"}
 
 
-@pytest.mark.parametrize("count", [1 << 20, 20_000_000])
-def test_a_file_that_expands_takes_bounded_memory(count, tmp_path):
-    """20 million equal values in a kilobyte; a million of them are read."""
+def test_a_file_that_expands_takes_bounded_memory(tmp_path):
+    """20 million equal values in a kilobyte."""
+    count = 20_000_000
     values = lists(pa.array(np.zeros(count, np.float32)), (0, count))
     pq.write_table(pa.table({"train_logp": values, "rollout_logp": values}), tmp_path / "x.parquet", compression="zstd")
     assert (tmp_path / "x.parquet").stat().st_size < 2000
-    if count < record_files.MOST_VALUES:
-        assert next(Dump(tmp_path / "x.parquet").chunks()).train.numel() == count
-        return
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "holds 20,000,000 values of a column in " in refusal(tmp_path / "x.parquet")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
@@ -295,15 +267,6 @@ def test_a_record_of_too_many_values(tmp_path, monkeypatch):
         dump = Dump(tmp_path / f"x.{suffix}")
         assert [number for number, _ in sequences_of(dump)] == [0, 2]
         assert "101" in str(dump.problems.shown[0]) and dump.problems.shown[0].record == 1
-
-
-@pytest.mark.parametrize("rows", [1, 3, 64])
-def test_batches_of_long_rows_are_small(rows, tmp_path, monkeypatch):
-    """However many rows are read at once, the records are the same."""
-    monkeypatch.setattr(parquet_files, "BATCH_VALUES", 200 * rows)
-    made = [plain(record) for record in records(columns_of(80, median_length=200))]
-    pq.write_table(pa.Table.from_pylist(made), tmp_path / "x.parquet")
-    assert len(sequences_of(Dump(tmp_path / "x.parquet"))) == 80
 
 
 # --- .json and .jsonl.gz ----------------------------------------------------------------------------------------------
@@ -356,24 +319,12 @@ def test_a_json_value_is_parsed_in_bounded_memory(tmp_path, monkeypatch):
     assert "write a record on each line of a .jsonl file" in refusal(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("cut", [1, 9, 60])
-def test_lines_before_the_end_of_a_cut_gzip_file_are_read(cut, tmp_path):
+def test_lines_before_the_end_of_a_cut_gzip_file_are_read(tmp_path):
     path = tmp_path / "x.jsonl.gz"
     write_gzip(path, [ROW | {"id": str(i)} for i in range(2000)])
     data = path.read_bytes()
-    path.write_bytes(data[:-cut])
+    path.write_bytes(data[:-9])
     dump = Dump(path)
     read = len(sequences_of(dump))
     assert 1000 < read <= 2000 and dump.problems.count == 1
     assert f"record {read}: the compressed data are cut off or damaged from here on" in str(dump.problems.shown[0])
-    path.write_bytes(data[:5])
-    assert "compressed data are cut off" in refusal(path)
-    path.write_bytes(b"not compressed")
-    assert "record 0: the compressed data are cut off or damaged" in refusal(path)
-
-
-def test_a_configuration_beside_dumps_is_no_dump(tmp_path):
-    (tmp_path / "config.json").write_text('{"lr": 1e-6}')
-    write_gzip(tmp_path / "x.jsonl.gz", [ROW])
-    dump = Dump(tmp_path)
-    assert len(sequences_of(dump)) == 1 and dump.problems.count == 0

@@ -14,7 +14,7 @@ from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
 from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES
 from rollout_corr.diagnose.measure.worst_tokens import WORST
-from rollout_corr.diagnose.read import chunk, tensor_files
+from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -252,7 +252,7 @@ def test_report_as_json(tmp_path, capsys):
 def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
     """The bar is on stderr, so that piped output stays clean; with --json there is none."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", 40)
+    monkeypatch.setattr(chunk, "CHUNK_SLOTS", 40)
     path = str(write("pt packed", tmp_path, packed()))
     assert main(["report", path, "--no-page"]) == 0
     out = capsys.readouterr()

@@ -15,7 +15,7 @@ from builders.diagnose_cases import chunks_of
 from builders.dumps import json_of, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.best_settings import best_settings, in_words
-from rollout_corr.diagnose.read import chunk, tensor_files
+from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.what_if import Setting, SettingResult, WhatIf, grid, named_settings, pareto, try_all
 from rollout_corr.frameworks.shared import lookup
@@ -74,7 +74,7 @@ def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
     made = columns()
     found = tried
     if block is not None:
-        monkeypatch.setattr(tensor_files, "CHUNK_SLOTS", block)
+        monkeypatch.setattr(chunk, "CHUNK_SLOTS", block)
         found = outcomes(made)
     bounds = made["cu_seqlens"].tolist()
     valid = [[i for i in range(a, b) if made["mask"][i]] for a, b in pairwise(bounds)]

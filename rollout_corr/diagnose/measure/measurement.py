@@ -22,7 +22,7 @@ from rollout_corr.diagnose.measure.profiles import (
     probability_bins,
 )
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken, WorstTokens
-from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens, blocks
+from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
 from rollout_corr.diagnose.read.label_names import Names
 from rollout_corr.diagnose.read.source import Source
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
@@ -183,7 +183,7 @@ def measure(source: Source, each: Callable[[], object] = lambda: None) -> Measur
         each: Called after every chunk, to show progress.
     """
     measured = Measurement(source.wanted.by)
-    for chunk in blocks(source.chunks()):
+    for chunk in source.chunks():
         measured.add(chunk)
         each()
     measured.label_names = source.label_names

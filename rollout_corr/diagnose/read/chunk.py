@@ -15,8 +15,6 @@ from rollout_corr.definition.tokens import compute_dtype
 CHUNK_SLOTS = 262_144
 # Sequences in a chunk: short ones have more to remember for each than for their tokens.
 CHUNK_SEQUENCES = 16_384
-# Pieces of chunks that wait to be joined: each may keep a file mapped, and a process may not map many.
-MOST_MAPPED = 64
 
 MISSING_INTEGER = -1
 
@@ -91,43 +89,23 @@ def blocks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     What is computed chunk by chunk then depends on the sequences alone: not on how many a reader returns at a time, and
     not on how they are spread over files. And thousands of small files cost little more than a large one.
     """
-    waiting = _Waiting()
+    waiting: list[Chunk] = []
+    slots = sequences = 0
     for chunk in chunks:
-        if waiting.pieces and not _joinable(waiting.pieces[0], chunk):
-            yield waiting.taken()
+        if waiting and chunk.file != waiting[-1].file and not _joinable(waiting[0], chunk):
+            yield joined(waiting)
+            waiting, slots, sequences = [], 0, 0
         first = 0
         for i, length in enumerate(chunk.offsets.diff().tolist()):
-            if waiting.sequences and (waiting.slots + length > CHUNK_SLOTS or waiting.sequences == CHUNK_SEQUENCES):
-                waiting.add(chunk.part(first, i))
-                yield waiting.taken()
-                first = i
-            waiting.slots += length
-            waiting.sequences += 1
-        waiting.add(chunk.part(first, chunk.sequences))
-    if waiting.pieces:
-        yield waiting.taken()
-
-
-class _Waiting:
-    """Pieces of chunks that wait to be joined to a block, and the number of their tokens and sequences."""
-
-    def __init__(self) -> None:
-        self.pieces: list[Chunk] = []
-        self.slots = self.sequences = self._joined = 0
-
-    def add(self, piece: Chunk) -> None:
-        """Add a piece, of which the tokens and sequences have been counted already."""
-        if piece.sequences:
-            self.pieces.append(piece)
-        if len(self.pieces) - self._joined == MOST_MAPPED:
-            self.pieces[self._joined :] = [joined(self.pieces[self._joined :])]
-            self._joined += 1
-
-    def taken(self) -> Chunk:
-        """Join the pieces and forget them."""
-        block = joined(self.pieces)
-        self.pieces, self.slots, self.sequences, self._joined = [], 0, 0, 0
-        return block
+            if sequences and (slots + length > CHUNK_SLOTS or sequences == CHUNK_SEQUENCES):
+                yield joined([*waiting, *([chunk.part(first, i)] if i > first else [])])
+                waiting, slots, sequences, first = [], 0, 0, i
+            slots += length
+            sequences += 1
+        if chunk.sequences:
+            waiting.append(chunk.part(first, chunk.sequences))
+    if waiting:
+        yield joined(waiting)
 
 
 def _joinable(one: Chunk, other: Chunk) -> bool:
@@ -156,7 +134,7 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         records=torch.cat([chunk.records for chunk in chunks]),
         file=chunks[0].file,
         columns={
-            name: torch.cat([chunk.columns.get(name, missing(like, chunk.train.numel())) for chunk in chunks])
+            name: torch.cat([c.columns[name] if name in c.columns else missing(like, c.train.numel()) for c in chunks])
             for name, like in columns.items()
         },
         texts=None

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from rollout_corr.diagnose.read.fields import LOG_PROBS, OFFSETS, ChosenFields, choose
-from rollout_corr.diagnose.read.formats import Loaded, Npz, SafeTensors, signed
+from rollout_corr.diagnose.read.fields import ChosenFields, choose
+from rollout_corr.diagnose.read.formats import load_npz, load_pt, load_safetensors
 from rollout_corr.diagnose.read.json_files import json_lines, json_records
-from rollout_corr.diagnose.read.label_names import names_in
 from rollout_corr.diagnose.read.parquet_files import parquet_rows
-from rollout_corr.diagnose.read.pickles import Unread
-from rollout_corr.diagnose.read.problems import DumpError, Problem, reason_of
-from rollout_corr.diagnose.read.pt_files import load_pt
-from rollout_corr.diagnose.read.record_files import Numbered, RecordFile, flat, listed, transposed, unwrapped
+from rollout_corr.diagnose.read.problems import DumpError, reason_of
+from rollout_corr.diagnose.read.record_files import RecordFile, flat, listed, transposed, unwrapped
 from rollout_corr.diagnose.read.source import Part, Source
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
@@ -68,57 +62,40 @@ class Dump(Source):
         """Return the files."""
         return [(str(path), partial(self._opened, path)) for path in self.files]
 
-    @contextmanager
-    def _opened(self, path: Path) -> Iterator[TensorFile | RecordFile]:
-        """Open a file until it is read."""
+    def _opened(self, path: Path) -> TensorFile | RecordFile:
+        """Open a file by the package for its kind."""
+        file = str(path)
         if not path.is_file():
             # A pipe would be waited for.
             missing = "no such file: a broken link" if path.is_symlink() else "no such file"
-            raise DumpError(f"{path}: {'not a file' if path.exists() else missing}")
-        with ExitStack() as until_read:
-            yield self._open(path, until_read)
+            raise DumpError(f"{file}: {'not a file' if path.exists() else missing}")
+        suffix = suffix_of(path)
+        if suffix == ".safetensors":
+            return TensorFile(*load_safetensors(path), file, self.wanted)
+        if suffix == ".npz":
+            return TensorFile(*load_npz(path, self.wanted), file, self.wanted)
+        if suffix in (".pt", ".pth"):
+            return self._opened_pt(*load_pt(path, whole=self.limit is None), file)
+        if suffix == ".json":
+            records = json_records(path, self.wanted)
+        elif suffix == ".parquet":
+            records = parquet_rows(path, self.wanted, self.problems)
+        else:
+            records = json_lines(path)
+        return RecordFile(records, file, self.wanted, self.problems)
 
-    def _open(self, path: Path, until_read: ExitStack) -> TensorFile | RecordFile:
-        file = str(path)
-        if suffix_of(path) in (".jsonl", ".jsonl.gz"):
-            return RecordFile(json_lines(path), file, self.wanted, self.problems)
-        if path.suffix == ".json":
-            return RecordFile(json_records(path, self.wanted), file, self.wanted, self.problems)
-        if path.suffix == ".parquet":
-            rows = parquet_rows(path, until_read.enter_context(path.open("rb")), self.wanted, self.problems)
-            return RecordFile(rows, file, self.wanted, self.problems)
-        if path.suffix == ".safetensors":
-            tensors = SafeTensors(path, until_read.enter_context(path.open("rb")))
-            return TensorFile(tensors, file, self.wanted, self.problems)
-        if path.suffix == ".npz":
-            return TensorFile(Npz(path), file, self.wanted, self.problems)
-        return self._open_pt(*load_pt(path, whole=self.limit is None), file)
-
-    def _open_pt(self, found: Any, size: int, file: str) -> TensorFile | RecordFile:
+    def _opened_pt(self, found: Any, size: int, file: str) -> TensorFile | RecordFile:
+        """Tell records, lists of a field each, and tensors apart."""
         found = unwrapped(found)
-        if isinstance(found, (list, tuple)):
-            return RecordFile(_signed(listed(found)), file, self.wanted, self.problems)
-        if not isinstance(found, Mapping):
+        if isinstance(found, list):
+            return RecordFile(listed(found), file, self.wanted, self.problems)
+        if not isinstance(found, dict):
             raise DumpError(f"{file}: expected a dict of tensors or a list of records, got {type(found).__name__}")
         fields = flat(found)
-        chosen = choose(fields, self.wanted, file)
-        for role, name in chosen.items():
-            if isinstance(fields[name], Unread):
-                what = f"as {role}: {fields[name]}; a .pt file is read for tensors, lists, dicts and numbers"
-                raise Problem(file, None, name, what).error()
-        train = fields[chosen["train_logp"]]
-        if isinstance(train, Sequence):
-            same = {name: x for name, x in fields.items() if _count(x) == len(train)}
-            return RecordFile(_signed(transposed(same, len(train))), file, self.wanted, self.problems)
-        for role in (*LOG_PROBS, "mask", *OFFSETS):
-            value = fields[chosen[role]] if role in chosen else None
-            if value is not None and not isinstance(value, Tensor):
-                what = f"as {role}: expected a tensor, as the others are, got {type(value).__name__}"
-                raise Problem(file, None, chosen[role], what).error()
-        tensors = {name: x for name, x in fields.items() if isinstance(x, Tensor)}
-        opened = TensorFile(Loaded(tensors, size), file, self.wanted, self.problems)
-        opened.label_names = names_in(fields, self.wanted.by)
-        return opened
+        train = fields[choose(fields, self.wanted, file)["train_logp"]]
+        if isinstance(train, list):
+            return RecordFile(transposed(fields, len(train)), file, self.wanted, self.problems)
+        return TensorFile(fields, size, file, self.wanted)
 
 
 def _files(path: Path) -> list[Path]:
@@ -144,18 +121,3 @@ def _listed(names: Sequence[str]) -> str:
     """List the first names and count the others."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more
-
-
-def _count(value: Any) -> int | None:
-    """Count the items of a list or the rows of a tensor."""
-    if isinstance(value, Tensor):
-        return value.shape[0] if value.dim() else None
-    return len(value) if isinstance(value, Sequence) else None
-
-
-def _signed(records: Iterator[Numbered]) -> Iterator[Numbered]:
-    """Replace the unsigned tensors of records."""
-    for number, record, done in records:
-        if isinstance(record, Mapping):
-            record = {name: signed(x) if isinstance(x, Tensor) else x for name, x in record.items()}
-        yield number, record, done

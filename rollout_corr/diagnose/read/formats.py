@@ -1,73 +1,53 @@
-"""Rows of named tensors in .pt, .safetensors and .npz files, read a few at a time."""
+"""Open .pt, .safetensors and .npz files as named columns, by torch, safetensors and NumPy in modes that run nothing."""
 
 from __future__ import annotations
 
-import json
-import math
-import mmap
 import os
-import shutil
-import struct
-import tempfile
+import pickle
+import re
+import warnings
 import zipfile
-from collections.abc import Mapping
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
-from rollout_corr.diagnose.read.problems import DumpError, Problem, cut_off, extra
+from rollout_corr.diagnose.read.fields import ChosenFields, useful
+from rollout_corr.diagnose.read.problems import DumpError, Problem, cut_off, extra, reason_of
 
-Shape = tuple[int, ...]
-
-# Names of dtypes in a .safetensors header. Booleans are bytes: in a damaged file they hold other values than 0 and 1.
-SAFETENSORS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.uint8,
-}
+# In older ones a crafted file corrupts memory through `torch.load(weights_only=True)`, CVE-2026-24747.
+OLDEST_TORCH = "2.10"
+# Longer pickles are refused, whose values become objects of Python, 10 to 60 times as large. Tensors lie outside of it.
+LONGEST_PICKLE = 128 << 20
+# References make a pickle grow: so many values for each byte of the file are followed.
+REPEATED = 16
 # A longer .safetensors header is taken for a damaged file. The package writes 100 bytes for each tensor.
 LONGEST_HEADER = 8 << 20
-# An array of .npz that is stored by columns is copied to a temporary file; a larger one is refused.
-LARGEST_COPY = 4 << 30
-# Bytes of a .npz array that are skipped at once.
-SKIPPED = 1 << 20
+# Bytes of the arrays of an .npz file that are read, unpacked: all of them are in memory.
+LARGEST_ARRAYS = 4 << 30
+
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+READ = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNSIGNED),
+)
 
 
-class Format(Protocol):
-    """Tensors by name, of which rows are read in rising order.
+@dataclass(frozen=True)
+class Unread:
+    """A field that is not read, and what it is: an error only where the field has a role."""
 
-    Attributes:
-        shapes: Shapes by name.
-        size: Bytes of the file, or of what is compressed in it.
-    """
+    what: str
 
-    shapes: dict[str, Shape]
-    size: int
-
-    def flatten(self, name: str) -> None:
-        """Take a tensor of shape [1, N] as [N], so that it can be read in parts."""
-        ...
-
-    def rows(self, name: str) -> int:
-        """Count the rows that can be read: fewer than in the shape if the file is cut off."""
-        ...
-
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Read rows start to stop: floating, or signed integers, or uint8."""
-        ...
+    def __repr__(self) -> str:
+        return self.what
 
 
 def signed(values: Tensor) -> Tensor:
@@ -76,7 +56,7 @@ def signed(values: Tensor) -> Tensor:
     Raises:
         DumpError: A value is too large for it.
     """
-    if values.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+    if values.dtype not in UNSIGNED:
         return values
     found = values.to(torch.int64)
     if values.dtype == torch.uint64 and bool((found < 0).any()):
@@ -84,207 +64,203 @@ def signed(values: Tensor) -> Tensor:
     return found
 
 
-class Loaded:
-    """Tensors of a .pt file, memory-mapped."""
+@contextmanager
+def _one_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that a package opens again by its name.
 
-    def __init__(self, tensors: Mapping[str, Tensor], size: int) -> None:
-        self.tensors, self.size = dict(tensors), size
-        self.shapes = {name: tuple(x.shape) for name, x in tensors.items()}
-
-    def flatten(self, name: str) -> None:
-        self.tensors[name] = self.tensors[name][0]
-        self.shapes[name] = self.shapes[name][1:]
-
-    def rows(self, name: str) -> int:
-        return self.shapes[name][0]
-
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        return signed(self.tensors[name][start:stop])
+    Raises:
+        DumpError: Another file has taken its place meanwhile.
+    """
+    with path.open("rb") as file:
+        yield file
+        ours, named = os.fstat(file.fileno()), path.stat()
+    if (ours.st_dev, ours.st_ino, ours.st_size) != (named.st_dev, named.st_ino, named.st_size):
+        raise DumpError(f"{path}: the file was replaced while it was opened; read it again")
 
 
-class SafeTensors:
-    """A .safetensors file.
+def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
+    """Load a .pt file of tensors, lists, mappings and numbers. Its tensors are mapped.
 
-    The file is read here and not by the `safetensors` package: that one refuses a file that is cut off, of which the
-    rows before the cut are still read here, and it maps files, so that all of them count as memory of this process.
+    Args:
+        path: The file.
+        whole: Compare the checksums of all records, which reads the file once.
+
+    Returns:
+        What it holds, and its bytes.
+
+    Raises:
+        DumpError: It is damaged, holds something else, or this torch cannot be trusted with it.
+    """
+    if TorchVersion(torch.__version__) < OLDEST_TORCH:
+        raise DumpError(
+            f"{path}: reading a .pt file needs torch {OLDEST_TORCH} or newer, got {torch.__version__}, whose memory a "
+            "crafted file corrupts (CVE-2026-24747); dump to a .jsonl file"
+        )
+    try:
+        with _one_file(path) as file, warnings.catch_warnings():
+            # torch warns of sparse and nested tensors.
+            warnings.simplefilter("ignore")
+            size = os.fstat(file.fileno()).st_size
+            records = _sizes_of_records(file, whole)
+            found = _loaded(path)
+        return _Contents(records, REPEATED * size).plain(found), size
+    except (DumpError, OSError):
+        raise
+    except Exception as error:  # torch, pickle and zipfile answer damage with anything, in words about themselves
+        reason = str(error) if isinstance(error, _RefusedError) else "its bytes are damaged, or of something else"
+        if isinstance(error, RecursionError):
+            reason = "it is nested too deeply, or holds itself"
+        elif named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            reason = f"it holds {named[1]}"
+        raise DumpError(
+            f"{path}: not a complete .pt file: {reason}. Expected one written by torch.save, holding only tensors, "
+            f"lists, dicts and numbers; {cut_off('.pt')}"
+        ) from error
+
+
+def _loaded(path: Path) -> Any:
+    """Call torch.load in the mode that runs nothing."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        if "torch._dynamo" not in str(error):
+            raise
+        # For jagged tensors, which take two seconds to import.
+        for module in ("torch._dynamo", "torch.nested"):
+            import_module(module)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+class _RefusedError(ValueError):
+    """What is wrong with a .pt file, in words for the user."""
+
+
+def _sizes_of_records(file: IO[bytes], whole: bool) -> Counter[int]:
+    """Refuse what torch.load does not notice: changed bytes, compressed records, pickles that fill the memory."""
+    if not zipfile.is_zipfile(file):
+        empty = file.seek(0, os.SEEK_END) == 0
+        raise _RefusedError("it is empty" if empty else "it is no zip archive, which torch.save writes since torch 1.6")
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename.rpartition("/")[2]: entry for entry in archive.infolist()}
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise _RefusedError("a record is compressed, which torch.save does not do")
+        if entries["data.pkl"].file_size > LONGEST_PICKLE:
+            raise _RefusedError(f"over {LONGEST_PICKLE >> 20} MiB of plain values; save tensors instead of lists")
+        sizes = Counter(entry.file_size for entry in archive.infolist())
+        try:
+            if "byteorder" in entries:
+                archive.read(entries["byteorder"])
+        except zipfile.BadZipFile:
+            # torch.serialization.set_crc32_options(False) leaves every checksum wrong, that of this record too.
+            return sizes
+        damaged = archive.testzip() if whole else None
+        if damaged is not None:
+            raise _RefusedError(f"the checksum of the record {damaged} does not fit: its bytes have changed")
+        archive.read(entries["data.pkl"])
+        return sizes
+
+
+class _Contents:
+    """What a pickle holds, in plain types.
+
+    Args:
+        records: How many records have so many bytes. The values of a tensor are a whole record.
+        left: How many more values are followed: one list may be in many places, and tensors expand.
     """
 
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.file, self.size = file, os.fstat(file.fileno()).st_size
-        head = self.file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 2 <= length <= min(LONGEST_HEADER, self.size - 8):
-            raise DumpError(f"{path}: not a .safetensors file: no complete header in its {self.size} bytes")
-        self.path, self.begin = path, 8 + length
-        try:
-            # Decoded here: json would take UTF-16 and a byte order mark, too.
-            header = json.loads(self.file.read(length).decode("utf-8"), object_pairs_hook=_unique)
-        except ValueError as error:
-            raise self._damaged(f"the header is not JSON ({error})") from error
-        if not isinstance(header, dict):
-            raise self._damaged(f"expected a header of names, got {type(header).__name__}")
-        self.header = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        self.shapes = {name: self._shape(name, entry) for name, entry in self.header.items()}
-        places = [(0, 0), *sorted(tuple(entry["data_offsets"]) for entry in self.header.values())]
-        for (_, end), (begin, _) in pairwise(places):
-            if end != begin:
-                raise self._damaged("two fields in one place" if end > begin else "bytes that belong to no field")
+    def __init__(self, records: Counter[int], left: int) -> None:
+        self.records, self.left = records, left
+        self._seen: set[int] = set()
 
-    def _damaged(self, what: str) -> DumpError:
-        return DumpError(f"{self.path}: not a .safetensors file: {what}")
-
-    def _shape(self, name: str, entry: Any) -> Shape:
-        """Return the shape in an entry of the header, after a look at all that it says."""
-        if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
-            raise self._damaged(f"field {name!r}: no dtype")
-        shape, place = (self._numbers(name, entry.get(part)) for part in ("shape", "data_offsets"))
-        if len(place) != 2 or place[0] > place[1]:
-            raise self._damaged(f"field {name!r}: data_offsets {place}")
-        dtype = SAFETENSORS.get(entry["dtype"])
-        if dtype is not None and place[1] - place[0] != math.prod(shape) * dtype.itemsize:
-            raise self._damaged(f"field {name!r}: shape {shape} of {entry['dtype']} in {place[1] - place[0]} bytes")
-        return tuple(shape)
-
-    def _numbers(self, name: str, numbers: Any) -> list[int]:
-        if not isinstance(numbers, list) or not all(type(x) is int and 0 <= x < 1 << 62 for x in numbers):
-            raise self._damaged(f"field {name!r}: no shape or no data_offsets of whole numbers")
-        return numbers
-
-    def flatten(self, name: str) -> None:
-        self.shapes[name] = self.shapes[name][1:]
-
-    def _layout(self, name: str) -> tuple[torch.dtype, int, int]:
-        """Return dtype, bytes per row, and the offset of a tensor in the file."""
-        entry = self.header[name]
-        if entry["dtype"] not in SAFETENSORS:
-            what = f"expected one of {list(SAFETENSORS)}, got {entry['dtype']!r}"
-            raise Problem(str(self.path), None, name, what).error()
-        dtype = SAFETENSORS[entry["dtype"]]
-        return dtype, dtype.itemsize * math.prod(self.shapes[name][1:]), self.begin + entry["data_offsets"][0]
-
-    def rows(self, name: str) -> int:
-        _, row, begin = self._layout(name)
-        return min(self.shapes[name][0], max(0, self.size - begin) // max(1, row))
-
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        dtype, row, begin = self._layout(name)
-        shape = (stop - start, *self.shapes[name][1:])
-        if math.prod(shape) == 0:
-            return signed(torch.zeros(shape, dtype=dtype))
-        self.file.seek(begin + start * row)
-        data = bytearray(self.file.read((stop - start) * row))
-        if len(data) != (stop - start) * row:
-            raise Problem(str(self.path), None, name, "the file has become shorter while it was read").error()
-        return signed(torch.frombuffer(data, dtype=dtype).view(shape))
+    def plain(self, value: Any) -> Any:
+        """Return a value; refuse what is much larger than its file, and what lies beyond a record."""
+        if isinstance(value, Tensor):
+            value = _dense(value)
+        self.left -= value.numel() if isinstance(value, Tensor) else 1
+        if self.left < 0:
+            raise _RefusedError("values that repeat: they grow far beyond the size of the file")
+        if isinstance(value, Tensor):
+            values = value.untyped_storage()
+            if values.data_ptr() not in self._seen:
+                self._seen.add(values.data_ptr())
+                self.records[values.nbytes()] -= 1
+            if self.records[values.nbytes()] < 0:
+                raise _RefusedError(f"a tensor of {values.nbytes()} bytes, beyond the record that has its values")
+        if isinstance(value, dict):
+            return {name: self.plain(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.plain(item) for item in value]
+        return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of a JSON object; which one of two equal names is meant, nobody knows."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name that occurs twice")
-    return found
+def _dense(x: Tensor) -> Tensor | list[Tensor] | Unread:
+    """Return a tensor that has rows, the rows of a nested one, or what it is instead."""
+    # Without what a file may have set on it: a name of its own for a method.
+    x = Tensor.detach(x)
+    if x.is_nested:
+        return list(x.unbind())
+    if x.layout != torch.strided or x.device.type != "cpu" or x.dtype not in READ:
+        return Unread(f"a tensor of {x.dtype}, {x.layout}, on {x.device.type}")
+    # A damaged Boolean may hold other values than 0 and 1, which torch.bool does not allow for.
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
-class Npz:
-    """A .npz file. Its arrays are streams, often compressed, so rows can only be read in rising order.
+def load_safetensors(path: Path) -> tuple[dict[str, Any], int]:
+    """Load a .safetensors file: its tensors by name, which are mapped, and its bytes.
 
-    numpy.load would read each array as a whole; here numpy reads the headers, and the rows come from the stream.
+    Raises:
+        DumpError: It is damaged, or safetensors is not installed.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.numpy = extra("numpy", "numpy", "reading .npz files")
+    package = extra("safetensors.torch", "safetensors", "reading .safetensors files")
+    with _one_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if int.from_bytes(file.read(8), "little") > LONGEST_HEADER:
+            raise DumpError(f"{path}: not a .safetensors file: its header is longer than {LONGEST_HEADER >> 20} MiB")
         try:
-            archive = zipfile.ZipFile(path)
+            found = package.load_file(path)
+        except Exception as error:  # of a package in Rust
+            raise DumpError(f"{path}: not a complete .safetensors file ({reason_of(error)})") from error
+    return {name: _dense(x) for name, x in found.items()}, size
+
+
+def load_npz(path: Path, wanted: ChosenFields) -> tuple[dict[str, Any], int]:
+    """Load the arrays of an .npz file that may have a role, by name, and their bytes.
+
+    Raises:
+        DumpError: It is damaged, an array is missing or named twice, they are too large, or NumPy is not installed.
+    """
+    numpy = extra("numpy", "numpy", "reading .npz files")
+    with path.open("rb") as file:
+        try:
+            archive = zipfile.ZipFile(file)
         except zipfile.BadZipFile as error:
             raise DumpError(f"{path}: not a complete .npz file ({error}); {cut_off('.npz')}") from error
-        self.path, self.size = path, 0
-        self.shapes: dict[str, Shape] = {}
-        self.streams: dict[str, Any] = {}
-        self.dtypes: dict[str, Any] = {}
-        self.at: dict[str, int] = {}
-        for member in archive.infolist():
-            if member.filename.endswith(".npy"):
-                self._open(archive, member.filename.removesuffix(".npy"), member)
+        members = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
+        names = useful([entry.filename.removesuffix(".npy") for entry in members], wanted, str(path))
+        entries = {entry.filename.removesuffix(".npy"): entry for entry in members}
+        if len(set(names)) != len(names):
+            raise DumpError(f"{path}: an array occurs twice")
+        # NumPy writes these two. Others let a small file grow without end.
+        if any(entries[name].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for name in names):
+            raise DumpError(f"{path}: expected no compression or deflate")
+        size = sum(entries[name].file_size for name in names)
+        if size > LARGEST_ARRAYS:
+            raise DumpError(f"{path}: {size >> 20} MiB of arrays; at most {LARGEST_ARRAYS >> 20} are read")
+        return {name: _array(archive, entries[name], numpy, path, name) for name in names}, size
 
-    def _error(self, name: str, what: str) -> DumpError:
-        return Problem(str(self.path), None, name, what).error()
 
-    def _open(self, archive: zipfile.ZipFile, name: str, member: zipfile.ZipInfo) -> None:
-        if name in self.shapes:
-            raise self._error(name, "it occurs twice")
-        if member.flag_bits & 1:
-            raise self._error(name, "it is encrypted")
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            # numpy writes these two. Others let a small file grow without end.
-            raise self._error(name, "expected no compression or deflate")
-        form = self.numpy.lib.format
-        stream = archive.open(member)
-        try:
-            version = form.read_magic(stream)
-            if version not in ((1, 0), (2, 0), (3, 0)):
-                raise ValueError(f"a version {version[0]}.{version[1]} that numpy does not write")
-            header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-            shape, fortran, dtype = header(stream)
-        except (ValueError, MemoryError, RecursionError) as error:
-            # Python's parser answers a header of 9,000 signs with a MemoryError.
-            raise self._error(name, str(error) or "a header that cannot be parsed") from error
-        if not all(0 <= x < 1 << 62 for x in shape):
-            raise self._error(name, f"shape {shape}")
-        self.shapes[name], self.dtypes[name], self.at[name], self.streams[name] = tuple(shape), dtype, 0, stream
-        if self._is_number(name):
-            there, wanted = member.file_size - stream.tell(), math.prod(shape) * dtype.itemsize
-            if there != wanted:
-                raise self._error(name, f"shape {list(shape)} of {dtype} needs {wanted} bytes, and there are {there}")
-            self.size += there
-            if fortran and len(shape) > 1 and wanted:
-                self.streams[name] = self._by_columns(name, stream)
-
-    def _is_number(self, name: str) -> bool:
-        return self.dtypes[name].kind in "fiub" and self.dtypes[name].itemsize <= 8
-
-    def _by_columns(self, name: str, stream: Any) -> Any:
-        """Map an array that is stored by columns: a row is scattered over all of it."""
-        size = math.prod(self.shapes[name]) * self.dtypes[name].itemsize
-        if size > LARGEST_COPY:
-            raise self._error(name, f"{size >> 20} MiB by columns; save it with numpy.ascontiguousarray")
-        with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(stream, copy, SKIPPED)
-            copy.flush()
-            mapped = mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
-        return self.numpy.ndarray(self.shapes[name], self.dtypes[name], mapped, order="F")
-
-    def flatten(self, name: str) -> None:
-        self.shapes[name] = self.shapes[name][1:]
-        if isinstance(self.streams[name], self.numpy.ndarray):
-            self.streams[name] = self.streams[name][0]
-
-    def rows(self, name: str) -> int:
-        return self.shapes[name][0]
-
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        stream, dtype = self.streams[name], self.dtypes[name]
-        if not self._is_number(name):
-            raise self._error(name, f"expected numbers, of at most 64 bits, got dtype {dtype}")
-        if isinstance(stream, self.numpy.ndarray):
-            return self._tensor(stream[start:stop], dtype)
-        row = dtype.itemsize * math.prod(self.shapes[name][1:])
-        try:
-            skip, wanted = (start - self.at[name]) * row, (stop - start) * row
-            while skip > 0:
-                skip -= len(stream.read(min(skip, SKIPPED))) or skip
-            data = stream.read(wanted) if wanted else b""
-        except (zipfile.BadZipFile, EOFError) as error:
-            raise self._error(name, f"damaged ({error})") from error
-        if len(data) != wanted:
-            raise self._error(name, f"damaged: {len(data)} bytes where {wanted} are expected")
-        self.at[name] = stop
-        return self._tensor(
-            self.numpy.frombuffer(data, dtype=dtype).reshape(stop - start, *self.shapes[name][1:]), dtype
-        )
-
-    def _tensor(self, array: Any, dtype: Any) -> Tensor:
-        """Copy an array of any byte order and alignment."""
-        if dtype.kind == "b":
-            array = array.view("u1")
-        return signed(torch.from_numpy(self.numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")))
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, numpy: Any, path: Path, name: str) -> Tensor | Unread:
+    """Read an array of any byte order."""
+    try:
+        with archive.open(entry) as stream:
+            found = numpy.lib.format.read_array(stream, allow_pickle=False)
+            if stream.read(1):
+                raise ValueError("bytes behind the array")
+    except Exception as error:  # NumPy, zipfile and zlib answer damage with anything
+        what = "a header of more than there is" if isinstance(error, MemoryError) else reason_of(error)
+        raise Problem(str(path), None, name, f"cannot be read: {what}").error() from error
+    if found.dtype.kind not in "fiub" or found.dtype.itemsize > 8:
+        return Unread(f"expected numbers, of at most 64 bits, got dtype {found.dtype}")
+    if found.dtype.kind == "b":
+        found = found.view("u1")
+    return torch.from_numpy(numpy.array(found, dtype=found.dtype.newbyteorder("="), order="C"))

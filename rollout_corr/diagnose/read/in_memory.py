@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from typing import Any
 
 from torch import Tensor
 
@@ -12,8 +12,6 @@ from rollout_corr.api.dump import OF_BATCH, columns_of
 from rollout_corr.backends.given import Batch
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.diagnose.read.fields import ALIASES, ChosenFields
-from rollout_corr.diagnose.read.formats import Loaded
-from rollout_corr.diagnose.read.label_names import names_in
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.source import Part, Source
 from rollout_corr.diagnose.read.tensor_files import TensorFile
@@ -60,18 +58,16 @@ class InMemory(Source):
                 raise ValueError(f"by: expected names of columns that are passed, {name}=ids; got {name!r}")
         roles = {name: name for name in tensors if name in ALIASES}
         super().__init__(ChosenFields(roles, by, guess=False), limit)
-        self._found = names_in(found, by)
-        self._columns: dict[str, Tensor] = tensors
+        self._columns: dict[str, Any] = dict(found)
 
     def parts(self) -> Sequence[Part]:
         """Return the batch, as the one part that there is."""
         columns, self._columns = self._columns, {}
         if not columns["train_logp"].numel():
             raise DumpError(f"train_logp: expected at least one token, got shape {list(columns['train_logp'].shape)}")
-        size = sum(x.numel() * x.element_size() for x in columns.values())
-        file = TensorFile(Loaded(columns, size), self.where, self.wanted, self.problems)
-        file.label_names = self._found
-        return [(self.where, lambda: nullcontext(file))]
+        size = sum(x.nbytes for x in columns.values() if isinstance(x, Tensor))
+        file = TensorFile(columns, size, self.where, self.wanted)
+        return [(self.where, lambda: file)]
 
 
 def _check_names(columns: Mapping[str, object], by: Sequence[str]) -> None:

@@ -80,8 +80,7 @@ def json_records(path: Path, wanted: ChosenFields) -> Iterator[Numbered]:
     fields = flat(found)
     train = fields[choose(fields, wanted, str(path))["train_logp"]]
     if isinstance(train, list) and train and isinstance(train[0], list):
-        same = {name: x for name, x in fields.items() if isinstance(x, list) and len(x) == len(train)}
-        return transposed(same, len(train))
+        return transposed(fields, len(train))
     return listed([found])
 
 

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.read.chunk import CHUNK_SEQUENCES, CHUNK_SLOTS, MISSING_INTEGER, Chunk
+from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, Chunk
 from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, ChosenFields, choose, floating_of
+from rollout_corr.diagnose.read.formats import signed
 from rollout_corr.diagnose.read.label_names import Names, names_in
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
@@ -86,9 +87,14 @@ def listed(found: Sequence[Any]) -> Iterator[Numbered]:
 
 
 def transposed(fields: Mapping[str, Any], count: int) -> Iterator[Numbered]:
-    """Make records of one list per field, each of `count` items."""
+    """Make records of the fields that are lists, or tensors, of `count` items."""
+    same = {
+        name: value
+        for name, value in fields.items()
+        if (isinstance(value, list) or (isinstance(value, Tensor) and value.dim())) and len(value) == count
+    }
     for number in range(count):
-        yield number, {name: value[number] for name, value in fields.items()}, (number + 1) / count
+        yield number, {name: value[number] for name, value in same.items()}, (number + 1) / count
 
 
 class RecordFile:
@@ -114,26 +120,12 @@ class RecordFile:
         self._chosen: dict[tuple[str, ...], dict[str, str]] = {}
 
     def chunks(self) -> Iterator[Chunk]:
-        """Read chunk by chunk."""
-        waiting: list[_Values] = []
-        slots = 0
-        try:
-            for number, record, done in self.records:
-                self.progress = done
-                read = self._read(number, record)
-                if read is None:
-                    continue
-                if waiting and (slots + read.tokens > CHUNK_SLOTS or len(waiting) == CHUNK_SEQUENCES):
-                    yield self._chunk(waiting)
-                    waiting, slots = [], 0
-                waiting.append(read)
-                slots += read.tokens
-        except Exception:  # whatever a parser raises; the records before it are whole
-            if waiting:
-                yield self._chunk(waiting)
-            raise
-        if waiting:
-            yield self._chunk(waiting)
+        """Read record by record."""
+        for number, record, done in self.records:
+            self.progress = done
+            chunk = self._read(number, record)
+            if chunk is not None:
+                yield chunk
 
     def _roles(self, record: Mapping[str, Any]) -> dict[str, str]:
         """Return the fields of a record by role; records may have different ones."""
@@ -145,7 +137,7 @@ class RecordFile:
             self.fields = self.fields or self._chosen[names]
         return self._chosen[names]
 
-    def _read(self, number: int, record: Mapping[str, Any] | str) -> _Values | None:
+    def _read(self, number: int, record: Mapping[str, Any] | str) -> Chunk | None:
         """Read a record, or note why it cannot be read."""
         if isinstance(record, str):
             self.problems.add(Problem(self.file, number, None, record))
@@ -158,87 +150,83 @@ class RecordFile:
             return None
         if len(self.label_names) < len(self.wanted.by):
             self.label_names |= names_in(record, self.wanted.by)
-        read = _Values(number)
+        values: dict[str, Tensor] = {}
+        texts: list[str] | None = None
         for role, name in roles.items():
-            what = None if role in OFFSETS else read.take(role, record[name])
-            if what is None:
+            if role in OFFSETS:
                 continue
-            essential = role in (*REQUIRED, "mask")
-            self.problems.add(Problem(self.file, number, name, what + ("" if essential else " (left out)")))
-            if essential:
-                return None
-        return read
-
-    def _chunk(self, reads: Sequence[_Values]) -> Chunk:
-        roles = dict.fromkeys(role for read in reads for role in read.values)
-        columns = {role: torch.cat([read.column(role) for read in reads]) for role in roles}
+            # Train log-probs come first, and all others are as many.
+            count = values["train_logp"].shape[0] if values else None
+            try:
+                if role == "texts":
+                    texts = _texts(record[name], count)
+                else:
+                    values[role] = _values(role, record[name], count)
+            except DumpError as error:
+                essential = role in (*REQUIRED, "mask")
+                self.problems.add(Problem(self.file, number, name, f"{error}{'' if essential else ' (left out)'}"))
+                if essential:
+                    return None
+        train = values.pop("train_logp")
         return Chunk(
-            train=columns.pop("train_logp"),
-            rollout=columns.pop("rollout_logp"),
-            mask=columns.pop("mask", None),
-            offsets=torch.tensor([0, *(read.tokens for read in reads)]).cumsum(0),
-            records=torch.tensor([read.number for read in reads]),
+            train=train,
+            rollout=values.pop("rollout_logp"),
+            mask=values.pop("mask", None),
+            offsets=torch.tensor([0, train.shape[0]]),
+            records=torch.tensor([number]),
             file=self.file,
-            columns=columns,
-            texts=[read.texts for read in reads] if any(read.texts is not None for read in reads) else None,
+            columns=values,
+            texts=None if texts is None else [texts],
         )
 
 
-class _Values:
-    """The values of one record by role. Train log-probs come first, and all others are as many."""
+def _texts(value: Any, count: int | None) -> list[str]:
+    """Return the texts of tokens, each cut.
 
-    def __init__(self, number: int) -> None:
-        self.number, self.tokens = number, 0
-        self.values: dict[str, Tensor] = {}
-        self.texts: Sequence[str] | None = None
+    Raises:
+        DumpError: They are no strings, or not as many as tokens.
+    """
+    if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+        raise DumpError(f"expected a list of strings, got {_got(value)}")
+    _check_count(len(value), count)
+    return [text[:LONGEST_TEXT] for text in value]
 
-    def take(self, role: str, value: Any) -> str | None:
-        """Take the field of a role; return the problem with it, or None."""
-        if role == "texts":
-            if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-                return f"expected a list of strings, got {_got(value)}"
-            self.texts = [text[:LONGEST_TEXT] for text in value] if len(value) == self.tokens else None
-            return self._wrong_count(len(value))
-        try:
-            values = _numbers(value, floating_of(role))
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            return f"expected a list of numbers, got {_got(value)} ({str(error).partition(chr(10))[0]})"
-        if values.numel() > MOST_VALUES:
-            return f"expected at most {MOST_VALUES:,} values, got {values.numel():,}"
-        if values.dim() == 0 and role not in (*LOG_PROBS, "mask"):
-            values = values.expand(self.tokens)
-        if values.dim() != 1:
-            return f"expected a flat list, got {_got(value)}"
-        if role == "train_logp":
-            self.tokens = values.numel()
-        wrong = self._wrong_count(values.numel())
-        if wrong is None:
-            self.values[role] = values
-        return wrong
 
-    def _wrong_count(self, count: int) -> str | None:
-        return (
-            None if count == self.tokens else f"expected {self.tokens} values, as many as train log-probs, got {count}"
-        )
+def _values(role: str, value: Any, count: int | None) -> Tensor:
+    """Return the values of a role, [count].
 
-    def column(self, role: str) -> Tensor:
-        """Return the values of a role for all tokens of the record, with the missing value if it has none."""
-        found = self.values.get(role)
-        if role == "mask":
-            return torch.ones(self.tokens, dtype=torch.bool) if found is None else found != 0
-        if role in INTEGERS:
-            if found is None:
-                return torch.full((self.tokens,), MISSING_INTEGER)
-            return (found.nan_to_num(MISSING_INTEGER) if found.is_floating_point() else found).to(torch.int64)
-        found = torch.full((self.tokens,), torch.nan) if found is None else found
-        # Log-probs keep their precision.
-        return found if role in REQUIRED and found.is_floating_point() else found.to(floating_of(role))
+    Raises:
+        DumpError: They are no numbers, or not as many as tokens.
+    """
+    try:
+        found = _numbers(value, floating_of(role))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DumpError(f"expected a list of numbers, got {_got(value)} ({reason})") from error
+    if found.numel() > MOST_VALUES:
+        raise DumpError(f"expected at most {MOST_VALUES:,} values, got {found.numel():,}")
+    if found.dim() == 0 and count is not None and role not in (*LOG_PROBS, "mask"):
+        found = found.expand(count)
+    if found.dim() != 1:
+        raise DumpError(f"expected a flat list, got {_got(value)}")
+    _check_count(found.shape[0], count)
+    if role == "mask":
+        return found != 0
+    if role in INTEGERS:
+        return (found.nan_to_num(MISSING_INTEGER) if found.is_floating_point() else found).to(torch.int64)
+    # Log-probs keep their precision.
+    return found if role in REQUIRED and found.is_floating_point() else found.to(floating_of(role))
+
+
+def _check_count(got: int, count: int | None) -> None:
+    if count is not None and got != count:
+        raise DumpError(f"expected {count} values, as many as train log-probs, got {got}")
 
 
 def _numbers(value: Any, dtype: torch.dtype) -> Tensor:
     """Return a list of numbers as a tensor, null as NaN; a single number as a 0-d tensor."""
     if isinstance(value, Tensor):
-        return value
+        return signed(value)
     if isinstance(value, (str, bytes)) or value is None:
         raise TypeError(type(value).__name__)
     try:

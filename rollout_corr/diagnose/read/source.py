@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
-from rollout_corr.diagnose.read.chunk import Chunk
+from rollout_corr.diagnose.read.chunk import Chunk, blocks
 from rollout_corr.diagnose.read.fields import ChosenFields
 from rollout_corr.diagnose.read.label_names import Names
 from rollout_corr.diagnose.read.problems import DumpError, Problems, until_damage
@@ -16,7 +14,7 @@ from rollout_corr.diagnose.read.record_files import RecordFile
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 # The name of a part for messages, and what opens it.
-Part = tuple[str, Callable[[], AbstractContextManager[TensorFile | RecordFile]]]
+Part = tuple[str, Callable[[], TensorFile | RecordFile]]
 
 
 class Source(ABC):
@@ -57,17 +55,21 @@ class Source(ABC):
         """Return the parts, to be opened one after another."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """Read everything chunk by chunk.
+        """Read everything, in chunks that depend on the sequences alone.
 
         Raises:
             DumpError: No sequence can be read.
         """
+        yield from blocks(self._pieces())
+
+    def _pieces(self) -> Iterator[Chunk]:
+        """Read what each part returns at a time."""
         sequences = 0
         parts = self.parts()
         for i, (file, opened) in enumerate(parts):
             for chunk in until_damage(self._read(i, len(parts), opened), file, self.problems, _last_record):
                 if self.limit is not None and sequences + chunk.sequences > self.limit:
-                    chunk = _first(chunk, self.limit - sequences)
+                    chunk = chunk.part(0, self.limit - sequences)
                 sequences += chunk.sequences
                 if chunk.sequences:
                     yield chunk
@@ -80,32 +82,15 @@ class Source(ABC):
                 raise self.problems.shown[0].error() from self.problems.cause
             raise DumpError(f"{self.where}: no sequence in it")
 
-    def _read(
-        self, i: int, count: int, opened: Callable[[], AbstractContextManager[TensorFile | RecordFile]]
-    ) -> Iterator[Chunk]:
-        """Open part i of all and read it chunk by chunk. Whoever stops in the middle of it closes it too."""
-        with opened() as file:
-            for chunk in file.chunks():
-                self.fields = self.fields or file.fields
-                self.label_names = file.label_names | self.label_names
-                self.progress = (i + file.progress) / count
-                yield chunk
+    def _read(self, i: int, count: int, opened: Callable[[], TensorFile | RecordFile]) -> Iterator[Chunk]:
+        """Open part i of all and read it."""
+        file = opened()
+        for chunk in file.chunks():
+            self.fields = self.fields or file.fields
+            self.label_names = file.label_names | self.label_names
+            self.progress = (i + file.progress) / count
+            yield chunk
 
 
 def _last_record(chunk: Chunk) -> int:
     return int(chunk.records[-1])
-
-
-def _first(chunk: Chunk, count: int) -> Chunk:
-    """Return the first sequences of a chunk."""
-    tokens = int(chunk.offsets[count])
-    return replace(
-        chunk,
-        train=chunk.train[:tokens],
-        rollout=chunk.rollout[:tokens],
-        mask=None if chunk.mask is None else chunk.mask[:tokens],
-        offsets=chunk.offsets[: count + 1],
-        records=chunk.records[:count],
-        columns={name: values[:tokens] for name, values in chunk.columns.items()},
-        texts=None if chunk.texts is None else chunk.texts[:count],
-    )

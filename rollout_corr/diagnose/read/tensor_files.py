@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollout_corr.definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
-from rollout_corr.diagnose.read.chunk import CHUNK_SLOTS, MISSING_INTEGER, Chunk
+from rollout_corr.diagnose.read import chunk as chunks
+from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, Chunk
 from rollout_corr.diagnose.read.fields import (
     ALIASES,
     INTEGERS,
@@ -20,9 +22,9 @@ from rollout_corr.diagnose.read.fields import (
     floating_of,
     last_part,
 )
-from rollout_corr.diagnose.read.formats import Format
-from rollout_corr.diagnose.read.label_names import Names
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
+from rollout_corr.diagnose.read.formats import Unread, signed
+from rollout_corr.diagnose.read.label_names import names_in
+from rollout_corr.diagnose.read.problems import DumpError, Problem
 
 # Offsets are in memory at once, 8 bytes a sequence; a sequence is in one chunk, with some 100 bytes a token.
 MOST_SEQUENCES = 1 << 26
@@ -33,10 +35,10 @@ class TensorFile:
     """A file of whole tensors.
 
     Args:
-        tensors: Access to their rows.
+        fields: Its tensors by name, among other values.
+        size: Bytes of the file, or of what is compressed in it.
         file: Path of the file, for messages.
         wanted: The fields that the user names.
-        problems: Takes what cannot be read.
 
     Attributes:
         fields: The field of each role.
@@ -47,138 +49,114 @@ class TensorFile:
         DumpError: A field is missing, or has a shape, a dtype or offsets that cannot be.
     """
 
-    def __init__(self, tensors: Format, file: str, wanted: ChosenFields, problems: Problems) -> None:
-        self.tensors, self.file, self.problems = tensors, file, problems
+    def __init__(self, fields: Mapping[str, Any], size: int, file: str, wanted: ChosenFields) -> None:
+        self.file, self.size = file, size
         self.progress = 0.0
-        self.label_names: Names = {}
-        shapes = {name: shape for name, shape in tensors.shapes.items() if shape}
-        first = choose(shapes, wanted, file)
-        shape = shapes[first["train_logp"]]
+        self.label_names = names_in(fields, wanted.by)
+        self.tensors = {name: x for name, x in fields.items() if isinstance(x, Tensor) and x.dim()}
+        first = choose(fields, wanted, file)
+        for role, name in first.items():
+            if isinstance(fields[name], Unread):
+                raise self._error(name, f"as {role}: {fields[name]}")
+            if role in (*LOG_PROBS, "mask", *OFFSETS) and not isinstance(fields[name], Tensor):
+                what = f"as {role}: expected a tensor, as the others are, got {type(fields[name]).__name__}"
+                raise self._error(name, what)
+        first = choose(self.tensors, wanted, file)
+        train = first["train_logp"]
+        shape = tuple(self.tensors[train].shape)
         has_offsets = any(role in first for role in OFFSETS)
         if len(shape) == 2 and shape[0] == 1 and has_offsets:
-            for name in [name for name, other in shapes.items() if other == shape]:
-                tensors.flatten(name)
-                shapes[name] = tensors.shapes[name]
+            self.tensors |= {name: x[0] for name, x in self.tensors.items() if x.shape == shape}
             shape = shape[1:]
         self.padded = len(shape) == 2
         if len(shape) not in (1, 2):
-            raise self._error(first["train_logp"], f"expected shape [N] or [B, T], got {list(shape)}")
+            raise self._error(train, f"expected shape [N] or [B, T], got {list(shape)}")
         if not (self.padded or has_offsets):
             raise self._error(
-                first["train_logp"],
+                train,
                 f"1-D log-probs of shape {list(shape)} need a field cu_seqlens or lengths, and the file has neither",
             )
         if self.padded and shape[0] and not shape[1]:
-            raise self._error(first["train_logp"], f"expected tokens, got shape {list(shape)}")
-        if math.prod(shape) > tensors.size:
-            what = f"{math.prod(shape)} values, in a file of {tensors.size} bytes: they repeat one another"
-            raise self._error(first["train_logp"], what)
+            raise self._error(train, f"expected tokens, got shape {list(shape)}")
+        if math.prod(shape) > size:
+            what = f"{math.prod(shape)} values, in a file of {size} bytes: they repeat one another"
+            raise self._error(train, what)
+        self.shape = shape
         self.offsets = None if self.padded else self._offsets(first, shape[0])
         self.count = shape[0] if self.offsets is None else self.offsets.shape[0] - 1
         longest = shape[1] if self.offsets is None else int(self.offsets.diff().amax()) if self.count else 0
         if longest > LONGEST_SEQUENCE:
-            what = f"a sequence of {longest} tokens; at most {LONGEST_SEQUENCE} are read"
-            raise self._error(first["train_logp"], what)
-        self.shape = shape
-        self.fields = choose(shapes, wanted, file, self._fits)
+            raise self._error(train, f"a sequence of {longest} tokens; at most {LONGEST_SEQUENCE} are read")
+        self.fields = choose(self.tensors, wanted, file, self._fits)
         for role, name in self.fields.items():
             if role not in OFFSETS and not self._fits(role, name):
-                raise self._error(
-                    name,
-                    f"as {role}: expected shape {list(shape)}, that of {self.fields['train_logp']}, got "
-                    f"{list(shapes[name])}",
-                )
+                got = list(self.tensors[name].shape)
+                raise self._error(name, f"as {role}: expected shape {list(shape)}, that of {train}, got {got}")
+            if role in LOG_PROBS and not self.tensors[name].dtype.is_floating_point:
+                what = f"as {role}: expected floating log-probs, got {signed(self.tensors[name][:0]).dtype!s}"
+                raise self._error(name, what)
         if wanted.guess and "mask" not in self.fields:
             self._check_no_mask()
-        for role in LOG_PROBS:
-            if role not in self.fields:
-                continue
-            name = self.fields[role]
-            dtype = self.tensors.read(name, 0, 0).dtype
-            if not dtype.is_floating_point:
-                raise self._error(name, f"as {role}: expected floating log-probs, got {dtype!s}")
 
     def _error(self, name: str, what: str) -> DumpError:
         return Problem(self.file, None, name, what).error()
 
     def _check_no_mask(self) -> None:
         """Refuse a mask of another shape: without it, tokens that it hides would count."""
-        for name, shape in self.tensors.shapes.items():
+        for name, x in self.tensors.items():
             alias = last_part(name).lower()
             # An attention mask covers the prompts too.
             if alias in ALIASES["mask"] and alias != "attention_mask":
-                raise self._error(name, f"as mask: expected shape {list(self.shape)}, got {list(shape)}")
+                raise self._error(name, f"as mask: expected shape {list(self.shape)}, got {list(x.shape)}")
 
     def _fits(self, role: str, name: str) -> bool:
-        shape = self.tensors.shapes[name]
+        shape = self.tensors[name].shape
         if role in OFFSETS:
             return len(shape) == 1
-        if shape == self.shape:
-            return True
-        return role not in (*LOG_PROBS, "mask") and shape in (
-            (self.count,),
-            (self.count, 1),
-        )
+        by_sequence = shape in ((self.count,), (self.count, 1))
+        return shape == self.shape or (by_sequence and role not in (*LOG_PROBS, "mask"))
 
     def _offsets(self, fields: Mapping[str, str], tokens: int) -> Tensor:
         """Read the offsets of a packed file, or add up its lengths: [S + 1] int64."""
         role = "cu_seqlens" if "cu_seqlens" in fields else "lengths"
         name = fields[role]
-        rows = self.tensors.rows(name)
-        if self.tensors.shapes[name][0] > min(MOST_SEQUENCES, self.tensors.size):
-            raise self._error(name, f"{self.tensors.shapes[name][0]} sequences; at most {MOST_SEQUENCES} are read")
-        if rows == 0 < self.tensors.shapes[name][0]:
-            # Cut off before them: there is no sequence to read.
-            return torch.zeros(1, dtype=torch.int64)
-        found = self.tensors.read(name, 0, rows).reshape(-1)
+        count = self.tensors[name].shape[0]
+        if count > min(MOST_SEQUENCES, self.size):
+            raise self._error(name, f"{count} sequences; at most {MOST_SEQUENCES} are read")
+        found = self._read(name, 0, count)
         try:
             return offsets_of(found, tokens, name) if role == "lengths" else checked_offsets(found, tokens, name)
         except OffsetsError as error:
             raise Problem(self.file, error.index, name, error.what).error() from error
 
+    def _read(self, name: str, start: int, stop: int) -> Tensor:
+        """Copy rows start to stop of a tensor that may be mapped, and may lie at any byte of its file."""
+        return signed(self.tensors[name][start:stop].clone()).reshape(-1)
+
     def _lengths(self, name: str, first: int, last: int) -> Tensor:
         """Read the lengths of rows of a padded field."""
         try:
-            return checked_lengths(self.tensors.read(name, first, last).reshape(-1), self.shape[1], name)
+            return checked_lengths(self._read(name, first, last), self.shape[1], name)
         except OffsetsError as error:
             record = None if error.index is None else first + error.index
             raise Problem(self.file, record, name, error.what).error() from error
 
     def chunks(self) -> Iterator[Chunk]:
-        """Read chunk by chunk; rows that a cut-off file lacks are noted."""
-        limit = self._readable()
-        if self.padded:
-            width = self.shape[1]
-            step = max(1, CHUNK_SLOTS // max(1, width))
-            for start in range(0, limit, step):
-                stop = min(limit, start + step)
-                yield self._chunk(start, stop, start, stop, torch.arange(stop - start + 1) * width)
-            return
-        assert self.offsets is not None  # packed
+        """Read as many sequences at a time as fit into a chunk, at least one."""
         first = 0
-        while first < limit:
-            start = int(self.offsets[first])
-            # As many sequences as fit, at least one, and not more than slots: they may be empty.
-            fitting = int(torch.searchsorted(self.offsets, start + CHUNK_SLOTS, right=True)) - 1
-            last = min(limit, first + CHUNK_SLOTS, max(first + 1, fitting))
-            own = self.offsets[first : last + 1] - start
-            yield self._chunk(first, last, start, int(self.offsets[last]), own)
+        while first < self.count:
+            if self.offsets is None:
+                width = self.shape[1]
+                last = min(self.count, first + max(1, chunks.CHUNK_SLOTS // max(1, width)))
+                yield self._chunk(first, last, first, last, torch.arange(last - first + 1) * width)
+            else:
+                start = int(self.offsets[first])
+                fitting = int(torch.searchsorted(self.offsets, start + chunks.CHUNK_SLOTS, right=True)) - 1
+                # Not more than slots: sequences may be empty.
+                last = min(self.count, first + chunks.CHUNK_SLOTS, max(first + 1, fitting))
+                own = self.offsets[first : last + 1] - start
+                yield self._chunk(first, last, start, int(self.offsets[last]), own)
             first = last
-
-    def _readable(self) -> int:
-        """Count the sequences that are complete in every field, and note the fields that are cut off."""
-        limit = self.count
-        for role, name in self.fields.items():
-            shape, rows = self.tensors.shapes[name], self.tensors.rows(name)
-            if role in OFFSETS or rows == shape[0]:
-                continue
-            whole = rows
-            if self.offsets is not None and shape == self.shape:
-                whole = int((self.offsets[1:] <= rows).sum())
-            what = f"cut off: the file holds {rows} of {shape[0]} rows"
-            self.problems.add(Problem(self.file, whole, name, what))
-            limit = min(limit, whole)
-        return limit
 
     def _chunk(self, first: int, last: int, start: int, stop: int, offsets: Tensor) -> Chunk:
         """Read sequences first to last, which lie in rows (packed: tokens) start to stop."""
@@ -186,11 +164,10 @@ class TensorFile:
         for role, name in self.fields.items():
             if role in (*OFFSETS, "texts"):
                 continue
-            shape = self.tensors.shapes[name]
-            if shape == self.shape:
-                values = self.tensors.read(name, start, stop).reshape(-1)
+            if self.tensors[name].shape == self.shape:
+                values = self._read(name, start, stop)
             else:
-                values = self.tensors.read(name, first, last).reshape(-1).repeat_interleave(offsets.diff())
+                values = self._read(name, first, last).repeat_interleave(offsets.diff())
             if role in LOG_PROBS:
                 columns[role] = values
             else:
@@ -199,7 +176,7 @@ class TensorFile:
         if mask is None and self.padded and "lengths" in self.fields:
             lengths = self._lengths(self.fields["lengths"], first, last)
             mask = (torch.arange(self.shape[1]) < lengths[:, None]).reshape(-1)
-        self.progress = last / max(1, self.count)
+        self.progress = last / self.count
         return Chunk(
             train=columns.pop("train_logp"),
             rollout=columns.pop("rollout_logp"),
