@@ -127,7 +127,7 @@ gpu-report:
 	|| echo "gpu-report: not installed, so what runs is this folder as it is"
 	$(PYTHON) -m benchmarks.gpu_report $(ARGS)
 
-# ARGS=--rehearse before the changelog is closed; uv is used where it is there, and fills a disk less.
+# ARGS=--rehearse before the changelog is closed.
 release: $(VENV)/installed-release
 	$(VENV)/bin/python .ci/release $(ARGS)
 

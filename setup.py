@@ -40,7 +40,7 @@ TEST = [
 DOCS = ["latex2mathml>=3.77", "mkdocs>=1.6", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0", "ruff"]
 # What .ci/run needs besides. ruff is pinned where its settings are, in pyproject.toml.
 LINT = ["build>=1.2", "pytest-cov>=7", "ruff"]
-RELEASE = ["build>=1.2", "py-rattler-build>=0.73", "twine>=6.1"]
+RELEASE = ["build>=1.2", "twine>=6.1"]
 
 setup(
     name="rollout-corr",

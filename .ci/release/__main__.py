@@ -1,67 +1,116 @@
 """Make a release's files and try them: `make release`, or with `ARGS=--rehearse` while the changelog is still open.
 
-Everything lands in build/release: `dist/` with the two files to publish, `rows.json` with what ran where. What ran with
-the same wheel before is not run again. Each step exits with what is wrong. Publishing is the workflow's, on a tag:
+build/release gets the two files to publish. Each step exits with what is wrong. Publishing is the workflow's, on a tag:
 .github/workflows/publish.yml.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
-import json
+import io
+import os
+import re
 import shutil
+import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
-import build_twice
-import conda
-import environments
-import state
+import try_wheel
 
-OUT = Path("build", "release")
-CONTENTS = Path(".ci", "release", "contents.txt")
+OUT = Path("build", "release", "dist")
 
 
 def main() -> None:
     """Run the steps in order."""
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
     parser.add_argument("--rehearse", action="store_true", help="allow an open changelog and uncommitted changes")
-    parser.add_argument("--write-contents", action="store_true", help="take what is inside as what belongs inside")
-    parser.add_argument(
-        "--pythons", nargs="*", default=environments.PYTHONS, metavar="PYTHON", help="interpreters to try"
-    )
-    parser.add_argument("--torch", nargs="*", default=environments.TORCHES, metavar="VERSION", help="versions to try")
-    parser.add_argument("--every", action="store_true", help="try every minor version of torch, for docs/versions.md")
-    parser.add_argument(
-        "--without-cuda", action="store_true", help="stand-ins for CUDA's packages: a fifth of what is installed"
-    )
-    parser.add_argument("--only-build", action="store_true", help="make the files, and try them nowhere")
+    parser.add_argument("--pythons", nargs="*", default=try_wheel.PYTHONS, help="interpreters to try; none: only build")
+    parser.add_argument("--torch", nargs="*", default=try_wheel.TORCHES, metavar="VERSION", help="versions to try")
     args = parser.parse_args()
 
-    version = state.version_to_release(rehearse=args.rehearse)
-    shutil.rmtree(OUT / "dist", ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        files = build_twice.build(OUT / "dist", Path(scratch), version)
-    found = build_twice.contents(files)
-    if args.write_contents:
-        CONTENTS.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
-    state.compare(found, CONTENTS.read_text(encoding="utf-8").splitlines(), args.rehearse)
-    conda.check(version)
-    if args.only_build:
-        return
-    wheel = next(path for path in files if path.suffix == ".whl")
-    tried = hashlib.sha256(wheel.read_bytes() + environments.SMOKE.read_bytes()).hexdigest()
-    rows = environments.rows_of(OUT / "rows.json", tried)
-    found = {"tried": tried, "not_here": environments.not_here(args.pythons), "rows": rows}
-    torches = environments.every_torch() if args.every else args.torch
-    for row in environments.try_everywhere(wheel.resolve(), args.pythons, torches, rows, not args.without_cuda):
-        rows.append(row | {"commit": build_twice.said("git", "log", "-1", "--format=%h")})
-        # After each, since all of them take an hour.
-        (OUT / "rows.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if not any(row["checks"] for row in rows) or any(row["failed"] for row in rows):
+    version = re.findall(r'"(.+)"', Path("rollout_corr", "_version.py").read_text(encoding="utf-8"))[-1]
+    changelog, citation = (Path(name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
+    problems = [] if f"\nversion: {version}\n" in citation else [f"CITATION.cff: expected version {version}"]
+    if not args.rehearse:
+        problems += still_open(changelog, version)
+        problems += [f"not committed: {line}" for line in said("git", "status", "--porcelain").splitlines()]
+    if problems:
+        sys.exit("\n".join(problems))
+    files = build_twice(version)
+    for command in (["-m", "twine", "check", "--strict"], [".ci/check_dist.py"]):
+        subprocess.run([sys.executable, *command, *files], check=True)
+    if not try_wheel.everywhere(files[-1].resolve(), args.pythons, args.torch):
         sys.exit("not everything ran")
+
+
+def still_open(changelog: str, version: str) -> list[str]:
+    """Say what keeps the newest section of the changelog from being that of a version, with a date and entries."""
+    heading, _, entries = changelog.partition("\n## ")[2].partition("\n")
+    if not re.fullmatch(re.escape(version) + r" \(\d{4}-\d\d-\d\d\)", heading):
+        return [f"CHANGELOG.md: expected the newest heading to be `## {version} (YYYY-MM-DD)`, got `## {heading}`"]
+    return [] if "\n- " in entries.partition("\n## ")[0] else [f"CHANGELOG.md: {version} has no entries"]
+
+
+def said(*command: str) -> str:
+    """Give what a program prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def build_twice(version: str) -> list[Path]:
+    """Build the source distribution and the wheel in two folders, and require equal bytes."""
+    epoch = int(said("git", "log", "-1", "--format=%ct"))
+    shutil.rmtree(OUT, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        # Another path, which must not show in the files.
+        first, second = (built(Path(scratch, name), epoch) for name in ("one", "another-one"))
+        for one, other in zip(first, second, strict=True):
+            hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (one, other)]
+            if one.name != other.name or hashes[0] != hashes[1] or version not in one.name:
+                sys.exit(f"{one.name} and {other.name} of version {version} differ: {hashes}")
+            print(f"{hashes[0]}  {one.name}")
+        shutil.copytree(first[0].parent, OUT)
+    return [OUT / path.name for path in first]
+
+
+def built(folder: Path, epoch: int) -> list[Path]:
+    """Build both from the last commit; the wheel is built from the source distribution, as published."""
+    tree, dist = folder / "tree", folder / "dist"
+    archive = subprocess.run(["git", "archive", "HEAD"], check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(tree, filter="data")
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+
+    def run(kind: str, source: Path) -> None:
+        command = [sys.executable, "-m", "build", kind, "--outdir", str(dist), str(source)]
+        # A wheel carries the permissions of its files, so they must not be those that a shell happens to give.
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, umask=0o022)
+
+    run("--sdist", tree)
+    (source,) = dist.glob("*.tar.gz")
+    source.write_bytes(settled(source.read_bytes(), epoch))
+    with tarfile.open(source) as files:
+        files.extractall(folder, filter="data")
+    run("--wheel", folder / source.name.removesuffix(".tar.gz"))
+    return [source, *dist.glob("*.whl")]
+
+
+def settled(source: bytes, epoch: int) -> bytes:
+    """Take out of a source distribution what differs from build to build: setuptools writes times, owners and modes."""
+    plain = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(source)) as files,
+        tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as out,
+    ):
+        for member in sorted(files.getmembers(), key=lambda member: member.name):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() else 0o644
+            member.pax_headers = {}
+            out.addfile(member, files.extractfile(member) if member.isfile() else None)
+    return gzip.compress(plain.getvalue(), mtime=epoch)
 
 
 if __name__ == "__main__":

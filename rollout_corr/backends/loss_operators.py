@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.loss_task import LossResult, LossTask
-from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
+from rollout_corr.backends.registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.operands import LossOperands, ScaleOperands
@@ -90,7 +90,7 @@ def run_fused(task: LossTask) -> LossResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     wanted, operands, text = task.objective, _operands(task), _encoded(task)
     if text is not None:
-        found = torch.ops.rollout_corr.policy_loss(*operands, *text)
+        found = OPERATORS.policy_loss(*operands, *text)
         value, gradient, inners, counted, statistics = found
         statistics = _with_decided(statistics, task)
         return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
@@ -120,7 +120,7 @@ def scaled(
     """Scale the gradient of the kernels in backward, directly or as the operator."""
     operands = ScaleOperands(gradient, inners, upstream, divisor, offsets, dtype)
     seen = seen_by_others((gradient, inners, upstream, divisor, offsets))
-    found: Tensor = torch.ops.rollout_corr.scale_gradient(*operands) if seen else kernels().scale(operands)
+    found: Tensor = OPERATORS.scale_gradient(*operands) if seen else kernels().scale(operands)
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rollout_corr.backends import blocks, whole
 from rollout_corr.backends.batch import OpenBatch, Result, external_names, read_offsets
-from rollout_corr.backends.registration import beside_tokens, define, encoded_once, filled, seen_by_others
+from rollout_corr.backends.registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
 from rollout_corr.backends.turns import read_offsets_of_turns
 from rollout_corr.definition.tokens import KeptMass, compute_dtype
 from rollout_corr.metrics import schema
@@ -106,7 +106,7 @@ def run_fused(batch: OpenBatch, spec: Spec) -> Result:
 def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
     operands = operands_of(batch, spec)
     if is_operator(operands):
-        found = torch.ops.rollout_corr.correct(*operands, *encoded_once(spec))
+        found = OPERATORS.correct(*operands, *encoded_once(spec))
         weights, mask, keep, statistics, keep_turns = found
         return Result(
             weights if spec.returns_weights else None,

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 Operands = TypeVar("Operands", CorrectOperands, LossOperands)
 Results = TypeVar("Results")
 
-LIBRARY = torch.library.Library("rollout_corr", "DEF")
+# The name of the package: a copy under another name, as on the Hub, has operators of its own.
+NAMESPACE = __name__.partition(".")[0]
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+OPERATORS = getattr(torch.ops, NAMESPACE)
 
 # The type in a schema by the annotation of a field.
 TYPES: dict[Any, str] = {
@@ -113,7 +116,7 @@ def define(
     )
     LIBRARY.impl(name, flat(cuda), "CUDA")
     LIBRARY.impl(name, flat(cpu), "CPU")
-    torch.library.register_fake(f"rollout_corr::{name}", flat(fake), lib=LIBRARY)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", flat(fake), lib=LIBRARY)
 
 
 def _decoded(text: str, numbers: list[float]) -> Any:

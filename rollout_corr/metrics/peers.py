@@ -17,7 +17,7 @@ from rollout_corr.definition.findings import Findings
 from rollout_corr.specs.correction import WHEN_REPORTING, Criterion, Spec
 
 # The module of each scheme.
-SCHEMES = {name: f"rollout_corr.frameworks.{name}.metrics" for name in ("verl", "xtuner", "skyrl")}
+SCHEMES = {name: f"{__name__.partition('.')[0]}.frameworks.{name}.metrics" for name in ("verl", "xtuner", "skyrl")}
 
 Interval = tuple[float | None, float | None]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -61,14 +62,17 @@ def modules() -> dict[str, Path]:
 @cache
 def imports(module: str, strings: bool = True) -> frozenset[str]:
     """The modules of this package that `module` imports, anywhere in its file; with `strings` for a loader too."""
+    package = "rollout_corr" if module == "__init__" else f"rollout_corr.{module}"
+    if modules()[module].stem != "__init__":
+        package = package.rpartition(".")[0]
     found = set()
     for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: a relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            names = [f"{source}.{alias.name}" for alias in node.names]
         elif strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
             # Such as "rollout_corr.cli.demo:run".
             names = re.findall(r"^(rollout_corr(?:\.\w+)+)(?::\w+)?$", node.value)
