@@ -1,11 +1,10 @@
-"""verl 0.7.0: its correction, called as it is, beside the functions of `install(compat="0.7")` and the reader."""
+"""verl 0.7.0: its correction, called as it is, beside the reader of its configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 from torch import Tensor
 
@@ -14,7 +13,6 @@ from conformance.batches import KINDS, Batch
 from conformance.rows import Declared, Result, Row
 from conformance.sources import Source
 from conformance.verl_parts import Proto, or_raises, weights_of
-from rollout_corr.frameworks.verl import v07
 
 HELPER = "verl/trainer/ppo/rollout_corr_helper.py"
 MAIN = "compute_rollout_correction_and_rejection_mask"
@@ -53,15 +51,6 @@ def rows(source: Source, declared: tuple[Declared, ...]) -> Iterator[Row]:
         held, mask, _ = theirs(given.old, given.rollout, given.mask, **settings)
         return result(held, mask, mask)
 
-    def drop_in(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        made = {"proto": lambda weights: None if weights is None else Proto.from_dict({"rollout_is_weights": weights})}
-        with patch.multiple(v07, **made), patch.object(v07.DROP_IN, "say", lambda *said: None):
-            held, mask, metrics = getattr(v07, MAIN)(given.old, given.rollout, given.mask, **settings)
-        # verl's own float32 spreads are wrong in the second digit where weights lie close together.
-        exact = theirs(given.old.double(), given.rollout.double(), given.mask, **settings)[2]
-        other = expected(given, settings)
-        return result(held, mask, other["mask"]) | metrics, other | exact
-
     def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
         other = or_raises(lambda: expected(given, settings))
         out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.spec("verl", settings))
@@ -71,5 +60,4 @@ def rows(source: Source, declared: tuple[Declared, ...]) -> Iterator[Row]:
         return found, other
 
     more: dict[str, Any] = {"declared": declared, "kinds": SOME, "within": (1e-7, 2e-5)}
-    yield Row("drop-in", f"verl.v07.{MAIN}", f"{HELPER}: {MAIN}", drop_in, correction, **more)
     yield Row("configuration", "verl (0.7)", f"{HELPER}: {MAIN}", reader, correction, **more)

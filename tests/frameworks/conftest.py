@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import pytest
@@ -17,10 +16,9 @@ def made(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = []
 
-    def make(**kinds):
+    def make(drop_in=None, **kinds):
         fake = fake_frameworks.write(tmp_path, "peer", **kinds)
-        importlib.invalidate_caches()
-        found.append((fake, fake.drop_in()))
+        found.append((fake, fake.drop_in(**drop_in or {})))
         return found[-1]
 
     yield make

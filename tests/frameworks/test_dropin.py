@@ -2,239 +2,391 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import inspect
+import json
 import logging
 import pickle
 import subprocess
 import sys
-from types import ModuleType
+import threading
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import rollout_corr as rc
+from builders.fake_frameworks import FITTING, METHODS, MISFITS, RIGHT, ours
 from rollout_corr.frameworks.shared import after_import
 from rollout_corr.frameworks.shared.dropin import DropIn, Target
 
-SOURCES = {
-    "__init__": "__version__ = '1.0'",
-    "helper": """
-def correct(x, bound=2.0):
-    return ("theirs", x, bound)
-
-def other(x):
-    return ("other", correct(x))
-
-REGISTRY = {"correct": correct, "else": other}
-""",
-    "trainer": """
-from toy.helper import correct, other as renamed
-
-class Base:
-    def step(self, x):
-        return ("base", x)
-
-    @staticmethod
-    def fixed(x, bound=2.0):
-        return ("fixed", x)
-
-class Trainer(Base):
-    def run(self, x):
-        return correct(x)
-""",
-    "worker": "from toy.helper import correct",
-}
+ALL = {"helper", "registry", "losses", "static", "by name", "method"}
 
 
-def ours(x, bound=2.0, *, note="ours"):
-    return (note, x, bound)
+def refusal(action):
+    """Give what the RuntimeError of an action says."""
+    with pytest.raises(RuntimeError) as caught:
+        action()
+    return str(caught.value)
 
 
-def stepping(original, *, note="ours"):
-    def step(self, x):
-        return (note, original(self, x))
-
-    return step
-
-
-HELPER = (Target("toy.helper", "correct", ours),)
-BOTH = (*HELPER, Target("toy.trainer", "Trainer.step", stepping, takes_original=True))
+def all_are(fake, who):
+    """Tell whether every way to a function that there can be is answered by `who`."""
+    answers = fake.answers()
+    return answers.keys() == ALL and set(answers.values()) == {who}
 
 
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """A package called toy, not imported yet, and gone without a trace afterwards."""
-    folder = tmp_path / "toy"
-    folder.mkdir()
-    for name, source in SOURCES.items():
-        (folder / f"{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield folder
-    for name in [name for name in sys.modules if name.partition(".")[0] == "toy"]:
-        del sys.modules[name]
-    assert not [finder for finder in sys.meta_path if type(finder).__module__ == after_import.__name__]
+# --- installing and restoring ---
 
 
-@pytest.fixture
-def drop_in(toy):
-    made = DropIn("toy", ("1.0",))
-    yield made
-    made.uninstall()
-
-
-def names(*wanted):
-    return [importlib.import_module(f"toy.{name}") for name in wanted]
-
-
-def test_replaces_everywhere(drop_in, caplog):
+def test_replaces_everywhere(made, tmp_path, caplog):
     """Where it is defined, where it was imported by name before and after, in a registry; and back again."""
-    helper, trainer = names("helper", "trainer")
-    theirs = dict(vars(helper)), dict(vars(trainer)), dict(helper.REGISTRY)
-    status = drop_in.install(HELPER)
-    assert status.active and status.version == "1.0" and status.waiting == ()
-    (worker,) = names("worker")
-    for called in (helper.correct, trainer.correct, worker.correct, helper.REGISTRY["correct"], trainer.Trainer().run):
-        assert called(3) == ("ours", 3, 2.0)
-    assert helper.other(3) == trainer.renamed(3) == ("other", ("ours", 3, 2.0))
+    fake, drop_in = made()
+    helper, _, trainer = fake.load()
+    theirs = [dict(vars(x)) for x in (helper, trainer, trainer.Base, trainer.Trainer)]
+    status = drop_in.install(fake.targets)
+    assert status.active and status.version == "1.0" and status.checked and status.waiting == ()
+    (tmp_path / "peer/worker.py").write_text("from peer.helper import correct\n")
+    (worker,) = fake.load("worker")
+    assert worker.correct(7, 3.0) == helper.correct(7, bound=3.0) == ("ours", 7, 3.0) and all_are(fake, "ours")
     assert drop_in.installed().replaced == (
-        "toy.helper.REGISTRY['correct']",
-        "toy.helper.correct",
-        "toy.trainer.correct",
-        "toy.worker.correct",
+        "peer.helper.REGISTRY['correct']",
+        "peer.helper.correct",
+        "peer.losses.correct",
+        "peer.trainer.Base.fixed",
+        "peer.trainer.Trainer.step",
+        "peer.trainer.imported",
+        "peer.worker.correct",
     )
+    kept = functools.partial(helper.correct, 7)
     drop_in.uninstall()
-    assert (dict(vars(helper)), dict(vars(trainer)), dict(helper.REGISTRY)) == theirs
-    assert worker.correct is helper.correct is theirs[0]["correct"]
-    assert not drop_in.installed().active and "install() was not called" in drop_in.installed().why
+    assert [dict(vars(x)) for x in (helper, trainer, trainer.Base, trainer.Trainer)] == theirs
+    assert worker.correct is helper.correct is theirs[0]["correct"] and kept()[0] == "theirs"
+    assert all_are(fake, "theirs") and "install() was not called" in drop_in.installed().why
     assert not caplog.records
 
 
-def test_waits_for_the_import(drop_in):
+def test_waits_for_the_import(made):
     """Nothing is imported for the sake of being replaced; what is imported later is replaced before anyone sees it."""
-    status = drop_in.install(BOTH)
-    assert "toy" not in sys.modules and not status.active
-    assert status.waiting == ("toy.helper", "toy.trainer") and status.why.endswith(
-        "not imported yet: toy.helper, toy.trainer"
-    )
-    helper, trainer = names("helper", "trainer")
-    assert helper.correct(1) == trainer.correct(1) == ("ours", 1, 2.0)
-    assert drop_in.installed().active and drop_in.installed().waiting == ()
-    for module in (helper, trainer):
+    fake, drop_in = made()
+    status = drop_in.install(fake.targets, note="mine")
+    assert "peer" not in sys.modules and not status.active
+    assert status.waiting == ("peer.helper", "peer.losses", "peer.trainer")
+    assert status.why.endswith("not imported yet: peer.helper, peer.losses, peer.trainer")
+    for module in fake.load():
         assert type(module.__loader__).__module__ != after_import.__name__
         assert module.__spec__.loader is module.__loader__
+    assert all_are(fake, "mine") and drop_in.installed().active and drop_in.installed().waiting == ()
 
 
-def test_uninstalled_before_the_import(drop_in):
-    drop_in.install(BOTH)
+def test_uninstalled_before_the_import(made):
+    fake, drop_in = made()
+    drop_in.install(fake.targets)
     drop_in.uninstall()
-    (helper,) = names("helper")
-    assert helper.correct(1) == ("theirs", 1, 2.0)
+    fake.load()
+    assert all_are(fake, "theirs")
 
 
-def test_methods(drop_in):
-    """A method that a class inherits is put into the class and taken out of it again."""
-    (trainer,) = names("trainer")
-    drop_in.install(BOTH, note="mine")
-    assert trainer.Trainer().step(1) == ("mine", ("base", 1)) and trainer.Base().step(1) == ("base", 1)
-    assert "toy.trainer.Trainer.step" in drop_in.installed().replaced
+def test_a_method_that_is_inherited(made):
+    """It is put into the class and taken out of it again."""
+    fake, drop_in = made(method="inherited")
+    *_, trainer = fake.load()
+    drop_in.install(fake.targets)
+    assert trainer.Trainer().step(1) == ("ours", 1) and trainer.Base().step(1) == ("theirs", 1)
     drop_in.uninstall()
-    assert "step" not in vars(trainer.Trainer) and trainer.Trainer().step(1) == ("base", 1)
-    own = (
-        Target("toy.trainer", "Base.step", stepping, takes_original=True),
-        Target("toy.trainer", "Base.fixed", ours),
-    )
-    before = dict(vars(trainer.Base))
-    drop_in.install(own)
-    assert trainer.Trainer().step(1) == ("ours", ("base", 1))
-    assert trainer.Trainer().fixed(1) == trainer.Base.fixed(1) == ("ours", 1, 2.0)
-    drop_in.uninstall()
-    assert dict(vars(trainer.Base)) == before and trainer.Trainer().fixed(1) == ("fixed", 1)
+    assert "step" not in vars(trainer.Trainer) and all_are(fake, "theirs")
 
 
-def test_is_idempotent(drop_in):
-    (helper,) = names("helper")
-    before = helper.correct
-    drop_in.install(HELPER)
+def test_installed_again(made):
+    """The same switches change nothing, others replace what was installed; the state says what the switches are."""
+    fake, drop_in = made()
+    helper, *_ = fake.load()
+    drop_in.install(fake.targets)
     first = helper.correct
-    assert drop_in.install(HELPER).active and helper.correct is first
-    drop_in.install(HELPER, note="again")
-    assert helper.correct(1) == ("again", 1, 2.0)
+    assert drop_in.install(fake.targets).active and helper.correct is first
+    assert drop_in.install(fake.targets, note="again").switches == {"note": "again"} and all_are(fake, "again")
     drop_in.uninstall()
     drop_in.uninstall()
-    assert helper.correct is before
+    assert all_are(fake, "theirs")
 
 
-def test_what_a_user_imported_from_us_stays(drop_in):
-    """A function of ours that somebody imported for himself is no replacement, and is not taken away."""
-    (helper,) = names("helper")
+def test_looks_like_the_original(made):
+    """Same name, documentation and signature; a pickle is a reference to the framework's name."""
+    fake, drop_in = made()
+    helper, *_ = fake.load()
     helper.mine = ours
-    drop_in.install(HELPER)
+    drop_in.install(fake.targets)
+    assert (helper.correct.__module__, helper.correct.__qualname__) == ("peer.helper", "correct")
+    assert pickle.loads(pickle.dumps(helper.correct)) is helper.correct
     drop_in.uninstall()
     assert helper.mine is ours
 
 
-def test_looks_like_the_original(drop_in):
-    """Same name, documentation and signature; a pickle is a reference to the framework's name."""
-    (helper,) = names("helper")
-    drop_in.install(HELPER)
-    replaced = helper.correct
-    assert (replaced.__module__, replaced.__qualname__) == ("toy.helper", "correct")
-    assert pickle.loads(pickle.dumps(replaced)) is replaced
-
-
-def test_somebody_else_replaced_it(drop_in):
-    """`installed()` looks, it does not remember; and what others put there is left alone."""
-    (helper,) = names("helper")
-    drop_in.install(HELPER)
-    helper.correct = len
+def test_somebody_else_replaced_it(made):
+    """`installed()` looks, it does not remember; a further install is refused, and what others put there stays."""
+    fake, drop_in = made()
+    helper, *_ = fake.load()
+    drop_in.install(fake.targets)
+    helper.correct = other = lambda x, bound=2.0: ("other", x)
     assert not drop_in.installed().active and "other code has replaced" in drop_in.installed().why
+    said = refusal(lambda: drop_in.install(fake.targets))
+    assert said.startswith("peer.helper.correct was replaced or reloaded by other code since the last install()")
     drop_in.uninstall()
-    assert helper.correct is len
+    assert helper.correct is other
+    assert drop_in.install(fake.targets).active and helper.correct(7)[0] == "ours"
 
 
-def test_missing_framework(monkeypatch):
-    with pytest.raises(ImportError, match="expected the package 'no_such_framework' in this environment"):
-        DropIn("no_such_framework", ()).install(HELPER)
+def test_reloaded(made):
+    """New functions of a reloaded module are replaced too, and all of them given back."""
+    fake, drop_in = made()
+    drop_in.install(fake.targets)
+    helper, *_ = fake.load()
+    importlib.reload(helper)
+    assert all_are(fake, "ours") and drop_in.installed().active
+    drop_in.uninstall()
+    assert all_are(fake, "theirs")
 
 
+def test_odd_imports(made, tmp_path):
+    """One module raises at first, one is needed by another before its end, one puts another object in its place."""
+    fake, drop_in = made()
+    broken = "import pathlib\nif not pathlib.Path(__file__).with_name('mended').exists(): raise OSError('broken')\n"
+    (tmp_path / "peer/helper.py").write_text(broken + (tmp_path / "peer/helper.py").read_text())
+    (tmp_path / "peer/circle.py").write_text("from peer.losses import correct\n")
+    other = "import sys, types, peer.circle\nother = types.ModuleType(__name__)\nother.correct = correct\n"
+    (tmp_path / "peer/losses.py").write_text(RIGHT + other + "sys.modules[__name__] = other\n")
+    drop_in.install(fake.targets)
+    with pytest.raises(OSError, match="broken"):
+        fake.load("helper")
+    (tmp_path / "peer/mended").touch()
+    fake.load()
+    assert all_are(fake, "ours") and drop_in.installed().active
+    assert sys.modules["peer.circle"].correct(7)[0] == "ours" and "__file__" not in vars(sys.modules["peer.losses"])
+
+
+def test_loaded_lazily(made):
+    """By importlib.util.LazyLoader after `install`: replaced at the first use."""
+    fake, drop_in = made()
+    drop_in.install(fake.targets)
+    spec = importlib.util.find_spec("peer.losses")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules["peer.losses"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "peer.losses" in drop_in.installed().waiting
+    fake.load("helper", "trainer")
+    assert module.correct(7)[0] == "ours" and all_are(fake, "ours") and drop_in.installed().waiting == ()
+
+
+def test_imported_by_threads_at_once(made):
+    fake, drop_in = made()
+    drop_in.install(fake.targets)
+    gate, failed = threading.Barrier(4), []
+
+    def one(*parts):
+        gate.wait(20)
+        try:
+            fake.load(*parts)
+        except Exception as error:  # noqa: BLE001  # a thread's exception would be lost
+            failed.append(error)
+
+    orders = [("helper", "losses"), ("losses", "trainer"), ("trainer", "helper"), ("trainer", "losses")]
+    threads = [threading.Thread(target=one, args=order) for order in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failed == [] and drop_in.installed().active and all_are(fake, "ours")
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_what_fits(kind, made):
+    fake, drop_in = made(helper=kind, losses=kind)
+    drop_in.install(fake.targets)
+    fake.load()
+    assert drop_in.installed().active and all_are(fake, "ours")
+
+
+@pytest.mark.parametrize("first", ["install", "import"])
 @pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        (Target("toy.helper", "gone", ours), r"toy.helper.gone of toy 1.0 is missing. Nothing of toy is replaced"),
-        (
-            Target("toy.helper", "correct", len),
-            r"toy.helper.correct of toy 1.0 takes \(x, bound=2.0\), expected \(obj, /\)",
-        ),
-    ],
+    ("part", "kind"),
+    [("losses", kind) for kind in MISFITS] + [("trainer", kind) for kind in METHODS if METHODS[kind][1]],
 )
-def test_another_framework_than_expected(target, expected, drop_in):
-    """A function that is missing or takes something else: an error, and the good ones are not replaced either."""
-    (helper,) = names("helper")
-    with pytest.raises(RuntimeError, match=expected):
-        drop_in.install((*HELPER, target))
-    assert helper.correct(1) == ("theirs", 1, 2.0) and not drop_in.installed().active
+def test_what_does_not_fit(part, kind, first, made, caplog):
+    """An error in words, at every import or at the installation, and nothing of the framework is ours, kept or not."""
+    fake, drop_in = made(**{"losses": kind} if part == "losses" else {"method": kind})
+    words, name = fake.misfits[part], "losses.correct" if part == "losses" else "trainer.Trainer.step"
+    (helper,) = fake.load("helper")
+    if first == "install":
+        drop_in.install(fake.targets)
+        kept = functools.partial(helper.correct, 7)
+        assert drop_in.installed().active and kept()[0] == "ours"
+        said = refusal(lambda: fake.load(part))
+        assert refusal(lambda: fake.load(part)) == said and words in caplog.text
+        assert kept()[0] == "theirs" and f"peer.{part}" not in sys.modules
+        fake.load("trainer" if part == "losses" else "losses")
+    else:
+        fake.load()
+        said = refusal(lambda: drop_in.install(fake.targets))
+    assert said.startswith(f"peer.{name} of peer 1.0 ") and words in said
+    assert said.endswith("Nothing of peer is replaced by this: rollout_corr.frameworks.peer serves peer 1.0")
+    state = drop_in.installed()
+    assert not state.active and state.replaced == () and words in state.why
+    assert set(fake.answers().values()) == {"theirs"}
 
 
-def test_unknown_version_warns(drop_in, caplog):
-    drop_in.checked = ("0.8", "0.9")
-    names("helper")
-    for _ in range(2):
-        drop_in.install(HELPER)
-        drop_in.uninstall()
-    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    said = record.getMessage()
-    assert "rollout-corr: toy 1.0 at " in said and "toy was not checked, only 0.8, 0.9 for" in said
-    assert "signatures of the functions are compared: toy.helper.correct" in said
+def test_a_module_that_fits_after_it_did_not(made, tmp_path):
+    """Mended on disk and imported again: everything is replaced."""
+    fake, drop_in = made(losses="renamed")
+    drop_in.install(fake.targets)
+    fake.load("helper")
+    refusal(lambda: fake.load("losses"))
+    fake.load("trainer")
+    (tmp_path / "peer/losses.py").write_text("# a comment\n" + RIGHT)
+    importlib.invalidate_caches()
+    fake.load("losses")
+    fake.misfits.clear()
+    assert drop_in.installed().active and all_are(fake, "ours")
 
 
-def test_says_it_once(drop_in, caplog):
-    names("helper")
+def test_a_refused_installation_leaves_the_one_before(made):
+    fake, drop_in = made(losses="renamed")
+    fake.load()
+    drop_in.install(fake.targets[:1], note="first")
+    refusal(lambda: drop_in.install(fake.targets))
+    state = drop_in.installed()
+    assert state.active and "the last install() changed nothing: peer.losses.correct" in state.why
+    assert fake.answers()["by name"] == "first"
+
+
+def test_a_class_that_refuses_assignments(made):
+    """The assignment of the third raises: the two before are taken back."""
+    fake, drop_in = made()
+    *_, trainer = fake.load()
+
+    class Refusing(type):
+        def __setattr__(cls, name, value):
+            raise TypeError("this class is immutable")
+
+    trainer.Trainer = Refusing("Trainer", (trainer.Base,), {"step": lambda self, x: ("theirs", x)})
+    said = refusal(lambda: drop_in.install(fake.targets))
+    assert "peer.trainer.Trainer.step of peer 1.0 could not be replaced (TypeError: this class is immutable)" in said
+    assert all_are(fake, "theirs") and not drop_in.installed().active and said in drop_in.installed().why
+
+
+def test_half_imported_modules(made, tmp_path):
+    """By the code that calls install(), by another thread, or lazily and not used yet: refused, and said why."""
+    fake, drop_in = made()
+    begun, goes_on = threading.Event(), threading.Event()
+    sys.modules["peer_calls"] = SimpleNamespace(
+        install=lambda: drop_in.install(fake.targets), begun=begun, goes_on=goes_on
+    )
+    code = {"losses": "peer_calls.install()", "helper": "peer_calls.begun.set(); peer_calls.goes_on.wait(20)"}
+    for part, line in code.items():
+        (tmp_path / f"peer/{part}.py").write_text(f"import peer_calls\n{line}\n{RIGHT}")
+    expected = "is not imported to its end: by the code that calls install(), another thread or a lazy loader"
+    importing = threading.Thread(target=fake.load, args=["helper"])
+    try:
+        assert f"peer.losses {expected}" in refusal(lambda: fake.load("losses"))
+        importing.start()
+        assert begun.wait(20)
+        assert f"peer.helper {expected}" in refusal(lambda: drop_in.install(fake.targets))
+    finally:
+        goes_on.set()
+        importing.join(20)
+        del sys.modules["peer_calls"]
+    assert not drop_in.installed().active and expected in drop_in.installed().why
+    spec = importlib.util.find_spec("peer.trainer")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules["peer.trainer"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["peer.trainer"])
+    assert f"peer.trainer {expected}" in refusal(lambda: drop_in.install(fake.targets))
+
+
+def test_what_is_missing(made, tmp_path):
+    """The framework, or a module: xtuner's 0.2.0 of the package index has no xtuner/v1. Nothing is imported."""
+    with pytest.raises(ImportError, match="expected the package 'no_such_framework' in this environment"):
+        DropIn("no_such_framework", ()).install(())
+    fake, drop_in = made({"checked": ("1.0", "1.1"), "advice": ", not 0.9"})
+    (tmp_path / "peer/losses.py").unlink()
+    said = refusal(lambda: drop_in.install((*fake.targets, Target("peer.losses.more", "f", ours))))
+    assert f"peer at {tmp_path / 'peer'} has no module peer.losses. " in said and "peer" not in sys.modules
+    assert said.endswith("rollout_corr.frameworks.peer serves peer 1.0, 1.1, not 0.9")
+    assert not drop_in.installed().active and said in drop_in.installed().why
+
+
+# --- what is said ---
+
+
+def distribution(folder, version, direct=None):
+    info = folder / f"peer-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: peer\nVersion: {version}\n")
+    if direct is not None:
+        (info / "direct_url.json").write_text(json.dumps(direct))
+
+
+def warnings_of(caplog):
+    found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return [text for text in found if "was not checked" in text]
+
+
+def test_an_unknown_version_is_said_once(made, caplog):
+    fake, drop_in = made({"checked": ("0.8", "0.9")})
+    drop_in.install(fake.targets)
+    fake.load()
+    drop_in.install(fake.targets, note="again")
+    (said,) = warnings_of(caplog)
+    assert "rollout-corr: peer 1.0 at " in said and "peer was not checked, only 0.8, 0.9 for" in said
+    assert "signatures of the functions are compared: peer.helper.correct" in said
+    assert not drop_in.installed().checked
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1.dev"])
+def test_a_checkout_beside_an_installed_distribution(version, made, tmp_path, monkeypatch, caplog):
+    """Python imports the checkout, the metadata are the distribution's; TRL's `__version__` repeats those anyway."""
+    fake, drop_in = made(version=version)
+    distribution(tmp_path / "site", "1.0")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    state = drop_in.install(fake.targets)
+    assert (state.version, state.checked, state.location) == (None, False, str(tmp_path / "peer"))
+    fake.load()
+    assert (drop_in.installed().version, drop_in.installed().checked) == (version, False)
+    assert f"peer {version} at" in warnings_of(caplog)[-1]
+    assert "the installed distribution 1.0 lies elsewhere" in warnings_of(caplog)[-1]
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_an_installed_distribution(editable, made, tmp_path, monkeypatch, caplog):
+    fake, drop_in = made()
+    site = tmp_path / "site" if editable else tmp_path
+    distribution(site, "1.0", {"url": tmp_path.as_uri(), "dir_info": {"editable": True}} if editable else None)
+    monkeypatch.syspath_prepend(site)
+    state = drop_in.install(fake.targets)
+    assert (state.version, state.checked) == ("1.0", True) and not warnings_of(caplog)
+
+
+def test_what_is_covered_is_said(made):
+    fake, drop_in = made({"not_covered": {"AsyncTrainer": None, "losses": "peer.losses"}})
+    fake.load()
+    state = drop_in.install(fake.targets)
+    assert state.covered == tuple(target.path for target in fake.targets)
+    assert state.not_covered == ("AsyncTrainer",) and state.why.endswith("; not covered: AsyncTrainer")
+    assert drop_in.install(fake.targets[:1]).not_covered == ("AsyncTrainer", "losses")
+
+
+def test_says_it_once(made, caplog):
+    fake, drop_in = made()
+    fake.load()
     for _ in range(3):
         drop_in.say(True, "weights")
     drop_in.say(False, "nothing is set")
     assert [record.getMessage() for record in caplog.records] == [
-        "rollout-corr in toy 1.0: correction active: yes, weights",
-        "rollout-corr in toy 1.0: correction active: no, nothing is set",
+        "rollout-corr in peer 1.0: correction active: yes, weights",
+        "rollout-corr in peer 1.0: correction active: no, nothing is set",
     ]
 
 
@@ -305,7 +457,6 @@ INSTALLATIONS = [
     ("trl", {"spec": rc.Spec(), "delta": 4.0}, 3),
     ("verl", {}, 9),
     ("verl", {"losses": True}, 18),
-    ("verl", {"compat": "0.7"}, 4),
     ("xtuner", {"merge": "pooled", "empty_rows": "skip"}, 3),
 ]
 
@@ -340,7 +491,7 @@ def test_every_drop_in_replaces_and_restores(framework, switches, count, monkeyp
         for holder, name, original in theirs.values():
             assert getattr(holder, name).__wrapped__ is original
         # All but what chooses the functions themselves is handed to each of them.
-        handed = {key: value for key, value in switches.items() if key not in ("losses", "compat", "merge")}
+        handed = {key: value for key, value in switches.items() if key not in ("losses", "merge")}
         assert handed.items() <= status.switches.items()
     finally:
         module.uninstall()
@@ -362,13 +513,54 @@ def test_every_drop_in_checks_its_switches(framework, switch):
         drop_in_of(framework).install(**{switch: "something.else"})
 
 
+# The most modules of ours that a process may hold after the first call.
+MODULES = {"verl": 80, "skyrl": 88, "xtuner": 88, "trl": 96}
+
+
 def test_importing_changes_nothing(tmp_path):
-    """No framework is imported, no finder is added, nothing is logged."""
+    """No framework is imported, no finder is added, nothing is logged; a first call loads few modules."""
     code = """
 import sys
 import torch
 before = set(sys.modules), list(sys.meta_path)
-import importlib, pkgutil
+import importlib, logging, os, pkgutil
+from types import ModuleType, SimpleNamespace
+x, mask = torch.zeros(2, 3), torch.ones(2, 3)
+
+def alone(call):
+    # In a process of its own, which has imported torch already.
+    if not (child := os.fork()):
+        logging.disable()
+        call()
+        print(call.__name__, sum(name.partition(".")[0] == "rollout_corr" for name in sys.modules), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def correct():
+    import rollout_corr as rc
+    rc.correct(x, x, spec=rc.Spec(weight=rc.Weight.token(upper=2.0))).metrics()
+
+def drop_in(name, **more):
+    sys.modules[name] = ModuleType(name)
+    importlib.import_module(f"rollout_corr.frameworks.{name}").install()
+    return importlib.import_module(f"rollout_corr.frameworks.{name}.dropin")
+
+def verl():
+    given = x, x, mask, None, None, False, "token_k1", 2.0
+    drop_in("verl").compute_rollout_correction_and_rejection_mask(*given)
+
+def skyrl():
+    drop_in("skyrl").compute_off_policy_correction(x, x, mask, SimpleNamespace(tis_ratio_type="token"))
+
+def xtuner():
+    config, packed = SimpleNamespace(rollout_is_threshold=(2.0, 0.5)), (x[:1], x[:1], [3], mask[:1].long())
+    drop_in("xtuner").compute_rollout_importance_weights_and_metrics(config, *packed)
+
+def trl():
+    drop_in("trl").importance_sampling_ratio(x, x, mask)
+
+for call in (correct, verl, skyrl, xtuner, trl):
+    alone(call)
 import rollout_corr.frameworks as frameworks
 found = [module.name for module in pkgutil.walk_packages(frameworks.__path__, "rollout_corr.frameworks.")]
 assert "rollout_corr.frameworks.verl.dropin" in found
@@ -380,4 +572,7 @@ print(sorted(added - set(sys.stdlib_module_names) - {"rollout_corr", "torch", "_
 assert sys.meta_path == before[1]
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    *counts, added = done.stdout.splitlines()
+    assert (added, done.stderr) == ("[]", "")
+    loaded = {name: int(count) for name, count in map(str.split, counts)}
+    assert all(loaded[name] <= most for name, most in MODULES.items()), loaded

@@ -32,11 +32,6 @@ def by_verl_metrics(dropin):
     dropin.compute_rollout_corr_metrics_from_logprobs(TRAIN, ROLLOUT, MASK)
 
 
-def by_verl_07(dropin):
-    v07 = import_module("rollout_corr.frameworks.verl.v07")
-    v07.compute_rollout_correction_and_rejection_mask(TRAIN, ROLLOUT, MASK)
-
-
 def by_trl(dropin):
     dropin.importance_sampling_ratio(TRAIN, ROLLOUT, MASK)
 
@@ -62,7 +57,6 @@ def by_xtuner(dropin):
 CALLS = {
     "verl": by_verl,
     "verl, metrics": by_verl_metrics,
-    "verl, 0.7": by_verl_07,
     "trl": by_trl,
     "trl, asynchronous": by_async_trl,
     "skyrl": by_skyrl,
@@ -85,7 +79,7 @@ def test_every_so_many_corrections_are_written(name, tmp_path):
     framework = name.partition(",")[0]
     dropin = import_module(f"rollout_corr.frameworks.{framework}.dropin")
     folder = tmp_path / "dumps"
-    dropin.DROP_IN.dumps.turn(folder, 2)
+    dropin.DROP_IN.dumps = Dumps(folder, 2)
     try:
         for _ in range(4):
             try:
@@ -94,7 +88,7 @@ def test_every_so_many_corrections_are_written(name, tmp_path):
                 # The result is an object of the framework, which is not installed here; the dump comes before it.
                 assert framework == "verl"
     finally:
-        dropin.DROP_IN.dumps.turn(None, 1)
+        dropin.DROP_IN.dumps = Dumps()
     files = written(folder, 2)
     assert len(files) == 2 and "0" in files[0] and "2" in files[1]
     CALLS["trl"](import_module("rollout_corr.frameworks.trl.dropin"))  # off: nothing more is written
@@ -137,8 +131,7 @@ def test_install_turns_them_on_and_uninstall_off(tmp_path, monkeypatch):
 
 
 def test_a_dump_that_cannot_be_made_ends_and_nothing_else(tmp_path, caplog):
-    dumps = Dumps()
-    dumps.turn(tmp_path / "x", 1)
+    dumps = Dumps(tmp_path / "x", 1)
     with caplog.at_level(logging.WARNING, "rollout_corr"):
         dumps.seen(TRAIN, ROLLOUT[:2], MASK)
         dumps.seen(TRAIN, ROLLOUT[:2], MASK)

@@ -14,7 +14,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.frameworks.skyrl import dropin as skyrl
 from rollout_corr.frameworks.verl import dropin as verl
-from rollout_corr.frameworks.verl import measures, v07
+from rollout_corr.frameworks.verl import measures
 from rollout_corr.metrics import rows
 from rollout_corr.metrics.peers import SCHEMES
 from rollout_corr.specs.choices import NONFINITE
@@ -68,15 +68,11 @@ def test_skyrl_gives_what_skyrl_gives():
 
 @pytest.mark.parametrize("x", VALUES)
 def test_verls_functions_of_given_tensors(x):
-    """`compute_is_metrics` and the metrics of 0.7 give what tensors give, also infinities."""
+    """`compute_is_metrics` gives what tensors give, also infinities."""
     d, mask = torch.full((2, 3), x), torch.ones(2, 3)
     sums = d.sum(dim=-1, keepdim=True)
     found = measures.compute_is_metrics(d.exp(), d.exp(), sums, mask, "sequence", 2.0)
     torch.testing.assert_close(found["rollout_is_min"], float(sums.double().min().exp()), equal_nan=True)
-    for level in ("token", "sequence", "geometric"):
-        verl_07 = {"rollout_rs": level, "rollout_rs_threshold": 2.0, "rollout_token_veto_threshold": 1e-4}
-        _, _, metrics = v07.compute_rollout_correction_and_rejection_mask(d, torch.zeros(2, 3), mask, **verl_07)
-        assert metrics
 
 
 def test_a_loss_of_any_ratio_has_metrics():
@@ -102,7 +98,7 @@ def test_log(x, expected):
 def test_metrics_use_no_exp_that_raises():
     """Floats overflow with an exception in math.exp and **; rows.py has the ones that do not."""
     files = [*(ROOT / "metrics").glob("*.py"), *(ROOT / "frameworks").glob("*/metrics.py")]
-    files += [ROOT / "frameworks/verl/measures.py", ROOT / "frameworks/verl/v07.py"]
+    files += [ROOT / "frameworks/verl/measures.py"]
     assert len(files) > 8
     found = []
     for path in files:

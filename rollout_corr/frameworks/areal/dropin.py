@@ -10,9 +10,8 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import config as areal_config
 from rollout_corr.frameworks.areal import presets as presets
-from rollout_corr.frameworks.shared.dropin import DropIn, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
-from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.specs.choices import Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight

@@ -16,9 +16,8 @@ from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends.given import Batch
 from rollout_corr.frameworks.openrlhf import config
 from rollout_corr.frameworks.openrlhf.presets import clipped, gspo
-from rollout_corr.frameworks.shared.dropin import DropIn, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
-from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, TOKENS
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.specs.correction import Spec

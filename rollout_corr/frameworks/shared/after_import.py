@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any, Literal
 
 Act = Callable[[str], None]
+State = Literal["absent", "partial", "whole"]
 
-_waiting: dict[str, tuple[Act, ...]] = {}
+_waiting: list[tuple[str, Act]] = []
 
 
 def whenever_imported(name: str, act: Act) -> None:
@@ -22,41 +24,35 @@ def whenever_imported(name: str, act: Act) -> None:
 
     An exception of `act` is one of the import: the module is not imported, and the next import tries again.
     """
-    if act not in _waiting.get(name, ()):
-        _waiting[name] = (*_waiting.get(name, ()), act)
+    if (name, act) not in _waiting:
+        _waiting.append((name, act))
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    module = sys.modules.get(name)
-    if module is not None and _unexecuted(module):
-        # Somebody's importlib.util.LazyLoader has its loader already, and asks no finder again.
-        spec = object.__getattribute__(module, "__spec__")
-        if not isinstance(spec.loader, _Loader):
-            spec.loader = _Loader(spec.loader, reloads=False)
 
 
-def forget(name: str, act: Act) -> None:
-    """Cancel `whenever_imported`; nothing happens if `act` is not waiting."""
-    acts = tuple(other for other in _waiting.get(name, ()) if other != act)
-    if acts:
-        _waiting[name] = acts
-    else:
-        _waiting.pop(name, None)
+def forget(act: Act) -> None:
+    """Cancel all that `whenever_imported` was told of an action."""
+    _waiting[:] = [(name, waiting) for name, waiting in _waiting if waiting != act]
     if not _waiting and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
 
 
-def executed(name: str) -> bool:
-    """Tell whether a module has been imported, to its end."""
+def state_of(name: str) -> State:
+    """Tell whether a module is imported to its end; "partial" if it is being imported, or lazy and not used yet."""
     module = sys.modules.get(name)
-    return module is not None and not _unexecuted(module) and not half_imported(name)
+    if module is None:
+        return "absent"
+    lazy = type(module).__name__ == "_LazyModule" and type(module).__module__ == "importlib.util"
+    return "partial" if lazy or getattr(space_of(module).get("__spec__"), "_initializing", False) else "whole"
 
 
-def half_imported(name: str) -> bool:
-    """Tell whether a module is being imported at this moment, by any thread."""
-    module = sys.modules.get(name)
-    if module is None or _unexecuted(module):
-        return False
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+def space_of(module: object) -> dict[str, Any]:
+    """Return the namespace of a module; not by getattr, for which a lazy module would load."""
+    try:
+        space = object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return {}
+    return space if isinstance(space, dict) else {}
 
 
 def find(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -70,53 +66,39 @@ def find(name: str, path: Sequence[str] | None, target: ModuleType | None = None
     return None
 
 
-def _unexecuted(module: object) -> bool:
-    """Tell whether a module waits for its first use, by importlib.util.LazyLoader."""
-    return type(module).__name__ == "_LazyModule" and type(module).__module__ == "importlib.util"
-
-
 class _Finder(MetaPathFinder):
     """Find a module that is waited for with the other finders, and extend its loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _waiting:
+        if not any(name == fullname for name, _ in _waiting):
             return None
         spec = find(fullname, path, target)
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, reloads=target is not None)
+            spec.loader = _Loader(spec.loader)
         return spec
 
 
 class _Loader(Loader):
     """A loader that runs the waiting actions after its module."""
 
-    def __init__(self, loader: Loader, reloads: bool) -> None:
-        self._loader, self._reloads = loader, reloads
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        name = module.__name__ if module.__spec__ is None else module.__spec__.name
+        name = module.__name__
         # Code that inspects the module afterwards finds the loader that it would have had.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        try:
-            self._loader.exec_module(module)
-        except BaseException:
-            # A module that fails to reload stays, with as many new functions as it got to.
-            if self._reloads:
-                _act(name)
-            raise
-        _act(name)
-
-
-def _act(name: str) -> None:
-    for act in _waiting.get(name, ()):
-        act(name)
+        self._loader.exec_module(module)
+        for waiting, act in list(_waiting):
+            if waiting == name:
+                act(name)
 
 
 _finder = _Finder()

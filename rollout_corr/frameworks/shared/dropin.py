@@ -2,22 +2,127 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from rollout_corr.frameworks.shared.after_import import executed, forget, half_imported, whenever_imported
+from torch import Tensor
+
+from rollout_corr.frameworks.shared import signatures
+from rollout_corr.frameworks.shared.after_import import forget, state_of, whenever_imported
 from rollout_corr.frameworks.shared.dumping import DumpPath, Dumps
-from rollout_corr.frameworks.shared.installed import Installed, reason
 from rollout_corr.frameworks.shared.origin import Origin, lacks, origin_of, present
-from rollout_corr.frameworks.shared.places import Changes, look_up, places_of
-from rollout_corr.frameworks.shared.swaps import Live, Swap, swap_of
-from rollout_corr.frameworks.shared.swaps import Target as Target
+from rollout_corr.frameworks.shared.places import MISSING, Place, look_up, places_of
 from rollout_corr.specs.validate import one_of
 
+Function = Callable[..., Any]
+
 LOGGER = logging.getLogger("rollout_corr")
+
+
+class Target(NamedTuple):
+    """A function of the framework and its replacement.
+
+    Attributes:
+        module: Where the framework defines it.
+        name: Its name there; "Class.method" for a method.
+        ours: Takes the framework's arguments: names, order, kinds and defaults are the same. The drop-in's switches are
+            keyword-only and have defaults.
+        takes_original: `ours` is a factory: it is given the framework's function and the switches, and returns the
+            replacement.
+        also: How many of the first parameters an older version takes; `ours` has defaults for the others.
+    """
+
+    module: str
+    name: str
+    ours: Function
+    takes_original: bool = False
+    also: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Full name of the function."""
+        return f"{self.module}.{self.name}"
+
+
+class Installed(NamedTuple):
+    """State of the replacement, as `installed()` returns it.
+
+    Attributes:
+        active: Whether every function of the framework that has been imported so far is replaced, and one is.
+        why: The reason for `active`, in words.
+        version: The framework's version, of the module that is imported or would be; None where it is not known.
+        replaced: Every place that holds a function of ours, as "module.name".
+        waiting: Modules that have not been imported yet; their functions are replaced when they are.
+        switches: What `install` was given.
+        location: Folder of the framework's package; None where it is not known.
+        checked: Whether this version is one that was compared.
+        covered: The functions that this installation is about, by their full names.
+        not_covered: What the framework corrects or trains with besides, in words.
+    """
+
+    active: bool
+    why: str
+    version: str | None
+    replaced: tuple[str, ...]
+    waiting: tuple[str, ...]
+    switches: Mapping[str, object]
+    location: str | None
+    checked: bool
+    covered: tuple[str, ...]
+    not_covered: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Swap:
+    """A replacement of one function, new for each installation, so that every place that holds it can be found again.
+
+    Attributes:
+        target: What is replaced.
+        place: Where the framework defines it.
+        original: The framework's function.
+        ours: What is called instead. It has the name of the original, so a pickle of it refers to whatever function the
+            other process has there.
+        static: Whether the place holds a staticmethod.
+        on: Whether ours is called; code that keeps it after `uninstall` calls the original.
+        before: What stood in the place: MISSING where a class inherits the function.
+    """
+
+    target: Target
+    place: Place
+    original: Function
+    ours: Function = field(init=False)
+    static: bool
+    on: bool = True
+    before: Any = MISSING
+
+    def stand_in(self, ours: Function, switches: Mapping[str, object]) -> None:
+        """Make the function that stands in for the original."""
+
+        @functools.wraps(self.original)
+        def standing_in(*args: Any, **kwargs: Any) -> Any:
+            return ours(*args, **kwargs, **switches) if self.on else self.original(*args, **kwargs)
+
+        self.ours = standing_in
+
+    def put(self) -> None:
+        """Put it where the framework defines the original."""
+        self.before = self.place.held()
+        self.place.put(staticmethod(self.ours) if self.static else self.ours)
+
+    def stands(self, held: object) -> bool:
+        """Tell whether a place holds it."""
+        return (held.__func__ if isinstance(held, staticmethod) else held) is self.ours
+
+    def restore(self) -> None:
+        """Put back what stood there, unless other code has replaced it since."""
+        self.on = False
+        if self.stands(self.place.held()):
+            self.place.put(self.before)
 
 
 class DropIn:
@@ -46,31 +151,10 @@ class DropIn:
         self.dumps = Dumps()
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
-        self._live = Live()
         self._swaps: list[Swap] = []
-        self._originals: dict[str, list[object]] = {}
-        self._changes = Changes()
-        self._refused: dict[str, str] = {}
+        self._misfit: tuple[str, str] | None = None
         self._last_refusal: str | None = None
         self._said: set[tuple[object, ...]] = set()
-
-    # --- what the framework is ---
-
-    def origin(self) -> Origin:
-        """Look up version and place of the framework."""
-        return origin_of(self.framework)
-
-    def version(self) -> str | None:
-        """Look up the version of the framework that is imported or would be; None if it is unknown."""
-        return self.origin().version
-
-    def _is_checked(self, origin: Origin) -> bool:
-        # A module that reads its version from the metadata of a distribution which does not hold it knows nothing.
-        return origin.version in self.checked and not (origin.foreign and origin.version == origin.distribution)
-
-    def _called(self) -> str:
-        version = self.version()
-        return self.framework if version is None else f"{self.framework} {version}"
 
     # --- installing ---
 
@@ -87,68 +171,42 @@ class DropIn:
 
         Raises:
             ImportError: The framework is not installed.
-            RuntimeError: A module or a function is missing, or takes other arguments than ours; then this call has
-                replaced nothing. An import raises it too, if the module is imported later.
+            RuntimeError: A module is missing or half imported, a function is missing, takes other arguments than ours,
+                or was replaced by other code since the last call. Then this call has replaced nothing. An import raises
+                it too, if the module is imported later.
             ValueError: A switch has an unknown value.
         """
         self.check(switches)
-        Dumps().turn(dump, every)  # raises
+        dumps = Dumps(dump, every)
         if not present(self.framework):
             raise ImportError(
                 f"rollout_corr.frameworks.{self.framework}: expected the package {self.framework!r} in this "
                 f"environment ({sys.prefix}), found none"
             )
-        names = _modules(targets)
+        with self._lock:
+            if (targets, switches) != (self.targets, self._switches) or self._misfit or self._lost():
+                self._install(targets, switches)
+            self.dumps = dumps
+            return self.installed()
+
+    def _install(self, targets: tuple[Target, ...], switches: dict[str, object]) -> None:
+        # An import that begins from here on is seen by `_imported`, which waits for the lock.
+        for name in _modules(targets):
+            whenever_imported(name, self._imported)
         try:
-            # An import that begins from here on is seen by `_imported`; one that began before is waited for. Not under
-            # the lock, which the importing thread may need.
-            for name in names:
-                whenever_imported(name, self._imported)
-            while True:
-                for name in names:
-                    _wait_for(name)
-                with self._lock:
-                    if not any(half_imported(name) for name in names):
-                        status = self._install(targets, switches)
-                        self.dumps.turn(dump, every)
-                        return status
+            self._require(targets)
+            swaps = self._swaps_of(targets, switches)
+            self._clear()
+            self._put(swaps)
+            self.targets, self._switches = targets, switches
         except RuntimeError as error:
             self._last_refusal = str(error)
             raise
         finally:
-            with self._lock:
-                for name in set(names) - set(_modules(self.targets)):
-                    forget(name, self._imported)
-
-    def _install(self, targets: tuple[Target, ...], switches: dict[str, object]) -> Installed:
-        if switches == self._switches and targets == self.targets and not self._lost() and not self._refused:
-            return self.installed()
-        self._require(targets)
-        live = Live()
-        swaps = [swap for name in _modules(targets) for swap in self._swaps_of(name, targets, switches, live)]
-        former, before, refused = self.targets, self._switches, self._refused
-        self._clear()
-        try:
-            self._take_on(targets, switches, swaps, live)
-        except RuntimeError:
-            if refused:
-                self.targets, self._switches, self._refused = former, before, refused
-            elif before is not None:
-                live = Live()
-                swaps = [swap for name in _modules(former) for swap in self._swaps_of(name, former, before, live)]
-                self._take_on(former, before, swaps, live)
-            raise
-        for name in set(_modules(former)) - set(_modules(targets)):
-            forget(name, self._imported)
+            if self._switches is None:
+                forget(self._imported)
         self._warn_unless_checked()
-        status = self.installed()
-        LOGGER.info("rollout-corr: %s", status.why)
-        return status
-
-    def _take_on(self, targets: tuple[Target, ...], switches: dict[str, object], swaps: list[Swap], live: Live) -> None:
-        self._live = live
-        self._put(swaps)
-        self.targets, self._switches = targets, switches
+        LOGGER.info("rollout-corr: %s", self.installed().why)
 
     def check(self, switches: Mapping[str, object]) -> None:
         """Raise ValueError if a switch has an unknown value."""
@@ -162,94 +220,176 @@ class DropIn:
         A function of ours that other code keeps, in a closure for example, calls the framework's from now on.
         """
         with self._lock:
-            for name in _modules(self.targets):
-                forget(name, self._imported)
+            forget(self._imported)
             self._clear()
 
     def _clear(self) -> None:
-        """Forget the installation, after everything is as it was."""
-        self._take_back()
-        self._refused, self._last_refusal = {}, None
-        self.targets, self._switches = (), None
-        self.dumps.turn(None, 1)
-
-    def installed(self) -> Installed:
-        """Look up what is replaced in this process at this moment."""
-        with self._lock:
-            replaced = sorted({*self._places(), *(t.path for t in self.targets if "." in t.name and self._holds(t))})
-            waiting = tuple(name for name in _modules(self.targets) if not executed(name))
-            lost = self._lost()
-            origin = self.origin()
-            return Installed(
-                active=bool(replaced) and not lost and not self._refused,
-                why=reason(
-                    self.framework if origin.version is None else f"{self.framework} {origin.version}",
-                    replaced,
-                    waiting,
-                    lost,
-                    self._not_covered(),
-                    asked=self._switches is not None,
-                    refused=tuple(self._refused.values()),
-                    last_refusal=self._last_refusal,
-                ),
-                version=origin.version,
-                replaced=tuple(replaced),
-                waiting=waiting,
-                switches=self._switches or {},
-                location=origin.location,
-                checked=self._is_checked(origin),
-                covered=tuple(target.path for target in self.targets),
-                not_covered=self._not_covered(),
-            )
-
-    def _not_covered(self) -> tuple[str, ...]:
-        covered = _modules(self.targets)
-        return tuple(words for words, module in self.not_covered.items() if module not in covered)
+        self._restore()
+        self.targets, self._switches, self._misfit, self._last_refusal = (), None, None, None
+        self.dumps = Dumps()
 
     # --- what is checked ---
 
     def _require(self, targets: tuple[Target, ...]) -> None:
-        """Raise if the framework has not the modules that are replaced; none is imported to find out."""
+        """Raise if modules cannot be replaced now; none is imported to find out."""
+        if lost := self._lost():
+            raise self._refusal(
+                f"{lost[0]} was replaced or reloaded by other code since the last install(); call uninstall() first"
+            )
         for name in _modules(targets):
-            missing = None if sys.modules.get(name) is not None else lacks(name)
-            if missing is not None:
-                origin = self.origin()
-                raise RuntimeError(
-                    f"{self._called()} at {origin.location} has no module {missing}; {', '.join(self.checked)} has "
-                    f"{name}. {self._advice()}"
+            state = state_of(name)
+            if state == "partial":
+                raise self._refusal(
+                    f"{name} is not imported to its end: by the code that calls install(), another thread or a lazy "
+                    "loader; call install() before that import begins, or after it"
                 )
+            missing = lacks(name) if state == "absent" else None
+            if missing is not None:
+                raise self._refusal(f"{self._called()} at {origin_of(self.framework).location} has no module {missing}")
 
-    def _swaps_of(
-        self, name: str, targets: tuple[Target, ...], switches: Mapping[str, object], live: Live
-    ) -> list[Swap]:
-        """Make the replacements for a module if it is there; raise if one of its functions does not fit."""
-        module = sys.modules.get(name)
-        if module is None or not (executed(name) or half_imported(name)):
-            return []
+    def _refusal(self, words: str) -> RuntimeError:
+        versions = ", ".join(self.checked)
+        return RuntimeError(
+            f"{words}. Nothing of {self.framework} is replaced by this: rollout_corr.frameworks.{self.framework} "
+            f"serves {self.framework} {versions}{self.advice}"
+        )
+
+    def _swaps_of(self, targets: Iterable[Target], switches: Mapping[str, object]) -> list[Swap]:
+        """Make the replacements for the modules that are there; raise if a function does not fit."""
         found = []
         for target in targets:
-            if target.module == name:
-                place, held = look_up(module, target.name)
-                original = next((swap.original for swap in self._swaps if swap.ours is held), held)
-                swap = swap_of(target, place, original, switches, live)
-                if isinstance(swap, str):
-                    raise RuntimeError(f"{target.path} of {self._called()} {swap}. {self._advice()}")
-                found.append(swap)
-                # What a module had before it was reloaded others may still have by name.
-                older = [known for known in self._originals.get(target.path, ()) if known is not original]
-                swaps = [swap_of(target, None, known, switches, live) for known in older]
-                found += [swap for swap in swaps if not isinstance(swap, str)]
+            module = sys.modules.get(target.module)
+            if module is None:
+                continue
+            place, held = look_up(module, target.name)
+            static = isinstance(held, staticmethod)
+            plain = held.__func__ if static else held
+            plain = next((swap.original for swap in self._swaps if swap.ours is plain), plain)
+            path = f"{target.path} of {self._called()}"
+            if plain is MISSING or plain is None:
+                raise self._refusal(f"{path} is missing")
+            ours = target.ours(plain, **switches) if target.takes_original and callable(plain) else target.ours
+            problem = signatures.difference(plain, signatures.expected_of(ours, target.also))
+            if problem is not None:
+                raise self._refusal(f"{path} {problem}")
+            swap = Swap(target, place, plain, static)
+            swap.stand_in(ours, {} if target.takes_original else switches)
+            found.append(swap)
         return found
 
-    def _advice(self) -> str:
-        return (
-            f"Nothing of {self.framework} is replaced by this; install a version that was compared "
-            f"({', '.join(self.checked)}){self.advice}, or do without rollout_corr.frameworks.{self.framework}"
-        )
+    # --- what is replaced ---
+
+    def _imported(self, name: str) -> None:
+        """Replace the functions of a module that has just been executed, or restore everything and raise."""
+        with self._lock:
+            if self._switches is None or (self._misfit is not None and self._misfit[0] != name):
+                return
+            try:
+                ready = [
+                    target for target in self.targets if target.module == name or state_of(target.module) == "whole"
+                ]
+                fresh = [target for target in ready if not self._holds(target)]
+                self._put(self._swaps_of(fresh, self._switches))
+                self._misfit = None
+            except RuntimeError as error:
+                self._restore()
+                self._misfit = name, str(error)
+                LOGGER.warning("rollout-corr: %s", self.installed().why)
+                raise
+            self._warn_unless_checked()
+
+    def _put(self, swaps: list[Swap]) -> None:
+        """Put replacements where the functions are defined and wherever they have been imported by name."""
+        for swap in swaps:
+            self._swaps.append(swap)
+            try:
+                swap.put()
+            except Exception as error:  # the framework's class refuses an assignment with whatever it likes
+                self._restore()
+                raise self._refusal(
+                    f"{swap.place.name} of {self._called()} could not be replaced ({type(error).__name__}: {error})"
+                ) from error
+        ours = {id(swap.original): swap.ours for swap in reversed(swaps)}
+        for place, held in places_of(ours, self.framework):
+            place.put(ours[id(held)])
+
+    def _restore(self) -> None:
+        """Restore every place."""
+        for swap in reversed(self._swaps):
+            swap.restore()
+        originals = {id(swap.ours): swap.original for swap in self._swaps}
+        for place, held in places_of(originals, self.framework):
+            place.put(originals[id(held)])
+        self._swaps = []
+
+    def _holds(self, target: Target) -> bool:
+        held = look_up(sys.modules.get(target.module), target.name)[1]
+        return any(swap.target == target and swap.stands(held) for swap in self._swaps)
+
+    def _lost(self) -> list[str]:
+        """The functions that are not ours, of modules that have been imported."""
+        if self._misfit is not None:
+            return []
+        return [
+            target.path for target in self.targets if state_of(target.module) == "whole" and not self._holds(target)
+        ]
+
+    # --- what is reported ---
+
+    def installed(self) -> Installed:
+        """Look up what is replaced in this process at this moment."""
+        with self._lock:
+            ours = {id(swap.ours): swap for swap in self._swaps}
+            found = {place.name for place, _ in places_of(ours, self.framework)}
+            replaced = sorted(found | {t.path for t in self.targets if "." in t.name and self._holds(t)})
+            waiting = [name for name in _modules(self.targets) if state_of(name) != "whole"]
+            covered = _modules(self.targets)
+            missing = tuple(words for words, module in self.not_covered.items() if module not in covered)
+            lost, origin = self._lost(), self.origin()
+            return Installed(
+                active=bool(replaced) and not lost,
+                why=self._why(replaced, waiting, lost, missing),
+                version=origin.version,
+                replaced=tuple(replaced),
+                waiting=tuple(waiting),
+                switches=self._switches or {},
+                location=origin.location,
+                checked=self._is_checked(origin),
+                covered=tuple(target.path for target in self.targets),
+                not_covered=missing,
+            )
+
+    def _why(self, replaced: list[str], waiting: list[str], lost: list[str], missing: Iterable[str]) -> str:
+        called = self._called()
+        if self._switches is None:
+            words = "install() was not called" if self._last_refusal is None else f"install(): {self._last_refusal}"
+            return f"no function of {called} is replaced: {words}"
+        if self._misfit is not None:
+            return f"no function of {called} is replaced: {self._misfit[1]}"
+        if lost:
+            return f"not all functions of {called} are replaced: other code has replaced or reloaded {lost}"
+        if not replaced:
+            return f"no function of {called} is replaced yet; modules that are not imported yet: {', '.join(waiting)}"
+        later = f"; not imported yet: {', '.join(waiting)}" if waiting else ""
+        later += "".join(f"; not covered: {', '.join(words)}" for words in [missing] if words)
+        later += "" if self._last_refusal is None else f"; the last install() changed nothing: {self._last_refusal}"
+        return f"{called} uses the functions of rollout-corr in {len(replaced)} places{later}"
+
+    def origin(self) -> Origin:
+        """Look up version and place of the framework."""
+        return origin_of(self.framework)
+
+    def _called(self) -> str:
+        version = self.origin().version
+        return self.framework if version is None else f"{self.framework} {version}"
+
+    def _is_checked(self, origin: Origin) -> bool:
+        # A module that reads its version from the metadata of a distribution which does not hold it knows nothing.
+        return origin.version in self.checked and not (origin.foreign and origin.version == origin.distribution)
 
     def _warn_unless_checked(self) -> None:
         origin = self.origin()
-        known = origin.version is not None or origin.foreign or executed(self.framework)
+        known = origin.version is not None or origin.foreign or state_of(self.framework) == "whole"
         if not known or self._is_checked(origin) or ("version", origin) in self._said:
             return
         self._said.add(("version", origin))
@@ -265,84 +405,6 @@ class DropIn:
             ", ".join(target.path for target in self.targets),
         )
 
-    # --- what is replaced ---
-
-    def _imported(self, name: str) -> None:
-        """Replace the functions of a module that has just been executed, or give up everything and raise."""
-        with self._lock:
-            if self._switches is None or name not in _modules(self.targets):
-                return
-            ready = [name, *(other for other in _modules(self.targets) if other != name and executed(other))]
-            try:
-                self._refused.pop(name, None)
-                swaps = [
-                    swap
-                    for module in ready
-                    for swap in self._swaps_of(module, self.targets, self._switches, self._live)
-                    if not any(swap.original is other.original for other in self._swaps)
-                ]
-                if not self._refused:
-                    self._live.on = True
-                    self._put(swaps)
-            except RuntimeError as error:
-                self._take_back()
-                self._refused[name] = str(error)
-                LOGGER.warning("rollout-corr: %s", self.installed().why)
-                raise
-            self._warn_unless_checked()
-
-    def _put(self, swaps: list[Swap]) -> None:
-        """Put all replacements where they are defined and wherever they have been imported by name, or none."""
-        self._swaps += swaps
-        place = None
-        try:
-            for swap in swaps:
-                if swap.place is not None:
-                    place = swap.place
-                    self._changes.put(place, swap.ours)
-            ours = {id(original): new for swap in reversed(swaps) for original, new in swap.pairs()}
-            for place, held in places_of(ours, self.framework):
-                self._changes.put(place, ours[id(held)])
-            for swap in swaps:
-                known = self._originals.setdefault(swap.target.path, [])
-                known += [swap.original] * all(swap.original is not other for other in known)
-        except Exception as error:  # the framework's class or module refuses an assignment with whatever it likes
-            self._take_back()
-            raise RuntimeError(
-                f"{'' if place is None else place.name} of {self._called()} could not be replaced "
-                f"({type(error).__name__}: {error}). {self._advice()}"
-            ) from error
-
-    def _take_back(self) -> None:
-        """Restore every place; a function of ours that other code keeps calls the framework's from now on."""
-        self._live.on = False
-        failed = self._changes.take_back()
-        back = {id(new): original for swap in self._swaps for original, new in swap.pairs()}
-        for place, held in places_of(back, self.framework):
-            place.put(back[id(held)])
-        self._swaps = []
-        if failed:
-            LOGGER.warning(
-                "rollout-corr: could not restore %s; what is there now still calls the function of %s",
-                ", ".join(failed),
-                self.framework,
-            )
-
-    def _places(self) -> list[str]:
-        """Every place in a module that holds a function of ours."""
-        ours = {id(new): new for swap in self._swaps for _, new in swap.pairs()}
-        return [place.name for place, _ in places_of(ours, self.framework)]
-
-    def _lost(self) -> list[str]:
-        """The functions that are not ours, of modules that have been imported."""
-        return [target.path for target in self.targets if executed(target.module) and not self._holds(target)]
-
-    def _holds(self, target: Target) -> bool:
-        held = look_up(sys.modules.get(target.module), target.name)[1]
-        return any(swap.ours is held and swap.target == target for swap in self._swaps)
-
-    # --- what it does ---
-
     def say(self, active: bool, why: str) -> None:
         """Log once, at the first call, whether the framework's batches are corrected."""
         if (active, why) in self._said:
@@ -353,18 +415,17 @@ class DropIn:
         LOGGER.warning("rollout-corr in %s: correction active: %s, %s", self._called(), "yes" if active else "no", why)
 
 
+def require_tensor(name: str, x: object, how: str) -> None:
+    """Raise TypeError if an argument of the framework is no tensor.
+
+    Args:
+        name: The framework's name of it.
+        x: What was given.
+        how: How the framework is told to provide it.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {'None' if x is None else type(x).__name__}; {how}")
+
+
 def _modules(targets: tuple[Target, ...]) -> list[str]:
     return list(dict.fromkeys(target.module for target in targets))
-
-
-def _wait_for(name: str) -> None:
-    """Let another thread's import of a module end; what is half imported has not all of its functions."""
-    if not half_imported(name):
-        return
-    # Waits for the lock of that import, and returns at once if this very thread is in the middle of it.
-    importlib.import_module(name)
-    if half_imported(name):
-        raise RuntimeError(
-            f"{name} is being imported by the code that calls install(), and is not complete. Nothing is replaced; "
-            "call install() before that import, or after it"
-        )

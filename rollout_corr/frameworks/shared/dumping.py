@@ -7,37 +7,29 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rollout_corr.api.dump import dump
-
 LOGGER = logging.getLogger("rollout_corr")
 
 DumpPath = str | os.PathLike[str] | None
 
 
 class Dumps:
-    """Writes some sequences of every so many calls of a framework's correction, in the background; off at first."""
+    """Writes some sequences of every so many calls of a framework's correction, in the background.
 
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._every = 100
-        self._calls = 0
+    Args:
+        path: As for `rollout_corr.dump`; None writes nothing.
+        every: How many calls come to one that is written; the first is.
 
-    def turn(self, path: DumpPath, every: int) -> None:
-        """Begin to write, or stop.
+    Raises:
+        ValueError: A wrong path or number, named.
+    """
 
-        Args:
-            path: As for `rollout_corr.dump`; None stops.
-            every: How many calls come to one that is written; the first is.
-
-        Raises:
-            ValueError, TypeError: A wrong path or number, named.
-        """
+    def __init__(self, path: DumpPath = None, every: int = 100) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every: expected a whole number >= 1, got {every!r}")
-        target = None if path is None else Path(path)
-        if target is not None and target.suffix not in ("", ".jsonl"):
-            raise ValueError(f"dump: expected a name that ends in .jsonl or a folder's, got {str(target)!r}")
-        self._path, self._every, self._calls = target, every, 0
+        self._path = None if path is None else Path(path)
+        if self._path is not None and self._path.suffix not in ("", ".jsonl"):
+            raise ValueError(f"dump: expected a name that ends in .jsonl or a folder's, got {str(path)!r}")
+        self._every, self._calls = every, 0
 
     def seen(self, train_logp: Any, rollout_logp: Any, mask: Any, cu_seqlens: Any = None) -> None:
         """Write some of these sequences, as `rollout_corr.dump` does, if it is their turn."""
@@ -46,6 +38,8 @@ class Dumps:
         calls, self._calls = self._calls, self._calls + 1
         if calls % self._every:
             return
+        from rollout_corr.api.dump import dump
+
         try:
             dump(self._path, train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, step=calls)
         except (TypeError, ValueError) as error:

@@ -5,31 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
+from itertools import zip_longest
 from typing import Any
 
 Function = Callable[..., Any]
 
 # Defaults of these types are compared by value. Others are the same only if they are one object.
-PLAIN = (bool, int, float, str, type(None))
-
-KINDS = {
-    Parameter.POSITIONAL_ONLY: "positional-only",
-    Parameter.POSITIONAL_OR_KEYWORD: "positional or keyword",
-    Parameter.VAR_POSITIONAL: "*",
-    Parameter.KEYWORD_ONLY: "keyword-only",
-    Parameter.VAR_KEYWORD: "**",
-}
-SPECIAL = {
-    "a coroutine function": inspect.iscoroutinefunction,
-    "a generator function": inspect.isgeneratorfunction,
-    "an asynchronous generator function": inspect.isasyncgenfunction,
-}
+PLAIN = {bool, int, float, str, type(None)}
 
 
-def expected_of(function: Function) -> Signature:
-    """Return the signature that the framework's function has to have: ours without switches.
+def expected_of(function: Function, also: int | None = None) -> list[Signature]:
+    """Return the signatures that the framework's function may have: ours without switches, or the first parameters.
 
     A keyword-only parameter with a default is a switch, and so is what `**switches` takes.
+
+    Args:
+        function: Ours.
+        also: How many of the first parameters may do.
     """
     kept = [
         Parameter(p.name, p.kind, default=p.default)
@@ -37,7 +29,7 @@ def expected_of(function: Function) -> Signature:
         if p.kind is not Parameter.VAR_KEYWORD
         and (p.kind is not Parameter.KEYWORD_ONLY or p.default is Parameter.empty)
     ]
-    return Signature(kept)
+    return [Signature(kept)] if also is None else [Signature(kept), Signature(kept[:also])]
 
 
 def difference(found: object, expected: Sequence[Signature]) -> str | None:
@@ -56,91 +48,41 @@ def difference(found: object, expected: Sequence[Signature]) -> str | None:
         inner = inspect.unwrap(found)
         theirs = visible(found)
     except (TypeError, ValueError):
-        return f"has no signature that could be compared, expected {shown(expected[0])}"
-    for words, test in SPECIAL.items():
-        if test(inner):
-            return f"is {words}, expected a plain one"
-    differences = [_difference(theirs, signature) for signature in expected]
-    if None in differences:
+        return f"has no signature that could be compared, expected {_shown(expected[0])}"
+    if any(test(inner) for test in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
+        return "is a coroutine or a generator function, expected a plain one"
+    differ = [_first_difference(theirs, signature) for signature in expected]
+    if None in differ:
         return None
-    others = "".join(f" or {shown(signature)}" for signature in expected[1:])
-    return f"takes {shown(theirs)}, expected {shown(expected[0])}{others}: {differences[0]}"
-
-
-def matching(found: Function, expected: Sequence[Signature]) -> Signature:
-    """Return the signature among those expected that a function has."""
-    theirs = visible(found)
-    return next(signature for signature in expected if _difference(theirs, signature) is None)
+    others = "".join(f" or {_shown(signature)}" for signature in expected[1:])
+    return f"takes {_shown(theirs)}, expected {_shown(expected[0])}{others}: they differ at {differ[0]!r}"
 
 
 def visible(function: Function) -> Signature:
     """Return the signature that a call has to obey.
 
-    A decorator that hands everything on, by (*args, **kwargs) behind some of the first parameters, has that of what it
-    wraps. Any other signature of its own counts, also where functools.wraps hides it.
+    A decorator that hands everything on, by (*args, **kwargs) behind its own parameters, has that of what it wraps. Any
+    other signature of its own counts, also where functools.wraps hides it.
     """
-    while True:
-        signature = inspect.signature(function, follow_wrapped=False)
-        wrapped = getattr(function, "__wrapped__", None)
-        *first, args, kwargs = [None, None, *signature.parameters.values()]
-        if wrapped is None or args is None or kwargs is None:
-            return signature
-        if (args.kind, kwargs.kind) != (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
-            return signature
-        named = [parameter.name for parameter in first if parameter is not None]
-        if named != list(inspect.signature(wrapped, follow_wrapped=False).parameters)[: len(named)]:
-            return signature
-        function = wrapped
+    signature = inspect.signature(function, follow_wrapped=False)
+    wrapped = getattr(function, "__wrapped__", None)
+    last = [parameter.kind for parameter in signature.parameters.values()][-2:]
+    hands_on = last == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]
+    return signature if wrapped is None or not hands_on else visible(wrapped)
 
 
-def shown(signature: Signature) -> str:
-    """Return a signature as text, without annotations; a default that is no plain value is shown as its type."""
-    parameters = [
-        p.replace(annotation=Parameter.empty, default=p.default if _plain(p.default) else _Shown(p.default))
-        for p in signature.parameters.values()
-    ]
-    return str(Signature(parameters))
+def _shown(signature: Signature) -> str:
+    return str(Signature([p.replace(annotation=Parameter.empty) for p in signature.parameters.values()]))
 
 
-class _Shown:
-    """A default that may not be printed as it is: its own text can be long, or raise."""
-
-    def __init__(self, default: object) -> None:
-        self.text = f"<{type(default).__name__}>"
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def _plain(default: object) -> bool:
-    return default is Parameter.empty or type(default) in PLAIN
-
-
-def _difference(found: Signature, expected: Signature) -> str | None:
-    theirs, ours = list(found.parameters.values()), list(expected.parameters.values())
-    for number, (x, y) in enumerate(zip(theirs, ours, strict=False), start=1):
-        if x.name != y.name:
-            order = ", which stands elsewhere" if x.name in expected.parameters else ""
-            return f"parameter {number} is {x.name!r}{order}, expected {y.name!r}"
-        if x.kind is not y.kind:
-            return f"parameter {x.name!r} is {KINDS[x.kind]}, expected {KINDS[y.kind]}"
-        if not _same(x.default, y.default):
-            return f"parameter {x.name!r} has {_default(x)}, expected {_default(y)}"
-    if len(theirs) > len(ours):
-        return f"parameter {len(ours) + 1} is {theirs[len(ours)].name!r}, expected none"
-    if len(theirs) < len(ours):
-        return f"parameter {ours[len(theirs)].name!r} is missing"
+def _first_difference(found: Signature, expected: Signature) -> str | None:
+    """Name the first parameter in which two signatures differ."""
+    for x, y in zip_longest(found.parameters.values(), expected.parameters.values()):
+        if x is None or y is None or (x.name, x.kind) != (y.name, y.kind) or not _same(x.default, y.default):
+            return str((x or y).name)
     return None
 
 
 def _same(x: object, y: object) -> bool:
-    if x is y:
-        return True
-    numbers = type(x) in (int, float) and type(y) in (int, float)
-    return (numbers or (type(x) is type(y) and type(x) in PLAIN)) and x == y
-
-
-def _default(parameter: Parameter) -> str:
-    if parameter.default is Parameter.empty:
-        return "no default"
-    return f"the default {parameter.default if _plain(parameter.default) else _Shown(parameter.default)!r}"
+    kinds = {type(x), type(y)}
+    return x is y or ((len(kinds) == 1 or kinds == {int, float}) and kinds <= PLAIN and x == y)

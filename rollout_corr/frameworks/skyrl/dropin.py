@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared import given
-from rollout_corr.frameworks.shared.dropin import DropIn, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target, require_tensor
 from rollout_corr.frameworks.shared.dumping import DumpPath
-from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.skyrl import config
 from rollout_corr.frameworks.skyrl import metrics as report
@@ -87,7 +85,7 @@ def compute_off_policy_correction(
         sequence, or None; metrics as floats; the mask with 0 where rejected: in float32 where SkyRL would
         multiply it by a mask of its own, else in its own dtype.
     """
-    given.tensor("rollout_logprobs", rollout_logprobs, HOW)
+    require_tensor("rollout_logprobs", rollout_logprobs, HOW)
     values = tuple(getattr(off_policy_correction, name, default) for name, default in FIELDS.items())
     spec = _spec_of(switches.get("nonfinite", "reject"), *values)
     _say(spec, values)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared.dropin import Target
+from rollout_corr.frameworks.shared.dropin import Installed, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
-from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.lookup import named
 from rollout_corr.frameworks.shared.origin import lacks
 from rollout_corr.frameworks.shared.settings import cached_spec

@@ -17,32 +17,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.frameworks.shared.dropin import Target
+from rollout_corr.api.correct import Correction, correct
+from rollout_corr.backends.given import Batch, Ranks
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target, require_tensor
 from rollout_corr.frameworks.shared.dumping import DumpPath
-from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
-from rollout_corr.frameworks.verl import losses as verl_losses
-from rollout_corr.frameworks.verl import measures, options, v07
+from rollout_corr.frameworks.verl import measures, options
 from rollout_corr.frameworks.verl import metrics as report
-from rollout_corr.frameworks.verl import presets as presets
-from rollout_corr.frameworks.verl.shared import (
-    DROP_IN,
-    add_to_batch,
-    corrected,
-    proto,
-    rows_of,
-    same_shape,
-    without_prefix,
-)
-from rollout_corr.specs import validate
-from rollout_corr.specs.choices import Nonfinite
+from rollout_corr.specs.choices import NONFINITE, Nonfinite, Scheme
 from rollout_corr.specs.correction import Criterion, Spec
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
-COMPAT = ("0.9", "0.7")
+# What `rc.spec("verl...")` reports too.
+REPORT: tuple[Scheme, ...] = ("native", "verl")
 SAFETY_BOUND = options.TOKEN_CLAMP
 SUPPORTED_ROLLOUT_RS_OPTIONS = set(options.RS_OPTIONS)
 TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {option for option in options.RS_OPTIONS if option.startswith("token")}
+
+DROP_IN = DropIn(
+    "verl",
+    checked=("0.9.0", "0.9.1"),
+    switches={
+        "k1_bounds": options.K1_BOUNDS,
+        "empty_rows": ("verl", "skip"),
+        "empty_batch": ("zeros", "raise"),
+        "nonfinite": NONFINITE,
+    },
+    not_covered={
+        "the policy losses (install(losses=True))": "verl.trainer.ppo.core_algos",
+        "the policy losses geo_mean, clip_cov and kl_cov": None,
+        "the samples that the replay buffer of verl.trainer.ppo.v1 leaves out as stale": None,
+    },
+)
+
+HOW = "set actor_rollout_ref.rollout.calculate_log_probs=True, so that the engine returns its log-probs"
 
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
@@ -51,7 +59,6 @@ Threshold = options.Threshold | None
 
 def install(
     *,
-    compat: str = "0.9",
     losses: bool = False,
     k1_bounds: str = "verl",
     empty_rows: str = "verl",
@@ -66,11 +73,9 @@ def install(
     nothing; with others it replaces what the first installed.
 
     Args:
-        compat: "0.9", or "0.7" for the configuration of 0.6.1 and 0.7.0, in any verl: `rollout_rs` by level, its lower
-            bound, and the veto. See `v07`.
         losses: Replace verl's policy losses too. See `losses`.
         k1_bounds: "verl" compares -log r with [log lower, log upper], as verl does; "ratio" keeps ratios within
-            [lower, upper], as its documentation says (verl#6377). Has no effect with compat="0.7", which tests ratios.
+            [lower, upper], as its documentation says (verl#6377).
         empty_rows: "verl" counts rows without a valid token in every metric that is a mean over rows, as verl does;
             "skip" leaves them out (verl#7771).
         empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise" raises as verl does.
@@ -88,10 +93,13 @@ def install(
         RuntimeError: This verl has other functions, or they take other arguments. Then nothing is replaced.
         ValueError: An unknown switch, named.
     """
-    validate.one_of("compat", compat, COMPAT)
     if not isinstance(losses, bool):
         raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
-    targets = (TARGETS if compat == "0.9" else TARGETS_07) + (verl_losses.TARGETS if losses else ())
+    targets = TARGETS
+    if losses:
+        from rollout_corr.frameworks.verl import losses as verl_losses
+
+        targets = (*targets, *verl_losses.TARGETS)
     switches = {"k1_bounds": k1_bounds, "empty_rows": empty_rows, "empty_batch": empty_batch, "nonfinite": nonfinite}
     return DROP_IN.install(targets, dump, every, **switches)
 
@@ -133,7 +141,7 @@ def compute_rollout_correction_and_rejection_mask(
     settings = rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold
     spec = _spec_of(*_of(switches), *settings)
     _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
-    weights, mask, metrics, _ = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
+    weights, mask, metrics = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
     DROP_IN.dumps.seen(*rows_of(old_log_prob, rollout_log_prob, response_mask))
     return proto(weights), mask, metrics
 
@@ -150,7 +158,7 @@ def compute_rollout_correction_weights(
     spec = _spec_of(*_of(switches), rollout_is, rollout_is_threshold, rollout_is_batch_normalize)
     if spec.weight is None:
         raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
-    weights, _, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    weights, _, metrics = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
     assert weights is not None
     return weights, without_prefix(metrics, "rollout_is_")
 
@@ -166,7 +174,7 @@ def compute_rollout_rejection_mask(
     if rollout_rs is None:
         raise ValueError(f"rollout_rs: expected at least one of {sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)}, got None")
     spec = _spec_of(*_of(switches), None, None, False, rollout_rs, rollout_rs_threshold)
-    _, mask, metrics, _ = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    _, mask, metrics = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
     return mask, without_prefix(metrics, "rollout_rs_")
 
 
@@ -176,7 +184,7 @@ def compute_offpolicy_metrics(
     """Return perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
     rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
     spec = _spec_of(*_of(switches))
-    _, _, metrics, _ = corrected(old_log_prob, rollout, response_mask, spec, switches)
+    _, _, metrics = corrected(old_log_prob, rollout, response_mask, spec, switches)
     found = without_prefix(metrics, "")
     if rollout_log_prob is None:
         return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
@@ -209,15 +217,24 @@ def compute_rollout_correction_and_add_to_batch(
     Returns:
         The batch, and the metrics.
     """
-    correct = compute_rollout_correction_and_rejection_mask
-    return add_to_batch(correct, batch, rollout_corr_config, DEFAULTS, switches)
+    if "rollout_log_probs" not in batch.batch.keys():  # noqa: SIM118  # a TensorDict has no `in` of its own
+        raise KeyError(f"rollout_log_probs: expected among {sorted(batch.batch.keys())}; {HOW}")
+    settings: dict[str, Any] = {name: rollout_corr_config.get(name, default) for name, default in DEFAULTS.items()}
+    weights, mask, metrics = compute_rollout_correction_and_rejection_mask(
+        old_log_prob=batch.batch["old_log_probs"],
+        rollout_log_prob=batch.batch["rollout_log_probs"],
+        response_mask=batch.batch["response_mask"],
+        **settings | switches,
+    )
+    batch.batch["response_mask"] = mask
+    return batch if weights is None else batch.union(weights), metrics
 
 
 compute_is_metrics = measures.compute_is_metrics
 compute_rs_metrics = measures.compute_rs_metrics
 calculate_debug_metrics = measures.calculate_debug_metrics
 
-TARGETS = (
+TARGETS: tuple[Target, ...] = (
     Target(HELPER, "compute_rollout_correction_and_rejection_mask", compute_rollout_correction_and_rejection_mask),
     Target(HELPER, "compute_rollout_correction_and_add_to_batch", compute_rollout_correction_and_add_to_batch),
     Target(HELPER, "compute_rollout_correction_weights", compute_rollout_correction_weights),
@@ -227,17 +244,6 @@ TARGETS = (
     Target(HELPER, "compute_is_metrics", compute_is_metrics),
     Target(HELPER, "compute_rs_metrics", compute_rs_metrics),
     Target("verl.utils.debug.metrics", "calculate_debug_metrics", calculate_debug_metrics),
-)
-TARGETS_07 = (
-    Target(
-        HELPER,
-        "compute_rollout_correction_and_rejection_mask",
-        v07.compute_rollout_correction_and_rejection_mask,
-        also=(v07.as_in_09,),
-    ),
-    Target(HELPER, "compute_rollout_correction_and_add_to_batch", v07.compute_rollout_correction_and_add_to_batch),
-    Target(HELPER, "compute_offpolicy_metrics", compute_offpolicy_metrics),
-    Target(HELPER, "compute_rollout_corr_metrics_from_logprobs", compute_rollout_corr_metrics_from_logprobs),
 )
 
 
@@ -264,7 +270,7 @@ def _spec_of(
         weight = options.weight(rollout_is, rollout_is_threshold, normalize)
     if rollout_rs is not None:
         criteria = options.criteria(rollout_rs, rollout_rs_threshold, k1_bounds)
-    return Spec(weight=weight, criteria=criteria, nonfinite=nonfinite, report=presets.REPORT)
+    return Spec(weight=weight, criteria=criteria, nonfinite=nonfinite, report=REPORT)
 
 
 def _of(switches: Mapping[str, str]) -> tuple[str, str]:
@@ -283,3 +289,69 @@ def _say(spec: Spec, rollout_is: Any, is_threshold: Any, rollout_rs: Any, rs_thr
         DROP_IN.say(False, f"metrics only: rollout_is is {rollout_is!r}, but rollout_is_threshold is None")
     else:
         DROP_IN.say(False, "metrics only: neither rollout_is nor rollout_rs is set")
+
+
+def same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> None:
+    """Raise ValueError if shapes differ, TypeError if there are none, with verl's names of the arguments."""
+    require_tensor("rollout_log_prob", rollout_log_prob, HOW)
+    for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
+        if x.shape != old_log_prob.shape:
+            raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
+
+
+def rows_of(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors as [B, T]."""
+    return [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in tensors]
+
+
+def corrected(
+    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, str]
+) -> tuple[Tensor | None, Tensor, dict[str, float]]:
+    """Return weights, mask and metrics.
+
+    Tensors of other shapes than [B, T] are read as rows of their last dimension, over which verl sums.
+    """
+    rows = rows_of(old, rollout, mask)
+    group = world() if spec.weight is not None and spec.weight.normalize is not None else None
+    out = correct(rows[0], rows[1], Batch(mask=rows[2], ranks=Ranks(batch=group)), spec=spec)
+    metrics = _metrics(out, switches)
+    if group is not None:
+        factor = report.PREFIX + "rollout_is_batch_norm_factor"
+        metrics[factor] = out.statistics.all_reduce(group).metrics("verl")[factor]
+    weights = out.weights
+    if weights is not None:
+        dtype = torch.promote_types(torch.promote_types(old.dtype, rollout.dtype), mask.dtype)
+        weights = weights.to(dtype).reshape(old.shape)
+    return weights, mask if out.mask is rows[2] else out.mask.reshape(mask.shape), metrics
+
+
+def _metrics(out: Correction, switches: Mapping[str, str]) -> dict[str, float]:
+    """Compute verl's metrics from one copy to the host; the switches that depend on values apply afterwards."""
+    values = out.statistics.metrics_async().values()
+    if not values["tokens"] and switches.get("empty_batch") == "raise":
+        raise ValueError("response_mask must contain at least one valid token (1).")
+    if switches.get("empty_rows") == "skip":
+        values["verl/rows"] = values["sequences_measured"]
+    return report.metrics(values, out.statistics.spec or Spec())
+
+
+def world() -> Any:
+    """Return the default process group, over which verl takes the mean of the weights, or None."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float]:
+    """Return the metrics whose names begin with `start`, without verl's prefix."""
+    names = {key.removeprefix(report.PREFIX): value for key, value in metrics.items()}
+    return {name: value for name, value in names.items() if name.startswith(start)}
+
+
+def proto(weights: Tensor | None) -> Any:
+    """Return a DataProto that holds the weights, or None."""
+    if weights is None:
+        return None
+    from verl.protocol import DataProto
+
+    return DataProto.from_dict(tensors={"rollout_is_weights": weights})

@@ -47,42 +47,13 @@ def compute_is_metrics(
         **switches: Those of `install`; none applies here.
     """
     _some(response_mask)
-    lower = 1.0 / rollout_is_threshold if rollout_is_threshold_lower is None else rollout_is_threshold_lower
-    whole = rollout_is != "token"
-    return of_weights(
-        "rollout_is",
-        rollout_is_weights,
-        raw_rollout_is_weights,
-        log_ratio_for_metrics if whole else None,
-        response_mask,
-        (0.0, lower, rollout_is_threshold),
-    )
-
-
-def of_weights(
-    prefix: str,
-    weights: Tensor,
-    raw: Tensor,
-    log_ratios: Tensor | None,
-    mask: Tensor,
-    bounds: tuple[float, float, float],
-) -> dict[str, float]:
-    """Compute verl's metrics of weights or ratios.
-
-    Args:
-        prefix: Start of the keys.
-        weights: [B, T], for means, extrema and spreads.
-        raw: [B, T], counted beyond the bounds.
-        log_ratios: [B, 1] for weights of whole rows: their logarithms, not clamped. Else None.
-        mask: [B, T], non-zero is valid.
-        bounds: Lower clamp of the spreads, lower and upper bound of the ratio.
-    """
-    floor, lower, upper = bounds
-    over = _Masked(mask)
-    raw, values = over.values(raw), over.values(weights)
+    upper = rollout_is_threshold
+    lower = 1.0 / upper if rollout_is_threshold_lower is None else rollout_is_threshold_lower
+    over = _Masked(response_mask)
+    raw, values = over.values(raw_rollout_is_weights), over.values(rollout_is_weights)
     found = {"mean": over.mean(values)}
-    if log_ratios is not None:
-        sums = log_ratios.double()
+    if rollout_is != "token":
+        sums = log_ratio_for_metrics.double()
         found["max"] = exp(min(float(sums.max()), TOKEN_CLAMP))
         found["min"] = exp(float(sums.min()))
         found["ratio_fraction_high"] = _share(sums > log(upper))
@@ -91,16 +62,16 @@ def of_weights(
         found["max"], found["min"] = over.extrema(values)
         found["ratio_fraction_high"] = over.mean(raw > upper)
         found["ratio_fraction_low"] = over.mean(raw < lower)
-    clamped = values.clamp(floor, upper)
+    clamped = values.clamp(0.0, upper)
     found["std"] = over.std(clamped)
     squares = over.mean((clamped / (over.mean(clamped) + EPSILON)).square())
     found["eff_sample_size"] = 1.0 / squares if squares else 0.0
-    if weights.dim() > 1:
+    if rollout_is_weights.dim() > 1:
         raw_means = over.rows(raw)
         found |= _of_rows("seq", over.rows(values), 1.0)
         found["seq_fraction_high"] = _share(raw_means > upper)
         found["seq_fraction_low"] = _share(raw_means < lower)
-    return {f"{prefix}_{key}": value for key, value in found.items()}
+    return {f"rollout_is_{key}": value for key, value in found.items()}
 
 
 def compute_rs_metrics(

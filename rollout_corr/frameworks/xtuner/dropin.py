@@ -19,10 +19,8 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.definition.offsets import offsets_of
-from rollout_corr.frameworks.shared import given
-from rollout_corr.frameworks.shared.dropin import DropIn, Target
+from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target, require_tensor
 from rollout_corr.frameworks.shared.dumping import DumpPath
-from rollout_corr.frameworks.shared.installed import Installed
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.xtuner import config
 from rollout_corr.frameworks.xtuner import metrics as report
@@ -214,35 +212,15 @@ def pool_rollout_is_metrics(
     return {key: found[key] for key in keys}
 
 
-# --- the signatures before xtuner#2023 ---
-
-
-def _method_b934f46(self: Any, old_log_prob: Any, rollout_log_prob: Any, num_tokens: Any, response_mask: Any) -> None:
-    """Parameters of the method."""
-
-
-def _function_b934f46(
-    old_log_prob: Any,
-    rollout_log_prob: Any,
-    num_tokens: Any,
-    response_mask: Any,
-    rollout_is_level: str = "token",
-    rollout_is_mode: str = "truncate",
-    rollout_is_threshold: Any = None,
-    rollout_is_mask_threshold: Any = None,
-    rollout_is_veto_threshold: Any = None,
-) -> None:
-    """Parameters of the function."""
-
-
+# `also`: the parameters before xtuner#2023.
 TARGETS = (
     Target(
         MODULE,
         "RolloutImportanceSampling.compute_rollout_importance_weights_and_metrics",
         compute_rollout_importance_weights_and_metrics,
-        also=(_method_b934f46,),
+        also=5,
     ),
-    Target(MODULE, "compute_rollout_importance_weights", compute_rollout_importance_weights, also=(_function_b934f46,)),
+    Target(MODULE, "compute_rollout_importance_weights", compute_rollout_importance_weights, also=9),
 )
 
 
@@ -300,7 +278,7 @@ def _corrected(
     spec: Spec,
     reported: Spec,
 ) -> tuple[Tensor | None, Tensor, Statistics]:
-    given.tensor("rollout_log_prob", rollout, "set return_logprob=True in the SampleParams of the rollout")
+    require_tensor("rollout_log_prob", rollout, "set return_logprob=True in the SampleParams of the rollout")
     if old.dim() != 2 or old.shape[0] != 1:
         raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old.shape]}")
     offsets = _offsets(num_tokens, old.shape[1])

@@ -14,7 +14,7 @@ import torch
 import rollout_corr as rc
 from builders import fake_verl
 from builders.fake_verl import DataProto
-from rollout_corr.frameworks.verl import dropin, measures, shared
+from rollout_corr.frameworks.verl import dropin, measures
 from rollout_corr.frameworks.verl import presets as presets
 
 EVERYTHING = {
@@ -174,7 +174,7 @@ def test_normalized_over_all_ranks(monkeypatch):
             n = float(mask[:2].sum())
             x.add_(torch.tensor([float(raw[:2].sum()) - n, n], dtype=torch.float64))
 
-    monkeypatch.setattr(shared, "world", lambda: world)
+    monkeypatch.setattr(dropin, "world", lambda: world)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 0)
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     weights, _, metrics = correct(train, rollout, mask, rollout_is="token", rollout_is_batch_normalize=True)
