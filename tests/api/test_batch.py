@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import pickle
-import re
 from dataclasses import replace
 from unittest import mock
 
@@ -227,22 +225,14 @@ def test_ranks_that_compare_their_calls_hear_of_a_wrong_spec_or_loss():
     with mock.patch.object(rc.Ranks, "tell") as told:
         for call in (
             lambda: rc.correct(TRAIN, ROLLOUT, batch, spec=3),
-            lambda: rc.policy_loss(TRAIN, A, batch, 3),
-            lambda: rc.policy_loss(TRAIN, A, batch, spec=3),
+            lambda: rc.policy_loss(TRAIN, TRAIN, batch, 3),
+            lambda: rc.policy_loss(TRAIN, TRAIN, batch, spec=3),
             lambda: rc.threshold_statistics(TRAIN, ROLLOUT, batch, spec=3),
         ):
             with pytest.raises(TypeError, match="got int") as raised:
                 call()
             told.assert_called_once_with(raised.value)
             told.reset_mock()
-
-
-FUNCTIONS = [name for name in rc.__all__ if inspect.isfunction(getattr(rc, name))]
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_no_call_has_more_than_twelve_parameters(name):
-    assert len(inspect.signature(getattr(rc, name)).parameters) <= 12
 
 
 # --- Loss and Mean ---
@@ -270,164 +260,4 @@ def test_a_loss_is_plain_data(loss):
     assert "_hash" not in loss.__getstate__()
 
 
-def test_explain_says_every_part():
-    text = LOSSES[1].explain()
-    for part in ("PPO(high=0.28)", "0.1 times k3", "gradient of k2", "mean of its own", "0.5 times the squared", "4096",
-                 "0.01 times the entropy", "valid sequences"):  # fmt: skip
-        assert part in text, part
-    assert [line.partition(".")[0] for line in text.splitlines()] == ["1", "2", "3", "4", "5"]
-    text = rc.Loss(mean=rc.Mean("sequence", "kept"), kl=rc.KL("k1", 1.0, scope="all")).explain()
-    for part in ("its kept tokens", "of kept sequences", "is added, at valid tokens, rejected ones too"):
-        assert part in text, part
-
-
 # --- mistakes ---
-
-BATCH = rc.Batch(mask=MASK, cu_seqlens=OFFSETS)
-A = torch.ones(N)
-
-MISTAKES = {
-    "a mask by position": (
-        lambda: rc.correct(TRAIN, ROLLOUT, MASK),
-        "batch: expected rc.Batch(mask=..., cu_seqlens=...) or None, got Tensor; a mask is mask=...",
-    ),
-    "a dict": (lambda: rc.correct(TRAIN, ROLLOUT, {"mask": MASK}), "got dict; write rc.Batch(mask=...)"),
-    "a Spec": (lambda: rc.correct(TRAIN, ROLLOUT, SPEC), "got Spec; write spec=..."),
-    "a Batch and a mask": (
-        lambda: rc.correct(TRAIN, ROLLOUT, BATCH, mask=MASK),
-        "mask: expected None beside a Batch, got both; write rc.Batch(mask=...)",
-    ),
-    "a Loss as a Spec": (
-        lambda: rc.correct(TRAIN, ROLLOUT, BATCH, spec=rc.Loss()),
-        "spec: expected a Spec, got Loss; a Loss is loss=... of policy_loss",
-    ),
-    "a misspelled mask": (lambda: rc.correct(TRAIN, ROLLOUT, msk=MASK), "correct: unknown argument 'msk'"),
-    "turns of a call": (
-        lambda: rc.correct(TRAIN, ROLLOUT, cu_seqlens=OFFSETS, turns="runs"),
-        "did you mean batch=rc.Batch(turns=...)?",
-    ),
-    "old_logp of a correction": (
-        lambda: rc.correct(TRAIN, ROLLOUT, old_logp=TRAIN),
-        "correct: unknown argument 'old_logp', expected some of",
-    ),
-    "a surrogate as the loss": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, rc.PPO(), old_logp=TRAIN),
-        "loss: expected a rollout_corr.Loss, got PPO; write rc.Loss(PPO())",
-    ),
-    "a Spec as the loss": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, SPEC),
-        "loss: expected a rollout_corr.Loss, got Spec; a Spec is spec=...",
-    ),
-    "a Loss as the batch": (lambda: rc.policy_loss(TRAIN, A, rc.Loss()), "got Loss; write loss=..."),
-    "weights of a loss": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, weights=A),
-        "did you mean correction=rc.Factors(weights=...)?",
-    ),
-    "weights as a correction": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, correction=A),
-        "correction: expected what correct() gives, or rc.Factors, got Tensor; weights are rc.Factors(weights=...)",
-    ),
-    "a Spec as a correction": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, correction=SPEC),
-        "got Spec; a Spec is spec=...",
-    ),
-    "a Spec beside a correction": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, old_logp=TRAIN, correction=rc.Factors(A), spec=SPEC),
-        "spec: expected None beside a correction, got both",
-    ),
-    "a reduction": (
-        lambda: rc.policy_loss(TRAIN, A, BATCH, reduction="token_mean"),
-        "did you mean loss=rc.Loss(mean=rc.Mean(...))?",
-    ),
-    "verl's word for a mean": (
-        lambda: rc.Mean("seq-mean-token-mean"),
-        "got 'seq-mean-token-mean'; write Mean('sequence')",
-    ),
-    "a mean as a string": (
-        lambda: rc.Loss(mean="token_mean"),
-        "Loss.mean: expected a Mean, got str 'token_mean'; write rc.Mean('token')",
-    ),
-    "a length of a token mean": (
-        lambda: rc.Mean("token", length=8.0),
-        "Mean.length: expected None with of='token', got 8.0",
-    ),
-    "rows of tokens": (lambda: rc.Mean("token", over="rows"), "Mean.over: expected 'rows' with a mean over sequences"),
-    "a total of a sum": (
-        lambda: rc.policy_loss(TRAIN, A, rc.Batch(cu_seqlens=OFFSETS, total=3), rc.Loss(mean=rc.Mean("sum"))),
-        "total: expected None with Mean('sum')",
-    ),
-    "a negative total": (
-        lambda: rc.policy_loss(TRAIN, A, rc.Batch(cu_seqlens=OFFSETS, total=-1)),
-        "total: expected a finite number >= 0",
-    ),
-    "a length of a KL's mean": (
-        lambda: rc.KL("k3", 0.1, mean=rc.Mean("sequence_sum", length=8.0)),
-        "KL.mean: expected one without a length",
-    ),
-    "labels that are no mapping": (lambda: rc.Batch(labels=A), "labels: expected a mapping of names to rc.Labels"),
-    "a count of no groups": (
-        lambda: rc.Groups(index=OFFSETS, count=0),
-        "groups.count: expected an integer above 0 or None, got 0",
-    ),
-    "a dump of the trainer's mass": (
-        lambda: rc.dump("x", TRAIN, ROLLOUT, full_batch(kept_mass=rc.KeptMass(-A, of="train"))),
-        "kept_mass.of: expected 'rollout' in a dump",
-    ),
-    "bare versions": (
-        lambda: rc.Batch(versions=A),
-        "versions: expected rc.Versions(ids, current), got Tensor float32[12]",
-    ),
-    "a bare mass": (lambda: rc.Batch(kept_mass=A), "kept_mass: expected rc.KeptMass(log_mass"),
-    "bare groups": (
-        lambda: rc.Batch(groups=A),
-        "groups: expected rc.Groups(index=...) or rc.Groups(size=...), got Tensor",
-    ),
-    "a bare process group": (lambda: rc.Batch(ranks="dp"), "ranks: expected rc.Ranks(batch=...)"),
-    "bare labels": (lambda: rc.Batch(labels={"task": A}), "labels['task']: expected rc.Labels(ids, names), got Tensor"),
-    "an old name of a batch": (lambda: rc.Batch(current_version=3), "did you mean versions=rc.Versions(ids, current)?"),
-    "the mask of transformers": (lambda: rc.Batch(attention_mask=MASK), "did you mean mask=?"),
-    "a mask of a Batch by position": (
-        lambda: rc.Batch(MASK),
-        "Batch: expected keywords, such as mask=..., got Tensor by position",
-    ),
-    "a reduction of a KL": (
-        lambda: rc.KL("k3", 0.1, reduction="token_mean"),
-        "KL: unknown argument 'reduction', expected some of ['kind', 'coef',",
-    ),
-    "a reduction of a mean": (lambda: rc.Mean(reduction="token"), "Mean: unknown argument 'reduction'"),
-    "an old name of groups": (lambda: rc.Groups(group_size=2), "did you mean size=?"),
-    "an old name of factors": (lambda: rc.Factors(train_mask=MASK), "did you mean mask=?"),
-    "an old name of turns": (lambda: rc.TurnIds("runs", max_turns=2), "did you mean at_most=?"),
-    "an old name of labels": (lambda: rc.Labels(A, label_names=["a"]), "did you mean names=?"),
-    "a surrogate's class": (lambda: rc.Loss(rc.PPO), "got the class PPO; write PPO()"),
-    "a name that is a list": (
-        lambda: rc.Loss.from_dict({"surrogate": {"name": ["PPO"]}}),
-        "Loss.surrogate: expected a mapping with a name among ['PPO',",
-    ),
-    "a coefficient as a bonus": (lambda: rc.Loss(entropy_bonus=0.1), "expected EntropyBonus(...) or None, got float"),
-    "no groups": (lambda: rc.Groups(), "groups: expected index= or size=, got neither"),
-    "two kinds of groups": (
-        lambda: rc.Groups(index=OFFSETS, size=2),
-        "groups.index: expected None beside groups.size, got both",
-    ),
-    "a recipe's old words": (
-        lambda: rc.Loss(denominator="kept"),
-        "did you mean mean=rc.Mean(..., over=...), or total= of the Batch?",
-    ),
-    "a column of a batch": (
-        lambda: rc.dump("x.jsonl", TRAIN, ROLLOUT, BATCH, versions=A),
-        "versions: expected it in the Batch, rc.Batch(versions=...), got a column",
-    ),
-    "no versions": (
-        lambda: rc.proximal(TRAIN, ROLLOUT, BATCH),
-        "versions: expected rc.Batch(versions=rc.Versions(ids, current)), got None",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_names_the_argument_the_expectation_and_what_came(mistake):
-    call, message = MISTAKES[mistake]
-    with pytest.raises((TypeError, ValueError), match=re.escape(message)) as raised:
-        call()
-    assert "\n" not in str(raised.value)

@@ -1,327 +1,70 @@
-"""Bad input is refused with the argument's name, what was expected and what came, from metadata alone."""
+"""Bad input is refused with the argument's name, what was expected and what came, and with what was meant."""
 
 from __future__ import annotations
 
+import math
+import pickle
 import re
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import rollout_corr as rc
-from builders.calls import bundled
+from builders.calls import bundled, bundled_loss, example
 from rollout_corr.backends import operators
 
-NEGATIVE = rc.Spec(criteria=(rc.Criterion("k1", upper=1, when="negative_advantage"),))
-ENTROPY = rc.Spec(criteria=(rc.Criterion("external", upper=1, name="entropy"),))
-FLOATS = "float32, bfloat16, float16, float64"
+V, T, A = ValueError, TypeError, AttributeError
+C, W = rc.Criterion, rc.Weight
+NEGATIVE = rc.Spec(criteria=(C("k1", upper=1, when="negative_advantage"),))
+ENTROPY = rc.Spec(criteria=(C("external", upper=1, name="entropy"),))
+OF_ENTROPY = rc.Spec(criteria=(C("entropy", upper=1.0),))
+AGES = rc.Spec(criteria=(C("age", upper=1),))
+SPEC = rc.Spec(W.token(upper=2.0), (C("ratio", over="sequence", reduce="mean", lower=0.99, upper=1.01),))
+FLOATS = "expected a dtype among float32, bfloat16, float16, float64"
+N = 12
+OFFSETS, LOGP, ONES = torch.tensor([0, 5, 5, N]), -torch.rand(N), torch.ones(N)
+MASK = torch.arange(N) % 4 != 3
+BATCH = rc.Batch(mask=MASK, cu_seqlens=OFFSETS)
+X = -torch.rand(2, 3)
+LOSS = rc.policy_loss(X, torch.ones(2), old_logp=X)
+ROUTES = torch.zeros(4, 2, 3, dtype=torch.int32)
+IDS = torch.zeros(2, 3, dtype=torch.int64)
 
 
 def z(*shape, dtype=torch.float32, device="cpu"):
     return torch.zeros(*shape, dtype=dtype, device=device)
 
 
-def offsets(*values, dtype=torch.int64, device="cpu"):
-    return torch.tensor(values, dtype=dtype, device=device)
-
-
 def jagged(*lengths):
     return torch.nested.nested_tensor([z(n) for n in lengths], layout=torch.jagged)
 
 
-def packed(train=5, rollout=5, mask=None, spec=rc.Spec(), cu_seqlens=(0, 2, 5), **others):  # noqa: B008  (frozen)
-    """`correct` on packed log-probs; numbers stand for a float32 tensor of zeros of that length."""
-    train, rollout, mask = (z(x) if isinstance(x, int) else x for x in (train, rollout, mask))
-    cu_seqlens = offsets(*cu_seqlens) if isinstance(cu_seqlens, tuple) else cu_seqlens
+def packed(train=5, rollout=5, mask=None, cu_seqlens=(0, 2, 5), spec=rc.Spec(), **others):  # noqa: B008  (frozen)
+    """`correct` on packed log-probs; a number stands for a tensor of zeros of that length."""
+    train, rollout, mask = (z(x) if type(x) is int else x for x in (train, rollout, mask))
+    cu_seqlens = torch.tensor(cu_seqlens) if isinstance(cu_seqlens, tuple) else cu_seqlens
     return rc.correct(train, rollout, **bundled(mask=mask, cu_seqlens=cu_seqlens, spec=spec, **others))
 
 
-def padded(rollout=(2, 5), mask=(2, 5), spec=rc.Spec(), **others):  # noqa: B008  (frozen)
-    """`correct` on [2, 5] log-probs; tuples stand for a float32 tensor of zeros of that shape."""
-    rollout, mask = (z(*x) if isinstance(x, tuple) else x for x in (rollout, mask))
-    return rc.correct(z(2, 5), rollout, **bundled(mask=mask, spec=spec, **others))
+def padded(rollout=(2, 5), mask=None, spec=rc.Spec(), train=(2, 5), **others):  # noqa: B008  (frozen)
+    """`correct` on padded log-probs; a tuple stands for a tensor of zeros of that shape."""
+    train, rollout, mask = (z(*x) if isinstance(x, tuple) else x for x in (train, rollout, mask))
+    return rc.correct(train, rollout, **bundled(mask=mask, spec=spec, **others))
 
 
-def listed(train=(2, 3), rollout=(2, 3), mask=None, spec=rc.Spec(), **others):  # noqa: B008  (frozen)
-    """`correct` on lists of samples; tuples of lengths stand for lists of float32 zeros."""
+def listed(train=(2, 3), rollout=(2, 3), mask=None, **others):
+    """`correct` on lists of samples; a tuple of lengths stands for a list of zeros."""
     train, rollout, mask = ([z(n) for n in x] if isinstance(x, tuple) else x for x in (train, rollout, mask))
-    return rc.correct(train, rollout, mask=mask, spec=spec, **others)
+    return rc.correct(train, rollout, **bundled(mask=mask, **others))
 
 
-SHAPES = {
-    "no offsets": (
-        lambda: packed(cu_seqlens=None),
-        "cu_seqlens: expected the offsets of the packed sequences for 1-D log-probs of shape [5], got None",
-    ),
-    "length": (lambda: packed(rollout=4), "rollout_logp: expected shape [5] (of train_logp), got [4]"),
-    "row for vector": (lambda: packed(rollout=z(1, 5)), "rollout_logp: expected shape [5] (of train_logp), got [1, 5]"),
-    "0-D": (lambda: packed(z(()), z(())), "train_logp: expected shape [N], [1, N] or [B, T], got []"),
-    "3-D": (
-        lambda: rc.correct(z(2, 3, 4), z(2, 3, 4)),
-        "train_logp: expected shape [N], [1, N] or [B, T], got [2, 3, 4]",
-    ),
-    "width": (lambda: padded((2, 4)), "rollout_logp: expected shape [2, 5] (of train_logp), got [2, 4]"),
-    "broadcast": (lambda: padded((2, 1)), "rollout_logp: expected shape [2, 5] (of train_logp), got [2, 1]"),
-    "mask length": (lambda: packed(mask=4), "mask: expected shape [5] (of train_logp), got [4]"),
-    "mask broadcast": (lambda: padded(mask=(2, 1)), "mask: expected shape [2, 5] (of train_logp), got [2, 1]"),
-    "padded and offsets": (
-        lambda: padded(cu_seqlens=offsets(0, 5)),
-        "cu_seqlens: expected None with padded log-probs of shape [2, 5] (each row is a sequence), got",
-    ),
-    "offsets 2-D": (
-        lambda: packed(cu_seqlens=offsets([0, 5])),
-        "cu_seqlens: expected shape [sequences + 1], got [1, 2]",
-    ),
-    "offsets 0-D": (
-        lambda: packed(cu_seqlens=torch.tensor(5)),
-        "cu_seqlens: expected shape [sequences + 1], got []",
-    ),
-    "no offset at all": (lambda: packed(cu_seqlens=()), "cu_seqlens: expected "),
-    "unsorted": (
-        lambda: packed(cu_seqlens=(0, 4, 2, 5)),
-        "cu_seqlens: expected offsets that do not decrease, got cu_seqlens[1]=4 > cu_seqlens[2]=2",
-    ),
-    "negative": (
-        lambda: packed(cu_seqlens=(-1, 5)),
-        "cu_seqlens: expected offsets within [0, 5] tokens, got cu_seqlens[0]=-1",
-    ),
-    "beyond": (
-        lambda: packed(cu_seqlens=(0, 6)),
-        "cu_seqlens: expected offsets within [0, 5] tokens, got cu_seqlens[1]=6",
-    ),
-    "differences wrap around": (
-        lambda: packed(spec=rc.Spec(rc.Weight.product()), cu_seqlens=(0, 2**62, -(2**63), -(2**62), 0)),
-        "cu_seqlens: expected offsets that do not decrease, got cu_seqlens[1]=4611686018427387904 > cu_seqlens[2]=-92",
-    ),
-    "lengths": (
-        lambda: packed(40, 40, cu_seqlens=(10, 10, 10, 10)),
-        "cu_seqlens: expected offsets, which add lengths up, got lengths: 4 times 10 of 40 tokens",
-    ),
-    "validate covers": (
-        lambda: packed(cu_seqlens=(1, 4), validate=True),
-        "cu_seqlens: expected to start at 0 and end at 5 tokens, got 1 to 4",
-    ),
-    "jagged and offsets": (
-        lambda: rc.correct(jagged(2, 3), jagged(2, 3), cu_seqlens=offsets(0, 2, 5)),
-        "cu_seqlens: expected None with a nested tensor",
-    ),
-    "jagged and dense": (
-        lambda: rc.correct(jagged(2, 3), z(5)),
-        "rollout_logp: expected a jagged nested tensor like train_logp, got shape [5]",
-    ),
-    "jagged rows": (
-        lambda: rc.correct(jagged(2, 3), jagged(2, 2, 1)),
-        "rollout_logp: expected 2 rows and 5 tokens (of train_logp), got 3 and 5",
-    ),
-    "jagged tokens": (
-        lambda: rc.correct(jagged(2, 3), jagged(2, 2)),
-        "rollout_logp: expected 2 rows and 5 tokens (of train_logp), got 2 and 4",
-    ),
-    "jagged mask": (
-        lambda: rc.correct(jagged(2, 3), jagged(2, 3), mask=z(5)),
-        "mask: expected a jagged nested tensor like train_logp, got shape [5]",
-    ),
-    "jagged 3-D": (
-        lambda: rc.correct(*[torch.nested.nested_tensor([z(2, 4), z(3, 4)], layout=torch.jagged)] * 2),
-        "train_logp: expected a contiguous jagged tensor [S, ragged], got 3 dimensions",
-    ),
-    "samples": (
-        lambda: listed(rollout=(2,)),
-        "rollout_logp: expected a list of 1-D tensors of lengths [2, 3] (of train_logp), got [2]",
-    ),
-    "sample length": (
-        lambda: listed(rollout=(2, 2)),
-        "rollout_logp: expected a list of 1-D tensors of lengths [2, 3] (of train_logp), got [2, 2]",
-    ),
-    "sample mask": (
-        lambda: listed(mask=(2, 2)),
-        "mask: expected a list of 1-D tensors of lengths [2, 3] (of train_logp), got [2, 2]",
-    ),
-    "sample 2-D": (lambda: listed([z(2, 2)], [z(2, 2)]), "train_logp[0]: expected a 1-D tensor, got shape [2, 2]"),
-    "sample None": (
-        lambda: listed(rollout=[z(2), None]),
-        "rollout_logp: expected a list of 1-D tensors of lengths [2, 3] (of train_logp), got [2, None]",
-    ),
-    "list and offsets": (
-        lambda: listed(cu_seqlens=offsets(0, 2, 5)),
-        "cu_seqlens: expected None with a list of samples",
-    ),
-    "advantages": (
-        lambda: padded(spec=NEGATIVE, advantages=z(3)),
-        "advantages: expected shape [2, 5] (per token), [2] or [2, 1] (per sequence), got [3]",
-    ),
-    "advantages by column": (
-        lambda: padded(spec=NEGATIVE, advantages=z(5)),
-        "advantages: expected shape [2, 5] (per token), [2] or [2, 1] (per sequence), got [5]",
-    ),
-    "advantages packed": (
-        lambda: packed(spec=NEGATIVE, advantages=z(3)),
-        "advantages: expected shape [5] (per token), [2] or [2, 1] (per sequence), got [3]",
-    ),
-    "advantages of samples": (
-        lambda: listed(spec=NEGATIVE, advantages=[z(2), z(2)]),
-        "advantages: expected a list of 1-D tensors of lengths [2, 3] (of train_logp), got [2, 2]",
-    ),
-    "unneeded advantages": (
-        lambda: padded(advantages=z(7)),
-        "advantages: expected shape [2, 5] (per token), [2] or [2, 1] (per sequence), got [7]",
-    ),
-    "external": (
-        lambda: padded(spec=ENTROPY, external={"entropy": z(2, 4)}),
-        "external['entropy']: expected shape [2, 5] (of train_logp), got [2, 4]",
-    ),
-}
+def correct(*given, **named):
+    return rc.correct(LOGP, LOGP, *given, **named)
 
 
-@pytest.mark.parametrize("case", SHAPES)
-def test_wrong_shapes_and_lengths(case):
-    call, message = SHAPES[case]
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        call()
-
-
-DTYPES = {
-    "train_logp": (lambda dtype: packed(train=z(5, dtype=dtype)), FLOATS),
-    "rollout_logp": (lambda dtype: packed(rollout=z(5, dtype=dtype)), FLOATS),
-    "mask": (lambda dtype: packed(mask=z(5, dtype=dtype)), "bool, uint8"),
-    "advantages": (lambda dtype: packed(spec=NEGATIVE, advantages=z(5, dtype=dtype)), FLOATS),
-    "external['entropy']": (lambda dtype: packed(spec=ENTROPY, external={"entropy": z(5, dtype=dtype)}), FLOATS),
-}
-
-
-@pytest.mark.parametrize("argument", DTYPES)
-def test_wrong_dtypes(argument):
-    call, known = DTYPES[argument]
-    refused = [torch.complex64, torch.float8_e4m3fn]
-    refused += [torch.bool] if argument != "mask" else []
-    refused += [torch.int64, torch.int32, torch.uint8] if argument.endswith("logp") else []
-    for dtype in refused:
-        name = str(dtype).removeprefix("torch.")
-        with pytest.raises(
-            ValueError,
-            match=f"^{re.escape(f'{argument}: expected a dtype among {known}')}.*, got {name}(; is it the mask.*)?$",
-        ):
-            call(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.float32, torch.bool])
-def test_wrong_dtype_of_offsets(dtype):
-    name = str(dtype).removeprefix("torch.")
-    with pytest.raises(ValueError, match=f"^cu_seqlens: expected dtype int32 or int64, got {name}$"):
-        packed(cu_seqlens=offsets(0, 1, dtype=dtype))
-
-
-DEVICES = {
-    "rollout_logp": lambda: padded(z(2, 5, device="meta")),
-    "mask": lambda: padded(mask=z(2, 5, device="meta")),
-    "advantages": lambda: padded(spec=NEGATIVE, advantages=z(2, 5, device="meta")),
-    "external['entropy']": lambda: padded(spec=ENTROPY, external={"entropy": z(2, 5, device="meta")}),
-    "cu_seqlens": lambda: packed(cu_seqlens=offsets(0, 5, device="meta")),
-}
-
-
-@pytest.mark.parametrize("argument", DEVICES)
-def test_wrong_devices(argument):
-    with pytest.raises(ValueError, match=rf"^{re.escape(argument)}: expected .*cpu \(of train_logp\), got meta$"):
-        DEVICES[argument]()
-
-
-@pytest.mark.parametrize("argument", ["train_logp", "rollout_logp", "mask"])
-def test_samples_of_a_list_share_dtype_and_device(argument):
-    where = ["train_logp", "rollout_logp", "mask"].index(argument)
-    for odd, got in ((z(3, dtype=torch.int64), "int64 on cpu"), (z(3, device="meta"), "float32 on meta")):
-        arguments = [(2, 3), (2, 3), (2, 3)]
-        arguments[where] = [z(2), odd]
-        with pytest.raises(ValueError, match=rf"^{argument}\[1\]: expected float32 on cpu .*, got {got}$"):
-            listed(*arguments)
-
-
-TYPES = {
-    "train None": (lambda: packed(train=None), "train_logp: expected a tensor, got NoneType"),
-    "train array": (lambda: packed(train=z(5).numpy()), "train_logp: expected a tensor, got ndarray"),
-    "train number": (lambda: packed(train=1.0), "train_logp: expected a tensor, got float"),
-    "rollout array": (lambda: packed(rollout=z(5).numpy()), "rollout_logp: expected a tensor, got ndarray"),
-    "mask list": (lambda: padded(mask=[z(5), z(5)]), "mask: expected a tensor, got list"),
-    "mask array": (lambda: padded(mask=z(2, 5).numpy()), "mask: expected a tensor, got ndarray"),
-    "offsets list": (
-        lambda: packed(cu_seqlens=[0, 2, 5]),
-        "cu_seqlens: expected an int32 or int64 tensor, got list",
-    ),
-    "tensor for list": (
-        lambda: listed(rollout=z(5)),
-        "rollout_logp: expected a list of 1-D tensors like train_logp, got Tensor",
-    ),
-    "advantages number": (lambda: padded(spec=NEGATIVE, advantages=1.0), "advantages: expected a tensor, got float"),
-    "external tensor": (lambda: padded(spec=ENTROPY, external=z(2, 5)), "external: expected a mapping"),
-    "external number": (
-        lambda: padded(spec=ENTROPY, external={"entropy": 1.0}),
-        "external['entropy']: expected a tensor, got float",
-    ),
-    "external None": (
-        lambda: padded(spec=ENTROPY, external={"entropy": None}),
-        "external['entropy']: expected a tensor, got NoneType",
-    ),
-    "spec dict": (lambda: padded(spec={}), "spec: expected a Spec, got dict"),
-    "spec None": (lambda: padded(spec=None), "spec: expected a Spec, got NoneType"),
-    "spec name": (lambda: padded(spec="verl"), "spec: expected a Spec, got str"),
-    "spec weight": (lambda: padded(spec=rc.Weight.token()), "spec: expected a Spec, got Weight"),
-    "merge": (lambda: padded().statistics.merge(3), "other: expected Statistics, got int"),
-}
-
-
-@pytest.mark.parametrize("case", TYPES)
-def test_wrong_types(case):
-    call, message = TYPES[case]
-    with pytest.raises(TypeError, match="^" + re.escape(message)):
-        call()
-
-
-VALUES = {
-    "advantages missing": (
-        lambda: padded(spec=NEGATIVE),
-        "advantages: expected a tensor for the criterion with when='negative_advantage', got None",
-    ),
-    "external missing": (
-        lambda: padded(spec=ENTROPY),
-        "external: expected a tensor under the name 'entropy', got []",
-    ),
-    "external of another name": (
-        lambda: padded(spec=ENTROPY, external={"surprise": z(2, 5)}),
-        "external: expected a tensor under the name 'entropy', got ['surprise']",
-    ),
-    "policies of the loss": (
-        lambda: padded(spec=rc.Spec(criteria=(rc.Criterion("ratio", upper=2, of="new/old"),))),
-        "spec: criterion 'token_ratio_of_new_old' compares new/old, which exists only inside policy_loss; "
-        "correct() knows train/rollout",
-    ),
-    "backend": (lambda: padded(backend="cuda"), "backend: expected one of ['auto', 'triton', 'torch'"),
-    "backend number": (lambda: padded(backend=3), "backend: expected one of ['auto', 'triton', 'torch'"),
-    "backend without kernels": (
-        lambda: padded(backend="triton"),
-        "backend: expected 'auto' or 'torch' for cpu tensors, got 'triton'",
-    ),
-    "scheme": (
-        lambda: padded().metrics("verl"),
-        "names: expected 'dashboard' or one of ['native'] (Spec.report), got 'verl'",
-    ),
-    "unknown scheme": (
-        lambda: padded().metrics("trl"),
-        "names: expected 'dashboard' or one of ['native'] (Spec.report), got 'trl'",
-    ),
-    "statistics of another spec": (
-        lambda: padded().statistics.merge(padded(spec=rc.Spec(detail="full")).statistics),
-        "other: expected statistics of the same Spec Spec(",
-    ),
-    "sum of nothing": (lambda: rc.Statistics.sum([]), "parts: expected at least one Statistics, got none"),
-}
-
-
-@pytest.mark.parametrize("case", VALUES)
-def test_wrong_values(case, monkeypatch):
-    # What a user sees: the tests run where Triton interprets, and there the kernels take CPU tensors.
-    monkeypatch.setattr(operators, "interprets", lambda: False)
-    call, message = VALUES[case]
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        call()
+def loss(*given, **named):
+    return rc.policy_loss(LOGP, ONES, *given, **named)
 
 
 def grouped(rewards=(1.0, 2.0), keep=(True, True), group=(0, 0), alone="reward"):
@@ -330,40 +73,264 @@ def grouped(rewards=(1.0, 2.0), keep=(True, True), group=(0, 0), alone="reward")
     return rc.filter_groups(*tensors, alone=alone)
 
 
-GROUPS = {
-    "rewards list": (lambda: grouped([1.0, 2.0]), TypeError, "rewards: expected a tensor, got list"),
-    "keep list": (lambda: grouped(keep=[True, True]), TypeError, "keep: expected a tensor, got list"),
-    "group list": (lambda: grouped(group=[0, 0]), TypeError, "group_index: expected a tensor, got list"),
-    "rewards dtype": (lambda: grouped((1, 2)), ValueError, "rewards: expected a floating tensor of shape [S], got"),
-    "rewards 2-D": (lambda: grouped(z(2, 1)), ValueError, "rewards: expected a floating tensor of shape [S], got"),
-    "keep length": (lambda: grouped(keep=(True,)), ValueError, "keep: expected shape [2] (of rewards), got [1]"),
-    "keep dtype": (lambda: grouped(keep=(1, 1)), ValueError, "keep: expected dtype bool, got int64"),
-    "keep device": (
-        lambda: grouped(keep=z(2, dtype=torch.bool, device="meta")),
-        ValueError,
-        "keep: expected device cpu (of rewards), got meta",
-    ),
-    "group length": (lambda: grouped(group=(0,)), ValueError, "group_index: expected shape [2] (of rewards), got [1]"),
-    "group dtype": (
-        lambda: grouped(group=(0.0, 0.0)),
-        ValueError,
-        "group_index: expected dtype int64 or int32, got float32",
-    ),
-    "group range": (lambda: grouped(group=(0, 2)), ValueError, "group_index: expected numbers from 0 to 1"),
-    "group negative": (lambda: grouped(group=(0, -1)), ValueError, "group_index: expected numbers from 0 to 1"),
-    "alone": (lambda: grouped(alone="keep"), ValueError, "alone: expected 'reward' or 'zero', got 'keep'"),
-}
+def aged(ids, current=1):
+    return rc.correct(X, X, rc.Batch(versions=rc.Versions(ids, current)), spec=AGES)
 
 
-@pytest.mark.parametrize("case", GROUPS)
-def test_wrong_groups(case):
-    call, error, message = GROUPS[case]
-    with pytest.raises(error, match="^" + re.escape(message)):
+def massed(log_mass, of="rollout", call=rc.correct):
+    return call(X, X, rc.Batch(kept_mass=rc.KeptMass(log_mass, of)))
+
+
+def into(weights=None, mask=None, spec=SPEC, train=X, **given):
+    return rc.correct(train, train, **bundled(spec=spec, out=rc.Outputs(weights, mask), **given))
+
+
+SHAPES = [
+    (lambda: packed(cu_seqlens=None), V, "cu_seqlens: expected the offsets of the packed sequences for 1-D log-probs"),
+    (lambda: packed(rollout=4), V, "rollout_logp: expected shape [5] (of train_logp), got [4]"),
+    (lambda: packed(rollout=z(1, 5)), V, "rollout_logp: expected shape [5] (of train_logp), got [1, 5]"),
+    (lambda: packed(z(()), z(())), V, "train_logp: expected shape [N], [1, N] or [B, T], got []"),
+    (lambda: padded((2, 1)), V, "rollout_logp: expected shape [2, 5] (of train_logp), got [2, 1]"),
+    (lambda: padded(mask=(2, 1)), V, "mask: expected shape [2, 5] (of train_logp), got [2, 1]"),
+    (lambda: padded(cu_seqlens=OFFSETS), V, "cu_seqlens: expected None with padded log-probs of shape [2, 5] (each"),
+    (lambda: packed(cu_seqlens=IDS), V, "cu_seqlens: expected shape [sequences + 1], got [2, 3]"),
+    (lambda: packed(cu_seqlens=torch.tensor(5)), V, "cu_seqlens: expected shape [sequences + 1], got []"),
+    (lambda: packed(cu_seqlens=(0, 4, 2, 5)), V, "expected offsets that do not decrease, got cu_seqlens[1]=4 > cu"),
+    (lambda: packed(cu_seqlens=(-1, 5)), V, "expected offsets within [0, 5] tokens, got cu_seqlens[0]=-1"),
+    (lambda: packed(cu_seqlens=(0, 6)), V, "expected offsets within [0, 5] tokens, got cu_seqlens[1]=6"),
+    # Differences of these wrap around.
+    (lambda: packed(cu_seqlens=(0, 2**62, -(2**63), 0)), V, "got cu_seqlens[1]=4611686018427387904 > cu_seqlens[2]=-9"),
+    (lambda: packed(40, 40, None, (10,) * 4), V, "expected offsets, which add lengths up, got lengths: 4 times 10 of"),
+    (lambda: packed(cu_seqlens=(1, 4), validate=True), V, "expected to start at 0 and end at 5 tokens, got 1 to 4"),
+    (lambda: rc.correct(jagged(2, 3), jagged(2, 3), cu_seqlens=OFFSETS), V, "expected None with a nested tensor"),
+    (lambda: rc.correct(jagged(2, 3), z(5)), V, "rollout_logp: expected a jagged nested tensor like train_logp, got"),
+    (lambda: rc.correct(jagged(2, 3), jagged(2, 2, 1)), V, "expected 2 rows and 5 tokens (of train_logp), got 3 and 5"),
+    (lambda: rc.correct(jagged(2, 3), jagged(2, 2)), V, "expected 2 rows and 5 tokens (of train_logp), got 2 and 4"),
+    (lambda: rc.correct(jagged(2, 3), jagged(3, 2)), V, "expected rows of lengths [2, 3] (of train_logp), got [3, 2]"),
+    (lambda: listed(rollout=(2,)), V, "rollout_logp: expected a list of 1-D tensors of lengths [2, 3] (of train_logp)"),
+    (lambda: listed(mask=(2, 2)), V, "mask: expected a list of 1-D tensors of lengths [2, 3] (of train_logp), got [2,"),
+    (lambda: listed([z(2, 2)], [z(2, 2)]), V, "train_logp[0]: expected a 1-D tensor, got shape [2, 2]"),
+    (lambda: listed(rollout=[z(2), None]), V, "lengths [2, 3] (of train_logp), got [2, None]"),
+    (lambda: listed(cu_seqlens=OFFSETS), V, "cu_seqlens: expected None with a list of samples"),
+    (lambda: listed(rollout=[z(2), z(3).long()]), V, "rollout_logp[1]: expected float32 on cpu (of rollout_logp[0]),"),
+    (lambda: listed(mask=[z(2), z(3, device="meta")]), V, "mask[1]: expected float32 on cpu (of mask[0]), got float32"),
+    (lambda: padded(advantages=z(3)), V, "advantages: expected shape [2, 5] (per token), [2] or [2, 1] (per sequence)"),
+    (lambda: packed(advantages=z(3)), V, "advantages: expected shape [5] (per token), [2] or [2, 1] (per sequence)"),
+    (lambda: listed(advantages=[z(2), z(2)]), V, "advantages: expected a list of 1-D tensors of lengths [2, 3] (of"),
+    (lambda: padded(spec=ENTROPY, external={"entropy": z(2, 4)}), V, "external['entropy']: expected shape [2, 5] (of"),
+    (lambda: rc.correct(X[..., None], X), V, "logits.log_softmax(-1).gather(-1, token_ids[..., None])"),
+]
+DTYPES_AND_DEVICES = [
+    (lambda: packed(train=z(5).long()), V, f"train_logp: {FLOATS}, got int64"),
+    (lambda: packed(rollout=z(5).bool()), V, "is it the mask? Write mask=..., after train_logp and rollout_logp"),
+    (lambda: packed(rollout=z(5, dtype=torch.complex64)), V, f"rollout_logp: {FLOATS}, got complex64"),
+    (lambda: packed(mask=z(5, dtype=torch.complex64)), V, "mask: expected a dtype among bool, uint8"),
+    (lambda: packed(spec=NEGATIVE, advantages=z(5).bool()), V, f"advantages: {FLOATS}, int64, int32, got bool"),
+    (lambda: packed(spec=ENTROPY, external={"entropy": z(5).bool()}), V, f"external['entropy']: {FLOATS}, int64"),
+    (lambda: packed(cu_seqlens=torch.tensor([0.0, 5.0])), V, "cu_seqlens: expected dtype int32 or int64, got float32"),
+    (lambda: packed(cu_seqlens=torch.tensor([0, 5]).short()), V, "cu_seqlens: expected dtype int32 or int64, got int1"),
+    (lambda: padded(z(2, 5, device="meta")), V, "rollout_logp: expected device cpu (of train_logp), got meta"),
+    (lambda: padded(mask=z(2, 5, device="meta")), V, "mask: expected device cpu (of train_logp), got meta"),
+    (lambda: padded(advantages=z(2, device="meta")), V, "advantages: expected device cpu, got meta"),
+    (lambda: packed(cu_seqlens=OFFSETS.to("meta")), V, "cu_seqlens: expected the CPU or cpu (of train_logp), got meta"),
+    (lambda: padded(z(2, 5).to_sparse()), V, "rollout_logp: expected a dense tensor, got layout torch.sparse_coo"),
+]
+TYPES = [
+    (lambda: packed(train=None), T, "train_logp: expected a tensor, got NoneType"),
+    (lambda: packed(rollout=z(5).numpy()), T, "rollout_logp: expected a tensor, got ndarray"),
+    (lambda: padded(mask=[z(5), z(5)]), T, "mask: expected a tensor, got list"),
+    (lambda: packed(cu_seqlens=[0, 2, 5]), T, "cu_seqlens: expected an int32 or int64 tensor, got list"),
+    (lambda: listed(rollout=z(5)), T, "rollout_logp: expected a list of 1-D tensors like train_logp, got Tensor"),
+    (lambda: padded(spec=NEGATIVE, advantages=1.0), T, "advantages: expected a tensor, got float"),
+    (lambda: padded(spec=ENTROPY, external=z(2, 5)), T, "external: expected a mapping"),
+    (lambda: padded(spec=ENTROPY, external={"entropy": None}), T, "external['entropy']: expected a tensor, got NoneT"),
+    (lambda: padded(spec=None), T, "spec: expected a Spec, got NoneType"),
+    (lambda: padded(validate=torch.ones(2)), T, "validate: expected True or False, got Tensor"),
+    (lambda: padded(TwoTensor(X, X)), T, "rollout_logp: expected a plain tensor, got a TwoTensor, a subclass that co"),
+    (lambda: torch.vmap(lambda x: rc.correct(x, X).keep)(torch.stack([X, X])), T, "inside torch.func.vmap; call corr"),
+    (lambda: padded().statistics.merge(3), T, "other: expected Statistics, got int"),
+    (lambda: rc.Statistics.sum([padded()]), T, "parts[0]: expected Statistics, got Correction; pass its .statistics"),
+]
+VALUES = [
+    (lambda: padded(None), V, "rollout_logp: expected the log-probs of the engine that sampled the tokens, got None."),
+    (lambda: padded(spec=NEGATIVE), V, "advantages: expected a tensor for the criterion with when='negative_advantage"),
+    (lambda: padded(spec=ENTROPY), V, "external: expected a tensor under the name 'entropy', got []"),
+    (lambda: padded(spec=ENTROPY, external={"x": X}), V, "external: expected a tensor under the name 'entropy', got ["),
+    (lambda: padded(spec=rc.Spec(criteria=(C("ratio", upper=2, of="new/old"),))), V, "which exists only inside policy"),
+    (lambda: padded(backend="cuda"), V, "backend: expected one of ['auto', 'triton', 'torch'"),
+    (lambda: padded(backend="triton"), V, "backend: expected 'auto' or 'torch' for cpu tensors, got 'triton'"),
+    (lambda: padded().metrics("verl"), V, "(Spec.report), got 'verl'; ask for them by Spec(report=('native', 'verl'))"),
+    (lambda: padded().metrics("trl"), V, "names: expected 'dashboard' or one of ['native'] (Spec.report), got 'trl'"),
+    (lambda: padded().metrics(by="tool"), V, "(the labels of the Batch)"),
+    (lambda: padded().statistics + padded(spec=SPEC).statistics, V, "other: expected statistics of the same Spec Spec"),
+    (lambda: padded().statistics.join(padded().statistics), V, "loss: expected statistics of a policy loss without a"),
+    (lambda: rc.Statistics.sum([]), V, "parts: expected at least one Statistics, got none"),
+]
+RECORDS = [
+    (lambda: correct(MASK), T, "batch: expected rc.Batch(mask=..., cu_seqlens=...) or None, got Tensor; a mask is mas"),
+    (lambda: correct({"mask": MASK}), T, "got dict; write rc.Batch(mask=...)"),
+    (lambda: correct(SPEC), T, "got Spec; write spec=..."),
+    (lambda: correct(BATCH, mask=MASK), V, "mask: expected None beside a Batch, got both; write rc.Batch(mask=...)"),
+    (lambda: correct(BATCH, spec=rc.Loss()), T, "spec: expected a Spec, got Loss; a Loss is loss=... of policy_loss"),
+    (lambda: correct(msk=MASK), T, "correct: unknown argument 'msk'"),
+    (lambda: correct(cu_seqlens=OFFSETS, turns="runs"), T, "did you mean batch=rc.Batch(turns=...)?"),
+    (lambda: correct(old_logp=LOGP), T, "correct: unknown argument 'old_logp', expected some of"),
+    (lambda: loss(BATCH, rc.PPO(), old_logp=LOGP), T, "loss: expected a rollout_corr.Loss, got PPO; write rc.Loss(PPO"),
+    (lambda: loss(BATCH, SPEC), T, "loss: expected a rollout_corr.Loss, got Spec; a Spec is spec=..."),
+    (lambda: loss(rc.Loss()), T, "got Loss; write loss=..."),
+    (lambda: loss(BATCH, weights=ONES), T, "did you mean correction=rc.Factors(weights=...)?"),
+    (lambda: loss(BATCH, correction=ONES), T, "or rc.Factors, got Tensor; weights are rc.Factors(weights=...)"),
+    (lambda: loss(BATCH, correction=SPEC), T, "got Spec; a Spec is spec=..."),
+    (lambda: loss(BATCH, correction=rc.Factors(ONES), spec=SPEC), V, "spec: expected None beside a correction, got bo"),
+    (lambda: loss(BATCH, reduction="token_mean"), T, "did you mean loss=rc.Loss(mean=rc.Mean(...))?"),
+    (lambda: loss(rc.Batch(cu_seqlens=OFFSETS, total=3), rc.Loss(mean=rc.Mean("sum"))), V, "total: expected None with"),
+    (lambda: loss(rc.Batch(cu_seqlens=OFFSETS, total=-1)), V, "total: expected a finite number >= 0"),
+    (lambda: rc.dump("x", X, X, rc.Batch(kept_mass=rc.KeptMass(X, "train"))), V, "expected 'rollout' in a du"),
+    (lambda: rc.dump("x.jsonl", LOGP, LOGP, BATCH, versions=ONES), V, "versions: expected it in the Batch, rc.Batch(v"),
+    (lambda: rc.Batch(MASK), T, "Batch: expected keywords, such as mask=..., got Tensor by position"),
+    (lambda: rc.Batch(attention_mask=MASK), T, "did you mean mask=?"),
+    (lambda: rc.Batch(current_version=3), T, "did you mean versions=rc.Versions(ids, current)?"),
+    (lambda: rc.Batch(versions=ONES), T, "versions: expected rc.Versions(ids, current), got Tensor float32[12]"),
+    (lambda: rc.Batch(kept_mass=ONES), T, "kept_mass: expected rc.KeptMass(log_mass"),
+    (lambda: rc.Batch(groups=ONES), T, "groups: expected rc.Groups(index=...) or rc.Groups(size=...), got Tensor"),
+    (lambda: rc.Batch(ranks="dp"), T, "ranks: expected rc.Ranks(batch=...)"),
+    (lambda: rc.Batch(labels=ONES), T, "labels: expected a mapping of names to rc.Labels"),
+    (lambda: rc.Batch(labels={"task": ONES}), T, "labels['task']: expected rc.Labels(ids, names), got Tensor"),
+    (lambda: rc.Labels(ONES, label_names=["a"]), T, "did you mean names=?"),
+    (lambda: rc.TurnIds("runs", max_turns=2), T, "did you mean at_most=?"),
+    (lambda: rc.Factors(train_mask=MASK), T, "did you mean mask=?"),
+    (lambda: rc.Groups(), V, "groups: expected index= or size=, got neither"),
+    (lambda: rc.Groups(index=OFFSETS, count=0), V, "groups.count: expected an integer above 0 or None, got 0"),
+    (lambda: rc.Groups(index=OFFSETS, size=2), V, "groups.index: expected None beside groups.size, got both"),
+    (lambda: rc.Groups(group_size=2), T, "did you mean size=?"),
+    (lambda: rc.Loss(mean="token_mean"), T, "Loss.mean: expected a Mean, got str 'token_mean'; write rc.Mean('token')"),
+    (lambda: rc.Loss(denominator="kept"), T, "did you mean mean=rc.Mean(..., over=...), or total= of the Batch?"),
+    (lambda: rc.Loss(rc.PPO), T, "got the class PPO; write PPO()"),
+    (lambda: rc.Loss(entropy_bonus=0.1), T, "Loss.entropy_bonus: expected EntropyBonus(...) or None, got float"),
+    (lambda: rc.Loss.from_dict({"surrogate": {"name": ["PPO"]}}), V, "Loss.surrogate: expected a mapping with a name"),
+    (lambda: rc.Mean("seq-mean-token-mean"), V, "got 'seq-mean-token-mean'; write Mean('sequence')"),
+    (lambda: rc.Mean("token", length=8.0), V, "Mean.length: expected None with of='token', got 8.0"),
+    (lambda: rc.Mean("token", over="rows"), V, "Mean.over: expected 'rows' with a mean over sequences"),
+    (lambda: rc.Mean(reduction="token"), T, "Mean: unknown argument 'reduction'"),
+    (lambda: rc.KL("k3", 0.1, mean=rc.Mean("sequence_sum", length=8.0)), V, "KL.mean: expected one without a length"),
+    (lambda: rc.KL("k3", 0.1, reduction="token_mean"), T, "KL: unknown argument 'reduction', expected some of ['kind'"),
+    (lambda: rc.EntropyBonus(math.nan), V, "EntropyBonus.coef: expected"),
+    (lambda: rc.EntropyBonus(True), T, "EntropyBonus.coef"),
+    (lambda: rc.EntropyBonus(0.1, "some"), V, "EntropyBonus.scope: expected one of ['kept', 'all']"),
+]
+HINTS = [
+    (lambda: correct(spec="trl.dapo"), T, "rc.spec('trl.dapo')"),
+    (lambda: loss(old_logp=LOGP, rollout_logp=LOGP, spec="verl.x"), T, "rc.spec('verl.x')"),
+    (lambda: correct(spec={"rollout_is": "token"}), T, "rc.spec(framework, settings)"),
+    (lambda: correct(spec=W.token(upper=2.0)), T, "write Spec(weight=Weight.token(upper=2.0))"),
+    (lambda: correct(spec=C("ratio", upper=2.0)), T, 'criteria=(Criterion("ratio", upper=2.0),)'),
+    (lambda: W("sequence"), V, "expected 'sum', the product of the ratios, or 'mean', their"),
+    (lambda: W("product"), V, "got 'product'; write Weight.product(...)"),
+    (lambda: W(level="token"), T, "unknown argument 'level', expected some of ['over', 'reduce'"),
+    (lambda: W.token(clip_max=2), T, "Weight.token: unknown argument 'clip_max'"),
+    (lambda: W.token(lower=-0.5, upper=0.5), V, "of the log -0.5 pass 0.606531"),
+    (lambda: W.token(threshold=2.0), T, "did you mean upper=?"),
+    (lambda: W.token(decay=1.5), V, "Weight.decay"),
+    (lambda: C("ratio", upper=-0.1), V, "of the log -0.1 pass 0.904837"),
+    (lambda: C("k2", lower=-0.1), V, "expected a number >= 0, got -0.1"),
+    (lambda: C("entropy", upper=-1.0), V, "Criterion.upper: expected"),
+    (lambda: C("external", upper=1.0, name="\0"), V, "Criterion.name: expected the key"),
+    (lambda: C("ratio", threshold=2.0), T, "did you mean upper= (and lower=)?"),
+    (lambda: rc.Spec(weights=W.token()), T, "did you mean weight=Weight(...)?"),
+    (lambda: rc.PPO(clip=0.2), T, "did you mean low= and high=?"),
+    (lambda: rc.spec("verl.decoupled_token_is", uper=2.0), T, "did you mean upper=?"),
+    (lambda: rc.spec("verl.decoupled_token_is", zzz=2.0), T, "; it takes ['upper'"),
+    (lambda: rc.spec("verl"), V, "rc.spec('verl', config), or one of its names: verl."),
+    (lambda: rc.spec("verl", {"rollout_is_treshold": 2}), V, "'rollout_is_threshold'?"),
+    (lambda: rc.spec("trl.dapo"), V, "a whole loss: rc.recipe('trl.dapo')"),
+    (lambda: rc.spec("megatron", {"x": 1}), V, "spec: expected a framework "),
+    (lambda: rc.spec("megatron"), V, "spec: got the framework 'megatron' alone, expected one of its names: megat"),
+    (lambda: rc.spec("verll", {}), V, "got 'verll', did you mean 'verl'?"),
+    (lambda: rc.spec("trl.default", {"clip_max": 2.0}), V, "'trl.default' is built by name, "),
+    (lambda: rc.recipe("verl", {}, {}), T, "expected a framework and one configuration, got 2"),
+    (lambda: rc.recipe("trl"), V, "rc.recipe('trl', config), or one of its names: trl.async_"),
+    (lambda: rc.recipe("trl.default"), V, "a correction without a loss: rc.spec('trl.default')"),
+    (lambda: rc.recipe("verl.vanilla"), V, "'verl.vanilla'; verl has verl.bypass_pg_geo_rs, "),
+    (lambda: rc.recipe("prime_rl.ppo"), V, "'prime_rl.dppo' or 'prime_rl.ipo'"),
+    (lambda: rc.recipe("ppo"), V, ".ppo'"),
+    (lambda: LOSS.backward(), A, "write .value.backward()"),
+    (lambda: LOSS.item(), A, "write .value.item()"),
+    (lambda: LOSS.values, A, "no attribute 'values'"),
+]
+BESIDE = [
+    (lambda: correct(rc.Batch(cu_seqlens=OFFSETS), spec=OF_ENTROPY), V, "entropy: expected the entropy of each token"),
+    (lambda: rc.correct(X, X, rc.Batch(entropy=X[0])), V, "entropy: expected shape [2, 3] (of train_logp)"),
+    (lambda: rc.correct(X, X, rc.Batch(entropy=X.long())), V, "entropy: expected a dtype among"),
+    (lambda: rc.correct(X, X, rc.Batch(entropy=1.0)), T, "entropy: expected a tensor, got float"),
+    (lambda: rc.policy_loss(X, X, **bundled_loss(entropy_bonus=rc.EntropyBonus(1))), V, "entropy: expected a value, b"),
+    (lambda: massed(z(2, 5)), V, "log_mass: expected shape [2, 3] (of train_logp), got"),
+    (lambda: massed(IDS, call=rc.suggest), V, "log_mass: expected a dtype among"),
+    (lambda: massed(0.5), T, "log_mass: expected a tensor, got float"),
+    (lambda: massed(X, "both"), V, "kept_mass.of: expected one of"),
+    (lambda: massed(z(2, 3) + 0.9), V, "log_mass: expected the log of a probability, at most 0, at every valid token"),
+    (lambda: rc.correct(X, X, spec=AGES), V, "versions: expected rc.Versions(ids, current), because the Spec reads th"),
+    (lambda: aged(X), V, "versions: expected a dtype among int64, int32, int16, int8, uint8, got float32"),
+    (lambda: aged(IDS, 1.0), T, "versions.current: expected a whole number, got float"),
+    (lambda: aged(IDS, True), T, "versions.current: expected a whole number, got bool"),
+    (lambda: aged(IDS, 2**70), V, "versions.current: expected a number within +-2^62, got"),
+    (lambda: aged(IDS[:, :2]), V, "versions: expected shape [2, 3]"),
+    (lambda: rc.proximal(LOGP, LOGP, BATCH), V, "versions: expected rc.Batch(versions=rc.Versions(ids, current)), got"),
+    (lambda: rc.proximal(X, X, rc.Batch(versions=rc.Versions(IDS, 1)), interpolation="cubic"), V, "interpolation: exp"),
+    (lambda: rc.proximal(X, X[:, :2], rc.Batch(versions=rc.Versions(IDS, 1))), V, "rollout_logp: expected shape"),
+    (lambda: rc.future_kl_weights(X, X, half_life=0.0), V, "half_life: expected a finite number > 0, got 0.0"),
+    (lambda: rc.future_kl_weights(X, X, lower=2.0), V, "lower: expected 0 <= lower <= upper, got lower=2.0, upper=1.2"),
+    (lambda: rc.future_kl_weights(X, X, safety=4.0), V, "advantages: expected a value, because safety is given, got N"),
+    (lambda: rc.future_kl_weights(X, X, mask=z(3)), V, "mask: expected shape [2, 3]"),
+    (lambda: rc.early_token_weights(X, eps=0.0), V, "eps: expected a finite number > 0, got 0.0"),
+    (lambda: rc.route_agreement(ROUTES.float(), ROUTES), V, "train_routes: expected the numbers of experts as integer"),
+    (lambda: rc.route_agreement(ROUTES, ROUTES[..., :2]), V, "rollout_routes: expected shape [4, 2, 3]"),
+    (lambda: rc.route_agreement(ROUTES[0], ROUTES[0]), V, "train_routes: expected [tokens, layers, experts]"),
+    (lambda: rc.route_agreement(ROUTES, ROUTES, torch.ones(3)), V, "mask: expected shape [4]"),
+    (lambda: rc.route_agreement(ROUTES, []), T, "rollout_routes: expected a tensor, got list"),
+    (lambda: rc.suggest(X, X, keep=1.0), V, "keep: expected a number between 0 and 1"),
+    (lambda: rc.suggest(X, X, keep="0.9"), T, "keep"),
+    (lambda: rc.suggest(X, X, mask=z(2, 3)), V, "mask: expected a valid token"),
+    (lambda: rc.suggest(X, None), V, "rollout_logp: expected the log-probs of the engine"),
+    (lambda: rc.warmup(*example(), spec=SPEC, mean_lengths=(5, 3)), V, "mean_lengths: expected"),
+    (lambda: rc.warmup(*example(), loss=rc.PPO()), T, "loss: expected a rollout_corr.Loss, got PPO; write rc.Loss(PPO"),
+    (lambda: grouped([1.0, 2.0]), T, "rewards: expected a tensor, got list"),
+    (lambda: grouped((1, 2)), V, "rewards: expected a floating tensor of shape [S], got"),
+    (lambda: grouped(keep=(True,)), V, "keep: expected shape [2] (of rewards), got [1]"),
+    (lambda: grouped(keep=(1, 1)), V, "keep: expected dtype bool, got int64"),
+    (lambda: grouped(group=(0.0, 0.0)), V, "group_index: expected dtype int64 or int32, got float32"),
+    (lambda: grouped(group=(0, 2)), V, "group_index: expected numbers from 0 to 1"),
+    (lambda: grouped(group=(0, -1)), V, "group_index: expected numbers from 0 to 1"),
+    (lambda: grouped(alone="keep"), V, "alone: expected 'reward' or 'zero', got 'keep'"),
+]
+OWN = "expected memory of its own, got memory of"
+OUTPUTS = [
+    (lambda: rc.correct(X, X, out=(X,)), T, "out: expected rollout_corr.Outputs or None, got tuple"),
+    (lambda: into([1.0]), T, "out.weights: expected a plain tensor or None, got list"),
+    (lambda: into(z(6)), V, "out.weights: expected [2, 3] float32 on cpu (of train_logp), got [6] float32"),
+    (lambda: into(X.double()), V, "out.weights: expected [2, 3] float32 on cpu (of train_logp), got [2, 3] float64"),
+    (lambda: into(X.to("meta")), V, "(of train_logp), got [2, 3] float32 on meta"),
+    (lambda: into(z(3, 2).T), V, "out.weights: expected a contiguous tensor, got strides (1, 2)"),
+    (lambda: into(X.clone().requires_grad_()), V, "out.weights: expected a tensor that requires no grad"),
+    (lambda: into(mask=IDS), V, "out.mask: expected [2, 3] bool on cpu"),
+    (lambda: into(X.clone(), spec=rc.Spec()), V, "out.weights: expected None, because this Spec hands back no weights"),
+    (lambda: into(mask=IDS, spec=rc.Spec()), V, "out.mask: expected None, because this Spec hands back the mask"),
+    (lambda: into(X, train=list(X)), V, "out: expected None beside a list of samples"),
+    (lambda: into(X), V, f"out.weights: {OWN} train_logp"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"), [*SHAPES, *DTYPES_AND_DEVICES, *TYPES, *VALUES, *RECORDS, *HINTS, *BESIDE, *OUTPUTS]
+)
+def test_a_mistake_names_the_argument_the_expectation_and_what_came(call, kind, message, monkeypatch):
+    # What a user sees: the tests run where Triton interprets, and there the kernels take CPU tensors.
+    monkeypatch.setattr(operators, "interprets", lambda: False)
+    with pytest.raises(kind, match=re.escape(message)) as raised:
         call()
+    assert "\n" not in str(raised.value)
 
 
-def test_missing_rollout_log_probs_name_the_switch_of_each_framework():
-    with pytest.raises(ValueError, match=r"^rollout_logp: expected the log-probs of the engine .*, got None") as raised:
-        padded(rollout=None)
-    for framework in ("verl", "xtuner", "SkyRL", "TRL", "slime", "OpenRLHF", "NeMo", "vLLM", "SGLang"):
-        assert framework in str(raised.value)
+def test_a_loss_stays_an_ordinary_object():
+    assert repr(pickle.loads(pickle.dumps(LOSS))) == repr(LOSS)
+    assert not hasattr(LOSS, "__array__") and not hasattr(LOSS, "backward")
+    assert pickle.loads(pickle.dumps(rc.correct)) is rc.correct

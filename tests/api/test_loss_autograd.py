@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -60,14 +60,7 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(value, (new,), atol=1e-8, rtol=1e-6)
 
 
-def one_of_each_class():
-    """Every surrogate; all but the first of a class are slow, because each is compiled."""
-    classes = [type(surrogate) for surrogate in SURROGATES.values()]
-    for i, name in enumerate(SURROGATES):
-        yield pytest.param(name, marks=[pytest.mark.slow] if classes[i] in classes[:i] else [])
-
-
-@pytest.mark.parametrize("name", list(one_of_each_class()))
+@pytest.mark.parametrize("name", ["ppo dual", "gspo token", "gmpo", "dro sequence", "score icepop"])
 def test_the_gradient_is_the_definitions(name):
     """Block by block as all at once, and as autograd finds it in what a compiler traces."""
     new, old, _, advantages, mask = inputs()
@@ -105,15 +98,6 @@ def test_upstream_gradients():
     assert not slope.any()
 
 
-def test_gradient_reaches_what_new_logp_was_made_from():
-    logits = torch.randn(4, 9, 5, requires_grad=True)
-    _, old, _, advantages, mask = inputs()
-    logp = logits.log_softmax(-1)[..., 0]
-    rc.policy_loss(logp, advantages, mask=mask, old_logp=old).value.backward()
-    assert logits.grad is not None and logits.grad.abs().sum() > 0
-    assert not logits.grad[~mask].any()
-
-
 def test_without_gradients():
     new, old, rollout, advantages, mask = inputs()
     wanted = rc.policy_loss(new, advantages, mask=mask, old_logp=old, rollout_logp=rollout, spec=rc.Spec())
@@ -134,12 +118,11 @@ def test_without_gradients():
     assert wanted.value.requires_grad and not wanted.statistics.sums.requires_grad
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_changes_nothing(dtype):
+def test_autocast_changes_nothing():
     new, old, _, advantages, mask = inputs()
     options = {"old_logp": old, "surrogate": rc.GSPO(0.1, 0.1), "kl": rc.KL("k3", 0.1), "ref_logp": old}
     plain = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast("cpu", dtype=torch.float16):
         out = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
         (slope,) = torch.autograd.grad(out.value, new)
     assert out.value.dtype == torch.float32 and torch.equal(out.value, plain.value)
@@ -154,8 +137,7 @@ def test_double_backward_is_refused():
         torch.autograd.grad(value, new, create_graph=True)
 
 
-@pytest.mark.parametrize("mean", MEANS)
-@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize(("name", "mean"), zip(SURROGATES, itertools.cycle(MEANS)))
 def test_nothing_to_train_on(name, mean):
     """0, with a gradient of zeros: every rank gets through its backward pass."""
     new, old, _, advantages, mask = inputs()
@@ -217,8 +199,9 @@ def test_garbage_behind_the_masks(name):
         assert torch.equal(value, found[0][0]) and torch.equal(slope, found[0][1]) and metrics == found[0][2]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize(
+    ("name", "dtype"), zip(SURROGATES, itertools.cycle((torch.float32, torch.bfloat16, torch.float16)))
+)
 def test_extreme_ratios(name, dtype):
     """Differences of +-200 and broken tokens: value, gradient and metrics are finite, and who is broken is left out."""
     new = torch.tensor([[-200.0, -1e-3, -1.0, -INF, -1.0, -3.0], [-1e4, -1.0, -2.0, NAN, -1.0, -1.0]], dtype=dtype)
@@ -274,8 +257,7 @@ def test_several_blocks_equal_one(monkeypatch):
     assert torch.equal(many.statistics.maxima, one.statistics.maxima)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_compiles_without_a_graph_break(packed):
+def test_compiles_without_a_graph_break():
     """Forward and backward, with a correction in the same graph, and a new length does not compile again."""
     spec = rc.Spec(rc.Weight.token(upper=1.3), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),))
     surrogate, kl = rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1, gradient="k2")
@@ -304,11 +286,9 @@ def test_compiles_without_a_graph_break(packed):
     compiled = torch.compile(step, fullgraph=True, backend=counting, dynamic=True)
     for width in (9, 11, 14):
         new, *rest = inputs(width=width)
-        offsets = None
-        if packed:
-            new, *rest = (x.detach().reshape(-1) for x in (new, *rest))
-            new.requires_grad_()
-            offsets = torch.arange(0, 4 * width + 1, width)
+        new, *rest = (x.detach().reshape(-1) for x in (new, *rest))
+        new.requires_grad_()
+        offsets = torch.arange(0, 4 * width + 1, width)
         wanted, sums = step(new, *rest, offsets)
         value, found = compiled(new, *rest, offsets)
         torch.testing.assert_close(value, wanted)
@@ -316,11 +296,3 @@ def test_compiles_without_a_graph_break(packed):
         (one,), (other,) = (torch.autograd.grad(x, new) for x in (wanted, value))
         torch.testing.assert_close(other, one)
     assert compilations == 1
-
-
-def test_types_travel():
-    for item in (*SURROGATES.values(), rc.KL("k3", 0.1), rc.SquaredLogRatio(0.1)):
-        assert pickle.loads(pickle.dumps(item)) == item and hash(item) == hash(pickle.loads(pickle.dumps(item)))
-        assert type(item)(**item.to_dict()) == item
-    for surrogate in SURROGATES.values():
-        assert surrogate.explain().startswith("-")

@@ -80,15 +80,3 @@ def test_versions_of_sequences_and_dtypes():
         rc.proximal(new.bfloat16(), rollout.bfloat16(), rc.Batch(versions=rc.Versions(torch.tensor([1, 3]), 5))).dtype
         == torch.float32
     )
-
-
-def test_what_is_wrong_is_named():
-    x, versions = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="versions: expected a dtype among int64"):
-        rc.proximal(x, x, rc.Batch(versions=rc.Versions(x, 1)))
-    with pytest.raises(TypeError, match=r"versions\.current: expected a whole number"):
-        rc.proximal(x, x, rc.Batch(versions=rc.Versions(versions, None)))
-    with pytest.raises(ValueError, match="interpolation: expected one of"):
-        rc.proximal(x, x, rc.Batch(versions=rc.Versions(versions, 1)), interpolation="cubic")
-    with pytest.raises(ValueError, match="rollout_logp: expected shape"):
-        rc.proximal(x, x[:, :2], rc.Batch(versions=rc.Versions(versions, 1)))

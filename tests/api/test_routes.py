@@ -9,8 +9,6 @@ import torch
 
 import rollout_corr as rc
 
-INTEGERS = torch.zeros(4, 2, 3, dtype=torch.int32)
-
 
 def routes(rng, tokens=40, layers=3, experts=4, unlike=0.2):
     """Choices of both engines: the second shuffles, exchanges some experts, and forgets a few choices."""
@@ -52,7 +50,7 @@ def wanted(train, rollout, valid):
     }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_beside_sets(seed):
     rng = random.Random(seed)
     train, rollout = routes(rng, unlike=rng.choice((0.0, 0.2, 1.0)))
@@ -74,34 +72,6 @@ def test_replayed_routes_agree():
     assert (found["moe/route_overlap_mean"], found["moe/route_tokens_same_fraction"]) == (1.0, 1.0)
 
 
-def test_nothing_recorded():
-    none = rc.route_agreement(torch.full((5, 2, 4), -1), torch.zeros(5, 2, 4, dtype=torch.int32))
-    assert set(none.metrics().values()) == {0.0} and repr(none) == "RouteAgreement(layers=2, device='cpu')"
-
-
 def test_no_value_is_read():
     routed = torch.zeros(4, 2, 3, dtype=torch.int32, device="meta")
     assert rc.route_agreement(routed, routed, torch.ones(4, device="meta")).sums.shape == (8,)
-
-
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ((INTEGERS.float(), INTEGERS.float()), "train_routes: expected the numbers of experts as integers"),
-        ((INTEGERS, INTEGERS[..., :2]), r"rollout_routes: expected shape \[4, 2, 3\]"),
-        ((INTEGERS[0], INTEGERS[0]), r"train_routes: expected \[tokens, layers, experts\]"),
-        ((INTEGERS, INTEGERS, torch.ones(3)), r"mask: expected shape \[4\]"),
-        ((INTEGERS, INTEGERS, torch.ones(4, device="meta")), "mask: expected device cpu"),
-    ],
-)
-def test_what_does_not_fit(given, error):
-    with pytest.raises(ValueError, match=error):
-        rc.route_agreement(*given)
-
-
-def test_other_layers_and_no_tensor():
-    with pytest.raises(TypeError, match="rollout_routes: expected a tensor, got list"):
-        rc.route_agreement(INTEGERS, [])
-    two, one = rc.route_agreement(INTEGERS, INTEGERS), rc.route_agreement(INTEGERS[:, :1], INTEGERS[:, :1])
-    with pytest.raises(ValueError, match="other: expected an agreement of 2 layers, got one of 1"):
-        two + one

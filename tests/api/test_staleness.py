@@ -9,7 +9,6 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
-from builders.calls import bundled
 from builders.weights import weight_of
 from rollout_corr.metrics.statistics import Statistics
 
@@ -24,8 +23,8 @@ SMALL = rc.Spec(criteria=(rc.Criterion("age", upper=1),))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("whole", [False, True])
-def test_ages_against_the_oracle(layout, whole):
+def test_ages_against_the_oracle(layout):
+    whole = LAYOUTS.index(layout) % 2 == 0
     sequences = random_sequences(3, (5, 1, 7, 0, 4, 6, 9))
     for level in ("token", "product", "geometric"):
         for normalize in (None, "batch"):
@@ -34,7 +33,7 @@ def test_ages_against_the_oracle(layout, whole):
             assert {False, True} == set(expected.keep) == {x for row in expected.rejected for x in row}
 
 
-@pytest.mark.parametrize("layout", ["packed", "packed_row", "packed_gaps", "padded_left", "jagged", "list"])
+@pytest.mark.parametrize("layout", ["packed_gaps", "padded_left", "list"])
 def test_versions_of_sequences(layout):
     sequences = [replace(q, versions=v) for q, v in zip(random_sequences(4), (7, 3, 8, 5, 0, 6), strict=True)]
     for whole in (False, True):
@@ -129,28 +128,6 @@ def test_policy_loss_takes_versions_for_its_spec():
     assert torch.equal(without.value, rc.policy_loss(new, laid.advantages, mask=laid.mask, **given).value)
 
 
-def test_what_is_wrong_is_named():
-    x, versions = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
-
-    def refused(message, kind=ValueError, **given):
-        with pytest.raises(kind) as raised:
-            rc.correct(x, x, **bundled(spec=SMALL, **given))
-        assert str(raised.value).startswith(message), raised.value
-
-    refused("versions: expected rc.Versions(ids, current), because the Spec reads the age of tokens, got None")
-    refused(
-        "versions: expected a dtype among int64, int32, int16, int8, uint8, got float32", versions=x, current_version=1
-    )
-    refused("versions.current: expected a whole number, got float", TypeError, versions=versions, current_version=1.0)
-    refused("versions.current: expected a whole number, got bool", TypeError, versions=versions, current_version=True)
-    refused("versions.current: expected a number within +-2^62, got", versions=versions, current_version=2**70)
-    refused("versions: expected shape [2, 3]", versions=versions[:, :2], current_version=1)
-    with pytest.raises(ValueError, match=r"Weight\.decay"):
-        rc.Weight.token(decay=1.5)
-    with pytest.raises(ValueError, match=r"Weight\.decay"):
-        rc.Weight.token(decay=0)
-
-
 def test_an_external_tensor_may_be_called_age():
     x, versions = torch.zeros(2, 3), torch.full((2, 3), 5)
     spec = rc.Spec(criteria=(rc.Criterion("age", upper=1), rc.Criterion("external", upper=0.5, name="age", label="x")))
@@ -162,7 +139,3 @@ def test_a_filler_at_the_end_of_int64_is_old_and_not_new():
     x, versions = torch.zeros(2, 3), torch.tensor([7, -(2**63)])
     out = rc.correct(x, x, rc.Batch(versions=rc.Versions(versions, 7)), spec=SMALL)
     assert out.mask.tolist() == [[True] * 3, [False] * 3] and out.metrics()["age_min"] == 0.0
-
-
-def test_explanations_say_that_newer_versions_do_not_raise_weights():
-    assert "0.7^age" in OLD.explain() and "or 0 for a version newer than the current one" in OLD.explain()

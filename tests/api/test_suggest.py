@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +21,9 @@ def kept(batch, spec):
     return rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=spec).keep.double().mean().item()
 
 
-ROOT = Path(__file__).resolve().parents[2]
-SHAPES = [(200, 7.6e-4), (500, 3.4e-3), (1300, 1e-3), (8, 1e-3), (4000, 1e-5)]
-
-
-@pytest.mark.parametrize("keep", [0.5, 0.9, 0.95, 0.99])
-@pytest.mark.parametrize(("median", "k3"), SHAPES)
+@pytest.mark.parametrize(
+    ("median", "k3", "keep"), [(200, 7.6e-4, 0.95), (500, 3.4e-3, 0.5), (1300, 1e-3, 0.9), (8, 1e-3, 0.99)]
+)
 def test_it_keeps_this_batch_and_the_next(median, k3, keep):
     batch = healthy(1, 48, median, k3)
     tensors, offsets = given(batch)
@@ -118,43 +113,10 @@ def test_products_of_long_sequences_have_no_bound():
     assert found.geometric.upper < 1.02
 
 
-def test_it_explains_itself():
-    tensors, offsets = given(healthy(0))
-    found = of(tensors, **offsets)
-    text = repr(found)
-    assert text.count("\n") == 3 and all(
-        label in text for label in ("geometric: 0.9", "veto: no token's ratio below 0.0001")
-    )
-    assert re.search(r"product: 0\.\d+ to \d", text) and "sqrt(length)" in text
-    assert found.spec.criteria == (found.geometric, found.veto) and found.spec.weight is None
-    with pytest.raises(AttributeError):
-        found.veto = None
-
-
-def test_garbage_is_not_recommended():
-    batch = healthy(0)
-    found = rc.suggest(batch.train_logp, batch.rollout_logp.roll(1), mask=batch.mask, cu_seqlens=batch.cu_seqlens)
-    assert "these bounds keep what is broken" in found.sentences[-1]
-
-
 def test_identical_log_probs_leave_some_room():
     batch = healthy(0)
     found = rc.suggest(batch.train_logp, batch.train_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens)
     assert 1.0001 <= found.geometric.upper < 1.0002
-
-
-def test_wrong_arguments_are_named():
-    batch = healthy(0, 2)
-    tensors, offsets = given(batch)
-    for keep in (0.0, 1.0, -1.0):
-        with pytest.raises(ValueError, match="keep: expected a number between 0 and 1"):
-            rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
-    with pytest.raises(TypeError, match="keep"):
-        rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep="0.9")
-    with pytest.raises(ValueError, match="mask: expected a valid token"):
-        rc.suggest(tensors[0], tensors[1], mask=torch.zeros_like(tensors[2]), **offsets)
-    with pytest.raises(ValueError, match="rollout_logp: expected the log-probs of the engine"):
-        rc.suggest(tensors[0], None, **offsets)
 
 
 def rule(k3, n):
@@ -162,8 +124,7 @@ def rule(k3, n):
     return k3 + 2.0 * math.sqrt(2.0 * k3 / n)
 
 
-@pytest.mark.parametrize("k3", [1e-5, 1e-4, 1e-3, 5e-3])
-@pytest.mark.parametrize("n", [50, 200, 1000])
+@pytest.mark.parametrize(("n", "k3"), [(50, 1e-3), (200, 5e-3), (1000, 1e-5)])
 def test_it_agrees_with_the_rule_of_the_guide(n, k3):
     generator = torch.Generator().manual_seed(n)
     rollout = -1.0 - torch.rand(400, n, generator=generator)
@@ -171,38 +132,6 @@ def test_it_agrees_with_the_rule_of_the_guide(n, k3):
     found = rc.suggest(rollout + s * torch.randn(400, n, generator=generator) - 0.5 * s * s, rollout)
     # Measured: 0.88 to 1.02. Where KL matters one side alone rejects, and the rule is wider than it has to be.
     assert 0.8 < math.log(found.geometric.upper) / rule(k3, n) < 1.2
-
-
-def table(page, head):
-    """The cells of a table of a page, below its head."""
-    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(head)) + 2
-    stop = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
-    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines[start:stop]]
-
-
-def test_the_table_of_the_guide_is_the_rule():
-    for label, *cells in table("guide.md", "| shortest answers |"):
-        for k3, cell in zip((1e-5, 1e-4, 1e-3, 5e-3), cells, strict=True):
-            wanted = math.expm1(rule(k3, int(label.split()[0])))
-            assert wanted <= float(cell) - 1.0 < 1.11 * wanted, (label, k3)
-
-
-@pytest.mark.slow
-def test_what_defaults_keep_of_healthy_data_is_what_the_docs_say():
-    for name, _, *cells in table("presets.md", "| preset | bounds |"):
-        for (median, k3), cell in zip([(8, 1e-3), *SHAPES[:3], SHAPES[4]], cells, strict=True):
-            assert cell == f"{100 * kept_by(name, median, k3):.0f} %", (name, median)
-
-
-def kept_by(name, median, k3):
-    """The share of the sequences of six healthy batches that a preset keeps."""
-    shares = []
-    for seed in range(2, 8):
-        tensors, offsets = given(healthy(seed, 64, median, k3))
-        metrics = rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=rc.spec(name)).metrics()
-        shares.append(metrics["sequences_kept_fraction"])
-    return sum(shares) / len(shares)
 
 
 def test_truncated_sampling_is_taken_out_of_d():

@@ -53,9 +53,11 @@ MIDDLE = ((0, Shape(tile=16, lanes=4, sequences=8, chunk=1)),)
 WIDE = ((0, Shape(tile=8, lanes=1, sequences=4, chunk=2, parts=8)),)
 REAL = grid.SHAPES
 
-# Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, single ones, and one that is all
+# Of a tile of 8 and of 16: one less, as many, one more, several; an empty one, a single one, and one that is all
 # invalid (the third). Nothing starts where a tile does. Padded rows are two wider, so they can be aligned.
-LENGTHS = (5, 1, 9, 0, 7, 8, 17, 1, 16, 30)
+LENGTHS = (7, 1, 9, 0, 8, 17, 16)
+# For more sequences on either side of a bound.
+MORE = (5, 1, 9, 0, 7, 8, 17, 1, 16, 30)
 
 
 def over(stat, reduce, **others):
@@ -308,7 +310,7 @@ def as_declared(name, **others):
     variant, number = VARIANTS[name], list(VARIANTS).index(name)
     valid = {} if variant.mask is not None else {"invalid": 0.0}
     side = {None: None, "train": "rollout", "rollout": "train"}[variant.mass]
-    sequences = batch(number, **{"advantages": variant.advantages, "renormalized": side} | valid | others)
+    sequences = batch(number, MORE, **{"advantages": variant.advantages, "renormalized": side} | valid | others)
     if variant.mask is None:
         del sequences[2]
     if number % 4 == 1:

@@ -29,7 +29,7 @@ PLAIN = LOSS_VARIANTS["ppo_packed"]
 ON_KERNELS = {name: one for name, one in SURROGATES.items() if beyond_kernels(one, False) is None}
 
 
-def tensors_of(variant, seed=0, lengths=(5, 1, 9, 0, 7, 8, 17, 1, 16, 30), width=48):
+def tensors_of(variant, seed=0, lengths=(7, 1, 9, 0, 8, 17, 16), width=20):
     """A batch of a variant on the CPU: D spread by a few tenths, garbage behind the mask, some tokens broken."""
     generator = torch.Generator().manual_seed(seed)
     sequences = len(lengths)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ import torch
 import rollout_corr as rc
 from aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from aot.variants import VARIANTS
-from builders.batches import LAYOUTS, MASK_DTYPES, lay_out, moved, random_sequences, rounded
+from builders.batches import LAYOUTS, lay_out, moved, random_sequences, rounded
 from builders.cases import one_in
 from builders.kernel_cases import (
     INTERPRETED,
@@ -41,10 +40,7 @@ from builders.kernel_cases import (
     unchecked,
     watched,
 )
-from builders.products import criteria_product, weights_product
-from builders.weights import KINDS
 from rollout_corr.kernels.grid import Shape
-from rollout_corr.specs.choices import STATS
 
 pytestmark = INTERPRETED
 
@@ -89,9 +85,9 @@ EDGES = (
 @pytest.mark.parametrize(
     ("shape", "edges"),
     [
-        *((NARROW[0][1], edges) for edges in EDGES),
-        # A tile of 2,048 tokens takes its time: of rows each shape has one kind.
-        *((shape, edges) for (_, shape), rows in zip(REAL, EDGES[2:], strict=True) for edges in (EDGES[0], rows)),
+        *((NARROW[0][1], edges) for edges in EDGES[:3]),
+        # A tile of 2,048 tokens takes its time.
+        *((shape, edges) for (_, shape), edges in zip(REAL, (EDGES[0], *EDGES[3:]), strict=True)),
     ],
     ids=lambda x: f"tile {x.tile}" if isinstance(x, Shape) else x[0],
 )
@@ -105,29 +101,25 @@ def test_edges_of_tiles(shape, edges, device):
     fit_and_check(sequences, spec, layout, device, ((0, shape),))
 
 
-@pytest.mark.parametrize("lengths", [tuple(range(1, 21)), (0, 0, 1, 0, 0, 16, 0, 1, 1, 1, 0), (50,), (33, 7)])
+@pytest.mark.parametrize("lengths", [tuple(range(1, 9)), (0, 0, 1, 0, 0, 16, 0, 1, 1, 1, 0), (50,)])
 def test_starts(lengths, device):
     """At every place of a tile; behind empty ones; over many tiles."""
-    sequences = random_sequences(len(lengths), (3, 2, *lengths))
-    for layout in ("packed", "packed_gaps"):
-        fit_and_check(sequences, SEQUENCES, layout, device)
+    fit_and_check(random_sequences(len(lengths), (3, 2, *lengths)), SEQUENCES, "packed", device)
 
 
 def test_many_sequences(device):
     """More than one step of the search for a slot's owner looks at; most of them empty, in one tile or in many."""
-    for lengths in (tuple(i % 3 for i in range(150)), (1,) * 20 + (0,) * 120 + (9,) + (0,) * 20):
-        spec = rc.Spec(W.token(upper=1.2), (over("abs", "mean"),))
-        fit_and_check(random_sequences(0, lengths, advantages=None, external=False), spec, "packed_gaps", device)
+    spec, lengths = rc.Spec(W.token(upper=1.2), (over("abs", "mean"),)), (1,) * 20 + (0,) * 120 + (9,) + (0,) * 20
+    fit_and_check(random_sequences(0, lengths, advantages=None, external=False), spec, "packed_gaps", device)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_dtypes_of_offsets(dtype, device):
+def test_dtypes_of_offsets(device):
     """From the CPU, and as the kernels get them on a device. What lies before and behind them counts as outside."""
     sequences = batch(1)
     spec = fitted(TOKENS, sequences)
     laid = lay_out(sequences, "packed_gaps", torch.float32)
     reference = laid.correct(spec)
-    for passed_on in (contextlib.nullcontext(), unchecked()):
+    for dtype, passed_on in ((torch.int32, contextlib.nullcontext()), (torch.int64, unchecked())):
         with shaped(WIDE), passed_on:
             out = replace(laid.to(device), cu_seqlens=laid.cu_seqlens.to(dtype)).correct(spec, backend="triton")
         assert_like_reference(out, reference)
@@ -144,8 +136,10 @@ NOTHING = rc.Spec(
 )
 
 
-@pytest.mark.parametrize("layout", ["packed", "packed_gaps", "padded_right", "jagged", "list"])
-@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0), (0, 3, 0)])
+@pytest.mark.parametrize(
+    ("layout", "lengths"),
+    [("packed", ()), ("packed_gaps", (0, 0, 0)), ("padded_right", (0, 3, 0)), ("jagged", (0,)), ("list", (0, 3, 0))],
+)
 def test_nothing_to_train_on(layout, lengths, device):
     """No sequences, no tokens, nothing valid: zero counts, finite metrics, no exception."""
     out, _ = check(random_sequences(3, lengths, invalid=1.0), NOTHING, layout, device)
@@ -179,14 +173,14 @@ def test_everything_rejected(spec, device):
 # --- masks ---
 
 
-@pytest.mark.parametrize("mask_dtype", MASK_DTYPES)
+# One of each size, and floats; a uint8 of 0 bits is what a bool is.
+@pytest.mark.parametrize("mask_dtype", [torch.uint8, torch.int16, torch.int64, torch.float32])
 def test_mask_dtypes(mask_dtype, device):
     """0.3 is valid and stays 0.3, 2 stays 2."""
-    number = MASK_DTYPES.index(mask_dtype)
-    values = (1,) if mask_dtype is torch.bool else (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
+    number, values = mask_dtype.itemsize, (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
     sequences = batch(number, mask_values=values)
-    layout = ("packed_gaps", "padded_left")[number % 2]
-    fit_and_check(sequences, (TOKENS, SEQUENCES)[number // 2 % 2], layout, device, mask_dtype=mask_dtype)
+    layout = ("packed_gaps", "padded_left")[number > 2]
+    fit_and_check(sequences, (TOKENS, SEQUENCES)[number % 2], layout, device, mask_dtype=mask_dtype)
 
 
 @pytest.mark.parametrize("rejected", ["mask", "both"])
@@ -210,7 +204,7 @@ def test_odd_masks(rejected, device):
         assert torch.equal(bits(out.mask.cpu()), expected.flatten())
 
 
-@pytest.mark.parametrize("layout", ["packed_gaps", "packed_row", "jagged", "list", "padded_right"])
+@pytest.mark.parametrize("layout", ["packed_gaps", "list", "padded_right"])
 def test_mask_of_none(layout, device):
     """Every token is valid; the mask that comes back is bool, and False at what belongs to no sequence."""
     sequences = random_sequences(1, (3, 0, 9, 17), invalid=0.0)
@@ -235,30 +229,28 @@ def test_mask_of_none(layout, device):
 # --- dtypes ---
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_dtypes(dtype, device):
-    for spec, layout in ((TOKENS, "packed_gaps"), (SEQUENCES, "padded_left")):
-        fit_and_check(rounded(batch(5), dtype), spec, layout, device, dtype=dtype)
-
-
 @pytest.mark.parametrize(
-    "dtypes",
+    ("dtype", "spec", "layout"),
     [
-        (torch.float64, torch.float32),
-        (torch.bfloat16, torch.float64),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.bfloat16),
+        (torch.float64, SEQUENCES, "packed_gaps"),
+        (torch.bfloat16, TOKENS, "packed_gaps"),
+        (torch.float16, SEQUENCES, "padded_left"),
     ],
 )
+def test_dtypes(dtype, spec, layout, device):
+    fit_and_check(rounded(batch(5), dtype), spec, layout, device, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float64), (torch.float32, torch.bfloat16)])
 def test_log_probs_of_two_dtypes(dtypes, device):
     """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
     sequences = rounded(batch(2), torch.bfloat16)
     fit_and_check(sequences, SEQUENCES, "packed_gaps", device, dtype=dtypes)
 
 
-@pytest.mark.parametrize("per", ["token", "sequence", "column"])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "per"), [(torch.int64, "token"), (torch.bfloat16, "sequence"), (torch.float64, "column")]
+)
 def test_dtypes_of_advantages_and_of_external_values(dtype, per, device):
     sequences = batch(3)
     for q in sequences:
@@ -292,25 +284,3 @@ def test_variants_in_every_layout_and_dtype(name, device):
         with shaped((WIDE, MIDDLE, NARROW)[(i + number) % 3]):
             sequences = rounded(sequences, dtype)
             check(sequences, fitted(spec, sequences), layout, device, **others | {"dtype": dtype})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [level for level in KINDS if level != "prefix"])
-def test_weights_and_their_transforms(level, device):
-    walk(weights_product(level), level, device)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stat", STATS)
-def test_criteria_cross_product(stat, device):
-    walk(criteria_product(stat), stat, device)
-
-
-def walk(product, seed, device):
-    """Dtypes and tiles are drawn; below float64 bounds are fitted anew, to what a cast leaves."""
-    rng = random.Random(seed)
-    for sequences, spec, layout, _ in product:
-        dtype = rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64))
-        sequences = rounded(sequences, dtype)
-        with shaped(rng.choice((WIDE, MIDDLE, REAL))):
-            check(sequences, fitted(spec, sequences), layout, device, dtype=dtype)

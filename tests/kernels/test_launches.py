@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import random
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import pytest
 import torch
 import triton
-from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
 from aot.variants import VARIANTS
-from builders.kernel_cases import unchecked, watched
+from builders.kernel_cases import unchecked
 from builders.launched import Driver, dispatched
-from builders.launches import counted_launches
 from rollout_corr.kernels import launches
-from rollout_corr.kernels.correct import launch as correct
-from rollout_corr.kernels.grid import grid_for, over_tokens, warp_size
-from rollout_corr.kernels.launches import Operation, Scratch, Site, Table
-from rollout_corr.kernels.policy_loss import launch as policy_loss
+from rollout_corr.kernels.grid import warp_size
 
 SMALL = {name: VARIANTS[name] for name in list(VARIANTS)[::10]}
 CPU = torch.device("cpu")
@@ -65,7 +58,7 @@ def test_the_kernel_that_is_kept_is_the_one_that_triton_takes(backend, monkeypat
     chance, past = random.Random(0), 0
     with dispatched(backend) as driver:
         for variant in [*SMALL.values(), *list(LOSS_VARIANTS.values())[::6]]:
-            for _ in range(9):
+            for _ in range(5):
                 for launch in random_launches(variant, chance):
                     launch.run()
                     before = len(driver.compiled)
@@ -76,7 +69,7 @@ def test_the_kernel_that_is_kept_is_the_one_that_triton_takes(backend, monkeypat
                     assert kept is taken_by_triton(launch), (variant.name, launch.kernel.__name__)
                     assert addresses(arguments) == addresses(driver.launched[-1][3])
                     past += launch.call.key in launch.site.compiled
-    assert past > 150
+    assert past > 80
 
 
 def addresses(arguments):
@@ -198,10 +191,8 @@ def another_call(change):
 
 
 OTHER_TRITONS = {
-    "a launcher that cannot be replaced": (CompiledKernel, "run", property(lambda x: lambda *given: x._run(*given))),
     "no chain of hooks": (triton.knobs.runtime, "launch_enter_hook", None),
     "one argument more": another_call(lambda launcher, *given: launcher(*given, "more")),
-    "an argument by keyword": another_call(lambda launcher, *given: launcher(*given, more=None)),
     "no hooks": another_call(lambda launcher, *given: launcher(*given[:7], None, None, *given[9:])),
     "another stream": another_call(lambda launcher, *given: launcher(*given[:3], 0, *given[4:])),
 }
@@ -231,13 +222,6 @@ def test_kernels_for_debugging_are_others(monkeypatch):
         monkeypatch.setattr(triton.knobs.runtime, "debug", False)
         launch.run()
         assert driver.launched[-1][0] is not driver.launched[-2][0]
-
-
-def test_a_kernel_whose_numbers_triton_looks_at_is_left_to_triton():
-    with dispatched():
-        kernel = JITFunction(correct.read_kernel.fn)
-        kernel.hash = "another"
-        assert not Site(kernel, over_tokens, {}).is_known and Site(correct.read_kernel, over_tokens, {}).is_known
 
 
 def test_what_other_threads_launch_is_launched():
@@ -299,77 +283,3 @@ def test_what_changes_a_compilation_takes_another_kernel(change):
         compiled = len(driver.compiled)
         assert kernels(*others[change])[0] is not first[0] and len(driver.compiled) > compiled
         assert kernels(train, rollout, offsets, token) == first
-
-
-def test_launches_are_counted_by_device():
-    """What a run on a GPU counts, so that it fails if nothing ran there."""
-    with counted_launches() as count, unchecked(), dispatched():
-        rc.correct(torch.zeros(64), torch.zeros(64), cu_seqlens=torch.tensor([0, 64]), backend="triton")
-    assert dict(count) == {"cpu": 2}
-
-
-# --- scratch memory ---
-
-TABLES = (
-    Table("a", "slots", 3, torch.float64),
-    Table("b", "slots", 1, torch.int32),
-    Table("c", "sequences", None, torch.float32),
-)
-
-
-class Sizes(NamedTuple):
-    """What tables need of a grid."""
-
-    slots: int
-    sequences: int
-
-
-def scratch_of(slots, sequences):
-    grid = Sizes(slots, sequences)
-    return Scratch(TABLES, *launches.places_of(TABLES, grid, launches.GAP), grid, CPU)
-
-
-def address(scratch, name):
-    return scratch.addresses[[table.name for table in scratch.tables].index(name)]
-
-
-@pytest.mark.parametrize("counts", [(1, 1), (16, 7), (1001, 33)])
-def test_tables_are_aligned_and_lie_apart(counts):
-    scratch = scratch_of(*counts)
-    places = []
-    for name, shape in (("a", (3, counts[0])), ("b", (1, counts[0])), ("c", (counts[1],))):
-        table = scratch.tensor(name)
-        assert table.shape == shape and table.data_ptr() == address(scratch, name)
-        assert (table.data_ptr() - scratch.memory.data_ptr()) % 16 == 0
-        places.append((table.data_ptr(), table.data_ptr() + table.numel() * table.element_size()))
-    places.sort()
-    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
-    assert places[-1][1] <= scratch.memory.data_ptr() + scratch.memory.numel()
-
-
-@pytest.mark.parametrize("beside", [-1, 5])
-def test_a_write_beside_a_table_is_seen(beside):
-    """Between the tables of one allocation, as beside an allocation."""
-
-    def write():
-        with watched():
-            scratch = scratch_of(4, 5)
-            first = (address(scratch, "c") - scratch.memory.data_ptr()) // 4
-            scratch.memory.view(torch.float32)[first + beside] = 1.0
-
-    with pytest.raises(AssertionError, match="written beside a table"):
-        write()
-
-
-# --- operations ---
-
-
-def test_what_a_kernel_takes_has_a_value():
-    """A parameter that is no tensor, table, size or constant of the operation is a mistake, and not None."""
-    tensors = {"gradient": torch.zeros(4), "inners": None, "upstream": None, "divisor": None, "offsets": None}
-    grid = grid_for(1, 4, (tensors["gradient"],), 4)
-    with pytest.raises(KeyError, match="scaled"):
-        Operation([Site(policy_loss.scale_kernel, over_tokens, {"PLAN": None})]).launches(tensors, grid)
-    operation = Operation([Site(policy_loss.scale_kernel, over_tokens, {"PLAN": None, "scaled": None})])
-    (launch,) = operation.launches(tensors, grid)
-    assert launch.arguments["inners"] is launch.arguments["scaled"] is None and launch.arguments["tokens"] == 4

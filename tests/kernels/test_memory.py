@@ -60,7 +60,7 @@ def test_padded_strides(device):
     with shaped(WIDE):
         wanted = laid.to(device).correct(spec, backend="triton")
         assert_like_reference(wanted, laid.correct(spec))
-        for i in range(4):
+        for i in range(2):
             names = ("train", "rollout", "mask", "advantages")
             sliced = {name: list(slices(getattr(laid, name)))[(i + j) % 4] for j, name in enumerate(names)}
             external = {name: list(slices(x))[i] for name, x in laid.external.items()}
@@ -93,7 +93,7 @@ def test_the_search_for_owners(device):
 
 
 def test_packed_strides(device):
-    """One token apart, three apart, a slice without its first tokens, a row of which."""
+    """Two tokens apart, a slice without its first tokens, a row of such."""
     sequences = batch(6)
     spec = fitted(SEQUENCES, sequences)
     laid = lay_out(sequences, "packed_gaps", torch.float32)
@@ -102,8 +102,6 @@ def test_packed_strides(device):
         wanted = laid.to(device).correct(spec, backend="triton")
         for change in (
             lambda x: x.repeat_interleave(2)[::2],
-            lambda x: x.repeat_interleave(3)[1::3] if x.dtype == torch.bool else x,
-            lambda x: torch.nn.functional.pad(x, (1, 0))[1:],
             lambda x: torch.nn.functional.pad(x, (3, 0))[3:] if x.dtype == torch.bool else x,
             lambda x: torch.nn.functional.pad(x[None], (1, 0))[:, 1:],
         ):
@@ -151,22 +149,15 @@ def test_inputs_are_left_as_they_are(device):
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape"),
-    [(TOKENS, WIDE), (SEQUENCES, NARROW), (SEQUENCES, WIDE)],
-    ids=["tokens", "sequences", "sequences of several slots"],
-)
-@pytest.mark.parametrize(
-    "offsets",
+    ("offsets", "spec", "shape"),
     [
-        [0, 40, 10, 60],
-        [60, 40, 20, 0],
-        [-5, 10, -30, 60],
-        [0, 30, 200, 300],
-        [0, 50, 5, 55, 10, 60],
-        [-(2**63), 7, 2**63 - 1, 2**62, -(2**62), 2**40 + 9],
-        torch.tensor([-(2**31), 2**31 - 1, 33, -(2**31)], dtype=torch.int32),
+        ([60, 40, 20, 0], SEQUENCES, NARROW),
+        ([-5, 10, -30, 60], TOKENS, WIDE),
+        ([0, 50, 5, 55, 10, 300], SEQUENCES, WIDE),
+        ([-(2**63), 7, 2**63 - 1, 2**62, -(2**62), 2**40 + 9], SEQUENCES, NARROW),
+        (torch.tensor([-(2**31), 2**31 - 1, 33, -(2**31)], dtype=torch.int32), TOKENS, WIDE),
     ],
-    ids=["unsorted", "falling", "negative", "beyond", "overlapping", "huge", "huge int32"],
+    ids=["falling", "negative", "overlapping", "huge", "huge int32"],
 )
 def test_offsets_that_are_garbage(offsets, spec, shape, device):
     """Memory around tensors and the content of fresh memory change no bit; numbers are wrong, and finite.

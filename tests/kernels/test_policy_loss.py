@@ -20,9 +20,6 @@ from builders.cases import one_in
 from builders.kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
 from builders.loss_cases import (
     MEANS,
-    OF_BATCH,
-    OF_ENTROPY,
-    OF_GROUPS,
     SURROGATES,
     LaidLoss,
     arguments_of,
@@ -42,7 +39,6 @@ from builders.loss_kernel_cases import (
     on,
     tensors_of,
 )
-from rollout_corr.backends.loss_operators import beyond_kernels
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import LossOperands
@@ -73,36 +69,29 @@ def check(sequences, wanted, layout, device, by=3e-8, **options):
 BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(3, broken=True)]
 
 
-@pytest.mark.parametrize("name", one_in(3, ON_KERNELS))
-def test_surrogates(name, device):
-    by_sequence = objective(name, mean=rc.Mean("sequence", over="kept"))
-    with shaped(NARROW):
-        check(only(BATCHES[0], *DECOUPLED), objective(name), "packed", device)
-        check(only(BATCHES[1], "rollout", "train_mask"), by_sequence, "padded_strided", device)
-        check(only(BATCHES[2], *DECOUPLED), objective(name), "padded_holes", device)
-    with shaped(WIDE):
-        check(only(BATCHES[2], "weights"), by_sequence, "packed_gaps", device)
+@pytest.mark.parametrize(("number", "name"), enumerate(ON_KERNELS))
+def test_surrogates(number, name, device):
+    """Each in one of four layouts, batches and means."""
+    mean = rc.Mean("sequence", over="kept") if number % 2 else rc.Mean()
+    tensors = (DECOUPLED, ("rollout", "train_mask"), DECOUPLED, ("weights",))[number % 4]
+    layout = ("packed", "padded_strided", "padded_holes", "packed_gaps")[number % 4]
+    with shaped(WIDE if number % 4 == 3 else NARROW):
+        check(only(BATCHES[number % 3], *tensors), objective(name, mean=mean), layout, device)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(layout, device):
+@pytest.mark.parametrize(("number", "layout"), enumerate(LAYOUTS))
+def test_layouts(number, layout, device):
+    wanted = objective(("ppo dual", "gspo", "gmpo")[number % 3], mean=rc.Mean("sequence"))
     with shaped(MIDDLE):
-        for name, batch in (
-            ("ppo dual", BATCHES[0]),
-            ("gspo", BATCHES[1]),
-            ("gmpo", BATCHES[2]),
-        ):
-            wanted = objective(name, mean=rc.Mean("sequence"))
-            check(only(batch, *DECOUPLED), wanted, layout, device)
+        check(only(BATCHES[number % 3], *DECOUPLED), wanted, layout, device)
 
 
 @pytest.mark.parametrize("mean", MEANS)
 def test_means(mean, device):
-    for name, counted in itertools.product(("ppo", "gspo"), ("original", "kept")):
-        if (mean.of, counted) != ("sum", "kept"):
-            wanted = objective(name, mean=replace(mean, over=counted))
-            with shaped(NARROW):
-                check(only(BATCHES[2], *DECOUPLED), wanted, "packed", device)
+    for name, counted in (("ppo", "original"), ("gspo", "original" if mean.of == "sum" else "kept")):
+        wanted = objective(name, mean=replace(mean, over=counted))
+        with shaped(NARROW):
+            check(only(BATCHES[2], *DECOUPLED), wanted, "packed", device)
 
 
 def test_denominators_of_the_caller(device):
@@ -118,22 +107,24 @@ def test_denominators_of_the_caller(device):
         assert laid(**options | {"total": 0.0}).value == laid(**options | {"mean": rc.Mean("sum")}).value
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
-def test_kl_and_regularizer(kind, device):
-    terms = (
-        rc.KL(kind, 0.3, weight="ratio", weight_upper=1.1),
-        rc.KL(kind, 0.3, gradient="k2", weight="stopped_ratio", scope="all"),
-        rc.KL(kind, 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
-        rc.KL(kind, 0.3, gradient="abs", scope="all"),
-        rc.KL("k3", 0.3, gradient=kind, log_clamp=0.3, value_clamp=5.0, bound=5.0),
-        rc.KL(kind, 0.3, weight="ratio", bound=0.05, swapped=True),
-        rc.KL(kind, 0.3, weight="ratio"),
-    )
-    for i, term in enumerate(terms):
-        wanted = objective(("ppo", "gspo", "gmpo", "score", "ppo", "vespo", "clamped")[i], kl=term,
-                           regularizer=rc.SquaredLogRatio(0.2, ("all", "kept")[i % 2]))  # fmt: skip
-        with shaped((NARROW, WIDE)[i % 2]):
-            check(only(BATCHES[2 * (i % 2)], *DECOUPLED, "ref"), wanted, ("packed", "padded_left")[i % 2], device)
+TERMS = {
+    "ppo": rc.KL("k1", 0.3, weight="ratio", weight_upper=1.1),
+    "gspo": rc.KL("k2", 0.3, gradient="k1", weight="stopped_ratio", scope="all"),
+    "gmpo": rc.KL("abs", 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
+    "score": rc.KL("k1", 0.3, gradient="abs", scope="all"),
+    "reinforce": rc.KL("k3", 0.3, gradient="k2", log_clamp=0.3, value_clamp=5.0, bound=5.0),
+    "vespo": rc.KL("k2", 0.3, weight="ratio", bound=0.05, swapped=True),
+    "clamped": rc.KL("k3", 0.3, weight="ratio"),
+}
+
+
+@pytest.mark.parametrize(("number", "name"), enumerate(TERMS))
+def test_kl_and_regularizer(number, name, device):
+    regularizer = rc.SquaredLogRatio(0.2, ("all", "kept")[number % 2])
+    wanted = objective(name, kl=TERMS[name], regularizer=regularizer)
+    with shaped((NARROW, WIDE)[number % 2]):
+        layout = ("packed", "padded_left")[number % 2]
+        check(only(BATCHES[2 * (number % 2)], *DECOUPLED, "ref"), wanted, layout, device)
 
 
 def test_a_policy_at_its_reference_has_no_slope(device):
@@ -147,18 +138,18 @@ def test_a_policy_at_its_reference_has_no_slope(device):
 def test_a_scale_multiplies_all_that_a_token_adds(name, device):
     kl = rc.KL("k3", 0.3, weight="ratio", scope="all")
     wanted = objective(name, kl=kl, regularizer=rc.SquaredLogRatio(0.2, "all"), mean=rc.Mean("sequence"))
-    for layout, batch in (("packed", BATCHES[0]), ("padded_left", BATCHES[2])):
-        with shaped(NARROW):
-            check(only(batch, *DECOUPLED, "ref", "scale"), wanted, layout, device)
+    layout, batch = ("packed", BATCHES[0]) if name in ("ppo", "vespo") else ("padded_left", BATCHES[2])
+    with shaped(NARROW):
+        check(only(batch, *DECOUPLED, "ref", "scale"), wanted, layout, device)
 
 
 @pytest.mark.parametrize("over", ["kept", "rows"])
 def test_a_kl_with_a_mean_of_its_own(over, device):
     term = rc.KL("k3", 0.3, scope="all", mean=rc.Mean("sequence", over=over))
     wanted = objective("vespo", kl=term, regularizer=rc.SquaredLogRatio(0.2))
-    for layout, batch in (("packed", BATCHES[0]), ("padded_left", BATCHES[2])):
-        with shaped(NARROW):
-            check(only(batch, *DECOUPLED, "ref"), wanted, layout, device)
+    layout, batch = ("packed", BATCHES[0]) if over == "kept" else ("padded_left", BATCHES[2])
+    with shaped(NARROW):
+        check(only(batch, *DECOUPLED, "ref"), wanted, layout, device)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
@@ -168,10 +159,10 @@ def test_squares_and_penalties_saturate(kind, device):
         replace(q, new=[x - (3000.0 if t % 2 else 2.0) * m for t, (x, m) in enumerate(zip(q.new, q.mask, strict=True))])
         for q in BATCHES[0]
     ]
-    for name in ("dro", "dro sequence"):
-        wanted = objective(name, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1))
-        with shaped(WIDE):
-            check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
+    name = "dro" if kind in ("k1", "k3") else "dro sequence"
+    wanted = objective(name, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1))
+    with shaped(WIDE):
+        check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
 
 
 # --- against the reference, in every dtype ---
@@ -186,10 +177,9 @@ def test_variants(name, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 104))
 @pytest.mark.parametrize("name", LOSS_VARIANTS)
-def test_variants_in_every_layout_and_shape(name, seed, device):
-    variant = LOSS_VARIANTS[name]
+def test_variants_in_every_layout_and_shape(name, device):
+    variant, seed = LOSS_VARIANTS[name], 100
     for packed, shapes in itertools.product((True, False), (NARROW, MIDDLE, WIDE, REAL)):
         with shaped(shapes):
             given = tensors_of(replace(variant, packed=packed), seed)
@@ -199,13 +189,10 @@ def test_variants_in_every_layout_and_shape(name, seed, device):
 OF_SEQUENCES = LOSS_VARIANTS["gspo"]
 
 
-EDGES = [(0,), (0, 0, 0), (8,), (1,), (16, 16), (15, 1), (300, 1, 2), (17, 0, 31)]
-
-
-@pytest.mark.parametrize("lengths", one_in(2, [(lengths,) for lengths in EDGES], 1))
+@pytest.mark.parametrize("lengths", [(0, 0, 0), (16, 16), (15, 1), (300, 1, 2), (17, 0, 31)])
 def test_edges_of_tiles(lengths, device):
     for variant in (PLAIN, OF_SEQUENCES):
-        for packed, shapes in ((True, NARROW), (False, WIDE), (True, REAL)):
+        for packed, shapes in ((True, NARROW), (variant is PLAIN, REAL)):
             with shaped(shapes):
                 given = tensors_of(replace(variant, packed=packed), 1, lengths)
                 compare_with_reference(given, variant.objective, device, f"{variant.name} {lengths} {packed}")
@@ -244,10 +231,7 @@ def cut_out(given, s):
     return given._replace(**cut, offsets=torch.tensor([0, end - start], dtype=given.offsets.dtype)), start, end
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gspo_token", "dppo_tv", "sapo")]
-
-
-@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo", *SLOW])
+@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo"])
 def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
     """Before it is divided: to the bit, whatever the neighbors, the place and the tiles."""
     variant = replace(LOSS_VARIANTS[name], ref=None)
@@ -258,14 +242,14 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
         again = kernels.run(on(given, device), wanted)
     for one, other in zip(vars(together).values(), vars(again).values(), strict=True):
         assert one is other is None or torch.equal(bits(one), bits(other))
-    for s, shapes in itertools.product((0, 2, 6, 9), (MIDDLE, WIDE, REAL)):
+    for s, shapes in ((0, MIDDLE), (2, REAL), (5, WIDE)):
         alone, start, end = cut_out(given, s)
         with shaped(shapes):
             found = kernels.run(on(alone, device), wanted)
         assert torch.equal(bits(found.gradient), bits(together.gradient[start:end])), (name, s)
 
 
-@pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo"])
+@pytest.mark.parametrize("name", ["ppo_packed", "gmpo"])
 def test_garbage_behind_the_masks(name, device):
     """Nothing of it reaches a value, a statistic or a gradient, which is 0 there."""
     variant = LOSS_VARIANTS[name]
@@ -286,7 +270,7 @@ def test_garbage_behind_the_masks(name, device):
 @pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])
 def test_nonfinite_policies(nonfinite, device):
     """A base that is not finite is read as new_logp, or poisons the value and the gradients that it has a part in."""
-    for name in ("ppo_packed", "gspo", "gmpo", "dppo_tv", "dro"):
+    for name in ("ppo_packed", "gmpo", "dppo_tv"):
         variant = LOSS_VARIANTS[name]
         given = tensors_of(variant, 7)
         broken = (given.mask != 0).nonzero()[3]
@@ -300,30 +284,21 @@ def test_nonfinite_policies(nonfinite, device):
         assert_close(slope[known], like_slope[known], 1e-6, 0.01, name)
 
 
-@pytest.mark.parametrize("backend", ["triton", "torch"])
-@pytest.mark.parametrize("name", one_in(3, SURROGATES | OF_BATCH | OF_GROUPS | OF_ENTROPY))
-def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(name, backend, device):
-    """A clipped token has the gradient 0: times infinity it was NaN on the kernels, and 0 on plain torch."""
-    surrogate = (SURROGATES | OF_BATCH | OF_GROUPS | OF_ENTROPY)[name]
-    if backend == "triton" and beyond_kernels(surrogate, True) is not None:
-        pytest.skip("kernels refuse a scale beside it")
-    laid, entropy, *_ = with_entropy(11, "packed", (5, 1, 7, 0, 4, 6), torch.float32, names=("old", "scale"))
+@pytest.mark.parametrize("name", ["ppo dual", "gspo", "sapo", "vespo", "rec ring"])
+def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(name, device):
+    """A clipped token has the gradient 0, which times infinity is NaN."""
+    laid, *_ = with_entropy(11, "packed", (5, 1, 7, 0, 4, 6), torch.float32, names=("old", "scale"))
     laid.arguments = {key: None if x is None else x.to(device) for key, x in laid.arguments.items()}
     scale = laid.arguments["scale"]
     scale[::3], scale[1::5], scale[2::7] = INF, -INF, NAN
-    given = {"surrogate": surrogate, "rollout_logp": laid.arguments["old_logp"], "backend": backend}
-    given |= {"entropy": entropy.to(device)} if surrogate.traits.reads_entropy else {}
-    given |= {"group_size": 2} if surrogate.traits.sees == "groups" else {}
+    given = {"surrogate": SURROGATES[name], "rollout_logp": laid.arguments["old_logp"], "backend": "triton"}
     given |= {"kl": rc.KL("k3", 0.1, bound=0.01), "ref_logp": laid.new.detach() - 0.3}
-    found, metrics = [], []
+    found = []
     for factors in (scale, scale.nan_to_num(0.0, 0.0, 0.0)):
         with shaped(NARROW), unchecked():
             out = laid(**given | {"scale": factors}, spec=rc.Spec(nonfinite="propagate"))
         found.append((out.value, *torch.autograd.grad(out.value, laid.new)))
-        metrics.append(out.metrics())
     assert found[0][0].isfinite() and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert metrics[0].pop("tokens_loss_nonfinite") > metrics[1].pop("tokens_loss_nonfinite") == 0
-    assert metrics[0] == metrics[1]
 
 
 def test_odd_advantages(device):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from aot.variants import TURN_VARIANTS
 from builders.batches import LAYOUTS, lay_out, random_sequences, spoil
 from builders.kernel_cases import (
     INTERPRETED,
@@ -59,9 +58,9 @@ def assert_like(out, reference, case=""):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seed", range(3))
-def test_random_specs_in_every_layout(layout, seed, device):
+def test_random_specs_in_every_layout(layout, device):
     """Weights, masks, verdicts and metrics, with criteria over tokens, turns and sequences of which all drop."""
+    seed = LAYOUTS.index(layout) % 3
     batch, turns, spec = turns_alone(1000 + 10 * LAYOUTS.index(layout) + seed, OF_LOG_PROBS)
     laid = lay_out(batch, layout, torch.float64 if seed == 2 else torch.float32)
     offsets = offsets_of(laid, turns)
@@ -75,7 +74,7 @@ def test_random_specs_in_every_layout(layout, seed, device):
             assert is_near(found[key], value), f"{key}: {case}"
 
 
-@pytest.mark.parametrize("number", range(len(specs_over("turn"))))
+@pytest.mark.parametrize("number", range(0, len(specs_over("turn")), 2))
 def test_one_turn_a_sequence_gives_the_bits_of_the_sequence(number, device):
     of_turns, of_sequences = specs_over("turn")[number], specs_over("sequence")[number]
     batch = spoil(random_sequences(number, (5, 1, 7, 0, 4, 30)), number)
@@ -90,10 +89,10 @@ def test_one_turn_a_sequence_gives_the_bits_of_the_sequence(number, device):
     assert one.keep_turns.tolist() == other.keep.tolist()
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(6, marks=pytest.mark.slow)])
-def test_no_bit_depends_on_tiles_or_neighbors(number, device):
+def test_no_bit_depends_on_tiles_or_neighbors(device):
     """Another order of the sequences, another start, other tiles: the same weights, mask and verdicts of each turn."""
-    spec, order = specs_over("turn")[number], [2, 4, 0, 3, 1]
+    number, order = 1, [2, 4, 0, 3, 1]
+    spec = specs_over("turn")[number]
     batch = spoil(random_sequences(number, (5, 1, 30, 0, 18), advantages="token"), number)
     turns, found = random_turns(batch, number), []
     for places, layout, shapes in ((range(5), "packed", NARROW), (order, "packed_gaps", WIDE)):
@@ -129,16 +128,13 @@ def test_turns_are_measured_beside_whatever_else_a_spec_does(device):
         assert {key: x for key, x in without.items() if not is_near(found[key], x, torch.float32)} == {}
 
 
-@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 3, 0)])
-def test_nothing_to_train_on(lengths, device):
-    batch = random_sequences(3, lengths, invalid=1.0)
-    for layout in ("packed_gaps", "padded_right"):
-        laid = lay_out(batch, layout, torch.float32)
-        offsets = offsets_of(laid, [[n] for n in lengths])
-        for spec in specs_over("turn")[::3]:
-            out = by_kernels(laid, spec, device, turns=offsets)
-            assert_like(out, laid.correct(spec, turns=offsets))
-            assert all(out.keep_turns.tolist())
+@pytest.mark.parametrize(("layout", "lengths"), [("packed_gaps", ()), ("padded_right", (0, 0, 3, 0))])
+def test_nothing_to_train_on(layout, lengths, device):
+    laid = lay_out(random_sequences(3, lengths, invalid=1.0), layout, torch.float32)
+    offsets, spec = offsets_of(laid, [[n] for n in lengths]), specs_over("turn")[3]
+    out = by_kernels(laid, spec, device, turns=offsets)
+    assert_like(out, laid.correct(spec, turns=offsets))
+    assert all(out.keep_turns.tolist())
 
 
 def test_many_turns_and_few(device):
@@ -147,43 +143,31 @@ def test_many_turns_and_few(device):
     batch = random_sequences(5, [sum(one) for one in lengths])
     laid = lay_out(batch, "packed", torch.float32)
     offsets = offsets_of(laid, [one or [0] for one in lengths])
-    for spec, shapes in zip(specs_over("turn"), SHAPES, strict=False):
+    for spec, shapes in zip(specs_over("turn"), (NARROW, WIDE), strict=False):
         assert_like(by_kernels(laid, spec, device, shapes, turns=offsets), laid.correct(spec, turns=offsets))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_ids_runs_and_dtypes_of_offsets(dtype, device):
+def test_ids_runs_and_int32_offsets(device):
     batch, spec = random_sequences(2, (5, 1, 7, 0, 4, 12)), specs_over("turn")[1]
     laid = lay_out(batch, "packed", torch.float32)
-    offsets = offsets_of(laid, random_turns(batch, 2)).to(dtype)
+    offsets = offsets_of(laid, random_turns(batch, 2)).to(torch.int32)
     assert_like(by_kernels(laid, spec, device, turns=offsets), laid.correct(spec, turns=offsets))
     for more in ({}, {"max_turns": 40}):
         assert_like(by_kernels(laid, spec, device, turns="runs", **more), laid.correct(spec, turns="runs", **more))
 
 
-@pytest.mark.parametrize("offsets", [[0, 9, 3, 20, 4, 29], [29, 0, 7], [-4, 3, 60], [5, 9], [0, 0, 0], [3]])
+@pytest.mark.parametrize("offsets", [[0, 9, 3, 20, 4, 29], [-4, 3, 60], [3]])
 def test_wrong_offsets_stay_within_the_batch(offsets, device):
     """Nobody reads offsets of a device: what falls, overlaps or lies outside gives wrong numbers and nothing else."""
     batch = random_sequences(2, (5, 1, 7, 0, 4, 12))
     laid, given = lay_out(batch, "packed", torch.float32), torch.tensor(offsets)
-    for spec in (specs_over("turn")[0], specs_over("turn")[7]):
-        for cu_seqlens in (laid.cu_seqlens, torch.tensor([0, 20, 3, 29], dtype=laid.cu_seqlens.dtype)):
-            wrong = between_fences(replace(laid, cu_seqlens=cu_seqlens), device)
-            with shaped(WIDE), unchecked(), UNREAD, watched(races=False):
-                out = wrong.correct(spec, backend="triton", turns=given.to(device))
-            assert out.keep_turns.shape == (len(offsets) - 1,)
-            assert set(bits(out.keep_turns.cpu()).tolist()) <= {0, 1}
-
-
-def test_the_tensors_of_a_caller_take_the_results(device):
-    batch, spec = random_sequences(2, (5, 1, 7, 0, 4, 12)), specs_over("turn")[2]
-    laid = lay_out(batch, "padded_right", torch.float32)
-    offsets = offsets_of(laid, random_turns(batch, 2))
-    wanted = laid.correct(spec, turns=offsets)
-    outputs = rc.Outputs(torch.full_like(laid.train, 9.0), torch.ones_like(laid.mask))
-    out = laid.to(device).correct(spec, turns=offsets, backend="triton", out=outputs)
-    assert out.weights is outputs.weights and out.mask is outputs.mask
-    assert outputs.mask.equal(wanted.mask) and torch.allclose(outputs.weights, wanted.weights, rtol=3e-7, atol=0)
+    falling = torch.tensor([0, 20, 3, 29], dtype=laid.cu_seqlens.dtype)
+    for spec, cu_seqlens in ((specs_over("turn")[0], falling), (specs_over("turn")[7], laid.cu_seqlens)):
+        wrong = between_fences(replace(laid, cu_seqlens=cu_seqlens), device)
+        with shaped(WIDE), unchecked(), UNREAD, watched(races=False):
+            out = wrong.correct(spec, backend="triton", turns=given.to(device))
+        assert out.keep_turns.shape == (len(offsets) - 1,)
+        assert set(bits(out.keep_turns.cpu()).tolist()) <= {0, 1}
 
 
 def test_the_operator_runs_them(device):
@@ -199,14 +183,6 @@ def test_the_operator_runs_them(device):
     assert torch.allclose(found.statistics, wanted.statistics, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", TURN_VARIANTS)
-def test_launches_do_not_depend_on_turns(name):
-    variant = TURN_VARIANTS[name]
-    names = [launch.kernel.__name__ for launch in variant.launches()]
-    gather, apply = ["gather_kernel"] * variant.split, variant.launches()[0].arguments["PLAN"].applies
-    assert names == ["read_kernel", *gather, "decide_kernel", *["apply_kernel"] * apply]
-
-
 # --- losses ---
 
 
@@ -216,8 +192,7 @@ OF_NEW = (
 )
 
 
-@pytest.mark.parametrize("layout", ["packed_gaps", "padded_right"])
-@pytest.mark.parametrize("criteria", [(), OF_NEW])
+@pytest.mark.parametrize(("layout", "criteria"), [("packed_gaps", OF_NEW), ("padded_right", ())])
 def test_a_loss_corrects_by_turns(layout, criteria):
     batch = random_sequences(4, (5, 1, 7, 0, 4, 12), advantages="token")
     laid = lay_out(batch, layout, torch.float32)
@@ -236,12 +211,11 @@ def test_a_loss_corrects_by_turns(layout, criteria):
     assert {key: (one[key], x) for key, x in other.items() if not is_near(one[key], x, torch.float32)} == {}
 
 
-@pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
 @pytest.mark.parametrize("mean", MEANS)
-@pytest.mark.parametrize("through", ["sequence", "token"])
-def test_gspo_over_turns(layout, mean, through, device):
+def test_gspo_over_turns(mean, device):
     """The ratio is a turn's, and what a mean counts is sequences."""
     number = MEANS.index(mean)
+    through, layout = ("sequence", "token")[number % 2], ("packed_gaps", "padded_left")[number > 2]
     batch = random_sequences(number, (5, 1, 7, 0, 4, 12), advantages=("token", "sequence")[number % 2])
     laid = lay_out(batch, layout, torch.float32)
     offsets = offsets_of(laid, random_turns(batch, number))
