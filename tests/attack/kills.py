@@ -33,18 +33,7 @@ OWN_NUMBERS = 10_000
 
 @dataclass
 class Plan:
-    """The plan of a process.
-
-    Attributes:
-        path: Where it dumps.
-        first: Its sequences are numbered from here.
-        calls: The number of its calls.
-        end: One of ENDS.
-        seed: Of everything that it draws.
-        piecemeal: The largest write that the disk takes at a time, slowly; None: all at once.
-        full: The largest file that the disk takes in some of the calls; None: any.
-        forks: It forks once, and both go on.
-    """
+    """The plan of a process: the disk takes `piecemeal` bytes at a time, and files of up to `full` bytes."""
 
     path: Path
     first: int
@@ -58,16 +47,7 @@ class Plan:
 
 @dataclass
 class Told:
-    """The sequences that processes told of, by number.
-
-    Attributes:
-        submitted: Given to a call.
-        acknowledged: The call's future said that they were written.
-        failed: The call's future has an error.
-        left_out: The call was left out.
-        errors: The texts of the errors.
-        children: Processes that were forked.
-    """
+    """The numbers of sequences that processes told of: given to a call, and how it was answered; errors; children."""
 
     submitted: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)
@@ -234,26 +214,16 @@ def attempt(seed: int) -> Outcome:
                 part.rename(path / f"{step}-1600000000000000000-{rest}")
             before = set(path.glob("*.part"))
             wrong = run(plan, told, rng) or judge(path, told, may_be_torn=end != "itself")
-            if wrong is None and plan.end == "itself":
-                wrong = (
-                    f"not answered: {sorted(unanswered)[:10]}" if (unanswered := unanswered_in(told, plan)) else None
-                )
-            # A process removes them with its first call; one that was killed before has no call.
-            if wrong is None and before & set(path.glob("*.part")) and of_process(told.acknowledged, plan):
+            mute = told.submitted - told.acknowledged - told.failed - told.left_out
+            if wrong is None and plan.end == "itself" and max(mute, default=-1) >= plan.first:
+                wrong = f"not answered: {sorted(mute)[-10:]}"
+            # A process removes them with its first call.
+            mine = {number for number in told.acknowledged if plan.first <= number < plan.first + OWN_NUMBERS}
+            if wrong is None and mine and before & set(path.glob("*.part")):
                 wrong = f"parts of dead processes stay: {sorted(before)}"
             if wrong is not None:
                 return Outcome("wrong", f"process {turn + 1}, {plan}: {wrong}")
     return Outcome("refused", told.errors[0]) if told.errors else Outcome("right")
-
-
-def unanswered_in(told: Told, plan: Plan) -> set[int]:
-    """Return the sequences that the calls of a process which ended by itself were not answered for."""
-    return of_process(told.submitted, plan) - told.acknowledged - told.failed - told.left_out
-
-
-def of_process(numbers: set[int], plan: Plan) -> set[int]:
-    """Return those of the sequences that a process, or its fork, dumped."""
-    return {number for number in numbers if plan.first <= number < plan.first + OWN_NUMBERS}
 
 
 AREA = Area(name="kills", unit="processes that dump", attempt=attempt, count=500, few=8)

@@ -20,7 +20,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from attack.campaign import Area, Outcome
@@ -47,19 +48,10 @@ MARK = "ALERT"
 PIECES = (
     *TEXTS,
     *(f"<b class={MARK}>", f"<svg role={MARK}>", f'" class="{MARK}', f"<td title='{MARK}'>", f"<{MARK}>", f"<!{MARK}"),
-    *(
-        f"<?{MARK}?>",
-        f"\n{MARK}",
-        f"\r{MARK}\n",
-        f"\u2028{MARK}",
-        f"\x85{MARK}",
-        f"\x1b[1m{MARK}",
-        f"[{MARK}]",
-        f"[/{MARK}]",
-    ),
+    *(f"<?{MARK}?>", f"\n{MARK}", f"\r{MARK}\n", f"\u2028{MARK}", f"\x85{MARK}", f"\x1b[1m{MARK}", f"[{MARK}]"),
     f"\x1b]52;c;{MARK}\x07",
 )
-SUFFIXES = (".jsonl", ".jsonl", ".jsonl", ".pt", ".npz", ".safetensors", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl", ".pt", ".parquet")
 
 
 class Judge(HTMLParser):
@@ -120,7 +112,6 @@ def file_name(rng: random.Random, suffix: str) -> str:
 
 def fields_of(rng: random.Random) -> list[dict[str, object]]:
     """Make the records of a dump; some are broken, with hostile texts in place of values."""
-    names = {"train_logp": "train_logp", "rollout_logp": "rollout_logp"}
     extra = hostile(rng)
     broken = rng.random() < 0.4
     made = []
@@ -128,8 +119,7 @@ def fields_of(rng: random.Random) -> list[dict[str, object]]:
         n = rng.randrange(1, 12)
         rollout = [-rng.expovariate(1.0) for _ in range(n)]
         train = [x - rng.choice((0.0, 0.01, 3.0)) * rng.random() for x in rollout]
-        record: dict[str, object] = {names["train_logp"]: train, names["rollout_logp"]: rollout}
-        record[extra] = [rng.random() for _ in range(n)]
+        record: dict[str, object] = {"train_logp": train, "rollout_logp": rollout, extra: [rng.random()] * n}
         record["texts"] = [hostile(rng) for _ in range(n)]
         if broken and rng.random() < 0.5:
             key = rng.choice(list(record))
@@ -148,31 +138,15 @@ def write(path: Path, records: list[dict[str, object]]) -> None:
     if path.suffix == ".pt":
         torch.save(records, path)
         return
-    if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        table = {}
-        for name in dict.fromkeys(name for record in records for name in record):
-            values = [record.get(name) for record in records]
-            if all(isinstance(value, list) and all(isinstance(text, str) for text in value) for value in values):
-                values = [[_plain(text) for text in value] for value in values]
-            elif not all(map(_numbers, values)):
-                values = [json.dumps(value) for value in values]
-            table[_plain(name)] = values
-        pyarrow.parquet.write_table(pyarrow.table(table), path)
-        return
-    columns: dict[str, np.ndarray] = {}
-    for name in records[0]:
-        values = [x for record in records for x in (record.get(name) if _numbers(record.get(name)) else [0.0])]
-        columns[_plain(name)] = np.array(values, dtype=np.float32)
-    columns["lengths"] = np.array([len(r["train_logp"]) if _numbers(r["train_logp"]) else 1 for r in records])
-    if path.suffix == ".npz":
-        np.savez(path, **{name.replace("/", "_").replace("\0", "") or "x": value for name, value in columns.items()})
-    else:
-        from safetensors.numpy import save_file
-
-        save_file(columns, path)
+    table = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = [record.get(name) for record in records]
+        if all(isinstance(value, list) and all(isinstance(text, str) for text in value) for value in values):
+            values = [[_plain(text) for text in value] for value in values]
+        elif not all(map(_numbers, values)):
+            values = [json.dumps(value) for value in values]
+        table[_plain(name)] = values
+    pq.write_table(pa.table(table), path)
 
 
 def _plain(name: str) -> str:

@@ -11,7 +11,6 @@ import sys
 
 import pytest
 
-from builders.cases import one_in
 from builders.dumps import packed, plain, records, write, write_jsonl
 from builders.hostile import TEXTS
 from rollout_corr.cli import main as command_line
@@ -21,8 +20,6 @@ from rollout_corr.diagnose.show import report_page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# With and without a buffer, a write fails in other places.
-ENDS = [(["--help"], False), (["specs"], True), (["doctor", "DUMP"], True), (["doctor", "DUMP", "--json"], False)]
 RUN = [sys.executable, "-m", "rollout_corr"]
 
 
@@ -38,46 +35,26 @@ def raising(error):
     return run
 
 
-@pytest.mark.parametrize(("arguments", "buffered"), one_in(2, ENDS))
-def test_a_closed_pipe_is_silent(arguments, buffered, dump):
+def test_a_closed_pipe_is_silent():
     """`rollout-corr ... | head` ends without a word, with the code of a process that SIGPIPE ended."""
-    process = subprocess.Popen(
-        [*RUN, *(str(dump) if word == "DUMP" else word for word in arguments)],
-        env=os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = subprocess.Popen([*RUN, "specs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(timeout=120) == 141
     process.stderr.close()
 
 
-@pytest.mark.parametrize(("arguments", "buffered"), one_in(2, ENDS, 1))
-def test_a_full_disk_is_one_line(arguments, buffered, dump):
+def test_a_full_disk_is_one_line():
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [*RUN, *(str(dump) if word == "DUMP" else word for word in arguments)],
-            env=os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=120,
-        )
+        done = subprocess.run([*RUN, "specs"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=120)
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"No space left on device" in done.stderr
 
 
-CLOSED = [
-    (options, code, closed)
-    for options, code in (("--fail-if 'tokens < 0'", 0), ("--json --fail-if 'tokens > 0'", 1))
-    for closed in (">&- 2>&-", ">&-", "2>&-")
-]
-
-
-@pytest.mark.parametrize(("options", "code", "closed"), one_in(3, CLOSED))
-def test_closed_streams(options, code, closed, dump):
+@pytest.mark.parametrize(("closed", "code"), [(">&- 2>&-", 0), ("2>&-", 1)])
+def test_closed_streams(closed, code, dump):
     """Whoever closes a stream is not written to, and the exit code is what it would be."""
+    condition = "tokens > 0" if code else "tokens < 0"
     done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m rollout_corr doctor '{dump}' {options} {closed}"],
+        ["sh", "-c", f"{sys.executable} -m rollout_corr doctor '{dump}' --json --fail-if '{condition}' {closed}"],
         capture_output=True,
         check=False,
         timeout=120,
@@ -85,8 +62,7 @@ def test_closed_streams(options, code, closed, dump):
     assert done.returncode == code and done.stderr == b"", done
 
 
-@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
-def test_a_terminal_of_another_encoding(environment, tmp_path):
+def test_a_terminal_of_another_encoding(tmp_path):
     """Characters that it lacks are written as numbers, on 20 columns too."""
     rows = [plain(record) for record in records(packed(3))]
     for row in rows:
@@ -95,7 +71,7 @@ def test_a_terminal_of_another_encoding(environment, tmp_path):
     done = subprocess.run(
         [*RUN, "report", "dümp.jsonl"],
         cwd=tmp_path,
-        env=os.environ | environment | {"COLUMNS": "20"},
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "20"},
         capture_output=True,
         check=False,
         timeout=120,
@@ -147,12 +123,8 @@ def test_a_mistake_of_this_program_does_not_look_like_an_unhealthy_dump(dump, ca
     ("condition", "message"),
     [
         ("(" * 2000 + "tokens > 1" + ")" * 2000, "expected at most 2000 characters, got 4010"),
-        ("(" * 900 + "tokens > 1" + ")" * 900, "expected at most 100 parentheses and nots"),
-        ("not " * 400 + "tokens > 1", "expected at most 100 parentheses and nots"),
         ("tokens > 1e999", "1e999 is larger than any float"),
         ("tokens > " + "9" * 1900, "is larger than any float"),
-        ("x" * 1900 + " > 1", "there is no metric"),
-        ("9" * 1990, "expected comparisons"),
         ("\x1b[2J > 1\n\n", "expected comparisons"),
         ("\udc80 > 1", "expected comparisons"),
     ],
@@ -170,7 +142,7 @@ def test_a_condition_is_read_before_the_dump(tmp_path, capsys):
     assert main(["doctor", str(write("jsonl", tmp_path, packed())), "--fail-if", deep]) == 1
 
 
-@pytest.mark.parametrize("text", [text for text in TEXTS if "\0" not in text])
+@pytest.mark.parametrize("text", [text for text in TEXTS if "\0" not in text][::4])
 def test_arguments_are_shown_on_one_line(text, dump, capsys):
     """Whatever stands in an argument, it makes no line of its own and no control character."""
     for arguments in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import rollout_corr as rc
-from builders.dumps import packed, without, write
 from rollout_corr.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -72,25 +71,3 @@ def test_the_version(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
     assert caught.value.code == 0 and capsys.readouterr().out == f"rollout-corr {rc.__version__}\n"
-
-
-@pytest.mark.parametrize("command", ["demo", "report", "doctor", "what-if"])
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(command, tmp_path, capsys, monkeypatch):
-    arguments = [] if command == "demo" else [str(write("jsonl", tmp_path, packed()))]
-    without(monkeypatch, "rich")
-    assert main([command, *arguments]) == 2
-    said = capsys.readouterr().err
-    assert "needs rich: pip install rich numpy\n" in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "missing", "command"), [("parquet", "pyarrow", "pyarrow"), ("npz packed", "numpy", "numpy")]
-)
-def test_a_missing_reader_is_named_with_the_command_that_installs_it(
-    kind, missing, command, tmp_path, capsys, monkeypatch
-):
-    path = write(kind, tmp_path, packed())
-    without(monkeypatch, missing)
-    assert main(["doctor", str(path), "--json"]) == 2
-    said = capsys.readouterr().err
-    assert f"needs {missing}: pip install {command}\n" in said and said.count("\n") == 1

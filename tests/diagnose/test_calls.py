@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import math
 import re
 
 import pytest
@@ -12,9 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders import planted_dumps
-from builders.diagnose_cases import CASES
 from builders.dumps import without
-from builders.planted_dumps import three
 from rollout_corr.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,26 +109,7 @@ def test_a_planted_temperature_is_an_object(monkeypatch):
     assert "\n   -> Divide" in folded and "\n      engine return" in folded
 
 
-def test_healthy(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "4000")
-    found = call(planted_dumps.Model(0).healthy())
-    assert found.healthy and not found.findings and not any(found.counts.values())
-    assert found.sequences == 40 and found.tokens == int(found.metrics()["tokens"]) > 1000
-    assert "healthy: no known sign of a bug" in repr(found) and "<b>healthy</b>" in found._repr_html_()
-    assert found.to_dict()["healthy"] is True and found.to_dict()["findings"] == []
-    assert call(planted_dumps.Model(0).healthy(), rc.report).healthy
-
-
 # A note is the cause of some of these.
-EACH = {case.cause: case for case in CASES if case.cause is not None}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cause", sorted(EACH))
-def test_every_cause_gives_its_numbers(cause):
-    (finding,) = (each for each in call(EACH[cause].make(0)).findings if each.name == cause)
-    assert finding.numbers and all(re.fullmatch(r"[a-z0-9_]+", name) for name in finding.numbers)
-    assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in finding.numbers.values())
 
 
 def test_every_layout():
@@ -156,13 +134,6 @@ def test_every_layout():
         assert found_in(found) == found_in(packed), name
 
 
-def test_two_passes_of_the_trainer():
-    """`new_logp` and `on_policy`, as --on-policy does."""
-    apart = three(0, 0.03, 0.03)
-    assert call(apart).healthy
-    assert [finding.name for finding in call(apart, on_policy=True).findings] == ["trainer_disagrees"]
-
-
 def test_labels_are_named():
     columns = planted_dumps.Model(0).healthy()
     ids = torch.arange(40) % 4
@@ -174,12 +145,6 @@ def test_labels_are_named():
     by_column = call(columns, by="source", source=ids)
     (unnamed,) = (each for each in by_column.findings if each.name == "label")
     assert "source 2" in unnamed.title and unnamed.numbers == finding.numbers
-
-
-def test_a_label_that_is_called_like_a_role_is_none():
-    """A file's `valid` is guessed to be its mask; a column in memory is what its name says."""
-    found = call(hot(), by="valid", valid=torch.arange(40) % 2)
-    assert "mask" not in found.source.fields and found.tokens == call(hot()).tokens
 
 
 def turned():
@@ -229,13 +194,6 @@ def test_a_trainer_that_replays_the_kept_set():
     ):
         for each in (found, of_lists):
             assert each.metrics()[key] == pytest.approx(ready.metrics()[key], rel=1e-3), key
-
-
-def test_the_tensors_are_let_go():
-    columns = hot()
-    found = call(columns)
-    with pytest.raises(KeyError):
-        list(found.source.chunks())
 
 
 # --- in a notebook ----------------------------------------------------------------------------------------------------
@@ -340,11 +298,3 @@ def test_without_rich(tmp_path, monkeypatch):
     assert repr(found).endswith("printing results needs rich: pip install rich numpy")
     with pytest.raises(ValueError, match="needs rich: pip install rich numpy"):
         call(hot(), progress=True)
-
-
-def test_progress_is_shown_when_asked_for(capsys, monkeypatch):
-    call(hot())
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    call(hot(), progress=True)
-    assert "reading tensors" in capsys.readouterr().err

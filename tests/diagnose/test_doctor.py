@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -13,9 +12,9 @@ import torch
 import rollout_corr as rc
 from builders import planted_dumps, planted_mixes
 from builders.diagnose_cases import CASES, causes_of, measured, table
-from builders.planted_dumps import Model, at, three
+from builders.planted_dumps import Model, three
 from rollout_corr.cli.main import main
-from rollout_corr.diagnose.doctor.cause import SEVERITIES, counted
+from rollout_corr.diagnose.doctor.cause import SEVERITIES
 from rollout_corr.diagnose.doctor.conditions import is_true
 from rollout_corr.diagnose.doctor.diagnosis import BY_LABEL, CAUSES, ON_POLICY, condition_values, diagnose
 from rollout_corr.diagnose.measure.measurement import measure
@@ -114,22 +113,19 @@ def test_findings_are_ranked_by_severity_then_by_strength():
     assert found[0].strength > found[1].strength
 
 
-@pytest.mark.parametrize("columns", ["nothing", "one token", "one sequence", "all invalid", "all NaN"])
-def test_small_and_empty_dumps_get_no_false_finding(columns):
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda one: {}, []),
+        (lambda one: {"mask": torch.zeros_like(one["token_ids"])}, ["empty"]),
+        (lambda one: {"train_logp": torch.full_like(one["train_logp"], torch.nan)}, ["nonfinite"]),
+        (lambda one: {"cu_seqlens": torch.tensor([0, 1])}, []),
+    ],
+    ids=["one sequence", "all invalid", "all NaN", "one token"],
+)
+def test_small_and_empty_dumps_get_no_false_finding(change, wanted):
     one = Model(0, sequences=1).healthy()
-    made = {
-        "nothing": {"train_logp": torch.zeros(0), "rollout_logp": torch.zeros(0), "cu_seqlens": torch.tensor([0, 0])},
-        "one token": {
-            "train_logp": torch.tensor([-1.0]),
-            "rollout_logp": torch.tensor([-1.01]),
-            "cu_seqlens": torch.tensor([0, 1]),
-        },
-        "one sequence": one,
-        "all invalid": one | {"mask": torch.zeros_like(one["token_ids"])},
-        "all NaN": one | {"train_logp": torch.full_like(one["train_logp"], torch.nan)},
-    }[columns]
-    wanted = {"nothing": ["empty"], "all invalid": ["empty"], "all NaN": ["nonfinite"]}
-    assert causes_of(made) == wanted.get(columns, [])
+    assert causes_of(one | change(one)) == wanted
 
 
 @pytest.mark.parametrize(("length", "paired"), [(25, 0), (26, 8)])
@@ -138,20 +134,6 @@ def test_pairs_do_not_reach_into_the_next_sequence(length, paired):
     logp = -torch.rand(8 * length, generator=torch.Generator().manual_seed(0))
     made = {"train_logp": logp, "rollout_logp": logp - 0.01, "lengths": torch.full((8,), length)}
     assert measured(made).evidence.paired == paired
-
-
-def test_the_cases_are_what_they_say():
-    """Importance ratios of the healthy model average to 1, those after top-p to the mass that it kept."""
-    model = Model(3, sequences=60)
-    rollout = planted_dumps.truncated(model.engine, top_p=0.8)
-    kept = model.logits.softmax(1).where(rollout > -torch.inf, 0.0).sum(1)
-    assert float(kept.min()) + 0.05 >= 0.8 and float(kept.max()) <= 1.0 + 1e-6
-    sampled = model.sample(rollout)
-    ratio = (at(model.logits.log_softmax(1), sampled) - at(rollout, sampled)).exp()
-    assert float(ratio.mean()) == pytest.approx(float(kept.mean()), abs=5e-3)
-    healthy = model.healthy()
-    ratio = (healthy["train_logp"] - healthy["rollout_logp"]).exp()
-    assert float(ratio.mean()) == pytest.approx(1.0, abs=3e-3)
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------
@@ -232,11 +214,6 @@ def moved(tmp_path):
     return str(tmp_path / "moved.pt")
 
 
-def test_a_healthy_dump_says_so(healthy, capsys):
-    assert main(["doctor", healthy]) == 0
-    assert "healthy: no known sign of a bug" in capsys.readouterr().out
-
-
 def test_a_sick_dump_fails(moved, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["doctor", moved]) == 1
@@ -254,13 +231,6 @@ def test_a_gate_replaces_the_default(moved, healthy, capsys):
     capsys.readouterr()
     assert main(["doctor", healthy, "--fail-if", "kl_rollout_train_k33 > 1"]) == 2
     assert "did you mean 'kl_rollout_train_k3'" in capsys.readouterr().err
-
-
-def test_a_note_does_not_fail(tmp_path, capsys):
-    torch.save(planted_dumps.in_bfloat16(0), tmp_path / "x.pt")
-    assert main(["doctor", str(tmp_path / "x.pt")]) == 0
-    text = capsys.readouterr().out
-    assert "healthy" in text and "[bfloat16]" in text
 
 
 def test_nothing_is_neither_healthy_nor_ill(tmp_path, capsys):
@@ -328,29 +298,9 @@ def test_a_shift_on_one_rank_is_said_to_be_in_a_part():
     assert found.title == "the rollout log-probs are 1 token late"
 
 
-def test_doctor_as_json(moved, capsys):
-    assert main(["doctor", moved, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["healthy"] is False and found["failed"] == ["findings > 0"]
-    assert [finding["name"] for finding in found["findings"]] == ["shifted"]
-    assert found["metrics"]["tokens"] > 1000
-
-
 def test_what_a_condition_may_name():
     found = measured(planted_dumps.in_bfloat16(0))
     values = condition_values(found.metrics(), diagnose(found), problems=3)
     assert values["bfloat16"] == 1.0 and values["shifted"] == 0.0 and values["trainer_disagrees"] == 0.0
     assert values["findings"] == 0.0 and values["problems"] == 3.0
     assert not set(found.metrics()) & {cause.name for cause in CAUSES}
-
-
-def test_on_policy_is_an_argument(tmp_path, capsys):
-    torch.save(three(0, 0.03, 0.03), tmp_path / "x.pt")
-    assert main(["doctor", str(tmp_path / "x.pt")]) == 0
-    assert main(["doctor", str(tmp_path / "x.pt"), "--on-policy"]) == 1
-    assert "[trainer_disagrees]" in capsys.readouterr().out
-
-
-def test_counts_are_whole_numbers_of_things():
-    """Row 24 of the users' review: "1.0085e+05 tokens", "1 problems"."""
-    assert [counted(x, "token") for x in (0, 1.0, 100_850.0)] == ["0 tokens", "1 token", "100,850 tokens"]

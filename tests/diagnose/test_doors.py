@@ -63,14 +63,6 @@ def test_a_table_that_does_not_fit_is_printed_row_by_row(capsys, monkeypatch):
     assert "──" in said and "0.0123456" in said and "1234567" in said
 
 
-def test_a_progress_bar_shows_a_text(capsys, monkeypatch):
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    with Terminal(stderr=True).progress("[/x] \x1b]8;;http://x\x1b\\ \n") as move:
-        move(0.5, "\x1b[2J")
-    said = capsys.readouterr().err
-    assert "\x1b]8" not in said and "\x1b[2J" not in said and "[/x] \\x1b]8;;http://x\\x1b\\ \\n" in said
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_page_shows_a_text_in_every_place(text):
     """A text stays a text in elements, in attributes, and wherever a chart shows one."""

@@ -49,21 +49,10 @@ def test_ill_labels_are_named(tmp_path, ill, suffix):
     assert "different_policies" not in {finding.name for finding in findings}
 
 
-def test_labels_of_tokens_are_named(tmp_path):
-    columns, ids, model = planted([1])
-    _, (label, *_) = found(tmp_path, columns, environment=ids[model.owner])
-    assert label.title == "environment 1 differs far more than the others"
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_labels_of_a_healthy_dump_are_well(tmp_path, seed):
     columns, ids, _ = planted([], 6, seed)
     assert found(tmp_path, columns, environment=ids)[1] == []
-
-
-def test_labels_that_are_all_ill_are_no_reason(tmp_path):
-    columns, ids, _ = planted([0, 1, 2])
-    assert "label" not in {finding.name for finding in found(tmp_path, columns, environment=ids)[1]}
 
 
 def test_one_broken_sequence_is_no_ill_label(tmp_path):
@@ -100,15 +89,6 @@ def test_the_commands(tmp_path, capsys):
     assert main(["report", str(path), "--by", "environment", "--no-page", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["profiles"]["environment"]
     assert [row["label"] for row in rows] == [str(value) for value in range(4)]
-
-
-def test_sixty_four_labels_have_a_row_each(tmp_path):
-    """Up to the number of labels that `correct` is made for."""
-    ids = torch.arange(64)
-    logp = torch.full((64, 2), -1.0)
-    rc.dump(tmp_path / "x.jsonl", logp, logp - 0.01, environment=ids, sequences=None).result()
-    rows = measure(Dump(tmp_path / "x.jsonl", by=["environment"])).profiles()["environment"]
-    assert [row.label for row in rows] == [str(value) for value in range(64)]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x"])

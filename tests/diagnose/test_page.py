@@ -14,7 +14,6 @@ from builders import planted_dumps
 from builders.dumps import packed, plain, records, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.best_settings import best_settings
-from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
@@ -158,50 +157,6 @@ def test_two_dumps_side_by_side(folder):
     heads = page.said("h2")
     assert heads[:3] == ["healthy.pt", "truncated.pt", "Distribution of D"]
     assert {"Worst records: healthy.pt", "Worst records: truncated.pt"} <= set(heads)
-
-
-def test_warnings_of_weights_that_nobody_chose_are_folded(tmp_path):
-    """The page of two dumps says which of them each is about."""
-    for name in ("one", "two"):
-        torch.save(planted_dumps.long_sequences(0, 3000, 0.05, 0.008), tmp_path / f"{name}.pt")
-    page = checked(report(tmp_path / "one.pt", tmp_path / "two.pt"))
-    warnings = [text for text in page.said("div") if re.search("(product|prefix) weights up to 2", text)]
-    assert {text.partition(":")[0] for text in warnings} == {"one.pt", "two.pt"}
-    cards = [above for _, attributes, above in page.elements if attributes.get("class") == "card warning"]
-    assert sum("details" in above for above in cards) == len(warnings)
-
-
-def test_dumps_of_one_name_are_told_apart(tmp_path, folder):
-    other = tmp_path / "healthy.pt"
-    other.write_bytes((folder / "healthy.pt").read_bytes())
-    page = checked(report(folder / "healthy.pt", other))
-    assert {str(other), str(folder / "healthy.pt")} <= set(page.said("th"))
-
-
-def test_numbers_on_the_page_are_those_of_the_metrics(folder):
-    dump = Dump(folder / "truncated.pt")
-    measured = measure(dump)
-    cells = checked(report(folder / "truncated.pt")).said("td")
-    metrics = measured.metrics()
-    for key in ("logratio_abs_mean", "kl_rollout_train_k3", "ratio_mean"):
-        assert cells[cells.index(key) + 1] == f"{metrics[key]:.4g}"
-    assert cells[cells.index("tokens") + 1] == f"{metrics['tokens']:,.0f}"
-
-
-def test_bars_of_the_histogram_add_up(folder):
-    text = report(folder / "healthy.pt")
-    first = text[
-        text.index("D = train - rollout of tokens, all values") : text.index("mean D of sequences, all values")
-    ]
-    bars = re.findall(r'x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+"><title>(\d+) \(', first)
-    made = torch.load(folder / "healthy.pt")
-    d = made["train_logp"] - made["rollout_logp"]
-    assert sum(int(count) for *_, count in bars) == d.numel()
-    # The bar in the middle holds the smallest of both signs.
-    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
-    for side, wanted in ((-1, d < -(2.0**-16)), (1, d > 2.0**-16)):
-        beside = [int(count) for x, width, count in bars if side * (float(x) + float(width) / 2 - middle) > 5]
-        assert sum(beside) == pytest.approx(int(wanted.sum()), abs=2)
 
 
 def bars_of(counts):

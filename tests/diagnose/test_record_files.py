@@ -115,16 +115,6 @@ def test_a_line_of_small_items_takes_bounded_memory(unit, tmp_path, monkeypatch)
     assert "MiB of memory; a record may take 4 MiB" in refusal(tmp_path / "x.jsonl")
 
 
-def test_a_long_sequence_is_no_attack(tmp_path):
-    """A million tokens with ids, 56 MB of text."""
-    count = 1_000_000
-    line = json.dumps(
-        {"train_logp": [-0.12345678901234567] * count, "rollout_logp": [-1.5] * count, "ids": [1] * count}
-    )
-    assert len(line) < json_files.MOST_LINE
-    assert json_files._memory(line.encode()) < json_files.MOST_MEMORY
-
-
 def test_mappings_that_contain_themselves():
     """Written by pickle, which torch.load reads: shared mappings have 2^n fields, and a cycle has no end."""
     cycle = {}
@@ -212,11 +202,6 @@ def test_a_column_of_another_type(column, values, wanted, tmp_path):
 )
 def test_a_column_that_cannot_be_read(column, values, message, tmp_path):
     assert message in refusal(parquet(tmp_path, **{column: values}))
-
-
-def test_texts_that_repeat(tmp_path):
-    path = parquet(tmp_path, texts=pa.array([["a", "b"], ["a"]]), other=pa.array(["x" * 100, None]))
-    assert next(Dump(path).chunks()).texts == [["a", "b"], ["a"]]
 
 
 def test_columns_named_twice(tmp_path):

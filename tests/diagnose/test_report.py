@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.dumps import json_of, packed, plain, records, statistics, without, write, write_jsonl
+from builders.dumps import json_of, packed, plain, records, statistics, write, write_jsonl
 from builders.weights import weight_of
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
@@ -129,18 +129,6 @@ def test_turn_ids_say_where_turns_begin(tmp_path):
     assert [(row.label, row.count) for row in rows] == [("0", 3), ("1", 4), ("2", n - 7)]
 
 
-def test_labels_of_positions_and_lengths_say_what_is_in_them(tmp_path):
-    columns = packed(40, median_length=100)
-    columns["mask"] = torch.ones_like(columns["mask"])
-    profiles = measured(tmp_path, columns).profiles()
-    lengths = columns["cu_seqlens"].diff().tolist()
-    positions = [i for n in lengths for i in range(n)]
-    for rows, values in ((profiles["position"], positions), (profiles["length"], lengths)):
-        for row in rows:
-            low, _, high = row.label.partition(" - ")
-            assert row.count == sum(int(low) <= value <= int(high or low) for value in values), row.label
-
-
 def test_further_columns_are_shown_by_value_or_cut_into_tenths(tmp_path, blocks_of):
     columns = turned()
     columns["kind"] = torch.arange(columns["steps"].numel()) % 2 - 5
@@ -190,24 +178,6 @@ def test_nothing_finite_at_all(bad, tmp_path):
     assert found.metrics()["tokens_nonfinite"] == int(columns["mask"].sum())
     assert found.profiles() == {} and found.worst == []
     assert all(math.isfinite(value) for value in found.metrics().values())
-
-
-def test_nothing_valid_at_all(tmp_path):
-    columns = packed(4)
-    columns["mask"][:] = False
-    found = measured(tmp_path, columns)
-    assert found.metrics()["tokens"] == 0 and found.worst == []
-    assert all(math.isfinite(value) for value in found.metrics().values())
-
-
-def test_percentiles_of_the_magnitude(tmp_path):
-    """Percentiles agree with sorting within 1/8, the width of a bin."""
-    columns = packed(60, median_length=200)
-    found = measured(tmp_path, columns).metrics()
-    d = (columns["train_logp"] - columns["rollout_logp"])[columns["mask"]].abs().sort().values
-    for percent in (50, 90, 99, 99.9):
-        exact = float(d[min(d.numel() - 1, round(percent / 100 * d.numel()))])
-        assert found[f"logratio_abs_p{percent:g}"] == pytest.approx(exact, rel=0.13), percent
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -261,14 +231,6 @@ def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_report_says_what_could_not_be_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    path = write("jsonl", tmp_path, packed())
-    path.write_bytes(path.read_bytes()[:-40])
-    assert main(["report", str(path)]) == 0
-    assert "1 problem while reading; everything else was read" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -284,11 +246,3 @@ def test_wrong_arguments_are_named_on_stderr(arguments, message, tmp_path, capsy
     assert main(["report", *(str(path) if word == "FILE" else word for word in arguments)]) == 2
     out = capsys.readouterr()
     assert out.out == "" and message in out.err
-
-
-def test_without_rich_the_extra_is_named_and_json_works(tmp_path, capsys, monkeypatch):
-    path = write("pt packed", tmp_path, packed())
-    without(monkeypatch, "rich")
-    assert main(["report", str(path)]) == 2
-    assert "needs rich: pip install rich numpy" in capsys.readouterr().err
-    assert main(["report", str(path), "--json"]) == 0
