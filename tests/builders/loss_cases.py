@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from dataclasses import replace
@@ -12,15 +13,16 @@ import torch
 import rollout_corr as rc
 from builders.batches import GARBAGE, error, lay_out
 from builders.calls import bundled_loss
+from builders.rounding import GRID, OF_QUOTIENT, margin
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import loss_blocks
+from rollout_corr.backends import blocks, loss_blocks, sees_batch
 from rollout_corr.specs.terms import Objective
 
 TENSORS = ("old", "rollout", "ref", "weights", "train_mask", "scale")
 # Arguments that are not log-probs.
-PLAIN = ("weights", "train_mask", "scale")
+PLAIN = ("weights", "train_mask", "scale", "entropy")
 
 SURROGATES = {
     "ppo": rc.PPO(),
@@ -94,6 +96,10 @@ OF_ENTROPY = {
 }
 
 
+LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
+GROUPS = (2, 0, 2, 1, 0, 4, 0, 2, 2, 4)
+
+
 def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=0.4, broken=False, keep=0.8):
     """Sequences with holes in both masks and garbage in the holes; the third is all invalid. All tensors are there."""
     rng = random.Random(seed)
@@ -134,7 +140,7 @@ class LaidLoss:
     """Arguments of `rc.policy_loss` in a layout."""
 
     def __init__(self, sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=0):
-        self.names = [name for name in TENSORS if sequences and getattr(sequences[0], name) is not None]
+        self.names = [name for name in (*TENSORS, "entropy") if sequences and getattr(sequences[0], name) is not None]
         plain = [
             oracle.Sequence(q.new, [0.0] * len(q), q.mask, q.advantages, {n: getattr(q, n) for n in self.names})
             for q in sequences
@@ -147,6 +153,10 @@ class LaidLoss:
         tensors = {name: self.laid.external[name] for name in self.names}
         self.arguments = {(name if name in PLAIN else f"{name}_logp"): x for name, x in tensors.items()}
         self.arguments["cu_seqlens"] = self.laid.cu_seqlens
+        for name, field in (("group_index", "group"), ("sequence_ids", "number")):
+            numbers = [getattr(q, field) for q in sequences]
+            if None not in numbers:
+                self.arguments[name] = torch.tensor(numbers, dtype=torch.int64)
 
     @staticmethod
     def leaf(x):
@@ -167,22 +177,43 @@ class LaidLoss:
         return self.laid.read(grad), self.laid.elsewhere(grad)
 
 
-def with_entropy(
-    seed, layout, lengths, dtype=torch.float64, part=slice(None), broken=False, names=("old",), unread=False
-):
-    """A batch with entropies: ties, 0, and NaN or infinity if broken; `unread` breaks all else as `random_batch` does.
+def looked_at(name, seed, *names, lengths=(9, 1, 14, 0, 5, 12, 30, 3, 7, 2), broken=False):
+    """A batch with what a surrogate that looks needs: entropies with ties and 0, groups and advantages of sequences."""
+    real = name.startswith("real")
+    batch = random_batch(seed, lengths, broken=broken, advantages="sequence" if real else "token")
+    batch, rng = only(batch, "old", *names), random.Random(seed)
+    for s, q in enumerate(batch):
+        if real:
+            q.group = GROUPS[s % len(GROUPS)]
+        elif name.startswith("entropy"):
+            q.entropy = [rng.choice((0.0, 0.25, rng.expovariate(1.0))) for _ in q.new]
+            if broken and q.new:
+                q.entropy[0] = rng.choice((math.nan, math.inf))
+    return batch
 
-    Returns:
-        The batch laid out, its entropies laid out like it, its sequences, and their entropies.
-    """
-    batch, rng = only(random_batch(seed, lengths, broken=unread), *names, "ref"), random.Random(seed)
-    for q in batch:
-        for t in oracle_loss.valid(q):
-            q.ref[t] = rng.choice((0.0, 0.25, rng.expovariate(1.0)))
-        if broken and q.ref:
-            q.ref[0] = rng.choice((math.nan, math.inf))
-    laid = LaidLoss(batch[part], layout, dtype)
-    return laid, laid.arguments.pop("ref_logp"), only(batch[part], *names), [q.ref for q in batch[part]]
+
+def mean_of(name):
+    """The mean that a surrogate is defined with."""
+    return rc.Mean("sequence", over="kept") if name.startswith("real") else rc.Mean()
+
+
+def with_entropy(seed, layout, lengths, dtype=torch.float64, names=("old",)):
+    """A batch laid out, and its entropies laid out like it."""
+    laid = LaidLoss(looked_at("entropy clip", seed, *names, lengths=lengths), layout, dtype)
+    return laid, laid.arguments.pop("entropy")
+
+
+@contextlib.contextmanager
+def run_as(way):
+    """Run losses in "blocks", in "small blocks" of few tokens, or "whole", where no value may be read."""
+    run = loss_blocks.run_whole if way == "whole" else loss_blocks.run_blocks
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(LOSSES, blocks=run))
+        if way == "whole":
+            stack.enter_context(mock.patch.object(sees_batch, "in_blocks", return_value=False))
+        elif way == "small blocks":
+            stack.enter_context(mock.patch.object(blocks, "BLOCK", 16))
+        yield
 
 
 def arguments_of(objective):
@@ -192,7 +223,7 @@ def arguments_of(objective):
 
 
 def check(
-    sequences, objective, layout="packed", *, given=None, whole=False, dtype=torch.float64, within=1e-12, by=3e-8
+    sequences, objective, layout="packed", *, given=None, way="blocks", whole=False, dtype=torch.float64, by=OF_QUOTIENT
 ):
     """Value, gradient and metrics against the oracle; `whole` takes the way that other devices go."""
     laid = LaidLoss(sequences, layout, dtype)
@@ -200,19 +231,23 @@ def check(
     if "ref" in laid.names and objective.kl is None:
         del laid.arguments["ref_logp"]
         sequences = [replace(q, ref=None) for q in sequences]
-    run = loss_blocks.run_whole if whole else loss_blocks.run_blocks
-    with mock.patch.dict(LOSSES, blocks=run):
+    with run_as("whole" if whole else way):
         out = laid(**options)
-    compare(out, laid, sequences, objective, f"{layout} {objective} {given}", given=given, within=within, by=by)
+    compare(out, laid, sequences, objective, f"{way} {layout} {objective} {given}", given=given, dtype=dtype, by=by)
     return out
 
 
-def compare(out, laid, sequences, objective, case, *, given=None, within=1e-12, by=3e-8):
+def compare(out, laid, sequences, objective, case, *, given=None, dtype=torch.float64, by=OF_QUOTIENT):
     """Value, gradient and metrics against the oracle; the gradient is 0 at every token that has no part in the loss."""
+    within = margin(torch.promote_types(dtype, torch.float32))
+    if objective.surrogate.traits.sees != "token":
+        within = max(within, GRID)
     wanted = oracle_loss.value(objective, sequences, given)
     assert error(out.value.item(), wanted) <= within, f"value {out.value.item()} for {wanted}: {case}"
     slopes, elsewhere = laid.gradient(out.value)
     assert not any(elsewhere), case
+    # The gradient has the dtype of new_logp.
+    by = max(by, margin(dtype, 1), within if dtype != torch.float64 else 0.0)
     for q, row, expected in zip(sequences, slopes, oracle_loss.gradient(objective, sequences, given), strict=True):
         touched = oracle_loss.known(q, objective.surrogate)
         for t, (a, b) in enumerate(zip(row, expected, strict=True)):

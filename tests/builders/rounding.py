@@ -23,6 +23,8 @@ from torch import Tensor
 
 # Of a formula, and of a sum over a test's batch with a formula in each term.
 FORMULA, SUM = 16, 1024
+# What looks at a batch adds up multiples of this, so that nothing depends on the order of tokens.
+GRID = 2.0**-38
 # The step of a difference quotient in float64, and its error: u / step of the values, step^2 / 6 of a third derivative.
 STEP = 1e-5
 OF_QUOTIENT = 4 * 2.0**-53 / STEP * math.sqrt(SUM) + STEP**2

@@ -1,4 +1,4 @@
-"""Surrogates that look at the whole batch, as loops over Python floats and sorts; shares nothing with the package."""
+"""Surrogates that look at the batch, at a group of sequences or at all entropies, as loops over floats and sorts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from oracles.correction import exp
-from oracles.loss import Sequence, advantage, base_of, trained, valid
-from oracles.surrogates import clip, mean, ppo
+from oracles.loss_terms import Sequence, advantage, base_of, clip, mean, ppo, trained, valid
+from oracles.numbers import exp
 
 BITS = 2**64
+# The loss of each token that trains and its derivative by new_logp, without weights, by sequence and place.
+Losses = dict[tuple[int, int], tuple[float, float]]
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Token:
     new: float
     x: float
     a: float
+    entropy: float
 
     def ratio(self, surrogate) -> float:
         return exp(clip(self.x, -surrogate.clamp, surrogate.clamp))
@@ -36,8 +38,21 @@ def tokens_of(surrogate, sequences: list[Sequence]) -> list[Token]:
         for t in trained(q, surrogate):
             base = base_of(q, surrogate, t)
             x = 0.0 if base is None else q.new[t] - base
-            found.append(Token(s, t, order.index(t) + 1, q.new[t], x, advantage(q, t)))
+            h = math.nan if q.entropy is None else q.entropy[t]
+            found.append(Token(s, t, order.index(t) + 1, q.new[t], x, advantage(q, t), h))
     return found
+
+
+def look(s, sequences: list[Sequence]) -> list[dict | None]:
+    """Per sequence, the loss and the slope of its tokens by place; None for a surrogate that does not look."""
+    kind = type(s).__name__
+    if kind not in LOOK:
+        return [None for _ in sequences]
+    found = LOOK[kind](s, sequences)
+    return [{t: pair for (i, t), pair in found.items() if i == place} for place in range(len(sequences))]
+
+
+# --- ClipCov and KLCov ---
 
 
 def splitmix(state: int) -> int:
@@ -71,20 +86,46 @@ def eligible(s, tokens: list[Token]) -> list[int]:
     return [i for i, q in enumerate(tokens) if s.lower < values[i] < s.upper and not clipped(s, q)]
 
 
-def as_many(share: float, tokens: list[Token]) -> int:
-    return max(int(share * len(tokens)), 1)
-
-
-def chosen(s, tokens: list[Token], ids: list[int]) -> set[tuple[int, int]]:
+def chosen(s, sequences: list[Sequence]) -> set[tuple[int, int]]:
     """The tokens that ClipCov or KLCov chooses, by sequence and index."""
+    tokens = tokens_of(s, sequences)
+    many = max(int(s.share * len(tokens)), 1)
+    if not tokens:
+        return set()
     if type(s).__name__ == "ClipCov":
+        ids = [i if q.number is None else q.number for i, q in enumerate(sequences)]
         order = sorted(eligible(s, tokens), key=lambda i: drawn(s.seed, ids[tokens[i].s], tokens[i].place))
-        places = order[: as_many(s.share, tokens)]
+        places = order[:many]
     else:
         values = covariances(tokens)
-        last = sorted(values, reverse=True)[: as_many(s.share, tokens)][-1:]
-        places = [i for i, value in enumerate(values) if value >= last[0]]
+        last = sorted(values, reverse=True)[:many][-1]
+        places = [i for i, value in enumerate(values) if value >= last]
     return {(tokens[i].s, tokens[i].t) for i in places}
+
+
+def clip_cov(s, sequences: list[Sequence]) -> Losses:
+    found, picked = {}, chosen(s, sequences)
+    for q in tokens_of(s, sequences):
+        pair = ppo(s, q.ratio(s), q.a), 0.0 if clipped(s, q) else -slope_of(s, q) * q.a
+        found[q.s, q.t] = (0.0, 0.0) if (q.s, q.t) in picked else pair
+    return found
+
+
+def kl_cov(s, sequences: list[Sequence]) -> Losses:
+    found, picked = {}, chosen(s, sequences)
+    for q in tokens_of(s, sequences):
+        more = s.penalty * ((q.s, q.t) in picked)
+        sign = (q.x > 0) - (q.x < 0) if abs(q.x) < 1024 else 0
+        found[q.s, q.t] = -q.ratio(s) * q.a + more * min(abs(q.x), 1024.0), -slope_of(s, q) * q.a + more * sign
+    return found
+
+
+def slope_of(s, q: Token) -> float:
+    """The derivative of a token's ratio."""
+    return q.ratio(s) if abs(q.x) < s.clamp else 0.0
+
+
+# --- BAPO ---
 
 
 def contributions(s, tokens: list[Token], lower: float, upper: float) -> tuple[float, float]:
@@ -114,29 +155,110 @@ def bounds(s, tokens: list[Token]) -> tuple[float, float]:
     return found
 
 
-def token_losses(
-    s, sequences: list[Sequence], ids: list[int] | None = None
-) -> dict[tuple[int, int], tuple[float, float]]:
-    """The loss of each token that trains and its derivative by new_logp, by sequence and index; without weights."""
-    tokens = tokens_of(s, sequences)
-    ids = list(range(len(sequences))) if ids is None else ids
-    kind, found = type(s).__name__, {}
-    picked = chosen(s, tokens, ids) if kind != "BAPO" and tokens else set()
-    lower, upper = bounds(s, tokens) if kind == "BAPO" else (0.0, 0.0)
+def bapo(s, sequences: list[Sequence]) -> Losses:
+    tokens, found = tokens_of(s, sequences), {}
+    lower, upper = bounds(s, tokens)
     for q in tokens:
         r = q.ratio(s)
-        slope = r if abs(q.x) < s.clamp else 0.0
-        if kind == "ClipCov":
-            value = ppo(s, r, q.a)
-            pair = (0.0, 0.0) if (q.s, q.t) in picked else (value, 0.0 if clipped(s, q) else -slope * q.a)
-        elif kind == "KLCov":
-            more = s.penalty * ((q.s, q.t) in picked)
-            sign = (q.x > 0) - (q.x < 0) if abs(q.x) < 1024 else 0
-            pair = (-r * q.a + more * min(abs(q.x), 1024.0), -slope * q.a + more * sign)
-        else:
-            far = s.dual is not None and r > s.dual
-            cut = r > upper if q.a >= 0 else r < lower or far
-            bound = upper if q.a >= 0 else s.dual if far else lower
-            pair = (-q.a * (bound if cut else r), 0.0 if cut else -slope * q.a)
-        found[q.s, q.t] = (s.coef * pair[0], s.coef * pair[1])
+        far = s.dual is not None and r > s.dual
+        cut = r > upper if q.a >= 0 else r < lower or far
+        bound = upper if q.a >= 0 else s.dual if far else lower
+        found[q.s, q.t] = -q.a * (bound if cut else r), 0.0 if cut else -slope_of(s, q) * q.a
     return found
+
+
+# --- EntropyClip ---
+
+
+def widths(s, sequences: list[Sequence]) -> dict[tuple[int, int], tuple[float, float]]:
+    """The distances of the lower and the upper bound from 1, of each token that trains."""
+    tokens, found = tokens_of(s, sequences), {}
+    logs = {(q.s, q.t): math.log(max(q.entropy, 1e-8)) for q in tokens if math.isfinite(q.entropy)}
+    order = sorted(logs.values())
+    pivot = order[round(s.pivot * (len(order) - 1))] if order else 0.0
+    for q in tokens:
+        away = logs.get((q.s, q.t), pivot) - pivot
+        low, high = s.low, s.high
+        if away > 0:
+            high *= 1.0 + s.strength * away / (order[-1] - pivot)
+        elif away < 0 and s.widens == "outward":
+            low *= 1.0 + s.strength * away / (order[0] - pivot)
+        elif away < 0:
+            high *= 1.0 + s.strength * away / (order[0] - pivot)
+        found[q.s, q.t] = (low, high)
+    return found
+
+
+def entropy_clip(s, sequences: list[Sequence]) -> Losses:
+    found, away = {}, widths(s, sequences)
+    for q in tokens_of(s, sequences):
+        r, (low, high) = q.ratio(s), away[q.s, q.t]
+        far = s.dual is not None and q.a < 0 and r > s.dual
+        cut = far or (r > 1.0 + high if q.a >= 0 else r < 1.0 - low)
+        bound = s.dual if far else 1.0 + high if q.a >= 0 else 1.0 - low
+        found[q.s, q.t] = -q.a * (bound if cut else r), 0.0 if cut else -slope_of(s, q) * q.a
+    return found
+
+
+# --- REAL ---
+
+
+def score(s, tokens: list[Token]) -> float:
+    """The mean log-ratio of a sequence."""
+    return clip(mean(clip(q.x, -1024.0, 1024.0) for q in tokens), -s.clamp, s.clamp)
+
+
+def contrasts(s, sequences: list[Sequence]) -> dict[int, tuple[dict[int, float], dict[int, float]]]:
+    """The scores of the sequences by number, those with A <= 0 and the good ones, of each group that has both."""
+    found: dict[int, tuple[dict[int, float], dict[int, float]]] = {}
+    for i, sequence in enumerate(sequences):
+        tokens = [q for q in tokens_of(s, sequences) if q.s == i]
+        if tokens:
+            good = mean(q.a for q in tokens) > 0
+            found.setdefault(sequence.group, ({}, {}))[good][i] = score(s, tokens)
+    return {group: both for group, both in found.items() if both[0] and both[1]}
+
+
+def real(s, sequences: list[Sequence]) -> Losses:
+    """The derivative is that of the sum over the group's sequences of their mean token loss, times the tokens."""
+    found = {(q.s, q.t): (0.0, 0.0) for q in tokens_of(s, sequences)}
+    for others, goods in contrasts(s, sequences).values():
+        below = 1.0 + math.fsum(math.exp(x / s.tau) for x in others.values())
+        above = 1.0 + math.fsum(math.exp(-x / s.tau) for x in goods.values())
+        size = len(others) + len(goods)
+        for i, x in (others | goods).items():
+            slope = -math.exp(-x / s.tau) / above if i in goods else math.exp(x / s.tau) / below
+            slope = 0.0 if abs(x) >= s.clamp else slope * size / s.tau
+            for t in [t for j, t in found if j == i]:
+                found[i, t] = math.log(below) + math.log(above), slope
+    return found
+
+
+LOOK = {"ClipCov": clip_cov, "KLCov": kl_cov, "BAPO": bapo, "EntropyClip": entropy_clip, "REAL": real}
+
+
+def metrics(s, sequences: list[Sequence]) -> dict[str, float]:
+    """What a surrogate reports of its look."""
+    tokens, kind = tokens_of(s, sequences), type(s).__name__
+    n = max(len(tokens), 1)
+    if kind in ("ClipCov", "KLCov"):
+        picked = chosen(s, sequences)
+        some = [x for x, q in zip(covariances(tokens), tokens, strict=True) if (q.s, q.t) in picked]
+        found = {"cov_chosen_fraction": len(picked) / n, "cov_chosen_mean": mean(some)}
+        return found | ({"cov_eligible_fraction": len(eligible(s, tokens)) / n} if kind == "ClipCov" else {})
+    if kind == "BAPO":
+        lower, upper = bounds(s, tokens)
+        up, down = contributions(s, tokens, lower, upper)
+        return {
+            "bapo_lower_mean": lower,
+            "bapo_upper_mean": upper,
+            "bapo_positive_fraction": up / (up + down) if up + down else 0.0,
+            "clip_high_fraction": sum(q.a > 0 and q.ratio(s) > upper for q in tokens) / n,
+            "clip_low_fraction": sum(q.a < 0 and q.ratio(s) < lower for q in tokens) / n,
+        }
+    if kind == "EntropyClip":
+        lows, highs = zip(*widths(s, sequences).values(), strict=True) if tokens else ((), ())
+        return {"entropy_clip_low_mean": mean(lows), "entropy_clip_high_mean": mean(highs)}
+    compared = [i for both in contrasts(s, sequences).values() for part in both for i in part]
+    train = {q.s for q in tokens}
+    return {"sequence_group_contrast_fraction": len(compared) / max(len(train), 1)}

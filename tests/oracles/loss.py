@@ -1,4 +1,4 @@
-"""The third oracle of the policy loss: its formulas as loops over Python floats, its gradient as a difference quotient.
+"""The oracle of the policy loss: its formulas as loops over Python floats, its gradient as a difference quotient.
 
 `sg` in a formula means: computed from the log-probs as they are, not as they are moved for the quotient. It shares no
 code with the package beyond the frozen types that it is given.
@@ -7,87 +7,42 @@ code with the package beyond the frozen types that it is given.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from oracles.correction import exp
-from oracles.surrogates import at_level, clip, level_of, mean, ppo, rec_keeps, vespo_log_ratio
+from oracles import batch_losses
+from oracles.loss_terms import Sequence as Sequence
+from oracles.loss_terms import (
+    advantage,
+    at_level,
+    base_of,
+    clip,
+    known,
+    level_of,
+    mean,
+    over_kept_set,
+    ppo,
+    rec_keeps,
+    trained,
+    valid,
+    vespo_log_ratio,
+)
+from oracles.numbers import exp
 
 STEP = 1e-5
-
-
-@dataclass
-class Sequence:
-    """One sequence. Lists of one length; None for what is not given. `advantages` may be one number."""
-
-    new: list
-    mask: list
-    advantages: list | float
-    old: list | None = None
-    rollout: list | None = None
-    ref: list | None = None
-    weights: list | None = None
-    train_mask: list | None = None
-    scale: list | None = None  # factors of all that a token adds
-    external: dict = field(default_factory=dict)
-    mass: list | None = None  # log of the mass that truncated sampling kept
-    renormalized: str = "rollout"
-
-    def __len__(self):
-        return len(self.new)
-
-
-def base_of(sequence, surrogate, t):
-    of = surrogate.of
-    if of is None:
-        of = "new/old" if sequence.old is not None else "new/rollout"
-    base = sequence.old if of == "new/old" else sequence.rollout
-    if base is None:
-        return None
-    if sequence.mass is None or of == "new/old":
-        return base[t]
-    # new - mass - rollout, or new - (rollout - mass).
-    return base[t] + sequence.mass[t] * (1 if sequence.renormalized == "rollout" else -1)
-
-
-def over_kept_set(sequence, surrogate, t, log_probs):
-    """The policy that a ratio to the rollout compares: a log-prob over the tokens that could have been sampled."""
-    of = surrogate.of or ("new/old" if sequence.old is not None else "new/rollout")
-    if sequence.mass is None or of == "new/old" or sequence.renormalized == "train":
-        return log_probs[t]
-    return log_probs[t] - sequence.mass[t]
-
-
-def is_finite(sequence, surrogate, t):
-    base = base_of(sequence, surrogate, t)
-    needed = [sequence.new[t], advantage(sequence, t)]
-    needed += [x for x in (base,) if x is not None]
-    needed += [x[t] for x in (sequence.ref, sequence.weights, sequence.scale) if x is not None]
-    return all(math.isfinite(x) for x in needed)
-
-
-def advantage(sequence, t):
-    return sequence.advantages[t] if isinstance(sequence.advantages, list) else sequence.advantages
-
-
-def valid(sequence):
-    return [t for t in range(len(sequence)) if sequence.mask[t] != 0]
-
-
-def known(sequence, surrogate):
-    return [t for t in valid(sequence) if is_finite(sequence, surrogate, t)]
-
-
-def trained(sequence, surrogate):
-    return [t for t in known(sequence, surrogate) if sequence.train_mask is None or sequence.train_mask[t] != 0]
 
 
 # --- surrogates -------------------------------------------------------------------------------------------------------
 
 
-def surrogate_losses(s, sequence, new, stopped, weights_are_ratio):
-    """Per trained token: the surrogate's loss before weights."""
+def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
+    """Per trained token: the surrogate's loss before weights.
+
+    `looked` has the loss and its slope by place, of a surrogate that looks at the batch.
+    """
     tokens = trained(sequence, s)
     kind = type(s).__name__
+    if looked is not None:
+        return {t: looked[t][0] + looked[t][1] * (new[t] - stopped[t]) for t in tokens}
 
     def x_of(t, log_probs):
         base = base_of(sequence, s, t)
@@ -184,11 +139,11 @@ def kl_value(kind, term, k):
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def token_totals(objective, sequence, new, stopped, multiply=True):
+def token_totals(objective, sequence, new, stopped, looked):
     """Per token: policy, KL and regularizer together."""
     s = objective.surrogate
-    weights = sequence.weights if multiply else None
-    losses = surrogate_losses(s, sequence, new, stopped, objective.weights_are_the_ratio)
+    weights = sequence.weights
+    losses = surrogate_losses(s, sequence, new, stopped, objective.weights_are_the_ratio, looked)
     totals = dict.fromkeys(range(len(sequence)), 0.0)
     for t, loss in losses.items():
         w = 1.0
@@ -233,8 +188,8 @@ def counts(objective, sequences):
     return [len(valid(q)) for q in sequences]
 
 
-def sequence_term(objective, sequence, n, new, stopped):
-    total = math.fsum(token_totals(objective, sequence, new, stopped).values())
+def sequence_term(objective, sequence, n, new, stopped, looked):
+    total = math.fsum(token_totals(objective, sequence, new, stopped, looked).values())
     if objective.mean.of == "sequence":
         return total / max(n, 1)  # where nothing trains, a term with scope="all" is a plain sum
     return total
@@ -268,9 +223,10 @@ def value(objective, sequences, given=None):
     if objective.kl is not None and objective.kl.mean is not None:
         rest, term, zero, rows = apart(objective, sequences)
         return value(rest, sequences, given) + value(term, zero, rows)
+    looked = batch_losses.look(objective.surrogate, sequences)
     terms = [
-        sequence_term(objective, q, n, q.new, q.new)
-        for q, n in zip(sequences, counts(objective, sequences), strict=True)
+        sequence_term(objective, q, n, q.new, q.new, seen)
+        for q, n, seen in zip(sequences, counts(objective, sequences), looked, strict=True)
     ]
     return math.fsum(terms) / divisor(objective, sequences, given)
 
@@ -282,8 +238,8 @@ def gradient(objective, sequences, given=None):
         parts = gradient(rest, sequences, given), gradient(term, zero, rows)
         return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*parts, strict=True)]
     by = divisor(objective, sequences, given)
-    found = []
-    for q, n in zip(sequences, counts(objective, sequences), strict=True):
+    found, looked = [], batch_losses.look(objective.surrogate, sequences)
+    for q, n, seen in zip(sequences, counts(objective, sequences), looked, strict=True):
         row = []
         for t in range(len(q)):
             if not math.isfinite(q.new[t]) or q.mask[t] == 0:
@@ -293,7 +249,7 @@ def gradient(objective, sequences, given=None):
             for step in (STEP, -STEP):
                 moved = list(q.new)
                 moved[t] += step
-                sides.append(sequence_term(objective, q, n, moved, q.new))
+                sides.append(sequence_term(objective, q, n, moved, q.new, seen))
             row.append((sides[0] - sides[1]) / (2 * STEP) / by)
         found.append(row)
     return found
@@ -305,11 +261,12 @@ def metrics(objective, sequences):
     kind = type(s).__name__
     xs, used, policies, clips, kls, squares = [], [], [], {"low": 0, "high": 0, "dual": 0}, [], []
     n = broken = some = 0
-    for q in sequences:
+    looked = batch_losses.look(s, sequences)
+    for q, seen in zip(sequences, looked, strict=True):
         tokens = trained(q, s)
         n, some, broken = n + len(tokens), some + bool(tokens), broken + len(valid(q)) - len(known(q, s))
         own = {t: q.new[t] - (q.new[t] if base_of(q, s, t) is None else base_of(q, s, t)) for t in known(q, s)}
-        losses = surrogate_losses(s, q, q.new, q.new, objective.weights_are_the_ratio)
+        losses = surrogate_losses(s, q, q.new, q.new, objective.weights_are_the_ratio, seen)
         for t in tokens:
             a, x = advantage(q, t), own[t]
             xs.append(clip(x, -1024.0, 1024.0))
@@ -363,7 +320,10 @@ def metrics(objective, sequences):
         "surrogate_ratio_min": min(ratios, default=0.0),
         "surrogate_ratio_max": max(ratios, default=0.0),
     }
-    found |= {f"clip_{side}_fraction": count / n if n else 0.0 for side, count in clips.items()}
+    if kind in batch_losses.LOOK:
+        found |= batch_losses.metrics(s, sequences)
+    else:
+        found |= {f"clip_{side}_fraction": count / n if n else 0.0 for side, count in clips.items()}
     if objective.kl is not None:
         found[f"kl_{'ref_new' if objective.kl.swapped else 'new_ref'}_{objective.kl.kind}"] = mean(kls)
     if objective.regularizer is not None:
