@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
 from threading import Event
 
 import pytest
@@ -18,22 +17,6 @@ pytestmark = [
     # The tests look at the future's error.
     pytest.mark.filterwarnings("ignore:rollout_corr.dump:RuntimeWarning"),
 ]
-
-
-@pytest.mark.parametrize("removed", [True, False])
-def test_a_file_that_goes_while_its_lock_is_waited_for(removed, tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text("")
-    with path.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        future = call(path)
-        time.sleep(0.05)
-        if removed:
-            path.unlink()
-        else:
-            path.rename(tmp_path / "rotated.jsonl")
-    assert future.result(60) == 3
-    assert plain_numbers(path) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "folder"])
@@ -125,13 +108,3 @@ def test_processes_write_to_one_path(name, tmp_path):
     assert sorted(plain_numbers(tmp_path / name)) == wanted
     found, problems = read_numbers(tmp_path / name)
     assert sorted(found) == wanted and problems == []
-
-
-def test_two_names_of_one_file(tmp_path):
-    (tmp_path / "x.jsonl").write_text("")
-    (tmp_path / "y.jsonl").symlink_to(tmp_path / "x.jsonl")
-    (tmp_path / "z.jsonl").hardlink_to(tmp_path / "x.jsonl")
-    for i in range(20):
-        futures = [call(tmp_path / f"{name}.jsonl", first=9 * i + 3 * k) for k, name in enumerate("xyz")]
-        assert [future.result(60) for future in futures] == [3, 3, 3]
-    assert sorted(plain_numbers(tmp_path / "x.jsonl")) == list(range(180))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
-import torch
 
 from builders.dump_calls import Disk, call, forked, plain_numbers
 from rollout_corr.api import dump_threads
@@ -70,29 +67,6 @@ def test_a_fork_while_writes_wait(disk, tmp_path):
     assert plain_numbers(tmp_path / "x.jsonl") == [100, 101, 102, 103, 104] * 2
 
 
-@pytest.mark.parametrize("others", [0, 3])
-def test_a_fork_in_a_callback_writes_nothing_twice(others, disk, tmp_path):
-    first = call(tmp_path / "hung.jsonl")
-    ended = []
-
-    def fork(future):
-        # The child goes on in the thread. How it ends is Python's: 3.11 aborts when the thread does.
-        pid = os.fork()
-        if pid:
-            late = time.monotonic() + 30
-            while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < late:
-                time.sleep(0.01)
-            ended.append(time.monotonic() < late)
-
-    first.add_done_callback(fork)
-    waiting = [call(tmp_path / "hung.jsonl", first=3 * i) for i in range(1, others + 1)]
-    disk.free.set()
-    assert [future.result(60) for future in waiting] == [3] * others
-    assert call(tmp_path / "hung.jsonl", first=50).result(60) == 3
-    assert plain_numbers(tmp_path / "hung.jsonl") == [*range(3 * others + 3), 50, 51, 52]
-    assert ended == [True]
-
-
 def test_a_fork_while_a_result_is_given(tmp_path, monkeypatch):
     """No moment of the thread leaves a future that the child waits for without an end."""
     threads, paused, go = dump_threads.threads, threading.Event(), threading.Event()
@@ -114,19 +88,6 @@ def test_a_fork_while_a_result_is_given(tmp_path, monkeypatch):
     assert forked(run) == 0
     go.set()
     assert future.result(60) == 3
-
-
-class Dumping(torch.utils.data.Dataset):
-    """A data set whose workers dump."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, i):
-        return call(self.path, first=100 + i, count=1).result(60)
 
 
 def _dump_and_end(path, first):
@@ -151,18 +112,6 @@ def test_processes_of_multiprocessing_write_what_waits_when_they_end(name, tmp_p
     assert sorted(plain_numbers(tmp_path / name)) == wanted
 
 
-def test_workers_of_a_data_loader_dump(disk, tmp_path):
-    hung = call(tmp_path / "hung.jsonl")
-    loader = torch.utils.data.DataLoader(
-        Dumping(tmp_path / "x.jsonl"), num_workers=2, multiprocessing_context="fork", batch_size=3
-    )
-    assert [batch.tolist() for batch in loader] == [[1, 1, 1]] * 4
-    disk.free.set()
-    assert hung.result(60) == 3
-    assert sorted(plain_numbers(tmp_path / "x.jsonl")) == list(range(100, 112))
-    assert plain_numbers(tmp_path / "hung.jsonl") == [0, 1, 2]
-
-
 def script(tmp_path, text, *arguments, timeout=120):
     """Run a script in a process of its own, with `call` in it; return how it went."""
     header = (
@@ -173,28 +122,6 @@ def script(tmp_path, text, *arguments, timeout=120):
     return subprocess.run(
         [sys.executable, *arguments, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=timeout
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_processes_that_start_anew(method, tmp_path):
-    done = script(
-        tmp_path,
-        f"""
-        import multiprocessing
-        def run(first):
-            for i in range(4):
-                call("x.jsonl", first=first + 3 * i)
-        if __name__ == "__main__":
-            call("x.jsonl")
-            process = multiprocessing.get_context({method!r}).Process(target=run, args=(100,))
-            process.start()
-            process.join()
-            sys.exit(process.exitcode)
-        """,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(plain_numbers(tmp_path / "x.jsonl")) == [0, 1, 2, *range(100, 112)]
 
 
 def test_a_process_ends_although_its_disk_hangs(tmp_path):

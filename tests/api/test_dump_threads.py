@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import gc
 import os
-import sys
 import threading
 import time
 import weakref
@@ -77,58 +76,6 @@ def test_the_call_touches_no_disk(tmp_path, monkeypatch):
     assert [future.result() for future in futures] == [3, 3]
 
 
-def test_the_folder_of_the_call_is_meant(disk, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    futures = [call("hung.jsonl", first=3 * i) for i in range(2)]
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    disk.free.set()
-    assert [future.result(60) for future in futures] == [3, 3]
-    assert plain_numbers(tmp_path / "hung.jsonl") == list(range(6))
-
-
-def test_a_working_folder_that_is_gone(tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.warns(RuntimeWarning, match=r"x\.jsonl: No such file or directory; 0 of the 3 sequences"):
-        assert isinstance(call("x.jsonl").exception(60), OSError)
-
-
-def test_a_path_means_what_the_kernel_makes_of_it(tmp_path):
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "deep" / "er")
-    assert call(tmp_path / "link" / ".." / "x.jsonl").result(60) == 3
-    assert plain_numbers(tmp_path / "deep" / "x.jsonl") == [0, 1, 2]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_callback_may_end_no_thread(disk, tmp_path):
-    def leave(future):
-        sys.exit()
-
-    call(tmp_path / "hung.jsonl").add_done_callback(leave)
-    second = call(tmp_path / "hung.jsonl", first=3)
-    disk.free.set()
-    assert second.result(60) == 3
-    assert plain_numbers(tmp_path / "hung.jsonl") == list(range(6))
-
-
-def test_a_disk_that_hangs_where_files_are_opened(tmp_path, monkeypatch):
-    free, opened = threading.Event(), os.open
-
-    def slow(path, *arguments, **named):
-        if "/hung" in str(path):
-            assert free.wait(120)
-        return opened(path, *arguments, **named)
-
-    monkeypatch.setattr(os, "open", slow)
-    hung = [call(tmp_path / "hung.jsonl", first=3 * i) for i in range(5)]
-    assert call(tmp_path / "x.jsonl").result(60) == 3
-    free.set()
-    assert [future.result(60) for future in hung] == [3, 3, 3, 3, 0]
-
-
 def test_a_step_goes_on_when_there_is_no_memory(tmp_path, monkeypatch, strict):
     """An error behind the checks is the future's, also where warnings are errors."""
 
@@ -143,25 +90,6 @@ def test_a_step_goes_on_when_there_is_no_memory(tmp_path, monkeypatch, strict):
             future.result(0)
     (tmp_path / "file").write_text("")
     assert isinstance(call(tmp_path / "file").exception(60), OSError)
-    assert call(tmp_path / "x.jsonl").result(60) == 3
-
-
-def test_an_interrupt_gives_its_place_back(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(dumping, "_copied", mock.Mock(side_effect=KeyboardInterrupt))
-        for _ in range(6):
-            with pytest.raises(KeyboardInterrupt):
-                call(tmp_path / "x.jsonl")
-    assert call(tmp_path / "x.jsonl").result(60) == 3
-
-
-@pytest.mark.filterwarnings("ignore:rollout_corr.dump:RuntimeWarning")
-def test_a_machine_without_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(dump_threads, "threads", dump_threads.Threads())
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
-        for _ in range(6):
-            assert "can't start new thread" in str(call(tmp_path / "x.jsonl").exception(0))
     assert call(tmp_path / "x.jsonl").result(60) == 3
 
 

@@ -114,20 +114,9 @@ WRITERS = {
     "pt lists": (".pt", lambda path, columns: torch.save(ragged(columns), path)),
     "safetensors padded": (".safetensors", lambda path, columns: save_file(padded(columns), path)),
     "safetensors packed": (".safetensors", lambda path, columns: save_file(columns, path)),
-    "safetensors lengths": (".safetensors", lambda path, columns: save_file(with_lengths(columns), path)),
-    "safetensors one row": (
-        ".safetensors",
-        lambda path, columns: save_file({name: x.contiguous() for name, x in one_row(columns).items()}, path),
-    ),
-    "npz lengths": (".npz", lambda path, columns: np.savez(path, **arrays(with_lengths(columns)))),
-    "npz one row": (".npz", lambda path, columns: np.savez(path, **arrays(one_row(columns)))),
     "npz padded": (".npz", lambda path, columns: np.savez(path, **arrays(padded(columns)))),
     "npz packed": (".npz", lambda path, columns: np.savez(path, **arrays(columns))),
     "npz compressed": (".npz", lambda path, columns: np.savez_compressed(path, **arrays(columns))),
-    "npz columns first": (
-        ".npz",
-        lambda path, columns: np.savez(path, **{k: np.asfortranarray(v) for k, v in arrays(padded(columns)).items()}),
-    ),
     "jsonl": (".jsonl", lambda path, columns: write_jsonl(path, map(plain, records(columns)))),
     "jsonl nested": (
         ".jsonl",

@@ -16,7 +16,7 @@ from builders.planted_dumps import Model, three
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.cause import SEVERITIES
 from rollout_corr.diagnose.doctor.conditions import is_true
-from rollout_corr.diagnose.doctor.diagnosis import BY_LABEL, CAUSES, ON_POLICY, condition_values, diagnose
+from rollout_corr.diagnose.doctor.diagnosis import BY_LABEL, CAUSES, ON_POLICY, diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import DumpError
@@ -145,18 +145,11 @@ VALUES = {"logratio_abs_p99.9": 0.5, "token/weight_ess": 0.25, "tokens": 1e6, "z
     ("text", "wanted"),
     [
         ("logratio_abs_p99.9 > 0.4", True),
-        ("logratio_abs_p99.9>0.5", False),
         ("logratio_abs_p99.9 >= .5", True),
-        ("token/weight_ess < 3e-1", True),
-        ("token/weight_ess <= 0.2", False),
         ("tokens == 1000000", True),
         ("tokens != 1e6", False),
         ("-1 < zero", True),
         ("zero > -1", True),
-        ("zero > 1 or tokens > 1", True),
-        ("zero > 1 and tokens > 1", False),
-        ("not zero > 1", True),
-        ("not (zero > 1 or tokens > 1)", False),
         # and before or; not before and.
         ("tokens > 1 or tokens > 1 and zero > 1", True),
         ("(tokens > 1 or tokens > 1) and zero > 1", False),
@@ -173,19 +166,8 @@ def test_conditions(text, wanted):
     [
         ("", "expected comparisons such as 'kl_rollout_train_k3 > 0.01', joined by and, or, not and parentheses"),
         ("tokens", "; cannot read 'tokens'"),
-        ("tokens >", "; cannot read 'tokens >'"),
-        ("tokens > 1 zero", "; cannot read 'zero'"),
-        ("tokens > 1 and", "expected comparisons"),
-        ("tokens > 1 zero > 1", "expected comparisons"),
         ("0 < zero < 1", "; cannot read '< 1'"),
-        ("(tokens > 1", "expected comparisons"),
-        ("tokens > 1) or (zero > 1", "expected comparisons"),
-        ("zero > 1 (tokens > 1)", "expected comparisons"),
-        ("tokens > 1 or zero > 1 (tokens > 1)", "expected comparisons"),
         ("(tokens) > 1", "; cannot read 'tokens) > 1'"),
-        ("()", "expected comparisons"),
-        ("True", "expected comparisons"),
-        ("tokens = 1", "; cannot read 'tokens = 1'"),
         ("token > 1", "there is no metric 'token', did you mean 'tokens'?"),
         ("zero > 1 and nothing_like_it > 1", "there is no metric 'nothing_like_it'"),
         ("tokens > 1 or nothing_like_it > 1", "there is no metric 'nothing_like_it'"),
@@ -242,14 +224,6 @@ def test_nothing_is_neither_healthy_nor_ill(tmp_path, capsys):
         assert "no valid token" in text and "healthy:" not in text
 
 
-def test_identical_log_probs_fail_unless_they_are_meant_to_be_identical(tmp_path, capsys):
-    """Row 8 of the users' review: identical log-probs were healthy."""
-    torch.save(planted_dumps.copied(0), tmp_path / "x.pt")
-    assert main(["doctor", str(tmp_path / "x.pt")]) == 1
-    assert "warning: both log-probs are the same bits [identical]" in capsys.readouterr().out
-    assert main(["doctor", str(tmp_path / "x.pt"), "--fail-if", "findings > identical"]) == 0
-
-
 def test_outliers_are_counted_and_named():
     """Row 5 of the users' review: ten tokens of 15 nats in 1 of 300 sequences were staleness or low precision."""
     (found,) = diagnose(measured(planted_mixes.off_tokens(0, 15.0, count=10)))
@@ -296,11 +270,3 @@ def test_a_shift_on_one_rank_is_said_to_be_in_a_part():
     )
     (found,) = diagnose(measured(planted_dumps.shifted(0, 1)))
     assert found.title == "the rollout log-probs are 1 token late"
-
-
-def test_what_a_condition_may_name():
-    found = measured(planted_dumps.in_bfloat16(0))
-    values = condition_values(found.metrics(), diagnose(found), problems=3)
-    assert values["bfloat16"] == 1.0 and values["shifted"] == 0.0 and values["trainer_disagrees"] == 0.0
-    assert values["findings"] == 0.0 and values["problems"] == 3.0
-    assert not set(found.metrics()) & {cause.name for cause in CAUSES}

@@ -17,13 +17,11 @@ from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.headline import NAMES, tiles
-from rollout_corr.diagnose.show.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, spanning
+from rollout_corr.diagnose.show.headline import NAMES
+from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, spanning
 from rollout_corr.diagnose.show.what_if_page import what_if_page
 from rollout_corr.diagnose.what_if import pareto, try_all
-from rollout_corr.metrics import limits
-from rollout_corr.metrics.histogram import HISTOGRAM_BINS, histogram
-from rollout_corr.metrics.limits import BY_KEY
+from rollout_corr.metrics.histogram import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -182,14 +180,6 @@ def test_linear_bars_show_a_bell_as_a_bell():
     assert rising == sorted(rising) and max(heights) < 1.2 * heights[middle]
 
 
-def test_values_far_out_do_not_flatten_the_rest():
-    generator = torch.Generator().manual_seed(0)
-    d = torch.cat([0.01 * torch.randn(9_700, generator=generator), torch.full((300,), -9.0)])
-    reach, bars, outside = bars_of(histogram(d, None).tolist())
-    assert reach < 0.2 and outside == pytest.approx(0.03) and len(bars) > 9
-    assert bars_of([0] * HISTOGRAM_BINS) == (1.0, [], 1.0)
-
-
 def test_a_bin_of_few_tokens_is_gray_and_does_not_stretch_the_axis():
     rows = [Row(str(i), float(i), 2 if i == 3 else 500, 0.0, 90.0 if i == 3 else 0.01, 0.0, 1.0, 0.0) for i in range(8)]
     for figure in (
@@ -200,32 +190,6 @@ def test_a_bin_of_few_tokens_is_gray_and_does_not_stretch_the_axis():
         kinds = [attributes.get("class", "").split() for _, attributes, _ in page.elements]
         assert sum(kind[1:] == ["few"] for kind in kinds) == 2  # the bin, and its key
         assert "90" not in page.said("text") and "fewer than 50 tokens" in page.said("span")
-
-
-@pytest.mark.parametrize(
-    ("change", "states"),
-    [
-        ({}, ["good"] * 5),
-        ({"kl_rollout_train_k3": 0.02, "logratio_abs_mean": 0.06}, ["warning", "warning", "good", "good", "good"]),
-        ({"kl_rollout_train_k3": 0.06, "logratio_abs_max": 11.0}, ["error", "good", "error", "good", "good"]),
-        ({"ratio_mean": 0.9, "token/weight_ess": 0.4}, ["good", "good", "good", "error", "warning"]),
-        ({"tokens": 7.0, "tokens_nonfinite": 7.0}, ["none"] * 5),
-    ],
-)
-def test_tiles_have_the_colors_of_the_limits(change, states):
-    healthy = {
-        "kl_rollout_train_k3": 0.001,
-        "logratio_abs_mean": 0.01,
-        "logratio_abs_max": 1.0,
-        "ratio_mean": 1.01,
-        "token/weight_ess": 0.99,
-    }
-    metrics = healthy | {"tokens": 1000.0, "tokens_nonfinite": 0.0, "ratio_std": 0.1} | change
-    found = tiles(metrics)
-    assert [tile.state for tile in found] == states
-    for tile in found:
-        if tile.key.rpartition("/")[2] in BY_KEY:
-            assert tile.healthy == limits.healthy(tile.key.rpartition("/")[2])
 
 
 def test_the_worst_records_come_with_their_tokens(tmp_path):
@@ -342,11 +306,3 @@ def test_any_values_have_an_axis(values, log):
     for value in values:
         if math.isfinite(value):
             assert 0.0 <= axis.at(value) <= 1.0
-
-
-def test_places_in_a_chart():
-    chart = Chart("t", Axis("x", 1.0, 100.0, log=True), Axis("y", 0.0, 2.0))
-    assert chart.px(1.0) == LEFT and chart.px(100.0) == pytest.approx(WIDTH - RIGHT)
-    assert chart.px(10.0) == pytest.approx((LEFT + WIDTH - RIGHT) / 2)
-    assert chart.py(0.0) == HEIGHT - BOTTOM and chart.py(2.0) == pytest.approx(TOP)
-    assert chart.py(5.0) == pytest.approx(TOP)

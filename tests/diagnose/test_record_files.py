@@ -298,12 +298,6 @@ def test_a_json_file_that_is_none_is_one_line(text, message, tmp_path):
     assert message in refusal(path)
 
 
-def test_a_json_value_is_parsed_in_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_files, "MOST_LINE", 1 << 10)
-    (tmp_path / "x.json").write_text(json.dumps([ROW] * 40))
-    assert "write a record on each line of a .jsonl file" in refusal(tmp_path / "x.json")
-
-
 def test_lines_before_the_end_of_a_cut_gzip_file_are_read(tmp_path):
     path = tmp_path / "x.jsonl.gz"
     write_gzip(path, [ROW | {"id": str(i)} for i in range(2000)])

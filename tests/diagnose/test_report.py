@@ -118,17 +118,6 @@ def test_profiles_are_those_of_plain_loops(tmp_path, blocks_of):
     check_rows(profiles["length"], means, lambda token: math.floor(2 * math.log2(lengths[token[0]]) + 1e-9))
 
 
-def test_turn_ids_say_where_turns_begin(tmp_path):
-    """Turns change where the id changes, whatever its value; without ids, holes in the mask separate turns."""
-    columns = packed(1, median_length=40)
-    columns["mask"] = torch.ones_like(columns["mask"])
-    n = columns["mask"].numel()
-    assert "turn" not in measured(tmp_path, columns).profiles()
-    columns["turns"] = torch.tensor([5] * 3 + [9] * 4 + [2] * (n - 7))
-    rows = measured(tmp_path, columns).profiles()["turn"]
-    assert [(row.label, row.count) for row in rows] == [("0", 3), ("1", 4), ("2", n - 7)]
-
-
 def test_further_columns_are_shown_by_value_or_cut_into_tenths(tmp_path, blocks_of):
     columns = turned()
     columns["kind"] = torch.arange(columns["steps"].numel()) % 2 - 5
@@ -229,20 +218,3 @@ def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
     assert "reading dump.pt" in out.err and "reading" not in out.out
     assert main(["report", path, "--json"]) == 0
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["missing.pt"], "rollout-corr report: missing.pt: no such file\n"),
-        (["FILE", "--field", "train_logp"], "--field: expected ROLE=NAME, got 'train_logp'"),
-        (["FILE", "--field", "policy=x"], "field 'policy': expected one of"),
-        (["FILE", "--by", "reward"], "field 'reward': as reward: there is no such field"),
-        (["FILE", "--limit", "0"], "limit: expected a number >= 1, got 0"),
-    ],
-)
-def test_wrong_arguments_are_named_on_stderr(arguments, message, tmp_path, capsys):
-    path = write("pt packed", tmp_path, packed())
-    assert main(["report", *(str(path) if word == "FILE" else word for word in arguments)]) == 2
-    out = capsys.readouterr()
-    assert out.out == "" and message in out.err

@@ -103,35 +103,6 @@ def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
         assert setting.name != "no correction" or (outcome.variance, outcome.weight_mean) == (0.0, 1.0)
 
 
-def test_thresholds_order_what_is_kept(tried):
-    """Along a family, a wider bound keeps more tokens and has less bias."""
-    families = {}
-    for setting, outcome in tried.values():
-        families.setdefault(setting.family, []).append((setting.threshold, outcome))
-    del families[""]
-    assert len(families) == 7
-    for family, points in families.items():
-        points.sort(key=lambda point: -point[0] if family == "veto" else point[0])
-        kept = [outcome.tokens_kept for _, outcome in points]
-        assert kept == sorted(kept), family
-        if "truncated" in family and "geometric" not in family:
-            bias = [outcome.bias for _, outcome in points]
-            assert bias == sorted(bias, reverse=True), family
-    for family in ("geometric rejection", "product rejection"):
-        assert len({outcome.tokens_kept for _, outcome in families[family]}) > 3
-
-
-def test_products_over_long_sequences_are_warned_of():
-    found = outcomes(planted_dumps.long_sequences(0, 3000, 0.05, 0.008))
-    noted = {name for name, (_, outcome) in found.items() if outcome.note}
-    assert noted == {name for name, (setting, _) in found.items() if setting.products}
-    assert {"product weight <= 2", "reject sequences by product 2", "trl.default"} <= noted
-    assert not any("token" in name or "geometric" in name for name in noted)
-    assert "near the clamp of 20" in found["product weight <= 2"][1].note
-    found = outcomes(planted_dumps.long_sequences(0, 300, 0.01, 0.0))
-    assert not any(outcome.note for _, outcome in found.values())
-
-
 def test_the_best_are_those_that_nothing_beats():
     generator = torch.Generator().manual_seed(0)
     pairs = [
@@ -230,20 +201,6 @@ def test_a_setting_has_a_plain_reason():
     assert found["reject"].does == "no weights; rejects sequences whose geometric mean ratio is outside 0.5 to 2"
     assert found["reject"].reason.startswith("Rejects 1.24 % of the tokens and 1.24 % of the sequences; ")
     assert "less than 0.1 % away" in found["reject"].reason
-
-
-def test_progress_by_setting(tmp_path, monkeypatch):
-    """A single chunk takes minutes: the bar moves after every setting, and never back."""
-    torch.save(columns(), tmp_path / "x.pt")
-    seen = []
-    tried = try_all(Dump(tmp_path / "x.pt"), lambda done, doing: seen.append((done, doing)))
-    count = len(tried.settings)
-    assert [doing for _, doing in seen] == [f"setting {i} of {count}" for i in range(1, count + 1)]
-    assert [done for done, _ in seen] == pytest.approx([i / count for i in range(1, count + 1)])
-    monkeypatch.setattr(chunk, "CHUNK_SLOTS", 200)
-    seen.clear()
-    try_all(Dump(tmp_path / "x.pt"), lambda done, doing: seen.append((done, doing)))
-    assert len(seen) > 3 * count and seen == sorted(seen, key=lambda one: one[0]) and seen[-1][0] == pytest.approx(1.0)
 
 
 def test_it_recommends_what_suggest_says(tmp_path, capsys, monkeypatch):
