@@ -1,8 +1,7 @@
-"""`install(dump="folder", every=100)` of every drop-in. Row 31 of the users' review: drop-ins could not dump."""
+"""`install(dump="folder", every=100)` of every drop-in."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from importlib import import_module
@@ -14,11 +13,8 @@ import torch
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.dropin import DropIn, Target
 from rollout_corr.frameworks.shared.dumping import Dumps
 
-DROP_INS = [name for name in lookup.frameworks() if lookup.has(name, "dropin")]
 ROLLOUT = -torch.rand(4, 60, generator=torch.Generator().manual_seed(0)) - 0.1
 TRAIN = ROLLOUT.roll(1, 1)  # the bug that the doctor is to find in what was dumped
 MASK = torch.ones(4, 60)
@@ -97,37 +93,22 @@ def test_every_so_many_corrections_are_written(name, tmp_path):
     assert [finding.name for finding in diagnose(measured)] == ["shifted"]
 
 
-def test_each_install_takes_them():
-    assert {"areal", "skyrl", "trl", "verl", "xtuner"} <= {*DROP_INS}
-    for name in DROP_INS:
-        install = import_module(f"rollout_corr.frameworks.{name}.dropin").install
-        parameters = inspect.signature(install).parameters
-        assert parameters["dump"].default is None and parameters["every"].default == 100
-
-
-def test_install_turns_them_on_and_uninstall_off(tmp_path, monkeypatch):
-    (tmp_path / "toydump").mkdir()
-    (tmp_path / "toydump" / "__init__.py").write_text("__version__ = '1.0'\ndef f(x):\n    return x\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    drop_in = DropIn("toydump", ("1.0",))
-
-    def ours(x):
-        drop_in.dumps.seen(TRAIN, ROLLOUT, MASK)
-        return x
-
-    toy = import_module("toydump")
-    drop_in.install((Target("toydump", "f", ours),), tmp_path / "dumps", 3)
-    assert [toy.f(i) for i in range(4)] == [0, 1, 2, 3]
-    written(tmp_path / "dumps", 2)
+def test_install_turns_them_on_and_off(made, tmp_path):
+    fake, drop_in = made()
+    drop_in.install(fake.targets, tmp_path / "dumps", 1)
+    drop_in.dumps.seen(TRAIN, ROLLOUT, MASK)
+    written(tmp_path / "dumps", 1)
+    drop_in.install(fake.targets)
+    drop_in.dumps.seen(TRAIN, ROLLOUT, MASK)
+    drop_in.install(fake.targets, tmp_path / "dumps", 1)
     drop_in.uninstall()
-    toy.f(1)
     drop_in.dumps.seen(TRAIN, ROLLOUT, MASK)
     time.sleep(0.05)
-    assert len(written(tmp_path / "dumps", 2)) == 2
+    assert len(written(tmp_path / "dumps", 1)) == 1
     for path, every in (("x.csv", 1), ("x", 0), ("x", 1.5), ("x", True)):
         with pytest.raises(ValueError, match=r"dump: expected a name|every: expected a whole number >= 1"):
-            drop_in.install((Target("toydump", "f", ours),), path, every)
-    assert not drop_in.installed().active
+            drop_in.install(fake.targets, path, every)
+    assert drop_in.installed().switches == {} and not drop_in.installed().waiting
 
 
 def test_a_dump_that_cannot_be_made_ends_and_nothing_else(tmp_path, caplog):

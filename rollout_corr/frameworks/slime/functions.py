@@ -25,13 +25,8 @@ from rollout_corr.frameworks.slime import presets as presets
 from rollout_corr.frameworks.slime.config import MisSettings, mis_settings, mis_spec
 from rollout_corr.specs.correction import Spec
 
-# Which of the two frameworks runs is told by which has loaded its tools for context parallelism. miles moved them in
-# January 2026 (f68eef8cd).
-CONTEXT_PARALLEL = (
-    "slime.backends.megatron_utils.cp_utils",
-    "miles.backends.training_utils.cp_utils",
-    "miles.backends.megatron_utils.cp_utils",
-)
+# Which of the two frameworks runs is told by which has loaded its tools for context parallelism.
+CONTEXT_PARALLEL = ("slime.backends.megatron_utils.cp_utils", "miles.backends.training_utils.cp_utils")
 
 Given = Sequence[Tensor]
 Corrected = tuple[Tensor, list[Tensor], dict[str, Tensor]]

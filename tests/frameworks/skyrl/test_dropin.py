@@ -1,41 +1,36 @@
-"""The drop-in for SkyRL beside plain loops: every combination of its options, shapes, dtypes, what it says."""
+"""The drop-in for SkyRL: every combination of its options, shapes, dtypes, what it says."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from oracles import peers as oracle_reports
-from rollout_corr.frameworks.skyrl import dropin
+import rollout_corr as rc
+from rollout_corr.frameworks.skyrl import config, dropin
 
+OPTIONS = (
+    (None, {}),
+    ("token", {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 1.1}),
+    ("sequence", {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1.2}),
+)
+SEQUENCES = (
+    {},
+    {"sequence_mask_metric": "geometric", "geo_mask_low": 0.97, "geo_mask_high": 1.04},
+    {"sequence_mask_metric": "product", "product_mask_low": 0.6, "product_mask_high": 1.4},
+)
 OUTLIERS = {"outlier_token_is_threshold_low": 0.6, "outlier_token_is_threshold_high": 1.6}
 TOKENS = {"token_mask_is_threshold_low": 0.8, "token_mask_is_threshold_high": 1.25}
-SEQUENCES = {
-    None: {},
-    "geometric": {"sequence_mask_metric": "geometric", "geo_mask_low": 0.97, "geo_mask_high": 1.04},
-    "product": {"sequence_mask_metric": "product", "product_mask_low": 0.6, "product_mask_high": 1.4},
-}
-WEIGHTS = {None: {}, "token": {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 1.1}}
-WEIGHTS["sequence"] = {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1.2}
-COMBINATIONS = list(itertools.product(WEIGHTS, SEQUENCES, (False, True), (False, True)))
+EVERYTHING = OPTIONS[2][1] | SEQUENCES[1] | OUTLIERS | TOKENS
 
 
 def configuration(**fields):
     assert set(fields) <= set(dropin.FIELDS)
     return SimpleNamespace(**dropin.FIELDS | fields)
-
-
-def fields_of(weight, sequence, outliers, tokens):
-    return {
-        **WEIGHTS[weight],
-        **SEQUENCES[sequence],
-        **(OUTLIERS if outliers else {}),
-        **(TOKENS if tokens else {}),
-    }
 
 
 def batch(seed=0, dtype=torch.float32, mask_dtype=torch.float32):
@@ -49,68 +44,29 @@ def batch(seed=0, dtype=torch.float32, mask_dtype=torch.float32):
     return old.to(dtype), rollout.to(dtype), mask.to(mask_dtype)
 
 
-def rows_of(old, rollout, mask):
-    columns = zip(*(x.tolist() for x in (old.double(), rollout.double(), mask != 0)), strict=True)
-    return [list(zip(*row, strict=True)) for row in columns]
-
-
-def by_hand(rows, weight, sequence, outliers, tokens):
-    """SkyRL's weights (per token) and mask, each step over what the one before left."""
-    weights, kept = [], []
-    for row in rows:
-        d = [old - rollout for old, rollout, _ in row]
-        left = [ok for *_, ok in row]
-        if outliers and any(ok and not 0.6 <= math.exp(x) <= 1.6 for x, ok in zip(d, left, strict=True)):
-            left = [False] * len(row)
-        if tokens:
-            left = [ok and 0.8 <= math.exp(x) <= 1.25 for x, ok in zip(d, left, strict=True)]
-        survivors = [x for x, ok in zip(d, left, strict=True) if ok]
-        total = math.fsum(survivors)
-        weights.append(
-            [min(math.exp(x), 1.1) for x in d] if weight == "token" else [min(math.exp(total), 1.2)] * len(row)
-        )
-        value = math.exp({"product": total, "geometric": total / max(len(survivors), 1)}.get(sequence, 0.0))
-        low, high = {"product": (0.6, 1.4), "geometric": (0.97, 1.04)}.get(sequence, (0.0, math.inf))
-        kept.append([float(ok and low <= value <= high) for ok in left])
-    return weights, kept
-
-
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda combination: "-".join(map(str, combination)))
-def test_every_combination(combination):
-    weight, sequence, outliers, tokens = combination
-    config = configuration(**fields_of(*combination))
-    for seed in range(3):
-        given = batch(seed, torch.float64)
-        rows = rows_of(*given)
-        weights, metrics, mask = dropin.compute_off_policy_correction(*given, config)
-        if not any(combination):
-            assert (weights, metrics) == (None, {}) and mask is given[2]
+@pytest.mark.parametrize(("weight", "options"), OPTIONS)
+def test_every_combination(weight, options):
+    """By the Spec of the configuration; tests/conformance compares with SkyRL's function."""
+    for sequence, outliers, tokens in itertools.product(SEQUENCES, ({}, OUTLIERS), ({}, TOKENS)):
+        fields = options | sequence | outliers | tokens
+        given = old, rollout, valid = batch(0, torch.float64)
+        weights, metrics, mask = dropin.compute_off_policy_correction(*given, configuration(**fields))
+        if not fields:
+            assert (weights, metrics) == (None, {}) and mask is valid
             continue
-        expected = by_hand(rows, *combination)
-        assert mask.tolist() == expected[1]
+        spec = replace(config.spec(**dropin.FIELDS | fields), nonfinite="reject")
+        out = rc.correct(old, rollout, mask=valid, spec=spec)
+        assert torch.equal(mask, out.mask.float() if spec.criteria else valid) and metrics == out.metrics("skyrl")
         assert (weights is None) == (weight is None)
         if weights is not None:
             assert weights.shape == ((6, 12) if weight == "token" else (6, 1))
             # What does not train is multiplied by a mask of 0, whatever its weight.
-            product = weights * mask
-            torch.testing.assert_close(
-                product, torch.tensor(expected[0], dtype=torch.float64) * mask, rtol=1e-12, atol=0.0
-            )
-        wanted = oracle_reports.skyrl(
-            rows,
-            tis=weight,
-            cap={"token": 1.1, "sequence": 1.2}.get(weight),
-            sequence_mask={"geometric": "geo"}.get(sequence, sequence),
-            bounds={"geometric": (0.97, 1.04), "product": (0.6, 1.4)}.get(sequence),
-            outlier=(0.6, 1.6) if outliers else None,
-            token_mask=(0.8, 1.25) if tokens else None,
-        )
-        assert metrics == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+            torch.testing.assert_close(weights * mask, out.weights * mask, rtol=1e-12, atol=0.0)
 
 
 def test_loss():
     """The loss times the weight, which is a constant; gradients flow through the loss alone. The settings stay."""
-    given, config = batch(), configuration(**fields_of("sequence", "geometric", True, True))
+    given, config = batch(), configuration(**EVERYTHING)
     settings = dict(vars(config))
     old = given[0].requires_grad_()
     loss = torch.randn(6, 12, requires_grad=True)
@@ -124,19 +80,18 @@ def test_loss():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mask_dtype", "rejects", "weights", "mask"),
+    ("dtype", "mask_dtype", "rejects", "mask"),
     [
-        (torch.float32, torch.float32, True, torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32, True, torch.bfloat16, torch.float32),
-        (torch.float32, torch.int64, True, torch.float32, torch.float32),
-        (torch.float32, torch.int64, False, torch.float32, torch.int64),
-        (torch.float64, torch.float64, True, torch.float64, torch.float64),
+        (torch.bfloat16, torch.float32, True, torch.float32),
+        (torch.float32, torch.int64, True, torch.float32),
+        (torch.float32, torch.int64, False, torch.int64),
+        (torch.float64, torch.float64, True, torch.float64),
     ],
 )
-def test_dtypes(dtype, mask_dtype, rejects, weights, mask):
-    config = configuration(**fields_of("token", None, False, rejects))
+def test_dtypes(dtype, mask_dtype, rejects, mask):
+    config = configuration(**OPTIONS[1][1] | (TOKENS if rejects else {}))
     found = dropin.compute_off_policy_correction(*batch(0, dtype, mask_dtype), config)
-    assert (found[0].dtype, found[2].dtype) == (weights, mask) and not found[0].requires_grad
+    assert (found[0].dtype, found[2].dtype) == (dtype, mask) and not found[0].requires_grad
 
 
 def test_cap_below_one():
@@ -147,7 +102,7 @@ def test_cap_below_one():
 
 def test_padding():
     """With "skip", spread and minimum are of the valid tokens, and rows without one count in nothing."""
-    given, config = batch(dtype=torch.float64), configuration(**fields_of("token", "geometric", True, False))
+    given, config = batch(dtype=torch.float64), configuration(**OPTIONS[1][1] | SEQUENCES[1] | OUTLIERS)
     metrics = dropin.compute_off_policy_correction(*given, config, padding="skip")[1]
     ratio = (given[0] - given[1])[given[2] != 0].exp()
     assert metrics["is_ratio_std"] == pytest.approx(float(ratio.std()), rel=1e-12)
@@ -161,7 +116,7 @@ def test_padding():
 
 def test_nonfinite():
     """SkyRL keeps a sequence whose ratio is NaN, and a NaN behind the mask makes one."""
-    config = configuration(**fields_of("sequence", "geometric", True, True))
+    config = configuration(**EVERYTHING)
     old, rollout, mask = batch()
     expected = dropin.compute_off_policy_correction(old, rollout, mask, config)
     old[mask == 0] = -math.inf
@@ -172,12 +127,15 @@ def test_nonfinite():
     assert not kept[0].any() and all(map(math.isfinite, metrics.values()))
 
 
-def test_wrong_configuration_and_tensors():
+def test_errors():
     old, rollout, mask = batch()
-    with pytest.raises(ValueError, match="tis_ratio_type: expected null or one of"):
-        dropin.compute_off_policy_correction(old, rollout, mask, configuration(tis_ratio_type="word"))
-    with pytest.raises(ValueError, match=r"rollout_logp: expected shape \[6, 12\]"):
-        dropin.compute_off_policy_correction(old, rollout[:, 1:], mask, configuration(tis_ratio_type="token"))
+    for tensor, kind, ratio, message in (
+        (rollout, ValueError, "word", "tis_ratio_type: expected null or one of"),
+        (rollout[:, 1:], ValueError, "token", r"rollout_logp: expected shape \[6, 12\]"),
+        (None, TypeError, "token", r"^rollout_logprobs: expected a tensor, got None; .*sampling_params\.logprobs"),
+    ):
+        with pytest.raises(kind, match=message):
+            dropin.compute_off_policy_correction(old, tensor, mask, configuration(tis_ratio_type=ratio))
 
 
 def test_says_what_it_does(caplog, monkeypatch):

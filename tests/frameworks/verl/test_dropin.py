@@ -23,7 +23,6 @@ EVERYTHING = {
     "rollout_rs": "token_k1,seq_mean_k3",
     "rollout_rs_threshold": "0.8_1.3,0.05",
 }
-FRACTIONS = {"rollout_is": "token", "rollout_is_threshold": "0.9_1.1"}
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +31,12 @@ def protocol(monkeypatch):
     fake_verl.put(monkeypatch)
 
 
-def batch(dtype=torch.float32, mask_dtype=torch.int64, empty=True):
+def batch(dtype=torch.float32, mask_dtype=torch.int64):
     made = torch.Generator().manual_seed(3)
     rollout = torch.rand(6, 9, generator=made).log()
     train = rollout + 0.2 * torch.randn(6, 9, generator=made)
     mask = torch.rand(6, 9, generator=made) < 0.7
-    if empty:
-        mask[4] = False
+    mask[4] = False
     return train.to(dtype), rollout.to(dtype), mask.to(mask_dtype)
 
 
@@ -64,27 +62,22 @@ def test_metrics_only():
     assert all(type(value) is float for value in metrics.values())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "mask_dtype", "expected"),
-    [
-        (torch.float32, torch.bool, torch.float32),
+def test_dtypes():
+    for dtype, mask_dtype, expected in (
         (torch.bfloat16, torch.int64, torch.bfloat16),
         (torch.bfloat16, torch.float32, torch.float32),
         (torch.float64, torch.bool, torch.float64),
-    ],
-)
-def test_dtypes(dtype, mask_dtype, expected):
-    weights, mask, _ = correct(*batch(dtype, mask_dtype), **EVERYTHING)
-    assert (weights.dtype, mask.dtype) == (expected, mask_dtype) and not weights.requires_grad
+    ):
+        weights, mask, _ = correct(*batch(dtype, mask_dtype), **EVERYTHING)
+        assert (weights.dtype, mask.dtype) == (expected, mask_dtype) and not weights.requires_grad
 
 
 @pytest.mark.parametrize("shape", [(54,), (2, 3, 9)])
 def test_other_shapes(shape):
     """One sequence alone, and rows in more dimensions than one."""
-    given = [x.reshape(shape) for x in batch(empty=False)]
-    as_rows = [x.reshape(-1, shape[-1]) for x in given]
+    given = [x.reshape(shape) for x in batch()]
     weights, mask, metrics = correct(*given, **EVERYTHING)
-    expected = correct(*as_rows, **EVERYTHING)
+    expected = correct(*(x.reshape(-1, shape[-1]) for x in given), **EVERYTHING)
     assert weights.shape == mask.shape == torch.Size(shape) and metrics == expected[2]
     assert torch.equal(weights.reshape(-1), expected[0].reshape(-1))
 
@@ -111,8 +104,7 @@ def test_parts_agree_with_the_whole():
     assert prefixed == {f"rollout_corr/{key}": value for key, value in off_policy.items()}
 
 
-@pytest.mark.parametrize("threshold", [1.2, "0.9_1.1"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("level", "threshold"), [("token", "0.9_1.1"), ("sequence", 1.2)])
 def test_metrics_of_ready_weights(level, threshold):
     """Taken from the tensors themselves, they are those of the statistics."""
     train, rollout, mask = batch(torch.float64)
@@ -127,7 +119,7 @@ def test_metrics_of_ready_weights(level, threshold):
     assert found == pytest.approx({key: expected[key] for key in expected if key.startswith("rollout_is_")}, abs=1e-12)
 
 
-@pytest.mark.parametrize("option", sorted(dropin.SUPPORTED_ROLLOUT_RS_OPTIONS))
+@pytest.mark.parametrize("option", ["token_k1", "seq_sum_k2", "seq_mean_k1", "seq_max_k3"])
 def test_metrics_of_a_ready_statistic(option):
     train, rollout, mask = batch(torch.float64)
     threshold = "0.8_1.3" if option.endswith("k1") else 0.03
@@ -243,6 +235,9 @@ def test_empty_batch():
     nothing = torch.zeros_like(mask)
     weights, kept, metrics = correct(train, rollout, nothing, **EVERYTHING)
     assert not weights.any() and not kept.any() and set(metrics.values()) == {0.0}
+    icepop = {"rollout_is": "token", "rollout_is_threshold": "0.9_1.1"}
+    nothing_left = correct(train, train + 1.0, mask, **icepop)[2]  # verl divides by zero
+    assert nothing_left["rollout_corr/rollout_is_eff_sample_size"] == 0.0
     with pytest.raises(ValueError, match="response_mask must contain at least one valid token"):
         correct(train, rollout, nothing, **EVERYTHING, empty_batch="raise")
 
@@ -263,24 +258,14 @@ def test_nan_in_the_padding_goes_nowhere():
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]) and found[2] == expected[2]
 
 
-def test_icepop_that_leaves_nothing():
-    """verl divides by zero."""
-    zeros, ones = torch.zeros(2, 3), torch.ones(2, 3)
-    assert correct(zeros, ones, ones, **FRACTIONS)[2]["rollout_corr/rollout_is_eff_sample_size"] == 0.0
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
         ({"rollout_is": "geometric"}, ValueError, "rollout_is: expected null, 'token' or 'sequence'"),
         ({"rollout_is": "token", "rollout_is_threshold": True}, TypeError, "not a boolean"),
-        ({"rollout_is": "token", "rollout_is_threshold": 0}, ValueError, "rollout_is_threshold"),
         ({"rollout_is": "token", "rollout_is_threshold": math.nan}, ValueError, "rollout_is_threshold"),
-        ({"rollout_is": "token", "rollout_is_threshold": "1_2_3"}, ValueError, "rollout_is_threshold"),
         ({"rollout_rs": "token_k1"}, ValueError, "rollout_rs_threshold: expected a threshold"),
-        ({"rollout_rs": "", "rollout_rs_threshold": 2.0}, ValueError, "rollout_rs: expected at least one"),
         ({"rollout_rs": "token_k4", "rollout_rs_threshold": 2.0}, ValueError, "rollout_rs: expected one of"),
-        ({"rollout_rs": "token_k1", "rollout_rs_threshold": 0}, ValueError, "rollout_rs_threshold of token_k1"),
     ],
 )
 def test_errors(options, kind, message):
