@@ -1,15 +1,32 @@
-"""AReaL's `RejectionSamplingConfig`, and the `PPOActorConfig` around it."""
+"""AReaL: presets of `rejection_sampling` by its metric, losses, RejectionSamplingConfig and PPOActorConfig.
+
+AReaL edits the mask and zeroes the weight, but divides by the original token count: the mean of its loss is over
+"original". With a ratio it reads non-finite D as 0; its KL metrics are not cleaned, so there a NaN fails.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.areal import presets
-from rollout_corr.frameworks.shared.recipe import Recipe, around_one, clip
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS
+from rollout_corr.frameworks.shared.preset import presets
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    SAME_AS_PPO,
+    Named,
+    Recipe,
+    around_one,
+    as_wide,
+    clip,
+    named_recipe,
+    of_presets,
+)
+from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, maybe, settings_of
+from rollout_corr.frameworks.shared.specs import LEVELS as RATIO_LEVELS
 from rollout_corr.specs.bounds_of_batch import MeanBelow
-from rollout_corr.specs.choices import Reduce
+from rollout_corr.specs.choices import Nonfinite, Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.statistics import Stat
@@ -18,20 +35,127 @@ from rollout_corr.specs.surrogates import GSPO, SAPO
 from rollout_corr.specs.terms import Mean
 from rollout_corr.specs.validate import number, one_of, positive
 
-ACTIONS = ("mask", "clamp")
-METRICS = ("ratio", *presets.METRICS, "binary_kl")
+# --- the correction ---
+
+LEVELS, ACTIONS = ("token", "sequence"), ("mask", "clamp")
+AGGREGATIONS: tuple[Reduce, ...] = ("sum", "mean", "max")
 # Metrics and their statistics; the sign of kl_k1 is the other one.
 STATS: dict[str, Stat] = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reverse"}
 STATS |= {"binary_kl": "binary_kl_symmetric"}
+
+
+def spec(
+    level: str = "token",
+    action: str = "mask",
+    metric: str = "ratio",
+    agg: Reduce = "mean",
+    upper: float | None = 5.0,
+    lower: float | None = None,
+) -> Spec:
+    """`RejectionSamplingConfig` as a Spec; the arguments are its fields, with its defaults."""
+    check(level, action, metric, agg)
+    if action == "clamp":
+        if level == "sequence" and agg != "mean":
+            raise ValueError(
+                f"agg: expected 'mean' with action 'clamp' at the level sequence, got {agg!r}: the weight is clamped "
+                "by another number than itself, which no Spec does"
+            )
+        ratio = RATIO_LEVELS["token" if level == "token" else "geometric"]
+        return Spec(weight=Weight(*ratio, lower=lower or None, upper=upper), nonfinite="neutral")
+    reduce: Reduce | None = None if level == "token" else agg
+    if metric == "kl_k1":
+        # AReaL's k1 is D and ours is -D, so the bounds swap sides and a maximum becomes a minimum.
+        reduce = "min" if reduce == "max" else reduce
+        lower, upper = -number("upper", upper), None if lower is None else -number("lower", lower)
+    weight = Weight.geometric() if metric == "ratio" and level == "sequence" else Weight.token()
+    nonfinite: Nonfinite = "neutral" if metric == "ratio" else "reject"
+    over = "token" if level == "token" else "sequence"
+    criterion = Criterion(STATS[metric], over, reduce, lower=lower, upper=upper)  # type: ignore[arg-type]  # checked
+    return Spec(weight=weight, criteria=(criterion,), rejected="both", nonfinite=nonfinite)
+
+
+def check(level: str, action: str, metric: str, agg: str) -> None:
+    """Refuse what AReaL refuses."""
+    one_of("level", level, LEVELS)
+    one_of("action", action, ACTIONS)
+    one_of("metric", metric, STATS)
+    one_of("agg", agg, AGGREGATIONS)
+    if action == "clamp" and metric != "ratio":
+        raise ValueError(f"action: expected 'mask' with metric {metric!r}, as AReaL does, got 'clamp'")
+
+
+def m2po(m2_threshold: float) -> Spec:
+    """M2PO. AReaL drops tokens of equal D^2 one by one, here they go together; its loss counts "kept" tokens."""
+    half = positive("m2_threshold", m2_threshold) / 2.0
+    return Spec(criteria=(Criterion("k2", upper=MeanBelow(half), label="m2po"),), nonfinite="propagate")
+
+
+def _kl(metric: str, level: str, agg: Reduce, upper: float, lower: float | None) -> Spec:
+    return spec(level, "mask", one_of("metric", metric, ("kl_k1", "kl_k2", "kl_k3")), agg, upper, lower)
+
+
+presets("areal", "AReaL 1.0.4")(
+    token_mask=(
+        "w = exp(D) inside [lower, upper], else dropped (IcePop); AReaL's own default leaves the lower side open.",
+        lambda lower, upper: spec(lower=lower, upper=upper),
+        {"lower": maybe(0.5), "upper": maybe(5.0)},
+    ),
+    seq=(
+        "w = exp(mean D), dropped for a sequence whose exp(agg of D) is outside the bounds.",
+        lambda upper, lower, agg: spec("sequence", agg=agg, upper=upper, lower=lower),
+        {"upper": maybe(5.0), "lower": None, "agg": "mean"},
+    ),
+    kl=(
+        "w = exp(D), dropped where D, D^2/2 or exp(-D) - 1 + D (kl_k1, kl_k2, kl_k3) is outside the bounds.",
+        _kl,
+        {"metric": "kl_k3", "level": "token", "agg": "mean", "upper": 5.0, "lower": None},
+    ),
+    kpop=(
+        "w = exp(D), dropped for a token whose binary KL is above upper in either direction "
+        "(KPop; its paper says 0.1).",
+        lambda upper: spec(metric="binary_kl", upper=upper),
+        {"upper": 2.0},
+        "AReaL cbff54d (2026-08-22)",
+    ),
+    m2po=(
+        "No weight; drops the tokens with the largest D^2 until the mean of D^2 over the rest is below a threshold.",
+        m2po,
+        {"m2_threshold": 0.04},
+        "AReaL 4aef98d (2026-05-21)",
+    ),
+)
+
+# --- losses ---
+
+CLIP: dict[str, Any] = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None}
+TAUS = {"sapo_tau_pos": 1.0, "sapo_tau_neg": 1.05}
+INTERPOLATED = (
+    "prox_logp_method=loglinear: old_logp is rc.proximal(new_logp, rollout_logp, batch), of a Batch with versions"
+)
+AVERAGED = "it averages the advantages of a sequence, which is not done here"
+of_presets("areal", Named(clip, **CLIP), BOTH, GLOBAL)
+named_recipe("areal.m2po", Named(clip, **CLIP), BOTH, GLOBAL, spec="areal.m2po", over="kept")
+named_recipe("areal.ppo", Named(clip, **CLIP), DECOUPLED, GLOBAL)
+named_recipe("areal.grpo", Named(clip, **CLIP), DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}")
+named_recipe("areal.a3po", Named(clip, **CLIP), DECOUPLED, f"{INTERPOLATED}; {GLOBAL}")
+named_recipe("areal.gspo", Named(as_wide(GSPO), **CLIP), DECOUPLED, f"{GLOBAL}; {AVERAGED}")
+named_recipe("areal.sapo", Named(SAPO, **TAUS), DECOUPLED, GLOBAL)
+named_recipe(
+    "areal.cispo",
+    Named(around_one, eps_clip=1.0, eps_clip_higher=4.0),
+    DECOUPLED,
+    f"the bounds that its help recommends; {GLOBAL}",
+)
+
+# --- the configuration ---
+
+OF_SPEC = defaults_of(spec)
 # The settings of PPOActorConfig that make its loss, with its defaults.
 ACTOR: dict[str, Any] = {
-    "eps_clip": 0.2,
-    "eps_clip_higher": None,
-    "c_clip": None,
+    **CLIP,
+    **TAUS,
     "m2_threshold": None,
     "use_sapo_loss": False,
-    "sapo_tau_pos": 1.0,
-    "sapo_tau_neg": 1.05,
     "use_cispo_loss": False,
     "recompute_logprob": False,
     "use_decoupled_loss": False,
@@ -43,49 +167,8 @@ ACTOR: dict[str, Any] = {
 }
 # Other keys of PPOActorConfig.
 OF_ACTOR = ("kl_ctl", "ppo_n_minibatches", "path", "optimizer", "backend", "group_size", "adv_norm", "reward_norm")
-
-
-def spec(
-    level: str = "token",
-    action: str = "mask",
-    metric: str = "ratio",
-    agg: Reduce = "mean",
-    upper: float = 5.0,
-    lower: float | None = None,
-) -> Spec:
-    """`RejectionSamplingConfig` as a Spec; the arguments are its fields, with its defaults."""
-    check(level, action, metric, agg)
-    if action == "clamp":
-        if level == "sequence" and agg != "mean":
-            raise ValueError(
-                f"agg: expected 'mean' with action 'clamp' at the level sequence, got {agg!r}: the weight is clamped "
-                "by another number than itself, which no Spec does"
-            )
-        ratio = LEVELS["token" if level == "token" else "geometric"]
-        weight = Weight(*ratio, lower=lower or None, upper=upper)
-        return Spec(weight=weight, nonfinite="neutral")
-    if metric == "binary_kl":
-        over, reduce = presets.unit(level, agg)
-        criterion = Criterion("binary_kl_symmetric", over=over, reduce=reduce, lower=lower, upper=upper)
-        return Spec(weight=Weight.token(), criteria=(criterion,), rejected="both")
-    if metric != "ratio":
-        return presets.kl(metric=metric, level=level, agg=agg, upper=upper, lower=lower)
-    if level == "token":
-        return presets.token_mask(lower=lower, upper=upper)
-    return presets.seq(upper=upper, lower=lower, agg=agg)
-
-
-OF_SPEC = defaults_of(spec)
-
-
-def check(level: str, action: str, metric: str, agg: str) -> None:
-    """Refuse what AReaL refuses."""
-    one_of("level", level, presets.LEVELS)
-    one_of("action", action, ACTIONS)
-    one_of("metric", metric, METRICS)
-    one_of("agg", agg, presets.AGGREGATIONS)
-    if action == "clamp" and metric != "ratio":
-        raise ValueError(f"action: expected 'mask' with metric {metric!r}, as AReaL does, got 'clamp'")
+# Bounds that the batch decides, and a setting of its own has.
+RULES = (MeanBelow,)
 
 
 def read(config: object) -> Spec:
@@ -96,10 +179,6 @@ def read(config: object) -> Spec:
     return spec(**settings_of(config, OF_SPEC))
 
 
-# Bounds that the batch decides, and a setting of its own has.
-RULES = (MeanBelow,)
-
-
 def write(spec: Spec) -> dict[str, Any]:
     """Write settings of a PPOActorConfig: `rejection_sampling` or `m2_threshold`, with what they need."""
     first, weight = next(iter(spec.criteria), None), spec.weight
@@ -107,27 +186,19 @@ def write(spec: Spec) -> dict[str, Any]:
         return {"use_decoupled_loss": True, "rejection_sampling": None, "m2_threshold": 2.0 * first.upper.below}
     if weight is None:
         return {"use_decoupled_loss": True, "rejection_sampling": None}
-    made: dict[str, Any] = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean"}
     if first is None:
-        made |= {"action": "clamp", "level": weight.over} | _written(weight)
+        made: dict[str, Any] = {"level": weight.over, "action": "clamp", "metric": "ratio", "agg": "mean"}
+        lower, upper = weight.low, weight.high
     else:
-        agg = first.reduce or "mean"
-        lower, upper = first.low, first.high
         metric = next((name for name, stat in STATS.items() if stat == first.stat), "ratio")
+        agg, lower, upper = first.reduce or "mean", first.low, first.high
         if metric == "kl_k1":
-            # AReaL's k1 has the other sign: see `presets.kl`.
+            # AReaL's k1 has the other sign: see `spec`.
             agg = "max" if agg == "min" else agg
             lower, upper = (None if bound is None else -bound for bound in (upper, lower))
-        made |= {"level": first.over, "metric": metric, "agg": agg} | _bounds(lower, upper)
+        made = {"level": first.over, "action": "mask", "metric": metric, "agg": agg}
+    made |= {"lower": lower} | ({} if upper is None else {"upper": upper})
     return {"use_decoupled_loss": True, "rejection_sampling": made}
-
-
-def _written(weight: Weight) -> dict[str, Any]:
-    return _bounds(weight.low, weight.high)
-
-
-def _bounds(lower: float | None, upper: float | None) -> dict[str, Any]:
-    return {"lower": lower} | ({} if upper is None else {"upper": upper})
 
 
 def recipe(config: object) -> Recipe:
@@ -140,8 +211,8 @@ def recipe(config: object) -> Recipe:
     sapo = boolean("use_sapo_loss", given["use_sapo_loss"])
     surrogate, correction = _surrogate(given, sapo), None if sapo else _correction(given)
     # What M2PO drops leaves AReaL's count of tokens, and what its rejection drops does not.
-    m2po = correction is not None and given["m2_threshold"] is not None
-    return Recipe(correction, Loss(surrogate, Mean(over="kept" if m2po else "original")))
+    drops = correction is not None and given["m2_threshold"] is not None
+    return Recipe(correction, Loss(surrogate, Mean(over="kept" if drops else "original")))
 
 
 def _settings(config: object) -> dict[str, Any]:
@@ -154,29 +225,26 @@ def _settings(config: object) -> dict[str, Any]:
 
 def _correction(given: dict[str, Any]) -> Spec | None:
     """M2PO or the rejection, of which AReaL does the one before the other."""
-    rejection, threshold = _rejection(given), given["m2_threshold"]
+    # Without the decoupled loss AReaL compares a policy with itself.
+    rejection, threshold = given["rejection_sampling"], given["m2_threshold"]
+    decoupled = partial(boolean, "use_decoupled_loss", given["use_decoupled_loss"])
+    rejects = None
+    if rejection is not None and decoupled():
+        rejects = spec(**settings_of(fields_of(rejection, "rejection_sampling"), OF_SPEC))
     if threshold is None:
-        return rejection
-    if rejection is not None:
+        return rejects
+    if rejects is not None:
         raise ValueError(
             "m2_threshold: expected None beside rejection_sampling, because the loss counts what the one drops and not "
             f"what the other drops, got {threshold!r}"
         )
-    m2po = presets.m2po(number("m2_threshold", threshold))
-    # Without the decoupled loss AReaL compares a policy with itself.
-    return m2po if boolean("use_decoupled_loss", given["use_decoupled_loss"]) else None
-
-
-def _rejection(given: dict[str, Any]) -> Spec | None:
-    # Without the decoupled loss AReaL compares a policy with itself.
-    if given["rejection_sampling"] is None or not boolean("use_decoupled_loss", given["use_decoupled_loss"]):
-        return None
-    return spec(**settings_of(fields_of(given["rejection_sampling"], "rejection_sampling"), OF_SPEC))
+    drops = m2po(number("m2_threshold", threshold))
+    return drops if decoupled() else None
 
 
 def _surrogate(given: dict[str, Any], sapo: bool) -> Surrogate:
-    level = one_of("importance_sampling_level", given["importance_sampling_level"], presets.LEVELS)
-    low, high, dual = given["eps_clip"], given["eps_clip_higher"], given["c_clip"]
+    level = one_of("importance_sampling_level", given["importance_sampling_level"], LEVELS)
+    low, high, dual = (given[name] for name in CLIP)
     if boolean("use_cispo_loss", given["use_cispo_loss"]):
         if sapo or level != "token":
             raise ValueError("use_cispo_loss: AReaL refuses it beside use_sapo_loss and the level sequence")
@@ -186,9 +254,7 @@ def _surrogate(given: dict[str, Any], sapo: bool) -> Surrogate:
             raise ValueError("use_sapo_loss: AReaL refuses it beside use_decoupled_loss")
         if level != "token":
             raise ValueError("importance_sampling_level: expected 'token' with use_sapo_loss: SAPO has no other here")
-        return SAPO(given["sapo_tau_pos"], given["sapo_tau_neg"])
+        return SAPO(*(given[name] for name in TAUS))
     if dual is not None and number("c_clip", dual) <= 1.0:
         raise ValueError(f"c_clip: expected a number > 1, got {dual!r}")
-    if level == "token":
-        return clip(low, high, dual)
-    return GSPO(low, low if high is None else high, dual)
+    return clip(low, high, dual) if level == "token" else as_wide(GSPO)(low, high, dual)

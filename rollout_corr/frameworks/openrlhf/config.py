@@ -1,19 +1,38 @@
-"""OpenRLHF's flags: `--algo.advantage.is_correction_*`, and those of its policy loss and KL."""
+"""OpenRLHF: level, mode and gating of `--algo.advantage.is_correction_*`, and the flags of its policy loss and KL.
+
+OpenRLHF's "seq" is the geometric mean, and it only gates: what survives keeps its token ratio. Rejection zeroes the
+weight, so no denominator changes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_corr.frameworks.openrlhf.presets import AGGREGATED, EPS, clipped, gspo
-from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.recipe import SEQUENCES, TOKENS, Recipe
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of
-from rollout_corr.frameworks.shared.specs import gated
+from rollout_corr.frameworks.shared.preset import presets, warn_once
+from rollout_corr.frameworks.shared.recipe import (
+    AGGREGATIONS,
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    SAME_AS_PPO,
+    SEQUENCES,
+    TOKENS,
+    Named,
+    Recipe,
+    clip,
+    mean,
+    named_recipe,
+    of_presets,
+)
+from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of, maybe, under
+from rollout_corr.frameworks.shared.specs import gated, truncated
 from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.statistics import Stat
+from rollout_corr.specs.surrogate import RatioOf, Surrogate
+from rollout_corr.specs.surrogates import GSPO
 from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import number, one_of
 
@@ -23,6 +42,67 @@ GATINGS: tuple[Stat, ...] = ("ratio", "binary_kl", "tv")
 ESTIMATORS: tuple[KLKind, ...] = ("k1", "k2", "k3")
 # is_correction_type before 0.11.2: level and mode.
 OLD_TYPES = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
+
+
+def _gate(level: str, gating: str, low: float | None, high: float | None) -> Spec:
+    """Weigh tokens by their ratio, and by 0 where what gates lies outside. Probabilities are in [1e-6, 1 - 1e-6]."""
+    stat = GATINGS[GATINGS.index(one_of("gating", gating, GATINGS))]  # type: ignore[arg-type]  # checked
+    eps: dict[str, Any] = {} if stat == "ratio" else {"eps": 1e-6}
+    return gated(Criterion(stat, *UNITS[level], lower=low, upper=high, **eps))
+
+
+def _dppo_like(delta: float, gating: str) -> Spec:
+    one_of("gating", gating, GATINGS[1:])
+    return gated(Criterion("tv", upper=delta)) if gating == "tv" else _gate("token", gating, None, delta)
+
+
+BOUNDS = {"low": maybe(0.5), "high": maybe(5.0)}
+presets("openrlhf", "OpenRLHF 0.11.2")(
+    tis=("w = exp(D) clamped to [low, high].", lambda low, high: truncated(high, low), BOUNDS),
+    icepop=("w = exp(D) inside [low, high], else 0.", lambda low, high: _gate("token", "ratio", low, high), BOUNDS),
+    seq_mask_tis=(
+        "w = exp(D), and 0 for a sequence whose exp(mean D) is outside [low, high].",
+        lambda low, high: _gate("seq", "ratio", low, high),
+        BOUNDS,
+    ),
+    flash_reinforce=(
+        "w = exp(D), and 0 for a sequence whose mean binary KL(rollout || train) is above delta.",
+        lambda delta: _gate("seq", "binary_kl", None, delta),
+        {"delta": 3e-3},
+    ),
+    dppo_like=(
+        'w = exp(D), and 0 for a token whose binary KL (or total variation, gating="tv") is above delta.',
+        _dppo_like,
+        {"delta": 0.05, "gating": "binary_kl"},
+    ),
+)
+
+
+def clipped(both: float, low_high: tuple[float, float] | None, dual: float | None) -> Surrogate:
+    """Return PPO's clip."""
+    return clip(*_sides(both, low_high), dual)
+
+
+def gspo(both: float, low_high: tuple[float, float] | None, dual: float | None, of: RatioOf | None = None) -> Surrogate:
+    """Return GSPO's clip. With a correction its ratio is new/rollout, and there is no weight beside it."""
+    return GSPO(*_sides(both, low_high), dual, of=of)
+
+
+def _sides(both: float, low_high: tuple[float, float] | None) -> tuple[float, float]:
+    low, high = low_high or (both, both)
+    return low, high
+
+
+AGGREGATED = {mode: AGGREGATIONS[mode] for mode in ("token-mean", "seq-mean-token-mean")}
+CLIP: dict[str, Any] = {"eps_clip": 0.2, "eps_clip_low_high": None, "dual_clip": None}
+PARTS: dict[str, Any] = {"mean": mean(AGGREGATED, loss_agg_mode="token-mean")}
+ALL_SEQUENCES = "pass the sequences of all ranks as the total"
+of_presets("openrlhf", Named(clipped, **CLIP), BOTH, GLOBAL, **PARTS)
+named_recipe("openrlhf.ppo", Named(clipped, **CLIP), DECOUPLED, GLOBAL, **PARTS)
+named_recipe("openrlhf.grpo", Named(clipped, **CLIP), DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}", **PARTS)
+named_recipe("openrlhf.gspo", Named(gspo, **CLIP), DECOUPLED, ALL_SEQUENCES, mean=SEQUENCES)
+
+# --- the flags ---
 
 
 def spec(
@@ -44,20 +124,17 @@ def spec(
     if mode == "clip":
         if level == "seq" or gating != "ratio":
             raise ValueError("is_correction_mode: 'clip' needs is_correction_level 'token' and gating 'ratio'")
-        return Spec(weight=Weight.token(lower=low, upper=high))
-    if gating == "ratio":
-        return gated(Criterion("ratio", *UNITS[level], lower=low, upper=high))
-    if low > 0.0:
+        return truncated(high, low)
+    if gating != "ratio" and low > 0.0:
         raise ValueError(f"is_correction_threshold: expected an upper bound alone with gating {gating!r}, got {bounds}")
-    return gated(Criterion(gating, *UNITS[level], upper=high, eps=EPS))
+    return _gate(level, gating, low if gating == "ratio" else None, high)
 
 
 ADVANTAGE = "algo.advantage."
 OF_SPEC = {ADVANTAGE + name: default for name, default in defaults_of(spec).items()}
-OF_LOSS: dict[str, Any] = {
-    "actor.eps_clip": 0.2,
-    "actor.eps_clip_low_high": None,
-    "actor.dual_clip": None,
+KNOWN: dict[str, Any] = {
+    **OF_SPEC,
+    **{f"actor.{name}": default for name, default in CLIP.items()},
     "actor.policy_loss_type": "ppo",
     "actor.loss_agg_mode": "token-mean",
     "algo.kl.use_loss": False,
@@ -67,40 +144,35 @@ OF_LOSS: dict[str, Any] = {
     "algo.advantage.is_correction_enable": None,
     "algo.advantage.is_correction_type": "tis",
 }
-OTHERS = tuple(
-    f"{block}.{name}"
-    for block, names in {
-        "actor": "adam aux_loss_coef entropy_coef freeze_visual_encoder gradient_checkpointing_enable "
+OTHERS = (
+    *under(
+        "actor",
+        "adam aux_loss_coef entropy_coef freeze_visual_encoder gradient_checkpointing_enable "
         "gradient_checkpointing_reentrant lr_scheduler lr_warmup_ratio max_norm min_lr_ratio model_name_or_path muon "
         "num_gpus_per_node num_nodes optim",
-        "algo": "dynamic_filtering_enable dynamic_filtering_range",
-        "algo.advantage": "estimator gamma lambd no_std_norm",
-        "algo.kl": "horizon target",
-    }.items()
-    for name in names.split()
+    ),
+    *under("algo", "dynamic_filtering_enable dynamic_filtering_range"),
+    *under("algo.advantage", "estimator gamma lambd no_std_norm"),
+    *under("algo.kl", "horizon target"),
 )
 
 
 def read(config: object) -> Spec:
     """Read OpenRLHF's arguments: a namespace, nested or with dots in its names, or a mapping."""
-    return _spec(_flags(config))
+    return _spec(flags_of(config, KNOWN, OTHERS))
 
 
 def write(spec: Spec) -> dict[str, Any]:
     """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
     if spec.weight is None:
         return {ADVANTAGE + "is_correction_level": "off"}
-    made: dict[str, Any] = {
-        "is_correction_level": "token",
-        "is_correction_mode": "clip",
-        "is_correction_gating": "ratio",
-    }
+    level, mode, gating = "token", "clip", "ratio"
     bounds: Weight | Criterion = spec.weight
     if spec.criteria:
-        bounds = spec.criteria[0]
+        bounds, mode = spec.criteria[0], "mask"
         level = next((name for name, unit in UNITS.items() if unit == (bounds.over, bounds.reduce)), "token")
-        made |= {"is_correction_level": level, "is_correction_mode": "mask"}
-        made["is_correction_gating"] = bounds.stat if bounds.stat in GATINGS else "ratio"
+        gating = bounds.stat if bounds.stat in GATINGS else "ratio"
+    made: dict[str, Any] = {"is_correction_level": level, "is_correction_mode": mode, "is_correction_gating": gating}
     if bounds.high is not None:
         made["is_correction_threshold"] = [bounds.low or 0.0, bounds.high]
     return {ADVANTAGE + name: value for name, value in made.items()}
@@ -108,18 +180,14 @@ def write(spec: Spec) -> dict[str, Any]:
 
 def recipe(config: object) -> Recipe:
     """Read the whole loss but its entropy bonus. GSPO with a correction needs `rollout_logp` and has no weight."""
-    given = _flags(config)
+    given = flags_of(config, KNOWN, OTHERS)
     found = _spec(given)
-    clip = given["actor.eps_clip"], given["actor.eps_clip_low_high"], given["actor.dual_clip"]
-    mean = AGGREGATED[one_of("actor.loss_agg_mode", given["actor.loss_agg_mode"], AGGREGATED)]
+    sides = [given[f"actor.{name}"] for name in CLIP]
+    average = AGGREGATED[one_of("actor.loss_agg_mode", given["actor.loss_agg_mode"], AGGREGATED)]
     if one_of("actor.policy_loss_type", given["actor.policy_loss_type"], ("ppo", "gspo")) == "gspo":
-        surrogate = gspo(*clip, "new/rollout" if found.acts else None)
+        surrogate = gspo(*sides, "new/rollout" if found.acts else None)
         return Recipe(None, Loss(surrogate, SEQUENCES, _kl(given, SEQUENCES)))
-    return Recipe(found if found.acts else None, Loss(clipped(*clip), mean, _kl(given, mean)))
-
-
-def _flags(config: object) -> dict[str, Any]:
-    return flags_of(config, OF_SPEC | OF_LOSS, OTHERS)
+    return Recipe(found if found.acts else None, Loss(clipped(*sides), average, _kl(given, average)))
 
 
 def _spec(given: dict[str, Any]) -> Spec:
@@ -137,11 +205,11 @@ def _spec(given: dict[str, Any]) -> Spec:
     return spec(**settings)
 
 
-def _kl(given: dict[str, Any], mean: Mean) -> KL | None:
+def _kl(given: dict[str, Any], average: Mean) -> KL | None:
     coefficient = number("algo.kl.init_coef", given["algo.kl.init_coef"])
     if not boolean("algo.kl.use_loss", given["algo.kl.use_loss"]) or coefficient <= 0.0:
         return None
-    if mean != TOKENS:
+    if average != TOKENS:
         raise ValueError(
             "algo.kl.use_loss: OpenRLHF divides the KL by tokens and this policy loss by sequences; compute "
             "the KL by a call of its own, as docs/losses.md shows, and set algo.kl.init_coef to 0 here"

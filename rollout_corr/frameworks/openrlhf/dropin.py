@@ -15,7 +15,7 @@ from torch import Tensor
 from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends.given import Batch
 from rollout_corr.frameworks.openrlhf import config
-from rollout_corr.frameworks.openrlhf.presets import clipped, gspo
+from rollout_corr.frameworks.openrlhf.config import clipped, gspo
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, TOKENS

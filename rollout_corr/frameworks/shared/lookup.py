@@ -1,13 +1,13 @@
 """Specs, recipes and configurations by name. A framework is a folder or file beside `shared`; a name imports its own.
 
-A folder holds some of: `presets.py` (presets and RECIPES), `config.py` (with `read`), `metrics.py` (see
-rollout_corr.metrics.peers) and `dropin.py` (with `install`). A framework that is one file holds presets and RECIPES.
+A folder holds some of: `config.py` (presets, recipes, `read`, `recipe` and `write`), `metrics.py` (see
+rollout_corr.metrics.peers) and `dropin.py` (with `install`). A framework that is one file holds what `config.py` does.
+`others.py` has presets and recipes of frameworks whose configuration is not read.
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -15,16 +15,18 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from rollout_corr import frameworks as package
 from rollout_corr.frameworks.shared.names import FrameworkName, RecipeName, SpecName
-from rollout_corr.frameworks.shared.preset import PRESETS, Preset, registered, same_kind
-from rollout_corr.frameworks.shared.settings import defaults_of, in_its_words, refuse_other_types
+from rollout_corr.frameworks.shared.preset import PRESETS, Preset, same_kind
+from rollout_corr.frameworks.shared.settings import in_its_words, refuse_other_types
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.validate import shown
+
+Entry = TypeVar("Entry")
 
 
 class _SpecAndLoss(NamedTuple):
@@ -55,7 +57,7 @@ class Recipe(_SpecAndLoss):
 
 
 class RecipeEntry(NamedTuple):
-    """An entry in the RECIPES of a framework's module, under the recipe's name.
+    """A registered recipe.
 
     Attributes:
         build: Makes the recipe from settings.
@@ -68,13 +70,25 @@ class RecipeEntry(NamedTuple):
     note: str = ""
 
 
+# Filled when the module of a framework is imported, as the presets are.
+RECIPES: dict[str, RecipeEntry] = {}
+
+
 # --- what there is ---
+
+# Frameworks without a folder or file of their own.
+OTHERS = "others"
+
+
+def _modules() -> list[str]:
+    found = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return [name for name in found if name not in ("shared", OTHERS) and not name.startswith("_")]
 
 
 def frameworks() -> list[str]:
-    """All frameworks, sorted: the folders and files of this package but `shared`."""
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in found if name != "shared" and not name.startswith("_"))
+    """All frameworks, sorted: the folders and files of this package, and those that share a file."""
+    import_module(f"{package.__name__}.{OTHERS}")
+    return sorted({*_modules(), *(name.partition(".")[0] for name in (*PRESETS, *RECIPES))})
 
 
 def has(framework: str, name: str) -> bool:
@@ -85,53 +99,45 @@ def has(framework: str, name: str) -> bool:
 
 
 @cached(maxsize=None)
-def part(framework: str, name: str) -> ModuleType:
-    """Import a module of a framework's folder; for a framework that is one file, that file.
+def part(framework: str) -> ModuleType:
+    """Import the module with a framework's presets, recipes and configuration: `config.py` of its folder, or its file.
 
     Raises:
         LookupError: There is no such framework.
     """
-    if framework not in frameworks():
-        raise LookupError(framework)
-    path = f"{package.__name__}.{framework}"
-    return import_module(f"{path}.{name}" if has(framework, name) else path)
+    if framework in _modules():
+        path = f"{package.__name__}.{framework}"
+        return import_module(f"{path}.config" if has(framework, "config") else path)
+    if framework in frameworks():
+        return import_module(f"{package.__name__}.{OTHERS}")
+    raise LookupError(framework)
 
 
-def presets_of(framework: str) -> list[Preset]:
-    """The presets of a framework."""
-    part(framework, "presets")
-    return registered(framework)
+def _every(registry: Mapping[str, Entry]) -> dict[str, Entry]:
+    """A registry with the entries of all frameworks, sorted."""
+    for framework in frameworks():
+        part(framework)
+    return dict(sorted(registry.items()))
 
 
 def every_preset() -> list[Preset]:
     """All presets, sorted by name."""
-    found = (preset for framework in frameworks() for preset in presets_of(framework))
-    return sorted(found, key=lambda preset: preset.name)
+    return [*_every(PRESETS).values()]
 
 
 def spec_names() -> list[str]:
     """List the specs that `rc.spec` builds by name, as "framework.spec", sorted."""
-    return [found.name for found in every_preset()]
-
-
-def recipes_of(framework: str) -> dict[str, RecipeEntry]:
-    """The recipes of a framework, by their names in it."""
-    found: dict[str, RecipeEntry] = getattr(part(framework, "presets"), "RECIPES", {})
-    return found
+    return [*_every(PRESETS)]
 
 
 def every_recipe() -> dict[str, RecipeEntry]:
     """All recipes by "framework.recipe", sorted."""
-    return {
-        f"{framework}.{name}": found
-        for framework in frameworks()
-        for name, found in sorted(recipes_of(framework).items())
-    }
+    return _every(RECIPES)
 
 
 def recipe_names() -> list[str]:
     """List the recipes that `rc.recipe` builds by name, as "framework.recipe", sorted."""
-    return list(every_recipe())
+    return [*_every(RECIPES)]
 
 
 def readable(function: str = "read") -> list[str]:
@@ -141,8 +147,7 @@ def readable(function: str = "read") -> list[str]:
 
 def is_readable(framework: str, function: str = "read") -> bool:
     """Tell whether one framework has it; no other is imported."""
-    known = framework in frameworks() and has(framework, "config")
-    return known and hasattr(part(framework, "config"), function)
+    return framework in _modules() and hasattr(part(framework), function)
 
 
 # --- the two lookups ---
@@ -177,28 +182,14 @@ def spec(name: str, /, *config: object, **arguments: Any) -> Spec:
         TypeError: An argument that the spec does not take, or a value of the wrong type, named.
     """
     if config:
-        made: Spec = _read("spec", "read", name, config, arguments)
+        made: Spec = _read("spec", name, config, arguments)
         return made
     return named(name, **arguments)
 
 
 def named(name: str, /, **arguments: object) -> Spec:
     """Build a framework's spec by name: `spec` without a configuration."""
-    _check_text("spec", name)
-    if name not in PRESETS:
-        with suppress(LookupError):
-            part(name.partition(".")[0], "presets")
-    if name not in PRESETS:
-        if name in frameworks():
-            raise ValueError(_alone("spec", "read", name, spec_names()))
-        known = spec_names()
-        last = name.rpartition(".")[2]
-        same = [other for other in known if other.rpartition(".")[2] == last]
-        hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
-        if name in recipe_names():
-            hint = f"; it is a recipe, a whole loss: rc.recipe({name!r})"
-        raise ValueError(f"spec: unknown name {name!r}{hint}; rc.spec_names() lists them all")
-    return PRESETS[name].build(**arguments)
+    return _entry("spec", PRESETS, name).build(**arguments)
 
 
 @overload
@@ -231,9 +222,9 @@ def recipe(name: str, /, *config: object, **settings: Any) -> Recipe:
         TypeError: A setting that the recipe does not take, or a value of the wrong type, named.
     """
     if config:
-        made: Recipe = _read("recipe", "recipe", name, config, settings)
+        made: Recipe = _read("recipe", name, config, settings)
         return made
-    found = _entry(name)
+    found = _entry("recipe", RECIPES, name)
     try:
         refuse_other_types(found.build, settings)
         return found.build(**settings)
@@ -242,37 +233,38 @@ def recipe(name: str, /, *config: object, **settings: Any) -> Recipe:
         raise same_kind(error, f"recipe {name}({given}): {error}") from error
 
 
-def _entry(name: str) -> RecipeEntry:
-    """Find a recipe by its name."""
-    _check_text("recipe", name)
-    framework, _, last = name.partition(".")
+def _entry(call: str, registry: Mapping[str, Entry], name: str) -> Entry:
+    """Find a preset or a recipe by its name."""
+    _check_text(call, name)
+    framework = name.partition(".")[0]
     with suppress(LookupError):
-        found = recipes_of(framework).get(last)
-        if found is not None:
-            return found
-    known = recipe_names()
+        part(framework)
+    if name in registry:
+        return registry[name]
+    known = [*_every(registry)]
     if name in frameworks():
-        raise ValueError(_alone("recipe", "recipe", name, known))
+        raise ValueError(_alone(call, name, known))
     same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
     own = [other for other in known if other.startswith(f"{framework}.")]
-    if name in PRESETS:
-        hint = f"; it is a spec, a correction without a loss: rc.spec({name!r})"
-    elif own:
+    if name in _every(RECIPES if call == "spec" else PRESETS):
+        is_a = {"spec": "recipe, a whole loss: rc.recipe", "recipe": "spec, a correction without a loss: rc.spec"}
+        hint = f"; it is a {is_a[call]}({name!r})"
+    elif own and call == "recipe":
         hint = _closest(difflib.get_close_matches(name, own, n=3)) or f"; {framework} has {', '.join(own)}"
     else:
         hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
-    raise ValueError(f"recipe: unknown name {name!r}{hint}; rc.recipe_names() lists them all")
+    raise ValueError(f"{call}: unknown name {name!r}{hint}; rc.{call}_names() lists them all")
 
 
-def _read(call: str, function: str, framework: str, config: tuple[object, ...], options: dict[str, Any]) -> Any:
+def _read(call: str, framework: str, config: tuple[object, ...], options: dict[str, Any]) -> Any:
     """Let a framework's reader read a configuration, and name the call in its errors."""
     _check_text(call, framework)
     if len(config) > 1:
         raise TypeError(f"{call}: expected a framework and one configuration, got {len(config)} configurations")
     (given,) = config
-    if not is_readable(framework, function):
-        raise ValueError(f"{call}: {_no_reader(call, framework, readable(function), given)}")
-    read = partial(getattr(part(framework, "config"), function), **options)
+    if not is_readable(framework, READERS[call]):
+        raise ValueError(f"{call}: {_no_reader(call, framework, given)}")
+    read = partial(getattr(part(framework), READERS[call]), **options)
     if isinstance(given, str):
         raise TypeError(
             f"{call}({framework!r}): config: expected a mapping or a config object, got the string {shown(given)}; "
@@ -293,29 +285,33 @@ def _check_text(call: str, name: object) -> None:
         raise TypeError(f"{call}: expected a name such as {example!r}, got {type(name).__name__} {shown(name)}")
 
 
-def _alone(call: str, function: str, framework: str, known: Iterable[str]) -> str:
+# What reads a configuration, by the call.
+READERS = {"spec": "read", "recipe": "recipe"}
+
+
+def _alone(call: str, framework: str, known: Iterable[str]) -> str:
     """Say what to write where a framework's name was given without a configuration."""
     own = [name for name in known if name.startswith(f"{framework}.")]
-    ways = [f"the configuration too, rc.{call}({framework!r}, config)"] if is_readable(framework, function) else []
+    readable = is_readable(framework, READERS[call])
+    ways = [f"the configuration too, rc.{call}({framework!r}, config)"] if readable else []
     ways += [f"one of its names: {', '.join(own)}"] if own else []
     other = {"spec": "recipe", "recipe": "spec"}[call]
     return f"{call}: got the framework {framework!r} alone, expected {', or '.join(ways) or f'rc.{other}(...) of it'}"
 
 
-def _no_reader(call: str, framework: str, known: list[str], config: object) -> str:
+def _no_reader(call: str, framework: str, config: object) -> str:
     """Say why no configuration can be read under a name."""
-    if framework in PRESETS or framework in every_recipe():
-        names = ""
-        if call == "spec" and framework in PRESETS:
-            names = f", such as {next(iter(defaults_of(inspect.unwrap(PRESETS[framework].build))), '...')}=..."
+    named, known = _every(PRESETS if call == "spec" else RECIPES), readable(READERS[call])
+    if framework in {*_every(PRESETS), *_every(RECIPES)}:
+        preset = PRESETS.get(framework) if call == "spec" else None
+        such = "" if preset is None else f", such as {next(iter(preset.settings), '...')}=..."
         return (
-            f"{framework!r} is built by name, expected its settings as keywords{names}, got a configuration of type "
+            f"{framework!r} is built by name, expected its settings as keywords{such}, got a configuration of type "
             f"{type(config).__name__} beside it"
         )
+    own = [name for name in named if name.startswith(f"{framework}.")]
     hint = _closest(difflib.get_close_matches(framework, known, n=1))
     if framework in frameworks():
-        has = spec_names() if call == "spec" else recipe_names()
-        own = [name for name in has if name.startswith(f"{framework}.")]
         hint = f"; its configuration cannot be read, but by name there is {', '.join(own)}" if own else ""
     return f"expected a framework whose configuration can be read, one of {known}, got {framework!r}{hint}"
 

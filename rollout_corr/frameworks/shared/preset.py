@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ParamSpec
+from typing import Any
 
-from rollout_corr.frameworks.shared.settings import refuse_other_types
+from rollout_corr.frameworks.shared.settings import default_of, refuse_wrong_types
 from rollout_corr.specs.correction import Spec
-
-P = ParamSpec("P")
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -25,22 +21,64 @@ class Preset:
 
     Args:
         name: "framework.preset".
-        build: Makes the Spec.
+        about: Its formula.
+        make: Makes the Spec from its settings, by position.
+        table: Its settings and their defaults: a number by default takes numbers, None those too.
         matches: The version of the framework whose numbers it gives.
     """
 
     name: str
-    build: Callable[..., Spec]
+    about: str
+    make: Callable[..., Spec]
+    table: Mapping[str, Any]
     matches: str
 
     @property
-    def about(self) -> str:
-        """The first line of its documentation: its formula."""
-        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+    def settings(self) -> dict[str, Any]:
+        """Its settings, with their defaults."""
+        return {name: default_of(setting) for name, setting in self.table.items()}
+
+    def build(self, /, **given: object) -> Spec:
+        """Make the Spec; the preset and its settings are named in errors."""
+        try:
+            refuse_wrong_types(self.table, given)
+            self._refuse_unknown(given)
+            return self.make(*(self.settings | given).values())
+        except (TypeError, ValueError) as error:
+            said = ", ".join(f"{key}={value!r}" for key, value in given.items())
+            raise same_kind(error, f"spec {self.name}({said}): {error}") from error
+
+    def _refuse_unknown(self, given: Iterable[str]) -> None:
+        wrong = next((name for name in given if name not in self.table), None)
+        if wrong is not None:
+            close = difflib.get_close_matches(wrong, self.table, n=1)
+            raise TypeError(
+                f"{self.name.partition('.')[2]}() got an unexpected keyword argument {wrong!r}; it takes "
+                f"{[*self.table] or 'none'}{f', did you mean {close[0]}=?' if close else ''}"
+            )
 
 
 # Filled when the module of a framework is imported; `lookup` imports the one that a name asks for.
 PRESETS: dict[str, Preset] = {}
+
+# A preset's formula, what makes it from its settings, and these; and the version that it matches, if another.
+Row = tuple[str, Callable[..., Spec], Mapping[str, Any]] | tuple[str, Callable[..., Spec], Mapping[str, Any], str]
+
+
+def presets(framework: str, matches: str) -> Callable[..., None]:
+    """Return what registers rows of presets by their names.
+
+    Args:
+        framework: Its name, which goes before theirs.
+        matches: The version of the framework whose numbers they give.
+    """
+
+    def register(**rows: Row) -> None:
+        for name, (about, make, table, *version) in rows.items():
+            found = Preset(f"{framework}.{name}", about, make, table, version[0] if version else matches)
+            PRESETS[found.name] = found
+
+    return register
 
 
 def registered(framework: str) -> list[Preset]:
@@ -61,42 +99,6 @@ def warn_once(key: tuple[str, ...], message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, UserWarning, stacklevel=level)
-
-
-def preset_of(matches: str) -> Callable[[Callable[P, Spec]], Callable[P, Spec]]:
-    """Register a function as the preset "framework.function" and name it in its errors.
-
-    Args:
-        matches: The version of the framework whose numbers it gives.
-    """
-
-    def register(function: Callable[P, Spec]) -> Callable[P, Spec]:
-        # The module is rollout_corr.frameworks.NAME, or NAME.presets.
-        name = f"{function.__module__.split('.')[2]}.{function.__name__}"
-
-        @functools.wraps(function)
-        def build(*args: P.args, **kwargs: P.kwargs) -> Spec:
-            try:
-                refuse_other_types(function, kwargs)
-                return function(*args, **kwargs)
-            except (TypeError, ValueError) as error:
-                given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-                raise same_kind(error, f"spec {name}({given}): {error}{_known(function, kwargs)}") from error
-
-        PRESETS[name] = Preset(name, build, matches)
-        return build
-
-    return register
-
-
-def _known(function: Callable[..., object], given: Iterable[str]) -> str:
-    """The arguments of a preset, where it was given one that it does not have."""
-    known = [*inspect.signature(function).parameters]
-    wrong = [name for name in given if name not in known]
-    if not wrong:
-        return ""
-    close = difflib.get_close_matches(wrong[0], known, n=1)
-    return f"; it takes {known or 'none'}{f', did you mean {close[0]}=?' if close else ''}"
 
 
 def same_kind(error: Exception, message: str) -> Exception:

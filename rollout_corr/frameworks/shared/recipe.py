@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.lookup import RECIPES, RecipeEntry
 from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
-from rollout_corr.frameworks.shared.lookup import RecipeEntry as RecipeEntry
 from rollout_corr.frameworks.shared.preset import registered
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Spec
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 # Log-probs that a recipe needs besides new_logp.
 DECOUPLED, BOTH, BYPASS = ("old_logp",), ("old_logp", "rollout_logp"), ("rollout_logp",)
-WITH_REFERENCE = ("old_logp", "ref_logp")
+WITH_REFERENCE, BYPASS_WITH_REFERENCE = ("old_logp", "ref_logp"), ("rollout_logp", "ref_logp")
 
 TOKENS, SEQUENCES, ROWS = Mean("token"), Mean("sequence"), Mean("sequence", over="rows")
 # verl's words for means, which most frameworks have taken over.
@@ -33,10 +33,15 @@ AGGREGATIONS = {
     "seq-mean-token-sum": Mean("sequence_sum"),
 }
 
+# verl's words for its KLs.
+KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
+KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
+
 # Notes that several frameworks share.
 GLOBAL = "pass the tokens of all ranks as the total"
 SAME_AS_PPO = "the loss of ppo: GRPO is in the advantages"
 NO_LOWER_CLAMP = "its log-ratio has no lower clamp, that of this package -10"
+OPEN_ENDS = "its bounds exclude their ends, those of this package include them"
 
 
 class Named(Generic[T_co]):
@@ -55,7 +60,8 @@ class Named(Generic[T_co]):
         return self.make(*[given.pop(name, default) for name, default in self.settings.items()])
 
 
-def recipe(
+def named_recipe(
+    name: str,
     surrogate: Surrogate | Named[Surrogate],
     needs: tuple[str, ...],
     note: str = "",
@@ -66,10 +72,11 @@ def recipe(
     kl: Named[KL | None] | None = None,
     regularizer: Named[SquaredLogRatio] | None = None,
     **batch: Any,
-) -> RecipeEntry:
-    """Describe a recipe by its parts.
+) -> None:
+    """Register a recipe by its parts.
 
     Args:
+        name: "framework.recipe".
         surrogate: The loss of a token.
         needs: The log-probs that the call needs besides new_logp.
         note: A remark for users of the framework.
@@ -95,15 +102,20 @@ def recipe(
         loss = Loss(of[0], of[1] if over is None else replace(of[1], over=over), of[2], of[3])
         return Recipe(corrects, loss, batch)
 
-    return RecipeEntry(build, needs, note)
+    built_recipe(name, build, needs, note)
+
+
+def built_recipe(name: str, build: Callable[..., Recipe], needs: tuple[str, ...], note: str = "") -> None:
+    """Register a recipe by the function that makes it, whose parameters are its settings."""
+    RECIPES[name] = RecipeEntry(build, needs, note)
 
 
 def of_presets(
     framework: str, surrogate: Surrogate | Named[Surrogate], needs: tuple[str, ...], note: str = "", **parts: Any
-) -> dict[str, RecipeEntry]:
-    """Describe one recipe for each preset that a framework has registered, under the preset's name."""
-    names = [found.name for found in registered(framework)]
-    return {name.partition(".")[2]: recipe(surrogate, needs, note, spec=name, **parts) for name in names}
+) -> None:
+    """Register one recipe for each preset that a framework has registered, under the preset's name."""
+    for found in registered(framework):
+        named_recipe(found.name, surrogate, needs, note, spec=found.name, **parts)
 
 
 # --- parts ---
@@ -129,6 +141,11 @@ def as_wide(make: Callable[..., Surrogate]) -> Callable[..., Surrogate]:
 
 
 clip = as_wide(PPO)
+
+
+def clip_of_sides(both: float, low: float | None, high: float | None, dual: float | None = None) -> PPO:
+    """Return PPO's clip, whose sides are as wide as `both` where they are not given."""
+    return PPO(both if low is None else low, both if high is None else high, dual)
 
 
 def around_one(low: float, high: float, outside: Outside = "clamp", of: RatioOf | None = None) -> Score:

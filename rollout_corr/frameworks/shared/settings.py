@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
@@ -44,6 +44,13 @@ def refuse_unknown(given: Iterable[Any], known: Iterable[str]) -> None:
     for key in given:
         if key not in known:
             raise ValueError(f"unknown key {key!r}{_nearest(key, known)}, expected some of {known}")
+
+
+def block_of(config: object, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a block, or of none, with defaults for those it leaves out; unknown keys raise."""
+    given = {} if config is None else fields_of(config, name)
+    refuse_unknown(given, known)
+    return {**known, **given}
 
 
 def _nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
@@ -126,6 +133,16 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
     if not flags:
         refuse_unknown(outer, sorted(tops))
     return {name: flags.get(name, default) for name, default in known.items()}
+
+
+def words(names: str) -> tuple[str, ...]:
+    """Names, from the words of a text."""
+    return tuple(names.split())
+
+
+def under(block: str, names: str) -> list[str]:
+    """Whole names of flags, from the words of a text."""
+    return [f"{block}.{name}" for name in names.split()]
 
 
 def in_its_words(error: Exception, read: Callable[[Any], object], config: object) -> str:
@@ -218,6 +235,43 @@ def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -
         if kind == "bool":
             boolean(name, given[name])
         elif kind == "float":
+            number(name, given[name])
+
+
+# --- a table of settings and their defaults ---
+
+
+class _Default(NamedTuple):
+    """A default whose type does not say what may be given."""
+
+    value: Any
+    kind: Literal["number or None", "anything"]
+
+
+def maybe(default: float) -> Any:
+    """The default of a setting that is a number or None."""
+    return _Default(default, "number or None")
+
+
+def anything(default: object) -> Any:
+    """The default of a setting whose reader checks it."""
+    return _Default(default, "anything")
+
+
+def default_of(setting: object) -> Any:
+    """The default itself."""
+    return setting.value if isinstance(setting, _Default) else setting
+
+
+def refuse_wrong_types(table: Mapping[str, Any], given: Mapping[str, object]) -> None:
+    """Refuse a text or a tensor for a setting whose default is a number, None or a bool."""
+    for name, setting in table.items():
+        if name not in given:
+            continue
+        may_be_none = setting is None or (isinstance(setting, _Default) and setting.kind == "number or None")
+        if isinstance(setting, bool):
+            boolean(name, given[name])
+        elif isinstance(setting, float) or (may_be_none and given[name] is not None):
             number(name, given[name])
 
 

@@ -29,6 +29,16 @@ def gated(criterion: Criterion) -> Spec:
     return Spec(weight=Weight.token(), criteria=(criterion,), rejected="zero")
 
 
+def masked(*criteria: Criterion) -> Spec:
+    """No weight, but 0 for a token that fails one of the criteria: masks of a loss with a ratio of its own."""
+    return Spec(criteria=criteria, rejected="zero")
+
+
+def truncated(upper: float | None, lower: float | None = None, token_clamp: float | None = None) -> Spec:
+    """Weigh each token by its ratio, clamped to the bounds (TIS)."""
+    return Spec(weight=Weight.token(lower=lower, upper=upper, token_clamp=token_clamp))
+
+
 def off_policy(
     delta: float,
     of: Of = "new/rollout",

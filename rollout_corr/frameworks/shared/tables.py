@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import textwrap
 from itertools import groupby
 
 from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe, readable, recipe_names, spec_names
@@ -75,8 +75,17 @@ def names() -> str:
     made = []
     for name, found in literals.items():
         first = "    _SpecAndRecipe,\n" if name in ("SpecName", "RecipeName") else ""
-        made.append(f"{name} = Literal[\n{first}" + "".join(f'    "{one}",\n' for one in found) + "]")
+        made.append(f"{name} = Literal[\n{first}{_wrapped(found)}\n]  # fmt: skip")
     return "\n".join([NAMES, *made, ""])
+
+
+def _wrapped(names: list[str]) -> str:
+    """The names in lines of 120 characters, each framework's from a line of its own."""
+    lines = []
+    for _, found in groupby(names, key=lambda name: name.partition(".")[0] if "." in name else ""):
+        quoted = " ".join(f'"{name}",' for name in found)
+        lines += textwrap.wrap(quoted, 120, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return "\n".join(lines)
 
 
 def _loss(surrogate: Surrogate) -> str:
@@ -100,5 +109,4 @@ def _code(text: str) -> str:
 
 
 def _call(preset: Preset) -> str:
-    parameters = inspect.signature(preset.build).parameters.items()
-    return f"{preset.name}({', '.join(f'{name}={expression(parameter.default)}' for name, parameter in parameters)})"
+    return f"{preset.name}({', '.join(f'{name}={expression(default)}' for name, default in preset.settings.items())})"

@@ -33,7 +33,7 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
             "to_config: expected a framework whose configuration can be written, one of "
             f"{lookup.readable('write')}, got {framework!r}"
         )
-    module = lookup.part(framework, "config")
+    module = lookup.part(framework)
     parts = {} if spec.weight is None else {"weight": spec.weight.rules}
     parts |= {f"criteria[{number}]": criterion.rules for number, criterion in enumerate(spec.criteria)}
     for path, rules in parts.items():

@@ -1,15 +1,44 @@
-"""SkyRL's `off_policy_correction`, and the `use_tis` with `tis_imp_ratio_cap` that came before it."""
+"""SkyRL: `off_policy_correction`, and the `use_tis` with `tis_imp_ratio_cap` that came before it; presets; losses.
+
+SkyRL masks sequences with an outlier first, then tokens, then computes sequence weights and the sequence mask from what
+is left. SkyRL counts rejected tokens: the mean of its loss is over "original".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.recipe import ROWS, TOKENS, Recipe, around_one
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS, level_of
-from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
+from rollout_corr.frameworks.shared.preset import presets, warn_once
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    BYPASS,
+    DECOUPLED,
+    NO_LOWER_CLAMP,
+    OPEN_ENDS,
+    ROWS,
+    SAME_AS_PPO,
+    TOKENS,
+    WITH_REFERENCE,
+    Named,
+    Recipe,
+    around_one,
+    named_recipe,
+    of_presets,
+)
+from rollout_corr.frameworks.shared.settings import (
+    block_of,
+    boolean,
+    defaults_of,
+    fields_of,
+    maybe,
+    refuse_unknown,
+    settings_of,
+)
+from rollout_corr.frameworks.shared.specs import LEVELS, level_of, masked
+from rollout_corr.specs.choices import Reduce, Scheme
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
@@ -17,12 +46,14 @@ from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
 from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import not_negative, number, one_of, positive
 
+# --- the correction ---
+
 REPORT: tuple[Scheme, ...] = ("native", "skyrl")
 TIS_LEVELS = ("token", "sequence")
-# sequence_mask_metric: reduce, and the label, which is the prefix of SkyRL's metrics.
-SEQUENCE_MASKS: dict[str, tuple[Reduce, str]] = {
-    "geometric": ("mean", "geo_sequence_mask"),
-    "product": ("sum", "product_sequence_mask"),
+# sequence_mask_metric: reduce, the beginning of its bounds' names, and the label, the prefix of SkyRL's metrics.
+SEQUENCE_MASKS: dict[str, tuple[Reduce, str, str]] = {
+    "geometric": ("mean", "geo", "geo_sequence_mask"),
+    "product": ("sum", "product", "product_sequence_mask"),
 }
 
 
@@ -65,18 +96,123 @@ def spec(
     # SkyRL wants both of these; one alone does nothing there.
     if low is not None and high is not None:
         criteria.append(Criterion("ratio", lower=low, upper=high, label="token_mask"))
-    sums_over: SumsOver = "kept" if criteria else "valid"
+    sums_over = "kept" if criteria else "valid"
     if sequence_mask_metric is not None:
         one_of("sequence_mask_metric", sequence_mask_metric, SEQUENCE_MASKS, or_null=True)
-        geometric = sequence_mask_metric == "geometric"
-        low, high = (geo_mask_low, geo_mask_high) if geometric else (product_mask_low, product_mask_high)
-        prefix = "geo" if geometric else "product"
+        reduce, prefix, label = SEQUENCE_MASKS[sequence_mask_metric]
+        bounds = {"geo": (geo_mask_low, geo_mask_high), "product": (product_mask_low, product_mask_high)}
+        low, high = bounds[prefix]
         # SkyRL has no open side above.
         low, high = _sides(f"{prefix}_mask", low, number(f"{prefix}_mask_high", high))
-        reduce, label = SEQUENCE_MASKS[sequence_mask_metric]
         criteria.append(Criterion("ratio", over="sequence", reduce=reduce, lower=low, upper=high, label=label))
-    return Spec(weight=weight, criteria=tuple(criteria), rejected="mask", sums_over=sums_over, report=REPORT)
+    return Spec(weight=weight, criteria=tuple(criteria), sums_over=sums_over, report=REPORT)
 
+
+def _with(fixed: Mapping[str, Any], *names: str) -> Any:
+    """A configuration with these fields, of which the preset's settings are those of `names`, in order."""
+    return lambda *values: spec(**fixed, **dict(zip(names, values, strict=True)))
+
+
+TLDR = {
+    "tis_ratio_type": "token",
+    "sequence_mask_metric": "geometric",
+    "token_mask_is_threshold_low": 0.5,
+    "token_mask_is_threshold_high": 2.0,
+    "outlier_token_is_threshold_low": 1e-4,
+    "outlier_token_is_threshold_high": 100.0,
+}
+TLDR_NAMES = "geo_mask_low", "geo_mask_high", "token_tis_ratio_clip_high"
+presets("skyrl", "SkyRL a956457 (2026-08-21)")(
+    tldr=(
+        "All recommendations: geometric sequence mask, token TIS, token mask [0.5, 2], outlier mask [1e-4, 100].",
+        _with(TLDR, *TLDR_NAMES),
+        {name: defaults_of(spec)[name] for name in TLDR_NAMES},
+    ),
+    token_tis=(
+        "Token TIS: w = min(exp(D), clip_high).",
+        _with({"tis_ratio_type": "token"}, "token_tis_ratio_clip_high"),
+        {"clip_high": 2.0},
+    ),
+    sequence_tis=(
+        "Sequence TIS: w = min(exp(sum D), clip_high).",
+        _with({"tis_ratio_type": "sequence"}, "sequence_tis_ratio_clip_high"),
+        {"clip_high": 5.0},
+    ),
+    geometric_mask=(
+        "Keep a sequence iff exp(mean D) lies within [low, high].",
+        _with({"sequence_mask_metric": "geometric"}, "geo_mask_low", "geo_mask_high"),
+        {"low": 0.99, "high": 1.01},
+    ),
+    product_mask=(
+        "Keep a sequence iff exp(sum D) lies within [low, high].",
+        _with({"sequence_mask_metric": "product"}, "product_mask_low", "product_mask_high"),
+        {"low": 0.5, "high": 2.0},
+    ),
+    token_mask=(
+        "Keep a token iff exp(D) lies within [low, high].",
+        _with({}, "token_mask_is_threshold_low", "token_mask_is_threshold_high"),
+        {"low": 0.5, "high": 2.0},
+    ),
+    outlier_mask=(
+        "A token outside [low, high] rejects its whole sequence.",
+        _with({}, "outlier_token_is_threshold_low", "outlier_token_is_threshold_high"),
+        {"low": maybe(1e-4), "high": maybe(100.0)},
+    ),
+)
+
+# --- losses ---
+
+
+def penalty_over_rows(kind: KLKind, coefficient: float) -> KL:
+    """Make SkyRL's KL loss: the mean over rows of a row's mean, of the tokens before rejection."""
+    return KL(kind, coefficient, value_clamp=10.0 if kind == "k3" else None, scope="all", mean=ROWS)
+
+
+def _kl(coefficient: float | None) -> KL | None:
+    return penalty_over_rows("k3", coefficient) if coefficient else None
+
+
+def _dppo(low: float, high: float, kind: str = "binary_tv") -> Spec:
+    of: Any = {"when": "outward", "of": "new/rollout", "label": "dppo"}
+    if one_of("dppo_type", kind, ("binary_tv", "binary_kl")) == "binary_tv":
+        return masked(Criterion("prob_diff", lower=-low, upper=high, **of))
+    if low != high:
+        raise ValueError(f"delta_low: expected the same as delta_high with 'binary_kl', got {low!r} and {high!r}")
+    return masked(Criterion("binary_kl", upper=high, **of))
+
+
+def _positive_dppo(low: float, high: float) -> Spec:
+    return _dppo(positive("delta_low", low, finite=False), positive("delta_high", high, finite=False))
+
+
+CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
+SAPO_FIELDS = {"tau_pos": 1.0, "tau_neg": 1.05}
+CISPO_BOUNDS = {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0}
+CISPO_FIELDS = CISPO_BOUNDS | {"cispo_anchor": "old"}
+DELTAS = {"delta_low": 0.2, "delta_high": 0.2}
+DPPO_FIELDS = {"dppo_type": "binary_tv"} | DELTAS
+# The surrogates of policy_loss_type, by their settings.
+SURROGATES: dict[str, Named[Surrogate]] = {
+    "regular": Named(PPO, **CLIP),
+    "dual_clip": Named(PPO, **CLIP, clip_ratio_c=3.0),
+    "gspo": Named(partial(GSPO, through="token", clamp=10.0), **CLIP),
+    "rollout_is": Named(partial(around_one, outside="zero", of="new/rollout"), **CLIP),
+    "dppo": Named(partial(Reinforce, of="new/rollout")),
+}
+KL_OF_NAMES: dict[str, Any] = {"kl": Named(_kl, kl_loss_coef=None)}
+of_presets("skyrl", SURROGATES["regular"], BOTH, **KL_OF_NAMES)
+named_recipe("skyrl.regular", SURROGATES["regular"], DECOUPLED, **KL_OF_NAMES)
+named_recipe("skyrl.ppo", SURROGATES["regular"], DECOUPLED, "policy_loss_type regular")
+ITS_KL = f"{SAME_AS_PPO}; the KL loss of its defaults"
+named_recipe("skyrl.grpo", SURROGATES["regular"], WITH_REFERENCE, ITS_KL, kl=Named(_kl, kl_loss_coef=0.001))
+named_recipe("skyrl.dual_clip", SURROGATES["dual_clip"], DECOUPLED)
+named_recipe("skyrl.cispo", Named(around_one, **CISPO_BOUNDS), DECOUPLED, 'cispo_anchor: Score(of="new/rollout")')
+named_recipe("skyrl.gspo", SURROGATES["gspo"], DECOUPLED, NO_LOWER_CLAMP)
+named_recipe("skyrl.sapo", SAPO(), DECOUPLED)
+named_recipe("skyrl.rollout_is", SURROGATES["rollout_is"], BYPASS, OPEN_ENDS)
+named_recipe("skyrl.dppo", SURROGATES["dppo"], BYPASS, spec=Named(_positive_dppo, **DELTAS))
+
+# --- the configuration ---
 
 # The fields of OffPolicyCorrectionConfig.
 KNOWN = tuple(defaults_of(spec))
@@ -125,10 +261,10 @@ def _block(given: dict[str, Any]) -> Spec:
 def write(spec: Spec) -> dict[str, Any]:
     """Write the block `off_policy_correction`."""
     made: dict[str, Any] = dict.fromkeys(("tis_ratio_type", "sequence_mask_metric", *KNOWN[-4:]))
-    if spec.weight is not None:
-        level = level_of(spec.weight)
-        made["tis_ratio_type"] = level if level in TIS_LEVELS else None
-        if level in TIS_LEVELS and spec.weight.high is not None:
+    level = None if spec.weight is None else level_of(spec.weight)
+    if spec.weight is not None and level in TIS_LEVELS:
+        made["tis_ratio_type"] = level
+        if spec.weight.high is not None:
             made[f"{level}_tis_ratio_clip_high"] = spec.weight.high
     for criterion in (c for c in spec.criteria if c.stat == "ratio"):
         low, high = criterion.low, criterion.high
@@ -136,22 +272,17 @@ def write(spec: Spec) -> dict[str, Any]:
             made |= {"outlier_token_is_threshold_low": low, "outlier_token_is_threshold_high": high}
         elif criterion.over == "token" and None not in (low, high):
             made |= {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high}
-        metric = next((name for name, (reduce, _) in SEQUENCE_MASKS.items() if reduce == criterion.reduce), None)
-        if criterion.over == "sequence" and metric is not None and high is not None:
-            prefix = "geo" if metric == "geometric" else "product"
-            made |= {"sequence_mask_metric": metric, f"{prefix}_mask_low": low, f"{prefix}_mask_high": high}
+        for metric, (reduce, prefix, _) in SEQUENCE_MASKS.items():
+            if criterion.over == "sequence" and criterion.reduce == reduce and high is not None:
+                made |= {"sequence_mask_metric": metric, f"{prefix}_mask_low": low, f"{prefix}_mask_high": high}
     return made
 
 
-# --- the whole loss ---
-
 # The settings of the loss, with the defaults of AlgorithmConfig; blocks as the mappings that they are.
-LOSS: dict[str, Any] = {
+LOSS: dict[str, Any] = CLIP | {
     "policy_loss_type": "regular",
     "loss_reduction": "token_mean",
     "max_seq_len": None,
-    "eps_clip_low": 0.2,
-    "eps_clip_high": 0.2,
     "clip_ratio_c": 3.0,
     "sapo": None,
     "cispo": None,
@@ -161,16 +292,13 @@ LOSS: dict[str, Any] = {
     "kl_estimator_type": "k3",
     **dict.fromkeys(AROUND),
 }
-SAPO_FIELDS = {"tau_pos": 1.0, "tau_neg": 1.05}
-CISPO_FIELDS = {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0, "cispo_anchor": "old"}
-DPPO_FIELDS = {"dppo_type": "binary_tv", "delta_low": 0.2, "delta_high": 0.2}
 TYPES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo")
 MEANS: dict[str, Mean] = {
     "token_mean": TOKENS,
     "sequence_mean": ROWS,
     "seq_mean_token_sum_norm": Mean("sequence_sum", over="rows"),
 }
-KL_KINDS: dict[str, KLKind] = {"k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3"}
+KL_KINDS: tuple[KLKind, ...] = ("k1", "abs", "k2", "k3")
 
 
 def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
@@ -183,35 +311,33 @@ def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
     """
     given = settings_of(config, LOSS, blocks=[("trainer", "algorithm"), ("algorithm",)], whole=OF_ALGORITHM)
     kind = one_of("policy_loss_type", given["policy_loss_type"], TYPES)
-    mean = MEANS[one_of("loss_reduction", given["loss_reduction"], MEANS)]
+    average = MEANS[one_of("loss_reduction", given["loss_reduction"], MEANS)]
     corrects = _algorithm({key: given[key] for key in AROUND}, whole=True)
     if kind == "gspo" and corrects.criteria:
         # SkyRL's mean over a sequence takes the tokens before rejection.
         corrects = replace(corrects, rejected="zero")
     if given["loss_reduction"] == "seq_mean_token_sum_norm":
         longest = positive("max_seq_len, which seq_mean_token_sum_norm needs", given["max_seq_len"])
-        mean = replace(mean, length=longest)
-    found = _dppo(given, corrects) if kind == "dppo" else corrects if corrects.acts else None
-    return Recipe(found, Loss(_surrogate(kind, given, corrects), mean, _kl(given) if kl_loss else None))
+        average = replace(average, length=longest)
+    found: Spec | None = corrects if corrects.acts else None
+    if kind == "dppo":
+        of, low, high = block_of(given["dppo"], "dppo", DPPO_FIELDS).values()
+        if found is not None:
+            raise ValueError("policy_loss_type: expected no off_policy_correction beside 'dppo'; no recipe does both")
+        found = _dppo(low, high, of)
+    return Recipe(found, Loss(_surrogate(kind, given, corrects), average, _read_kl(given) if kl_loss else None))
 
 
 def _surrogate(kind: str, given: dict[str, Any], corrects: Spec) -> Surrogate:
-    clip = given["eps_clip_low"], given["eps_clip_high"]
-    if kind == "dual_clip":
-        return PPO(*clip, dual=given["clip_ratio_c"])
-    if kind == "gspo":
-        return GSPO(*clip, through="token", clamp=10.0)
     if kind == "sapo":
-        return SAPO(*_inner("sapo", given, SAPO_FIELDS).values())
+        return SAPO(*block_of(given["sapo"], "sapo", SAPO_FIELDS).values())
     if kind == "cispo":
-        low, high, anchor = _inner("cispo", given, CISPO_FIELDS).values()
+        low, high, anchor = block_of(given["cispo"], "cispo", CISPO_FIELDS).values()
         if one_of("cispo_anchor", anchor, ("old", "rollout")) == "old":
             return around_one(low, high)
         return _against_rollout("cispo_anchor: 'rollout'", around_one(low, high, of="new/rollout"), corrects)
-    if kind == "rollout_is":
-        made = around_one(*clip, outside="zero", of="new/rollout")
-        return _against_rollout("policy_loss_type: 'rollout_is'", made, corrects)
-    return Reinforce(of="new/rollout") if kind == "dppo" else PPO(*clip)
+    made = SURROGATES[kind].taken_from({**given})
+    return _against_rollout("policy_loss_type: 'rollout_is'", made, corrects) if kind == "rollout_is" else made
 
 
 def _against_rollout(setting: str, surrogate: Surrogate, corrects: Spec) -> Surrogate:
@@ -221,44 +347,10 @@ def _against_rollout(setting: str, surrogate: Surrogate, corrects: Spec) -> Surr
     return surrogate
 
 
-def _inner(block: str, given: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Read a block of the configuration."""
-    held = {} if given[block] is None else fields_of(given[block], block)
-    refuse_unknown(held, known)
-    return known | held
-
-
-def _dppo(given: dict[str, Any], corrects: Spec) -> Spec:
-    kind, low, high = _inner("dppo", given, DPPO_FIELDS).values()
-    if corrects.acts:
-        raise ValueError("policy_loss_type: expected no off_policy_correction beside 'dppo'; no recipe does both")
-    if one_of("dppo_type", kind, ("binary_tv", "binary_kl")) == "binary_tv":
-        criterion = Criterion("prob_diff", lower=-low, upper=high, when="outward", of="new/rollout", label="dppo")
-    elif low == high:
-        criterion = Criterion("binary_kl", upper=high, when="outward", of="new/rollout", label="dppo")
-    else:
-        raise ValueError(f"delta_low: expected the same as delta_high with 'binary_kl', got {low!r} and {high!r}")
-    return Spec(criteria=(criterion,), rejected="zero")
-
-
-def _kl(given: dict[str, Any]) -> KL | None:
+def _read_kl(given: dict[str, Any]) -> KL | None:
     coefficient = number("kl_loss_coef", given["kl_loss_coef"])
     if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
         return None
-    kind = KL_KINDS[one_of("kl_estimator_type", given["kl_estimator_type"], KL_KINDS)]
-    made = penalty_over_rows(kind, coefficient)
-    if given["loss_reduction"] == "sequence_mean":
-        # One pass computes both.
-        return replace(made, mean=None)
-    return made
-
-
-def penalty_over_rows(kind: KLKind, coefficient: float) -> KL:
-    """Make SkyRL's KL loss: the mean over rows of a row's mean, of the tokens before rejection."""
-    return KL(
-        kind,
-        coefficient,
-        value_clamp=10.0 if kind == "k3" else None,
-        scope="all",
-        mean=ROWS,
-    )
+    made = penalty_over_rows(one_of("kl_estimator_type", given["kl_estimator_type"], KL_KINDS), coefficient)
+    # One pass computes both where the loss is a mean over rows too.
+    return replace(made, mean=None) if given["loss_reduction"] == "sequence_mean" else made

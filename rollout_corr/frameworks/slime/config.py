@@ -1,31 +1,116 @@
-"""slime's and miles's flags: those of `--use-tis` and of the loss, and the settings of mis.yaml."""
+"""slime's and miles's flags: `--use-tis` with its functions, the loss, and mis.yaml, the example of MIS; presets.
+
+MIS edits the mask and leaves the weights. slime divides a sample's sum by its original tokens, and the sum of the
+samples by their number, those without a token too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from rollout_corr.frameworks.shared.recipe import ROWS, TOKENS, Recipe, around_one, clip
-from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields_of, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS, is_off_policy, level_of, off_policy
-from rollout_corr.frameworks.slime import presets
+from rollout_corr.frameworks.shared.preset import presets
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    ROWS,
+    TOKENS,
+    Named,
+    Recipe,
+    around_one,
+    clip,
+    named_recipe,
+    of_presets,
+    penalty,
+)
+from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields_of, maybe, settings_of, words
+from rollout_corr.frameworks.shared.specs import LEVELS, gated, is_off_policy, level_of, masked, off_policy, truncated
 from rollout_corr.specs import validate
-from rollout_corr.specs.choices import Normalize
+from rollout_corr.specs.choices import Normalize, Of
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import GSPO
 from rollout_corr.specs.terms import KL, KLKind
 
+# --- presets ---
+
+
+def tis(tis_clip: float | None, tis_clip_low: float | None) -> Spec:
+    """Return slime's TIS."""
+    return truncated(tis_clip, tis_clip_low)
+
+
+def icepop(tis_clip: float | None, tis_clip_low: float | None) -> Spec:
+    """Return slime's IcePop."""
+    return gated(Criterion("ratio", lower=tis_clip_low, upper=tis_clip))
+
+
+def _token_mis(
+    level: str, tis_upper: float, rs_lower: float, rs_upper: float, veto: float | None, normalizes: bool = False
+) -> Spec:
+    """Token TIS; what is outside the rs bounds masked, and the sequence of a token below the veto."""
+    weight = Weight.token(lower=0.0, upper=tis_upper, normalize="batch" if normalizes else None)
+    rejection = Criterion("ratio", *LEVELS[level], lower=rs_lower, upper=rs_upper)
+    return Spec(weight=weight, criteria=(rejection, *_veto(veto)))
+
+
+def _veto(threshold: float | None) -> tuple[Criterion, ...]:
+    return () if threshold is None else (Criterion("ratio", lower=threshold, drop="sequence", label="veto"),)
+
+
+def _opsm(delta: float, of: Of = "new/old") -> Criterion:
+    return off_policy(delta, of=of, drop="token", label="opsm")
+
+
+TIS = {"tis_clip": maybe(2.0), "tis_clip_low": maybe(0.0)}
+RS: dict[str, Any] = {"tis_upper_bound": 2.0, "rs_lower_bound": 0.5, "rs_upper_bound": 2.0}
+RS["rs_veto_threshold"] = maybe(1e-4)
+presets("slime", "slime 624b824 (2026-08-21)")(
+    tis=("w = exp(D) clamped to [tis_clip_low, tis_clip].", tis, TIS),
+    icepop=("w = exp(D) inside [tis_clip_low, tis_clip], else 0.", icepop, TIS),
+    mis=(
+        "mis.yaml: token TIS divided by the batch mean; tokens outside the rs bounds masked; "
+        "a token below 1e-4 vetoes.",
+        partial(_token_mis, "token"),
+        RS | {"tis_batch_normalize": True},
+    ),
+    mis_geo=(
+        'MIS with rs_level "geometric": token TIS; a sequence whose exp(mean D) is outside the rs bounds masked; veto.',
+        partial(_token_mis, "geometric"),
+        RS | {"rs_lower_bound": 0.9999, "rs_upper_bound": 1.0001},
+    ),
+    opsm=(
+        "0 for the tokens with A < 0 of a sequence whose mean(old - new) exceeds delta (`--use-opsm`).",
+        lambda delta: masked(_opsm(delta)),
+        {"delta": 1e-4},
+    ),
+)
+
+# --- losses ---
+
+CLIP: dict[str, Any] = {"eps_clip": 0.2, "eps_clip_high": None, "eps_clip_c": None}
+WITH_KL = "without use_tis; a kl_loss_coef is that of kl_loss_type low_var_kl"
+of_presets("slime", Named(clip, **CLIP), BOTH, mean=ROWS)
+named_recipe("slime.ppo", Named(clip, **CLIP), DECOUPLED, "without use_tis", mean=ROWS)
+named_recipe(
+    "slime.grpo",
+    Named(clip, **CLIP),
+    DECOUPLED,
+    WITH_KL,
+    kl=penalty(value_clamp=10.0, kl_loss_coef=0.0),
+    mean=ROWS,
+)
+
+# --- the flags ---
+
 MODES = ("truncate", "clip", "mask")
-FLAGS: dict[str, Any] = {
+FLAGS: dict[str, Any] = CLIP | {
     "loss_type": "policy_loss",
     "advantage_estimator": "grpo",
-    "eps_clip": 0.2,
-    "eps_clip_high": None,
-    "eps_clip_c": None,
     "use_tis": False,
     "tis_clip": 2.0,
     "tis_clip_low": 0.0,
@@ -55,15 +140,7 @@ MIS: dict[str, Any] = {
     "tis_batch_normalize": True,
 }
 # Flags that show that all of them are given.
-WHOLE = (
-    "hf_checkpoint",
-    "num_rollout",
-    "rollout_batch_size",
-    "n_samples_per_prompt",
-    "global_batch_size",
-    "lr",
-    "kl_coef",
-)
+WHOLE = words("hf_checkpoint num_rollout rollout_batch_size n_samples_per_prompt global_batch_size lr kl_coef")
 # The last part of `--custom-tis-function-path`: the framework's names, and those of rollout_corr.frameworks.slime.
 FUNCTIONS = {
     "vanilla_tis_function": "tis",
@@ -194,13 +271,11 @@ def _spec(given: dict[str, Any]) -> Spec:
         settings = mis_settings(SimpleNamespace(**given))
         spec = spec if settings is None else mis_spec(settings)
     elif used or measured:
-        spec = getattr(presets, given["function"])(given["tis_clip"], given["tis_clip_low"])
+        spec = {"tis": tis, "icepop": icepop}[given["function"]](given["tis_clip"], given["tis_clip_low"])
     if bypass and spec.acts:
         raise ValueError("use_rollout_logprobs: the ratio is the correction then, and weights beside it are refused")
     if opsm:
-        criterion = off_policy(
-            given["opsm_delta"], of="new/rollout" if bypass else "new/old", drop="token", label="opsm"
-        )
+        criterion = _opsm(given["opsm_delta"], "new/rollout" if bypass else "new/old")
         rejected = spec.rejected if spec.criteria else "zero"
         spec = replace(spec, criteria=(*spec.criteria, criterion), rejected=rejected)
     return spec
@@ -277,6 +352,4 @@ def mis_spec(settings: MisSettings) -> Spec:
     criteria = [
         Criterion("ratio", *LEVELS[level], lower=low, upper=high, label=label) for label, level, low, high in tested
     ]
-    if settings.veto is not None:
-        criteria.append(Criterion("ratio", lower=settings.veto, drop="sequence", label="veto"))
-    return Spec(weight=weight, criteria=tuple(criteria))
+    return Spec(weight=weight, criteria=(*criteria, *_veto(settings.veto)))

@@ -21,7 +21,7 @@ from torch import Tensor
 from rollout_corr.api.correct import correct
 from rollout_corr.definition.weights import SMALLEST_MEAN
 from rollout_corr.frameworks.shared.dropin import DropIn
-from rollout_corr.frameworks.slime import presets as presets
+from rollout_corr.frameworks.slime import config as presets
 from rollout_corr.frameworks.slime.config import MisSettings, mis_settings, mis_spec
 from rollout_corr.specs.correction import Spec
 

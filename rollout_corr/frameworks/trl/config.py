@@ -1,17 +1,85 @@
-"""TRL's GRPOConfig."""
+"""TRL's GRPOTrainer: presets by `vllm_importance_sampling_mode`, losses and GRPOConfig; unsloth's is a `Trainer` too.
+
+TRL's "sequence" is the product of the ratios. A token whose log-prob is NaN gets ratio 1 there ("neutral"). Rejection
+zeroes the weight, so no denominator changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.recipe import Recipe
-from rollout_corr.frameworks.shared.settings import boolean, settings_of
-from rollout_corr.frameworks.shared.specs import is_off_policy, level_of
-from rollout_corr.frameworks.trl import presets
+from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.preset import Row, presets, warn_once
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    BYPASS,
+    GLOBAL,
+    ROWS,
+    TOKENS,
+    Named,
+    Recipe,
+    built_recipe,
+    clip,
+    named_recipe,
+)
+from rollout_corr.frameworks.shared.settings import boolean, maybe, refuse_wrong_types, settings_of, words
+from rollout_corr.frameworks.shared.specs import LEVELS, is_off_policy, level_of, off_policy
 from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
+from rollout_corr.specs.terms import KL, Mean
 from rollout_corr.specs.validate import number, one_of
+
+# --- presets ---
+
+RATIOS = {"token": "exp(D)", "sequence": "exp(sum D)", "geometric": "exp(mean D)"}
+BOUNDS = {"clip_max": maybe(3.0), "clip_min": None}
+
+
+def truncate(level: str, clip_max: float | None, clip_min: float | None) -> Spec:
+    """Clamp the ratio of a level to [clip_min, clip_max]."""
+    if clip_max is None and clip_min is None:
+        raise ValueError("expected clip_max, clip_min or both, got neither (nothing would be truncated)")
+    return Spec(weight=Weight(*LEVELS[level], lower=clip_min, upper=clip_max), nonfinite="neutral")
+
+
+def mask(level: str, clip_max: float | None, clip_min: float | None) -> Spec:
+    """Keep the ratio of a level inside [clip_min, clip_max] and make it 0 outside."""
+    criterion = Criterion("ratio", *LEVELS[level], lower=clip_min, upper=clip_max)
+    return Spec(weight=Weight(*LEVELS[level]), criteria=(criterion,), rejected="zero", nonfinite="neutral")
+
+
+def modes(levels: Iterable[str], trainer: str) -> dict[str, Row]:
+    """The presets of a trainer: a mask and a truncation of each level, and its default."""
+    default = f"{trainer}'s default, sequence_mask: w = exp(sum D) inside the bounds, else 0."
+    rows: dict[str, Row] = {"default": (default, partial(mask, "sequence"), BOUNDS)}
+    for level in levels:
+        whole = "" if level == "token" else " for the whole sequence"
+        masks = f"w = {RATIOS[level]} inside the bounds, else 0{whole}."
+        rows[f"{level}_mask"] = masks, partial(mask, level), BOUNDS
+        rows[f"{level}_truncate"] = f"w = {RATIOS[level]} clamped to the bounds.", partial(truncate, level), BOUNDS
+    return rows
+
+
+def _opsm(delta: float, clip_max: float | None, clip_min: float | None) -> Spec:
+    return masked(mask("sequence", clip_max, clip_min), delta)
+
+
+presets("trl", "TRL 1.16.0")(
+    **modes(("token", "sequence"), "GRPOTrainer"),
+    # `off_policy_mask_threshold` has no default in TRL; 0.1 is Trinity's.
+    opsm=(
+        "sequence_mask, and 0 for a sequence with A < 0 whose mean(rollout - new) exceeds delta (off-policy mask).",
+        _opsm,
+        {"delta": 0.1, **BOUNDS},
+    ),
+)
+
+# --- settings ---
 
 # Settings of the loss, by TRL's names and with its defaults.
 LOSS: dict[str, Any] = {
@@ -21,7 +89,7 @@ LOSS: dict[str, Any] = {
     "beta": 0.0,
     "use_bias_correction_kl": True,
     "importance_sampling_level": "token",
-    "max_completion_length": 512,
+    "max_completion_length": 512.0,
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,
     "vllm_importance_sampling_correction": True,
@@ -44,84 +112,183 @@ KNOWN = LOSS | {
     "use_adaptive_entropy": False,
 }
 # Keys that stand in a whole GRPOConfig, with many that do not concern this package.
-WHOLE = (
-    *(
-        "output_dir",
-        "learning_rate",
-        "max_steps",
-        "num_train_epochs",
-        "per_device_train_batch_size",
-        "model_init_kwargs",
-    ),
-    *("gradient_accumulation_steps", "num_generations", "num_iterations", "temperature", "scale_rewards", "vllm_mode"),
-    *("generation_batch_size", "steps_per_generation", "mask_truncated_completions", "bf16", "model_name_or_path"),
+WHOLE = words(
+    "output_dir learning_rate max_steps num_train_epochs per_device_train_batch_size model_init_kwargs "
+    "gradient_accumulation_steps num_generations num_iterations temperature scale_rewards vllm_mode "
+    "generation_batch_size steps_per_generation mask_truncated_completions bf16 model_name_or_path"
 )
 OLD_CAP, CLIP_MAX = "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"
+TOKEN_MODES = ("token_truncate", "token_mask")
+MODES = (*TOKEN_MODES, "sequence_truncate", "sequence_mask")
+
+# loss_type: its mean. That of dr_grpo is divided by max_completion_length too.
+MEANS: dict[str, Mean] = {
+    "grpo": ROWS,
+    "bnpo": TOKENS,
+    "dapo": TOKENS,
+    "dr_grpo": Mean("sequence_sum", over="rows"),
+    "luspo": Mean("sequence_sum", over="rows"),
+    "sapo": ROWS,
+    "cispo": TOKENS,
+    "vespo": TOKENS,
+}
+NOTES = {"dapo": GLOBAL, "cispo": GLOBAL, "dr_grpo": "max_completion_length is the trainer's"}
+IMPORTANCE_LEVELS = ("token", "sequence")
+
+# --- parts of a loss ---
 
 
-def read(config: object) -> Spec:
-    """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-    found = loss(settings(config)).spec
-    return Spec() if found is None else found
+def mean_of(means: Mapping[str, Mean], loss_type: str, max_completion_length: float | None) -> Mean:
+    """The mean of a loss_type."""
+    mean = means[one_of("loss_type", loss_type, means)]
+    return replace(mean, length=max_completion_length) if loss_type == "dr_grpo" else mean
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-    return written(spec, ("token", "sequence"))
+def surrogate(loss_type: str, given: Mapping[str, Any], levels: Iterable[str] = IMPORTANCE_LEVELS) -> Surrogate:
+    """The loss of a token, from settings by TRL's names."""
+    level = one_of("importance_sampling_level", given["importance_sampling_level"], levels)
+    high = given["epsilon"] if given["epsilon_high"] is None else given["epsilon_high"]
+    if loss_type in ("cispo", "sapo", "vespo"):
+        if level != "token":
+            raise ValueError(f"importance_sampling_level: expected 'token' with loss_type {loss_type!r}, got {level!r}")
+        if loss_type == "cispo":
+            return Score(upper=high)
+        return vespo(given) if loss_type == "vespo" else SAPO(*_taus(given))
+    if level == "token":
+        return PPO(given["epsilon"], high, delta=given["delta"])
+    through = "token" if level == "sequence_token" else "sequence"
+    return GSPO(given["epsilon"], high, delta=given["delta"], through=through)
 
 
-def written(spec: Spec, levels: Collection[str]) -> dict[str, Any]:
-    """Write the settings, with the levels of weights that a framework has."""
-    masked = next((c for c in spec.criteria if is_off_policy(c)), None)
-    gate = next((c for c in spec.criteria if c is not masked), None)
-    made: dict[str, Any] = {
-        "vllm_importance_sampling_correction": spec.weight is not None,
-        "off_policy_mask_threshold": None if masked is None else masked.high,
-    }
-    level = None if spec.weight is None else level_of(spec.weight)
-    if spec.weight is None or level is None or level not in levels:
-        return made
-    bounds: Weight | Criterion = spec.weight if gate is None else gate
-    return made | {
-        "vllm_importance_sampling_mode": f"{level}_{'truncate' if gate is None else 'mask'}",
-        CLIP_MAX: bounds.high,
-        "vllm_importance_sampling_clip_min": bounds.low,
-    }
+def _taus(given: Mapping[str, Any]) -> tuple[float, float]:
+    return given["sapo_temperature_pos"], given["sapo_temperature_neg"]
 
 
-def recipe(config: object) -> Recipe:
-    """Read the whole loss."""
-    return loss(settings(config))
+def vespo(given: Mapping[str, Any]) -> VESPO:
+    """VESPO; its rates are at least 1e-4 in TRL."""
+    sides = ((given[f"vespo_k_{side}"], max(given[f"vespo_lambda_{side}"], 1e-4)) for side in ("pos", "neg"))
+    return VESPO(*next(sides), *next(sides))
 
 
-def settings(config: object, known: dict[str, Any] = KNOWN) -> dict[str, Any]:
-    """Read the settings of a GRPOConfig, or of a mapping or namespace with its names."""
-    given = settings_of(config, known, whole=WHOLE)
-    if given[OLD_CAP] is not None:
-        warn_once(("trl", OLD_CAP), f"trl: {OLD_CAP} is an old name; write {CLIP_MAX}: {given[OLD_CAP]!r}")
-        given[CLIP_MAX] = given[OLD_CAP]
-    return given
+def masked(spec: Spec | None, threshold: float) -> Spec:
+    """Add the off-policy mask to a correction. A masked sequence keeps its KL and is counted by the mean."""
+    spec = Spec(nonfinite="neutral") if spec is None else spec
+    return replace(spec, criteria=(*spec.criteria, off_policy(threshold)), rejected="zero")
 
 
-def loss(given: dict[str, Any], build: Callable[..., Recipe] = presets.loss) -> Recipe:
-    """Return the loss that settings of TRL ask for, which `build` makes."""
-    loss_type = given["loss_type"]
-    one_of("loss_type", loss_type, presets.MEANS)
+# --- a trainer ---
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """GRPOTrainer of a framework.
+
+    Args:
+        framework: Its name, under which its presets are registered.
+        levels: Levels of its weights.
+        known: The settings of its configuration, with its defaults.
+        named: Defaults of its recipes by name that are others.
+        dapo_high: `epsilon_high` of loss_type dapo, if not `epsilon`.
+        kl_clamp: The largest value of the KL.
+    """
+
+    framework: str
+    levels: tuple[str, ...] = ("token", "sequence")
+    known: Mapping[str, Any] = field(default_factory=lambda: KNOWN)
+    named: Mapping[str, Any] = field(default_factory=dict)
+    dapo_high: float | None = None
+    kl_clamp: float | None = None
+
+    def register(
+        self, needs: tuple[str, ...], defaults: Mapping[str, Mapping[str, Any]] = {}, notes: Mapping[str, str] = {}
+    ) -> None:
+        """Register a recipe for each loss_type, with defaults and a note of its own."""
+        for loss_type in MEANS:
+            build = partial(self._by_name, loss_type, defaults.get(loss_type, {}))
+            built_recipe(f"{self.framework}.{loss_type}", build, needs, {**NOTES, **notes}.get(loss_type, ""))
+
+    def _by_name(self, loss_type: str, defaults: Mapping[str, Any], /, **settings: Any) -> Recipe:
+        table = {name: self.known[name] for name in LOSS} | self.named | defaults
+        refuse_wrong_types(table, settings)
+        given = table | {name: settings.pop(name) for name in table if name in settings}
+        if loss_type == "cispo" and given["epsilon_high"] is None:
+            # What TRL recommends; TRL itself takes epsilon.
+            given["epsilon_high"] = 5.0
+        return self.loss(loss_type, given, settings)
+
+    def loss(self, loss_type: str, given: dict[str, Any], bounds: dict[str, Any]) -> Recipe:
+        """Return a loss of the trainer; `bounds` are those of the preset that corrects it."""
+        corrected = given["vllm_importance_sampling_correction"]
+        own = [f"{level}_{way}" for level in self.levels for way in ("truncate", "mask")]
+        allowed = TOKEN_MODES if loss_type == "vespo" and corrected else own
+        mode = one_of("vllm_importance_sampling_mode", given["vllm_importance_sampling_mode"], allowed)
+        found: Spec | None = lookup.named(f"{self.framework}.{mode}", **bounds)
+        found = found if corrected else None
+        if loss_type == "dapo" and given["epsilon_high"] is None:
+            given = given | {"epsilon_high": self.dapo_high}
+        mean = mean_of(MEANS, loss_type, given["max_completion_length"])
+        vespo(given)  # its settings are checked with any loss
+        of_tokens, beta, weighed = surrogate(loss_type, given), given["beta"], given["use_bias_correction_kl"]
+        kl = KL("k3", beta, value_clamp=self.kl_clamp, weight="ratio" if weighed else None) if beta else None
+        threshold = given["off_policy_mask_threshold"]
+        return Recipe(found if threshold is None else masked(found, threshold), Loss(of_tokens, mean, kl))
+
+    def recipe(self, config: object) -> Recipe:
+        """Read the whole loss from a GRPOConfig, or from a mapping or namespace with its names."""
+        given = settings_of(config, self.known, whole=WHOLE)
+        if given[OLD_CAP] is not None:
+            warn_once(("trl", OLD_CAP), f"trl: {OLD_CAP} is an old name; write {CLIP_MAX}: {given[OLD_CAP]!r}")
+            given[CLIP_MAX] = given[OLD_CAP]
+        one_of("loss_type", given["loss_type"], MEANS)
+        refuse_entropy(given)
+        bonus = number("entropy_coef", given["entropy_coef"]) != 0.0
+        if bonus or boolean("use_adaptive_entropy", given["use_adaptive_entropy"]):
+            raise ValueError("entropy_coef: needs the whole distribution; add the bonus to the value of policy_loss")
+        corrected = boolean("vllm_importance_sampling_correction", given["vllm_importance_sampling_correction"])
+        given["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
+        bounds = {"clip_max": given[CLIP_MAX], "clip_min": given["vllm_importance_sampling_clip_min"]}
+        return self.loss(given["loss_type"], given, bounds)
+
+    def read(self, config: object) -> Spec:
+        """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+        found = self.recipe(config).spec
+        return Spec() if found is None else found
+
+    def write(self, spec: Spec) -> dict[str, Any]:
+        """Write `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+        opsm = next((c for c in spec.criteria if is_off_policy(c)), None)
+        gate = next((c for c in spec.criteria if c is not opsm), None)
+        made: dict[str, Any] = {
+            "vllm_importance_sampling_correction": spec.weight is not None,
+            "off_policy_mask_threshold": None if opsm is None else opsm.high,
+        }
+        level = None if spec.weight is None else level_of(spec.weight)
+        if spec.weight is None or level not in self.levels:
+            return made
+        bounds: Weight | Criterion = spec.weight if gate is None else gate
+        return made | {
+            "vllm_importance_sampling_mode": f"{level}_{'truncate' if gate is None else 'mask'}",
+            CLIP_MAX: bounds.high,
+            "vllm_importance_sampling_clip_min": bounds.low,
+        }
+
+
+def refuse_entropy(given: Mapping[str, Any]) -> None:
+    """Refuse a loss of the tokens with the largest entropy."""
     if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:
         raise ValueError("top_entropy_quantile: needs the whole distribution; pass a mask of your own")
-    if number("entropy_coef", given["entropy_coef"]) != 0.0 or boolean(
-        "use_adaptive_entropy", given["use_adaptive_entropy"]
-    ):
-        raise ValueError("entropy_coef: needs the whole distribution; add the bonus to the value of policy_loss")
-    chosen = {name: given[name] for name in LOSS}
-    corrected = boolean("vllm_importance_sampling_correction", given["vllm_importance_sampling_correction"])
-    chosen["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
-    if loss_type == "cispo" and given["epsilon_high"] is None:
-        # The recipe's default is the 5.0 that TRL recommends; TRL itself takes epsilon.
-        chosen["epsilon_high"] = given["epsilon"]
-    return build(
-        loss_type,
-        **chosen,
-        clip_max=given[CLIP_MAX],
-        clip_min=given["vllm_importance_sampling_clip_min"],
-    )
+
+
+TRL = Trainer("trl")
+# VESPO takes the ratios of tokens alone, so TRL refuses it with the default mode.
+TRL.register(
+    BOTH,
+    {"vespo": {"vllm_importance_sampling_mode": "token_truncate"}},
+    {"vespo": f"vllm_importance_sampling_mode token_truncate or token_mask; {GLOBAL}"},
+)
+read, recipe, write = TRL.read, TRL.recipe, TRL.write
+# AsyncGRPOTrainer clips the ratio of trainer to engine, and corrects nothing beside it.
+named_recipe(
+    "trl.iw_opd", GPG(), (), "advantages a * rc.early_token_weights(a, gamma=0.5), where a = ref_logp - rollout_logp"
+)
+named_recipe("trl.async_grpo", Named(clip, epsilon=0.2, epsilon_high=None), BYPASS, GLOBAL)

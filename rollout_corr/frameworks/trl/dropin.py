@@ -20,7 +20,7 @@ from rollout_corr.frameworks.shared.lookup import named
 from rollout_corr.frameworks.shared.origin import lacks
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.frameworks.trl import asynchronous
-from rollout_corr.frameworks.trl.presets import MODES
+from rollout_corr.frameworks.trl.config import MODES
 from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import number

@@ -1,4 +1,9 @@
-"""verl's configuration, in its three generations.
+"""verl: presets by the names of RolloutCorrectionConfig's classmethods, policy losses, and its configuration.
+
+Every preset edits the mask where it rejects, and asks for verl's own metrics. A preset of bypass mode is given the
+current policy, detached, as `train_logp`. In bypass mode PPO does not multiply by the weight.
+
+The configuration is read in its three generations.
 
 cap      `actor.tis_imp_ratio_cap` and its kin (2025-08 to 2025-10): a cap on the token weight; -1 is off.
 flat     `algorithm.rollout_is_level`, `rollout_is_mode` and so on (0.6.0): one ratio weighs and rejects.
@@ -7,22 +12,233 @@ nested   `algorithm.rollout_correction` (since 0.6.1): weights by `rollout_is`, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.frameworks.shared.recipe import ROWS, TOKENS, Recipe, around_one
-from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
+from rollout_corr.frameworks.shared import lookup
+from rollout_corr.frameworks.shared.preset import Row, presets, registered, warn_once
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    BYPASS,
+    DECOUPLED,
+    KL_KINDS,
+    NO_LOWER_CLAMP,
+    ROWS,
+    SEQUENCES,
+    TOKENS,
+    WITH_REFERENCE,
+    Named,
+    Recipe,
+    around_one,
+    built_recipe,
+    mean,
+    named_recipe,
+    penalty,
+)
+from rollout_corr.frameworks.shared.settings import (
+    anything,
+    block_of,
+    boolean,
+    fields_of,
+    refuse_unknown,
+    refuse_wrong_types,
+    settings_of,
+)
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.frameworks.verl import options as verl_options
-from rollout_corr.frameworks.verl import presets
 from rollout_corr.specs.checked import expression
+from rollout_corr.specs.choices import Scheme
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, KLCov, Score
-from rollout_corr.specs.terms import KL, KLKind, Mean
+from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
+from rollout_corr.specs.terms import KL, Mean
 from rollout_corr.specs.validate import number, one_of, positive
+
+REPORT: tuple[Scheme, ...] = ("native", "verl")
+
+Criteria = tuple[Criterion, ...]
+
+
+def made(weight: Weight | None = None, criteria: Criteria = ()) -> Spec:
+    """Return a Spec that edits the mask and reports verl's metrics."""
+    return Spec(weight=weight, criteria=criteria, rejected="mask", report=REPORT)
+
+
+# --- presets: a weight, a rejection or both, with the settings and the formulas of these parts ---
+
+Part = tuple[str, Callable[..., Any], Mapping[str, Any]]
+
+
+def _tis(setting: str, level: str) -> Part:
+    name, ratio = {"token": ("Token", "exp(D)"), "sequence": ("Sequence", "exp(sum D)")}[level]
+    weight = partial(verl_options.weight, level, key=setting)
+    return f"{name} TIS: w = min({ratio}, {setting}).", weight, {setting: anything(2.0)}
+
+
+def _icepop(upper: float, lower: float) -> Weight:
+    bounds = verl_options.number("lower", lower), verl_options.number("upper", upper)
+    return verl_options.weight("token", bounds, key="upper")
+
+
+def _k1(name: str, threshold: str) -> Part:
+    criteria = partial(verl_options.criteria, f"seq_{name}_k1", key="rs_threshold")
+    about = f"Keep a sequence iff its {name} of -D lies within log of the bounds (seq_{name}_k1)."
+    return about, criteria, {"rs_threshold": threshold, "k1_bounds": "verl"}
+
+
+TOKEN, SEQUENCE = _tis("upper", "token"), _tis("upper", "sequence")
+TOKEN_IS, SEQUENCE_IS = _tis("is_threshold", "token"), _tis("is_threshold", "sequence")
+ICEPOP: Part = ("Token IcePop: w = exp(D) inside [lower, upper], else 0.", _icepop, {"upper": 5.0, "lower": 0.5})
+SUM_K1, MEAN_K1 = _k1("sum", "0.5_2.0"), _k1("mean", "0.999_1.001")
+MEAN_K3: Part = (
+    "Keep a sequence iff its mean of exp(D) - 1 - D is at most rs_threshold (seq_mean_k3).",
+    partial(verl_options.criteria, "seq_mean_k3", key="rs_threshold"),
+    {"rs_threshold": anything(0.01)},
+)
+PARTS: dict[str, tuple[Part | None, Part | None]] = {
+    "decoupled_token_is": (TOKEN, None),
+    "decoupled_seq_is": (SEQUENCE, None),
+    "decoupled_token_icepop": (ICEPOP, None),
+    "decoupled_seq_is_rs": (SEQUENCE_IS, SUM_K1),
+    "decoupled_geo_rs": (None, MEAN_K1),
+    "decoupled_geo_rs_seq_tis": (SEQUENCE_IS, MEAN_K1),
+    "decoupled_geo_rs_token_tis": (TOKEN_IS, MEAN_K1),
+    "decoupled_k3_rs": (None, MEAN_K3),
+    "decoupled_k3_rs_seq_tis": (SEQUENCE_IS, MEAN_K3),
+    "decoupled_k3_rs_token_tis": (TOKEN_IS, MEAN_K3),
+    "bypass_ppo_clip": (None, None),
+    "bypass_ppo_clip_geo_rs": (None, MEAN_K1),
+    "bypass_ppo_clip_k3_rs": (None, MEAN_K3),
+    "bypass_pg_is": (SEQUENCE, None),
+    "bypass_pg_token_icepop": (ICEPOP, None),
+    "bypass_pg_geo_rs": (None, MEAN_K1),
+    "bypass_pg_geo_rs_seq_tis": (SEQUENCE_IS, MEAN_K1),
+    "bypass_pg_geo_rs_token_tis": (TOKEN_IS, MEAN_K1),
+    "disabled": (None, None),
+}
+BYPASSES = {"bypass_ppo_clip": "Bypass mode with PPO.", "bypass_pg": "Bypass mode with REINFORCE."}
+
+
+def _row(name: str, weight: Part | None, rejection: Part | None) -> Row:
+    """The preset of two parts."""
+    settings = {} if weight is None else weight[2]
+
+    def make(*values: Any) -> Spec:
+        first, rest = values[: len(settings)], values[len(settings) :]
+        return made(None if weight is None else weight[1](*first), () if rejection is None else rejection[1](*rest))
+
+    about = [text for start, text in BYPASSES.items() if name.startswith(start)]
+    if weight is None:
+        about.append("No weight." if rejection else "Metrics only.")
+    about += [part[0] for part in (weight, rejection) if part is not None]
+    return " ".join(about), make, {**settings, **({} if rejection is None else rejection[2])}
+
+
+presets("verl", "verl 0.9.1")(**{name: _row(name, *parts) for name, parts in PARTS.items()})
+
+# --- the settings of the loss ---
+
+SIDES: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
+DUAL = SIDES | {"clip_ratio_c": 3.0}
+TAUS = {"tau_pos": 1.0, "tau_neg": 1.05}
+CLIP_COV = {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0}
+KL_COV = {"kl_cov_ratio": 0.0002, "ppo_kl_coef": 0.1}
+# Of `actor`, and of its `policy_loss`.
+ACTOR: dict[str, Any] = {
+    "clip_ratio": 0.2,
+    **DUAL,
+    **TAUS,
+    "loss_agg_mode": "token-mean",
+    "loss_scale_factor": None,
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.001,
+    "kl_loss_type": "low_var_kl",
+    "policy_loss": None,
+}
+POLICY = {"loss_mode": "vanilla", "dro_beta": None, "rollout_correction": None, **CLIP_COV, **KL_COV}
+OF_ACTOR = ("strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs", "entropy_coeff", "optim")
+AVERAGES: dict[str, Mean] = {
+    "token-mean": TOKENS,
+    "token-sum": Mean("sum"),
+    "seq-mean-token-sum": Mean("sequence_sum", over="rows"),
+    "seq-mean-token-sum-norm": Mean("sequence_sum", over="rows"),
+    "seq-mean-token-mean": ROWS,
+}
+
+
+def _clip_cov(low: float, high: float, share: float, lower: float, upper: float) -> ClipCov:
+    return ClipCov(low, high, share=share, lower=lower, upper=upper)
+
+
+# The loss of a token by `loss_mode`, from these settings.
+SURROGATES: dict[str, Named[Surrogate]] = {
+    "vanilla": Named(PPO, **DUAL),
+    "dppo_tv": Named(partial(DPPO, "tv"), **DUAL),
+    "dppo_kl": Named(partial(DPPO, "kl"), **DUAL),
+    "gspo": Named(partial(GSPO, through="token", clamp=10.0), **SIDES),
+    "sapo": Named(SAPO, **TAUS),
+    "gpg": Named(GPG),
+    "geo_mean": Named(GMPO, **SIDES),
+    "dro": Named(DRO, dro_beta=0.1),
+    "cispo": Named(around_one, **SIDES),
+    "clip_cov": Named(_clip_cov, **SIDES, **CLIP_COV),
+    "kl_cov": Named(KLCov, **KL_COV),
+}
+MODES = (*SURROGATES, "bypass_mode")
+
+# --- recipes by name ---
+
+
+def _corrected(preset: str, /, **settings: Any) -> Recipe:
+    """Return `loss_mode=vanilla`; for bypass with REINFORCE -w A log pi, and without a weight -A log pi."""
+    table = DUAL | {"kl_loss_coef": 0.0}
+    refuse_wrong_types(table, settings)
+    given = table | {name: settings.pop(name) for name in table if name in settings}
+    correction = lookup.named(preset, **settings)
+    coefficient = given.pop("kl_loss_coef")
+    surrogate: Surrogate = PPO(*given.values())
+    if preset.startswith("verl.bypass_pg"):
+        surrogate = GPG() if correction.weight is None else Score()
+    return Recipe(correction, Loss(surrogate, kl=KL("k3", coefficient, value_clamp=10.0) if coefficient else None))
+
+
+COUNTS = "counts before rejection, as its engines do"
+for _found in registered("verl"):
+    if _found.name.startswith("verl.bypass"):
+        built_recipe(_found.name, partial(_corrected, _found.name), BYPASS, COUNTS)
+    else:
+        _note = f'{COUNTS}; with trainer.use_v1=false after it: Mean(over="kept")'
+        built_recipe(_found.name, partial(_corrected, _found.name), BOTH, _note)
+ITS_KL: dict[str, Any] = {"kl": penalty(kl_loss_coef=0.001, value_clamp=10.0), "mean": mean(loss_agg_mode="token-mean")}
+GRPO_NOTE = "loss_mode vanilla with use_kl_loss, as verl's examples of GRPO have it"
+DPPO_NOTE = "clip_ratio_c is ActorConfig's 3.0; the function's own 20.0 never gets there"
+DRAWS = "draws by ClipCov.seed and sequence_ids, verl by torch.randperm; give every step another seed"
+named_recipe("verl.ppo", SURROGATES["vanilla"], DECOUPLED, "loss_mode vanilla, without correction")
+named_recipe("verl.grpo", SURROGATES["vanilla"], WITH_REFERENCE, GRPO_NOTE, **ITS_KL)
+named_recipe("verl.dppo_tv", SURROGATES["dppo_tv"], DECOUPLED, DPPO_NOTE)
+named_recipe("verl.dppo_kl", SURROGATES["dppo_kl"], DECOUPLED, DPPO_NOTE)
+named_recipe("verl.cispo", SURROGATES["cispo"], DECOUPLED)
+named_recipe("verl.gspo", SURROGATES["gspo"], DECOUPLED, NO_LOWER_CLAMP, mean=SEQUENCES)
+named_recipe("verl.geo_mean", SURROGATES["geo_mean"], DECOUPLED, mean=ROWS)
+named_recipe("verl.sapo", SURROGATES["sapo"], DECOUPLED, mean=SEQUENCES)
+named_recipe("verl.gpg", SURROGATES["gpg"], ())
+named_recipe("verl.clip_cov", SURROGATES["clip_cov"], DECOUPLED, DRAWS)
+named_recipe("verl.kl_cov", SURROGATES["kl_cov"], DECOUPLED)
+named_recipe("verl.dro", SURROGATES["dro"], DECOUPLED, "dro_beta has no default in verl")
+# Behind the recipes of presets: this one goes with the versions of sequences, and with any loss. `Versions.ids` are the
+# steps of the prompts, `Versions.current` is global_steps.
+presets("verl", "verl 1dda039 (2026-08-22)")(
+    staleness=(
+        'Drop sequences whose prompt was sent max_off_policy_threshold or more steps ago (strategy "drop").',
+        lambda threshold: Spec(criteria=(Criterion("age", over="sequence", reduce="max", upper=threshold - 1),)),
+        {"max_off_policy_threshold": 8},
+    )
+)
+
+# --- the correction, of any generation ---
 
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
 SHARED = ("rollout_is", "rollout_is_threshold")
@@ -115,11 +331,11 @@ def _cap(given: dict[str, Any]) -> Spec:
         raise ValueError(f"expected one cap, got {on}")
     if not on:
         _old(list(given), OFF)
-        return presets.spec()
+        return made()
     ((key, cap),) = on.items()
     upper = verl_options.number(key, cap)
     _old([key], f'write rollout_is: "token", rollout_is_threshold: {upper!r}')
-    return presets.spec(Weight.token(upper=upper))
+    return made(Weight.token(upper=upper))
 
 
 def _flat(given: dict[str, Any], version: str | None) -> Spec:
@@ -129,7 +345,7 @@ def _flat(given: dict[str, Any], version: str | None) -> Spec:
     old = [key for key in given if key in FLAT] or [f"rollout_is: {str(applied).lower()}"]
     if given.get("rollout_is_threshold") is None:
         _old(old, "leave it out: without rollout_is_threshold all of it is off")
-        return presets.spec()
+        return made()
     upper = verl_options.number("rollout_is_threshold", given["rollout_is_threshold"])
     lower = _lower("rollout_is_threshold_lower", given.get("rollout_is_threshold_lower"), upper)
     veto = given.get("rollout_is_veto_threshold", FLAT_VETO)
@@ -148,7 +364,7 @@ def _flat(given: dict[str, Any], version: str | None) -> Spec:
         criteria=criteria,
         rejected="zero" if zeroes and criteria else "mask",
         apply=applied,
-        report=presets.REPORT,
+        report=REPORT,
     )
     line = f"write {expression(spec)}"
     if not zeroes and criteria:
@@ -179,7 +395,7 @@ def _nested(given: dict[str, Any], k1_bounds: str) -> Spec:
                 "weights silently; write rollout_is: null for no weights"
             )
         weight = verl_options.weight(given["rollout_is"], threshold, normalize)
-    return presets.spec(weight, (*_rejection(given, k1_bounds), *_veto(given)))
+    return made(weight, (*_rejection(given, k1_bounds), *_veto(given)))
 
 
 def _rejection(given: dict[str, Any], k1_bounds: str) -> tuple[Criterion, ...]:
@@ -244,38 +460,6 @@ def write(spec: Spec, *, k1_bounds: str = "verl") -> dict[str, Any]:
 
 # --- the whole loss ---
 
-# The settings of `actor` that make the loss, with its defaults.
-ACTOR: dict[str, Any] = {
-    "clip_ratio": 0.2,
-    "clip_ratio_low": 0.2,
-    "clip_ratio_high": 0.2,
-    "clip_ratio_c": 3.0,
-    "loss_agg_mode": "token-mean",
-    "loss_scale_factor": None,
-    "tau_pos": 1.0,
-    "tau_neg": 1.05,
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.001,
-    "kl_loss_type": "low_var_kl",
-    "policy_loss": None,
-}
-OF_ACTOR = ("strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs", "entropy_coeff", "optim")
-POLICY: dict[str, Any] = {"loss_mode": "vanilla", "dro_beta": None, "rollout_correction": None}
-POLICY |= {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "kl_cov_ratio": 0.0002, "ppo_kl_coef": 0.1}
-MODES = (
-    *("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "dro", "cispo", "clip_cov", "kl_cov"),
-    "bypass_mode",
-)
-AVERAGES: dict[str, Mean] = {
-    "token-mean": TOKENS,
-    "token-sum": Mean("sum"),
-    "seq-mean-token-sum": Mean("sequence_sum", over="rows"),
-    "seq-mean-token-sum-norm": Mean("sequence_sum", over="rows"),
-    "seq-mean-token-mean": ROWS,
-}
-KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
-KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
-
 
 def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = None) -> Recipe:
     """Read the whole loss from `actor_rollout_ref.actor` and `algorithm.rollout_correction`, or from `actor` alone.
@@ -295,9 +479,7 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
     whole = "actor_rollout_ref" in outer or "algorithm" in outer
     actor = _inner(_inner(outer, "actor_rollout_ref"), "actor") if whole else config
     given = settings_of(actor, ACTOR, whole=OF_ACTOR)
-    held = _inner(given, "policy_loss")
-    refuse_unknown(held, POLICY)
-    policy = POLICY | held
+    policy = block_of(given["policy_loss"], "policy_loss", POLICY)
     mode = one_of("loss_mode", policy["loss_mode"], MODES)
     block = _inner(_inner(outer, "algorithm"), "rollout_correction") if whole else {}
     if boolean("bypass_mode", block.get("bypass_mode")):
@@ -332,21 +514,10 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
 
 
 def _surrogate(mode: str, given: dict[str, Any], policy: dict[str, Any]) -> Surrogate:
-    low, high = _clip(given)
-    if mode in ("dppo_tv", "dppo_kl"):
-        return DPPO("tv" if mode == "dppo_tv" else "kl", low, high, given["clip_ratio_c"])
-    if mode == "gspo":
-        return GSPO(low, high, through="token", clamp=10.0)
-    if mode == "sapo":
-        return SAPO(given["tau_pos"], given["tau_neg"])
     if mode == "dro":
         return DRO(positive("dro_beta", policy["dro_beta"]))
-    if mode == "clip_cov":
-        return presets.clip_cov(low, high, *(policy[name] for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")))
-    if mode == "kl_cov":
-        return KLCov(policy["kl_cov_ratio"], policy["ppo_kl_coef"])
-    made = {"gpg": GPG(), "geo_mean": GMPO(low, high), "cispo": around_one(low, high)}
-    return made.get(mode) or PPO(low, high, dual=given["clip_ratio_c"])
+    low, high = _clip(given)
+    return SURROGATES[mode].taken_from({**given, **policy, "clip_ratio_low": low, "clip_ratio_high": high})
 
 
 def _clip(given: dict[str, Any]) -> tuple[float, float]:

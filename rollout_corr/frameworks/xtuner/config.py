@@ -1,18 +1,39 @@
-"""xtuner's `RolloutImportanceSampling`. Its pairs are (upper, lower), and stay so."""
+"""xtuner's `RolloutImportanceSampling` and GRPOLossConfig; presets, the values in the configurations that it ships.
+
+Pairs of bounds are (upper, lower), as in xtuner.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_corr.frameworks.shared.recipe import Recipe
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, refuse_unknown, settings_of
+from rollout_corr.frameworks.shared.preset import presets
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    KL_KINDS,
+    Named,
+    Recipe,
+    named_recipe,
+    of_presets,
+    penalty,
+)
+from rollout_corr.frameworks.shared.settings import (
+    block_of,
+    boolean,
+    defaults_of,
+    fields_of,
+    refuse_unknown,
+    settings_of,
+)
 from rollout_corr.frameworks.shared.specs import LEVELS, level_of
-from rollout_corr.specs.choices import Scheme, When
+from rollout_corr.specs.choices import Drop, Scheme, When
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogates import PPO
-from rollout_corr.specs.terms import KL, KLKind, Mean
+from rollout_corr.specs.terms import KL, Mean
 from rollout_corr.specs.validate import not_negative, number, one_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
@@ -95,6 +116,46 @@ def _veto(threshold: object, level: str, when: When) -> list[Criterion]:
     ]
 
 
+def _stale(max_staleness: int, max_token_staleness: int | None, sync_weights_interval: int) -> Spec:
+    """`Versions.ids` are `response_model_steps`; `current` is the train step: xtuner counts from the one before."""
+    limits: list[tuple[int | None, Drop]] = [(max_staleness, "sequence"), (max_token_staleness, "unit")]
+    criteria = [
+        Criterion("age", upper=(syncs + 1) * sync_weights_interval, drop=drop)
+        for syncs, drop in limits
+        if syncs is not None
+    ]
+    return Spec(criteria=tuple(criteria))
+
+
+def _token_both(threshold: Pair, mask_threshold: Pair | None, veto_threshold: Pair | None) -> Spec:
+    return spec("token", "both", threshold, mask_threshold, veto_threshold)
+
+
+THRESHOLDS = {"threshold": (5.0, 0.5), "mask_threshold": (5.0, 0.5), "veto_threshold": (20.0, 0.0)}
+MASKS = "tokens outside mask_threshold masked; one outside veto_threshold vetoes."
+shipped = presets("xtuner", "xtuner b934f46 (2026-08-21)")
+shipped(
+    reasoning=(f"Token weight clamped on both sides; {MASKS}", _token_both, THRESHOLDS),
+    agentic=(f"Token weight clamped above; {MASKS}", _token_both, THRESHOLDS | {"threshold": (5.0, 0.0)}),
+)
+CLIP: dict[str, Any] = {"cliprange_low": 0.2, "cliprange_high": 0.2, "clip_ratio_c": 3.0}
+ITS_KL: dict[str, Any] = {"kl": penalty(value_clamp=10.0, kl_loss_coef=0.0)}
+WITH_KL = f"without rollout_is; a kl_loss_coef is that of kl_loss_type low_var_kl; {GLOBAL}"
+of_presets("xtuner", Named(PPO, **CLIP), BOTH, f"{GLOBAL}, after rejection", over="kept", **ITS_KL)
+named_recipe("xtuner.ppo", Named(PPO, **CLIP), DECOUPLED, f"without rollout_is; {GLOBAL}")
+named_recipe("xtuner.grpo", Named(PPO, **CLIP), DECOUPLED, WITH_KL, **ITS_KL)
+# Behind the recipes of presets: this one goes with the versions of tokens, and with any loss.
+shipped(
+    staleness=(
+        "Drop sequences with a token older than max_staleness + 1 weight syncs, and tokens older than their own limit.",
+        _stale,
+        {"max_staleness": 0, "max_token_staleness": None, "sync_weights_interval": 1},
+    )
+)
+
+# --- the configuration ---
+
+
 def read(config: object) -> Spec:
     """Read `RolloutImportanceSampling`, or a loss configuration that holds it as `rollout_is`."""
     given = fields_of(config)
@@ -169,8 +230,6 @@ POLICY: dict[str, Any] = {
     "log_prob_diff_min": -20.0,
     "log_prob_diff_max": 20.0,
 }
-KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
-KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
 
 
 def recipe(config: object) -> Recipe:
@@ -182,9 +241,7 @@ def recipe(config: object) -> Recipe:
     for name in OREAL:
         if given[name] is not None:
             raise ValueError(f"{name}: expected a GRPOLossConfig; OREAL's loss has no recipe")
-    policy = {} if given["policy_loss_cfg"] is None else fields_of(given["policy_loss_cfg"], "policy_loss_cfg")
-    refuse_unknown(policy, POLICY)
-    policy = POLICY | policy
+    policy = block_of(given["policy_loss_cfg"], "policy_loss_cfg", POLICY)
     one_of("loss_type", policy["loss_type"], ("vanilla",))
     for name in ("log_prob_diff_min", "log_prob_diff_max"):
         if policy[name] != POLICY[name]:
@@ -192,11 +249,8 @@ def recipe(config: object) -> Recipe:
                 f"{name}: expected {POLICY[name]!r}, the clamp of the log-ratio here, got {policy[name]!r}"
             )
     corrects = read({"rollout_is": given["rollout_is"]})
-    surrogate = PPO(
-        number("cliprange_low", policy["cliprange_low"]),
-        number("cliprange_high", policy["cliprange_high"]),
-        dual=policy["clip_ratio_c"],
-    )
+    sides = (number(name, policy[name]) for name in ("cliprange_low", "cliprange_high"))
+    surrogate = PPO(*sides, dual=policy["clip_ratio_c"])
     return Recipe(corrects if corrects.acts else None, Loss(surrogate, Mean(over="kept"), _kl(given)))
 
 

@@ -1,22 +1,125 @@
-"""ROLL's `train_infer_correction`, and the settings of its loss: of a pipeline and of its `actor_train`."""
+"""ROLL: `train_infer_correction`, the settings of the loss of a pipeline, and the variants of its `actor_train`.
+
+The presets have the defaults of its weight and of its filter, both switched on. Its filter narrows the mask before
+tokens and sequences are counted. A segment is a run of the mask, which is a turn with turns="runs".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.roll.presets import RECIPES, clip, clip_of_segments
-from rollout_corr.frameworks.shared.recipe import AGGREGATIONS, Recipe, aggregation
-from rollout_corr.frameworks.shared.settings import boolean, fields_of, refuse_unknown, settings_of
+from rollout_corr.frameworks.shared.preset import presets
+from rollout_corr.frameworks.shared.recipe import (
+    AGGREGATIONS,
+    BOTH,
+    DECOUPLED,
+    SEQUENCES,
+    WITH_REFERENCE,
+    Named,
+    Recipe,
+    aggregation,
+    around_one,
+    clip_of_sides,
+    mean,
+    named_recipe,
+    penalty,
+)
+from rollout_corr.frameworks.shared.settings import block_of, boolean, fields_of, maybe, refuse_unknown, settings_of
 from rollout_corr.frameworks.shared.specs import LEVELS
 from rollout_corr.specs.choices import Unit, WeightReduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GSPO
+from rollout_corr.specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
 from rollout_corr.specs.terms import KL
 from rollout_corr.specs.validate import number, one_of
+
+# --- presets ---
+
+LEVELS_HERE: dict[str, tuple[Unit, WeightReduce | None]] = LEVELS | {"segment": ("turn", "mean")}
+
+
+def _weight_of(level: str, upper: float | None) -> Weight:
+    return Weight(*LEVELS_HERE[level], lower=None if upper is None else 0.0, upper=upper)
+
+
+def _filtered(level: str, upper: float | None, low: float | None, high: float | None) -> Spec:
+    weight = Weight.token(lower=0.0, upper=upper) if level == "token" else _weight_of(level, upper)
+    return Spec(weight=weight, criteria=(Criterion("ratio", *LEVELS_HERE[level], lower=low, upper=high),))
+
+
+BOUNDS = {"upper_bound": maybe(1.2), "ratio_low": maybe(0.8), "ratio_high": maybe(1.2)}
+presets("roll", "ROLL 8eb27cc (2026-08-18)")(
+    default=(
+        "w = exp(D) clamped to [0, upper_bound]; tokens outside [ratio_low, ratio_high] masked.",
+        partial(_filtered, "token"),
+        BOUNDS,
+    ),
+    segment=(
+        "w = exp(mean D of the segment) clamped to [0, upper_bound]; segments outside [ratio_low, ratio_high] masked.",
+        partial(_filtered, "segment"),
+        BOUNDS,
+    ),
+)
+
+# --- losses ---
+
+
+def _clip(both: float, low: float | None, high: float | None, dual: bool) -> PPO:
+    """PPO's clip, whose sides are `pg_clip` where they are not given. The dual clip has no setting of its own."""
+    return clip_of_sides(both, low, high, 1.0 + 2.0 * both if dual else None)
+
+
+def _clip_of_segments(both: float, low: float | None, high: float | None, dual: bool) -> GSPO:
+    """The same clip of the ratio of a segment (`ratio_type: segment` of agentic pipelines)."""
+    made = _clip(both, low, high, dual)
+    return GSPO(made.low, made.high, made.dual, over="turn")
+
+
+# Of `actor_train.pg_variant`, beside PPO; and TOPR, which needs the sign of the reward.
+VARIANTS: dict[str, Named[Surrogate]] = {
+    "vanilla": Named(GPG),
+    "tis": Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0),
+    "cispo": Named(around_one, cispo_epsilon_low=0.1, cispo_epsilon_high=0.1),
+    "kimi15": Named(DRO, kimi15_tau=0.1),
+}
+TOPR_WEIGHTS = Named(
+    lambda good, bad: TOPR(positive=good, negative=bad), topr_positive_weight=1.0, topr_negative_weight=1.0
+)
+CLIP: dict[str, Any] = {"pg_clip": 0.2, "pg_clip_low": None, "pg_clip_high": None, "dual_clip_loss": False}
+COUNTED: dict[str, Any] = {"mean": mean(loss_agg_mode="seq-mean-token-mean")}
+named_recipe("roll.default", Named(_clip, **CLIP), BOTH, spec="roll.default", over="kept", **COUNTED)
+named_recipe(
+    "roll.segment",
+    Named(_clip_of_segments, **CLIP),
+    BOTH,
+    "an agentic pipeline's ratio_type, weight_type and agg_type: segment, a run of the mask",
+    spec="roll.segment",
+    over="kept",
+    turns="runs",
+    **COUNTED,
+)
+named_recipe("roll.ppo", Named(_clip, **CLIP), DECOUPLED, "without train_infer_correction", **COUNTED)
+named_recipe(
+    "roll.grpo",
+    Named(_clip, **CLIP),
+    WITH_REFERENCE,
+    "without train_infer_correction, with use_kl_loss, as most of ROLL's examples of GRPO have it",
+    kl=penalty(value_clamp=10.0, kl_loss_coef=0.01),
+    **COUNTED,
+)
+named_recipe("roll.vanilla", GPG(), (), mean=SEQUENCES)
+named_recipe("roll.tis", VARIANTS["tis"], DECOUPLED, mean=SEQUENCES)
+named_recipe("roll.cispo", VARIANTS["cispo"], DECOUPLED, mean=SEQUENCES)
+named_recipe("roll.kimi15", VARIANTS["kimi15"], DECOUPLED, "Kimi K1.5's regularizer, token by token", mean=SEQUENCES)
+SIGN = "ROLL asks for the sign of the reward, this package for that of the advantage"
+named_recipe("roll.topr", TOPR_WEIGHTS, DECOUPLED, SIGN, mean=SEQUENCES)
+
+# --- the configuration ---
 
 # TrainInferISWeightConfig and TrainInferFilterConfig.
 WEIGHT: dict[str, Any] = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
@@ -31,14 +134,12 @@ FILTER: dict[str, Any] = {
     "diff_high": 0.2,
 }
 # Of the pipeline.
-LOSS: dict[str, Any] = {
-    "train_infer_correction": None,
-    "actor_train": None,
-    "pg_clip": 0.2,
-    "use_pg_clip_range": False,
+LOSS: dict[str, Any] = CLIP | {
     "pg_clip_low": 0.2,
     "pg_clip_high": 0.2,
-    "dual_clip_loss": False,
+    "train_infer_correction": None,
+    "actor_train": None,
+    "use_pg_clip_range": False,
     "importance_sampling": "token",
     "ratio_type": "token",
     "loss_agg_mode": "seq-mean-token-mean",
@@ -50,25 +151,23 @@ LOSS: dict[str, Any] = {
 }
 # Keys of a pipeline that are none of the loss's.
 WHOLE = ("exp_name", "pretrain", "rollout_batch_size", "adv_estimator", "actor_infer", "reference", "max_steps", "seed")
-# A segment is a run of the mask, which is a turn with turns="runs".
-LEVELS_HERE: dict[str, tuple[Unit, WeightReduce | None]] = LEVELS | {"segment": ("turn", "mean")}
 # What a filter compares, and its statistic.
 KINDS: dict[str, Stat] = {"ratio": "ratio", "diff": "prob_diff"}
-VARIANTS = ("vanilla", "tis", "cispo", "kimi15")
 
 
 def read(config: object) -> Spec:
     """Read the block `train_infer_correction`, or the configuration of a pipeline."""
     given = fields_of(config)
     if "is_weight" not in given and "filters" not in given:
-        block = settings_of(config, LOSS, whole=WHOLE)["train_infer_correction"]
-        given = {} if block is None else fields_of(block, "train_infer_correction")
+        held = settings_of(config, LOSS, whole=WHOLE)["train_infer_correction"]
+        given = {} if held is None else fields_of(held, "train_infer_correction")
     refuse_unknown(given, ("is_weight", "filters"))
-    rules = [rule for each in given.get("filters") or () if (rule := _block(each, FILTER, "filters"))["enabled"]]
+    filters = [block_of(each, "filters", FILTER) for each in given.get("filters") or ()]
+    rules = [rule for rule in filters if rule["enabled"]]
     # Filters of one kind have one name, which a Spec takes once.
     names = [f"filter_{i}_" for i in range(len(rules))] if len(rules) > 1 else [""]
     criteria = [made for name, rule in zip(names, rules, strict=False) for made in _criteria(rule, name)]
-    return Spec(weight=_weight(_block(given.get("is_weight") or {}, WEIGHT, "is_weight")), criteria=tuple(criteria))
+    return Spec(weight=_weight(block_of(given.get("is_weight") or {}, "is_weight", WEIGHT)), criteria=tuple(criteria))
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -102,7 +201,7 @@ def recipe(config: object) -> Recipe:
         raise ValueError(
             "loss_agg_mode: 'seq-mean-token-sum-norm' divides by the padded length, which is not known here"
         )
-    mean = replace(aggregation("loss_agg_mode", AGGREGATIONS, given["loss_agg_mode"]), over="kept")
+    average = replace(aggregation("loss_agg_mode", AGGREGATIONS, given["loss_agg_mode"]), over="kept")
     kl = None
     if boolean("use_kl_loss", given["use_kl_loss"]) and number("kl_loss_coef", given["kl_loss_coef"]) != 0.0:
         kl = KL("k3", given["kl_loss_coef"], value_clamp=10.0)
@@ -113,31 +212,23 @@ def recipe(config: object) -> Recipe:
             "ratio_type: 'segment' beside a filter with agg_type 'token' takes the runs of the mask that the filter "
             "leaves, of which a segment may have several, and this package those of the mask given"
         )
-    return Recipe(spec if spec.acts else None, Loss(surrogate, mean, kl), turns)
+    return Recipe(spec if spec.acts else None, Loss(surrogate, average, kl), turns)
 
 
-def _block(config: object, known: dict[str, Any], what: str) -> dict[str, Any]:
-    given = fields_of(config, what)
-    refuse_unknown(given, known)
-    return known | given
+def _level(name: str, value: object) -> str:
+    return one_of(name, value, LEVELS_HERE)
 
 
-def _level(name: str, value: object) -> tuple[Unit, WeightReduce | None]:
-    return LEVELS_HERE[one_of(name, value, LEVELS_HERE)]
-
-
-def _weight(given: dict[str, Any]) -> Weight | None:
+def _weight(given: Mapping[str, Any]) -> Weight | None:
     if not boolean("is_weight.enabled", given["enabled"]):
         return None
     if not boolean("is_weight.detach", given["detach"]):
         raise ValueError("is_weight.detach: expected true; weights have no gradient here")
-    upper = given["upper_bound"]
-    over, reduce = _level("is_weight.weight_type", given["weight_type"])
-    return Weight(over, reduce, lower=None if upper is None else 0.0, upper=upper)
+    return _weight_of(_level("is_weight.weight_type", given["weight_type"]), given["upper_bound"])
 
 
-def _criteria(rule: dict[str, Any], name: str) -> list[Criterion]:
-    over, reduce = _level("filters.agg_type", rule["agg_type"])
+def _criteria(rule: Mapping[str, Any], name: str) -> list[Criterion]:
+    over, reduce = LEVELS_HERE[_level("filters.agg_type", rule["agg_type"])]
     return [
         Criterion(
             stat,
@@ -152,7 +243,7 @@ def _criteria(rule: dict[str, Any], name: str) -> list[Criterion]:
     ]
 
 
-def _surrogate(given: dict[str, Any]) -> Surrogate:
+def _surrogate(given: Mapping[str, Any]) -> Surrogate:
     actor = {} if given["actor_train"] is None else fields_of(given["actor_train"], "actor_train")
     variant = actor.get("pg_variant")
     if variant == "topr":
@@ -167,18 +258,14 @@ def _surrogate(given: dict[str, Any]) -> Surrogate:
     if of_segments and variant in VARIANTS:
         raise ValueError(f"ratio_type: expected 'token' beside actor_train.pg_variant {variant!r}, got 'segment'")
     if variant in VARIANTS:
-        names = [name for name in ("tis_lower_bound", "tis_upper_bound") if variant == "tis"]
-        names += [name for name in ("cispo_epsilon_low", "cispo_epsilon_high") if variant == "cispo"]
-        names += ["kimi15_tau"] if variant == "kimi15" else []
-        settings = {name: actor[name] for name in names if actor.get(name) is not None}
-        return RECIPES[variant].build(**settings).loss.surrogate
-    both, ranged = given["pg_clip"], boolean("use_pg_clip_range", given["use_pg_clip_range"])
+        return VARIANTS[variant].taken_from({name: value for name, value in actor.items() if value is not None})
+    ranged = boolean("use_pg_clip_range", given["use_pg_clip_range"])
     low, high = (given["pg_clip_low"], given["pg_clip_high"]) if ranged else (None, None)
-    dual = boolean("dual_clip_loss", given["dual_clip_loss"])
+    sides = given["pg_clip"], low, high, boolean("dual_clip_loss", given["dual_clip_loss"])
     if of_segments:
         # Agentic workers, which alone have segments, do not read importance_sampling.
-        return clip_of_segments(both, low, high, dual)
-    made = clip(both, low, high, dual)
+        return _clip_of_segments(*sides)
+    made = _clip(*sides)
     # The worker that has variants, its "ppo" too, does not read this setting.
     if one_of("importance_sampling", given["importance_sampling"], ("token", "seq")) == "seq" and variant is None:
         return GSPO(made.low, made.high, made.dual)

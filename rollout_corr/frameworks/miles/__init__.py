@@ -1,1 +1,0 @@
-"""miles: its configuration. Its presets, losses and functions are slime's."""

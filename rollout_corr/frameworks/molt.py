@@ -1,0 +1,194 @@
+"""labs-molt: `--algo.advantage.is_correction_*`, and the flags of its policy loss and KL.
+
+Of the levels token, seq and geo the last two only gate: what survives keeps its token ratio. molt's "seq" is the
+product. It reads NaN as D = 0 and clamps D to +-30, per token and again after summing. Rejection zeroes the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rollout_corr.frameworks.shared.preset import PRESETS, presets
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    SAME_AS_PPO,
+    Named,
+    Recipe,
+    as_wide,
+    named_recipe,
+    of_presets,
+)
+from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of, maybe, under
+from rollout_corr.frameworks.shared.specs import LEVELS, level_of
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GSPO, PPO, Score
+from rollout_corr.specs.terms import KL, KLKind
+from rollout_corr.specs.validate import number, one_of
+
+LIMIT = 30.0
+MODES = ("mask", "clip", "trunc")
+# The ratio that each level tests.
+TESTED = {"token": "token", "seq": "sequence", "geo": "geometric"}
+ESTIMATORS: tuple[KLKind, ...] = ("k1", "k2", "k3")
+
+
+def _made(level: str, low: float | None, high: float | None, mode: str = "mask") -> Spec:
+    """The correction of a level and mode: "trunc" has no lower bound."""
+    gates = one_of("mode", mode, MODES) == "mask"
+    lower, upper = (None, None) if gates else (low if mode == "clip" else None, high)
+    criterion = Criterion("ratio", *LEVELS[TESTED[level]], lower=low, upper=high, token_clamp=LIMIT) if gates else None
+    return Spec(
+        weight=Weight.token(lower=lower, upper=upper, token_clamp=LIMIT),
+        criteria=() if criterion is None else (criterion,),
+        rejected="zero" if gates else "mask",
+        clamp=LIMIT,
+        nonfinite="neutral",
+    )
+
+
+WIDE = {"low": maybe(0.5), "high": maybe(5.0)}
+presets("molt", "labs-molt 2d62608 (2026-08-06)")(
+    token=(
+        'w = exp(D) inside [low, high], else 0; mode "clip": clamped to [low, high]; "trunc": at most high.',
+        partial(_made, "token"),
+        {**WIDE, "mode": "mask"},
+    ),
+    seq=("w = exp(D), and 0 for a sequence whose exp(sum D) is outside [low, high].", partial(_made, "seq"), WIDE),
+    geo=(
+        "w = exp(D), and 0 for a sequence whose exp(mean D) is outside [low, high]; the bounds are its quick start's.",
+        partial(_made, "geo"),
+        {"low": maybe(0.99), "high": maybe(1.01)},
+    ),
+)
+
+
+def _ppo(sides: tuple[float, float], dual: float | None) -> Surrogate:
+    return as_wide(partial(PPO, clamp=LIMIT))(*sides, dual)
+
+
+def _gspo(sides: tuple[float, float]) -> Surrogate:
+    return GSPO(*sides, through="token", clamp=LIMIT)
+
+
+def _cispo(sides: tuple[float, float]) -> Surrogate:
+    """The score function: the second bound is that of the ratio itself, and at least 1, as molt demands."""
+    high = number("eps_clip_low_high", sides[1])
+    if high < 1.0:
+        raise ValueError(f"eps_clip_low_high: expected the highest ratio, at least 1, with cispo, got {high!r}")
+    return Score(upper=high, clamp=LIMIT)
+
+
+SIDES = (0.2, 0.2)
+CLIP = Named(_ppo, eps_clip_low_high=SIDES, dual_clip=None)
+of_presets("molt", CLIP, BOTH, GLOBAL)
+named_recipe("molt.ppo", CLIP, DECOUPLED, GLOBAL)
+named_recipe("molt.grpo", CLIP, DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}")
+named_recipe("molt.gspo", Named(_gspo, eps_clip_low_high=SIDES), DECOUPLED, GLOBAL)
+# molt refuses its own default of the bounds for CISPO; 1.2 is the example of its help.
+CISPO_NOTE = "no default in molt: the ceiling is that of its help"
+named_recipe("molt.cispo", Named(_cispo, eps_clip_low_high=(0.2, 1.2)), DECOUPLED, CISPO_NOTE)
+
+# --- the flags ---
+
+
+def spec(
+    is_correction_level: str = "off",
+    is_correction_mode: str = "mask",
+    is_correction_threshold: Sequence[float] = (0.5, 5.0),
+) -> Spec:
+    """The correction as a Spec; the arguments are molt's, with its defaults."""
+    level = one_of("is_correction_level", is_correction_level, ("off", *TESTED))
+    mode = one_of("is_correction_mode", is_correction_mode, MODES)
+    if level == "off":
+        return Spec()
+    if len(is_correction_threshold) != 2:
+        raise ValueError(f"is_correction_threshold: expected LOW HIGH, got {list(is_correction_threshold)}")
+    low, high = is_correction_threshold
+    if level == "token":
+        return PRESETS["molt.token"].build(low=low, high=high, mode=mode)
+    if mode != "mask":
+        raise ValueError(f"is_correction_mode: expected 'mask' with is_correction_level {level!r}, got {mode!r}")
+    return PRESETS[f"molt.{level}"].build(low=low, high=high)
+
+
+ADVANTAGE = "algo.advantage."
+OF_SPEC = {ADVANTAGE + name: default for name, default in defaults_of(spec).items()}
+KNOWN: dict[str, Any] = OF_SPEC | {
+    "actor.eps_clip_low_high": None,
+    "actor.dual_clip": None,
+    "actor.loss_mode": "ppo",
+    "algo.kl.use_loss": False,
+    "algo.kl.init_coef": None,
+    "algo.kl.estimator": "k1",
+    "algo.advantage.estimator": None,
+}
+OTHERS = (
+    *under(
+        "actor",
+        "adam aux_loss_coef entropy_coef freeze_moe_router freeze_visual_encoder freezing_steps gradient_checkpoint "
+        "lr_scheduler lr_warmup_ratio max_norm min_lr_ratio model_name_or_path muon num_gpus_per_node num_nodes optim",
+    ),
+    *under("algo", "dynamic_filtering_enable dynamic_filtering_range"),
+    *under("algo.advantage", "gamma lam no_whiten"),
+    *under("algo.kl", "horizon target"),
+)
+
+
+def read(config: object) -> Spec:
+    """Read molt's arguments: a namespace, nested or with dots in its names, or a mapping."""
+    return _spec(flags_of(config, KNOWN, OTHERS))
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
+    if spec.weight is None:
+        return {ADVANTAGE + "is_correction_level": "off"}
+    level, mode = "token", "clip" if spec.weight.low else "trunc"
+    bounds: Weight | Criterion = spec.weight
+    if spec.criteria:
+        bounds, mode = spec.criteria[0], "mask"
+        level = next((name for name, tested in TESTED.items() if tested == level_of(bounds)), "token")
+    made: dict[str, Any] = {"is_correction_level": level, "is_correction_mode": mode}
+    if bounds.high is not None:
+        made["is_correction_threshold"] = [bounds.low or 0.0, bounds.high]
+    return {ADVANTAGE + name: value for name, value in made.items()}
+
+
+def recipe(config: object) -> Recipe:
+    """Read the whole loss but its entropy bonus."""
+    given = flags_of(config, KNOWN, OTHERS)
+    found = _spec(given)
+    return Recipe(found if found.acts else None, Loss(_surrogate(given), kl=_kl(given)))
+
+
+def _spec(given: dict[str, Any]) -> Spec:
+    return spec(**{name.removeprefix(ADVANTAGE): given[name] for name in OF_SPEC})
+
+
+def _surrogate(given: dict[str, Any]) -> Surrogate:
+    mode = one_of("actor.loss_mode", given["actor.loss_mode"], ("ppo", "cispo", "gspo"))
+    sides, dual = given["actor.eps_clip_low_high"] or SIDES, given["actor.dual_clip"]
+    if mode == "ppo":
+        return _ppo(sides, dual)
+    if dual is not None:
+        raise ValueError(f"actor.dual_clip: expected None with actor.loss_mode {mode!r}, as molt does, got {dual!r}")
+    return _gspo(sides) if mode == "gspo" else _cispo(sides)
+
+
+def _kl(given: dict[str, Any]) -> KL | None:
+    # With on_policy_distill the KL to the teacher is the advantage.
+    distills = given["algo.advantage.estimator"] == "on_policy_distill"
+    if distills or not boolean("algo.kl.use_loss", given["algo.kl.use_loss"]):
+        return None
+    coefficient = given["algo.kl.init_coef"]
+    coefficient = 0.01 if coefficient is None else number("algo.kl.init_coef", coefficient)
+    if coefficient <= 0.0:
+        return None
+    kind = one_of("algo.kl.estimator", given["algo.kl.estimator"], ESTIMATORS)
+    return KL(kind, coefficient, log_clamp=LIMIT, value_clamp=10.0 if kind == "k3" else None)

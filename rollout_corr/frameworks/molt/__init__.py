@@ -1,1 +1,0 @@
-"""labs-molt: presets, losses and configuration."""

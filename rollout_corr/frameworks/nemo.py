@@ -1,0 +1,255 @@
+"""NeMo RL: `truncated_importance_sampling_type` and the loss of ClippedPGLossConfig; `seq_logprob_error_threshold`.
+
+NeMo's weight is 0 at a token with non-finite log-probs, and only there; here its whole sequence is rejected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rollout_corr.frameworks.shared.preset import presets
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    SEQUENCES,
+    TOKENS,
+    WITH_REFERENCE,
+    Named,
+    Recipe,
+    around_one,
+    clip,
+    named_recipe,
+    of_presets,
+)
+from rollout_corr.frameworks.shared.settings import boolean, defaults_of, maybe, settings_of
+from rollout_corr.frameworks.shared.specs import LEVELS, gated, level_of, truncated
+from rollout_corr.specs.choices import Outside
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.surrogate import Surrogate
+from rollout_corr.specs.surrogates import GPG, GSPO
+from rollout_corr.specs.terms import KL, Mean
+from rollout_corr.specs.validate import LARGEST_CLAMP, number, one_of
+
+# --- presets ---
+
+
+def _gate(level: str, ratio_min: float | None, ratio: float | None) -> Spec:
+    """Weigh tokens by their ratio, and by 0 where the ratio of a level lies outside."""
+    return gated(Criterion("ratio", *LEVELS[level], lower=ratio_min, upper=ratio))
+
+
+def _error(threshold: float) -> Criterion:
+    return Criterion("ratio_error", over="sequence", reduce="mean", upper=threshold)
+
+
+presets("nemo", "NeMo RL 7ea279a (2026-08-22)")(
+    tis=("w = exp(D) clamped to [ratio_min, ratio].", truncated, {"ratio": maybe(2.0), "ratio_min": None}),
+    icepop=(
+        "w = exp(D) inside [ratio_min, ratio], else 0.",
+        lambda ratio_min, ratio: _gate("token", ratio_min, ratio),
+        {"ratio_min": maybe(0.5), "ratio": maybe(5.0)},
+    ),
+    seq_mask_tis=(
+        "w = exp(D), and 0 for a sequence whose exp(mean D) is outside [ratio_min, ratio].",
+        lambda ratio_min, ratio: _gate("geometric", ratio_min, ratio),
+        {"ratio_min": maybe(0.999), "ratio": maybe(1.002)},
+    ),
+    gspo_is=(
+        'w = exp(sum D), the weight of `sequence_level_importance_ratios`; level "geometric": exp(mean D) (NeMo#2269).',
+        lambda level: Spec(weight=Weight(*LEVELS[one_of("level", level, LEVELS)])),
+        {"level": "sequence"},
+    ),
+    mult_err=(
+        "No weight; mask a sequence whose mean exp(abs D) is above threshold.",
+        lambda threshold: Spec(criteria=(_error(threshold),)),
+        {"threshold": 2.0},
+    ),
+)
+
+# --- losses ---
+
+
+def _level_mean(token_level_loss: bool) -> Mean:
+    return TOKENS if boolean("token_level_loss", token_level_loss) else SEQUENCES
+
+
+def _kl(coefficient: float, log_clamp: float | None = 20.0, value_clamp: float | None = 10.0) -> KL | None:
+    """NeMo's k3: it is multiplied by a 1 that has the gradient of the log-prob, which makes that of k2."""
+    if number("reference_policy_kl_penalty", coefficient) == 0.0:
+        return None
+    # Without a clamp of its own it has the widest that there is.
+    return KL("k3", coefficient, "k2", LARGEST_CLAMP if log_clamp is None else log_clamp, value_clamp)
+
+
+SIDES = {"ratio_clip_min": 0.2, "ratio_clip_max": 0.2}
+DUAL = SIDES | {"ratio_clip_c": None}
+KL_OF_NAMES: dict[str, Any] = {"kl": Named(_kl, reference_policy_kl_penalty=0.0)}
+PARTS = KL_OF_NAMES | {"mean": Named(_level_mean, token_level_loss=True)}
+of_presets("nemo", Named(clip, **DUAL), BOTH, GLOBAL, **PARTS)
+named_recipe("nemo.ppo", Named(clip, **DUAL), DECOUPLED, f"without correction; {GLOBAL}", **PARTS)
+named_recipe(
+    "nemo.grpo",
+    Named(clip, **DUAL),
+    WITH_REFERENCE,
+    f"without correction, with the KL of ClippedPGLossConfig; {GLOBAL}",
+    **PARTS | {"kl": Named(_kl, reference_policy_kl_penalty=0.01)},
+)
+named_recipe("nemo.cispo", Named(around_one, **SIDES), DECOUPLED, GLOBAL, **KL_OF_NAMES)
+# NeMo refuses sequence_level_importance_ratios beside token_level_loss.
+ALL_SEQUENCES = "pass the sequences of all ranks as the total"
+named_recipe(
+    "nemo.gspo_is", Named(GSPO, **DUAL), BOTH, ALL_SEQUENCES, spec="nemo.gspo_is", mean=SEQUENCES, **KL_OF_NAMES
+)
+COUNTED = "samples are masked before they are counted"
+named_recipe("nemo.mult_err", Named(clip, **DUAL), BOTH, COUNTED, spec="nemo.mult_err", over="kept", **PARTS)
+
+# --- the configuration ---
+
+TYPES = ("tis", "icepop", "seq-mask-tis")
+# The settings of the loss beside those of `spec`, with the defaults of ClippedPGLossConfig.
+LOSS: dict[str, Any] = DUAL | {
+    "disable_ppo_ratio": False,
+    "token_level_loss": True,
+    "reference_policy_kl_penalty": 0.01,
+    "reference_policy_kl_type": "k3",
+    "kl_input_clamp_value": 20.0,
+    "kl_output_clamp_value": 10.0,
+    "use_kl_in_reward": False,
+    "use_on_policy_kl_approximation": False,
+    "force_on_policy_ratio": False,
+    "use_cispo": False,
+    "positive_example_nll_weight": 0.0,
+}
+# Keys of the block `grpo`, which has many more.
+OF_GRPO = ("num_prompts_per_step", "num_generations_per_prompt", "max_num_steps", "max_num_epochs", "adv_estimator")
+
+
+def spec(
+    use_importance_sampling_correction: bool = False,
+    sequence_level_importance_ratios: bool = False,
+    truncated_importance_sampling_type: str | None = None,
+    truncated_importance_sampling_ratio: float | None = None,
+    truncated_importance_sampling_ratio_min: float | None = None,
+    seq_logprob_error_threshold: float | None = None,
+) -> Spec:
+    """The correction as a Spec; the arguments are NeMo's, with its defaults."""
+    kind, ratio = truncated_importance_sampling_type, truncated_importance_sampling_ratio
+    least = truncated_importance_sampling_ratio_min
+    used = boolean("use_importance_sampling_correction", use_importance_sampling_correction)
+    whole = boolean("sequence_level_importance_ratios", sequence_level_importance_ratios)
+    if kind is not None:
+        one_of("truncated_importance_sampling_type", kind, TYPES, or_null=True)
+        if not used:
+            raise ValueError("truncated_importance_sampling_type: needs use_importance_sampling_correction: true")
+        if ratio is None or (least is None and kind != "tis"):
+            missing = "" if ratio is None else "_min"
+            raise ValueError(f"truncated_importance_sampling_ratio{missing}: expected a number with type {kind!r}")
+        if kind == "seq-mask-tis" and whole:
+            raise ValueError("truncated_importance_sampling_type: 'seq-mask-tis' weighs tokens, as NeMo says")
+    elif ratio is not None:
+        raise ValueError(
+            "truncated_importance_sampling_type: expected one of "
+            f"{list(TYPES)} beside truncated_importance_sampling_ratio={ratio!r}, got None"
+        )
+    if kind == "seq-mask-tis":
+        if seq_logprob_error_threshold is not None:
+            raise ValueError(
+                "seq_logprob_error_threshold: masks sequences before they are counted, and 'seq-mask-tis' weighs "
+                "them by 0; no Spec does both"
+            )
+        return _gate("geometric", least, ratio)
+    weight = None
+    if used:
+        outside: Outside = "zero" if kind == "icepop" else "clamp"
+        # Without a type NeMo bounds nothing.
+        lower = None if kind is None else least
+        weight = Weight(*LEVELS["sequence" if whole else "token"], lower=lower, upper=ratio, outside=outside)
+    threshold = seq_logprob_error_threshold
+    return Spec(weight=weight, criteria=() if threshold is None else (_error(threshold),))
+
+
+OF_SPEC = defaults_of(spec)
+
+
+def _read(config: object) -> tuple[dict[str, Any], Spec]:
+    given = settings_of(config, OF_SPEC | LOSS, blocks=[("loss_fn",), ("grpo",)], whole=OF_GRPO)
+    return given, spec(**{name: given[name] for name in OF_SPEC})
+
+
+def read(config: object) -> Spec:
+    """Read the block `loss_fn`, or a configuration that holds it, with or without the block `grpo`."""
+    return _read(config)[1]
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the blocks `loss_fn` and `grpo`."""
+    weight, kind = spec.weight, None
+    error = next((c for c in spec.criteria if c.stat == "ratio_error"), None)
+    gate = next((c for c in spec.criteria if c is not error), None)
+    bounds: Weight | Criterion | None = weight if gate is None else gate
+    if gate is not None:
+        kind = "seq-mask-tis" if gate.over == "sequence" else "icepop"
+    elif weight is not None and weight.high is not None:
+        kind = "icepop" if weight.outside == "zero" else "tis"
+    made: dict[str, Any] = {
+        "use_importance_sampling_correction": weight is not None,
+        "sequence_level_importance_ratios": weight is not None and level_of(weight) == "sequence",
+        "truncated_importance_sampling_type": kind,
+    }
+    if bounds is not None and kind is not None:
+        made["truncated_importance_sampling_ratio"] = bounds.high
+        made["truncated_importance_sampling_ratio_min"] = bounds.low
+    return {"loss_fn": made, "grpo": {"seq_logprob_error_threshold": None if error is None else error.high}}
+
+
+def recipe(config: object) -> Recipe:
+    """Read the whole loss. With `force_on_policy_ratio`, `old_logp` is to be `new_logp.detach()`."""
+    given, found = _read(config)
+    mean = _level_mean(given["token_level_loss"])
+    masks = given["seq_logprob_error_threshold"] is not None
+    if number("positive_example_nll_weight", given["positive_example_nll_weight"]) != 0.0:
+        raise ValueError("positive_example_nll_weight: add this loss to the value of policy_loss")
+    loss = Loss(_surrogate(given, mean == TOKENS), replace(mean, over="kept" if masks else "original"), _read_kl(given))
+    return Recipe(found if found.acts else None, loss)
+
+
+def _surrogate(given: dict[str, Any], tokens: bool) -> Surrogate:
+    sides = [given[name] for name in DUAL]
+    whole, plain, forced = (
+        boolean(name, given[name])
+        for name in ("sequence_level_importance_ratios", "disable_ppo_ratio", "force_on_policy_ratio")
+    )
+    if whole and tokens:
+        raise ValueError(
+            "sequence_level_importance_ratios: needs token_level_loss: false, as NeMo does; the mean is then over "
+            "sequences"
+        )
+    if boolean("use_cispo", given["use_cispo"]):
+        if plain or forced or whole or given["ratio_clip_c"] is not None or not tokens:
+            raise ValueError(
+                "use_cispo: NeMo refuses it beside disable_ppo_ratio, force_on_policy_ratio, "
+                "sequence_level_importance_ratios, ratio_clip_c and token_level_loss: false"
+            )
+        return around_one(*sides[:2])
+    if plain and not forced:
+        return GPG()
+    return GSPO(*sides) if whole and not forced else clip(*sides)
+
+
+def _read_kl(given: dict[str, Any]) -> KL | None:
+    coefficient = number("reference_policy_kl_penalty", given["reference_policy_kl_penalty"])
+    if boolean("use_kl_in_reward", given["use_kl_in_reward"]) or coefficient == 0.0:
+        return None
+    if given["reference_policy_kl_type"] != "k3":
+        raise ValueError(
+            "reference_policy_kl_type: expected 'k3', got "
+            f"{given['reference_policy_kl_type']!r}: no KL of this package has the gradient that NeMo gives it"
+        )
+    if boolean("use_on_policy_kl_approximation", given["use_on_policy_kl_approximation"]):
+        raise ValueError(
+            "use_on_policy_kl_approximation: weighs the KL by new/rollout and the loss by new/old; no KL here does"
+        )
+    return _kl(coefficient, given["kl_input_clamp_value"], given["kl_output_clamp_value"])

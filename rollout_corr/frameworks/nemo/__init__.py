@@ -1,1 +1,0 @@
-"""NeMo RL: presets, losses and configuration."""

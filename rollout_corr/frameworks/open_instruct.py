@@ -1,0 +1,184 @@
+"""open-instruct: `use_rho_correction` with its clamp and its mask, which are independent, and GRPOExperimentConfig.
+
+The mask is tested on the ratio before the clamp. It has no default bounds (0 is off), so the presets with a
+mask take those of its tests. D is clamped to +-10 per token. Rejection zeroes the weight.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from rollout_corr.frameworks.shared.preset import presets
+from rollout_corr.frameworks.shared.recipe import (
+    BOTH,
+    DECOUPLED,
+    GLOBAL,
+    WITH_REFERENCE,
+    Named,
+    Recipe,
+    clip,
+    named_recipe,
+    of_presets,
+)
+from rollout_corr.frameworks.shared.settings import boolean, defaults_of, maybe, settings_of
+from rollout_corr.frameworks.shared.specs import LEVELS, level_of
+from rollout_corr.specs.correction import Criterion, Spec, Weight
+from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.surrogate import RatioOf, Surrogate
+from rollout_corr.specs.surrogates import PPO, Score
+from rollout_corr.specs.terms import KL, KLKind
+from rollout_corr.specs.validate import not_negative, number, one_of, positive
+
+TOKEN_CLAMP = 10.0
+
+
+def _corrected(
+    level: str, clamps: tuple[Any, Any], tests: str | None = None, mask: tuple[Any, Any] = (None, None)
+) -> Spec:
+    """A weight of a level, clamped, and what masks: a test of the "ratio" or of the "divergence", with its bounds."""
+    bounds: dict[str, Any] = {"lower": mask[0], "upper": mask[1], "token_clamp": TOKEN_CLAMP}
+    criteria: tuple[Criterion, ...] = ()
+    if tests == "ratio":
+        criteria = (Criterion("ratio", *LEVELS[level], **bounds),)
+    elif tests == "divergence":
+        # A sequence's mean abs(ratio - 1), which drops its outward tokens.
+        criteria = (Criterion("ratio_deviation", "sequence", "mean", when="outward", drop="token", **bounds),)
+    weight = Weight(*LEVELS[level], lower=clamps[0], upper=clamps[1], token_clamp=TOKEN_CLAMP)
+    return Spec(weight=weight, criteria=criteria, rejected="zero" if criteria else "mask")
+
+
+def _masked(level: str, tests: str, lower: float | None, upper: float | None, clamp_upper: float | None) -> Spec:
+    return _corrected(level, (None, clamp_upper), tests, (lower, upper))
+
+
+CLAMP = {"clamp_upper": maybe(2.0)}
+BOUNDS = {"mask_lower": maybe(0.5), "mask_upper": maybe(2.0), **CLAMP}
+presets("open_instruct", "open-instruct e6c3044 (2026-08-20)")(
+    default=("w = min(exp(D), clamp_upper).", lambda upper: _corrected("token", (None, upper)), CLAMP),
+    icepop=(
+        "w = min(exp(D), clamp_upper), and 0 for a token outside [mask_lower, mask_upper].",
+        partial(_masked, "token", "ratio"),
+        BOUNDS,
+    ),
+    seq=(
+        "w = min(exp(mean D), clamp_upper), and 0 for a sequence whose exp(mean D) is outside the mask bounds.",
+        partial(_masked, "geometric", "ratio"),
+        BOUNDS,
+    ),
+    vaco=(
+        "w = min(exp(D), clamp_upper), and 0 for outward tokens of a sequence whose mean abs(exp(D) - 1) is outside.",
+        lambda upper, lower, clamp_upper: _masked("token", "divergence", lower, upper, clamp_upper),
+        {"mask_upper": maybe(2.0), "mask_lower": None, **CLAMP},
+    ),
+)
+
+# By kl_estimator: 3 is k1 times the differentiable ratio.
+KL_KINDS: tuple[KLKind, ...] = ("k1", "k2", "k3", "k1")
+
+
+def _kl(beta: float, kl_estimator: int) -> KL | None:
+    """The KL term, which open-instruct clamps where k is +-40."""
+    if kl_estimator not in range(len(KL_KINDS)):
+        raise ValueError(f"kl_estimator: expected 0, 1, 2 or 3, got {kl_estimator!r}")
+    if number("beta", beta) == 0.0:
+        return None
+    return KL(KL_KINDS[kl_estimator], beta, log_clamp=40.0, weight="ratio" if kl_estimator == 3 else None)
+
+
+def _cispo(clip_higher: float, of: RatioOf | None = None) -> Score:
+    """The score function weighted by the ratio, at most 1 + clip_higher."""
+    return Score(upper=1.0 + number("clip_higher", clip_higher), of=of)
+
+
+CLIP = Named(clip, clip_lower=0.2, clip_higher=0.272)
+NO_KL, ITS_KL = (Named(_kl, beta=beta, kl_estimator=2) for beta in (0.0, 0.05))
+WITHOUT = "loss_fn dapo without use_rho_correction"
+WITH_ITS_KL = "with the KL of GRPOExperimentConfig"
+CISPO = Named(_cispo, clip_higher=0.272)
+of_presets("open_instruct", CLIP, BOTH, GLOBAL, kl=NO_KL)
+named_recipe("open_instruct.ppo", CLIP, DECOUPLED, f"{WITHOUT}; {GLOBAL}", kl=NO_KL)
+named_recipe("open_instruct.grpo", CLIP, WITH_REFERENCE, f"{WITHOUT}, {WITH_ITS_KL}; {GLOBAL}", kl=ITS_KL)
+named_recipe("open_instruct.cispo", CISPO, BOTH, GLOBAL, spec="open_instruct.default", kl=NO_KL)
+
+# --- the configuration ---
+
+
+def spec(
+    use_rho_correction: bool = True,
+    rho_clamp_lower_bound: float = 0.0,
+    rho_clamp_upper_bound: float = 2.0,
+    rho_mask_lower_bound: float = 0.0,
+    rho_mask_upper_bound: float = 0.0,
+    rho_mask_sequence_level: bool = False,
+    rho_mask_tv_divergence: bool = False,
+) -> Spec:
+    """The correction as a Spec; the arguments are open-instruct's, with its defaults. A bound of 0 is off."""
+    if not boolean("use_rho_correction", use_rho_correction):
+        return Spec()
+    clamps = _bound("clamp_lower", rho_clamp_lower_bound), _bound("clamp_upper", rho_clamp_upper_bound)
+    mask = _bound("mask_lower", rho_mask_lower_bound), _bound("mask_upper", rho_mask_upper_bound)
+    level = "geometric" if boolean("rho_mask_sequence_level", rho_mask_sequence_level) else "token"
+    if mask == (None, None):
+        return _corrected(level, clamps)
+    diverges = boolean("rho_mask_tv_divergence", rho_mask_tv_divergence)
+    return _corrected(level, clamps, "divergence" if diverges else "ratio", mask)
+
+
+def _bound(name: str, value: object) -> float | None:
+    return not_negative(f"rho_{name}_bound", value) or None
+
+
+OF_SPEC = defaults_of(spec)
+KNOWN: dict[str, Any] = OF_SPEC | {
+    "beta": 0.05,
+    "clip_lower": 0.2,
+    "clip_higher": 0.272,
+    "kl_estimator": 2,
+    "loss_denominator": "token",
+    "loss_fn": "dapo",
+    "load_ref_policy": True,
+    "use_vllm_logprobs": False,
+}
+# Of the many other fields, some that show that a whole configuration is given.
+WHOLE = ("alpha", "exp_name", "learning_rate", "num_epochs", "num_mini_batches", "per_device_train_batch_size", "seed")
+
+
+def _read(config: object) -> tuple[dict[str, Any], Spec]:
+    given = settings_of(config, KNOWN, whole=WHOLE)
+    return given, spec(**{name: given[name] for name in OF_SPEC})
+
+
+def read(config: object) -> Spec:
+    """Read GRPOExperimentConfig, or a mapping of its fields."""
+    return _read(config)[1]
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the fields `use_rho_correction` and `rho_*`."""
+    weight, mask = spec.weight, next(iter(spec.criteria), None)
+    if weight is None:
+        return {"use_rho_correction": False}
+    made: dict[str, Any] = {"use_rho_correction": True}
+    for name, bounds in (("clamp", weight), ("mask", mask)):
+        low, high = (0.0, 0.0) if bounds is None else (bounds.low or 0.0, bounds.high or 0.0)
+        made |= {f"rho_{name}_lower_bound": low, f"rho_{name}_upper_bound": high}
+    diverges = mask is not None and mask.stat == "ratio_deviation"
+    return made | {"rho_mask_sequence_level": level_of(weight) == "geometric", "rho_mask_tv_divergence": diverges}
+
+
+def recipe(config: object) -> Recipe:
+    """Read the whole loss. With `use_vllm_logprobs` the ratio is new/rollout."""
+    given, found = _read(config)
+    of: RatioOf | None = None
+    if boolean("use_vllm_logprobs", given["use_vllm_logprobs"]):
+        if found.acts:
+            raise ValueError("use_vllm_logprobs: open-instruct refuses it beside use_rho_correction")
+        of = "new/rollout"
+    surrogate: Surrogate = PPO(given["clip_lower"], given["clip_higher"], of=of)
+    if one_of("loss_fn", given["loss_fn"], ("dapo", "cispo")) == "cispo":
+        surrogate = _cispo(given["clip_higher"], of)
+    has_ref, divisor = boolean("load_ref_policy", given["load_ref_policy"]), given["loss_denominator"]
+    batch = {} if divisor == "token" else {"total": positive("loss_denominator", float(divisor))}
+    kl = _kl(given["beta"], given["kl_estimator"]) if has_ref else None
+    return Recipe(found if found.acts else None, Loss(surrogate, kl=kl), batch)

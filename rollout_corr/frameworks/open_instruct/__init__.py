@@ -1,1 +1,0 @@
-"""open-instruct: presets, losses and configuration."""

@@ -1,0 +1,131 @@
+"""prime-rl's `trainer.loss`, for `policy_loss`: masks of the ratio of the policy that trains to the one that sampled.
+
+Its loss is REINFORCE with a differentiable ratio. Rejected tokens are counted by its mean and, by `kl_tau`, anchored;
+only its IcePop has no `kl_tau`. On 2026-08-27 (#3418) DPPO, the default until then, was removed, IPO became the
+default, and `ipo_threshold` became `eps`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_corr.frameworks.shared.lookup import RECIPES
+from rollout_corr.frameworks.shared.preset import PRESETS, presets, warn_once
+from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
+from rollout_corr.frameworks.shared.settings import settings_of
+from rollout_corr.frameworks.shared.specs import masked
+from rollout_corr.specs.correction import Criterion, Spec
+from rollout_corr.specs.statistics import Stat
+from rollout_corr.specs.surrogates import Reinforce
+from rollout_corr.specs.validate import one_of, positive
+
+
+def _mask(stat: Stat, label: str, **more: Any) -> Spec:
+    return masked(Criterion(stat, of="new/rollout", label=label, **more))
+
+
+def _dppo(low: float, high: float) -> Spec:
+    low = positive("dppo_mask_low", low, finite=False)
+    high = positive("dppo_mask_high", high, finite=False)
+    return _mask("prob_diff", "dppo", lower=-low, upper=high, when="outward")
+
+
+presets("prime_rl", "prime-rl 559b447 (2026-08-21)")(
+    dppo=(
+        "0 for a token whose probability has moved with its advantage by more than dppo_mask_high, up, or _low, down.",
+        _dppo,
+        {"dppo_mask_low": 0.2, "dppo_mask_high": 0.2},
+        "prime-rl 559b447 (2026-08-21), gone since #3418",
+    ),
+    ipo=(
+        "0 for a token whose probability has moved by more than eps.",
+        lambda eps: _mask("tv", "ipo", upper=eps),
+        {"eps": 0.1},
+        "prime-rl #3418 (2026-08-27)",
+    ),
+    icepop=(
+        "0 for a token whose ratio new/rollout is outside [ratio_low, ratio_high].",
+        lambda low, high: _mask("ratio", "icepop", lower=low, upper=high),
+        {"ratio_low": 0.2, "ratio_high": 5.0},
+        "prime-rl #3526 (2026-09)",
+    ),
+    kpop=(
+        "0 for a token whose binary KL between new and rollout exceeds kpop_threshold in either direction (KPop).",
+        lambda threshold: _mask("binary_kl_symmetric", "kpop", upper=threshold, eps=1e-6),
+        {"kpop_threshold": 0.1},
+        "prime-rl #3283 (open)",
+    ),
+    ref_kl=(
+        "0 for a token whose probability has fallen by more than threshold (its distillation loss).",
+        lambda threshold: _mask("prob_diff", "ref_kl", lower=-positive("threshold", threshold, finite=False)),
+        {"threshold": 0.2},
+    ),
+)
+
+# The factor of the advantages, which leaves the anchor as it is.
+SURROGATE = Named(lambda tau: Reinforce(coef=positive("adv_tau", tau)), adv_tau=1.0)
+ANCHOR = anchor("all", kl_tau=1e-3)
+NOTE = f"its token weights are scale; {GLOBAL}"
+DISTILLS = "the advantages are ref_logp - new_logp, detached"
+of_presets("prime_rl", SURROGATE, BYPASS, NOTE, regularizer=ANCHOR)
+named_recipe("prime_rl.icepop", SURROGATE, BYPASS, NOTE, spec="prime_rl.icepop")
+named_recipe("prime_rl.ref_kl", Reinforce(), BYPASS, DISTILLS, spec="prime_rl.ref_kl", regularizer=ANCHOR)
+
+# --- the configuration ---
+
+# The preset of each type, whose settings are the type's beside `adv_tau` and, but for IcePop, `kl_tau`.
+TYPES = {"ipo": "ipo", "icepop": "icepop", "kpop": "kpop", "default": "dppo"}
+SETTINGS = {kind: (*PRESETS[f"prime_rl.{preset}"].table,) for kind, preset in TYPES.items()}
+OLD = {"ipo_threshold": "eps"}
+NAMES = (*OLD, *(name for names in SETTINGS.values() for name in names), "import_path", "kwargs")
+KNOWN: dict[str, Any] = {"type": None, "adv_tau": 1.0, "kl_tau": None} | dict.fromkeys(NAMES)
+# Keys of the configurations that hold `loss`.
+WHOLE = ("trainer", "orchestrator", "inference", "model", "optim", "scheduler", "ckpt", "wandb", "data")
+
+
+def read(config: object) -> Spec:
+    """Read the block `loss`, the configuration of the trainer around it, or a whole one."""
+    kind, given, _ = _settings(config)
+    return PRESETS[f"prime_rl.{TYPES[kind]}"].build(**given)
+
+
+def write(spec: Spec) -> dict[str, Any]:
+    """Write the block `loss`, without the taus."""
+    first = next(iter(spec.criteria), None)
+    if first is None:
+        raise ValueError("criteria=() has no setting: every loss of prime-rl masks")
+    if first.stat == "ratio":
+        return {"type": "icepop", "ratio_low": first.low, "ratio_high": first.high}
+    if first.stat == "prob_diff" and first.low is not None and first.high is not None:
+        return {"type": "default", "dppo_mask_low": -first.low, "dppo_mask_high": first.high}
+    if first.stat == "binary_kl_symmetric":
+        return {"type": "kpop", "kpop_threshold": first.high}
+    return {"type": "ipo", "eps": first.high}
+
+
+def recipe(config: object) -> Recipe:
+    """Read the whole loss."""
+    kind, given, taus = _settings(config)
+    taus = {name: tau for name, tau in taus.items() if tau is not None or name == "adv_tau"}
+    return RECIPES[f"prime_rl.{TYPES[kind]}"].build(**given, **taus)
+
+
+def _settings(config: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    found = settings_of(config, KNOWN, blocks=[("loss",), ("trainer", "loss")], whole=WHOLE)
+    kind, taus = found.pop("type"), {name: found.pop(name) for name in ("kl_tau", "adv_tau")}
+    given = {name: value for name, value in found.items() if value is not None}
+    for old, name in OLD.items():
+        if old in given:
+            warn_once(("prime_rl", old), f"prime_rl: {old} is an old name; write {name} = {given[old]!r}")
+            given.setdefault(name, given.pop(old))
+    if kind is None:
+        # Without a type prime-rl's loss is IPO, and was DPPO until these settings were removed.
+        kind = "default" if any(name in given for name in SETTINGS["default"]) else "ipo"
+    if kind == "custom":
+        raise ValueError("type: 'custom' names a function of its own, which cannot be read")
+    one_of("type", kind, TYPES)
+    allowed = (*SETTINGS[kind], *(() if kind == "icepop" else ("kl_tau",)))
+    for name in (*given, *(["kl_tau"] if taus["kl_tau"] is not None else [])):
+        if name not in allowed:
+            raise ValueError(f"{name}: no setting of type {kind!r}, which has {sorted(allowed)}")
+    return kind, given, taus

@@ -1,1 +1,0 @@
-"""prime-rl: presets, losses, and the reader of its configuration."""

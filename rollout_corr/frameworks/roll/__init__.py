@@ -1,1 +1,0 @@
-"""ROLL: presets, losses and configuration."""

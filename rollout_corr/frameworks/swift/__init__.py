@@ -1,1 +1,0 @@
-"""ms-swift: presets, losses and configuration."""

@@ -1,1 +1,0 @@
-"""unsloth-zoo: presets, losses and configuration."""
