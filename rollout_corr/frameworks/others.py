@@ -62,8 +62,9 @@ LEVELS: dict[str, Level] = {level: level for level in get_args(Level)}
 
 def _art_ppo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Surrogate:
     level = LEVELS[one_of("importance_sampling_level", importance_sampling_level, LEVELS)]
-    plain = {"token": PPO, "sequence": GSPO}
-    return as_wide(plain.get(level, partial(AveragePPO, level=level)))(epsilon, epsilon_high)
+    if level in ("average", "geometric_average"):
+        return as_wide(partial(AveragePPO, level=level))(epsilon, epsilon_high)
+    return as_wide(PPO if level == "token" else GSPO)(epsilon, epsilon_high)
 
 
 def _art_cispo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Score:

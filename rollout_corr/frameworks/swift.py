@@ -128,7 +128,9 @@ def _loss(spec: Spec | None, given: Mapping[str, Any]) -> Recipe:
 def _by_name(preset: str | None, table: Mapping[str, Any], /, **settings: Any) -> Recipe:
     """The loss that a preset corrects, whose settings are settings too."""
     refuse_wrong_types(table, settings)
-    given = {name: settings.pop(name, default_of(setting)) for name, setting in (LOSS | table).items() if name in table}
+    given = {
+        name: settings.pop(name, default_of(setting)) for name, setting in {**LOSS, **table}.items() if name in table
+    }
     if preset is None and settings:
         raise TypeError(f"got an unexpected keyword argument {next(iter(settings))!r}")
     return _loss(None if preset is None else lookup.named(preset, **settings), {"delta": None, **given})

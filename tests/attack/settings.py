@@ -141,14 +141,14 @@ def door_of(rng: random.Random) -> Door:
         return Door("Spec.from_dict", rc.Spec.from_dict, given, known)
     if kind == "name":
         found = rng.choice(lookup.every_preset())
-        given = arguments(rng, parameters(found.build) or {"upper": 2.0})
+        given = arguments(rng, found.settings or {"upper": 2.0})
         return Door(f"spec {found.name}", lambda given: rc.spec(found.name, **given), given, set(given))
     if kind == "recipe":
         name, recipe = rng.choice(list(lookup.every_recipe().items()))
-        given = arguments(rng, parameters(recipe.build) or {"clip": 0.2})
+        given = arguments(rng, dict(recipe.settings) or {"clip": 0.2})
         return Door(f"recipe {name}", lambda given: rc.recipe(name, **given), given, set(given))
     framework = rng.choice(CONFIGURED)
-    module = lookup.part(framework, "config")
+    module = lookup.part(framework)
     known = getattr(module, "KNOWN", None) or (parameters(module.spec) if hasattr(module, "spec") else ("eps_clip",))
     given = arguments(rng, dict.fromkeys(known))
     return Door(f"spec({framework!r})", lambda given: rc.spec(framework, given), given, {*given, *known})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -26,18 +25,18 @@ def correction(rng: Random) -> dict[str, Any]:
     }
 
 
-def of_preset(build: Callable[..., Any]) -> Callable[[Random], dict[str, Any]]:
+def of_preset(settings: dict[str, Any]) -> Callable[[Random], dict[str, Any]]:
     """Draw the arguments of a preset."""
 
     def draw(rng: Random) -> dict[str, Any]:
         found = {}
-        for name, parameter in inspect.signature(build).parameters.items():
+        for name, default in settings.items():
             if name == "threshold_lower":
                 found[name] = rng.choice((0.5, 0.9))
             elif name in ("threshold", "is_threshold"):
                 found[name] = rng.choice((1.05, 2.0))
             elif name == "rs_threshold":
-                values = ("0.9_1.2", "0.999_1.001") if isinstance(parameter.default, str) else (0.01, 0.0001)
+                values = ("0.9_1.2", "0.999_1.001") if isinstance(default, str) else (0.01, 0.0001)
                 found[name] = rng.choice(values)
         return found
 

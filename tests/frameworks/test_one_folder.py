@@ -17,24 +17,17 @@ from rollout_corr.specs import choices, correction
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PRESETS = '''
-from rollout_corr.frameworks.shared.preset import preset_of
-from rollout_corr.frameworks.shared.recipe import BOTH, Named, clip, of_presets
-from rollout_corr.specs.correction import Spec, Weight
-
-@preset_of("toy 1.0")
-def tis(cap: float = 2.0) -> Spec:
-    """w = min(exp(D), cap)."""
-    return Spec(weight=Weight.token(upper=cap))
-
-RECIPES = of_presets("toy", Named(clip, eps=0.2, eps_high=None), BOTH)
-'''
 CONFIG = """
+from rollout_corr.frameworks.shared.preset import PRESETS, presets
+from rollout_corr.frameworks.shared.recipe import BOTH, Named, clip, of_presets
 from rollout_corr.frameworks.shared.settings import fields_of
-from rollout_corr.frameworks.toy.presets import tis
+from rollout_corr.frameworks.shared.specs import truncated
+
+presets("toy", "toy 1.0")(tis=("w = min(exp(D), cap).", truncated, {"cap": 2.0}))
+of_presets("toy", Named(clip, eps=0.2, eps_high=None), BOTH)
 
 def read(config):
-    return tis(fields_of(config)["cap"])
+    return PRESETS["toy.tis"].build(cap=fields_of(config)["cap"])
 """
 METRICS = """
 from rollout_corr.metrics.peers import Columns
@@ -77,7 +70,6 @@ def toy(tmp_path, monkeypatch):
     folder.mkdir()
     for name, source in {
         "__init__": INIT,
-        "presets": PRESETS,
         "config": CONFIG,
         "metrics": METRICS,
         "dropin": DROPIN,
@@ -87,8 +79,9 @@ def toy(tmp_path, monkeypatch):
     yield
     for name in [name for name in sys.modules if name.startswith("rollout_corr.frameworks.toy")]:
         del sys.modules[name]
-    for name in [name for name in preset.PRESETS if name.startswith("toy.")]:
-        del preset.PRESETS[name]
+    for registry in (preset.PRESETS, lookup.RECIPES):
+        for name in [name for name in registry if name.startswith("toy.")]:
+            del registry[name]
     lookup.part.cache_clear()
 
 
@@ -130,7 +123,9 @@ def test_no_other_module_imports_a_framework():
     found = {}
     for path in [*(ROOT / "rollout_corr").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
         parts = path.relative_to(ROOT).parts
-        if (parts[:2] == ("rollout_corr", "frameworks") and Path(parts[2]).stem in names) or "kernels" in parts[1:2]:
+        if (
+            parts[:2] == ("rollout_corr", "frameworks") and Path(parts[2]).stem in {*names, "others"}
+        ) or "kernels" in parts[1:2]:
             continue
         of = {name.split(".")[2] for name in imported(path) if name.startswith("rollout_corr.frameworks.")} & names
         if of:

@@ -114,8 +114,7 @@ def needs_of_recipe(name: str) -> tuple[str, ...]:
     """The log-probs that a recipe needs besides new_logp."""
     from rollout_corr.frameworks.shared import lookup
 
-    framework, _, last = name.partition(".")
-    return lookup.recipes_of(framework)[last].needs
+    return lookup.every_recipe()[name].needs
 
 
 def settings_of_loss(loss: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import config as areal_config
 <<<<<<< HEAD
-from rollout_corr.frameworks.areal import presets as presets
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
 =======
 from rollout_corr.frameworks.shared.dropin import DropIn, Target

@@ -46,7 +46,7 @@ OLD_TYPES = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-ti
 
 def _gate(level: str, gating: str, low: float | None, high: float | None) -> Spec:
     """Weigh tokens by their ratio, and by 0 where what gates lies outside. Probabilities are in [1e-6, 1 - 1e-6]."""
-    stat = GATINGS[GATINGS.index(one_of("gating", gating, GATINGS))]  # type: ignore[arg-type]  # checked
+    stat = one_of("gating", gating, GATINGS)
     eps: dict[str, Any] = {} if stat == "ratio" else {"eps": 1e-6}
     return gated(Criterion(stat, *UNITS[level], lower=low, upper=high, **eps))
 
@@ -182,12 +182,12 @@ def recipe(config: object) -> Recipe:
     """Read the whole loss but its entropy bonus. GSPO with a correction needs `rollout_logp` and has no weight."""
     given = flags_of(config, KNOWN, OTHERS)
     found = _spec(given)
-    sides = [given[f"actor.{name}"] for name in CLIP]
+    both, low_high, dual = (given[f"actor.{name}"] for name in CLIP)
     average = AGGREGATED[one_of("actor.loss_agg_mode", given["actor.loss_agg_mode"], AGGREGATED)]
     if one_of("actor.policy_loss_type", given["actor.policy_loss_type"], ("ppo", "gspo")) == "gspo":
-        surrogate = gspo(*sides, "new/rollout" if found.acts else None)
+        surrogate = gspo(both, low_high, dual, "new/rollout" if found.acts else None)
         return Recipe(None, Loss(surrogate, SEQUENCES, _kl(given, SEQUENCES)))
-    return Recipe(found if found.acts else None, Loss(clipped(*sides), average, _kl(given, average)))
+    return Recipe(found if found.acts else None, Loss(clipped(both, low_high, dual), average, _kl(given, average)))
 
 
 def _spec(given: dict[str, Any]) -> Spec:

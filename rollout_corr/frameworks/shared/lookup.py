@@ -61,11 +61,13 @@ class RecipeEntry(NamedTuple):
 
     Attributes:
         build: Makes the recipe from settings.
+        settings: Their names and defaults.
         needs: The log-probs that the call needs besides new_logp.
         note: A remark for users of the framework.
     """
 
     build: Callable[..., Recipe]
+    settings: Mapping[str, Any]
     needs: tuple[str, ...]
     note: str = ""
 

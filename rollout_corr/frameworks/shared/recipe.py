@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.lookup import RECIPES, RecipeEntry
 from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
-from rollout_corr.frameworks.shared.preset import registered
+from rollout_corr.frameworks.shared.preset import PRESETS, registered
+from rollout_corr.frameworks.shared.settings import defaults_of
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.loss import Loss
@@ -102,12 +103,21 @@ def named_recipe(
         loss = Loss(of[0], of[1] if over is None else replace(of[1], over=over), of[2], of[3])
         return Recipe(corrects, loss, batch)
 
-    built_recipe(name, build, needs, note)
+    table = dict(PRESETS[spec].settings) if isinstance(spec, str) else {}
+    for part in (surrogate, mean, kl, regularizer, spec):
+        table |= part.settings if isinstance(part, Named) else {}
+    built_recipe(name, build, needs, note, table)
 
 
-def built_recipe(name: str, build: Callable[..., Recipe], needs: tuple[str, ...], note: str = "") -> None:
-    """Register a recipe by the function that makes it, whose parameters are its settings."""
-    RECIPES[name] = RecipeEntry(build, needs, note)
+def built_recipe(
+    name: str,
+    build: Callable[..., Recipe],
+    needs: tuple[str, ...],
+    note: str = "",
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Register a recipe by the function that makes it, whose parameters are its settings, if no others are said."""
+    RECIPES[name] = RecipeEntry(build, defaults_of(build) if settings is None else settings, needs, note)
 
 
 def of_presets(

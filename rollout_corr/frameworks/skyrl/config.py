@@ -38,7 +38,7 @@ from rollout_corr.frameworks.shared.settings import (
     settings_of,
 )
 from rollout_corr.frameworks.shared.specs import LEVELS, level_of, masked
-from rollout_corr.specs.choices import Reduce, Scheme
+from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogate import Surrogate
@@ -96,7 +96,7 @@ def spec(
     # SkyRL wants both of these; one alone does nothing there.
     if low is not None and high is not None:
         criteria.append(Criterion("ratio", lower=low, upper=high, label="token_mask"))
-    sums_over = "kept" if criteria else "valid"
+    sums_over: SumsOver = "kept" if criteria else "valid"
     if sequence_mask_metric is not None:
         one_of("sequence_mask_metric", sequence_mask_metric, SEQUENCE_MASKS, or_null=True)
         reduce, prefix, label = SEQUENCE_MASKS[sequence_mask_metric]

@@ -156,8 +156,8 @@ def surrogate(loss_type: str, given: Mapping[str, Any], levels: Iterable[str] = 
         return vespo(given) if loss_type == "vespo" else SAPO(*_taus(given))
     if level == "token":
         return PPO(given["epsilon"], high, delta=given["delta"])
-    through = "token" if level == "sequence_token" else "sequence"
-    return GSPO(given["epsilon"], high, delta=given["delta"], through=through)
+    token = level == "sequence_token"
+    return GSPO(given["epsilon"], high, delta=given["delta"], through="token" if token else "sequence")
 
 
 def _taus(given: Mapping[str, Any]) -> tuple[float, float]:
@@ -204,11 +204,11 @@ class Trainer:
     ) -> None:
         """Register a recipe for each loss_type, with defaults and a note of its own."""
         for loss_type in MEANS:
-            build = partial(self._by_name, loss_type, defaults.get(loss_type, {}))
-            built_recipe(f"{self.framework}.{loss_type}", build, needs, {**NOTES, **notes}.get(loss_type, ""))
+            table = {name: self.known[name] for name in LOSS} | {**self.named, **defaults.get(loss_type, {})}
+            build, note = partial(self._by_name, loss_type, table), {**NOTES, **notes}.get(loss_type, "")
+            built_recipe(f"{self.framework}.{loss_type}", build, needs, note, table)
 
-    def _by_name(self, loss_type: str, defaults: Mapping[str, Any], /, **settings: Any) -> Recipe:
-        table = {name: self.known[name] for name in LOSS} | self.named | defaults
+    def _by_name(self, loss_type: str, table: dict[str, Any], /, **settings: Any) -> Recipe:
         refuse_wrong_types(table, settings)
         given = table | {name: settings.pop(name) for name in table if name in settings}
         if loss_type == "cispo" and given["epsilon_high"] is None:

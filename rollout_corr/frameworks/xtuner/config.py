@@ -249,8 +249,8 @@ def recipe(config: object) -> Recipe:
                 f"{name}: expected {POLICY[name]!r}, the clamp of the log-ratio here, got {policy[name]!r}"
             )
     corrects = read({"rollout_is": given["rollout_is"]})
-    sides = (number(name, policy[name]) for name in ("cliprange_low", "cliprange_high"))
-    surrogate = PPO(*sides, dual=policy["clip_ratio_c"])
+    low, high = (number(name, policy[name]) for name in ("cliprange_low", "cliprange_high"))
+    surrogate = PPO(low, high, dual=policy["clip_ratio_c"])
     return Recipe(corrects if corrects.acts else None, Loss(surrogate, Mean(over="kept"), _kl(given)))
 
 

@@ -18,7 +18,7 @@ from conformance.rows import BF16, Declared, Result, Row, configuration, loss_an
 from conformance.sources import Source
 from conformance.verl_parts import Proto, Settings, Stranger, actor, or_raises, weights_of, whole_loss
 from conformance.verl_settings import MODES, OF_LOSS, clips_and_c, correction, micro_batch, of_preset
-from rollout_corr.frameworks.shared.lookup import presets_of
+from rollout_corr.frameworks.shared.lookup import every_preset
 from rollout_corr.frameworks.verl import dropin, losses
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "verl", "verl", "verl"
@@ -153,11 +153,11 @@ def of_presets(source: Source) -> Iterator[Row]:
 
         return run
 
-    for found in presets_of("verl"):
+    for found in every_preset():
         name = found.name.partition(".")[2]
-        if found.write or not source.has(CONFIG, f"RolloutCorrectionConfig.{name}"):
+        if not found.name.startswith("verl.") or not source.has(CONFIG, f"RolloutCorrectionConfig.{name}"):
             continue
-        draw = of_preset(found.build)
+        draw = of_preset(found.settings)
         place = f"{CONFIG}: {name}, {HELPER}: {MAIN}"
         yield preset(found.name, place, corrected(name), draw, declared=OF_CORRECTION, kinds=SOME)
         function = "bypass_mode" if name.startswith("bypass") else "vanilla"

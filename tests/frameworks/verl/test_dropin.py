@@ -14,8 +14,8 @@ import torch
 import rollout_corr as rc
 from builders import fake_verl
 from builders.fake_verl import DataProto
+from rollout_corr.frameworks.verl import config as presets
 from rollout_corr.frameworks.verl import dropin, measures
-from rollout_corr.frameworks.verl import presets as presets
 
 EVERYTHING = {
     "rollout_is": "token",
@@ -50,7 +50,7 @@ def test_is_the_preset():
     weights, mask, metrics = correct(
         *given, rollout_is="token", rollout_rs="seq_mean_k1", rollout_rs_threshold="0.9_1.1"
     )
-    out = rc.correct(*given[:2], mask=given[2], spec=presets.decoupled_geo_rs_token_tis(2.0, "0.9_1.1"))
+    out = rc.correct(*given[:2], mask=given[2], spec=rc.spec("verl.decoupled_geo_rs_token_tis", rs_threshold="0.9_1.1"))
     assert torch.equal(weights, out.weights) and torch.equal(mask, out.mask) and metrics == out.metrics("verl")
     assert mask.dtype == torch.int64 and 0 < mask.sum() < given[2].sum()
 
@@ -149,7 +149,7 @@ def test_metrics_of_a_ready_statistic(option):
 def test_normalized_over_all_ranks(monkeypatch):
     """The mean is that of two ranks' tokens together, and so is the factor that is reported."""
     train, rollout, mask = batch(torch.float64)
-    spec = presets.spec(rc.Weight.token(upper=2.0, normalize="batch"))
+    spec = presets.made(rc.Weight.token(upper=2.0, normalize="batch"))
     raw = correct(train, rollout, mask, rollout_is="token")[0]
     others = rc.correct(train[:2], rollout[:2], mask=mask[:2], spec=spec).statistics
     pooled = (raw.sum() + raw[:2].sum()) / (mask.sum() + mask[:2].sum())

@@ -15,8 +15,8 @@ import torch
 import rollout_corr as rc
 from builders.preset_cases import EXPECTED
 from builders.verl_cases import SHAPES, arguments, batch, close, configurations, verls
+from rollout_corr.frameworks.verl import config as presets
 from rollout_corr.frameworks.verl import options
-from rollout_corr.frameworks.verl import presets as presets
 
 pytestmark = pytest.mark.peers
 
@@ -43,7 +43,7 @@ def spec_of(rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollou
         weight = options.weight(rollout_is, rollout_is_threshold, rollout_is_batch_normalize)
     if rollout_rs is not None:
         criteria = options.criteria(rollout_rs, rollout_rs_threshold)
-    return presets.spec(weight, criteria)
+    return presets.made(weight, criteria)
 
 
 def assert_agree(out, theirs, exact):
@@ -100,7 +100,7 @@ def test_configurations(config, helper):
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int32, torch.float32])
 def test_mask_dtypes(mask_dtype, helper):
     config = {"rollout_is": "token", "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.95_1.05"}
-    spec = presets.spec(options.weight("token", 2.0), options.criteria("seq_mean_k1", "0.95_1.05"))
+    spec = presets.made(options.weight("token", 2.0), options.criteria("seq_mean_k1", "0.95_1.05"))
     given = batch(5, *SHAPES[0], mask_dtype=mask_dtype)
     assert_agree(rc.correct(*given[:2], mask=given[2], spec=spec), verls(helper, given, **config), exact=True)
 
@@ -124,7 +124,7 @@ def test_what_verl_cannot(helper):
     """Where verl raises, ours are 0: an all-masked batch, and IcePop that zeroes every weight."""
     given = (torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64))
     config = {"rollout_is": "token", "rollout_is_threshold": "0.9_1.1"}
-    spec = presets.decoupled_token_icepop(upper=1.1, lower=0.9)
+    spec = rc.spec("verl.decoupled_token_icepop", upper=1.1, lower=0.9)
     with pytest.raises(ValueError, match="at least one valid token"):
         verls(helper, given, **config)
     assert set(rc.correct(*given[:2], mask=given[2], spec=spec).metrics("verl").values()) == {0.0}
@@ -141,7 +141,7 @@ def test_verl_loses_small_spreads(helper):
     """Why float32 metrics are compared with verl's float64 ones."""
     given = (torch.full((4, 64), -1.0), -1.0 + 1e-4 * torch.randn(4, 64, generator=torch.Generator().manual_seed(0)))
     given = (*given, torch.ones(4, 64, dtype=torch.int64))
-    ours = rc.correct(*given[:2], mask=given[2], spec=presets.decoupled_token_is()).metrics("verl")[
+    ours = rc.correct(*given[:2], mask=given[2], spec=rc.spec("verl.decoupled_token_is")).metrics("verl")[
         "rollout_corr/rollout_is_std"
     ]
     theirs = verls(helper, given, rollout_is="token")[2]["rollout_corr/rollout_is_std"]
