@@ -9,11 +9,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import config as areal_config
-<<<<<<< HEAD
 from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
-=======
-from rollout_corr.frameworks.shared.dropin import DropIn, Target
->>>>>>> 7dade756 (One table of settings a framework: presets, recipes, reader and writer share it)
 from rollout_corr.frameworks.shared.dumping import DumpPath
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.specs.choices import Reduce
