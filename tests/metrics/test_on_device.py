@@ -10,6 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
 from builders.launches import Operations
+from builders.rounding import near
 from builders.weights import weight_of
 from rollout_corr.metrics.on_tensors import rows_of
 
@@ -61,7 +62,7 @@ def test_they_are_the_metrics(name, lengths):
             continue
         given.add(key)
         assert found.shape == () and found.dtype == torch.float64
-        assert found.item() == pytest.approx(metrics[key], rel=1e-13, abs=1e-300), key
+        assert found.item() == near(metrics[key], size=0.0), key
     of_weights = OF_WEIGHTS | (OF_SEQUENCES if name == "product" else OF_MEANS) if name != "measure" else set()
     assert WANTED | {"entropy_mean", "kl_rollout_train_k3_over_entropy"} | of_weights <= given
     if name == "all":
@@ -112,11 +113,9 @@ def test_of_the_loss_and_of_merged_statistics():
     loss = rc.policy_loss(laid.train, laid.advantages, **given)
     both = loss.statistics + loss.statistics
     for key in ("kl_old_new_k1", "clip_high_fraction", "sequence_weight_ess", "tokens_trained"):
-        assert both.on_device(key).item() == pytest.approx(both.metrics()[key], rel=1e-13, abs=1e-300)
+        assert both.on_device(key).item() == near(both.metrics()[key], size=0.0)
     alone = rc.policy_loss(laid.train, laid.advantages, mask=laid.mask, old_logp=laid.rollout)
-    assert alone.statistics.on_device("kl_old_new_k3").item() == pytest.approx(
-        alone.metrics()["kl_old_new_k3"], rel=1e-13
-    )
+    assert alone.statistics.on_device("kl_old_new_k3").item() == near(alone.metrics()["kl_old_new_k3"], size=0.0)
 
 
 def test_errors():

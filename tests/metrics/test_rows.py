@@ -11,6 +11,7 @@ import torch
 import rollout_corr as rc
 from builders import metrics_page
 from builders.peer_metrics_cases import batch, correct, tensors
+from builders.rounding import near
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
@@ -110,7 +111,7 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
     at_once = run_whole(read_batch(Given(train, rollout, rc.Batch(mask=mask), spec)), spec).statistics
     for statistics in (found.statistics, correct(rows, spec).statistics, rc.Statistics.sum(parts), at_once):
         metrics = statistics.metrics()
-        assert {key: metrics[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
+        assert {key: metrics[key] for key in wanted} == near(wanted)
     names, _ = schema.layout(spec)
     of_tokens = dict(zip(names, found.statistics.of_tokens().sums.tolist(), strict=True))
     assert of_tokens["d4"] > 0.0
@@ -127,8 +128,8 @@ def assert_by_label(rows, spec, wanted):
     out = rc.correct(train, rollout, rc.Batch(mask=mask, labels=labels), spec=spec)
     of_sequences, of_tokens = (out.metrics(by=name) for name in labels)
     found = [of_sequences[f"environment/all/{key}"] for key in ("d_fourth", "square_length")]
-    assert found == pytest.approx(list(wanted.values()), rel=1e-12)
-    assert of_tokens["kind/all/d_fourth"] == pytest.approx(wanted["d_fourth"], rel=1e-12)
+    assert found == near(list(wanted.values()))
+    assert of_tokens["kind/all/d_fourth"] == near(wanted["d_fourth"])
     assert not any("square_length" in key for key in of_tokens)
 
 

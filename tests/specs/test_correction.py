@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import pickle
-import re
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
 
@@ -86,6 +85,7 @@ def test_every_combination_constructs_with_a_label_of_its_own():
     assert criterion(over="sequence", reduce="min").label == "sequence_min_ratio"
     assert criterion(stat="external", name="entropy").label == "token_external_entropy"
     assert criterion(stat="external", name="score").label == "token_score"
+    assert criterion(over="prefix", reduce="max", within="turn").label == "prefix_max_ratio_within_turn"
 
 
 def test_values_are_frozen_hashable_and_comparable():
@@ -125,15 +125,6 @@ def test_numbers_of_other_types_become_floats():
     for number in (weight.lower, weight.upper, weight.token_clamp, Spec(clamp=np.int64(7)).clamp):
         assert type(number) is float
     assert criterion(lower=np.float64(1.5)).lower == 1.5
-
-
-def test_bounds_that_look_odd_but_mean_something():
-    assert Weight.token(lower=0, upper=math.inf).upper == math.inf
-    assert Weight.token(lower=1, upper=1).lower == 1.0
-    assert Criterion("k1", lower=-1, upper=-0.5).upper == -0.5
-    assert Criterion("prob_diff", lower=-0.1, upper=0).upper == 0.0
-    assert Criterion("external", name="x", lower=-3).lower == -3.0
-    assert Spec(clamp=40).clamp == 40.0
 
 
 # --- as Python and as plain data ---
@@ -208,18 +199,6 @@ def test_dict_takes_bounds_as_a_pair():
     )
     assert made == Spec(weight=Weight.token(upper=2), criteria=(Criterion("k1", lower=-1),))
     assert Spec.from_dict({"weight": None}) == Spec()
-
-
-# --- in words ---
-
-
-def test_explain_names_every_number_and_every_step():
-    text = RICH.explain()
-    for word in ("0.5", "2", "0.999", "1.001", "0.0001", "0.693147", "0.05", "15", "entropy", "verl", "skyrl"):
-        assert word in text, word
-    assert all(one.label in text for one in RICH.criteria)
-    assert re.search(r"\bproduct\b", text) and re.search(r"\bDry run\b", text)
-    assert "nothing is changed" in Spec().explain() and "reject" not in Spec().explain()
 
 
 def test_explain_tells_any_two_specs_apart():
@@ -370,11 +349,7 @@ WRONG_VALUES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("python", WRONG_TYPES)
-def test_wrong_type_is_named_with_expected_and_got(python):
-    refused(python, TypeError, WRONG_TYPES[python])
-
-
-@pytest.mark.parametrize("python", WRONG_VALUES)
-def test_wrong_value_is_named_with_expected_and_got(python):
-    refused(python, ValueError, WRONG_VALUES[python])
+@pytest.mark.parametrize("python", [*WRONG_TYPES, *WRONG_VALUES])
+def test_what_is_wrong_is_named_with_expected_and_got(python):
+    of_types = python in WRONG_TYPES
+    refused(python, TypeError if of_types else ValueError, (WRONG_TYPES if of_types else WRONG_VALUES)[python])

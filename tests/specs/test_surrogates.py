@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 import rollout_corr as rc
-from builders.loss_cases import OF_BATCH, OF_ENTROPY, OF_GROUPS, SURROGATES
+from builders.loss_cases import LOOKING, SURROGATES
 from rollout_corr.specs import surrogates
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import OF_BATCH as THAT_LOOK
 from rollout_corr.specs.surrogates import SURROGATES as WITH_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
 CASES = SURROGATES | LOOKING
 NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *THAT_LOOK)}
 MAY_NAME_ONE = (
@@ -26,9 +25,6 @@ MAY_NAME_ONE = (
     "rollout_corr/specs/published.py",
     "rollout_corr/specs/score_losses.py",
     "rollout_corr/specs/surrogates.py",
-    "rollout_corr/specs/ratio_losses.py",
-    "rollout_corr/specs/batch_losses.py",
-    "rollout_corr/specs/batch_losses.py",
     "rollout_corr/specs/batch_losses.py",
     "rollout_corr/frameworks/",
     "kernels/policy_loss/",
