@@ -140,11 +140,10 @@ def in_words(spec: Spec) -> str:
 
 def _weight(weight: Weight) -> str:
     said = f"{weight.kind} weights"
-    if weight.bounded:
-        said += ", 0 " if weight.outside == "zero" else ", cut to "
-        said += (
-            _outside(weight.lower, weight.upper) if weight.outside == "zero" else _inside(weight.lower, weight.upper)
-        )
+    if weight.bounded and weight.outside == "zero":
+        said += f", 0 {_outside(weight.lower, weight.upper)}"
+    elif weight.bounded:
+        said += f", cut to {_said(weight.lower, weight.upper, ('at least', 'at most'), ' and ', '')}"
     return said + (", divided by their mean" if weight.normalize is not None else "")
 
 
@@ -160,26 +159,17 @@ def _criterion(criterion: Criterion) -> str:
 
 
 def _outside(lower: float | OfBatch | None, upper: float | OfBatch | None) -> str:
-    if isinstance(lower, OfBatch) or isinstance(upper, OfBatch):
-        sides: tuple[tuple[str, Side, float | OfBatch | None], ...] = (
-            ("below", "lower", lower), ("above", "upper", upper)
-        )  # fmt: skip
-        return " or ".join(
-            f"{beyond} {bound_in_words(bound, side)}" for beyond, side, bound in sides if bound is not None
-        )
-    if lower is None or upper is None:
-        return f"above {upper:g}" if upper is not None else f"below {lower:g}"
-    return f"outside {lower:.4g} to {upper:.4g}"
+    return _said(lower, upper, ("below", "above"), " or ", "outside ")
 
 
-def _inside(lower: float | OfBatch | None, upper: float | OfBatch | None) -> str:
-    if isinstance(lower, OfBatch) or isinstance(upper, OfBatch):
-        sides: tuple[tuple[str, Side, float | OfBatch | None], ...] = (
-            ("at least", "lower", lower), ("at most", "upper", upper)
-        )  # fmt: skip
-        return " and ".join(
-            f"{within} {bound_in_words(bound, side)}" for within, side, bound in sides if bound is not None
-        )
-    if lower is None or upper is None:
-        return f"at most {upper:g}" if upper is not None else f"at least {lower:g}"
-    return f"{lower:.4g} to {upper:.4g}"
+def _said(
+    lower: float | OfBatch | None, upper: float | OfBatch | None, words: tuple[str, str], join: str, both: str
+) -> str:
+    """Say two bounds: numbers as a range behind the word for both, others one by one."""
+    if isinstance(lower, (float, int)) and isinstance(upper, (float, int)):
+        return f"{both}{lower:.4g} to {upper:.4g}"
+    sides: tuple[tuple[str, Side, float | OfBatch | None], ...] = (
+        (words[0], "lower", lower),
+        (words[1], "upper", upper),
+    )
+    return join.join(f"{word} {bound_in_words(bound, side)}" for word, side, bound in sides if bound is not None)

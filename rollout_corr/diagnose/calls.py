@@ -12,9 +12,8 @@ from rollout_corr.backends.given import Batch, batch_given
 from rollout_corr.backends.layouts import LogProbs
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
-from rollout_corr.diagnose.read.dump import Dump, Paths
+from rollout_corr.diagnose.read.dump import Dump, Paths, Source
 from rollout_corr.diagnose.read.in_memory import InMemory
-from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.results import Diagnosis, Report
 from rollout_corr.diagnose.show import page_file
 from rollout_corr.diagnose.show.terminal import progress_of

@@ -14,7 +14,7 @@ from rollout_corr.api.suggest import Sequences, Suggestion, suggested
 from rollout_corr.backends.given import Batch, KeptMass
 from rollout_corr.definition.sequences import Packed
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
-from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.read.dump import Source
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.metrics.limits import NEAR_CLAMP
 from rollout_corr.specs.choices import Reduce

@@ -17,7 +17,7 @@ from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.headline import NAMES
+from rollout_corr.diagnose.show.content import TILES
 from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, spanning
 from rollout_corr.diagnose.show.what_if_page import what_if_page
 from rollout_corr.diagnose.what_if import pareto, try_all
@@ -124,7 +124,7 @@ def test_every_report_is_a_whole_page(name, folder):
     assert [head for head in heads if head != "Worst records"] == wanted
     assert ("Worst records" in heads) == (name not in ("broken", "copied"))
     tiles = [attributes for _, attributes, _ in page.elements if "tile" in attributes.get("class", "").split()]
-    assert [tile["title"] for tile in tiles] == list(NAMES)
+    assert [tile["title"] for tile in tiles] == list(TILES)
     assert f"{name}.pt" in page.said("p")[0]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rollout_corr.diagnose.doctor import ill_labels, outlying, wrong_policies, wrong_values
 from rollout_corr.diagnose.doctor.cause import SEVERITIES, Cause, Finding, Metrics
 from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.read.dump import Source
 
 # A cause stands before those that it hides.
 CAUSES: tuple[Cause, ...] = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, Metrics, Signs, cause, counted, percent
 from rollout_corr.diagnose.measure.by_label import ByLabel, IllLabel
 from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.read.label_names import name_of
+from rollout_corr.diagnose.read.fields import name_of
 
 # Labels that are named.
 SHOWN = 5

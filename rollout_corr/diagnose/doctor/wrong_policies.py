@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
-from rollout_corr.diagnose.measure.excess import Excess
 from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS
+from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
 from rollout_corr.metrics.limits import RATIO_ERRORS
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
@@ -68,10 +67,7 @@ def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
             "ratio_mean": ratio,
             "ratio_mean_error": error,
             "positive_fraction": upwards,
-            "logratio_p1": metrics["logratio_p1"],
-            "logratio_p50": metrics["logratio_p50"],
-            "logratio_mean": mean,
-            "logratio_std": metrics["logratio_std"],
+            **{name: metrics[name] for name in ("logratio_p1", "logratio_p50", "logratio_mean", "logratio_std")},
         },
         1.0 - ratio,
         severity="error" if plain or sharper else "warning",
@@ -104,7 +100,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     slope, error = found.slope()
     # A temperature keeps the order of likely and unlikely tokens; policies that went apart lose it.
     alone = (
-        measured.evidence.log_prob_correlation() > 0.95
+        measured.evidence.fit["log_prob_correlation"] > 0.95
         and abs(fit["correlation"]) > 0.55
         and fit["explained"] > 0.5
         and abs(fit["slope"]) > 0.01

@@ -178,7 +178,7 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     if total < max(2, 0.05 * evidence.paired):
         return None
     shift = max((s for s in SHIFTS if s), key=lambda s: evidence.shifted[s])
-    correlation = evidence.log_prob_correlation()
+    correlation = evidence.fit["log_prob_correlation"]
     by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in evidence.shifted.items() if n)
     return Signs(
         f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}"
@@ -265,7 +265,7 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
 def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs of two models that have nothing to do with one another."""
     evidence, fit = measured.evidence, measured.evidence.fit
-    correlation = evidence.log_prob_correlation()
+    correlation = evidence.fit["log_prob_correlation"]
     if evidence.by_sequence.part() is not None:
         # In some sequences alone: `outliers` says in which.
         return None

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.measure.excess import Excess
-from rollout_corr.diagnose.measure.profiles import MOST_LABELS
+from rollout_corr.diagnose.measure.profiles import MOST_LABELS, Excess
 from rollout_corr.diagnose.read.chunk import ValidTokens
 
 # |D| is cut here, so that no single token decides that a label is ill.

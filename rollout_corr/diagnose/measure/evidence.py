@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rollout_corr.diagnose.measure.by_label import ByLabel
 from rollout_corr.diagnose.measure.by_sequence import BySequence
-from rollout_corr.diagnose.measure.excess import CUT, Excess
-from rollout_corr.diagnose.measure.profiles import Profile, probability_bins
+from rollout_corr.diagnose.measure.profiles import CUT, Excess, Profile, probability_bins
 from rollout_corr.diagnose.read.chunk import ValidTokens
 
 # The two log-probs that are compared.
@@ -43,6 +42,10 @@ MOST_GROUPS = 65_536
 # Groups of tokens by their place in a turn: the first 8, all others; and all tokens of the first turn.
 TURN_OFFSETS = 8
 OTHER_TURNS, FIRST_TURN = TURN_OFFSETS, TURN_OFFSETS + 1
+
+
+# Numbers of `Evidence.fit`.
+FITTED = ("slope", "correlation", "train_mean", "train_std", "rollout_std", "log_prob_correlation", "explained")
 
 
 class Evidence:
@@ -226,19 +229,25 @@ class Evidence:
 
     @property
     def fit(self) -> dict[str, float]:
-        """Return correlation and slope of D against the mean of the two log-probs, and the spread of both log-probs."""
+        """Correlation and slope of D against the mean of the two log-probs, and the spread and correlation of both."""
         n, m, d, m2, d2, md, train, rollout, train2, rollout2 = self.moments.tolist()
         if n < 2:
-            return dict.fromkeys(("slope", "correlation", "train_std", "rollout_std", "train_mean", "explained"), 0.0)
+            return dict.fromkeys(FITTED, 0.0)
         var_m, var_d = m2 / n - (m / n) ** 2, d2 / n - (d / n) ** 2
         covariance = md / n - m * d / n**2
         spread = math.sqrt(max(var_m * var_d, 0.0))
+        var_train, var_rollout = train2 / n - (train / n) ** 2, rollout2 / n - (rollout / n) ** 2
+        # m^2 = (t^2 + 2 t r + r^2) / 4 gives the sum of t r.
+        joint = 0.5 * (4.0 * m2 - train2 - rollout2) / n - train * rollout / n**2
         return {
             "slope": covariance / var_m if var_m > 0 else 0.0,
             "correlation": covariance / spread if spread > 0 else 0.0,
             "train_mean": train / n,
-            "train_std": math.sqrt(max(train2 / n - (train / n) ** 2, 0.0)),
-            "rollout_std": math.sqrt(max(rollout2 / n - (rollout / n) ** 2, 0.0)),
+            "train_std": math.sqrt(max(var_train, 0.0)),
+            "rollout_std": math.sqrt(max(var_rollout, 0.0)),
+            "log_prob_correlation": joint / math.sqrt(var_train * var_rollout)
+            if var_train * var_rollout > 1e-12
+            else 0.0,
             "explained": self._explained(),
         }
 
@@ -248,17 +257,6 @@ class Evidence:
         count, d, d2 = sums[:, 0], sums[:, 1], sums[:, 3]
         total = float(d2.sum())
         return float((d * d / count.clamp(min=1.0)).sum()) / total if total > 0 else 0.0
-
-    def log_prob_correlation(self) -> float:
-        """Return the Pearson correlation of the two log-probs."""
-        n, _, _, m2, _, _, train, rollout, train2, rollout2 = self.moments.tolist()
-        if n < 2:
-            return 0.0
-        # m^2 = (t^2 + 2 t r + r^2) / 4 gives the sum of t r.
-        product = 0.5 * (4.0 * m2 - train2 - rollout2)
-        variances = (train2 / n - (train / n) ** 2) * (rollout2 / n - (rollout / n) ** 2)
-        covariance = product / n - train * rollout / n**2
-        return covariance / math.sqrt(variances) if variances > 1e-12 else 0.0
 
 
 def _correlations(x: Tensor, y: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:

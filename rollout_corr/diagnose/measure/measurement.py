@@ -23,8 +23,8 @@ from rollout_corr.diagnose.measure.profiles import (
 )
 from rollout_corr.diagnose.measure.worst_tokens import WorstToken, WorstTokens
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
-from rollout_corr.diagnose.read.label_names import Names
-from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.read.dump import Source
+from rollout_corr.diagnose.read.fields import Names
 from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
 from rollout_corr.metrics.native import PERCENTILES
 from rollout_corr.metrics.statistics import Statistics

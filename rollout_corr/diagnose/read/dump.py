@@ -1,20 +1,21 @@
-"""A dump: files or folders of files, of any known kind, read as chunks of whole sequences."""
+"""What is read part by part, as chunks of whole sequences: a dump of files of any known kind, or tensors in memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_corr.diagnose.read.fields import ChosenFields, choose
+from rollout_corr.diagnose.read.chunk import Chunk, blocks
+from rollout_corr.diagnose.read.fields import ChosenFields, Names, choose
 from rollout_corr.diagnose.read.formats import load_npz, load_pt, load_safetensors
 from rollout_corr.diagnose.read.json_files import json_lines, json_records
 from rollout_corr.diagnose.read.parquet_files import parquet_rows
-from rollout_corr.diagnose.read.problems import DumpError, reason_of
+from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, reason_of
 from rollout_corr.diagnose.read.record_files import RecordFile, flat, listed, transposed, unwrapped
-from rollout_corr.diagnose.read.source import Part, Source
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 # A file or a folder, or several of them.
@@ -30,6 +31,105 @@ MOST_LISTED = 3
 def suffix_of(path: Path) -> str:
     """Return the end of a file's name that says its kind, such as .jsonl.gz."""
     return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+
+
+# The name of a part for messages, and what opens it.
+Part = tuple[str, Callable[[], TensorFile | RecordFile]]
+
+
+class Source(ABC):
+    """Base class of the sources of log-probs, which are read once, as chunks of whole sequences.
+
+    Args:
+        wanted: The fields that the user names.
+        limit: Read at most so many sequences.
+
+    Attributes:
+        name: Its name in a few words.
+        where: Its name in full, with folders.
+        files: The files that are read.
+        problems: Problems that were noted so far.
+        fields: The field of each role in the first part, once it was opened.
+        progress: How much was read, 0 to 1.
+        label_names: Names of the labels of `by`, those that were read first.
+
+    Raises:
+        DumpError: The limit is no number of sequences.
+    """
+
+    name: str
+    where: str
+    files: tuple[Path, ...] = ()
+
+    def __init__(self, wanted: ChosenFields, limit: int | None) -> None:
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise DumpError(f"limit: expected a number >= 1, got {limit!r}")
+        self.wanted, self.limit = wanted, limit
+        self.problems = Problems()
+        self.fields: dict[str, str] = {}
+        self.progress = 0.0
+        self.label_names: Names = {}
+
+    @abstractmethod
+    def parts(self) -> Sequence[Part]:
+        """Return the parts, to be opened one after another."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Read everything, in chunks that depend on the sequences alone.
+
+        Raises:
+            DumpError: No sequence can be read.
+        """
+        yield from blocks(self._pieces())
+
+    def _pieces(self) -> Iterator[Chunk]:
+        """Read what each part returns at a time."""
+        sequences = 0
+        parts = self.parts()
+        for i, (file, opened) in enumerate(parts):
+            for chunk in self._until_damage(file, self._read(i, len(parts), opened)):
+                if self.limit is not None and sequences + chunk.sequences > self.limit:
+                    chunk = chunk.part(0, self.limit - sequences)
+                sequences += chunk.sequences
+                if chunk.sequences:
+                    yield chunk
+                if self.limit is not None and sequences >= self.limit:
+                    self.progress = 1.0
+                    return
+        self.progress = 1.0
+        if sequences == 0:
+            if self.problems.shown:
+                raise self.problems.shown[0].error() from self.problems.cause
+            raise DumpError(f"{self.where}: no sequence in it")
+
+    def _read(self, i: int, count: int, opened: Callable[[], TensorFile | RecordFile]) -> Iterator[Chunk]:
+        """Open part i of all and read it."""
+        file = opened()
+        for chunk in file.chunks():
+            self.fields = self.fields or file.fields
+            self.label_names = file.label_names | self.label_names
+            self.progress = (i + file.progress) / count
+            yield chunk
+
+    def _until_damage(self, file: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Yield what is read of a file until reading it fails: the failure becomes a problem, and other files are read.
+
+        Exceptions of who uses the chunks do not pass here.
+        """
+        read = None
+        try:
+            for chunk in chunks:
+                read = int(chunk.records[-1])
+                yield chunk
+        except DumpError as error:
+            unread = Problem(file, None, None, str(error).removeprefix(f"{file}: "))
+            self.problems.add(
+                error.problem or unread, error.__cause__ if isinstance(error.__cause__, Exception) else error
+            )
+        except Exception as error:  # noqa: BLE001  # parsers of damaged files raise anything: KeyError, zlib.error, MemoryError
+            what = "cannot be read" if read is None else "cannot be read from here on"
+            record = None if read is None else read + 1
+            self.problems.add(Problem(file, record, None, f"{what}: {reason_of(error)}"), error)
 
 
 class Dump(Source):

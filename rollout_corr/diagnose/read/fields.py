@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -43,6 +44,8 @@ REQUIRED = ("train_logp", "rollout_logp")
 LOG_PROBS = (*REQUIRED, "new_logp")
 OFFSETS = ("cu_seqlens", "lengths")
 NAMES = frozenset(alias for aliases in ALIASES.values() for alias in aliases)
+# Names of labels that are read, and letters of each. They come from a file, and are shown.
+MOST_NAMES, LONGEST_NAME = 4096, 60
 # Names that a message lists, and letters that it shows of each.
 MOST_LISTED, LONGEST_SHOWN = 50, 100
 
@@ -67,6 +70,10 @@ def listing(names: Sequence[str]) -> str:
 def last_part(name: str) -> str:
     """Return the name of a nested field without its prefix of mappings."""
     return name.rpartition(".")[2]
+
+
+# Names of labels, in the order of the ids, by the names of their fields.
+Names = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -149,3 +156,24 @@ def choose(
         if any(part.lower() in ALIASES["mask"] for part in name.split(".")[:-1]):
             raise Problem(file, None, name, "as mask: expected values, got a mapping").error()
     return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}
+
+
+def names_in(fields: Mapping[str, Any], by: Iterable[str]) -> Names:
+    """Find the names of the labels that were asked for, among the fields of a record or of a file of tensors."""
+    found: Names = {}
+    for name in by:
+        given = fields.get(f"{name}/names")
+        if not isinstance(given, (list, tuple)) or len(given) > MOST_NAMES:
+            continue
+        if all(isinstance(text, str) for text in given):
+            found[name] = tuple("".join(filter(str.isprintable, text))[:LONGEST_NAME] for text in given)
+    return found
+
+
+def name_of(names: Sequence[str], value: float) -> str:
+    """Name a label: by its number where it has no name."""
+    # Six digits would give neighbors among large numbers, such as steps beyond a million, one name.
+    if not float(value).is_integer():
+        return f"{value:g}"
+    place = int(value)
+    return names[place] if 0 <= place < len(names) and names[place] else str(place)

@@ -11,9 +11,9 @@ from torch import Tensor
 from rollout_corr.api.dump import OF_BATCH, columns_of
 from rollout_corr.backends.given import Batch
 from rollout_corr.backends.layouts import LogProbs
+from rollout_corr.diagnose.read.dump import Part, Source
 from rollout_corr.diagnose.read.fields import ALIASES, ChosenFields
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.diagnose.read.source import Part, Source
 from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 # Columns that no Batch has and that are read all the same; others are if `by` names them.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple, TypeVar
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 # So many problems are kept to be shown; all are counted.
 SHOWN = 20
@@ -74,34 +71,6 @@ class Problems:
         self.count += 1
         if len(self.shown) < SHOWN:
             self.shown.append(problem)
-
-
-def until_damage(items: Iterable[T], file: str, problems: Problems, last_record: Callable[[T], int]) -> Iterator[T]:
-    """Yield what is read of a file until reading it fails; the failure becomes a problem.
-
-    Every reader is iterated through here, so that one file cannot end the reading of a folder. The consumer's own
-    exceptions do not pass: they are raised where the items are used.
-
-    Args:
-        items: What is read, lazily; opening the file belongs to it.
-        file: Path of the file.
-        problems: Takes the failure.
-        last_record: Takes an item and returns the number of the last record in it.
-    """
-    read = None
-    try:
-        for item in items:
-            read = last_record(item)
-            yield item
-    except DumpError as error:
-        unread = Problem(file, None, None, str(error).removeprefix(f"{file}: "))
-        problems.add(error.problem or unread, error.__cause__ if isinstance(error.__cause__, Exception) else error)
-    except Exception as error:  # noqa: BLE001  # parsers of damaged files raise anything: KeyError, zlib.error, MemoryError
-        reason = reason_of(error)
-        if read is None:
-            problems.add(Problem(file, None, None, f"cannot be read: {reason}"), error)
-        else:
-            problems.add(Problem(file, read + 1, None, f"cannot be read from here on: {reason}"), error)
 
 
 def reason_of(error: Exception) -> str:

@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 
 from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, Chunk
-from rollout_corr.diagnose.read.fields import INTEGERS, LOG_PROBS, OFFSETS, REQUIRED, ChosenFields, choose, floating_of
+from rollout_corr.diagnose.read.fields import (
+    INTEGERS,
+    LOG_PROBS,
+    OFFSETS,
+    REQUIRED,
+    ChosenFields,
+    Names,
+    choose,
+    floating_of,
+    names_in,
+)
 from rollout_corr.diagnose.read.formats import signed
-from rollout_corr.diagnose.read.label_names import Names, names_in
 from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
 
 # Number of a record; the record, or the problem with it; the share of the file read so far.

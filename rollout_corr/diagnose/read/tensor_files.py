@@ -21,9 +21,9 @@ from rollout_corr.diagnose.read.fields import (
     choose,
     floating_of,
     last_part,
+    names_in,
 )
 from rollout_corr.diagnose.read.formats import Unread, signed
-from rollout_corr.diagnose.read.label_names import names_in
 from rollout_corr.diagnose.read.problems import DumpError, Problem
 
 # Offsets are in memory at once, 8 bytes a sequence; a sequence is in one chunk, with some 100 bytes a token.

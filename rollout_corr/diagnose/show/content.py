@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.doctor.diagnosis import Diagnosed
 from rollout_corr.diagnose.measure.measurement import UPPER, WEIGHTED, Measurement
-from rollout_corr.diagnose.read.source import Source
-from rollout_corr.diagnose.show.headline import ratio_room_of
+from rollout_corr.diagnose.read.dump import Source
 from rollout_corr.diagnose.what_if import Setting, SettingResult
-from rollout_corr.metrics.limits import BY_KEY
+from rollout_corr.metrics.limits import BY_KEY, State, ratio_room
 from rollout_corr.metrics.native import weight_of_sequence
 
 # Measurements by the name of what was read.
@@ -146,3 +145,70 @@ def fields_of(source: Source) -> str:
 def problems_title(source: Source) -> str:
     """Say how many problems there were."""
     return f"{counted(source.problems.count, 'problem')} while reading; everything else was read"
+
+
+# --- the five numbers that a report begins with, each with its healthy range
+
+# Metrics with a limit, and what a reader calls them. The mean ratio has its place among them.
+TILES = {
+    "kl_rollout_train_k3": "KL of a token (k3), nats",
+    "logratio_abs_mean": "mean |D|, nats",
+    "logratio_abs_max": "largest |D|, nats",
+    "ratio_mean": "mean ratio exp(D)",
+    "token/weight_ess": f"effective sample, token weights <= {UPPER:g}",
+}
+WORDS: dict[State | Literal["none"], str] = {
+    "good": "healthy",
+    "warning": "watch",
+    "error": "alarm",
+    "none": "not measured",
+}
+
+
+class Tile(NamedTuple):
+    """A number beside its healthy range.
+
+    Attributes:
+        key: The metric.
+        name: Its name in words.
+        value: The number, formatted.
+        healthy: Its healthy range.
+        state: Where it lies; "none" where nothing was measured.
+    """
+
+    key: str
+    name: str
+    value: str
+    healthy: str
+    state: State | Literal["none"]
+
+    @property
+    def range(self) -> str:
+        """Its healthy range, to stand behind the word for its state."""
+        return self.healthy if self.state == "good" else f"(healthy: {self.healthy})"
+
+
+def ratio_room_of(metrics: Mapping[str, float]) -> float:
+    """Return how far the mean ratio of a dump may lie from 1."""
+    return ratio_room(metrics["ratio_std"], metrics["tokens"] - metrics["tokens_nonfinite"])
+
+
+def tiles(metrics: Mapping[str, float]) -> list[Tile]:
+    """Return the five numbers, from the metrics of a measurement."""
+    measured = metrics["tokens"] > metrics["tokens_nonfinite"]
+    found = []
+    for key, name in TILES.items():
+        value = metrics[key]
+        state: State
+        if key == "ratio_mean":
+            room = ratio_room_of(metrics)
+            healthy, state = f"1 +- {room:.2g}", "good" if abs(value - 1.0) <= room else "error"
+        else:
+            limit = BY_KEY[key.rpartition("/")[2]]
+            healthy, state = limit.range_of(limit.healthy), limit.state(value)
+        if measured:
+            near_one = key == "ratio_mean" and value < 100.0
+            found.append(Tile(key, name, f"{value:.3f}" if near_one else f"{value:.3g}", healthy, state))
+        else:
+            found.append(Tile(key, name, "-", healthy, "none"))
+    return found

@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollout_corr.diagnose.read.dump import IN_FOLDERS, Dump, suffix_of
+from rollout_corr.diagnose.read.dump import IN_FOLDERS, Dump, Source, suffix_of
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.diagnose.read.source import Source
 from rollout_corr.whole_files import write_whole
 
 

@@ -7,9 +7,8 @@ from typing import Literal
 
 from rollout_corr.diagnose.doctor.cause import Finding
 from rollout_corr.diagnose.doctor.diagnosis import is_healthy
-from rollout_corr.diagnose.read.source import Source
-from rollout_corr.diagnose.show.content import HEALTHY, Table, problems_title
-from rollout_corr.diagnose.show.headline import WORDS, Tile
+from rollout_corr.diagnose.read.dump import Source
+from rollout_corr.diagnose.show.content import HEALTHY, WORDS, Table, Tile, problems_title
 from rollout_corr.diagnose.show.html import Child, Html, document, element
 from rollout_corr.diagnose.show.style import STYLE
 

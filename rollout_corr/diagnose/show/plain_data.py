@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
-from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.read.dump import Source
 from rollout_corr.diagnose.what_if import WhatIf, pareto
 
 

@@ -18,9 +18,9 @@ from rollout_corr.diagnose.show.content import (
     fields_of,
     metrics_table,
     named,
+    tiles,
     weights_table,
 )
-from rollout_corr.diagnose.show.headline import tiles
 from rollout_corr.diagnose.show.html import Child, Html, element
 from rollout_corr.diagnose.show.parts import (
     card,

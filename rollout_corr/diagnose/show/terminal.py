@@ -16,8 +16,8 @@ from rollout_corr.diagnose.doctor.cause import Finding, Severity
 from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
 from rollout_corr.diagnose.measure.measurement import Measurement
 from rollout_corr.diagnose.measure.profiles import Row
+from rollout_corr.diagnose.read.dump import Source
 from rollout_corr.diagnose.read.problems import DumpError, extra
-from rollout_corr.diagnose.read.source import Source
 from rollout_corr.diagnose.show.content import (
     ABOUT_BEST,
     ABOUT_D,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rollout_corr.diagnose.best_settings import BestSetting, best_settings
 from rollout_corr.diagnose.doctor.cause import counted
-from rollout_corr.diagnose.read.source import Source
+from rollout_corr.diagnose.read.dump import Source
 from rollout_corr.diagnose.show import charts
 from rollout_corr.diagnose.show.content import (
     ABOUT_BEST,
