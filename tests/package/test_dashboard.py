@@ -1,8 +1,7 @@
-"""docs/dashboard.md with the real trackers, offline. Row 31 of the users' review: no W&B, no TensorBoard."""
+"""docs/dashboard.md with the real trackers, offline."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sqlite3
@@ -13,7 +12,6 @@ import pytest
 
 import rollout_corr as rc
 from rollout_corr.metrics import loss, native
-from rollout_corr.metrics.limits import BY_KEY
 from rollout_corr.testing import example_batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "dashboard.md"
@@ -27,30 +25,21 @@ WANTED = OUT.metrics("dashboard", prefix="mismatch/")
 
 
 def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
-    spec = rc.Spec(rc.Weight.token(upper=2.0))
-    keys = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec).metrics()
-    rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    text = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| (.*?) \|", text, re.MULTILINE)
     assert [key for key, _ in rows] == list(native.DASHBOARD) and len(rows) == 10
+    of_loss = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", text, re.MULTILINE)
+    assert [key for key, _ in of_loss] == [*loss.DASHBOARD, loss.kl_key(rc.KL("k3", 0.1))]
     page = METRICS.read_text(encoding="utf-8").partition("## What `warnings()` reports")[0]
     by_metrics = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", page, re.MULTILINE))
-    of_loss = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert [key for key, _ in of_loss] == [*loss.DASHBOARD, loss.kl_key(rc.KL("k3", 0.1))]
-    for key, healthy in (*rows, *of_loss):
-        assert key in keys or (key, healthy) in of_loss
-        assert healthy == by_metrics[key], key
-        if key in BY_KEY:
-            assert healthy == BY_KEY[key].range_of(BY_KEY[key].healthy), key
+    assert all(healthy == by_metrics[key] for key, healthy in (*rows, *of_loss))
 
 
 def test_a_prefix_and_the_order_of_keys():
-    """Row 31: native keys landed in the root of a dashboard."""
     plain, prefixed = OUT.metrics(), OUT.metrics(prefix="mismatch/")
-    assert list(prefixed) == [f"mismatch/{key}" for key in plain]
-    assert all(value == plain[key.removeprefix("mismatch/")] for key, value in prefixed.items())
+    assert prefixed == {f"mismatch/{key}": value for key, value in plain.items()}
     assert OUT.metrics_async().result(prefix="mismatch/") == prefixed
-    other = example_batch(sequences=3, seed=1)
-    again = rc.correct(other.train_logp, other.rollout_logp, cu_seqlens=other.cu_seqlens)
-    assert list(again.metrics()) == list((OUT.statistics + again.statistics).metrics()) == list(plain)
+    assert list((OUT.statistics + OUT.statistics).metrics()) == list(plain)
     spec = rc.spec("verl.decoupled_token_is")
     by_verl = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec)
     own = by_verl.metrics(names="verl")
@@ -67,18 +56,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-
-    def running(name):
-        names = {"__name__": "docs"}
-        exec(compile(BLOCKS[name], f"dashboard.md, {name}", "exec"), names)
-        return names
-
-    return running
-
-
-def _json(value):
-    """Return a number as the tracker writes it: whole ones without a point."""
-    return json.dumps(int(value) if value == int(value) else value).encode()
+    return lambda name: exec(compile(BLOCKS[name], f"dashboard.md, {name}", "exec"), {"__name__": "docs"})
 
 
 def near(found):
@@ -93,7 +71,7 @@ def test_tensorboard(run, tmp_path):
     run("TensorBoard")
     events = EventAccumulator(str(tmp_path / "runs"))
     events.Reload()
-    assert [*{*events.Tags()["scalars"]} ^ {*WANTED}] == []
+    assert {*events.Tags()["scalars"]} == {*WANTED}
     assert [event.step for event in events.Scalars("mismatch/kl_rollout_train_k3")] == [0, 1, 2]
     assert near({key: events.Scalars(key)[-1].value for key in WANTED})
 
@@ -115,9 +93,7 @@ def test_weights_and_biases(run, tmp_path):
     # Its service writes the file behind run.finish().
     for _ in range(200):
         logged = file.read_bytes()
-        missing = [
-            key for key, value in WANTED.items() if not {key.encode() in logged, _json(value) in logged} <= {True}
-        ]
+        missing = [key for key in WANTED if key.encode() not in logged]
         if not missing:
             return
         time.sleep(0.1)
