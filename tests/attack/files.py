@@ -130,11 +130,16 @@ def judge(path, wanted, untouched=False, command="report"):
 
 
 def run(arguments):
-    """Run a command in this process; return exit code, stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
+    """Run a command in this process; return exit code, and stdout and stderr as they are encoded."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    return code, out.getvalue(), err.getvalue()
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    out.flush()
+    err.flush()
+    return code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
 
 
 AREA = Area(name="files", unit="files", attempt=attempt, count=20_000, few=10)

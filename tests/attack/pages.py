@@ -8,7 +8,6 @@ and stderr by the kinds of their characters, the exit code, and the files that a
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 import torch
 
 from attack.campaign import Area, Outcome
+from attack.files import run
 from builders.hostile import TEXTS
 
 TAGS = frozenset(
@@ -131,22 +131,18 @@ def fields_of(rng: random.Random) -> list[dict[str, object]]:
 
 
 def write(path: Path, records: list[dict[str, object]]) -> None:
-    """Write records as the name of the file says; what a kind cannot hold is left out."""
+    """Write records as the name of the file says."""
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-        return
-    if path.suffix == ".pt":
+    elif path.suffix == ".pt":
         torch.save(records, path)
-        return
-    table = {}
-    for name in dict.fromkeys(name for record in records for name in record):
-        values = [record.get(name) for record in records]
-        if all(isinstance(value, list) and all(isinstance(text, str) for text in value) for value in values):
-            values = [[_plain(text) for text in value] for value in values]
-        elif not all(map(_numbers, values)):
-            values = [json.dumps(value) for value in values]
-        table[_plain(name)] = values
-    pq.write_table(pa.table(table), path)
+    else:
+        # Parquet has no lone surrogates, and one type in a column.
+        rows = [{_plain(name): _plain(json.dumps(value)) for name, value in record.items()} for record in records]
+        names = ("train_logp", "rollout_logp")
+        if all(_numbers(record.get(name)) for record in records for name in names):
+            rows = [row | {name: record[name] for name in names} for row, record in zip(rows, records, strict=True)]
+        pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def _plain(name: str) -> str:
@@ -183,21 +179,6 @@ def command(rng: random.Random, dump: Path, extra: str, other: Path) -> tuple[li
     if rng.random() < 0.05:
         made.append(hostile(rng))
     return made, page
-
-
-def run(arguments: list[str]) -> tuple[int, str, str]:
-    """Run a command in this process; returns its exit code, stdout and stderr."""
-    from rollout_corr.cli.main import main
-
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(arguments)
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-    out.flush()
-    err.flush()
-    return code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
 
 
 def acting(text: str) -> list[str]:
