@@ -65,3 +65,14 @@ def assert_near(
         size = float(sizes[sizes.isfinite()].max()) if bool(sizes.isfinite().any()) else 0.0
     within = {"rtol": margin(dtype, terms), "atol": margin(dtype, terms, size)}
     torch.testing.assert_close(found, wanted, **within, equal_nan=True)
+
+
+def all_near(
+    found: Tensor, wanted: Tensor, dtype: torch.dtype | None = None, terms: int = SUM, size: float | None = None
+) -> bool:
+    """Whether `assert_near` would pass."""
+    try:
+        assert_near(found, wanted, dtype, terms, size)
+    except AssertionError:
+        return False
+    return True

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, error
+from builders.batches import LAYOUTS
 from builders.calls import bundled_loss
 from builders.loss_cases import (
     COUNTED,
@@ -18,14 +18,13 @@ from builders.loss_cases import (
     SURROGATES,
     LaidLoss,
     check,
-    compare_metrics,
+    compare,
     objective,
     only,
     random_batch,
 )
-from builders.rounding import FORMULA, OF_QUOTIENT, assert_near, is_near, margin, near
+from builders.rounding import FORMULA, OF_QUOTIENT, assert_near, near
 from oracles import correction as oracle
-from oracles import loss as oracle_loss
 from rollout_corr.specs.terms import KL_KINDS, KL_WEIGHTS, SCOPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,20 +37,20 @@ BROKEN = [random_batch(seed, broken=True) for seed in (3, 4)]
 
 
 @pytest.mark.parametrize("name", SURROGATES)
-@pytest.mark.parametrize("whole", [False, True])
-def test_surrogates(name, whole):
-    for batch in (*BATCHES, *BROKEN):
-        check(only(batch, *DECOUPLED), objective(name), whole=whole)
-        check(only(batch, "old"), objective(name), whole=whole)
-        check(only(batch, "rollout", "train_mask"), objective(name), whole=whole)
-        check(only(batch, "weights"), objective(name), whole=whole)
-        check(only(batch), objective(name), "padded_left", whole=whole)
+def test_surrogates(name):
+    for i, batch in enumerate((*BATCHES, *BROKEN)):
+        check(only(batch, *DECOUPLED), objective(name), whole=i % 2 == 0)
+        check(only(batch, "old"), objective(name), whole=i % 2 == 1)
+        check(only(batch, "rollout", "train_mask"), objective(name), whole=i % 2 == 0)
+    for whole in (False, True):
+        check(only(BATCHES[0], "weights"), objective(name), whole=whole)
+        check(only(BATCHES[1]), objective(name), "padded_left", whole=whole)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout):
-    for name, whole in itertools.product(("ppo dual", "gspo", "gmpo", "ppo average"), (False, True)):
-        for batch in (BATCHES[0], BATCHES[1], BROKEN[0]):
+    for name, batch in zip(("ppo dual", "gspo", "gmpo"), (BATCHES[1], BATCHES[0], BROKEN[0]), strict=True):
+        for whole in (False, True):
             check(only(batch, *DECOUPLED), objective(name, mean=rc.Mean("sequence")), layout, whole=whole)
 
 
@@ -66,15 +65,16 @@ def test_means(mean, counted):
             )
         return
     wanted = mean if given is not None else replace(mean, over=counted)
-    for name, batch, whole in itertools.product(("ppo", "gspo"), (*BATCHES, BROKEN[0]), (False, True)):
+    for i, batch in enumerate((*BATCHES, BROKEN[0])):
+        name, whole = ("ppo", "gspo")[i % 2], i < 2
         check(only(batch, *DECOUPLED), objective(name, mean=wanted), given=given, whole=whole)
 
 
 @pytest.mark.parametrize("mean", [mean for mean in MEANS if mean.unit == "sequences"])
 def test_rows_are_counted_with_or_without_tokens(mean):
     """A mean over rows as frameworks write it, `.mean()`: an empty row counts, packed as padded."""
-    for name, layout in itertools.product(("ppo", "gspo"), ("padded_right", "packed", "list")):
-        for batch in BATCHES:
+    for name, layout in (("ppo", "padded_right"), ("gspo", "packed"), ("ppo", "list")):
+        for batch in BATCHES[:2]:
             rows = [*only(batch, *DECOUPLED), replace(only(batch, *DECOUPLED)[0], mask=[0] * len(batch[0].new))]
             wanted = objective(name, mean=mean)
             laid, surrogate = LaidLoss(rows, layout, torch.float64), SURROGATES[name]
@@ -89,7 +89,8 @@ def test_rows_are_counted_with_or_without_tokens(mean):
 
 @pytest.mark.parametrize("kind", KL_KINDS)
 def test_kl(kind):
-    for gradient, weight, scope in itertools.product((None, *KL_KINDS), (None, *KL_WEIGHTS), SCOPES):
+    for i, (gradient, weight) in enumerate(itertools.product((None, *KL_KINDS), (None, *KL_WEIGHTS))):
+        scope = SCOPES[i % 2]
         upper = 1.1 if weight in ("ratio", "stopped_ratio") else None
         term = rc.KL(kind, 0.3, gradient=gradient, weight=weight, weight_upper=upper, scope=scope)
         check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
@@ -97,7 +98,7 @@ def test_kl(kind):
         term = rc.KL(kind, 0.3, gradient=gradient, weight="ratio", bound=0.05, swapped=swapped)
         check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
     clamped = rc.KL(kind, 0.3, log_clamp=0.4, value_clamp=0.06, bound=5.0)
-    for batch in (*BATCHES, *BROKEN):
+    for batch in (BATCHES[1], *BROKEN):
         check(only(batch, *DECOUPLED, "ref"), objective("gmpo", kl=clamped, mean=rc.Mean("sequence")))
         check(only(batch, "rollout", "ref"), objective("score", kl=rc.KL(kind, 0.3)), whole=True)
     # A ratio beyond the surrogate's clamp, and the factor of a surrogate that has no weights.
@@ -110,9 +111,7 @@ def test_a_kl_with_a_mean_of_its_own(mean):
     """SkyRL averages the KL over rows, whatever divides the policy loss."""
     counted = ("original",) if mean.of == "sum" else COUNTED
     by_rows = ("rows",) if mean.unit == "sequences" else ()
-    for over, layout, batch in itertools.product(
-        (*counted, *by_rows), ("packed", "padded_left"), (BATCHES[0], BROKEN[0])
-    ):
+    for over, layout, batch in itertools.product((*counted, *by_rows), ("packed", "padded_left"), (BROKEN[0],)):
         term = rc.KL("k3", 0.3, weight="ratio", scope="all", mean=replace(mean, over=over))
         wanted = objective("gspo", kl=term, regularizer=rc.SquaredLogRatio(0.2), mean=rc.Mean(over="kept"))
         for whole, given in itertools.product((False, True), (None, 7.0)):
@@ -152,10 +151,11 @@ def test_a_kl_over_micro_batches_has_a_call_of_its_own():
 def test_a_scale_multiplies_all_that_a_token_adds(name):
     """prime-rl's token weights: the policy loss, the KL and the regularizer; no denominator reads them."""
     terms = {"kl": rc.KL("k3", 0.3, weight="ratio", scope="all"), "regularizer": rc.SquaredLogRatio(0.2)}
-    for batch, whole in itertools.product((*BATCHES, *BROKEN), (False, True)):
+    for batch, whole in ((BATCHES[0], False), (BROKEN[1], True)):
         wanted = objective(name, mean=rc.Mean("sequence" if whole else "token"), **terms)
         check(only(batch, *DECOUPLED, "ref", "scale"), wanted, whole=whole)
-        check(only(batch, "rollout", "scale"), objective(name), "padded_left", whole=whole)
+        broken = [replace(q, scale=[math.inf if t == 1 else x for t, x in enumerate(q.scale)]) for q in batch]
+        check(only(broken, "rollout", "scale"), objective(name), "padded_left", whole=whole)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded_right", "packed_gaps"])
@@ -169,15 +169,13 @@ def test_a_scale_per_sequence_is_a_denominator_of_each(layout):
     by_group = 1.0 / torch.tensor(groups, dtype=torch.float64)
     for scale in (by_group, by_group[:, None]):
         out = laid(scale=scale, **options)
-        assert is_near(out.value.item(), oracle_loss.value(wanted, scaled))
-        for row, expected in zip(laid.gradient(out.value)[0], oracle_loss.gradient(wanted, scaled), strict=True):
-            assert all(error(a, b) <= OF_QUOTIENT for a, b in zip(row, expected, strict=True))
+        compare(out, laid, scaled, wanted, layout)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_regularizer(scope):
-    for batch, whole in itertools.product((*BATCHES, *BROKEN), (False, True)):
-        wanted = objective("reinforce", regularizer=rc.SquaredLogRatio(0.2, scope))
+    for i, batch in enumerate((*BATCHES, *BROKEN)):
+        whole, wanted = i % 2 == 1, objective("reinforce", regularizer=rc.SquaredLogRatio(0.2, scope))
         check(only(batch, "rollout", "train_mask"), wanted, whole=whole)
         check(only(batch, *DECOUPLED), replace(wanted, mean=rc.Mean("sequence_sum")), whole=whole)
 
@@ -295,17 +293,15 @@ def check_spec(batch, name, surrogate, train, **options):
     in_place = train == "new" and isinstance(kind, (rc.Score, rc.DPPO)) and spec.weight is not None
     out = laid(spec=spec, surrogate=kind, **options)
     wanted = objective(surrogate, weights_are_the_ratio=in_place, **options)
-    assert is_near(out.value.item(), oracle_loss.value(wanted, ready)), (name, surrogate, train)
-    for row, expected in zip(laid.gradient(out.value)[0], oracle_loss.gradient(wanted, ready), strict=True):
-        assert all(error(a, b) <= OF_QUOTIENT for a, b in zip(row, expected, strict=True)), (name, surrogate, train)
-    compare_metrics(out.metrics(), oracle_loss.metrics(wanted, ready), margin(), (name, surrogate, train))
+    compare(out, laid, ready, wanted, (name, surrogate, train))
     return laid, out
 
 
 @pytest.mark.parametrize("over", COUNTED)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_corrects_from_old_and_rollout(name, over):
-    for batch, surrogate in itertools.product(BATCHES, ("ppo dual", "gspo", "score", "gmpo")):
+    for i, surrogate in enumerate(("ppo dual", "gspo", "score", "gmpo")):
+        batch = BATCHES[i % 3]
         laid, out = check_spec(only(batch, "old", "rollout"), name, surrogate, "old", mean=rc.Mean(over=over))
         if name in ("new", "opsm"):
             continue
@@ -329,10 +325,9 @@ def test_a_spec_corrects_from_old_and_rollout(name, over):
 @pytest.mark.parametrize("name", [name for name in SPECS if name not in ("new", "opsm")])
 def test_bypass(name):
     """PPO and its kin are not multiplied by the weight, Score and DPPO take it as their ratio, GPG and DRO need it."""
-    for batch, surrogate in itertools.product(BATCHES, ("ppo", "gspo", "reinforce", "sapo", "gmpo", "gpg", "dro")):
-        check_spec(only(batch, "rollout"), name, surrogate, "new")
-    for batch, surrogate in itertools.product(BATCHES, ("score", "dppo tv")):
-        check_spec(only(batch, "rollout"), name, surrogate, "new")
+    kinds = "ppo", "gspo", "reinforce", "sapo", "gmpo", "gpg", "dro", "score", "dppo tv"
+    for i, surrogate in enumerate(kinds):
+        check_spec(only(BATCHES[i % 3], "rollout"), name, surrogate, "new")
 
 
 def test_in_bypass_mode_new_is_train():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS
+from builders.calls import bundled_loss
 from builders.loss_cases import COUNTED, MEANS, PLAIN, SURROGATES, TENSORS, LaidLoss, only
 from builders.rounding import assert_near, is_near, near
 from oracles import loss as oracle_loss
@@ -208,74 +209,59 @@ def test_statistics_merge_and_name_what_differs():
         rc.policy_loss(new, advantages).metrics("verl")
 
 
+def call(*given, **options):
+    """A loss of two sequences of three tokens."""
+    given = given or (z(2, 3), z(2))
+    return rc.policy_loss(*given, **bundled_loss(**options))
+
+
+ROWS, SPEC = z(2, 3), rc.Spec()
+OLD_NEW = rc.Spec(criteria=(rc.Criterion("ratio", upper=1.0, of="new/old"),))
+UNITS = "['token', 'sequence', 'sequence_sum', 'sum']"
 REFUSED = {
-    "advantages: expected one per token or per sequence, got None": lambda: rc.policy_loss(z(2, 3), None),
-    "advantages: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: rc.policy_loss(
-        z(2, 3), z(3)
+    "advantages: expected one per token or per sequence, got None": lambda: call(ROWS, None),
+    "advantages: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: call(ROWS, z(3)),
+    "new_logp: expected shape [N], [1, N] or [B, T], got [1, 2, 3]": lambda: call(z(1, 2, 3), z(2)),
+    "old_logp: expected shape [2, 3] (of new_logp), got [3, 2]": lambda: call(old_logp=z(3, 2)),
+    "ref_logp: expected a value, because Loss.kl is given, got None": lambda: call(kl=rc.KL("k1", 0.1)),
+    "Loss.kl: expected a value, because ref_logp is given, got None": lambda: call(ref_logp=ROWS),
+    "Factors.weights: expected shape [2, 3] (of new_logp), got [2]": lambda: call(weights=z(2)),
+    "scale: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: call(scale=z(3)),
+    "backend: expected 'auto' or 'torch', got 'triton': GMPO() with scale runs on plain": lambda: call(
+        scale=z(2), surrogate=rc.GMPO(), backend="triton"
     ),
-    "new_logp: expected shape [N], [1, N] or [B, T], got [1, 2, 3]": lambda: rc.policy_loss(z(1, 2, 3), z(2)),
-    "old_logp: expected shape [2, 3] (of new_logp), got [3, 2]": lambda: rc.policy_loss(
-        z(2, 3), z(2), old_logp=z(3, 2)
+    "correction: expected no weights in bypass mode, where PPO's own ratio": lambda: call(
+        rollout_logp=ROWS, weights=ROWS
     ),
-    "ref_logp: expected a value, because Loss.kl is given, got None": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(kl=rc.KL("k1", 0.1))
+    "spec: expected None beside a correction, got both; a Spec corrects in the same call": lambda: call(
+        old_logp=ROWS, rollout_logp=ROWS, spec=SPEC, weights=ROWS
     ),
-    "Loss.kl: expected a value, because ref_logp is given, got None": lambda: rc.policy_loss(
-        z(2, 3), z(2), ref_logp=z(2, 3)
+    "spec: expected None beside a correction, got both": lambda: call(
+        rollout_logp=ROWS, correction=rc.correct(ROWS, ROWS), spec=SPEC
     ),
-    "Factors.weights: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(
-        z(2, 3), z(2), correction=rc.Factors(weights=z(2))
+    "Factors.mask: expected shape [2, 3] (of new_logp), got [2]": lambda: call(train_mask=z(2)),
+    "total: expected None beside Mean(over='kept'), got both": lambda: call(total=7.0, mean=rc.Mean(over="kept")),
+    "rollout_logp: expected the log-probs of the engine that sampled": lambda: call(old_logp=ROWS, spec=SPEC),
+    "old_logp: expected log-probs for criterion 'token_ratio_of_new_old' of new/old, got None": lambda: call(
+        rollout_logp=ROWS, spec=OLD_NEW
     ),
-    "scale: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]": lambda: rc.policy_loss(
-        z(2, 3), z(2), rc.Batch(scale=z(3))
+    "rollout_logp: expected log-probs for a surrogate with of='new/rollout'": lambda: call(
+        surrogate=rc.PPO(of="new/rollout"), old_logp=ROWS
     ),
-    "backend: expected 'auto' or 'torch', got 'triton': GMPO() with scale runs on plain": lambda: rc.policy_loss(
-        z(2, 3), z(2), rc.Batch(scale=z(2)), rc.Loss(rc.GMPO()), backend="triton"
+    "Loss.surrogate: expected Score() without bounds of its own": lambda: call(
+        surrogate=rc.Score(upper=2.0), rollout_logp=ROWS, spec=rc.Spec(rc.Weight.token())
     ),
-    "correction: expected no weights in bypass mode, where PPO's own ratio": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.Factors(weights=z(2, 3))
-    ),
-    "spec: expected None beside a correction, got both; a Spec corrects in the same call": lambda: rc.policy_loss(
-        z(2, 3), z(2), old_logp=z(2, 3), rollout_logp=z(2, 3), spec=rc.Spec(), correction=rc.Factors(weights=z(2, 3))
-    ),
-    "spec: expected None beside a correction, got both": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), correction=rc.correct(z(2, 3), z(2, 3)), spec=rc.Spec()
-    ),
-    "Factors.mask: expected shape [2, 3] (of new_logp), got [2]": lambda: rc.policy_loss(
-        z(2, 3), z(2), correction=rc.Factors(mask=z(2))
-    ),
-    "total: expected None beside Mean(over='kept'), got both": lambda: rc.policy_loss(
-        z(2, 3), z(2), rc.Batch(total=7.0), rc.Loss(mean=rc.Mean(over="kept"))
-    ),
-    "rollout_logp: expected the log-probs of the engine that sampled": lambda: rc.policy_loss(
-        z(2, 3), z(2), old_logp=z(2, 3), spec=rc.Spec()
-    ),
-    "old_logp: expected log-probs for criterion 'token_ratio_of_new_old' of new/old, got None": lambda: rc.policy_loss(
-        z(2, 3), z(2), rollout_logp=z(2, 3), spec=rc.Spec(criteria=(rc.Criterion("ratio", upper=1.0, of="new/old"),))
-    ),
-    "rollout_logp: expected log-probs for a surrogate with of='new/rollout'": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(rc.PPO(of="new/rollout")), old_logp=z(2, 3)
-    ),
-    "Loss.surrogate: expected Score() without bounds of its own": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(rc.Score(upper=2.0)), rollout_logp=z(2, 3), spec=rc.Spec(rc.Weight.token())
-    ),
-    "Mean.of: expected one of ['token', 'sequence', 'sequence_sum', 'sum'], got 'mean'": lambda: rc.Mean("mean"),
-    "Mean.of: expected one of ['token', 'sequence', 'sequence_sum', 'sum'], got 'token_mean'; write Mean('token')": (
-        lambda: rc.Mean("token_mean")
-    ),
+    f"Mean.of: expected one of {UNITS}, got 'mean'": lambda: rc.Mean("mean"),
+    f"Mean.of: expected one of {UNITS}, got 'token_mean'; write Mean('token')": lambda: rc.Mean("token_mean"),
     "Mean.over: expected one of ['original', 'kept', 'rows'], got 'all'": lambda: rc.Mean(over="all"),
     "Mean.over: expected its default with of='sum', which does not divide, got 'kept'": lambda: rc.Mean("sum", "kept"),
     "Mean.over: expected 'rows' with a mean over sequences, got it with of='token'": lambda: rc.Mean(over="rows"),
     "Mean.length: expected None with of='token', got 8": lambda: rc.Mean(length=8),
-    "total: expected a finite number >= 0, got -1.0": lambda: rc.policy_loss(z(2, 3), z(2), rc.Batch(total=-1)),
-    "total: expected a number or a tensor that holds one, got float32 of shape [2]": lambda: rc.policy_loss(
-        z(2, 3), z(2), rc.Batch(total=z(2))
-    ),
-    "total: expected None with Mean('sum')": lambda: rc.policy_loss(
-        z(2, 3), z(2), rc.Batch(total=z(())), rc.Loss(mean=rc.Mean("sum"))
-    ),
-    "backend: expected one of ['auto', 'triton', 'torch'] for policy_loss, got 'compiled'": lambda: rc.policy_loss(
-        z(2, 3), z(2), backend="compiled"
+    "total: expected a finite number >= 0, got -1.0": lambda: call(total=-1),
+    "total: expected a number or a tensor that holds one, got float32 of shape [2]": lambda: call(total=z(2)),
+    "total: expected None with Mean('sum')": lambda: call(total=z(()), mean=rc.Mean("sum")),
+    "backend: expected one of ['auto', 'triton', 'torch'] for policy_loss, got 'compiled'": lambda: call(
+        backend="compiled"
     ),
     "PPO.low: expected a number >= 0 and <= 1, got 2.0": lambda: rc.PPO(2.0),
     "PPO.dual: expected a number >= 1, got 0.5": lambda: rc.PPO(dual=0.5),
@@ -289,38 +275,23 @@ REFUSED = {
     "KL.kind: expected one of ['k1', 'k2', 'k3', 'abs'], got 'full'": lambda: rc.KL("full", 0.1),
     "KL.coef: expected a finite number >= 0, got -0.1": lambda: rc.KL("k1", -0.1),
     "KL.weight_upper: expected None with weight=None, got 2.0": lambda: rc.KL("k1", 0.1, weight_upper=2.0),
-    "KL.mean: expected one without a length, got Mean(": lambda: rc.KL(
-        "k1", 0.1, mean=rc.Mean("sequence_sum", length=8)
-    ),
+    "KL.mean: expected one without a length, got": lambda: rc.KL("k1", 0.1, mean=rc.Mean("sequence_sum", length=8)),
     "SquaredLogRatio.scope: expected one of ['kept', 'all'], got 'some'": lambda: rc.SquaredLogRatio(0.1, "some"),
 }
 
 WRONG_TYPES = {
-    "Loss.surrogate: expected a surrogate such as PPO(), got str": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss("ppo")
-    ),
-    "Loss.kl: expected KL(...) or None, got float": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(kl=0.1), ref_logp=z(2, 3)
-    ),
-    "Loss.regularizer: expected SquaredLogRatio(...) or None": lambda: rc.policy_loss(
-        z(2, 3), z(2), loss=rc.Loss(regularizer=0.1)
-    ),
-    "spec: expected a Spec or None, got dict": lambda: rc.policy_loss(z(2, 3), z(2), rollout_logp=z(2, 3), spec={}),
-    "correction: expected what correct() gives, or rc.Factors, got tuple": lambda: rc.policy_loss(
-        z(2, 3), z(2), correction=(1, 2)
-    ),
+    "Loss.surrogate: expected a surrogate such as PPO(), got str": lambda: call(surrogate="ppo"),
+    "Loss.kl: expected KL(...) or None, got float": lambda: call(kl=0.1, ref_logp=ROWS),
+    "Loss.regularizer: expected SquaredLogRatio(...) or None": lambda: call(regularizer=0.1),
+    "spec: expected a Spec or None, got dict": lambda: call(rollout_logp=ROWS, spec={}),
+    "correction: expected what correct() gives, or rc.Factors, got tuple": lambda: call(correction=(1, 2)),
     "PPO.low: expected a number, got bool True": lambda: rc.PPO(True),
     "Surrogate: expected one of its kinds": lambda: Surrogate(),
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_wrong_values(message):
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        REFUSED[message]()
-
-
-@pytest.mark.parametrize("message", WRONG_TYPES)
-def test_wrong_types(message):
-    with pytest.raises(TypeError, match="^" + re.escape(message)):
-        WRONG_TYPES[message]()
+@pytest.mark.parametrize("message", [*REFUSED, *WRONG_TYPES])
+def test_what_is_wrong_is_named(message):
+    kind = TypeError if message in WRONG_TYPES else ValueError
+    with pytest.raises(kind, match="^" + re.escape(message)):
+        (REFUSED | WRONG_TYPES)[message]()

@@ -218,6 +218,7 @@ def test_the_loss_has_the_weights_of_the_correction(rejected):
     assert fused.metrics()["sequence_weight_divisor_max"] == found.metrics()["sequence_weight_divisor_max"]
 
 
+@pytest.mark.slow  # the compiler takes seconds
 @pytest.mark.parametrize("level", ["token", "product", "prefix"])
 def test_compiled(level):
     spec = rc.Spec(weight_of(level, upper=2.0, normalize="group"), CRITERIA, "both")
@@ -237,40 +238,37 @@ def test_compiled(level):
 # --- errors ---
 
 
-def test_errors():
+GROUP, FOUR = rc.Spec(rc.Weight.token(normalize="group")), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, r"groups: expected rc\.Groups\(index=\.\.\.\) or rc\.Groups\(size=\.\.\.\) for a weight with"),
+        ({"group_size": 3}, r"groups\.size: expected a divisor of the 4 sequences, got 3"),
+        ({"group_size": 0}, r"groups\.size: expected an integer above 0 or None, got 0"),
+        ({"group_size": True}, r"groups\.size: expected an integer above 0"),
+        ({"group_count": 2}, "groups: expected index= or size=, got neither"),
+        ({"group_size": 2, "group_index": FOUR}, r"groups\.index: expected None beside groups\.size"),
+        ({"group_index": [0, 0, 1, 1]}, r"groups\.index: expected a tensor, got list"),
+        ({"group_index": FOUR.float()}, r"groups\.index: expected int32 or int64, got float32"),
+        ({"group_index": FOUR[:3]}, r"groups\.index: expected shape \[4\] or \[4, 1\], got"),
+        ({"group_index": FOUR + 4}, r"from 0 to 3 \(as many as sequences\), got 4 to 4"),
+        ({"group_index": FOUR - 1, "group_count": 2}, r"from 0 to 1 \(groups\.count\), got"),
+    ],
+)
+def test_errors(options, words):
     x = torch.zeros(4, 3)
-    group = rc.Spec(rc.Weight.token(normalize="group"))
+    with pytest.raises((ValueError, TypeError), match=words):
+        rc.correct(x, x, **bundled(spec=GROUP, **options))
 
-    def call(**options):
-        return rc.correct(x, x, **bundled(spec=group, **options))
 
-    for options, error, words in (
-        ({}, ValueError, r"groups: expected rc\.Groups\(index=\.\.\.\) or rc\.Groups\(size=\.\.\.\) for a weight with"),
-        ({"group_size": 3}, ValueError, r"groups\.size: expected a divisor of the 4 sequences, got 3"),
-        ({"group_size": 0}, ValueError, r"groups\.size: expected an integer above 0 or None, got 0"),
-        ({"group_size": True}, ValueError, r"groups\.size: expected an integer above 0"),
-        ({"group_count": 2}, ValueError, "groups: expected index= or size=, got neither"),
-        (
-            {"group_size": 2, "group_index": torch.zeros(4).long()},
-            ValueError,
-            r"groups\.index: expected None beside groups\.size",
-        ),
-        ({"group_index": [0, 0, 1, 1]}, TypeError, r"groups\.index: expected a tensor, got list"),
-        ({"group_index": torch.zeros(4)}, ValueError, r"groups\.index: expected int32 or int64, got float32"),
-        ({"group_index": torch.zeros(3).long()}, ValueError, r"groups\.index: expected shape \[4\] or \[4, 1\], got"),
-        ({"group_index": torch.tensor([0, 1, 4, 0])}, ValueError, r"from 0 to 3 \(as many as sequences\), got 0 to 4"),
-        (
-            {"group_index": torch.tensor([0, 1, -1, 0]), "group_count": 2},
-            ValueError,
-            r"from 0 to 1 \(groups\.count\), got",
-        ),
-    ):
-        with pytest.raises(error, match=words):
-            call(**options)
+def test_what_has_no_mean_of_a_group():
     with pytest.raises(ValueError, match=r"Weight\.normalize: expected 'batch', 'group' or None with over='sequence'"):
         rc.Weight.product(normalize="sequence")
     with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
         rc.Spec(rc.Weight.token(normalize="group"), report=("verl",))
     # A loss without a Spec and a surrogate of groups does not read them.
+    x = torch.zeros(4, 3)
     out = rc.policy_loss(x, torch.ones(4), rc.Batch(groups=rc.Groups(size=2)))
     assert torch.equal(out.value, rc.policy_loss(x, torch.ones(4)).value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import torch
 
 import rollout_corr as rc
@@ -20,19 +19,19 @@ STATISTICS = (
 )
 
 
-@pytest.mark.parametrize(("key", "formula", "unit", "over"), ROWS, ids=[row[0] for row in ROWS])
-def test_a_key_names_its_unit_and_ends_with_its_statistic(key, formula, unit, over):
-    name = key.rpartition("/")[2].removeprefix("route_")
-    if over == "-":
-        assert name.startswith(unit)
-        return
-    assert re.search(rf"(^|_)({STATISTICS})$", name) or key.endswith("chi2_train_rollout")
-    if "/" in key or name in OF_CALLS or over == "calls":
-        return
-    begins = re.match(r"(sequence|turn)s?_", name)
-    of = re.search(r"^(?:\S+ )?(sequences|turns)\b", over)
-    assert (begins and begins[1] + "s") == (of and of[1])
-    assert not begins or begins[0][-2] != "s" or name.endswith("_fraction")
+def test_a_key_names_its_unit_and_ends_with_its_statistic():
+    for key, _, unit, over in ROWS:
+        name = key.rpartition("/")[2].removeprefix("route_")
+        if over == "-":
+            assert name.startswith(unit), key
+            continue
+        assert re.search(rf"(^|_)({STATISTICS})$", name) or key.endswith("chi2_train_rollout"), key
+        if "/" in key or name in OF_CALLS or over == "calls":
+            continue
+        begins = re.match(r"(sequence|turn)s?_", name)
+        of = re.search(r"^(?:\S+ )?(sequences|turns)\b", over)
+        assert (begins and begins[1] + "s") == (of and of[1]), key
+        assert not begins or begins[0][-2] != "s" or name.endswith("_fraction"), key
 
 
 def test_every_kl_has_the_sign_of_its_direction():
@@ -45,12 +44,13 @@ def test_every_kl_has_the_sign_of_its_direction():
     exact = (rollout.exp() * (rollout - train)).sum().item()
     other = (train.exp() * (train - rollout)).sum().item()
     assert abs(exact - other) > 0.05 * exact
+    # Of 400,000 samples: some deviations of their means.
     for estimator in ("k1", "k3"):
-        assert found[f"kl_rollout_train_{estimator}"] == pytest.approx(exact, rel=0.02)
+        assert abs(found[f"kl_rollout_train_{estimator}"] - exact) < 0.02 * exact
     chi2 = (train.exp() ** 2 / rollout.exp()).sum().item() - 1.0
-    assert found["chi2_train_rollout"] == pytest.approx(chi2, rel=0.05)
+    assert abs(found["chi2_train_rollout"] - chi2) < 0.05 * chi2
 
     # The other direction, of tokens that the trainer sampled.
     tokens = torch.multinomial(train.exp(), 400_000, replacement=True, generator=generator)
     found = rc.correct(train[tokens], rollout[tokens], cu_seqlens=offsets, spec=rc.Spec(detail="full")).metrics()
-    assert found["kl_train_rollout_k3"] == pytest.approx(other, rel=0.02)
+    assert abs(found["kl_train_rollout_k3"] - other) < 0.02 * other

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -19,48 +16,8 @@ from rollout_corr.metrics import aggregates, collect, loss, native, on_tensors, 
 from rollout_corr.metrics.rows import Metric, mean, over_tokens, total
 from rollout_corr.specs.choices import REPORTS
 
-PACKAGE = Path(rc.__file__).parent
 EVERYTHING = rc.Spec(weight=rc.Weight.product(upper=2.0), criteria=(rc.Criterion("k3", upper=1.0),), detail="full")
 TOKEN_WEIGHT = rc.Spec(weight=rc.Weight.token(upper=2.0))
-
-# Names of sums that are also a criterion's statistic or threshold, a field of a weight, or a word.
-WORDS = {"abs_d", "d", "k3", "p", "q", "ratio", "raw", "sequences", "tokens", "weight"}
-# Those that are also columns of `AllSequences`.
-WORDS |= {
-    "train_ppl",
-    "rollout_ppl",
-    "train_log_ppl",
-    "rollout_log_ppl",
-    "log_ppl_diff",
-    "log_ppl_abs_diff",
-    "ppl_ratio",
-}
-# The rows, the reader of the histogram, and those that the CPU takes by a series.
-NAMING = {
-    "backends/cpu_sums.py",
-    "metrics/extra.py",
-    "metrics/aggregates.py",
-    "metrics/native.py",
-    "metrics/histogram.py",
-}
-
-
-def literals(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
-
-def test_only_its_row_names_a_sum():
-    names = {name for spec in (EVERYTHING, TOKEN_WEIGHT) for part in schema.columns_of(spec) for name in part}
-    assert len(names) > 60
-    metrics = {row.key for spec in (EVERYTHING, TOKEN_WEIGHT) for row in native.metrics_of(spec)}
-    # The extrema of D are known to the tokens, which have looked for them.
-    known = {"max_d", "-min_d"}
-    for room in ("specs", "definition", "metrics", "backends", "api"):
-        for path in (PACKAGE / room).rglob("*.py"):
-            if path.relative_to(PACKAGE).as_posix() not in NAMING:
-                found = literals(path) & (names - WORDS - metrics - known)
-                assert not found, (path, found)
 
 
 @pytest.fixture
