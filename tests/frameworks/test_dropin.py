@@ -210,10 +210,11 @@ def test_what_fits(kind, made):
     assert drop_in.installed().active and all_are(fake, "ours")
 
 
-@pytest.mark.parametrize("first", ["install", "import"])
 @pytest.mark.parametrize(
-    ("part", "kind"),
-    [("losses", kind) for kind in MISFITS] + [("trainer", kind) for kind in METHODS if METHODS[kind][1]],
+    ("part", "kind", "first"),
+    [("losses", kind, "import") for kind in MISFITS]
+    + [("trainer", kind, "import") for kind in METHODS if METHODS[kind][1]]
+    + [("losses", "reordered", "install"), ("trainer", "static", "install")],
 )
 def test_what_does_not_fit(part, kind, first, made, caplog):
     """An error in words, at every import or at the installation, and nothing of the framework is ours, kept or not."""

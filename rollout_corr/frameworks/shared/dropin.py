@@ -385,17 +385,17 @@ class DropIn:
 
     def _is_checked(self, origin: Origin) -> bool:
         # A module that reads its version from the metadata of a distribution which does not hold it knows nothing.
-        return origin.version in self.checked and not (origin.foreign and origin.version == origin.distribution)
+        return origin.version in self.checked and origin.version != origin.hidden
 
     def _warn_unless_checked(self) -> None:
         origin = self.origin()
-        known = origin.version is not None or origin.foreign or state_of(self.framework) == "whole"
+        known = origin.version is not None or origin.hidden or state_of(self.framework) == "whole"
         if not known or self._is_checked(origin) or ("version", origin) in self._said:
             return
         self._said.add(("version", origin))
         beside = f" at {origin.location}" if origin.location else ""
-        if origin.foreign:
-            beside += f" (a checkout; the installed distribution {origin.distribution} lies elsewhere)"
+        if origin.hidden:
+            beside += f" (a checkout; the installed distribution {origin.hidden} lies elsewhere)"
         LOGGER.warning(
             "rollout-corr: %s%s was not checked, only %s for the same numbers, metrics and errors. Of this version the "
             "signatures of the functions are compared: %s",

@@ -24,14 +24,12 @@ class Origin(NamedTuple):
         version: Of the imported module, by its `__version__`; before its import that of the distribution which holds
             it; None where neither says.
         location: Folder of the package; None where it is not known.
-        distribution: The installed distribution of that name.
-        foreign: Whether there is such a distribution, and it does not hold the module.
+        hidden: Version of an installed distribution of that name which does not hold the package; None without one.
     """
 
     version: str | None
     location: str | None
-    distribution: str | None
-    foreign: bool
+    hidden: str | None
 
 
 def origin_of(framework: str) -> Origin:
@@ -42,11 +40,10 @@ def origin_of(framework: str) -> Origin:
     try:
         distribution = metadata.distribution(framework)
     except metadata.PackageNotFoundError:
-        return Origin(version, location, None, False)
-    holds = location is None or _holds(distribution, framework, Path(location))
-    if version is None and holds:
-        version = distribution.version
-    return Origin(version, location, distribution.version, not holds)
+        return Origin(version, location, None)
+    if location is None or _holds(distribution, framework, Path(location)):
+        return Origin(version or distribution.version, location, None)
+    return Origin(version, location, distribution.version)
 
 
 def present(framework: str) -> bool:
