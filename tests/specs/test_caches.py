@@ -20,6 +20,7 @@ NO_CACHES = {
     "rollout_corr/api/dump_files.py:_clean": "folders that this process has tidied up",
     "rollout_corr/frameworks/shared/imports.py:_waiting": "what is to be done after imports",
     "rollout_corr/frameworks/shared/preset.py:PRESETS": "a registry, filled by imports",
+    "rollout_corr/frameworks/shared/preset.py:RECIPES": "a registry, filled by imports",
     "rollout_corr/frameworks/shared/preset.py:_warned": "warnings that were given",
     "rollout_corr/metrics/peers.py:_LOADED": "modules that existing statistics read",
     "rollout_corr/specs/caches.py:_CLEARED": "the list of caches itself",
