@@ -8,8 +8,8 @@
 #   make test-all     the slow ones too
 #   make test-gpu     the tests that need a GPU
 #   make coverage     the tests, and which lines they ran; fails below the floor in pyproject.toml
-#   make test-peers   the tests that run verl and TRL themselves, in an environment of their own
-#   make conformance  presets, recipes and drop-ins beside the frameworks' own functions; PEERS is a folder of checkouts
+#   make test-peers   the tests that need the frameworks themselves, in an environment of their own
+#   make conformance  presets, recipes and drop-ins next to the frameworks' own functions; PEERS is a folder of checkouts
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)

@@ -62,14 +62,12 @@ class Batch:
         return replace(self, new=self.new.detach().clone().requires_grad_(), **other)
 
 
-def batch(kind: str, seed: int) -> Batch:
-    """Make a batch. Odd seeds are in float32 and even ones in float64, but for bf16."""
+def batch(kind: str, seed: int, shape: tuple[int, int] | None = None) -> Batch:
+    """Make a batch of some shape. Odd seeds are in float32 and even ones in float64, but for bf16."""
     rng = Random(f"{kind}-{seed}")
     made = torch.Generator().manual_seed(rng.getrandbits(32))
     dtype = torch.bfloat16 if kind == "bf16" else (torch.float64, torch.float32)[seed % 2]
-    rows, width = rng.choice(((4, 9), (6, 5), (2, 17), (8, 3), (2, 1)))
-    if kind == "long":
-        rows, width = 2, 700
+    rows, width = shape or ((2, 700) if kind == "long" else rng.choice(((4, 9), (6, 5), (2, 17), (8, 3), (2, 1))))
     lengths = [rng.randint(1, width) for _ in range(rows)]
     lengths[0] = width
     if kind == "one_token":

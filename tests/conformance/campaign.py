@@ -1,17 +1,17 @@
-"""Run the rows of frameworks."""
+"""Run the rows of frameworks: on random batches, to record their results, or beside what was recorded."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
 
-from conformance import peers
+from conformance import peers, recording
 from conformance.rows import Row, Tally, compared, keep_results
 from conformance.sources import Source, found
 
@@ -21,6 +21,16 @@ class Compared(NamedTuple):
 
     source: Source
     tally: Tally
+
+
+class Task(NamedTuple):
+    """What to run of a framework."""
+
+    framework: str
+    cases: int
+    seed: int
+    only: str
+    record: bool
 
 
 def frameworks() -> list[str]:
@@ -39,21 +49,38 @@ def rows_of(source: Source) -> list[Row]:
     return list(importlib.import_module(f"conformance.peers.{source.framework}").rows(source))
 
 
-def run(names: list[str], cases: int, seed: int, only: str = "") -> Iterator[Compared]:
+def run(tasks: list[Task]) -> Iterator[list[Compared]]:
     """Compare frameworks, each in a process of its own: their stand-ins for modules must not meet."""
-    with get_context("spawn").Pool(min(2, len(names)), maxtasksperchild=1) as pool:
-        for made in pool.imap(_framework, [(name, cases, seed, only) for name in names]):
-            yield from made
+    with get_context("spawn").Pool(min(2, len(tasks)), maxtasksperchild=1) as pool:
+        yield from pool.imap(_framework, tasks)
 
 
-def _framework(task: tuple[str, int, int, str]) -> list[Compared]:
-    name, cases, seed, only = task
+def replayed(framework: str, wanted: Callable[[Row], bool] = lambda row: True) -> list[Compared]:
+    """Compare a framework's rows with the results that are recorded, without its code."""
+    made = []
+    for recorded in recording.load(framework):
+        rows = {row.key: row for row in rows_of(recorded.source)}
+        for key, cases in recorded.rows.items():
+            if not wanted(rows[key]):
+                continue
+            tally = Tally(rows[key].title)
+            for case in cases:
+                tally.add(rows[key], *case)
+            made.append(Compared(recorded.source, tally))
+    return made
+
+
+def _framework(task: Task) -> list[Compared]:
     torch.set_num_threads(1)
     logging.getLogger("rollout_corr").setLevel(logging.ERROR)
-    made = []
+    sources = sources_of(task.framework)
+    if task.record:
+        recording.record(task.framework, [(source, rows_of(source)) for source in sources])
+        return replayed(task.framework)
     keep_results()
-    for source in sources_of(name):
-        for row in rows_of(source):
-            if only in row.ours:
-                made.append(Compared(source, compared(row, cases, seed)))
-    return made
+    return [
+        Compared(source, compared(row, task.cases, task.seed))
+        for source in sources
+        for row in rows_of(source)
+        if task.only in row.name
+    ]

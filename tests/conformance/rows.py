@@ -1,13 +1,16 @@
-"""A row: one thing of this package beside one function of a framework, and how their results are compared."""
+"""A row: one thing of this package next to one function of a framework, and how their results are compared."""
 
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -19,8 +22,11 @@ from conformance.batches import KINDS, Batch, batch
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Result = Mapping[str, Any]
 Settings = Callable[[Random], dict[str, Any]]
+Side = Callable[[Batch, dict[str, Any]], Result]
 Kind = Literal["preset", "recipe", "drop-in", "report", "configuration"]
 
+# The backend that presets and reports run on.
+BACKEND: ContextVar[Any] = ContextVar("backend", default="auto")
 # This package's results by row, batch and settings: a second version of a framework does not pay for them again.
 # None: nothing is kept. A campaign sets it, for one framework.
 _kept: dict[tuple[str, ...], Result] | None = None
@@ -30,16 +36,6 @@ def keep_results() -> None:
     """Compute this package's side of a case once for all versions of a framework, from here on in this process."""
     global _kept
     _kept = {}
-
-
-def once(row: str, given: Batch, drawn: dict[str, Any], compute: Callable[[], Result]) -> Result:
-    """Return this package's result of a case: a kept one, if results are kept."""
-    if _kept is None:
-        return compute()
-    key = row, given.kind, str(given.seed), repr(drawn)
-    if key not in _kept:
-        _kept[key] = compute()
-    return _kept[key]
 
 
 @dataclass(frozen=True)
@@ -64,9 +60,30 @@ class Declared:
         return " ".join(self.says.split()) in text
 
 
-BF16 = Declared(
-    "subtract in bf16", "presets.md", "subtract in bf16", lambda given, settings: given.new.dtype == torch.bfloat16
+def among(*kinds: str) -> Callable[[Batch, dict[str, Any]], bool]:
+    """Make the condition that a batch is of some kinds."""
+    return lambda given, settings: given.kind in kinds
+
+
+def beyond(clamp: float, first: str, second: str, sums: bool = False) -> Callable[[Batch, dict[str, Any]], bool]:
+    """Make the condition that the log-ratio of two policies at a token, or of a sequence, lies beyond a clamp."""
+
+    def when(given: Batch, settings: dict[str, Any]) -> bool:
+        d = (getattr(given, first).detach() - getattr(given, second)).double().where(given.mask, 0.0)
+        return bool((d.abs() > clamp).any() or (sums and (d.sum(1).abs() > clamp).any()))
+
+    return when
+
+
+NONFINITE = among("infinite", "nan_in_front")
+BF16 = Declared("subtract in bf16", "presets.md", "subtract in bf16", among("bf16"))
+PROPAGATES = Declared(
+    "non-finite log-probs go on into the loss there", "presets.md", "let the NaN through into the loss", NONFINITE
 )
+CLAMP = Declared(
+    "exponents beyond +-20", "presets.md", "the exponent is then clamped to +-20", beyond(20.0, "old", "rollout")
+)
+FAR_FROM_THE_ENGINE = Declared(CLAMP.name, CLAMP.page, CLAMP.says, beyond(20.0, "new", "rollout"))
 
 
 @dataclass(frozen=True)
@@ -75,23 +92,37 @@ class Row:
 
     Attributes:
         kind: The side of this package.
-        ours: Its name: "nemo.tis".
-        theirs: File and function of the framework.
-        run: Computes both results, ours and then theirs, for a batch and settings.
-        settings: Draws the settings of a case.
+        name: Its name: "nemo.tis".
+        place: File and function of the framework.
+        ours: Computes this package's result of a batch and settings.
+        theirs: Computes the framework's.
+        settings: Draws the settings of a case: literals alone, so that a recording can hold them.
         declared: Differences that the documentation states.
         kinds: The kinds of batches that the framework's function takes.
         within: Relative error that is allowed in float64 and in float32. Masks, counts and words are compared exactly.
+        recordable: Tells of settings whether this package's side runs without the framework's code.
     """
 
     kind: Kind
-    ours: str
-    theirs: str
-    run: Callable[[Batch, dict[str, Any]], tuple[Result, Result]]
+    name: str
+    place: str
+    ours: Side
+    theirs: Side
     settings: Settings = lambda rng: {}
     declared: tuple[Declared, ...] = ()
     kinds: tuple[str, ...] = KINDS
     within: tuple[float, float] = (1e-9, 2e-5)
+    recordable: Callable[[dict[str, Any]], bool] = lambda settings: True
+
+    @property
+    def key(self) -> str:
+        """What no other row of its framework has."""
+        return f"{self.title}, {self.place}"
+
+    @property
+    def title(self) -> str:
+        """Kind and name, for tables."""
+        return f"{self.kind} `{self.name}`"
 
 
 @dataclass
@@ -100,53 +131,122 @@ class Tally:
 
     Attributes:
         row: Kind and name of this package's side.
-        theirs: The framework's function.
         declared: Cases that differ as documented, by the name of the difference.
         undeclared: A line for each case that differs and that nothing documents.
         undeclared_finite: How many of them were on finite input.
     """
 
     row: str
-    theirs: str
     cases: int = 0
     agreed: int = 0
     declared: Counter[str] = field(default_factory=Counter)
     undeclared: list[str] = field(default_factory=list)
     undeclared_finite: int = 0
 
+    def add(
+        self,
+        row: Row,
+        given: Batch,
+        settings: dict[str, Any],
+        theirs: Result,
+        left: Sequence[str] = (),
+        may_differ: bool = True,
+    ) -> None:
+        """Compare one case with the framework's result, computed now or recorded.
+
+        Args:
+            row: The comparison.
+            given: The batch.
+            settings: The settings of the framework's result.
+            theirs: That result.
+            left: Settings that are left to this package's defaults.
+            may_differ: Whether a declared difference may explain a difference.
+        """
+        self.cases += 1
+        found = difference(row, given, settings, theirs, left)
+        if found is None:
+            self.agreed += 1
+            return
+        named = next((d for d in row.declared if d.when(given, settings)), None) if may_differ else None
+        if named is not None:
+            self.declared[named.name] += 1
+        else:
+            self.undeclared.append(f"{given.kind} seed {given.seed} {settings}: {found}")
+            self.undeclared_finite += given.finite
+
 
 def compared(row: Row, cases: int, seed: int = 0) -> Tally:
     """Run a row on `cases` batches, which go around its kinds."""
-    tally = Tally(f"{row.kind} `{row.ours}`", row.theirs)
+    tally = Tally(row.title)
     for number in range(cases):
-        kind = row.kinds[number % len(row.kinds)]
-        given = batch(kind, seed + number)
+        given = batch(row.kinds[number % len(row.kinds)], seed + number)
         settings = row.settings(Random(f"settings-{seed + number}"))
-        tally.cases += 1
-        found = difference(row, given, settings)
-        if found is None:
-            tally.agreed += 1
-            continue
-        named = next((d for d in row.declared if d.when(given, settings)), None)
-        if named is not None:
-            tally.declared[named.name] += 1
-        else:
-            tally.undeclared.append(f"{kind} seed {given.seed} {settings}: {found}")
-            tally.undeclared_finite += given.finite
+        tally.add(row, given, settings, expected(row, given, settings))
     return tally
 
 
-def difference(row: Row, given: Batch, settings: dict[str, Any]) -> str | None:
-    """Run one case, and say how the results differ."""
-    ours, theirs = row.run(given, settings)
+def expected(row: Row, given: Batch, settings: dict[str, Any]) -> Result:
+    """Run the framework's side of a case."""
+    return _settled(row.theirs(given, dict(settings)), given)
+
+
+def difference(
+    row: Row, given: Batch, settings: dict[str, Any], theirs: Result, left: Sequence[str] = ()
+) -> str | None:
+    """Run this package's side of a case, and say how it differs from the framework's result.
+
+    Args:
+        row: The comparison.
+        given: The batch.
+        settings: The settings of the framework's result.
+        theirs: That result.
+        left: Settings that are left to this package's defaults.
+    """
+    found = _once(row, given, {name: value for name, value in settings.items() if name not in left})
+    if row.kind == "preset":
+        # A framework's function may return weights alone, or the mask.
+        found = {name: value for name, value in found.items() if name in theirs or name not in ("weights", "mask")}
+    ours = _settled(found, given, theirs.get("mask"))
     within = row.within[0 if given.new.dtype == torch.float64 else 1]
     if ours.keys() != theirs.keys():
         return f"keys {sorted(ours.keys() ^ theirs.keys())} stand on one side only"
     for name, value in ours.items():
-        found = unequal(value, theirs[name], within)
-        if found is not None:
-            return f"{name}: {found}"
+        wrong = unequal(value, theirs[name], within)
+        if wrong is not None:
+            return f"{name}: {wrong}"
     return None
+
+
+def _once(row: Row, given: Batch, settings: dict[str, Any]) -> Result:
+    if _kept is None:
+        return row.ours(given, dict(settings))
+    key = row.key, given.kind, str(given.seed), repr(settings)
+    if key not in _kept:
+        _kept[key] = row.ours(given, dict(settings))
+    return _kept[key]
+
+
+def _settled(found: Result, given: Batch, mask: Tensor | None = None) -> Result:
+    """Bring a result into the form in which it is compared and recorded.
+
+    Weights are 0 where the framework's mask, or else the batch's, is not set; numbers are floats.
+    """
+    made: dict[str, Any] = {}
+    at = (found.get("mask", given.mask) if mask is None else mask).reshape(given.mask.shape).bool()
+    for name, value in found.items():
+        if name == "weights" and value is None:
+            continue
+        if isinstance(value, Tensor) and value.dim() == 0:
+            value = float(value)
+        if name in ("weights", "mask"):
+            value = (
+                value.detach().expand_as(at)
+                if value.dim() == 2 and len(value) == len(at)
+                else value.detach().reshape(at.shape)
+            )
+            value = value.bool() if name == "mask" else value.where(at, 0.0)
+        made[name] = float(value) if isinstance(value, (int, float)) else value
+    return made
 
 
 def unequal(ours: Any, theirs: Any, within: float) -> str | None:
@@ -170,48 +270,66 @@ def unequal(ours: Any, theirs: Any, within: float) -> str | None:
     return None if ours == theirs else f"{ours!r}, theirs {theirs!r}"
 
 
+def draw(**choices: Any) -> Settings:
+    """Draw each setting from a tuple of values; any other value is the setting itself."""
+
+    def made(rng: Random) -> dict[str, Any]:
+        return {name: rng.choice(values) if isinstance(values, tuple) else values for name, values in choices.items()}
+
+    return made
+
+
 def none(rng: Random) -> dict[str, Any]:
     """Draw no settings: both sides use their defaults."""
     return {}
 
 
-def preset(name: str, theirs: str, run: Callable[..., Result], settings: Settings = none, **more: Any) -> Row:
+def both(*drawn: Settings) -> Settings:
+    """Draw the settings of several."""
+    return lambda rng: {key: value for draw in drawn for key, value in draw(rng).items()}
+
+
+def of_loss(run: Callable[..., Tensor]) -> Side:
+    """Make the side of a row of a function that returns a loss: its value and its gradient."""
+
+    def side(given: Batch, settings: dict[str, Any]) -> Result:
+        own = given.trains()
+        return loss_and_gradient(run(own, **settings), own)
+
+    return side
+
+
+def preset(name: str, place: str, run: Callable[..., Result], settings: Settings = none, **more: Any) -> Row:
     """Compare a preset.
 
     Args:
         name: "framework.preset".
-        theirs: File and function of the framework.
+        place: File and function of the framework.
         run: Runs it on a batch and the settings, and returns "weights" [B, T], "mask" [B, T], or both. Weights are
             compared where `mask`, or the batch's own mask, is set.
         settings: Draws arguments of the preset.
         **more: Further attributes of the row.
     """
 
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        def ours() -> Result:
-            spec = rc.spec(name, **drawn)
-            turns = "runs" if spec.measures_turns else None
-            out = rc.correct(
-                given.old, given.rollout, rc.Batch(mask=given.mask, turns=turns), spec=spec, advantages=given.advantages
-            )
-            return {"mask": out.mask, "weights": out.weights}
+    def ours(given: Batch, drawn: dict[str, Any]) -> Result:
+        return corrected(given, rc.spec(name, **drawn))
 
-        expected, made = dict(run(given, **drawn)), dict(once(f"preset {name}", given, drawn, ours))
-        if "weights" in expected:
-            at = expected.get("mask", given.mask).bool()
-            for side in (made, expected):
-                side["weights"] = side["weights"].where(at, 0.0)
-        return {key: value for key, value in made.items() if key in expected}, expected
-
-    return Row("preset", name, theirs, both, settings, **more)
+    return Row("preset", name, place, ours, lambda given, drawn: run(given, **drawn), settings, **more)
 
 
-def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Settings = none, **more: Any) -> Row:
+def corrected(given: Batch, spec: rc.Spec) -> Result:
+    """Return this package's weights and mask."""
+    batch = rc.Batch(mask=given.mask, turns="runs" if spec.measures_turns else None)
+    out = rc.correct(given.old, given.rollout, batch, spec=spec, advantages=given.advantages, backend=BACKEND.get())
+    return {"mask": out.mask, "weights": out.weights}
+
+
+def recipe(name: str, place: str, run: Callable[..., Tensor], settings: Settings = none, **more: Any) -> Row:
     """Compare a recipe: the loss and its gradient.
 
     Args:
         name: "framework.recipe".
-        theirs: File and function of the framework.
+        place: File and function of the framework.
         run: Returns the framework's loss of a batch, whose `new` takes a gradient, and the settings.
         settings: Draws settings of the recipe.
         **more: Further attributes of the row.
@@ -221,28 +339,29 @@ def recipe(name: str, theirs: str, run: Callable[..., Tensor], settings: Setting
     needs = every_recipe()[name].needs
     fields = {"old_logp": "old", "rollout_logp": "rollout", "ref_logp": "ref"}
 
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        def ours() -> Result:
-            arguments = {argument: getattr(given, fields[argument]) for argument in needs}
-            mine, made = given.trains(), rc.recipe(name, **drawn)
-            arguments.pop("ref_logp", None)
-            if made.loss.kl is not None:
-                arguments["ref_logp"] = given.ref
-            if (spec := made.spec) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
-                arguments["rollout_logp"] = given.rollout
-            batch = rc.Batch(mask=given.mask, **made.batch)
-            out = rc.policy_loss(mine.new, given.advantages, batch, made.loss, spec=made.spec, **arguments)
-            return loss_and_gradient(out.value, mine)
+    def ours(given: Batch, **drawn: Any) -> Tensor:
+        made = rc.recipe(name, **drawn)
+        policies = {argument: getattr(given, fields[argument]) for argument in needs}
+        policies.pop("ref_logp", None)
+        if made.loss.kl is not None:
+            policies["ref_logp"] = given.ref
+        if (spec := made.spec) is not None and (spec.weight or any("rollout" in c.of for c in spec.criteria)):
+            policies["rollout_logp"] = given.rollout
+        return loss_of(made, given, **policies)
 
-        made = once(f"recipe {name}", given, drawn, ours)
-        return made, loss_and_gradient(run(peer := given.trains(), **drawn), peer)
+    return Row("recipe", name, place, of_loss(ours), of_loss(run), settings, **more)
 
-    return Row("recipe", name, theirs, both, settings, **more)
+
+def loss_of(made: rc.Recipe, given: Batch, mask: Tensor | None = None, **policies: Tensor | None) -> Tensor:
+    """Return this package's loss of a recipe."""
+    batch = rc.Batch(mask=given.mask if mask is None else mask, **made.batch)
+    advantages = given.advantages
+    return rc.policy_loss(given.new, advantages, batch, made.loss, spec=made.spec, **policies).value
 
 
 def configuration(
     framework: str,
-    theirs: str,
+    place: str,
     run: Callable[..., Tensor],
     settings: Settings,
     hold: Callable[[dict[str, Any]], object] = lambda drawn: drawn,
@@ -253,7 +372,7 @@ def configuration(
 
     Args:
         framework: The name that `rc.recipe` takes.
-        theirs: File and function of the framework.
+        place: File and function of the framework.
         run: Returns the framework's loss of a batch and the settings.
         settings: Draws a configuration.
         hold: Puts the settings into what users of the framework have: a dataclass, a namespace, a larger mapping.
@@ -261,25 +380,51 @@ def configuration(
         **more: Further attributes of the row.
     """
 
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        def ours() -> Result:
-            mine, made = given.trains(), rc.recipe(framework, hold(drawn))
-            out = rc.policy_loss(
-                mine.new,
-                given.advantages,
-                rc.Batch(mask=given.mask, **made.batch),
-                made.loss,
-                old_logp=old(mine, drawn),
-                rollout_logp=given.rollout,
-                ref_logp=None if made.loss.kl is None else given.ref,
-                spec=made.spec,
-            )
-            return loss_and_gradient(out.value, mine)
+    def ours(given: Batch, **drawn: Any) -> Tensor:
+        made = rc.recipe(framework, hold(drawn))
+        reference = None if made.loss.kl is None else given.ref
+        return loss_of(made, given, old_logp=old(given, drawn), rollout_logp=given.rollout, ref_logp=reference)
 
-        made = once(f"configuration {theirs}", given, drawn, ours)
-        return made, loss_and_gradient(run(peer := given.trains(), **drawn), peer)
+    return Row("configuration", framework, place, of_loss(ours), of_loss(run), settings, **more)
 
-    return Row("configuration", framework, theirs, both, settings, **more)
+
+def spec_of(framework: str, place: str, run: Side, settings: Settings, which: str = "", **more: Any) -> Row:
+    """Compare a reader: the weights and the mask of the Spec that it makes of a configuration."""
+
+    def ours(given: Batch, drawn: dict[str, Any]) -> Result:
+        return corrected(given, rc.spec(framework, drawn))
+
+    return Row("configuration", f"{framework}.config{which}", place, ours, run, settings, **more)
+
+
+def report(
+    name: str, place: str, spec: Callable[[dict[str, Any]], rc.Spec], run: Side, settings: Settings, **more: Any
+) -> Row:
+    """Compare a framework's metrics under its own keys.
+
+    Args:
+        name: The name that `metrics` takes.
+        place: File and function of the framework.
+        spec: Makes the Spec of drawn settings.
+        run: Returns the framework's metrics of a batch and the settings.
+        settings: Draws the settings.
+        **more: Further attributes of the row.
+    """
+
+    def ours(given: Batch, drawn: dict[str, Any]) -> Result:
+        batch = rc.Batch(mask=given.mask)
+        return rc.correct(given.old, given.rollout, batch, spec=spec(drawn), backend=BACKEND.get()).metrics(name)
+
+    return Row("report", name, place, ours, run, settings, **more)
+
+
+def held(name: str, fields: dict[str, Any]) -> object:
+    """Put a configuration into one of the things that users hold it in."""
+    more = {"num_generations": 8} if name == "a larger dict" else {}
+    return {"Namespace": Namespace, "SimpleNamespace": SimpleNamespace}.get(name, dict)(**fields, **more)
+
+
+HOLDERS = ("dict", "a larger dict", "Namespace", "SimpleNamespace")
 
 
 def loss_and_gradient(value: Tensor, given: Batch) -> Result:

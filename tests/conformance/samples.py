@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from random import Random
 from threading import Barrier, local
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import Batch
+from conformance.rows import draw
 
 Samples = list[Tensor]
 
@@ -109,6 +109,5 @@ def loaded(name: str, **members: Any) -> Iterator[None]:
         del sys.modules[name]
 
 
-def bounds(rng: Random) -> dict[str, Any]:
-    """Draw the bounds of `--use-tis`."""
-    return {"tis_clip": rng.choice((1.05, 2.0, 5.0)), "tis_clip_low": rng.choice((0.0, 0.5, 0.95))}
+# The bounds of `--use-tis`.
+bounds = draw(tis_clip=(1.05, 2.0, 5.0), tis_clip_low=(0.0, 0.5, 0.95))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import Declared
+from conformance.rows import Declared, both, draw
 from conformance.samples import bounds
 
 EMPTY = Declared(
@@ -79,14 +78,8 @@ def _clamped(given: Batch, old: Tensor) -> bool:
     return bool((torch.maximum(k3, k3 * (given.new - old)[given.mask].double().exp()) > 10.0).any())
 
 
-def clips(rng: Random) -> dict[str, Any]:
-    """Draw the flags of PPO's clip."""
-    return {"eps_clip": rng.choice((0.1, 0.2)), "eps_clip_high": rng.choice((0.2, 0.28))}
-
-
-def dual(rng: Random) -> dict[str, Any]:
-    """Draw the flags of PPO's clip, with the dual one."""
-    return {**clips(rng), "eps_clip_c": rng.choice((None, 3.0))}
+clips = draw(eps_clip=(0.1, 0.2), eps_clip_high=(0.2, 0.28))
+dual = both(clips, draw(eps_clip_c=(None, 3.0)))
 
 
 def mis_settings(rng: Random) -> dict[str, Any]:
@@ -105,11 +98,6 @@ def mis_settings(rng: Random) -> dict[str, Any]:
     }
     # slime refuses to normalize geometric weights.
     return drawn | {"tis_batch_normalize": drawn["tis_level"] != "geometric" and rng.random() < 0.5}
-
-
-def both(*draws: Callable[[Random], dict[str, Any]]) -> Callable[[Random], dict[str, Any]]:
-    """Draw several groups of settings."""
-    return lambda rng: {name: value for draw in draws for name, value in draw(rng).items()}
 
 
 def flags_of(rng: Random, more: tuple[str, ...]) -> dict[str, Any]:
@@ -137,22 +125,17 @@ def flags_of(rng: Random, more: tuple[str, ...]) -> dict[str, Any]:
     return drawn
 
 
-def plain_mis(rng: Random) -> dict[str, Any]:
-    """Draw the arguments of the preset `mis`."""
-    return {
-        "tis_upper_bound": rng.choice((1.2, 2.0)),
-        "rs_lower_bound": rng.choice((0.5, 0.9)),
-        "rs_upper_bound": rng.choice((1.1, 2.0)),
-        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
-        "tis_batch_normalize": rng.random() < 0.5,
-    }
-
-
-def geometric(rng: Random) -> dict[str, Any]:
-    """Draw the arguments of the preset `mis_geo`."""
-    return {
-        "tis_upper_bound": rng.choice((1.2, 2.0)),
-        "rs_lower_bound": rng.choice((0.9, 0.9999)),
-        "rs_upper_bound": rng.choice((1.0001, 1.1)),
-        "rs_veto_threshold": rng.choice((None, 1e-4, 0.5)),
-    }
+# The arguments of the presets `mis` and `mis_geo`.
+plain_mis = draw(
+    tis_upper_bound=(1.2, 2.0),
+    rs_lower_bound=(0.5, 0.9),
+    rs_upper_bound=(1.1, 2.0),
+    rs_veto_threshold=(None, 1e-4, 0.5),
+    tis_batch_normalize=(True, False),
+)
+geometric = draw(
+    tis_upper_bound=(1.2, 2.0),
+    rs_lower_bound=(0.9, 0.9999),
+    rs_upper_bound=(1.0001, 1.1),
+    rs_veto_threshold=(None, 1e-4, 0.5),
+)

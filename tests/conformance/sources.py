@@ -22,6 +22,7 @@ from typing import Any
 
 from conformance.parsed import IMPORT, find, parsed, read_by_a_class, statements
 
+RECORDED = "recorded"
 # Imported for real. Whatever else a framework imports from outside of itself is a stub.
 REAL = {*sys.stdlib_module_names, "torch", "numpy", "typing_extensions"}
 
@@ -64,6 +65,11 @@ class Stub:
         raise StubReached(f"{self._name} was tested")
 
 
+def absent(*args: Any, **kwargs: Any) -> Any:
+    """Stand for what would be cut out of code that is not there."""
+    raise StubReached("a recording has no code of the framework: this package's side of a row called it")
+
+
 @dataclass(frozen=True)
 class Source:
     """A framework's code of one version.
@@ -72,20 +78,38 @@ class Source:
         framework: Its name in `rollout_corr.frameworks`.
         version: Version of the installed distribution, or the short commit of the checkout.
         root: The folder that its packages lie in.
-        kind: "installed" or "checkout".
+        kind: "installed", "checkout", or "recorded": its code is not there, and what is cut out of it raises.
+        facts: What was asked of the code, with the answers: a recording has them.
     """
 
     framework: str
     version: str
     root: Path
     kind: str
+    facts: dict[str, bool] = field(default_factory=dict)
+
+    def fact(self, question: str, find_out: Callable[[], bool]) -> bool:
+        """Answer a question about the code, once."""
+        if question not in self.facts:
+            if self.kind == RECORDED:
+                raise LookupError(
+                    f"{question}: the recording is stale, make conformance ARGS='{self.framework} --record'"
+                )
+            self.facts[question] = find_out()
+        return self.facts[question]
 
     def has(self, path: str, name: str | None = None) -> bool:
-        """Tell whether a file is there, and whether it defines a function, class or "Class.method"."""
+        """Whether a file is there, and whether it defines a function, class or "Class.method"."""
         file = self.root / path
-        if not file.is_file():
-            return False
-        return name is None or find(parsed(file).tree, name) is not None
+
+        def find_out() -> bool:
+            return file.is_file() and (name is None or find(parsed(file).tree, name) is not None)
+
+        return self.fact(f"{path} has {name}", find_out)
+
+    def says(self, path: str, text: str) -> bool:
+        """Whether a file holds some text."""
+        return self.fact(f"{path} says {text}", lambda: text in (self.root / path).read_text(encoding="utf-8"))
 
     def cut(self, path: str, name: str, **given: Any) -> Any:
         """Cut a function, a class, a constant or the function of "Class.method".
@@ -95,6 +119,8 @@ class Source:
             name: What to cut.
             **given: Objects for names that the framework imports, in place of a cut or a stub.
         """
+        if self.kind == RECORDED:
+            return absent
         return Cutter(self.root, given).get(self.root / path, name)
 
     def instance(self, path: str, name: str, methods: tuple[str, ...], given: Any = None, **attributes: Any) -> Any:
@@ -107,6 +133,8 @@ class Source:
             given: As for `cut`, as a dict.
             **attributes: Attributes by name.
         """
+        if self.kind == RECORDED:
+            return absent
         cutter = Cutter(self.root, given or {})
         made = SimpleNamespace(**attributes)
         for method in methods:
@@ -126,6 +154,8 @@ class Source:
         Returns:
             A function of the variables that the statements read, by keyword; it returns all variables by name.
         """
+        if self.kind == RECORDED:
+            return absent
         return Cutter(self.root, given).fragment(self.root / path, function, first, last)
 
 

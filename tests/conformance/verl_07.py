@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from torch import Tensor
-
-import rollout_corr as rc
 from conformance.batches import KINDS, Batch
-from conformance.rows import Declared, Result, Row
+from conformance.rows import Declared, Result, Row, spec_of
 from conformance.sources import Source
 from conformance.verl_parts import Proto, or_raises, weights_of
 
@@ -22,7 +19,7 @@ SOME = tuple(kind for kind in KINDS if kind != "all_masked")
 
 def is_that_old(source: Source) -> bool:
     """Tell whether a verl has the configuration of 0.7: levels, a lower bound and the veto."""
-    return "rollout_token_veto_threshold" in (source.root / HELPER).read_text(encoding="utf-8")
+    return source.says(HELPER, "rollout_token_veto_threshold")
 
 
 def correction(rng: Random) -> dict[str, Any]:
@@ -43,21 +40,12 @@ def rows(source: Source, declared: tuple[Declared, ...]) -> Iterator[Row]:
     """Compare weights, mask and metrics of the drop-in, and weights and mask of the reader."""
     theirs = source.cut(HELPER, MAIN, DataProto=Proto)
 
-    def result(held: Proto | None, mask: Tensor, at: Tensor) -> dict[str, Any]:
-        found: dict[str, Any] = {"mask": mask}
-        return found if held is None else found | {"weights": weights_of(held).where(at.bool(), 0.0)}
-
-    def expected(given: Batch, settings: dict[str, Any]) -> dict[str, Any]:
+    def corrected(given: Batch, settings: dict[str, Any]) -> dict[str, Any]:
         held, mask, _ = theirs(given.old, given.rollout, given.mask, **settings)
-        return result(held, mask, mask)
+        return {"mask": mask, "weights": weights_of(held)}
 
-    def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        other = or_raises(lambda: expected(given, settings))
-        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.spec("verl", settings))
-        found: dict[str, Any] = {"mask": out.mask}
-        if out.weights is not None:
-            found["weights"] = out.weights.where(other["mask"].bool(), 0.0)
-        return found, other
+    def reader(given: Batch, settings: dict[str, Any]) -> Result:
+        return or_raises(lambda: corrected(given, settings))
 
     more: dict[str, Any] = {"declared": declared, "kinds": SOME, "within": (1e-7, 2e-5)}
-    yield Row("configuration", "verl (0.7)", f"{HELPER}: {MAIN}", reader, correction, **more)
+    yield spec_of("verl", f"{HELPER}: {MAIN}", reader, correction, " of 0.7", **more)

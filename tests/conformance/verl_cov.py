@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import Declared, Row, recipe
+from conformance.rows import Declared, Row, draw, recipe
 from conformance.sources import Source
 from conformance.verl_parts import Settings, Stranger, actor
 from rollout_corr.backends.sees_batch import uniform
@@ -24,19 +23,15 @@ from rollout_corr.backends.sees_batch import uniform
 LOSSES = "verl/trainer/ppo/core_algos.py"
 
 
-def clip_cov(rng: Random) -> dict[str, Any]:
-    """Draw the settings of clip_cov: some in which all that may be drawn are."""
-    return {
-        "clip_ratio_low": rng.choice((0.02, 0.2)),
-        "clip_ratio_high": rng.choice((0.05, 0.28)),
-        "clip_cov_ratio": rng.choice((0.0002, 0.05, 0.3, 1.0)),
-        "clip_cov_lb": rng.choice((0.1, 1.0)),
-        "clip_cov_ub": rng.choice((2.0, 5.0)),
-    }
-
-
-def kl_cov(rng: Random) -> dict[str, Any]:
-    return {"kl_cov_ratio": rng.choice((0.0002, 0.05, 0.3)), "ppo_kl_coef": rng.choice((0.1, 1.0))}
+# Some settings of clip_cov with which all that may be drawn are.
+clip_cov = draw(
+    clip_ratio_low=(0.02, 0.2),
+    clip_ratio_high=(0.05, 0.28),
+    clip_cov_ratio=(0.0002, 0.05, 0.3, 1.0),
+    clip_cov_lb=(0.1, 1.0),
+    clip_cov_ub=(2.0, 5.0),
+)
+kl_cov = draw(kl_cov_ratio=(0.0002, 0.05, 0.3), ppo_kl_coef=(0.1, 1.0))
 
 
 def covariances(given: Batch) -> Tensor:

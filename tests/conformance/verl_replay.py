@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import Row
+from conformance.rows import Row, draw
 from conformance.sources import Source
 from conformance.versions import CURRENT, staleness
 
 FILE, METHOD = "verl/trainer/ppo/v1/replay_buffer.py", "ReplayBufferAsync._stale_terminal_keys"
-
-
-def settings(rng: Random) -> dict[str, Any]:
-    """Draw the argument of the preset."""
-    return {"max_off_policy_threshold": rng.choice((1, 2, 4, 8))}
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -40,4 +33,4 @@ def rows(source: Source) -> Iterator[Row]:
         kept[sorted(stale(buffer, CURRENT, "train"))] = False
         return kept
 
-    yield staleness("verl.staleness", f"{FILE}: {METHOD}", run, settings)
+    yield staleness("verl.staleness", f"{FILE}: {METHOD}", run, draw(max_off_policy_threshold=(1, 2, 4, 8)))

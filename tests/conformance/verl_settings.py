@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from conformance.rows import both, draw
 from rollout_corr.frameworks.verl import losses
 from rollout_corr.frameworks.verl.options import RS_OPTIONS
 
@@ -31,10 +32,10 @@ def of_preset(settings: dict[str, Any]) -> Callable[[Random], dict[str, Any]]:
     def draw(rng: Random) -> dict[str, Any]:
         found = {}
         for name, default in settings.items():
-            if name == "threshold_lower":
+            if name == "lower":
                 found[name] = rng.choice((0.5, 0.9))
-            elif name in ("threshold", "is_threshold"):
-                found[name] = rng.choice((1.05, 2.0))
+            elif name in ("upper", "is_threshold"):
+                found[name] = rng.choice((1.05, 2.0, default))
             elif name == "rs_threshold":
                 values = ("0.9_1.2", "0.999_1.001") if isinstance(default, str) else (0.01, 0.0001)
                 found[name] = rng.choice(values)
@@ -43,15 +44,9 @@ def of_preset(settings: dict[str, Any]) -> Callable[[Random], dict[str, Any]]:
     return draw
 
 
-def clips(rng: Random) -> dict[str, Any]:
-    """Draw the settings of a clipped loss."""
-    return {"clip_ratio_low": rng.choice((0.02, 0.2)), "clip_ratio_high": rng.choice((0.05, 0.28))}
-
-
-def clips_and_c(rng: Random) -> dict[str, Any]:
-    return clips(rng) | {"clip_ratio_c": rng.choice((1.1, 3.0))}
-
-
+# The settings of a clipped loss.
+clips = draw(clip_ratio_low=(0.02, 0.2), clip_ratio_high=(0.05, 0.28))
+clips_and_c = both(clips, draw(clip_ratio_c=(1.1, 3.0)))
 OF_LOSS = {
     "vanilla": clips_and_c,
     "dppo_tv": clips_and_c,
@@ -59,19 +54,14 @@ OF_LOSS = {
     "gspo": clips,
     "cispo": clips,
     "geo_mean": clips,
-    "sapo": lambda rng: {"tau_pos": rng.choice((0.5, 1.0)), "tau_neg": rng.choice((1.05, 2.0))},
-    "gpg": lambda rng: {},
-    "dro": lambda rng: {"dro_beta": rng.choice((0.1, 1.0))},
-    "reinforce": lambda rng: {},
+    "sapo": draw(tau_pos=(0.5, 1.0), tau_neg=(1.05, 2.0)),
+    "gpg": draw(),
+    "dro": draw(dro_beta=(0.1, 1.0)),
+    "reinforce": draw(),
 }
 
 
 def micro_batch(name: str) -> Callable[[Random], dict[str, Any]]:
     """Draw what a drop-in's loss gets: its settings, an average, counts of all ranks or none, weights or none."""
-
-    def draw(rng: Random) -> dict[str, Any]:
-        counts = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9, "loss_scale_factor": 50}
-        more = {"mode": rng.choice(MODES), "info": rng.choice(({}, counts)), "weighted": rng.random() < 0.5}
-        return OF_LOSS[name](rng) | more
-
-    return draw
+    counts = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9, "loss_scale_factor": 50}
+    return both(OF_LOSS[name], draw(mode=MODES, info=({}, counts), weighted=(True, False)))

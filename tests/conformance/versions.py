@@ -10,7 +10,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
-from conformance.rows import Result, Row, Settings, loss_and_gradient, none
+from conformance.rows import Result, Row, Settings, loss_of, none, of_loss
 
 CURRENT = 7
 
@@ -22,39 +22,37 @@ def versions_of(given: Batch) -> Tensor:
     return found.where(given.mask, -1)
 
 
-def staleness(name: str, theirs: str, run: Callable[..., Tensor], settings: Settings = none) -> Row:
+def staleness(name: str, place: str, run: Callable[..., Tensor], settings: Settings = none) -> Row:
     """Compare the mask of a preset that tests ages with a framework's, [B, T]."""
 
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        spec, versions = rc.spec(name, **drawn), versions_of(given)
+    def ours(given: Batch, drawn: dict[str, Any]) -> Result:
         # What is not finite in the log-probs is not the matter here.
         logps = torch.zeros_like(given.old), torch.zeros_like(given.old)
-        out = rc.correct(*logps, batch=rc.Batch(mask=given.mask, versions=rc.Versions(versions, CURRENT)), spec=spec)
-        return {"mask": out.mask}, {"mask": run(given, versions, **drawn)}
+        batch = rc.Batch(mask=given.mask, versions=rc.Versions(versions_of(given), CURRENT))
+        return {"mask": rc.correct(*logps, batch=batch, spec=rc.spec(name, **drawn)).mask}
 
-    return Row("preset", name, theirs, both, settings)
+    return Row(
+        "preset", name, place, ours, lambda given, drawn: {"mask": run(given, versions_of(given), **drawn)}, settings
+    )
 
 
-def interpolated(
-    name: str, shown: str, theirs: str, run: Callable[..., Tensor], settings: Settings, **more: Any
-) -> Row:
+def interpolated(name: str, shown: str, place: str, run: Callable[..., Tensor], settings: Settings, **more: Any) -> Row:
     """Compare a recipe whose old log-probs are `rc.proximal`'s with a framework's loss, which has its own.
 
     Args:
         name: The recipe.
         shown: The name of the row.
-        theirs: File and function of the framework.
+        place: File and function of the framework.
         run: Takes a batch whose `new` has a gradient, versions, and the settings; returns the loss.
         settings: Draws the recipe's settings.
         **more: Further attributes of the row.
     """
 
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        versions, mine, peer = versions_of(given), given.trains(), given.trains()
-        old = rc.proximal(mine.new, given.rollout, rc.Batch(versions=rc.Versions(versions, CURRENT)))
-        logps = {"old_logp": old, "rollout_logp": given.rollout}
-        spec, loss = rc.recipe(name, **drawn)
-        out = rc.policy_loss(mine.new, given.advantages, loss=loss, mask=given.mask, spec=spec, **logps)
-        return loss_and_gradient(out.value, mine), loss_and_gradient(run(peer, versions, **drawn), peer)
+    def ours(given: Batch, **drawn: Any) -> Tensor:
+        old = rc.proximal(given.new, given.rollout, rc.Batch(versions=rc.Versions(versions_of(given), CURRENT)))
+        return loss_of(rc.recipe(name, **drawn), given, old_logp=old, rollout_logp=given.rollout)
 
-    return Row("recipe", shown, theirs, both, settings, **more)
+    def theirs(given: Batch, **drawn: Any) -> Tensor:
+        return run(given, versions_of(given), **drawn)
+
+    return Row("recipe", shown, place, of_loss(ours), of_loss(theirs), settings, **more)

@@ -19,7 +19,6 @@ import torch
 import rollout_corr as rc
 from builders.config_cases import call, error, k1, option, rows
 from builders.preset_cases import EXPECTED, with_arguments
-from builders.verl_cases import arguments, verls
 from rollout_corr.api.correct import correct
 from rollout_corr.frameworks.shared import names, tables
 from rollout_corr.frameworks.shared.lookup import every_preset, readable
@@ -235,28 +234,6 @@ def test_trl_and_unsloth_read_nan_as_one():
     train, rollout = log_probs([math.nan, 0.5])
     for spec in (rc.spec("trl.token_truncate"), rc.spec("unsloth.token_truncate")):
         assert verdicts(train, rollout, spec).weights[0].tolist() == pytest.approx([1.0, math.exp(0.5)])
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", [name for name in sorted(EXPECTED) if name.startswith("verl.")])
-def test_verl_itself_makes_the_same_of_a_batch(name):
-    from verl.trainer.config.algorithm import RolloutCorrectionConfig
-    from verl.trainer.ppo import rollout_corr_helper
-
-    generator = torch.Generator().manual_seed(0)
-    d = torch.randn(32, 16, generator=generator) * 0.2
-    d[0, 0], d[1, 1], d[2, 2:] = 25.0, -30.0, 1e-4
-    rollout = -torch.rand(32, 16, generator=generator) * 3
-    mask = (torch.rand(32, 16, generator=generator) < 0.7).long()
-    mask[:, 0] = 1
-    config = arguments(getattr(RolloutCorrectionConfig, name.split(".")[1])())
-    theirs, their_mask, _ = verls(rollout_corr_helper, (rollout + d, rollout, mask), **config)
-    out = verdicts(rollout + d, rollout, rc.spec(name), mask=mask)
-    assert torch.equal(out.mask, their_mask)
-    if theirs is None:
-        assert out.weights is None
-    else:
-        torch.testing.assert_close(out.weights, theirs, rtol=1e-5, atol=1e-9)
 
 
 def test_expression_builds_what_it_says():

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import BF16, NONFINITE, Declared, Result, Row, among, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 from conformance.versions import CURRENT, interpolated
 from rollout_corr.frameworks.areal import dropin
@@ -26,7 +26,6 @@ ACTOR = "areal/trainer/ppo/actor.py"
 ARGUMENTS = "areal/api/cli_args.py"
 REJECTION = "apply_rejection_sampling"
 METRICS = ("kl_k1", "kl_k2", "kl_k3")
-NONFINITE = ("infinite", "nan_in_front")
 # Settings of the loss that PPOActor hands on.
 OF_LOSS = (
     "eps_clip",
@@ -41,11 +40,6 @@ OF_LOSS = (
     "use_cispo_loss",
     "use_decoupled_loss",
 )
-
-
-def nonfinite(given: Batch) -> bool:
-    """Tell of batches whose old or rollout log-probs are not all finite."""
-    return given.kind in NONFINITE
 
 
 def rounds_to_one(given: Batch, settings: dict[str, Any]) -> bool:
@@ -69,7 +63,7 @@ KL_NONFINITE = Declared(
     "a divergence that is no number rejects its sequence here, its token there",
     "presets.md",
     "AReaL, metrics kl_* and binary_kl",
-    lambda given, settings: nonfinite(given) and settings.get("metric", "binary_kl") != "ratio",
+    lambda given, settings: NONFINITE(given, settings) and settings.get("metric", "binary_kl") != "ratio",
 )
 ROUNDS_TO_ONE = Declared(
     "probability 1 passes here, fails there", "presets.md", "AReaL drops a token whose probability", rounds_to_one
@@ -86,7 +80,7 @@ BINARY_BF16 = Declared(
     "divergence in bf16",
     "presets.md",
     "AReaL computes the binary KL in bf16",
-    lambda given, settings: given.kind == "bf16",
+    among("bf16"),
 )
 TIES = Declared(
     "tokens of equal D^2",
@@ -104,15 +98,14 @@ PROXIMAL = Declared(
     "AReaL stops at a proximal policy that is not finite",
     "losses.md",
     "proximal log-probs that are not finite",
-    lambda given, settings: nonfinite(given) and not bool(given.old[given.mask].isfinite().all()),
+    lambda given, settings: NONFINITE(given, settings) and not bool(given.old[given.mask].isfinite().all()),
 )
-INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.page, PROXIMAL.says, lambda given, settings: nonfinite(given))
+INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.page, PROXIMAL.says, NONFINITE)
 
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare presets, recipes, the drop-in and the reader."""
     reject = source.cut(FUNCTIONAL, REJECTION)
-    result_class = source.cut(FUNCTIONAL, "RejectionSamplingResult")
     config_class = source.cut(ARGUMENTS, "RejectionSamplingConfig")
     ppo = source.cut(FUNCTIONAL, "ppo_actor_loss_fn")
     sapo = source.cut(FUNCTIONAL, "sapo_loss_fn")
@@ -142,18 +135,10 @@ def rows(source: Source) -> Iterator[Row]:
         result: Tensor = value
         return result
 
-    def of_clip(rng: Random) -> dict[str, Any]:
-        return {
-            "eps_clip": rng.choice((0.1, 0.2)),
-            "eps_clip_higher": rng.choice((None, 0.28)),
-            "c_clip": rng.choice((None, 3.0)),
-        }
-
-    def of_token_mask(rng: Random) -> dict[str, Any]:
-        return {"lower": rng.choice((None, 0.5, 0.9)), "upper": rng.choice((1.05, 5.0))}
-
-    def of_seq(rng: Random) -> dict[str, Any]:
-        return of_token_mask(rng) | {"agg": rng.choice(("sum", "mean", "max"))}
+    of_clip = draw(eps_clip=(0.1, 0.2), eps_clip_higher=(None, 0.28), c_clip=(None, 3.0))
+    of_token_mask = draw(lower=(None, 0.5, 0.9), upper=(1.05, 5.0))
+    of_seq = both(of_token_mask, draw(agg=("sum", "mean", "max")))
+    of_kpop = draw(upper=(0.0011, 0.1, 2.0))
 
     def of_kl(rng: Random) -> dict[str, Any]:
         metric = rng.choice(METRICS)
@@ -164,9 +149,6 @@ def rows(source: Source) -> Iterator[Row]:
             "upper": rng.choice((0.001, 0.07, 0.9)),
             "lower": rng.choice((None, -0.11)) if metric == "kl_k1" else None,
         }
-
-    def of_kpop(rng: Random) -> dict[str, Any]:
-        return {"upper": rng.choice((0.0011, 0.1, 2.0))}
 
     presets: dict[str, tuple[dict[str, Any], Any, tuple[Declared, ...]]] = {
         "token_mask": ({"metric": "ratio"}, of_token_mask, ()),
@@ -192,7 +174,7 @@ def rows(source: Source) -> Iterator[Row]:
             f"areal.{name}",
             f"{FUNCTIONAL}: ppo_actor_loss_fn",
             lose,
-            lambda rng, drawn=drawn: drawn(rng) | of_clip(rng),
+            both(drawn, of_clip),
             declared=(*declared, PROXIMAL, BF16),
             **single,
         )
@@ -215,7 +197,7 @@ def rows(source: Source) -> Iterator[Row]:
         lambda given, **taus: sapo(
             given.new, given.old, given.token_advantages, taus["sapo_tau_pos"], taus["sapo_tau_neg"], given.mask
         )[0],
-        lambda rng: {"sapo_tau_pos": rng.choice((1.0, 2.0)), "sapo_tau_neg": rng.choice((1.0, 1.05))},
+        draw(sapo_tau_pos=(1.0, 2.0), sapo_tau_neg=(1.0, 1.05)),
         **losses,
     )
     if cispo is not None:
@@ -225,7 +207,7 @@ def rows(source: Source) -> Iterator[Row]:
             lambda given, eps_clip, eps_clip_higher: cispo(
                 given.new, given.old, given.token_advantages, eps_clip, given.mask, eps_clip_higher
             )[0],
-            lambda rng: {"eps_clip": rng.choice((0.2, 1.0)), "eps_clip_higher": rng.choice((0.28, 4.0))},
+            draw(eps_clip=(0.2, 1.0), eps_clip_higher=(0.28, 4.0)),
             **losses,
         )
 
@@ -239,7 +221,7 @@ def rows(source: Source) -> Iterator[Row]:
     yield interpolated(
         "areal.a3po", "areal.a3po", place, approximated, of_clip, declared=(INTERPOLATED, BF16), **single
     )
-    yield drop_in(reject, result_class, config_of, [of_token_mask, of_kl, *([of_kpop] if kpop else [])])
+    yield drop_in(reject, config_of, [of_token_mask, of_kl, *([of_kpop] if kpop else [])])
     yield from readers(source, cispo is not None)
 
 
@@ -256,9 +238,7 @@ def m2po(mask: Any, loss: Any) -> Iterator[Row]:
         value: Tensor = loss(replace(given, mask=masked(given, m2_threshold)), **clipped)
         return value
 
-    def drawn(rng: Random) -> dict[str, Any]:
-        return {"m2_threshold": rng.choice((0.0007, 0.011, 0.04))}
-
+    drawn = draw(m2_threshold=(0.0007, 0.011, 0.04))
     place = f"{ACTOR}: _apply_m2po_masking"
     declared = (TIES, NOTHING_FINITE, BF16)
     yield preset("areal.m2po", place, lambda given, **s: {"mask": masked(given, **s)}, drawn, declared=declared)
@@ -266,36 +246,38 @@ def m2po(mask: Any, loss: Any) -> Iterator[Row]:
         "areal.m2po",
         f"{place}, {FUNCTIONAL}: ppo_actor_loss_fn",
         lose,
-        lambda rng: drawn(rng) | {"eps_clip": rng.choice((0.1, 0.2)), "c_clip": rng.choice((None, 3.0))},
+        both(drawn, draw(eps_clip=(0.1, 0.2), c_clip=(None, 3.0))),
         declared=(TIES, PROXIMAL, NOTHING_FINITE, BF16),
     )
 
 
-def drop_in(reject: Any, result_class: type, config_of: Any, drawn: list[Any]) -> Row:
+def drop_in(reject: Any, config_of: Any, drawn: list[Any]) -> Row:
     """Compare the drop-in's function with AReaL's, padded and packed."""
     module = ModuleType(dropin.MODULE)
-    module.RejectionSamplingResult = result_class  # type: ignore[attr-defined]  # a module made here
+    module.RejectionSamplingResult = SimpleNamespace  # type: ignore[attr-defined]  # a module made here
 
-    def both(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        settings = dict(settings)
+    def side(function: Any, config: Any, given: Batch, packed: bool) -> Result:
         offsets = None
         tensors = [given.old, given.rollout, given.mask]
-        if settings.pop("packed"):
+        if packed:
             rows, width = given.mask.shape
             offsets = torch.arange(rows + 1, dtype=torch.int32) * width
             tensors = [x.reshape(-1) for x in tensors]
-        config = config_of(**settings)
-        with patch.dict(sys.modules, {dropin.MODULE: module}):
-            ours = dropin.apply_rejection_sampling(*tensors, offsets, config)
-        theirs = reject(*tensors, offsets, config)
-        return shown(ours, given.mask), shown(theirs, given.mask)
-
-    def shown(found: Any, mask: Tensor) -> Result:
+        found = function(*tensors, offsets, config)
         return {
             "mask": found.loss_mask,
             "weights": found.behave_imp_weight.float(),
             "filtered": float(found.filtered_fraction),
         }
+
+    def ours(given: Batch, settings: dict[str, Any]) -> Result:
+        packed = settings.pop("packed")
+        with patch.dict(sys.modules, {dropin.MODULE: module}):
+            return side(dropin.apply_rejection_sampling, SimpleNamespace(**{"lower": None} | settings), given, packed)
+
+    def theirs(given: Batch, settings: dict[str, Any]) -> Result:
+        packed = settings.pop("packed")
+        return side(reject, config_of(**settings), given, packed)
 
     def settings(rng: Random) -> dict[str, Any]:
         number = rng.randrange(len(drawn))
@@ -313,7 +295,8 @@ def drop_in(reject: Any, result_class: type, config_of: Any, drawn: list[Any]) -
         "drop-in",
         "areal.apply_rejection_sampling",
         f"{FUNCTIONAL}: {REJECTION}",
-        both,
+        ours,
+        theirs,
         settings,
         declared=(KL_NONFINITE, *declared),
         within=(2e-6, 2e-5),
@@ -323,7 +306,6 @@ def drop_in(reject: Any, result_class: type, config_of: Any, drawn: list[Any]) -
 def readers(source: Source, cispo: bool) -> Iterator[Row]:
     """Compare the reader: grpo_loss_fn with the settings that PPOActor hands on."""
     method = source.cut("areal/utils/constants.py", "ProxLogpMethod")
-    known = source.cut(ACTOR, "grpo_loss_fn").__code__.co_varnames
     grpo = source.cut(ACTOR, "grpo_loss_fn", stats_tracker=MagicMock(), infer_token_denominator=MagicMock())
     rejection_class = source.cut(ARGUMENTS, "RejectionSamplingConfig")
 
@@ -332,7 +314,7 @@ def readers(source: Source, cispo: bool) -> Iterator[Row]:
         if config.get("rejection_sampling") is not None:
             config["rejection_sampling"] = rejection_class(**config["rejection_sampling"])
         made = {"eps_clip": 0.2, "eps_clip_higher": None, "c_clip": None, "prox_logp_method": method("recompute").value}
-        made |= {key: value for key, value in config.items() if key in known}
+        made |= {key: value for key, value in config.items() if key in grpo.__code__.co_varnames}
         data = {
             "logprobs": given.rollout if config["use_decoupled_loss"] else given.old,
             "prox_logp": given.old,
@@ -374,5 +356,8 @@ def readers(source: Source, cispo: bool) -> Iterator[Row]:
         return {"actor": {**config, "kl_ctl": 0.0, "path": "model"}, "rollout": {}, "gconfig": {}}
 
     # grpo_loss_fn raises where the proximal log-probs are not finite.
-    more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind not in NONFINITE), "within": (2e-6, 2e-5)}
+    more: dict[str, Any] = {
+        "kinds": tuple(kind for kind in KINDS if kind not in ("infinite", "nan_in_front")),
+        "within": (2e-6, 2e-5),
+    }
     yield configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16,), **more)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from random import Random
 from typing import Any
 
 import torch
@@ -12,18 +11,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.peers.trl import far_from_the_engine, nonfinite
-from conformance.rows import BF16, Declared, Row, recipe
+from conformance.rows import BF16, FAR_FROM_THE_ENGINE, PROPAGATES, Row, draw, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "openpipe-art", "art", "art"
 
 FILE = "art/loss.py"
-DECLARED = (
-    Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite),
-    BF16,
-    Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", far_from_the_engine),
-)
+DECLARED = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -46,17 +40,10 @@ def rows(source: Source) -> Iterator[Row]:
 
     levels = ("token", "sequence", "average", "geometric_average")
 
-    def draw(rng: Random) -> dict[str, Any]:
-        return {
-            "epsilon": rng.choice((0.1, 1.0)),
-            "epsilon_high": rng.choice((None, 0.2, 4.0)),
-            "importance_sampling_level": rng.choice(levels),
-        }
-
-    def draw_ppo(rng: Random) -> dict[str, Any]:
-        return {"epsilon": rng.choice((0.1, 0.2)), "importance_sampling_level": rng.choice(levels)}
+    of_cispo = draw(epsilon=(0.1, 1.0), epsilon_high=(None, 0.2, 4.0), importance_sampling_level=levels)
+    of_ppo = draw(epsilon=(0.1, 0.2), importance_sampling_level=levels)
 
     # Its denominator has 1e-6 more.
     more: dict[str, Any] = {"declared": DECLARED, "kinds": KINDS, "within": (2e-6, 2e-5)}
-    yield recipe("art.default", f"{FILE}: loss_fn", loss, draw, **more)
-    yield recipe("art.ppo", f"{FILE}: loss_fn, ppo", partial(loss, ppo=True), draw_ppo, **more)
+    yield recipe("art.default", f"{FILE}: loss_fn", loss, of_cispo, **more)
+    yield recipe("art.ppo", f"{FILE}: loss_fn, ppo", partial(loss, ppo=True), of_ppo, **more)

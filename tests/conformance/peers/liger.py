@@ -12,7 +12,7 @@ from torch import Tensor
 import rollout_corr as rc
 from conformance.batches import Batch
 from conformance.peers import trl
-from conformance.rows import BF16, Declared, Row, recipe
+from conformance.rows import BF16, PROPAGATES, Declared, Row, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT, UNDER = "liger-kernel", "liger_kernel", "liger-kernel", "src"
@@ -26,7 +26,6 @@ TAKEN = (
     *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
 )
 
-NONFINITE = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", trl.nonfinite)
 KL_RATIO = Declared("the KL's ratio", "losses.md", "weighed by the ratio of the sequence", trl.weighed_kl)
 PADDED_LUSPO = Declared("luspo over padding", "losses.md", "Liger Kernel averages luspo over padding", trl.tokenwise)
 
@@ -35,7 +34,7 @@ def rows(source: Source) -> Iterator[Row]:
     """Compare the loss types, with the weights that TRL hands over."""
     function = source.cut(LOSS, FUNCTION)
     for loss_type in LOSSES:
-        declared = (NONFINITE, BF16, KL_RATIO, *([PADDED_LUSPO] if loss_type == "luspo" else []))
+        declared = (PROPAGATES, BF16, KL_RATIO, *([PADDED_LUSPO] if loss_type == "luspo" else []))
         yield recipe(
             f"trl.{loss_type}",
             f"{LOSS}: {FUNCTION}, {loss_type}",

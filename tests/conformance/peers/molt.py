@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import NONFINITE, Declared, Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "molt", "molt"
 
 LOSS, UTILS = "molt/models/loss.py", "molt/models/utils.py"
 
-NONFINITE = Declared(
+NO_NUMBER = Declared(
     "a non-finite token",
     "presets.md",
     "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+    NONFINITE,
 )
 SUMMED = Declared(
     "gradients added in bf16",
@@ -81,36 +81,21 @@ def rows(source: Source) -> Iterator[Row]:
     def thresholded(run: Any, level: str, given: Batch, low: float, high: float, **config: Any) -> Any:
         return run(given, level=level, threshold=(low, high), **config)
 
-    def bounds(rng: Random) -> dict[str, Any]:
-        return {"low": rng.choice((0.5, 0.9)), "high": rng.choice((1.05, 5.0))}
-
-    def with_mode(rng: Random) -> dict[str, Any]:
-        return bounds(rng) | {"mode": rng.choice(("mask", "clip", "trunc"))}
-
-    def clips(rng: Random) -> dict[str, Any]:
-        return {"eps_clip_low_high": rng.choice(((0.2, 0.2), (0.1, 0.3))), "dual_clip": rng.choice((None, 3.0))}
+    bounds = draw(low=(0.5, 0.9), high=(1.05, 5.0))
+    with_mode = both(bounds, draw(mode=("mask", "clip", "trunc")))
+    without_dual = draw(eps_clip_low_high=((0.2, 0.2), (0.1, 0.3)))
+    clips = both(without_dual, draw(dual_clip=(None, 3.0)))
 
     # molt computes in float32, whatever comes.
-    more: dict[str, Any] = {"declared": (NONFINITE,), "within": (2e-5, 2e-5)}
+    more: dict[str, Any] = {"declared": (NO_NUMBER,), "within": (2e-5, 2e-5)}
     for level, settings in (("token", with_mode), ("seq", bounds), ("geo", bounds)):
-
-        def both(rng: Random, settings: Any = settings) -> dict[str, Any]:
-            return settings(rng) | clips(rng)
-
         theirs = f"{LOSS}: PolicyLoss, {level}"
         yield preset(f"molt.{level}", theirs, partial(thresholded, weights, level), settings, **more)
-        yield recipe(f"molt.{level}", theirs, partial(thresholded, loss, level), both, **more)
+        yield recipe(f"molt.{level}", theirs, partial(thresholded, loss, level), both(settings, clips), **more)
     for name in ("ppo", "grpo"):
         yield recipe(f"molt.{name}", f"{LOSS}: PolicyLoss, ppo", loss, clips, **more)
-
-    def without_dual(rng: Random) -> dict[str, Any]:
-        return {"eps_clip_low_high": rng.choice(((0.2, 0.2), (0.1, 0.3)))}
-
     yield recipe("molt.gspo", f"{LOSS}: PolicyLoss, gspo", partial(loss, loss_mode="gspo"), without_dual, **more)
-
-    def ceiling(rng: Random) -> dict[str, Any]:
-        return {"eps_clip_low_high": (0.2, rng.choice((1.05, 1.2)))}
-
+    ceiling = draw(eps_clip_low_high=((0.2, 1.05), (0.2, 1.2)))
     yield recipe("molt.cispo", f"{LOSS}: PolicyLoss, cispo", partial(loss, loss_mode="cispo"), ceiling, **more)
     yield configuration(
         "molt",
@@ -118,7 +103,7 @@ def rows(source: Source) -> Iterator[Row]:
         loss,
         config_of,
         hold,
-        **more | {"declared": (NONFINITE, SUMMED)},
+        **more | {"declared": (NO_NUMBER, SUMMED)},
     )
 
 

@@ -16,7 +16,19 @@ from torch.nn.functional import pad
 
 import rollout_corr as rc
 from conformance.batches import FINITE, KINDS, Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import (
+    BF16,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    beyond,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "nemo_rl", "nemo-rl"
@@ -35,11 +47,11 @@ REPORT = {
     "sampling_importance_ratio": "weight_mean",
 }
 
-NONFINITE = Declared(
+NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here, itself there",
     "presets.md",
     "NeMo RL | weight 0 at that token",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+    NONFINITE,
 )
 FAR = Declared(
     "a product beyond exp(20)",
@@ -53,7 +65,7 @@ CLAMPED = Declared(
     "D beyond the clamp",
     "metrics.md",
     "mean e^D - 1 - D, D clamped",
-    lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).abs() > 20).any()),
+    beyond(20.0, "old", "rollout"),
 )
 
 # The KL that a recipe has without being asked, which is ClippedPGLossConfig's.
@@ -122,8 +134,10 @@ def rows(source: Source) -> Iterator[Row]:
         value, _ = loss_class(config_class(**config))(given.new, made, samples.sum(), tokens)
         return value
 
-    def bounds(rng: Random) -> dict[str, Any]:
-        return {"ratio": rng.choice((1.05, 2.0)), "ratio_min": rng.choice((0.5, 0.9))}
+    bounds = draw(ratio=(1.05, 2.0), ratio_min=(0.5, 0.9))
+    averages = draw(token_level_loss=(True, False))
+    penalties = draw(ratio_clip_c=(None, 3.0), reference_policy_kl_penalty=(0.0, 0.1))
+    of_loss = both(averages, penalties)
 
     def truncated(kind: str, ratio: float, ratio_min: float | None) -> dict[str, Any]:
         return {
@@ -132,19 +146,12 @@ def rows(source: Source) -> Iterator[Row]:
             "truncated_importance_sampling_ratio_min": ratio_min,
         }
 
-    def of_loss(rng: Random) -> dict[str, Any]:
-        return {
-            "token_level_loss": rng.random() < 0.5,
-            "ratio_clip_c": rng.choice((None, 3.0)),
-            "reference_policy_kl_penalty": rng.choice((0.0, 0.1)),
-        }
-
     def without_penalty(rng: Random) -> dict[str, Any]:
         return {key: value for key, value in of_loss(rng).items() if key != "reference_policy_kl_penalty" or value}
 
     # NeMo multiplies by its masks, so what stands behind them is finite; and it adds 1e-8 to what it divides by.
     more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
-    more |= {"declared": (NONFINITE, BF16), "within": (3e-8, 2e-5)}
+    more |= {"declared": (NO_NUMBER, BF16), "within": (3e-8, 2e-5)}
 
     for ours, kind in TYPES.items():
 
@@ -155,18 +162,16 @@ def rows(source: Source) -> Iterator[Row]:
             return weights(given, **truncated(kind, ratio, ratio_min))
 
         yield preset(f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", weigh_by, bounds, **more)
-        yield recipe(
-            f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", run, lambda rng: bounds(rng) | of_loss(rng), **more
-        )
+        yield recipe(f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", run, both(bounds, of_loss), **more)
 
     sequences = {"sequence_level_importance_ratios": True, "token_level_loss": False}
-    far = more | {"declared": (NONFINITE, FAR, BF16)}
+    far = more | {"declared": (NO_NUMBER, FAR, BF16)}
     yield preset("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(weights, **sequences), **far)
     yield recipe(
         "nemo.gspo_is",
         f"{LOSS}: ClippedPGLossFn, sequence level",
         partial(loss, **sequences),
-        lambda rng: {key: value for key, value in of_loss(rng).items() if key != "token_level_loss"},
+        penalties,
         **far,
     )
     for name in ("ppo", "grpo"):
@@ -181,35 +186,38 @@ def rows(source: Source) -> Iterator[Row]:
         "nemo.cispo",
         f"{LOSS}: ClippedPGLossFn, use_cispo",
         partial(loss, use_cispo=True, use_importance_sampling_correction=False),
-        lambda rng: {"ratio_clip_max": rng.choice((0.2, 4.0)), "reference_policy_kl_penalty": rng.choice((0.0, 0.1))},
+        draw(ratio_clip_max=(0.2, 4.0), reference_policy_kl_penalty=(0.0, 0.1)),
         **more,
     )
 
-    def threshold(rng: Random) -> dict[str, Any]:
-        return {"threshold": rng.choice((1.01, 1.1, 2.0))}
+    threshold = draw(threshold=(1.01, 1.1, 2.0))
 
     def mult_err(given: Batch, threshold: float, **config: Any) -> Tensor:
         config["use_importance_sampling_correction"] = False
         return loss(given, seq_logprob_error_threshold=threshold, **config)
 
     yield preset("nemo.mult_err", f"{GRPO}: {MASKING}", masked, threshold, **more)
-    yield recipe("nemo.mult_err", f"{GRPO}: {MASKING}", mult_err, lambda rng: threshold(rng) | of_loss(rng), **more)
+    yield recipe("nemo.mult_err", f"{GRPO}: {MASKING}", mult_err, both(threshold, of_loss), **more)
 
-    def report(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+    def reported(given: Batch, settings: dict[str, Any]) -> Result:
         config = truncated("tis", **settings) | {"use_importance_sampling_correction": True}
         run = loss_class(config_class(reference_policy_kl_penalty=0.0, **config))
         made = data(given)
-        _, theirs = run(given.new, made, made["sample_mask"].sum(), given.mask.sum())
+        _, found = run(given.new, made, made["sample_mask"].sum(), given.mask.sum())
+        return {name: found[name] for name in REPORT}
+
+    def ours(given: Batch, settings: dict[str, Any]) -> Result:
         spec = replace(rc.spec("nemo.tis", **settings), detail="full")
-        ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics()
-        return {name: ours[native] for name, native in REPORT.items()}, {name: theirs[name] for name in REPORT}
+        found = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics()
+        return {name: found[native] for name, native in REPORT.items()}
 
     measured = {"kinds": tuple(kind for kind in FINITE if kind not in ("nan_behind_mask", "all_masked"))}
     yield Row(
         "report",
         f"nemo {', '.join(REPORT.values())}",
         f"{LOSS}: {', '.join(REPORT)}",
-        report,
+        ours,
+        reported,
         bounds,
         (CLAMPED,),
         within=(3e-8, 2e-5),
@@ -219,7 +227,7 @@ def rows(source: Source) -> Iterator[Row]:
     def hold(config: dict[str, Any]) -> dict[str, Any]:
         block = dict(config)
         masking = {"seq_logprob_error_threshold": block.pop("seq_logprob_error_threshold")}
-        return {"loss_fn": config_class(**block), "grpo": masking, "policy": {}}
+        return {"loss_fn": block, "grpo": masking, "policy": {}}
 
     def old(given: Batch, config: dict[str, Any]) -> Tensor:
         return given.new.detach() if config["force_on_policy_ratio"] else given.old

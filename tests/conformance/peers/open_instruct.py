@@ -12,25 +12,36 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import Batch
-from conformance.peers.trl import far_from_the_engine
-from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import (
+    BF16,
+    FAR_FROM_THE_ENGINE,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "open_instruct", "open-instruct"
 
 UTILS, STEP = "open_instruct/grpo_utils.py", "open_instruct/grpo_fast.py"
 
-NONFINITE = Declared(
+NO_NUMBER = Declared(
     "a non-finite token",
     "presets.md",
     "open-instruct | NaN becomes a sentinel",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+    NONFINITE,
 )
 FAR = Declared(
     "exponents beyond +-20",
     "presets.md",
     "the exponent is then clamped to +-20",
-    lambda given, settings: settings["use_vllm_logprobs"] and far_from_the_engine(given, settings),
+    lambda given, settings: settings["use_vllm_logprobs"] and FAR_FROM_THE_ENGINE.when(given, settings),
 )
 NAMES = {
     "mask_lower": "rho_mask_lower_bound",
@@ -83,36 +94,24 @@ def rows(source: Source) -> Iterator[Row]:
             given, **{NAMES.get(name, name): 0.0 if value is None else value for name, value in drawn.items()}, **fixed
         )
 
-    def bounds(rng: Random, masks: bool = True) -> dict[str, Any]:
-        found = {"clamp_upper": rng.choice((1.05, 2.0, None))}
-        if masks:
-            found |= {"mask_lower": rng.choice((0.5, 0.9)), "mask_upper": rng.choice((1.05, 2.0))}
-        return found
+    clamps = draw(clamp_upper=(1.05, 2.0, None))
+    bounds = both(clamps, draw(mask_lower=(0.5, 0.9), mask_upper=(1.05, 2.0)))
 
-    def of_loss(rng: Random) -> dict[str, Any]:
-        return {
-            "clip_higher": rng.choice((0.2, 0.272)),
-            "beta": rng.choice((0.0, 0.05)),
-            "kl_estimator": rng.randrange(4),
-        }
+    of_loss = draw(clip_higher=(0.2, 0.272), beta=(0.0, 0.05), kl_estimator=(0, 1, 2, 3))
 
-    more: dict[str, Any] = {"declared": (NONFINITE, BF16)}
+    more: dict[str, Any] = {"declared": (NO_NUMBER, BF16)}
     for name in ("default", *MASKED):
-        draw = partial(bounds, masks=name in MASKED)
-
-        def both(rng: Random, draw: Any = draw) -> dict[str, Any]:
-            return draw(rng) | of_loss(rng)
-
+        drawn = bounds if name in MASKED else clamps
         fixed = MASKED.get(name, {})
         yield preset(
             f"open_instruct.{name}",
             f"{UTILS}: compute_rho_correction",
             partial(by_its_names, weights, fixed),
-            draw,
+            drawn,
             **more,
         )
         theirs = f"{UTILS}: compute_rho_correction, compute_grpo_loss"
-        yield recipe(f"open_instruct.{name}", theirs, partial(by_its_names, loss, fixed), both, **more)
+        yield recipe(f"open_instruct.{name}", theirs, partial(by_its_names, loss, fixed), both(drawn, of_loss), **more)
     for name, coefficient in (("ppo", 0.0), ("grpo", 0.05)):
 
         def plain(given: Batch, coefficient: float = coefficient, **drawn: Any) -> Tensor:
@@ -122,12 +121,11 @@ def rows(source: Source) -> Iterator[Row]:
             return {key: value for key, value in of_loss(rng).items() if key != "beta" or rng.random() < 0.5}
 
         yield recipe(f"open_instruct.{name}", f"{UTILS}: compute_grpo_loss", plain, some, **more)
-    cispo = {"loss_fn": cut("GRPOLossType").cispo}
     yield recipe(
         "open_instruct.cispo",
         f"{UTILS}: compute_rho_correction, compute_grpo_loss",
-        partial(by_its_names, loss, cispo),
-        lambda rng: bounds(rng, masks=False) | of_loss(rng),
+        partial(by_its_names, loss, {"loss_fn": "cispo"}),
+        both(clamps, of_loss),
         **more,
     )
     yield configuration(
@@ -135,7 +133,6 @@ def rows(source: Source) -> Iterator[Row]:
         f"{UTILS}: GRPOExperimentConfig; {STEP}: step",
         loss,
         config_of,
-        lambda c: config_class(**c),
         **more | {"declared": (*more["declared"], FAR)},
     )
 

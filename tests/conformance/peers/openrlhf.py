@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
@@ -13,7 +12,21 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
+from conformance.rows import (
+    BF16,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    among,
+    beyond,
+    both,
+    configuration,
+    draw,
+    loss_and_gradient,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 from rollout_corr.frameworks.openrlhf import dropin
 
@@ -42,11 +55,11 @@ def beyond_eps(given: Batch, settings: dict[str, Any]) -> bool:
     return bool(((found < 1e-6) | (found > 1 - 1e-6))[:, given.mask].any())
 
 
-NONFINITE = Declared(
+NO_NUMBER = Declared(
     "a non-finite token",
     "presets.md",
     "OpenRLHF, mode mask | weight 0 at the token, or its sequence at level seq",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
+    NONFINITE,
 )
 ROUNDED = Declared("its binary KL rounds below 0", "presets.md", "drops tokens whose KL rounds", rounds_below_zero)
 EPS = Declared("a probability below eps", "presets.md", "Values differ for tokens whose probability", beyond_eps)
@@ -54,13 +67,13 @@ FAR = Declared(
     "a ratio beyond exp(20)",
     "presets.md",
     "in the token weights that a sequence test lets through",
-    lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).abs() > 20).any()),
+    beyond(20.0, "old", "rollout"),
 )
 NOTHING = Declared(
     "no token: NaN there",
     "integrations.md",
     "a batch without a token is a loss of NaN",
-    lambda given, settings: given.kind == "all_masked",
+    among("all_masked"),
 )
 
 
@@ -68,7 +81,7 @@ def rows(source: Source) -> Iterator[Row]:
     """Compare presets, recipes and the reader."""
     loss_class = source.cut(LOSS, "PolicyLoss")
     approximate, aggregate = source.cut(UTILS, "compute_approx_kl"), source.cut(LOSS, "aggregate_loss")
-    new_names = "is_correction_level" in inspect.signature(loss_class.__init__).parameters
+    new_names = source.says(LOSS, "is_correction_level")
     weigh = source.lines(LOSS, "PolicyLoss.forward", "vllm_kl =", "if self.")
 
     def made(
@@ -121,20 +134,11 @@ def rows(source: Source) -> Iterator[Row]:
 
     # OpenRLHF multiplies by its mask, so what stands behind it is finite; it adds 1e-8 to a sequence's tokens.
     more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
-    more |= {"declared": (NONFINITE, FAR, BF16), "within": (3e-8, 2e-5)}
+    more |= {"declared": (NO_NUMBER, FAR, BF16), "within": (3e-8, 2e-5)}
 
-    def bounds(rng: Random) -> dict[str, Any]:
-        return {"low": rng.choice((0.5, 0.9)), "high": rng.choice((1.05, 5.0))}
-
-    def delta(rng: Random) -> dict[str, Any]:
-        return {"delta": rng.choice((1e-4, 3e-3, 0.05))}
-
-    def of_loss(rng: Random) -> dict[str, Any]:
-        return {
-            "eps_clip_low_high": rng.choice((None, (0.1, 0.3))),
-            "dual_clip": rng.choice((None, 3.0)),
-            "loss_agg_mode": rng.choice(("token-mean", "seq-mean-token-mean")),
-        }
+    bounds, delta = draw(low=(0.5, 0.9), high=(1.05, 5.0)), draw(delta=(1e-4, 3e-3, 0.05))
+    clips = draw(eps_clip_low_high=(None, (0.1, 0.3)), dual_clip=(None, 3.0))
+    of_plain = both(clips, draw(loss_agg_mode=("token-mean", "seq-mean-token-mean")))
 
     cases: list[tuple[str, Callable[[Random], dict[str, Any]], dict[str, Any]]] = [
         ("tis", bounds, {"level": "token", "mode": "clip"}),
@@ -144,7 +148,7 @@ def rows(source: Source) -> Iterator[Row]:
     if new_names:
         cases += [
             ("flash_reinforce", delta, {"level": "seq", "gating": "binary_kl"}),
-            ("dppo_like", lambda rng: delta(rng) | {"gating": rng.choice(("binary_kl", "tv"))}, {"level": "token"}),
+            ("dppo_like", both(delta, draw(gating=("binary_kl", "tv"))), {"level": "token"}),
         ]
 
     def thresholded(
@@ -159,40 +163,50 @@ def rows(source: Source) -> Iterator[Row]:
         return run(given, threshold=(low, high) if delta is None else (delta,), **fixed, **config)
 
     for name, settings, fixed in cases:
-        known = more | {"declared": (NONFINITE, FAR, BF16, ROUNDED, EPS)} if settings is not bounds else more
+        known = more | {"declared": (NO_NUMBER, FAR, BF16, ROUNDED, EPS)} if settings is not bounds else more
         theirs = f"{LOSS}: PolicyLoss, {' '.join(fixed.values())}"
         yield preset(f"openrlhf.{name}", theirs, partial(thresholded, weights, fixed), settings, **known)
-
-        def both(rng: Random, settings: Any = settings) -> dict[str, Any]:
-            return settings(rng) | of_loss(rng)
-
-        yield recipe(f"openrlhf.{name}", theirs, partial(thresholded, loss, fixed), both, **known)
+        drawn = both(settings, of_plain)
+        yield recipe(f"openrlhf.{name}", theirs, partial(thresholded, loss, fixed), drawn, **known)
     for name in ("ppo", "grpo"):
-        yield recipe(f"openrlhf.{name}", f"{LOSS}: PolicyLoss", loss, of_loss, **more)
+        yield recipe(f"openrlhf.{name}", f"{LOSS}: PolicyLoss", loss, of_plain, **more)
     yield recipe(
         "openrlhf.gspo",
         f"{LOSS}: PolicyLoss, gspo",
         partial(loss, policy_loss_type="gspo"),
-        lambda rng: {key: value for key, value in of_loss(rng).items() if key != "loss_agg_mode"},
+        clips,
         **more,
     )
-    replacement = dropin.replaced(loss_class.forward)
+    # Its metrics stay OpenRLHF's.
+    replacement = dropin.replaced(lambda *args, **kwargs: (None,))
 
-    def called(given: Batch, config: dict[str, Any]) -> tuple[Result, Result]:
-        config, over_all = dict(config), config["over_all"]
-        sides = dict(zip(("clip_eps_low", "clip_eps_high"), config.pop("sides"), strict=True))
-        run = made(**sides, **{name: value for name, value in config.items() if name != "over_all"})
+    def called(forward: Callable[..., Any], module: Any, given: Batch, over_all: bool) -> Result:
         # The counts over all ranks and their number, or what this batch has.
         counts = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9} if over_all else {}
+        side = given.trains()
+        value = forward(module, side.new, side.old, side.token_advantages, side.mask, side.rollout, **counts)[0]
+        return loss_and_gradient(value, side)
 
-        def result(function: Callable[..., Any]) -> Result:
-            side = given.trains()
-            value, *metrics = function(
-                run, side.new, side.old, side.token_advantages, side.mask, side.rollout, **counts
-            )
-            return {**loss_and_gradient(value, side), "metrics": str(metrics)}
+    def replaced(given: Batch, config: dict[str, Any]) -> Result:
+        over_all, level, mode = (config.pop(name) for name in ("over_all", "level", "mode"))
+        threshold = (0.0, *config.pop("threshold"))[-2:]
+        fields = {"level": level, "mode": mode, "gating": config.pop("gating"), "threshold": threshold}
+        named = {f"is_correction_{name}": value for name, value in fields.items()}
+        if not new_names:
+            named = {
+                "enable_vllm_is_correction": level != "off",
+                "vllm_is_truncated_threshold": threshold,
+                "vllm_is_correction_type": OLD_TYPES.get((level, mode), "tis"),
+            }
+        return called(replacement, SimpleNamespace(**sided(config), **named), given, over_all)
 
-        return result(replacement), result(loss_class.forward)
+    def original(given: Batch, config: dict[str, Any]) -> Result:
+        over_all = config.pop("over_all")
+        return called(loss_class.forward, made(**sided(config)), given, over_all)
+
+    def sided(config: dict[str, Any]) -> dict[str, Any]:
+        low, high = config.pop("sides")
+        return {"clip_eps_low": low, "clip_eps_high": high, **config}
 
     def of_module(rng: Random) -> dict[str, Any]:
         config = config_of(rng, new_names)
@@ -204,9 +218,10 @@ def rows(source: Source) -> Iterator[Row]:
         "drop-in",
         "openrlhf.PolicyLoss",
         f"{LOSS}: PolicyLoss.forward",
-        called,
+        replaced,
+        original,
         of_module,
-        **more | {"declared": (NONFINITE, FAR, BF16, ROUNDED, EPS, NOTHING)},
+        **more | {"declared": (NO_NUMBER, FAR, BF16, ROUNDED, EPS, NOTHING)},
     )
     yield configuration(
         "openrlhf",
@@ -215,7 +230,7 @@ def rows(source: Source) -> Iterator[Row]:
         lambda rng: config_of(rng, new_names),
         partial(hold, new_names=new_names),
         # Its KL is computed in float32, whatever comes.
-        **more | {"declared": (NONFINITE, FAR, BF16, ROUNDED, EPS), "within": (2e-5, 2e-5)},
+        **more | {"declared": (NO_NUMBER, FAR, BF16, ROUNDED, EPS), "within": (2e-5, 2e-5)},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import FINITE, Batch
-from conformance.rows import Declared, Result, Row, loss_and_gradient
+from conformance.rows import FAR_FROM_THE_ENGINE, Row, loss_of, of_loss
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "pipelinerl", "PipelineRL"
@@ -20,19 +21,13 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "pipelinerl", "PipelineRL"
 STEP = "pipelinerl/finetune/rl/__init__.py"
 SAMPLES = 16
 
-CLAMP = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: bool(((given.new - given.rollout).abs() > 20.0)[given.mask].any()),
-)
-
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare the recipes. The step asserts that everything is finite."""
     step = source.lines(STEP, "rl_step", "if config.group_normalization", 'if config.policy_loss != "gspo"')
 
-    def theirs(given: Batch, name: str, drawn: dict[str, Any], tokens: Tensor) -> Tensor:
+    def theirs(name: str, given: Batch, **drawn: Any) -> Tensor:
+        tokens = per_token(given).to(given.new.dtype)
         count, width = given.mask.shape
         line = given.mask.reshape(1, -1)
 
@@ -81,33 +76,22 @@ def rows(source: Source) -> Iterator[Row]:
         value: Tensor = found["policy_loss_total"]
         return value
 
-    def compared(name: str) -> Any:
-        def run(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-            mine, peer = given.trains(), given.trains()
-            per_group = given.mask.sum(1).double().reshape(-1, given.group_size).mean(1).clamp(min=1.0)
-            tokens = per_group.repeat_interleave(given.group_size)
-            divided: dict[str, Any] = {"total": SAMPLES}
-            if drawn["group_normalization"]:
-                divided = {"scale": 1.0 / tokens}
-            made = rc.recipe(f"pipeline_rl.{name}", **drawn)
-            out = rc.policy_loss(
-                mine.new,
-                given.advantages,
-                rc.Batch(mask=given.mask, **divided),
-                made.loss,
-                rollout_logp=given.rollout,
-                ref_logp=None if made.loss.kl is None else given.ref,
-                spec=made.spec,
-            )
-            expected = theirs(peer, name, drawn, tokens.to(given.new.dtype))
-            return loss_and_gradient(out.value, mine), loss_and_gradient(expected, peer)
-
-        return run
+    def ours(name: str, given: Batch, **drawn: Any) -> Tensor:
+        made = rc.recipe(f"pipeline_rl.{name}", **drawn)
+        divided = {"scale": 1.0 / per_token(given)} if drawn.get("group_normalization", True) else {"total": SAMPLES}
+        reference = None if made.loss.kl is None else given.ref
+        return loss_of(rc.Recipe(made.spec, made.loss, divided), given, rollout_logp=given.rollout, ref_logp=reference)
 
     for name in ("ppo", "reinforce", "gspo"):
-        draw = drawn_for(name)
-        place = f"{STEP}: rl_step, {name}"
-        yield Row("recipe", f"pipeline_rl.{name}", place, compared(name), draw, declared=(CLAMP,), kinds=FINITE)
+        sides = of_loss(partial(ours, name)), of_loss(partial(theirs, name))
+        place, declared = f"{STEP}: rl_step, {name}", (FAR_FROM_THE_ENGINE,)
+        yield Row("recipe", f"pipeline_rl.{name}", place, *sides, drawn_for(name), declared=declared, kinds=FINITE)
+
+
+def per_token(given: Batch) -> Tensor:
+    """[B]: the mean number of tokens of each row's group."""
+    groups = given.mask.sum(1).double().reshape(-1, given.group_size).mean(1).clamp(min=1.0)
+    return groups.repeat_interleave(given.group_size)
 
 
 def drawn_for(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,18 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, recipe
+from conformance.rows import (
+    BF16,
+    FAR_FROM_THE_ENGINE,
+    PROPAGATES,
+    Row,
+    both,
+    configuration,
+    draw,
+    loss_of,
+    of_loss,
+    recipe,
+)
 from conformance.samples import lengths_of, samples_of
 from conformance.sources import Source
 
@@ -22,19 +33,11 @@ UNDER = "src"
 
 LOSS = "prime_rl/trainer/rl/loss.py"
 
-PROPAGATES = Declared(
-    "non-finite log-probs go on into the loss there",
-    "presets.md",
-    "let the NaN through into the loss",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
-)
-CLAMP = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: bool(((given.new - given.rollout).abs() > 20.0)[given.mask].any()),
-)
-DECLARED = (PROPAGATES, BF16, CLAMP)
+# The factors of the regularizer and of the advantages, and the bounds of the two losses.
+TAU = draw(kl_tau=(1e-3, 0.0, 0.1), adv_tau=(1.0, 0.5))
+IPO = both(draw(eps=(0.01, 0.1)), TAU)
+DPPO = both(draw(dppo_mask_low=(0.05, 0.2), dppo_mask_high=(0.01, 0.2)), TAU)
+DECLARED = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
 
 
 @dataclass
@@ -92,45 +95,42 @@ def rows(source: Source) -> Iterator[Row]:
         result: Tensor = value
         return result
 
-    def ref_kl(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        mine, peer = given.trains(), given.trains()
-        advantages = (given.ref - given.new).where(given.mask, 0.0)
-        spec, terms = rc.recipe("prime_rl.ref_kl")
-        policies = {"rollout_logp": given.rollout, "spec": spec}
-        made = rc.policy_loss(mine.new, advantages, loss=terms, mask=given.mask, **policies)
-        theirs = loss(peer, IPOLossConfig(), "ref_kl")
-        return loss_and_gradient(made.value, mine), loss_and_gradient(theirs, peer)
+    def our_ref_kl(given: Batch) -> Tensor:
+        towards = replace(given, advantages=(given.ref - given.new.detach()).where(given.mask, 0.0))
+        return loss_of(rc.recipe("prime_rl.ref_kl"), towards, rollout_logp=given.rollout)
 
-    def weighted(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        mine, peer = given.trains(), given.trains()
+    def ipo(given: Batch, eps: float, of_tokens: Tensor | None = None, **drawn: Any) -> Tensor:
+        return loss(given, IPOLossConfig(ipo_threshold=eps, **drawn), of_tokens=of_tokens)
+
+    def of_tokens(given: Batch) -> Tensor:
         made = torch.Generator().manual_seed(given.seed)
-        of_tokens = torch.randint(0, 4, given.new.shape, generator=made).to(given.new.dtype) / 2
-        spec, terms = rc.recipe("prime_rl.ipo", **drawn)
-        batch = rc.Batch(mask=given.mask & (of_tokens != 0), scale=of_tokens)
-        out = rc.policy_loss(mine.new, given.advantages, batch, terms, rollout_logp=given.rollout, spec=spec)
-        config = IPOLossConfig(**{"ipo_threshold" if name == "eps" else name: x for name, x in drawn.items()})
-        return loss_and_gradient(out.value, mine), loss_and_gradient(loss(peer, config, of_tokens=of_tokens), peer)
+        return torch.randint(0, 4, given.new.shape, generator=made).to(given.new.dtype) / 2
 
-    def drawn_ipo(rng: Random) -> dict[str, Any]:
-        return {"eps": rng.choice((0.01, 0.1)), **tau(rng)}
+    def our_weighted(given: Batch, **drawn: Any) -> Tensor:
+        weights = of_tokens(given)
+        made = rc.recipe("prime_rl.ipo", **drawn)
+        made = rc.Recipe(made.spec, made.loss, {"scale": weights})
+        return loss_of(made, given, given.mask & (weights != 0), rollout_logp=given.rollout)
 
     more: dict[str, Any] = {"declared": DECLARED}
     yield recipe(
         "prime_rl.dppo",
         f"{LOSS}: compute_loss, default_loss_fn",
         lambda given, **drawn: loss(given, DefaultLossConfig(**drawn)),
-        lambda rng: {"dppo_mask_low": rng.choice((0.05, 0.2)), "dppo_mask_high": rng.choice((0.01, 0.2)), **tau(rng)},
+        DPPO,
         **more,
     )
     yield recipe(
         "prime_rl.ipo",
         f"{LOSS}: compute_loss, ipo_loss_fn",
-        lambda given, eps, **drawn: loss(given, IPOLossConfig(ipo_threshold=eps, **drawn)),
-        drawn_ipo,
+        ipo,
+        IPO,
         **more,
     )
-    yield Row("recipe", "prime_rl.ipo", f"{LOSS}: compute_loss, rl_weights", weighted, drawn_ipo, **more)
-    yield Row("recipe", "prime_rl.ref_kl", f"{LOSS}: compute_loss, ref_kl_loss_fn", ref_kl, **more)
+    sides = of_loss(our_weighted), of_loss(lambda given, **drawn: ipo(given, of_tokens=of_tokens(given), **drawn))
+    yield Row("recipe", "prime_rl.ipo, rl_weights", f"{LOSS}: compute_loss, rl_weights", *sides, IPO, **more)
+    sides = of_loss(our_ref_kl), of_loss(lambda given: loss(given, IPOLossConfig(), "ref_kl"))
+    yield Row("recipe", "prime_rl.ref_kl", f"{LOSS}: compute_loss, ref_kl_loss_fn", *sides, **more)
     yield configuration(
         "prime_rl",
         f"{LOSS}: setup_rl_loss_fn, compute_loss",
@@ -142,16 +142,10 @@ def rows(source: Source) -> Iterator[Row]:
     )
 
 
-def tau(rng: Random) -> dict[str, float]:
-    """Draw the factors of the regularizer and of the advantages."""
-    return {"kl_tau": rng.choice((1e-3, 0.0, 0.1)), "adv_tau": rng.choice((1.0, 0.5))}
-
-
 def drawn_config(rng: Random) -> dict[str, Any]:
     """Draw a block `loss`."""
-    if rng.random() < 0.5:
-        return {"type": "ipo", "ipo_threshold": rng.choice((0.01, 0.1)), **tau(rng)}
-    return {"dppo_mask_low": rng.choice((0.05, 0.2)), "dppo_mask_high": rng.choice((0.01, 0.2)), **tau(rng)}
+    of_ipo = both(draw(type="ipo", ipo_threshold=(0.01, 0.1)), TAU)
+    return rng.choice((of_ipo, DPPO))(rng)
 
 
 def held(drawn: dict[str, Any]) -> Any:

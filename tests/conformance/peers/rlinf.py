@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import Declared, Result, Row, preset, recipe
+from conformance.rows import CLAMP, PROPAGATES, Declared, Result, Row, both, draw, preset, recipe
 from conformance.sources import Source
 from conformance.versions import CURRENT, interpolated
 
@@ -20,18 +19,6 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "rlinf", "rlinf"
 LOSSES = "rlinf/algorithms/losses.py"
 ACTOR = "rlinf/workers/actor/megatron_actor_worker.py"
 
-PROPAGATES = Declared(
-    "non-finite log-probs go on into the loss there",
-    "presets.md",
-    "let the NaN through into the loss",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
-)
-CLAMP = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: bool(((given.old - given.rollout).abs() > 20.0)[given.mask].any()),
-)
 ROWS = Declared(
     "a sample without a token counts, and its mean is NaN",
     "losses.md",
@@ -40,6 +27,10 @@ ROWS = Declared(
         settings.get("loss_agg_func", "token-mean") != "token-mean" and not bool(given.mask.any(1).all())
     ),
 )
+THRESHOLD = draw(threshold=(1.05, 2.0, 5.0))
+CLIPS = draw(clip_ratio_low=(0.1, 0.2), clip_ratio_high=(0.2, 0.28), clip_ratio_c=(None, 3.0))
+REDUCTIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+ACTORS = both(CLIPS, draw(loss_agg_func=REDUCTIONS, kl_beta=(0.0, 0.1)))
 DECLARED = (PROPAGATES, CLAMP, ROWS)
 
 
@@ -121,8 +112,8 @@ def rows(source: Source) -> Iterator[Row]:
     kinds = tuple(kind for kind in KINDS if kind not in ("nan_behind_mask", "bf16"))
     more: dict[str, Any] = {"declared": DECLARED, "kinds": kinds, "within": (2e-5, 2e-5)}
     shown = f"{LOSSES}: compute_decoupled_ppo_actor_loss"
-    yield preset("rlinf.decoupled", shown, weights, threshold, **more)
-    yield recipe("rlinf.decoupled", shown, decoupled, lambda rng: {**threshold(rng), **clips(rng)}, **more)
+    yield preset("rlinf.decoupled", shown, weights, THRESHOLD, **more)
+    yield recipe("rlinf.decoupled", shown, decoupled, both(THRESHOLD, CLIPS), **more)
 
     def by_versions(given: Batch, versions: Tensor, threshold: float, **clips: Any) -> Tensor:
         wide = narrow(given)
@@ -140,33 +131,13 @@ def rows(source: Source) -> Iterator[Row]:
         return value
 
     named = "rlinf.decoupled", "rlinf.decoupled, old_logp by versions"
-    yield interpolated(*named, shown, by_versions, lambda rng: {**threshold(rng), **clips(rng)}, **more)
+    yield interpolated(*named, shown, by_versions, both(THRESHOLD, CLIPS), **more)
     for name in ("actor", "ppo", "grpo"):
-        yield recipe(f"rlinf.{name}", f"{LOSSES}: compute_ppo_actor_loss, kl_penalty", actor, settings, **more)
+        yield recipe(f"rlinf.{name}", f"{LOSSES}: compute_ppo_actor_loss, kl_penalty", actor, ACTORS, **more)
     yield recipe(
         "rlinf.importance_sampling_fix",
         f"{ACTOR}: importance_sampling_fix, {LOSSES}: compute_ppo_actor_loss, kl_penalty",
         lambda given, importance_sampling_clip, **drawn: actor(given, cap=importance_sampling_clip, **drawn),
-        lambda rng: {"importance_sampling_clip": rng.choice((1.0, 2.0)), **settings(rng)},
+        both(draw(importance_sampling_clip=(1.0, 2.0)), ACTORS),
         **more,
     )
-
-
-def threshold(rng: Random) -> dict[str, Any]:
-    """Draw the argument of the preset."""
-    return {"threshold": rng.choice((1.05, 2.0, 5.0))}
-
-
-def clips(rng: Random) -> dict[str, Any]:
-    """Draw the bounds of the clip."""
-    return {
-        "clip_ratio_low": rng.choice((0.1, 0.2)),
-        "clip_ratio_high": rng.choice((0.2, 0.28)),
-        "clip_ratio_c": rng.choice((None, 3.0)),
-    }
-
-
-def settings(rng: Random) -> dict[str, Any]:
-    """Draw the settings of the actor's loss."""
-    reductions = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
-    return {**clips(rng), "loss_agg_func": rng.choice(reductions), "kl_beta": rng.choice((0.0, 0.1))}

@@ -12,7 +12,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import (
+    CLAMP,
+    PROPAGATES,
+    Declared,
+    Result,
+    Row,
+    beyond,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "roll", "roll"
@@ -22,34 +34,16 @@ WORKER = "roll/pipeline/rlvr/actor_worker.py"
 PG_WORKER = "roll/pipeline/rlvr/actor_pg_worker.py"
 AGENTIC = "roll/pipeline/agentic/agentic_actor_worker.py"
 
-PROPAGATES = Declared(
-    "non-finite log-probs go on into the loss there",
-    "presets.md",
-    "let the NaN through into the loss",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
-)
-
-
-def _sums_are_far(given: Batch) -> bool:
-    d = (given.old - given.rollout).where(given.mask, 0.0).double()
-    return bool((d.abs() > 20.0).any() or (d.sum(1).abs() > 20.0).any())
-
-
-CLAMP = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: _sums_are_far(given),
-)
+FAR_SUM = Declared(CLAMP.name, CLAMP.page, CLAMP.says, beyond(20.0, "old", "rollout", sums=True))
 TOKEN_MEAN = Declared(
     "its token-mean adds up filtered tokens too",
     "losses.md",
     "ROLL's token-mean adds up what its mask leaves out",
     lambda given, settings: settings.get("loss_agg_mode") == "token-mean",
 )
-DECLARED = (PROPAGATES, CLAMP, TOKEN_MEAN)
+DECLARED = (PROPAGATES, FAR_SUM, TOKEN_MEAN)
 SPECIFIC = {
-    "tis": ("tis_lower_bound", "tis_upper_bound"),
+    "tis": ("tis_upper_bound",),
     "cispo": ("cispo_epsilon_low", "cispo_epsilon_high"),
     "kimi15": ("kimi15_tau",),
     "topr": ("topr_positive_weight", "topr_negative_weight"),
@@ -181,10 +175,8 @@ def rows(source: Source) -> Iterator[Row]:
         def run(given: Batch, name: str = name, **drawn: Any) -> Tensor:
             return loss(given, correction_config(), {"pg_variant": name, **drawn})
 
-        def draw(rng: Random, name: str = name) -> dict[str, Any]:
-            return {key: rng.choice((0.1, 0.3)) for key in SPECIFIC.get(name, ()) if key != "tis_lower_bound"}
-
-        yield recipe(f"roll.{name}", f"{PG_WORKER}: ActorPGWorker.loss_func, {name}", run, draw, **more)
+        drawn = draw(**dict.fromkeys(SPECIFIC.get(name, ()), (0.1, 0.3)))
+        yield recipe(f"roll.{name}", f"{PG_WORKER}: ActorPGWorker.loss_func, {name}", run, drawn, **more)
 
     def configured(given: Batch, is_weight: Any, filters: Any, actor_train: Any, **flags: Any) -> Tensor:
         config = correction_config(is_weight, *filters)
@@ -195,13 +187,8 @@ def rows(source: Source) -> Iterator[Row]:
     )
 
 
-def bounds(rng: Random) -> dict[str, Any]:
-    """Draw the arguments of the preset."""
-    return {
-        "upper_bound": rng.choice((None, 1.05, 1.2)),
-        "ratio_low": rng.choice((0.5, 0.8)),
-        "ratio_high": rng.choice((1.1, 2.0)),
-    }
+# The arguments of the preset.
+bounds = draw(upper_bound=(None, 1.05, 1.2), ratio_low=(0.5, 0.8), ratio_high=(1.1, 1.2, 2.0))
 
 
 def clips(rng: Random) -> dict[str, Any]:
@@ -216,14 +203,8 @@ def clips(rng: Random) -> dict[str, Any]:
     }
 
 
-def default_settings(rng: Random) -> dict[str, Any]:
-    """Draw the arguments of the preset, and the settings of the loss that it corrects."""
-    return {**bounds(rng), **clips(rng)}
-
-
-def with_kl(rng: Random) -> dict[str, Any]:
-    """Draw the settings of the clipped loss, and a coefficient of its KL or none."""
-    return clips(rng) | rng.choice(({}, {"kl_loss_coef": 0.1}))
+default_settings = both(bounds, clips)
+with_kl = both(clips, lambda rng: rng.choice(({}, {"kl_loss_coef": 0.1})))
 
 
 def drawn_config(rng: Random) -> dict[str, Any]:

@@ -13,7 +13,23 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
+from conformance.rows import (
+    BF16,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    among,
+    both,
+    configuration,
+    draw,
+    loss_and_gradient,
+    preset,
+    recipe,
+    report,
+    spec_of,
+)
+from conformance.rows import Settings as ConformanceSettings
 from conformance.sources import Source
 from rollout_corr.frameworks.skyrl import config, dropin, losses
 
@@ -36,15 +52,11 @@ FUNCTIONS = {
 WITHIN = (2e-6, 2e-5)
 
 
-def among(*kinds: str) -> Callable[[Batch, dict[str, Any]], bool]:
-    return lambda given, settings: given.kind in kinds
-
-
-NONFINITE = Declared(
+NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here",
     "presets.md",
     "Most frameworks let the NaN through into the loss (verl's weights, xtuner, SkyRL",
-    among("infinite", "nan_in_front"),
+    NONFINITE,
 )
 PADDING = Declared(
     "NaN in the padding",
@@ -64,7 +76,7 @@ SINGLE = Declared(
     "the spread of a single slot is NaN",
     lambda given, settings: given.mask.numel() == 1,
 )
-OF_CORRECTION = (BF16, NONFINITE, PADDING)
+OF_CORRECTION = (BF16, NO_NUMBER, PADDING)
 OF_LOSSES = (BF16, LEFT_OUT)
 
 
@@ -126,18 +138,18 @@ def algorithm(rng: Random, anchored: bool = False) -> dict[str, Any]:
     return drawn
 
 
-PRESETS: dict[str, Callable[[Random], dict[str, Any]]] = {
-    "token_tis": lambda rng: {"clip_high": rng.choice((1.01, 2.0))},
-    "sequence_tis": lambda rng: {"clip_high": rng.choice((1.1, 5.0))},
-    "geometric_mask": lambda rng: {"low": rng.choice((0.99, 0.7)), "high": rng.choice((1.01, 1.2))},
-    "product_mask": lambda rng: {"low": rng.choice((0.5, 0.9)), "high": rng.choice((1.3, 2.0))},
-    "token_mask": lambda rng: {"low": rng.choice((0.5, 0.9)), "high": rng.choice((1.05, 2.0))},
-    "outlier_mask": lambda rng: {"low": rng.choice((1e-4, 0.7)), "high": rng.choice((1.4, 100.0))},
-    "tldr": lambda rng: {
-        "geo_mask_low": rng.choice((0.99, 0.7)),
-        "geo_mask_high": rng.choice((1.01, 1.2)),
-        "token_tis_ratio_clip_high": rng.choice((1.05, 2.0)),
-    },
+PRESETS: dict[str, ConformanceSettings] = {
+    "token_tis": draw(clip_high=(1.01, 2.0)),
+    "sequence_tis": draw(clip_high=(1.1, 5.0)),
+    "geometric_mask": draw(low=(0.99, 0.7), high=(1.01, 1.2)),
+    "product_mask": draw(low=(0.5, 0.9), high=(1.3, 2.0)),
+    "token_mask": draw(low=(0.5, 0.9), high=(1.05, 2.0)),
+    "outlier_mask": draw(low=(1e-4, 0.7), high=(1.4, 100.0)),
+    "tldr": draw(
+        geo_mask_low=(0.99, 0.7),
+        geo_mask_high=(1.01, 1.2),
+        token_tis_ratio_clip_high=(1.05, 2.0),
+    ),
 }
 # The settings of SkyRL that a preset's arguments are.
 MEANS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -168,18 +180,18 @@ MEANS: dict[str, Callable[..., dict[str, Any]]] = {
         "outlier_token_is_threshold_high": 100.0,
     },
 }
-RECIPES: dict[str, Callable[[Random], dict[str, Any]]] = {
-    "regular": lambda rng: {"eps_clip_low": rng.choice((0.02, 0.2)), "eps_clip_high": rng.choice((0.05, 0.28))},
-    "cispo": lambda rng: {"cispo_eps_clip_low": rng.choice((0.1, 1.0)), "cispo_eps_clip_high": rng.choice((0.1, 4.0))},
-    "sapo": lambda rng: {},
-    "dppo": lambda rng: {"delta_low": rng.choice((0.02, 0.2)), "delta_high": rng.choice((0.02, 0.2))},
+RECIPES: dict[str, ConformanceSettings] = {
+    "regular": draw(eps_clip_low=(0.02, 0.2), eps_clip_high=(0.05, 0.28)),
+    "cispo": draw(cispo_eps_clip_low=(0.1, 1.0), cispo_eps_clip_high=(0.1, 4.0)),
+    "sapo": draw(),
+    "dppo": draw(delta_low=(0.02, 0.2), delta_high=(0.02, 0.2)),
 }
 RECIPES |= {
     "ppo": RECIPES["regular"],
-    "grpo": lambda rng: RECIPES["regular"](rng) | {"kl_loss_coef": rng.choice((0.001, 0.1))},
+    "grpo": both(RECIPES["regular"], draw(kl_loss_coef=(0.001, 0.1))),
     "gspo": RECIPES["regular"],
     "rollout_is": RECIPES["regular"],
-    "dual_clip": lambda rng: RECIPES["regular"](rng) | {"clip_ratio_c": rng.choice((1.1, 3.0))},
+    "dual_clip": both(RECIPES["regular"], draw(clip_ratio_c=(1.1, 3.0))),
 }
 
 
@@ -196,7 +208,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     def corrected(given: Batch, **drawn: Any) -> Result:
         weights, _, mask = correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))
-        return {"mask": mask} if weights is None else {"mask": mask, "weights": weights.expand_as(mask)}
+        return {"mask": mask, "weights": weights}
 
     def loss(given: Batch, **drawn: Any) -> Tensor:
         defaults = {"loss_reduction": "token_mean", "max_seq_len": 50, "use_kl_loss": False}
@@ -216,13 +228,13 @@ def rows(source: Source) -> Iterator[Row]:
             value = value + whole.kl_loss_coef * masked_mean(penalty, mask, dim=-1).mean()
         return value  # type: ignore[no-any-return]  # of functions that were cut
 
-    for name, draw in PRESETS.items():
+    for name, drawn in PRESETS.items():
         means = MEANS[name]
         yield preset(
             f"skyrl.{name}",
             f"{CORRECTION}: {COMPUTE}",
             lambda given, means=means, **drawn: corrected(given, **means(**drawn)),
-            draw,
+            drawn,
             declared=OF_CORRECTION,
             within=WITHIN,
         )
@@ -230,7 +242,7 @@ def rows(source: Source) -> Iterator[Row]:
             f"skyrl.{name}",
             f"{LOSSES}: ppo_policy_loss",
             lambda given, means=means, **drawn: loss(given, off_policy_correction=means(**drawn)),
-            draw,
+            drawn,
             declared=OF_LOSSES,
             within=WITHIN,
         )
@@ -247,61 +259,41 @@ def rows(source: Source) -> Iterator[Row]:
 
         return run
 
-    for name, draw in RECIPES.items():
+    for name, drawn in RECIPES.items():
         place = f"{LOSSES}: {FUNCTIONS.get(name, 'ppo_policy_loss')}, {SCALE}"
-        yield recipe(f"skyrl.{name}", place, of_recipe(name), draw, declared=OF_LOSSES, within=WITHIN)
+        yield recipe(f"skyrl.{name}", place, of_recipe(name), drawn, declared=OF_LOSSES, within=WITHIN)
 
-    def report(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        spec = rc.spec("skyrl", drawn)
-        if not spec.acts:
-            return {}, correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))[1]
-        ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics("skyrl")
-        return ours, correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))[1]
+    def arguments(given: Batch, drawn: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Settings]:
+        return given.old, given.rollout, given.mask.float(), settings_of(drawn)
 
-    def reader(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.spec("skyrl", drawn))
-        expected = dict(corrected(given, **drawn))
-        return shown(out.weights, out.mask, expected["mask"]), shown(expected.get("weights"), *[expected["mask"]] * 2)
+    def reported(given: Batch, drawn: dict[str, Any]) -> Result:
+        # Where nothing acts, SkyRL measures nothing.
+        acts = rc.spec("skyrl", drawn).acts
+        found: Result = correct(*arguments(given, drawn))[1]
+        return found if acts else {}
 
-    def replaced(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        arguments = given.old, given.rollout, given.mask.float(), settings_of(drawn)
+    def whole(function: Any, given: Batch, drawn: dict[str, Any]) -> Result:
         with patch.object(dropin, "_say", lambda *given: None):
-            weights, metrics, mask = getattr(dropin, COMPUTE)(*arguments)
-        theirs, their_metrics, their_mask = correct(*arguments)
-        ours = shown(weights, mask, their_mask) | metrics
-        return ours, shown(theirs, their_mask, their_mask) | their_metrics
+            weights, metrics, mask = function(*arguments(given, drawn))
+        return {"mask": mask, "weights": weights, **metrics}
 
-    def registered(name: str) -> Callable[..., tuple[Result, Result]]:
-        def run(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-            blocks = {"off_policy_correction": settings_of(drawn["off_policy_correction"])}
-            whole = Settings(**drawn | {"policy_loss_type": name, "sapo": Settings(**drawn["sapo"])} | blocks)
-
-            def result(function: Any) -> Result:
-                mine = given.trains()
-                mask = given.mask.float()
-                value, metrics = function(mine.new, mine.old, given.token_advantages, whole, mask, given.rollout)
-                return {**loss_and_gradient(value, mine), **metrics}
-
-            with patch.object(dropin, "_say", lambda *given: None):
-                ours = result(losses.LOSSES[f"rollout_corr_{name}"])
-            return ours, result(functions[name])
-
-        return run
+    def registered(function: Any, name: str, given: Batch, drawn: dict[str, Any]) -> Result:
+        blocks = {"off_policy_correction": settings_of(drawn["off_policy_correction"])}
+        of_all = Settings(**drawn | {"policy_loss_type": name, "sapo": Settings(**drawn["sapo"])} | blocks)
+        own, mask = given.trains(), given.mask.float()
+        with patch.object(dropin, "_say", lambda *given: None):
+            value, metrics = function(own.new, own.old, given.token_advantages, of_all, mask, given.rollout)
+        return {**loss_and_gradient(value, own), **metrics}
 
     place = f"{CORRECTION}: {COMPUTE}"
     more: dict[str, Any] = {"declared": (*OF_CORRECTION, SINGLE), "within": WITHIN}
-    yield Row("report", "skyrl", place, report, correction, **more)
-    yield Row("configuration", "skyrl.config", place, reader, correction, **more)
-    yield Row("drop-in", f"skyrl.{COMPUTE}", place, replaced, correction, **more)
+    yield report("skyrl", place, partial(rc.spec, "skyrl"), reported, correction, **more)
+    yield spec_of("skyrl", place, lambda given, drawn: corrected(given, **drawn), correction, **more)
+    sides = partial(whole, getattr(dropin, COMPUTE)), partial(whole, correct)
+    yield Row("drop-in", f"skyrl.{COMPUTE}", place, *sides, correction, **more)
     for name in ("regular", "dual_clip", "gspo", "sapo"):
         place = f"{LOSSES}: {FUNCTIONS[name]}"
-        yield Row("drop-in", f"skyrl.losses.{name}", place, registered(name), algorithm, **more)
-    anchored = "cispo_anchor" in (source.root / LOSSES).read_text(encoding="utf-8")
-    draw = partial(algorithm, anchored=anchored)
-    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, draw, declared=OF_LOSSES, within=WITHIN)
-
-
-def shown(weights: Tensor | None, mask: Tensor, at: Tensor) -> dict[str, Any]:
-    """Return the mask, and the weights where `at` is set."""
-    found: dict[str, Any] = {"mask": mask.bool()}
-    return found if weights is None else found | {"weights": weights.expand_as(at).where(at.bool(), 0.0)}
+        sides = [partial(registered, f, name) for f in (losses.LOSSES[f"rollout_corr_{name}"], functions[name])]
+        yield Row("drop-in", f"skyrl.losses.{name}", place, *sides, algorithm, **more)
+    drawn = partial(algorithm, anchored=source.says(LOSSES, "cispo_anchor"))
+    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, declared=OF_LOSSES, within=WITHIN)

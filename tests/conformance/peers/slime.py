@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
-from random import Random
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import BF16, CLAMP, PROPAGATES, Result, Row, both, configuration, draw, preset, recipe
 from conformance.samples import Ranks, bounds, lengths_of, loaded, padded, rollout_batch, samples_of
 from conformance.slime_flags import (
     EMPTY,
@@ -21,7 +20,6 @@ from conformance.slime_flags import (
     FAR_KL,
     FAR_SUM,
     GSPO_OVER_ALL,
-    both,
     counts_empty,
     dual,
     flags_of,
@@ -30,7 +28,7 @@ from conformance.slime_flags import (
     plain_mis,
 )
 from conformance.sources import Source
-from rollout_corr.frameworks import slime as ours
+from rollout_corr.frameworks import slime
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "slime", "slime"
 
@@ -53,18 +51,6 @@ CODE = Code(
     mis="examples/train_infer_mismatch_helper/mis.py",
 )
 
-PROPAGATES = Declared(
-    "non-finite log-probs go on into the loss there",
-    "presets.md",
-    "let the NaN through into the loss",
-    lambda given, settings: given.kind in ("infinite", "nan_in_front"),
-)
-CLAMP = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: bool(((given.old - given.rollout).abs() > 20.0)[given.mask].any()),
-)
 DECLARED = (PROPAGATES, BF16, CLAMP)
 DIFFERENCES = ("k3_kl", "chi2_token", "chi2_seq", "log_ppl_diff", "log_ppl_abs_diff", "_kl")
 
@@ -224,12 +210,12 @@ def recipes(source: Source, code: Code) -> Iterator[Row]:
     loss = loss_of(source, code)
     mis, icepop = (code.mis, "compute_mis_weights_with_cp"), (code.tis, "icepop_function")
     geo = {"rs_level": "geometric", "tis_batch_normalize": False}
-    for name, draw, flags in (
+    for name, drawn, flags in (
         ("tis", bounds, {"use_tis": True}),
         ("icepop", bounds, {"use_tis": True, "custom_tis_function_path": icepop}),
         ("mis", plain_mis, {"use_tis": True, "custom_tis_function_path": mis}),
         ("mis_geo", geometric, {"use_tis": True, "custom_tis_function_path": mis, **geo}),
-        ("opsm", lambda rng: {"delta": rng.choice((1e-4, 0.01))}, {"use_opsm": True}),
+        ("opsm", draw(delta=(1e-4, 0.01)), {"use_opsm": True}),
     ):
 
         def run(given: Batch, flags: Any = flags, **drawn: Any) -> Tensor:
@@ -238,7 +224,7 @@ def recipes(source: Source, code: Code) -> Iterator[Row]:
 
         shown = ", ".join(value[1] if isinstance(value, tuple) else key for key, value in flags.items())
         more: dict[str, Any] = {"declared": DECLARED, "within": code.within}
-        yield recipe(f"slime.{name}", f"{code.loss}: loss_function, {shown}", run, both(dual, draw), **more)
+        yield recipe(f"slime.{name}", f"{code.loss}: loss_function, {shown}", run, both(dual, drawn), **more)
 
 
 def plain(source: Source, code: Code) -> Iterator[Row]:
@@ -248,9 +234,7 @@ def plain(source: Source, code: Code) -> Iterator[Row]:
     def grpo(given: Batch, kl_loss_coef: float = 0.0, **flags: Any) -> Tensor:
         return loss(given, use_kl_loss=True, kl_loss_type="low_var_kl", kl_loss_coef=kl_loss_coef, **flags)
 
-    def with_kl(rng: Random) -> dict[str, Any]:
-        return {**dual(rng), **rng.choice(({}, {"kl_loss_coef": 0.1}))}
-
+    with_kl = both(dual, lambda rng: rng.choice(({}, {"kl_loss_coef": 0.1})))
     place, declared = f"{code.loss}: loss_function", (PROPAGATES, BF16)
     yield recipe("slime.ppo", place, loss, dual, declared=declared, within=code.within)
     # Their KL is in float32, whatever the log-probs are in.
@@ -270,9 +254,6 @@ def reader(source: Source, code: Code) -> Row:
         flags = {name: value for name, value in drawn.items() if name != "function"}
         return arguments(**flags, custom_tis_function_path=path and path[1])
 
-    def draw(rng: Random) -> dict[str, Any]:
-        return flags_of(rng, CISPO if code is CODE else ())
-
     def old(given: Batch, drawn: dict[str, Any]) -> Tensor | None:
         return None if drawn["use_rollout_logprobs"] else given.old
 
@@ -280,16 +261,13 @@ def reader(source: Source, code: Code) -> Row:
         "slime" if code is CODE else "miles",
         f"{code.loss}: loss_function",
         run,
-        draw,
+        lambda rng: flags_of(rng, ("cispo",) if code is CODE else ()),
         hold,
         old,
         declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALIZED, FAR_SUM, GSPO_OVER_ALL),
         # Their KL is in float32, whatever the log-probs are in.
         within=(2e-5, 2e-5),
     )
-
-
-CISPO = ("cispo",)
 
 
 def presets(source: Source, code: Code) -> Iterator[Row]:
@@ -327,17 +305,20 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
         ranks = Ranks(size)
         given = {"mpu": ranks.mpu, "dist": ranks.dist, "get_parallel_state": ranks.state}
         tools = {tool: source.cut(code.cp, tool, **given) for tool in ("all_gather_with_cp", "slice_log_prob_with_cp")}
+        if size == 1:
+            tools = dict.fromkeys(tools, lambda x, *layout: x)
         return ranks, tools, source.cut(file, name, **given)
 
-    for name, file, theirs, draw in (
+    for name, file, theirs, drawn in (
         ("tis", code.tis, "vanilla_tis_function", bounds),
         ("icepop", code.tis, "icepop_function", bounds),
         ("mis", code.mis, "compute_mis_weights_with_cp", mis_settings),
     ):
 
-        def run(given: Batch, drawn: dict[str, Any], name: str = name, at: Any = (file, theirs)) -> Any:
+        def run(ours: bool, given: Batch, drawn: dict[str, Any], name: str = name, at: Any = (file, theirs)) -> Any:
             args = arguments(use_tis=True, **{key: drawn[key] for key in drawn if key != "ranks"})
             ranks, tools, peer = on_ranks(drawn["ranks"], *at)
+            function = getattr(slime, name) if ours else peer
             called = per_sample(given, unit_loss=False, seed=given.seed)
             layouts = list(zip(called["total_lengths"], called["response_lengths"], strict=True))
             if args.qkv_format == "bshd":
@@ -345,23 +326,22 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
                 layouts = [(*sizes, "bshd", longest) for sizes in layouts]
                 called["max_seq_lens"] = [longest] * len(layouts)
 
-            def on(rank: int) -> tuple[Result, Result]:
+            def on(rank: int) -> Result:
                 def cut(samples: Any) -> list[Tensor]:
                     cuts = zip(samples, layouts, strict=True)
                     return [tools["slice_log_prob_with_cp"](x, *layout) for x, layout in cuts]
 
-                here, masks = on_rank(called, cut), cut(called["loss_masks"])
-                return at_valid(getattr(ours, name)(args, **here), masks), at_valid(peer(args, **here), masks)
+                return at_valid(function(args, **on_rank(called, cut)), cut(called["loss_masks"]))
 
             with loaded(module, **tools):
                 found = ranks.run(on)
-            return tuple(
-                {f"{key} of rank {rank}": value for rank, both in enumerate(found) for key, value in both[side].items()}
-                for side in (0, 1)
-            )
+            return {f"{key} of rank {rank}": value for rank, side in enumerate(found) for key, value in side.items()}
 
-        def settings(rng: Random, draw: Any = draw) -> dict[str, Any]:
-            return {**draw(rng), "ranks": rng.choice((1, 1, 2, 4)), "qkv_format": rng.choice(code.layouts)}
-
-        declared = (*DECLARED, replace(EMPTY_NORMALIZED, when=counts_empty))
-        yield Row("drop-in", f"slime.functions.{name}", f"{file}: {theirs}", run, settings, declared=declared)
+        more: dict[str, Any] = {
+            "settings": both(drawn, draw(ranks=(1, 1, 2, 4), qkv_format=code.layouts)),
+            "declared": (*DECLARED, replace(EMPTY_NORMALIZED, when=counts_empty)),
+            # The functions that cut samples for ranks are the framework's.
+            "recordable": lambda settings: settings["ranks"] == 1,
+        }
+        sides = partial(run, True), partial(run, False)
+        yield Row("drop-in", f"slime.functions.{name}", f"{file}: {theirs}", *sides, **more)

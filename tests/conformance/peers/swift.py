@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
@@ -13,7 +12,21 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Result, Row, Settings, configuration, loss_and_gradient, preset, recipe
+from conformance.rows import (
+    BF16,
+    HOLDERS,
+    PROPAGATES,
+    Declared,
+    Row,
+    both,
+    configuration,
+    draw,
+    held,
+    loss_of,
+    of_loss,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "ms-swift", "swift", "ms-swift"
@@ -38,12 +51,7 @@ UNCORRECTED = {
 }
 
 DECLARED = (
-    Declared(
-        "not finite",
-        "presets.md",
-        "Most frameworks let the NaN through into the loss",
-        lambda given, settings: given.kind in ("infinite", "nan_in_front"),
-    ),
+    PROPAGATES,
     BF16,
     Declared(
         "a batch without a token",
@@ -148,9 +156,8 @@ def weights(trainer: Trainer, mode: str, given: Batch, threshold: float) -> dict
     return {"weights": made._apply_rollout_importance_sampling(given.old - given.rollout, given.mask)}
 
 
-def threshold(rng: Random) -> dict[str, Any]:
-    """Draw the bound of a mode."""
-    return {"threshold": rng.choice((1.05, 2.0))}
+# The bound of a mode.
+THRESHOLD = draw(threshold=(1.05, 2.0))
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -158,9 +165,6 @@ def rows(source: Source) -> Iterator[Row]:
     trainer = Trainer(source)
     more: dict[str, Any] = {"declared": DECLARED, "kinds": PADDED}
     name = f"{TRAINER}: _compute_loss_and_metrics"
-
-    def with_loss(draw: Settings) -> Settings:
-        return lambda rng: settings_of_a_loss(rng) | draw(rng)
 
     def corrected(mode: str) -> Callable[..., Tensor]:
         def run(given: Batch, threshold: float, **config: Any) -> Tensor:
@@ -171,8 +175,8 @@ def rows(source: Source) -> Iterator[Row]:
 
     for mode in MODES:
         own = f"{TRAINER}: _apply_rollout_importance_sampling"
-        yield preset(f"swift.{mode}", own, partial(weights, trainer, mode), threshold, **more)
-        yield recipe(f"swift.{mode}", name, corrected(mode), with_loss(threshold), **more)
+        yield preset(f"swift.{mode}", own, partial(weights, trainer, mode), THRESHOLD, **more)
+        yield recipe(f"swift.{mode}", name, corrected(mode), both(settings_of_a_loss, THRESHOLD), **more)
 
     def grpo(given: Batch, beta: float = 0.04, **config: Any) -> Tensor:
         return trainer.loss(given, beta=beta, **config)
@@ -182,49 +186,37 @@ def rows(source: Source) -> Iterator[Row]:
     def off_policy(given: Batch, delta: float, **config: Any) -> Tensor:
         return corrected("token_truncate")(given, off_policy_sequence_mask_delta=delta, threshold=2.0, **config)
 
-    deltas = with_loss(lambda rng: {"delta": rng.choice((0.001, 0.1))})
+    deltas = both(settings_of_a_loss, draw(delta=(0.001, 0.1)))
     yield recipe("swift.opsm", f"{TRAINER}: _compute_off_policy_sequence_mask", off_policy, deltas, **more)
     if source.has(TRAINER, f"GRPOTrainer.{FIPO}"):
-        yield Row("recipe", "swift.fipo", f"{TRAINER}: {FIPO}", partial(_fipo, trainer), _settings_of_fipo, **more)
+        sides = of_loss(_fipo), of_loss(partial(trainer.loss, loss_type="fipo", beta=0.0))
+        yield Row("recipe", "swift.fipo", f"{TRAINER}: {FIPO}", *sides, FIPO_SETTINGS, **more)
     own = f"{name}, loss_type real"
     declared = (*DECLARED, EMPTY)
-    yield Row("recipe", "swift.real", own, partial(_real, trainer), _settings_of_real, declared, PADDED)
+    drawn = draw(real_tau=(0.5, 0.05), beta=(0.0, 0.04), groups=(1, 2))
+    sides = of_loss(_real), of_loss(lambda given, **s: trainer.loss(given, loss_type="real", **_in_groups(given, **s)))
+    yield Row("recipe", "swift.real", own, *sides, drawn, declared, PADDED)
     yield configuration("swift", name, _of_configuration(trainer), _configuration, _hold, **more)
 
 
-def _settings_of_fipo(rng: Random) -> dict[str, Any]:
-    return {
-        "delta": rng.choice((None, 1.5)),
-        "half_life": rng.choice((2.0, 32.0)),
-        "safety": rng.choice((None, 1.1, 4.0)),
-        "high_only": rng.random() < 0.5,
-    }
+FIPO_SETTINGS = draw(delta=(None, 1.5), half_life=(2.0, 32.0), safety=(None, 1.1, 4.0), high_only=(True, False))
 
 
-def _fipo(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-    mine, peer = given.trains(), given.trains()
-    settings = {name: drawn[name] for name in ("delta", "half_life", "safety")}
-    settings |= {"lower": 1.0 if drawn["high_only"] else 0.8, "upper": 1.2}
-    batch, loss = rc.Batch(mask=mine.mask), rc.recipe("swift.fipo", delta=drawn["delta"]).loss
-    weights = rc.future_kl_weights(mine.new, mine.old, batch, advantages=mine.advantages, **settings)
-    out = rc.policy_loss(mine.new, mine.advantages, batch, loss, old_logp=mine.old, correction=rc.Factors(weights))
-    theirs = trainer.loss(peer, loss_type="fipo", beta=0.0, **drawn)
-    return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
+def _fipo(given: Batch, high_only: bool, **settings: Any) -> Tensor:
+    bounds = {"lower": 1.0 if high_only else 0.8, "upper": 1.2}
+    batch, loss = rc.Batch(mask=given.mask), rc.recipe("swift.fipo", delta=settings.get("delta")).loss
+    weights = rc.future_kl_weights(given.new, given.old, batch, advantages=given.advantages, **settings, **bounds)
+    factors = rc.Factors(weights)
+    return rc.policy_loss(given.new, given.advantages, batch, loss, old_logp=given.old, correction=factors).value
 
 
-def _settings_of_real(rng: Random) -> dict[str, Any]:
-    return {"real_tau": rng.choice((0.5, 0.05)), "beta": rng.choice((0.0, 0.04)), "groups": rng.choice((1, 2))}
+def _in_groups(given: Batch, groups: int, **settings: Any) -> dict[str, Any]:
+    return {**settings, "num_generations": len(given.mask) // groups}
 
 
-def _real(trainer: Trainer, given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-    mine, peer = given.trains(), given.trains()
-    settings = {name: drawn[name] for name in ("real_tau", "beta")}
-    settings["num_generations"] = len(given.mask) // drawn["groups"]
-    made = rc.recipe("swift.real", **settings)
-    batch, reference = rc.Batch(mask=mine.mask, **made.batch), None if made.loss.kl is None else mine.ref
-    out = rc.policy_loss(mine.new, mine.advantages, batch, made.loss, old_logp=mine.old, ref_logp=reference)
-    theirs = trainer.loss(peer, loss_type="real", **settings)
-    return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
+def _real(given: Batch, **drawn: Any) -> Tensor:
+    made = rc.recipe("swift.real", **_in_groups(given, **drawn))
+    return loss_of(made, given, old_logp=given.old, ref_logp=None if made.loss.kl is None else given.ref)
 
 
 def _with_or_without_beta(rng: Random) -> dict[str, Any]:
@@ -241,15 +233,15 @@ def _configuration(rng: Random) -> dict[str, Any]:
     kept = {key: value for key, value in drawn.items() if key == "loss_type" or rng.random() < 0.8}
     if kept.get("loss_type") == "bnpo" and str(kept.get("rollout_importance_sampling_mode")).endswith("_mask"):
         kept.pop("off_policy_sequence_mask_delta", None)
-    return {**kept, "held": rng.choice((dict, partial(dict, num_generations=8), Namespace, SimpleNamespace))}
+    return {**kept, "holder": rng.choice(HOLDERS)}
 
 
 def _hold(drawn: dict[str, Any]) -> object:
-    return drawn["held"](**{key: value for key, value in drawn.items() if key != "held"})
+    return held(drawn["holder"], {key: value for key, value in drawn.items() if key != "holder"})
 
 
 def _of_configuration(trainer: Trainer) -> Callable[..., Tensor]:
-    def run(given: Batch, held: object, **config: Any) -> Tensor:
+    def run(given: Batch, holder: str, **config: Any) -> Tensor:
         return trainer.loss(given, **config)
 
     return run

@@ -9,18 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.peers.trl import far_from_the_engine, nonfinite
-from conformance.rows import BF16, Declared, Row, recipe
+from conformance.rows import BF16, FAR_FROM_THE_ENGINE, PROPAGATES, Row, Settings, draw, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "trinity-rft", "trinity", "trinity-rft"
 
 FOLDER = "trinity/algorithm/policy_loss_fn"
-DECLARED = (
-    Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite),
-    BF16,
-    Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", far_from_the_engine),
-)
+DECLARED = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
 # It selects by its mask in sums, and adds 1e-8 to what it divides by; rows without a token count in a mean of rows.
 KINDS_HERE = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
 
@@ -45,9 +40,6 @@ def rows(source: Source) -> Iterator[Row]:
 
     more: dict[str, Any] = {"declared": DECLARED, "kinds": KINDS_HERE, "within": (3e-8, 2e-5)}
 
-    def draw_sapo(rng: Random) -> dict[str, Any]:
-        return {"tau_pos": rng.choice((1.0, 0.5)), "tau_neg": rng.choice((1.0, 2.0)), "kl_coef": 0.0}
-
     def draw_rec(rng: Random) -> dict[str, Any]:
         mode = rng.choice(("none", "one-side", "two-side", "ring", "gspo-one-side"))
         of_ratio = "gspo_importance_sampling" if mode == "gspo-one-side" else "importance_sampling"
@@ -63,18 +55,16 @@ def rows(source: Source) -> Iterator[Row]:
             "kl_coef": 0.0,
         }
 
-    def draw_range(rng: Random) -> dict[str, Any]:
-        return {"clip_range_low": rng.choice((0.1, 0.3)), "clip_range_high": rng.choice((0.1, 0.3)), "kl_coef": 0.0}
-
-    draws: dict[str, tuple[str, Callable[[Random], dict[str, Any]]]] = {
-        "sapo": ("SAPOPolicy", draw_sapo),
-        "topr": ("TOPRPolicy", lambda rng: {"advantage_threshold": rng.choice((0.0, 0.3)), "kl_coef": 0.0}),
-        "opmd": ("OPMDPolicy", lambda rng: {"tau": rng.choice((0.5, 1.0)), "kl_coef": 0.0}),
+    ranges = draw(clip_range_low=(0.1, 0.3), clip_range_high=(0.1, 0.3), kl_coef=0.0)
+    draws: dict[str, tuple[str, Settings]] = {
+        "sapo": ("SAPOPolicy", draw(tau_pos=(1.0, 0.5), tau_neg=(1.0, 2.0), kl_coef=0.0)),
+        "topr": ("TOPRPolicy", draw(advantage_threshold=(0.0, 0.3), kl_coef=0.0)),
+        "opmd": ("OPMDPolicy", draw(tau=(0.5, 1.0), kl_coef=0.0)),
         "rec": ("RECPolicy", draw_rec),
-        "ppo": ("PPOPolicy", draw_range),
-        "cispo": ("CISPOPolicy", draw_range),
-        "gspo": ("GSPO", draw_range),
-        "importance_sampling": ("ImportanceSampling", lambda rng: {}),
+        "ppo": ("PPOPolicy", ranges),
+        "cispo": ("CISPOPolicy", ranges),
+        "gspo": ("GSPO", ranges),
+        "importance_sampling": ("ImportanceSampling", draw()),
     }
-    for name, (kind, draw) in draws.items():
-        yield recipe(f"trinity.{name}", f"{FOLDER}/{name}_policy_loss.py", function(name, kind), draw, **more)
+    for name, (kind, drawn) in draws.items():
+        yield recipe(f"trinity.{name}", f"{FOLDER}/{name}_policy_loss.py", function(name, kind), drawn, **more)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from random import Random
 from types import SimpleNamespace
@@ -15,7 +15,27 @@ from torch import Tensor
 import rollout_corr as rc
 from conformance import trl_packed
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Row, Settings, configuration, loss_and_gradient, preset, recipe
+from conformance.rows import (
+    BF16,
+    CLAMP,
+    FAR_FROM_THE_ENGINE,
+    HOLDERS,
+    NONFINITE,
+    PROPAGATES,
+    Declared,
+    Result,
+    Row,
+    Settings,
+    beyond,
+    both,
+    configuration,
+    draw,
+    held,
+    loss_of,
+    of_loss,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 from rollout_corr.frameworks.trl import asynchronous, dropin
 
@@ -29,22 +49,6 @@ MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo", "vespo")
 # TRL pads with zeros, and multiplies by the mask.
 PADDED = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
-
-
-def nonfinite(given: Batch, settings: dict[str, Any]) -> bool:
-    return given.kind in ("infinite", "nan_in_front")
-
-
-def beyond_the_clamp(given: Batch, settings: dict[str, Any]) -> bool:
-    """Tell whether the log-ratio of a token or of a sequence lies beyond +-20."""
-    d = (given.old - given.rollout).double().where(given.mask, 0.0)
-    return bool((d.abs() > 20.0).any() or (d.sum(1).abs() > 20.0).any())
-
-
-def far_from_the_engine(given: Batch, settings: dict[str, Any]) -> bool:
-    """Tell whether the log-ratio of a token of new_logp to the engine lies beyond +-20."""
-    d = (given.new.detach() - given.rollout).double().where(given.mask, 0.0)
-    return bool((d.abs() > 20.0).any())
 
 
 def sequence_level(settings: dict[str, Any]) -> bool:
@@ -63,10 +67,12 @@ def tokenwise(given: Batch, settings: dict[str, Any]) -> bool:
     return bool(not sequence_level(settings) or settings.get("beta") or weights)
 
 
+NO_NUMBER = Declared("not finite", "presets.md", "NaN: ratio 1. Infinite: the largest float", NONFINITE)
+FAR_SUM = Declared(CLAMP.name, CLAMP.page, CLAMP.says, beyond(20.0, "old", "rollout", sums=True))
 DECLARED = (
-    Declared("not finite", "presets.md", "NaN: ratio 1. Infinite: the largest float", nonfinite),
+    NO_NUMBER,
     BF16,
-    Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", beyond_the_clamp),
+    FAR_SUM,
     Declared("the KL's ratio", "losses.md", "weighed by the ratio of the sequence", weighed_kl),
 )
 # Of the versions before 1.16.0.
@@ -86,15 +92,14 @@ MASKED_VESPO = Declared(
 )
 
 
-def bounds(rng: Random) -> dict[str, Any]:
-    """Draw the bounds of a preset."""
-    return {"clip_max": rng.choice((1.05, 3.0)), "clip_min": rng.choice((None, None, 0.9))}
+# The bounds of a preset.
+bounds = draw(clip_max=(1.05, 3.0), clip_min=(None, None, 0.9))
 
 
 def settings_of(loss_type: str, levels: tuple[str, ...]) -> Callable[[Random], dict[str, Any]]:
     """Draw the settings of a recipe."""
 
-    def draw(rng: Random) -> dict[str, Any]:
+    def made(rng: Random) -> dict[str, Any]:
         drawn: dict[str, Any] = {
             "epsilon_high": rng.choice((0.28, 2.0)) if loss_type == "cispo" else rng.choice((None, 0.28)),
             "vllm_importance_sampling_correction": rng.random() < 0.8,
@@ -117,7 +122,7 @@ def settings_of(loss_type: str, levels: tuple[str, ...]) -> Callable[[Random], d
             drawn["max_completion_length"] = rng.choice((16, 256))
         return drawn
 
-    return draw
+    return made
 
 
 def gamma_weights_of(source: Source) -> Callable[..., Tensor]:
@@ -221,7 +226,7 @@ def rows(source: Source) -> Iterator[Row]:
             **more,
         )
     yield _opsm(trainer, more)
-    averages = "(per_token_loss * mask.sum(1, keepdim=True)).mean()" in (source.root / TRAINER).read_text()
+    averages = source.says(TRAINER, "(per_token_loss * mask.sum(1, keepdim=True)).mean()")
     for loss_type in LOSSES:
         own = dict(more)
         if loss_type == "sapo":
@@ -232,9 +237,9 @@ def rows(source: Source) -> Iterator[Row]:
         if loss_type == "luspo" and averages:
             own["declared"] = (*DECLARED, PADDED_LUSPO)
         name = f"{TRAINER}: _compute_loss, {loss_type}"
-        draw = settings_of(loss_type, ("token", "sequence"))
-        yield recipe(f"trl.{loss_type}", name, partial(trainer.loss, loss_type=loss_type), draw, **own)
-        yield _configuration(trainer, loss_type, name, draw, own)
+        drawn = settings_of(loss_type, ("token", "sequence"))
+        yield recipe(f"trl.{loss_type}", name, partial(trainer.loss, loss_type=loss_type), drawn, **own)
+        yield _configuration(trainer, loss_type, name, drawn, own)
     yield from _functions(trainer, more)
     yield _asynchronous(source)
     if source.has(DISTILLS, "IWOPDTrainer._compute_iw_opd_loss"):
@@ -264,12 +269,9 @@ def _asynchronous(source: Source) -> Row:
         value: Tensor = made["loss"]
         return value
 
-    def draw(rng: Random) -> dict[str, Any]:
-        return {"epsilon": rng.choice((0.2, 0.05)), "epsilon_high": rng.choice((None, 0.28))}
-
-    known = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite)
-    far = Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", far_from_the_engine)
-    return recipe("trl.async_grpo", f"{ASYNC}: compute_loss", loss, draw, declared=(known, BF16, far))
+    drawn = draw(epsilon=(0.2, 0.05), epsilon_high=(None, 0.28))
+    declared = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
+    return recipe("trl.async_grpo", f"{ASYNC}: compute_loss", loss, drawn, declared=declared)
 
 
 def _distillation(source: Source) -> Row:
@@ -278,46 +280,39 @@ def _distillation(source: Source) -> Row:
         DISTILLS, "IWOPDTrainer._compute_iw_opd_loss", "safe_teacher_logprobs = ", "loss = torch.where(valid_mask"
     )
 
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
-        mine, peer = given.trains(), given.trains()
-        advantages = mine.ref - mine.rollout
-        weights = rc.early_token_weights(advantages, mask=mine.mask, gamma=drawn["gamma"])
-        made = rc.policy_loss(mine.new, advantages * weights, loss=rc.recipe("trl.iw_opd").loss, mask=mine.mask)
+    def ours(given: Batch, gamma: float) -> Tensor:
+        advantages = given.ref - given.rollout
+        weights = rc.early_token_weights(advantages, mask=given.mask, gamma=gamma)
+        return loss_of(rc.recipe("trl.iw_opd"), replace(given, advantages=advantages * weights))
+
+    def theirs(given: Batch, gamma: float) -> Tensor:
         found = body(
-            self=SimpleNamespace(iw_opd_gamma=drawn["gamma"], iw_opd_epsilon=1e-8),
-            student_actual_logprobs=peer.new,
-            teacher_actual_logprobs=peer.ref,
-            rollout_logprobs=peer.rollout,
-            valid_mask=peer.mask,
+            self=SimpleNamespace(iw_opd_gamma=gamma, iw_opd_epsilon=1e-8),
+            student_actual_logprobs=given.new,
+            teacher_actual_logprobs=given.ref,
+            rollout_logprobs=given.rollout,
+            valid_mask=given.mask,
         )
-        theirs = found["loss"].sum() / peer.mask.sum().clamp_min(1)
-        return loss_and_gradient(made.value, mine), loss_and_gradient(theirs, peer)
+        value: Tensor = found["loss"].sum() / given.mask.sum().clamp_min(1)
+        return value
 
-    known = Declared("not finite", "presets.md", "Most frameworks let the NaN through into the loss", nonfinite)
-    place = f"{DISTILLS}: _compute_iw_opd_loss"
-
-    def draw(rng: Random) -> dict[str, Any]:
-        return {"gamma": rng.choice((0.5, 1.0))}
-
-    return Row("recipe", "trl.iw_opd", place, both, draw, declared=(known, BF16))
+    place, declared = f"{DISTILLS}: _compute_iw_opd_loss", (PROPAGATES, BF16)
+    drawn = draw(gamma=(0.5, 1.0))
+    return Row("recipe", "trl.iw_opd", place, of_loss(ours), of_loss(theirs), drawn, declared=declared)
 
 
 def _packed(source: Source) -> Row:
     """Call `compute_loss` as it is, and as the drop-in has it: what the collator makes of a batch is read by both."""
-    # Of metrics, which stay TRL's.
     original = source.cut(ASYNC, "AsyncGRPOTrainer.compute_loss", nanmin=torch.min, nanmax=torch.max)
-    replacement = asynchronous.replaced(original)
+    # Its metrics, which stay TRL's, are not the matter: a call of the model is what is needed of TRL's method.
+    replacement = asynchronous.replaced(lambda trainer, model, *more: model())
     layout = trl_packed.in_terms if source.has("trl/experimental/async_grpo/packing.py") else trl_packed.in_a_row
 
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
-        peer, mine = given.trains(), given.trains()
-        found = []
-        for function, side in ((replacement, mine), (original, peer)):
-            inputs, model = layout(side)
-            found.append(loss_and_gradient(function(trl_packed.trainer(**drawn), model, inputs), side))
-        return found[0], found[1]
+    def run(function: Callable[..., Tensor], given: Batch, **drawn: Any) -> Tensor:
+        inputs, model = layout(given)
+        return function(trl_packed.trainer(**drawn), model, inputs)
 
-    def draw(rng: Random) -> dict[str, Any]:
+    def drawn(rng: Random) -> dict[str, Any]:
         epsilon = rng.choice((0.2, 0.05))
         return {
             "epsilon_low": epsilon,
@@ -326,44 +321,41 @@ def _packed(source: Source) -> Row:
             "aux_loss_enabled": rng.random() < 0.5,
         }
 
-    clamped = Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", far_from_the_engine)
-    known = Declared("not finite", "integrations.md", "a token without a finite log-prob", nonfinite)
+    known = Declared("not finite", "integrations.md", "a token without a finite log-prob", NONFINITE)
     # TRL has no row without a token that trains: it cannot count the completions of one.
     kinds = tuple(kind for kind in PADDED if kind != "all_masked")
-    theirs = f"{ASYNC}: compute_loss"
-    return Row("drop-in", "trl: AsyncGRPOTrainer", theirs, both, draw, declared=(known, BF16, clamped), kinds=kinds)
+    declared = (known, BF16, FAR_FROM_THE_ENGINE)
+    sides = of_loss(partial(run, replacement)), of_loss(partial(run, original))
+    name, place = "trl: AsyncGRPOTrainer", f"{ASYNC}: compute_loss"
+    return Row("drop-in", name, place, *sides, drawn, declared=declared, kinds=kinds)
 
 
 def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
-    def both(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
-        bounds = {name: drawn[name] for name in ("clip_max", "clip_min")}
-        peer, mine = given.trains(), given.trains()
-        theirs = trainer.loss(peer, "grpo", off_policy_mask_threshold=drawn["delta"], **bounds)
-        loss, spec = rc.recipe("trl.grpo").loss, rc.spec("trl.opsm", **drawn)
-        policies = {"old_logp": given.old, "rollout_logp": given.rollout}
-        out = rc.policy_loss(mine.new, given.advantages, loss=loss, mask=given.mask, spec=spec, **policies)
-        return loss_and_gradient(out.value, mine), loss_and_gradient(theirs, peer)
+    def ours(given: Batch, **drawn: Any) -> Tensor:
+        made = rc.Recipe(rc.spec("trl.opsm", **drawn), rc.recipe("trl.grpo").loss)
+        return loss_of(made, given, old_logp=given.old, rollout_logp=given.rollout)
 
-    def draw(rng: Random) -> dict[str, Any]:
-        return {"delta": rng.choice((0.001, 0.1)), **bounds(rng)}
+    def theirs(given: Batch, delta: float, **clips: Any) -> Tensor:
+        return trainer.loss(given, "grpo", off_policy_mask_threshold=delta, **clips)
 
-    return Row("preset", "trl.opsm", f"{TRAINER}: get_off_policy_mask, _compute_loss", both, draw, **more)
+    sides, drawn = (of_loss(ours), of_loss(theirs)), both(draw(delta=(0.001, 0.1)), bounds)
+    return Row("preset", "trl.opsm", f"{TRAINER}: get_off_policy_mask, _compute_loss", *sides, drawn, **more)
 
 
-def _configuration(trainer: Trainer, loss_type: str, name: str, draw: Settings, more: dict[str, Any]) -> Row:
+def _configuration(trainer: Trainer, loss_type: str, name: str, settings: Settings, more: dict[str, Any]) -> Row:
     clips = {"clip_max": "vllm_importance_sampling_clip_max", "clip_min": "vllm_importance_sampling_clip_min"}
 
     def whole(rng: Random) -> dict[str, Any]:
         # TRL refuses VESPO with its default mode.
         always = ("vllm_importance_sampling_mode",) if loss_type == "vespo" else ()
-        drawn = {key: value for key, value in draw(rng).items() if key in always or rng.random() < 0.8}
-        drawn["held"] = rng.choice((dict, partial(dict, num_generations=8), Namespace, SimpleNamespace))
+        drawn = {key: value for key, value in settings(rng).items() if key in always or rng.random() < 0.8}
+        drawn["holder"] = rng.choice(HOLDERS)
         return {"loss_type": loss_type, **drawn}
 
     def hold(drawn: dict[str, Any]) -> object:
-        return drawn["held"](**{clips.get(key, key): drawn[key] for key in drawn if key != "held"})
+        return held(drawn["holder"], {clips.get(key, key): drawn[key] for key in drawn if key != "holder"})
 
-    def theirs(given: Batch, held: object, **config: Any) -> Tensor:
+    def theirs(given: Batch, holder: str, **config: Any) -> Tensor:
         return trainer.loss(given, **config)
 
     return configuration("trl", name, theirs, whole, hold, **more)
@@ -372,21 +364,27 @@ def _configuration(trainer: Trainer, loss_type: str, name: str, draw: Settings, 
 def _functions(trainer: Trainer, more: dict[str, Any]) -> Iterator[Row]:
     """Call the drop-in's functions beside TRL's with the same arguments; what stands behind the mask counts too."""
 
-    def ratios(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
-        theirs = trainer.ratio(given, drawn["mode"], drawn["clip_max"], drawn["clip_min"])
-        ours = dropin.importance_sampling_ratio(given.old, given.rollout, given.mask, **drawn)
-        return {"ratio": ours}, {"ratio": theirs}
+    def ratio(given: Batch, drawn: dict[str, Any]) -> Result:
+        return {"ratio": dropin.importance_sampling_ratio(given.old, given.rollout, given.mask, **drawn)}
 
-    def masks(given: Batch, drawn: dict[str, Any]) -> tuple[Any, Any]:
-        mask = given.mask.to(torch.int64)
-        arguments = given.advantages[:, None], given.new, given.rollout, mask, drawn["off_policy_threshold"]
-        return {"mask": dropin.get_off_policy_mask(*arguments)}, {"mask": trainer.off_policy_mask(*arguments)}
+    def kept(function: Callable[..., Tensor], given: Batch, drawn: dict[str, Any]) -> Result:
+        arguments = given.advantages[:, None], given.new, given.rollout, given.mask.to(torch.int64)
+        return {"kept": function(*arguments, drawn["off_policy_threshold"]).bool()}
 
-    def draw(rng: Random) -> dict[str, Any]:
-        return {"mode": rng.choice(MODES), **bounds(rng)}
-
-    def threshold(rng: Random) -> dict[str, Any]:
-        return {"off_policy_threshold": rng.choice((0.001, 0.1, 1.0))}
-
-    yield Row("drop-in", "trl: importance_sampling_ratio", f"{TRAINER}: {GENERATE}", ratios, draw, **more)
-    yield Row("drop-in", "trl: get_off_policy_mask", f"{TRAINER}: get_off_policy_mask", masks, threshold, **more)
+    for name, place, ours, theirs, drawn in (
+        (
+            "importance_sampling_ratio",
+            GENERATE,
+            ratio,
+            lambda given, drawn: {"ratio": trainer.ratio(given, **drawn)},
+            both(draw(mode=MODES), bounds),
+        ),
+        (
+            "get_off_policy_mask",
+            "get_off_policy_mask",
+            partial(kept, dropin.get_off_policy_mask),
+            partial(kept, trainer.off_policy_mask),
+            draw(off_policy_threshold=(0.001, 0.1, 1.0)),
+        ),
+    ):
+        yield Row("drop-in", f"trl: {name}", f"{TRAINER}: {place}", ours, theirs, drawn, **more)

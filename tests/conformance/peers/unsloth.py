@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,8 +12,8 @@ from torch import Tensor
 
 from conformance.batches import KINDS, Batch
 from conformance.peers import trl
-from conformance.rows import BF16, Declared, Row, configuration, preset, recipe
-from conformance.sources import Source, found
+from conformance.rows import BF16, HOLDERS, Declared, Row, configuration, held, preset, recipe
+from conformance.sources import RECORDED, Source, found
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "unsloth-zoo", "unsloth_zoo", "unsloth-zoo"
 
@@ -34,9 +32,9 @@ def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
 
 
 DECLARED = (
-    Declared("not finite", "presets.md", "NaN: ratio 1. Infinite: the largest float", trl.nonfinite),
+    trl.NO_NUMBER,
     BF16,
-    Declared("safety clamp", "presets.md", "Here the exponent is then clamped to +-20", trl.beyond_the_clamp),
+    trl.FAR_SUM,
     Declared(
         "the KL's ratio",
         "losses.md",
@@ -70,13 +68,13 @@ def keep(
 def rows(source: Source) -> Iterator[Row]:
     """Compare presets, recipes and the reader."""
     compute: Callable[..., Any] = source.cut(FILE, "grpo_compute_loss")
-    text = (source.root / FILE).read_text(encoding="utf-8")
-    modes = trl.MODES + (GEOMETRIC if "geometric_mask" in text else ())
+    modes = trl.MODES + (GEOMETRIC if source.says(FILE, "geometric_mask") else ())
     # Before 2026.10 a KL was never weighed, and the mask compared with the old policy.
-    new = "use_bias_correction_kl" in text
+    new = source.says(FILE, "use_bias_correction_kl")
 
     # unsloth-zoo takes this function from the TRL that is installed.
-    trls = found("trl", trl.DISTRIBUTION, trl.PACKAGE, trl.CHECKOUT)
+    trls = [] if source.kind == RECORDED else found("trl", trl.DISTRIBUTION, trl.PACKAGE, trl.CHECKOUT)
+    vespo = source.fact("TRL is there", lambda: bool(trls)) and source.says(FILE, '"vespo"')
     gamma_weights = trl.gamma_weights_of(trls[0]) if trls else None
 
     def run(given: Batch, loss_type: str, **config: Any) -> tuple[Any, ...]:
@@ -122,7 +120,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     def settings(loss_type: str, rng: Random) -> dict[str, Any]:
         drawn = trl.settings_of(loss_type, ("token", "sequence"))(rng)
-        drawn |= {"loss_type": loss_type}
+        drawn |= {"loss_type": loss_type, "beta": rng.choice((0.0, 0.001, 0.04))}
         if loss_type != "vespo":
             drawn["vllm_importance_sampling_mode"] = rng.choice(modes)
         if not new:
@@ -133,18 +131,16 @@ def rows(source: Source) -> Iterator[Row]:
         return {key: value for key, value in settings(loss_type, rng).items() if key != "loss_type"}
 
     def of_configuration(loss_type: str, rng: Random) -> dict[str, Any]:
-        drawn = settings(loss_type, rng)
-        held = rng.choice((dict, partial(dict, num_generations=8), Namespace, SimpleNamespace))
         # All are given: what is left out is TRL's, which differs from the defaults of the function.
-        return drawn | {"held": held}
+        return settings(loss_type, rng) | {"holder": rng.choice(HOLDERS)}
 
     def hold(drawn: dict[str, Any]) -> object:
-        return drawn["held"](**{CLIPS.get(key, key): drawn[key] for key in drawn if key != "held"})
+        return held(drawn["holder"], {CLIPS.get(key, key): drawn[key] for key in drawn if key != "holder"})
 
-    def of_held(given: Batch, held: object, **config: Any) -> Tensor:
+    def of_held(given: Batch, holder: str, **config: Any) -> Tensor:
         return loss(given, **config)
 
-    for loss_type in trl.LOSSES if gamma_weights is not None and '"vespo"' in text else trl.LOSSES[:-1]:
+    for loss_type in trl.LOSSES if vespo else trl.LOSSES[:-1]:
         own = dict(more)
         if loss_type == "vespo":
             own["declared"] = (*DECLARED, trl.MASKED_VESPO)

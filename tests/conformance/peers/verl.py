@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -14,8 +15,24 @@ from torch import Tensor
 import rollout_corr as rc
 from conformance import verl_07, verl_cov, verl_replay
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, loss_and_gradient, preset, recipe
-from conformance.sources import Source
+from conformance.rows import (
+    BF16,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    Side,
+    among,
+    both,
+    configuration,
+    draw,
+    loss_and_gradient,
+    preset,
+    recipe,
+    report,
+    spec_of,
+)
+from conformance.sources import Source, absent
 from conformance.verl_parts import Proto, Settings, Stranger, actor, or_raises, weights_of, whole_loss
 from conformance.verl_settings import MODES, OF_LOSS, clips_and_c, correction, micro_batch, of_preset
 from rollout_corr.frameworks.shared.lookup import every_preset
@@ -40,15 +57,11 @@ COUNTED = (1e-7, 2e-5)
 # --- differences that the pages state ---
 
 
-def among(*kinds: str) -> Callable[[Batch, dict[str, Any]], bool]:
-    return lambda given, settings: given.kind in kinds
-
-
-NONFINITE = Declared(
+NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here",
     "presets.md",
     "Most frameworks let the NaN through into the loss (verl's weights",
-    among("infinite", "nan_in_front"),
+    NONFINITE,
 )
 PADDING = Declared(
     "NaN in the padding", "integrations.md", "NaN in the padding becomes NaN in token weights", among("nan_behind_mask")
@@ -57,7 +70,7 @@ ICEPOP = Declared(
     "IcePop that leaves no weight",
     "integrations.md",
     "IcePop that leaves no weight divides by zero",
-    lambda given, settings: "_" in str(settings.get("rollout_is_threshold")) or "threshold_lower" in settings,
+    lambda given, settings: "_" in str(settings.get("rollout_is_threshold")) or "lower" in settings,
 )
 WHOLE_ICEPOP = Declared(
     ICEPOP.name,
@@ -65,7 +78,7 @@ WHOLE_ICEPOP = Declared(
     ICEPOP.says,
     lambda given, settings: ICEPOP.when(given, settings["algorithm"]["rollout_correction"]),
 )
-OF_CORRECTION = (BF16, NONFINITE, PADDING, ICEPOP)
+OF_CORRECTION = (BF16, NO_NUMBER, PADDING, ICEPOP)
 TINY = Declared(
     "a correlation of tiny probabilities",
     "presets.md",
@@ -117,15 +130,19 @@ def of_presets(source: Source) -> Iterator[Row]:
         source.cut(LOSSES, f"compute_policy_loss_{name}", **both_policies) for name in ("vanilla", "bypass_mode")
     )
 
+    def config_of(name: str, **settings: Any) -> Any:
+        names = {"upper": "threshold", "lower": "threshold_lower"}
+        return getattr(made, name)(**{names.get(key, key): value for key, value in settings.items()})
+
     def fields(config: Any) -> dict[str, Any]:
         return {name: getattr(config, name) for name in list(inspect.signature(correct).parameters)[3:]}
 
     def corrected(name: str) -> Callable[..., Result]:
         def run(given: Batch, **settings: Any) -> Result:
             def call() -> Result:
-                config = fields(getattr(made, name)(**settings))
+                config = fields(config_of(name, **settings))
                 held, mask, _ = correct(given.old, given.rollout, given.mask, **config)
-                return {"mask": mask} if held is None else {"mask": mask, "weights": weights_of(held)}
+                return {"mask": mask, "weights": weights_of(held)}
 
             return or_raises(call)
 
@@ -133,7 +150,7 @@ def of_presets(source: Source) -> Iterator[Row]:
 
     def loss(name: str) -> Callable[..., Tensor]:
         def run(given: Batch, **settings: Any) -> Tensor:
-            config = getattr(made, name)(**settings)
+            config = config_of(name, **settings)
             if or_raises(lambda: corrected(name)(given, **settings)).keys() == {"raises"}:
                 return given.new.sum() * math.nan
             counts = {"batch_num_tokens": given.mask.sum()}
@@ -157,16 +174,16 @@ def of_presets(source: Source) -> Iterator[Row]:
         name = found.name.partition(".")[2]
         if not found.name.startswith("verl.") or not source.has(CONFIG, f"RolloutCorrectionConfig.{name}"):
             continue
-        draw = of_preset(found.settings)
+        drawn = of_preset(found.settings)
         place = f"{CONFIG}: {name}, {HELPER}: {MAIN}"
-        yield preset(found.name, place, corrected(name), draw, declared=OF_CORRECTION, kinds=SOME)
+        yield preset(found.name, place, corrected(name), drawn, declared=OF_CORRECTION, kinds=SOME)
         function = "bypass_mode" if name.startswith("bypass") else "vanilla"
         declared = (*OF_CORRECTION, LEFT_OUT)
         yield recipe(
             found.name,
             f"{LOSSES}: compute_policy_loss_{function}, {CONFIG}: {name}",
             loss(name),
-            draw,
+            drawn,
             declared=declared,
             kinds=SOME,
         )
@@ -180,64 +197,62 @@ def of_correction(source: Source) -> Iterator[Row]:
         """verl's own float32 spreads are wrong in the second digit where weights lie close together."""
         return given.old.double(), given.rollout.double(), given.mask
 
-    def whole(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        """Weights and mask of the batch as it is, and the metrics of it in float64."""
+    def tensors(given: Batch, settings: dict[str, Any]) -> Result:
         held, mask, _ = theirs[MAIN](given.old, given.rollout, given.mask, **settings)
-        return tensors(weights_of(held), mask, mask), theirs[MAIN](*precise(given), **settings)[2]
+        return {"mask": mask, "weights": weights_of(held)}
 
-    def report(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        spec = rc.spec("verl", settings)
-        ours = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics("verl")
-        return ours, or_raises(lambda: theirs[MAIN](*precise(given), **settings)[2])
+    def metrics(given: Batch, settings: dict[str, Any]) -> Result:
+        found: Result = theirs[MAIN](*precise(given), **settings)[2]
+        return found
 
-    def reader(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        out = rc.correct(given.old, given.rollout, mask=given.mask, spec=rc.spec("verl", settings))
-        expected = or_raises(lambda: whole(given, settings)[0])
-        return tensors(out.weights, out.mask, expected.get("mask", out.mask)), expected
-
-    def main(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+    def replaced(given: Batch, settings: dict[str, Any]) -> Result:
         with patch.multiple(dropin, proto=proto, _say=lambda *given: None):
             held, mask, metrics = getattr(dropin, MAIN)(given.old, given.rollout, given.mask, **settings)
-        expected = or_raises(lambda: {**whole(given, settings)[0], **whole(given, settings)[1]})
-        return tensors(weights_of(held), mask, expected.get("mask", mask)) | metrics, expected
+        return {"mask": mask, "weights": weights_of(held), **metrics}
 
-    def alone(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
+    def alone(functions: Callable[[str], Any], given: Batch, settings: dict[str, Any]) -> Result:
         """The functions that user code calls, on log-ratios."""
+        old, rollout, mask = precise(given)
+        found: dict[str, Any] = {}
+        if settings["rollout_is"] is not None:
+            names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize")
+            chosen = {name: settings[name] for name in names}
+            weights, metrics = functions("compute_rollout_correction_weights")(old - rollout, mask, **chosen)
+            found |= {"plain weights": weights.where(mask, 0.0), **metrics}
+        if settings["rollout_rs"] is not None:
+            chosen = {name: settings[name] for name in ("rollout_rs", "rollout_rs_threshold")}
+            kept, metrics = functions("compute_rollout_rejection_mask")(old - rollout, mask, **chosen)
+            found |= {"mask": kept, **metrics}
+        found |= functions("compute_offpolicy_metrics")(old, rollout, mask)
+        return found | functions("compute_rollout_corr_metrics_from_logprobs")(old, rollout, mask)
 
-        def result(functions: Any) -> Result:
-            old, rollout, mask = precise(given)
-            found: dict[str, Any] = {}
-            if settings["rollout_is"] is not None:
-                names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize")
-                chosen = {name: settings[name] for name in names}
-                weights, metrics = functions("compute_rollout_correction_weights")(old - rollout, mask, **chosen)
-                found |= {"weights": weights.where(mask, 0.0), **metrics}
-            if settings["rollout_rs"] is not None:
-                chosen = {name: settings[name] for name in ("rollout_rs", "rollout_rs_threshold")}
-                kept, metrics = functions("compute_rollout_rejection_mask")(old - rollout, mask, **chosen)
-                found |= {"mask": kept, **metrics}
-            found |= functions("compute_offpolicy_metrics")(old, rollout, mask)
-            return found | functions("compute_rollout_corr_metrics_from_logprobs")(old, rollout, mask)
-
-        return result(lambda name: getattr(dropin, name)), or_raises(lambda: result(theirs.__getitem__))
+    def checked(side: Side) -> Side:
+        return lambda given, settings: or_raises(lambda: side(given, settings))
 
     more: dict[str, Any] = {"declared": OF_CORRECTION, "kinds": SOME, "within": COUNTED}
-    yield Row("report", "verl", f"{HELPER}: {MAIN}", report, correction, **more)
-    yield Row("configuration", "verl", f"{HELPER}: {MAIN}", reader, correction, **more)
-    yield Row("drop-in", f"verl.{MAIN}", f"{HELPER}: {MAIN}", main, correction, **more)
-    yield Row("drop-in", "verl.compute_rollout_...", f"{HELPER}: {', '.join(OTHERS)}", alone, correction, **more)
+    place = f"{HELPER}: {MAIN}"
+    yield report("verl", place, partial(rc.spec, "verl"), checked(metrics), correction, **more)
+    yield spec_of("verl", place, checked(tensors), correction, **more)
+    original = checked(lambda given, settings: {**tensors(given, settings), **metrics(given, settings)})
+    yield Row("drop-in", f"verl.{MAIN}", place, replaced, original, correction, **more)
+    sides = partial(alone, lambda name: getattr(dropin, name)), checked(partial(alone, theirs.__getitem__))
+    yield Row("drop-in", "verl.compute_rollout_...", f"{HELPER}: {', '.join(OTHERS)}", *sides, correction, **more)
     debug = source.cut(DEBUG, "calculate_debug_metrics", DataProto=Proto)
 
-    def debugged(given: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-        def batch(old: Tensor, rollout: Tensor, mask: Tensor) -> Proto:
-            held = {"old_log_probs": old, "rollout_log_probs": rollout, "response_mask": mask, "responses": mask}
-            return Proto.from_dict(held)
-
-        ours = dropin.calculate_debug_metrics(batch(given.old, given.rollout, given.mask))
-        return floats(ours), floats(debug(batch(*precise(given))))
+    def debugged(function: Any, old: Tensor, rollout: Tensor, mask: Tensor) -> Result:
+        held = {"old_log_probs": old, "rollout_log_probs": rollout, "response_mask": mask, "responses": mask}
+        found: Result = function(Proto.from_dict(held))
+        return found
 
     more["declared"] = (*OF_CORRECTION, TINY)
-    yield Row("drop-in", "verl.calculate_debug_metrics", f"{DEBUG}: calculate_debug_metrics", debugged, **more)
+    yield Row(
+        "drop-in",
+        "verl.calculate_debug_metrics",
+        f"{DEBUG}: calculate_debug_metrics",
+        lambda given, _: debugged(dropin.calculate_debug_metrics, given.old, given.rollout, given.mask),
+        lambda given, _: debugged(debug, *precise(given)),
+        **more,
+    )
 
 
 OTHERS = (
@@ -251,17 +266,6 @@ OTHERS = (
 def proto(weights: Tensor | None) -> Proto | None:
     """Stand in for the drop-in's function, which imports verl's class."""
     return None if weights is None else Proto.from_dict({"rollout_is_weights": weights})
-
-
-def tensors(weights: Tensor | None, mask: Tensor, at: Tensor) -> dict[str, Any]:
-    """Return the mask, and the weights where `at` is set."""
-    found: dict[str, Any] = {"mask": mask}
-    return found if weights is None else found | {"weights": weights.where(at.bool(), 0.0)}
-
-
-def floats(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return metrics as floats."""
-    return {key: float(value) for key, value in metrics.items()}
 
 
 def of_losses(source: Source) -> Iterator[Row]:
@@ -278,25 +282,17 @@ def of_losses(source: Source) -> Iterator[Row]:
 
         return loss
 
-    def both(name: str) -> Callable[..., tuple[Result, Result]]:
-        ours = losses.gspo_of(theirs["gspo"]) if name == "gspo" else losses.FUNCTIONS[name]
+    def registered(function: Any, batch: Batch, settings: dict[str, Any]) -> Result:
+        mode, info, weighted = (settings.pop(key) for key in ("mode", "info", "weighted"))
+        policy = Settings(dro_beta=settings.pop("dro_beta", None))
+        config = actor(policy_loss=policy, global_batch_info=info, **settings)
+        weights = (batch.old - batch.rollout).exp().clamp(max=2.0) if weighted else None
+        own = batch.trains()
+        value, metrics = function(own.old, own.new, own.token_advantages, own.mask, mode, config, weights)
+        return {**loss_and_gradient(value, own), **metrics}
 
-        def run(batch: Batch, settings: dict[str, Any]) -> tuple[Result, Result]:
-            settings = dict(settings)
-            mode, info, weighted = (settings.pop(key) for key in ("mode", "info", "weighted"))
-            of_loss = Settings(dro_beta=settings.pop("dro_beta", None))
-            config = actor(policy_loss=of_loss, global_batch_info=info, **settings)
-            weights = (batch.old - batch.rollout).exp().clamp(max=2.0) if weighted else None
-
-            def result(function: Any) -> Result:
-                mine = batch.trains()
-                arguments = (mine.old, mine.new, mine.token_advantages, mine.mask, mode, config, weights)
-                value, metrics = function(*arguments)
-                return {**loss_and_gradient(value, mine), **floats(metrics)}
-
-            return result(ours), result(theirs[name])
-
-        return run
+    averages = source.fact("gspo reads loss_agg_mode", lambda: losses.reads(theirs["gspo"], "loss_agg_mode"))
+    functions = losses.FUNCTIONS | {"gspo": losses.gspo_of(averaging if averages else absent)}
 
     for name, settings in OF_LOSS.items():
         place = f"{LOSSES}: compute_policy_loss_{name}"
@@ -305,12 +301,10 @@ def of_losses(source: Source) -> Iterator[Row]:
         if name in losses.FUNCTIONS:
             declared = (*OF_LOSSES, CUT) if "dppo" in name else OF_LOSSES
             more: dict[str, Any] = {"declared": declared, "within": COUNTED}
-            yield Row("drop-in", f"verl.losses.{name}", place, both(name), micro_batch(name), **more)
+            sides = partial(registered, functions[name]), partial(registered, theirs[name])
+            yield Row("drop-in", f"verl.losses.{name}", place, *sides, micro_batch(name), **more)
     correct = source.cut(HELPER, MAIN, DataProto=Proto)
     bypass = source.cut(LOSSES, BYPASS, **given, **{MAIN: correct})
-
-    def drawn(rng: Random) -> dict[str, Any]:
-        return whole_configuration(rng, losses.reads(theirs["gspo"], "loss_agg_mode"))
 
     whole = whole_loss(source, PPO_LOSS, theirs | {"bypass_mode": bypass}, correct)
     uncorrected = dict.fromkeys(("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold"))
@@ -327,19 +321,24 @@ def of_losses(source: Source) -> Iterator[Row]:
         "verl.grpo",
         f"{PPO_LOSS}: ppo_loss, use_kl_loss",
         examples,
-        lambda rng: clips_and_c(rng) | {"kl_loss_coef": rng.choice((0.001, 0.1))},
+        both(clips_and_c, draw(kl_loss_coef=(0.001, 0.1))),
         **plain,
     )
     yield configuration(
         "verl",
         f"{PPO_LOSS}: ppo_loss, {HELPER}: {MAIN}",
         whole,
-        drawn,
+        partial(whole_configuration, gspo_averages=averages),
         old=lambda batch, settings: None if settings["algorithm"]["rollout_correction"]["bypass_mode"] else batch.old,
         declared=(*OF_LOSSES, WHOLE_ICEPOP),
         kinds=SOME,
         within=COUNTED,
     )
+
+
+def averaging(loss_agg_mode: str) -> str:
+    """Stand for a GSPO that averages as it is told."""
+    return loss_agg_mode
 
 
 def whole_configuration(rng: Random, gspo_averages: bool) -> dict[str, Any]:

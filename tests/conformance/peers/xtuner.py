@@ -14,7 +14,21 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
-from conformance.rows import BF16, Declared, Result, Row, configuration, preset, recipe
+from conformance.rows import (
+    BF16,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    among,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+    report,
+    spec_of,
+)
 from conformance.sources import Source
 from conformance.versions import CURRENT, staleness
 from rollout_corr.frameworks.xtuner import dropin
@@ -33,15 +47,11 @@ IGNORED = -100
 WITHIN = (2e-7, 2e-5)
 
 
-def among(*kinds: str) -> Callable[[Batch, dict[str, Any]], bool]:
-    return lambda given, settings: given.kind in kinds
-
-
-NONFINITE = Declared(
+NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here",
     "presets.md",
     "Most frameworks let the NaN through into the loss (verl's weights, xtuner",
-    among("infinite", "nan_in_front"),
+    NONFINITE,
 )
 PADDING = Declared(
     "NaN behind the mask",
@@ -58,7 +68,7 @@ OWN_MASK = Declared(
         and settings["rollout_is_mask_threshold"] not in (None, settings["rollout_is_threshold"])
     ),
 )
-DECLARED = (BF16, NONFINITE, PADDING)
+DECLARED = (BF16, NO_NUMBER, PADDING)
 
 
 def correction(rng: Random) -> dict[str, Any]:
@@ -79,13 +89,8 @@ def of_preset(rng: Random) -> dict[str, Any]:
     return found | {"threshold": found["threshold"] or (5.0, 0.5)}
 
 
-def clips(rng: Random) -> dict[str, Any]:
-    """Draw the settings of the clipped loss."""
-    return {
-        "cliprange_low": rng.choice((0.02, 0.2)),
-        "cliprange_high": rng.choice((0.05, 0.28)),
-        "clip_ratio_c": rng.choice((1.1, 3.0)),
-    }
+# The settings of the clipped loss.
+clips = draw(cliprange_low=(0.02, 0.2), cliprange_high=(0.05, 0.28), clip_ratio_c=(1.1, 3.0))
 
 
 def loss_config(rng: Random) -> dict[str, Any]:
@@ -129,12 +134,11 @@ def rows(source: Source) -> Iterator[Row]:
 
     def corrected(given: Batch, drawn: dict[str, Any]) -> Result:
         weights, mask, _, _ = theirs(drawn)(*arguments(given))
-        found = {"mask": mask.reshape(given.mask.shape)}
-        return found if weights is None else found | {"weights": weights.reshape(given.mask.shape)}
+        return {"mask": mask, "weights": weights}
 
     def metrics(given: Batch, drawn: dict[str, Any]) -> Result:
         _, _, mismatch, importance = theirs(drawn)(*precise(given))
-        return {key: float(value) for key, value in (mismatch | importance).items()}
+        return {**mismatch, **importance}
 
     quiet = SimpleNamespace(warning=lambda *said: None)
     held: dict[str, Tensor] = {}
@@ -175,9 +179,7 @@ def rows(source: Source) -> Iterator[Row]:
         more = {"use_kl_loss": bool(kl_loss_coef), "kl_loss_coef": kl_loss_coef, "kl_loss_type": "low_var_kl"}
         return loss(given, policy_loss_cfg=clips, rollout_is=settings, **more)
 
-    def with_kl(rng: Random) -> dict[str, Any]:
-        return clips(rng) | {"kl_loss_coef": rng.choice((0.0, 0.1))}
-
+    with_kl = both(clips, draw(kl_loss_coef=(0.0, 0.1)))
     for name, drawn in (("ppo", clips), ("grpo", with_kl)):
         run = partial(penalized, settings={})
         yield recipe(f"xtuner.{name}", f"{GRPO}: GRPOLossContext", run, drawn, declared=DECLARED, within=WITHIN)
@@ -207,36 +209,25 @@ def rows(source: Source) -> Iterator[Row]:
             f"xtuner.{name}",
             f"{GRPO}: GRPOLossContext",
             of_recipe,
-            lambda rng: of_preset(rng) | with_kl(rng),
+            both(of_preset, with_kl),
             declared=DECLARED,
             within=WITHIN,
         )
 
-    def ours(given: Batch, drawn: dict[str, Any]) -> rc.Correction:
-        old, rollout, _, mask = arguments(given)
-        offsets = torch.arange(len(given.mask) + 1) * given.mask.shape[1]
-        return rc.correct(old, rollout, mask=mask, cu_seqlens=offsets, spec=rc.spec("xtuner", drawn))
-
-    def report(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        return ours(given, drawn).metrics("xtuner"), metrics(given, drawn)
-
-    def reader(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
-        out, expected = ours(given, drawn), dict(corrected(given, drawn))
-        return shown(given, out.weights, out.mask), shown(given, expected.get("weights"), expected["mask"])
-
-    def replaced(given: Batch, drawn: dict[str, Any]) -> tuple[Result, Result]:
+    def replaced(given: Batch, drawn: dict[str, Any]) -> Result:
         with patch.object(dropin.DROP_IN, "say", lambda *said: None):
             method = getattr(dropin, METHOD)
             weights, mask, mismatch, importance = method(SimpleNamespace(**drawn), *arguments(given))
-        expected = dict(corrected(given, drawn))
-        mine = shown(given, weights, mask)
-        mine |= {key: float(value) for key, value in (mismatch | importance).items()}
-        return mine, shown(given, expected.get("weights"), expected["mask"]) | dict(metrics(given, drawn))
+        return {"mask": mask, "weights": weights, **mismatch, **importance}
+
+    def original(given: Batch, drawn: dict[str, Any]) -> Result:
+        return {**corrected(given, drawn), **metrics(given, drawn)}
 
     more: dict[str, Any] = {"within": WITHIN}
-    yield Row("report", "xtuner", place, report, correction, declared=(*DECLARED, OWN_MASK), **more)
-    yield Row("configuration", "xtuner.config", place, reader, correction, declared=DECLARED, **more)
-    yield Row("drop-in", f"xtuner.{METHOD}", place, replaced, correction, declared=DECLARED, **more)
+    of_spec = partial(rc.spec, "xtuner")
+    yield report("xtuner", place, of_spec, metrics, correction, declared=(*DECLARED, OWN_MASK), **more)
+    yield spec_of("xtuner", place, corrected, correction, declared=DECLARED, **more)
+    yield Row("drop-in", f"xtuner.{METHOD}", place, replaced, original, correction, declared=DECLARED, **more)
     yield configuration("xtuner", f"{GRPO}: GRPOLossContext", loss, loss_config, declared=DECLARED, **more)
 
 
@@ -259,20 +250,6 @@ def of_staleness(source: Source) -> Row:
                 kept[row, mask] = torch.tensor(effective(state, **limits)).bool()
         return kept
 
-    def settings(rng: Random) -> dict[str, Any]:
-        return {
-            "max_staleness": rng.choice((0, 1, 3)),
-            "max_token_staleness": rng.choice((None, 0, 1)),
-            "sync_weights_interval": rng.choice((1, 2)),
-        }
-
+    settings = draw(max_staleness=(0, 1, 3), max_token_staleness=(None, 0, 1), sync_weights_interval=(1, 2))
     place = f"{DATA}: _calculate_effective_response_mask, xtuner/v1/rl/replay_buffer.py: _apply_staleness_lifecycle"
     return staleness("xtuner.staleness", place, run, settings)
-
-
-def shown(given: Batch, weights: Tensor | None, mask: Tensor) -> dict[str, Any]:
-    """Return the mask, and the weights where the batch's own mask is set."""
-    found: dict[str, Any] = {"mask": mask.reshape(given.mask.shape).bool()}
-    if weights is None:
-        return found
-    return found | {"weights": weights.reshape(given.mask.shape).where(found["mask"], 0.0)}

@@ -1,6 +1,6 @@
 """The drop-in for TRL's AsyncGRPOTrainer beside plain loops, on rows laid out as TRL's collator does.
 
-tests/conformance/peers/trl.py calls TRL's own `compute_loss`, test_peer_asynchronous.py trains with it.
+tests/conformance/peers/trl.py calls TRL's own `compute_loss`.
 """
 
 from __future__ import annotations

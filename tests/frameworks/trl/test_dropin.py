@@ -1,7 +1,4 @@
-"""The drop-in for TRL: its four modes and its off-policy mask.
-
-test_peer_dropin.py trains with it.
-"""
+"""The drop-in for TRL: its four modes and its off-policy mask."""
 
 from __future__ import annotations
 

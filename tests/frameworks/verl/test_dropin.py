@@ -1,7 +1,4 @@
-"""The drop-in for verl, without verl: what it hands back, its switches, its errors.
-
-test_peer_dropin.py compares with verl itself.
-"""
+"""The drop-in for verl, without verl: what it hands back, its switches, its errors."""
 
 from __future__ import annotations
 

@@ -1,0 +1,241 @@
+"""Recordings of the frameworks' own results: written once where their code is, compared with where it is not.
+
+`recorded/NAME.json` says what was recorded: versions, functions, tolerances, declared differences. `recorded/NAME.npz`
+holds the settings and results of each case, and `recorded/batches.npz` the batches, which all frameworks share.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conformance.batches import Batch, batch
+from conformance.rows import Result, Row, difference, expected
+from conformance.sources import RECORDED, Source
+from rollout_corr.frameworks.shared import lookup
+
+FOLDER = Path(__file__).resolve().parent / "recorded"
+SHAPE = (4, 5)
+# Kinds and seeds: odd ones in float32, even ones in float64. Without "long", whose results would be large.
+BATCHES = (
+    *(("mild", 0), ("heavy", 3), ("holes", 4), ("empty_rows", 7), ("ties", 8), ("one_token", 9)),
+    *(("all_rejected", 10), ("all_masked", 11), ("nan_behind_mask", 12), ("infinite", 14), ("nan_in_front", 15)),
+    ("bf16", 16),
+)
+DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16)}
+
+
+class Case(NamedTuple):
+    """One case of a row, with the framework's result.
+
+    Attributes:
+        batch: The batch.
+        settings: The settings of the framework.
+        result: What it returned.
+        left: Settings that had this package's defaults, and are left to them.
+        may_differ: Whether the results differed as declared; in bf16, whose rounding is the machine's, they always may.
+    """
+
+    batch: Batch
+    settings: dict[str, Any]
+    result: Result
+    left: list[str]
+    may_differ: bool
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded of one version of a framework.
+
+    Attributes:
+        source: The version, without its code.
+        rows: The cases of each row, by its key.
+    """
+
+    source: Source
+    rows: dict[str, list[Case]]
+
+
+def frameworks() -> list[str]:
+    """The frameworks that are recorded."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def described(framework: str) -> dict[str, Any]:
+    """Read what a recording says of itself."""
+    made: dict[str, Any] = json.loads((FOLDER / f"{framework}.json").read_text(encoding="utf-8"))
+    return made
+
+
+def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
+    """Run the frameworks' sides and write them down; a row is recorded from the first version that has it."""
+    batches, values = recorded_batches(), _Values()
+    said: list[dict[str, Any]] = []
+    settings: list[list[list[Any]]] = []
+    seen: set[str] = set()
+    for source, rows in sources:
+        own: dict[str, Any] = {"version": source.version, "kind": source.kind, "facts": source.facts, "rows": []}
+        for row in rows:
+            if row.key in seen:
+                continue
+            seen.add(row.key)
+            cases: list[list[Any]] = []
+            differing: dict[str, int] = {}
+            for number, given in enumerate(batches):
+                drawn = row.settings(Random(f"recorded-{number}"))
+                if given.kind not in row.kinds or not row.recordable(drawn):
+                    continue
+                if ast.literal_eval(repr(drawn)) != drawn:
+                    raise ValueError(f"{row.title}: settings that are no literals: {drawn}")
+                defaults = _defaults(row)
+                left = [name for name, value in drawn.items() if (name, repr(value)) in defaults]
+                result = expected(row, given, drawn)
+                differs = difference(row, given, drawn, result, left) is not None
+                if differs:
+                    name = next((d.name for d in row.declared if d.when(given, drawn)), "undeclared")
+                    differing[name] = differing.get(name, 0) + 1
+                forms = {name: values.add(x, given) for name, x in result.items()}
+                cases.append([number, repr(drawn), forms, left, differs or given.kind == "bf16"])
+            for number in _PLAIN if row.kind in ("preset", "recipe") else ():
+                with suppress(*_NO_DEFAULT):
+                    result = expected(row, batches[number], {})
+                    if difference(row, batches[number], {}, result) is None:
+                        forms = {name: values.add(x, batches[number]) for name, x in result.items()}
+                        cases.append([number, "{}", forms, [], False])
+            settings.append(cases)
+            own["rows"].append(
+                {
+                    "row": row.title,
+                    "function": row.place,
+                    "within": row.within,
+                    "cases": len(cases),
+                    "differ as declared": differing,
+                }
+            )
+        if own["rows"]:
+            said.append(own)
+    text = json.dumps({"framework": framework, "sources": said}, indent=1, ensure_ascii=False)
+    (FOLDER / f"{framework}.json").write_text(text + "\n", encoding="utf-8")
+    coded = np.frombuffer(json.dumps(settings, ensure_ascii=False).encode(), np.uint8)
+    bits = np.packbits(np.array(values.bits, bool))
+    np.savez_compressed(FOLDER / f"{framework}.npz", cases=coded, numbers=np.array(values.numbers), bits=bits)
+
+
+def load(framework: str) -> Iterator[Recorded]:
+    """Read the recordings of a framework, one for each version that was recorded."""
+    batches, said = recorded_batches(), described(framework)
+    with np.load(FOLDER / f"{framework}.npz", allow_pickle=False) as held:
+        coded: list[list[list[Any]]] = json.loads(held["cases"].tobytes())
+        values = _Values(held["numbers"].tolist(), np.unpackbits(held["bits"]).astype(bool).tolist())
+    rows = iter(coded)
+    for own in said["sources"]:
+        made: dict[str, list[Case]] = {}
+        for row in own["rows"]:
+            made[f"{row['row']}, {row['function']}"] = [
+                Case(
+                    batches[number],
+                    ast.literal_eval(drawn),
+                    {name: values.take(form, batches[number]) for name, form in forms.items()},
+                    left,
+                    may_differ,
+                )
+                for number, drawn, forms, left, may_differ in next(rows)
+            ]
+        yield Recorded(Source(framework, own["version"], Path(), RECORDED, own["facts"]), made)
+
+
+def _defaults(row: Row) -> set[tuple[str, str]]:
+    """The defaults of a preset or a recipe, as text."""
+    presets = {preset.name: preset.settings for preset in lookup.every_preset()}
+    recipes = {name: entry.settings for name, entry in lookup.every_recipe().items()}
+    settings = {"preset": presets, "recipe": recipes}.get(row.kind, {}).get(row.name, {})
+    return {(name, repr(default)) for name, default in settings.items()}
+
+
+class _Values:
+    """The numbers and bits of results, one behind the other."""
+
+    def __init__(self, numbers: list[float] | None = None, bits: list[bool] | None = None) -> None:
+        self.numbers, self.bits = numbers or [], bits or []
+        self._number = self._bit = 0
+
+    def add(self, value: Any, given: Batch) -> Any:
+        """Append a value, and return its form: its shape if it is a tensor, "tokens" for one of valid tokens alone."""
+        if isinstance(value, float):
+            self.numbers.append(value)
+            return "number"
+        if isinstance(value, str):
+            return {"text": value}
+        assert isinstance(value, Tensor), type(value)
+        if value.dtype == torch.bool:
+            self.bits += value.flatten().tolist()
+            return {"bits": list(value.shape)}
+        value = value.detach().double()
+        if value.shape == given.mask.shape and bool((value.where(~given.mask, 0.0) == 0).all()):
+            self.numbers += value[given.mask].tolist()
+            return "tokens"
+        self.numbers += value.flatten().tolist()
+        return list(value.shape)
+
+    def take(self, form: Any, given: Batch) -> Any:
+        """Return the next value of some form."""
+        if form == "number":
+            return self._numbers(1)[0]
+        if form == "tokens":
+            made = torch.zeros(given.mask.shape, dtype=torch.float64)
+            made[given.mask] = torch.tensor(self._numbers(int(given.mask.sum())), dtype=torch.float64)
+            return made
+        if isinstance(form, list):
+            return torch.tensor(self._numbers(int(np.prod(form))), dtype=torch.float64).reshape(form)
+        if "text" in form:
+            return form["text"]
+        size = int(np.prod(form["bits"]))
+        self._bit += size
+        return torch.tensor(self.bits[self._bit - size : self._bit], dtype=torch.bool).reshape(form["bits"])
+
+    def _numbers(self, size: int) -> list[float]:
+        self._number += size
+        return self.numbers[self._number - size : self._number]
+
+
+def record_batches() -> None:
+    """Write down the batches."""
+    made = [batch(kind, seed, SHAPE) for kind, seed in BATCHES]
+    stacked = {name: torch.stack([getattr(b, name).double() for b in made]).numpy() for name in _POLICIES}
+    masks = torch.stack([b.mask for b in made]).numpy()
+    names = np.array([f"{b.kind} {b.seed} {b.new.dtype}" for b in made])
+    np.savez_compressed(FOLDER / "batches.npz", names=names, mask=masks, **stacked)
+
+
+@cache
+def recorded_batches() -> tuple[Batch, ...]:
+    """Read the batches."""
+    made = []
+    with np.load(FOLDER / "batches.npz", allow_pickle=False) as held:
+        arrays = {name: torch.from_numpy(held[name]) for name in (*_POLICIES, "mask")}
+        names = held["names"].tolist()
+    for number, name in enumerate(names):
+        kind, seed, dtype = name.split()
+        policies = {name: arrays[name][number].to(DTYPES[dtype]) for name in _POLICIES}
+        if dtype == "torch.bfloat16":
+            policies["advantages"] = arrays["advantages"][number].float()
+        made.append(Batch(kind=kind, seed=int(seed), mask=arrays["mask"][number], **policies))
+    return tuple(made)
+
+
+# The batches with which a row is also recorded without settings, where the framework's function has defaults, and how
+# one that has none refuses.
+_PLAIN = (0, 2)
+_NO_DEFAULT = (TypeError, KeyError, ValueError, AttributeError, AssertionError, RuntimeError)
+_POLICIES = ("new", "old", "rollout", "ref", "advantages")

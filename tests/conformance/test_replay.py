@@ -1,0 +1,80 @@
+"""Presets, recipes, readers, drop-ins and reports next to the results that the frameworks' own functions gave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rollout_corr as rc
+from conformance import campaign, recording
+from conformance.rows import BACKEND
+from conformance.sources import RECORDED, Source
+from rollout_corr.frameworks.shared import lookup
+
+pytestmark = pytest.mark.usefixtures("one_thread", "quiet")
+
+# Papers, programs in JAX, and losses of versions that their frameworks have left: their formulas are restated in
+# tests/oracles/published.py, and the Specs of their presets are written out in tests/builders/preset_cases.py.
+NOT_RECORDED = {
+    *("areal.cispo", "areal.kpop", "dppo.kl", "dppo.tv", "fast_llm.grpo", "fast_llm.gspo", "flash_rl.tis"),
+    *("glm.double_sided", "glm.icepop", "kimi.interval", "kimi.k25", "megatron.grpo", "megatron.tis"),
+    *("minirl.default", "minirl.mask", "prime_rl.icepop", "prime_rl.kpop", "rllm.cispo", "rllm.dppo_kl"),
+    *("rllm.dppo_tv", "rllm.gspo", "rllm.icepop", "rllm.ppo_clip", "rllm.reinforce", "rllm.reinforce_kl"),
+    *("tinker.cispo", "tinker.importance_sampling", "tinker.ppo", "torchforge.default", "tunix.dapo"),
+    *("tunix.drgrpo", "tunix.grpo", "tunix.gspo_token", "tunix.ppo", "tunix.tis"),
+}
+
+
+@pytest.mark.parametrize("framework", recording.frameworks())
+def test_what_was_recorded(framework):
+    compared = campaign.replayed(framework)
+    assert compared and all(tally.cases for _, tally in compared)
+    assert not {tally.row: tally.undeclared[:2] for _, tally in compared if tally.undeclared}
+
+
+@pytest.mark.parametrize("framework", recording.frameworks())
+def test_differences_are_declared_on_a_page(framework):
+    for recorded in recording.load(framework):
+        for row in campaign.rows_of(recorded.source):
+            assert [known.name for known in row.declared if not known.is_documented()] == [], row.key
+
+
+@pytest.mark.usefixtures("quick_interpreter")
+@pytest.mark.parametrize("framework", ["verl", "xtuner", "skyrl"])
+def test_reports_of_the_kernels(framework):
+    """The metrics under the framework's own keys from Triton's kernels, interpreted."""
+    token = BACKEND.set("triton")
+    try:
+        made = campaign.replayed(framework, lambda row: row.kind == "report")
+    finally:
+        BACKEND.reset(token)
+    assert [tally.cases > 8 for _, tally in made] == [True] and not made[0].tally.undeclared
+
+
+def test_everything_is_recorded_that_can_be():
+    """A new preset, recipe or reader gets a row in `peers`, or its name above."""
+    said = [source for name in recording.frameworks() for source in recording.described(name)["sources"]]
+    recorded = {row["row"] for source in said for row in source["rows"]}
+    names = {title.partition("`")[2].rstrip("`").partition(",")[0] for title in recorded}
+    assert recording.frameworks() == campaign.frameworks()
+    assert {*lookup.spec_names(), *lookup.recipe_names()} - names == NOT_RECORDED
+    assert {*lookup.readable("read"), *lookup.readable("recipe")} <= names
+
+
+def test_a_question_that_no_recording_answers_is_an_error():
+    with pytest.raises(LookupError, match="make conformance ARGS='verl --record'"):
+        Source("verl", "1.0", recording.FOLDER, RECORDED).has("verl/new.py")
+
+
+def test_a_planted_difference_is_found(monkeypatch):
+    """What the recipe of NeMo's GSPO once had wrong: a mean over tokens."""
+    true = rc.recipe
+
+    def planted(name, *config, **settings):
+        made = true(name, *config, **settings)
+        return rc.Recipe(made.spec, replace(made.loss, mean=replace(made.loss.mean, of="token")), made.batch)
+
+    monkeypatch.setattr(rc, "recipe", planted)
+    found = {tally.row: len(tally.undeclared) for _, tally in campaign.replayed("nemo")}
+    assert found["recipe `nemo.gspo_is`"] > 5 and not found["preset `nemo.tis`"]
