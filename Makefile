@@ -6,7 +6,7 @@
 #   make quick        the definition, and one case for each test of the kernels: under a minute
 #   make test         every test that needs nothing but a CPU, on all cores
 #   make test-all     the slow ones too
-#   make test-gpu     the tests that need a GPU
+#   make test-gpu     the tests that need a GPU; ARGS=--without-gpu runs them on a CPU, kernels in an interpreter of PTX
 #   make coverage     the tests, and which lines they ran; fails below the floor in pyproject.toml
 #   make test-peers   the tests that need the frameworks themselves, in an environment of their own
 #   make conformance  presets, recipes and drop-ins next to the frameworks' own functions; PEERS is a folder of checkouts
@@ -20,7 +20,8 @@
 #   make docs         the documentation as a site, build/docs/index.html; a broken link is an error
 #   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl; then of the host
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work
-#   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files
+#   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files;
+#                     ARGS=--rehearse runs its steps on a CPU
 #   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
 #   make hub          the kernels in the layout of Hugging Face's Hub, loaded by its package and compared with ours
 #   make clean        delete environments, builds and caches
@@ -72,8 +73,9 @@ test: $(VENV)/installed-test
 test-all: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m "not gpu and not peers and not browser" $(PARALLEL) $(ARGS)
 
+# Without what other tests import.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu $(ARGS)
+	$(PYTHON) -m pytest -m gpu tests/kernels tests/backends tests/api $(ARGS)
 
 coverage: $(VENV)/installed-dev
 	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered $(PARALLEL) $(ARGS)
@@ -120,7 +122,8 @@ bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks.host
 
 bench-tiny: $(VENV)/installed-test
-	$(VENV)/bin/pytest benchmarks --benchmark-disable -k "(tiny or 64x1024)" $(ARGS)
+	$(VENV)/bin/python -m benchmarks.cpu --shapes 64x1024 --threads 1 --rounds 3 $(ARGS)
+	$(VENV)/bin/python -m benchmarks.host --rounds 1
 
 gpu-report:
 	$(PYTHON) -m pip install --disable-pip-version-check --quiet -e . --no-deps --no-build-isolation \

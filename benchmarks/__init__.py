@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks` and `pytest benchmarks/`. What they measure is said in docs/benchmarks.md."""
+"""Benchmarks: `python -m benchmarks`. What they measure is said in docs/benchmarks.md."""

@@ -29,10 +29,8 @@ make bench ARGS=--quick                                           # on a CPU: a 
 make bench ARGS="--blocks --json benchmarks/results/cpu.json"     # all of it
 make bench ARGS=--operations                                      # on a CPU: counts alone, on a busy machine too
 make gpu-report ARGS="--out benchmarks/results"                   # on a GPU: everything, in nine minutes
-python -m benchmarks.gpu_report --rehearse --out /tmp             # its steps on a CPU: shows only that they work
+make gpu-report ARGS="--rehearse --out /tmp"                      # its steps on a CPU: shows only that they work
 python -m benchmarks.report                                       # this page
-python -m benchmarks.plots                                        # its pictures, with matplotlib
-pytest benchmarks/                                                # small sizes under pytest-benchmark
 ```
 
 `make bench` is `python -m benchmarks` in an environment that has verl: the GPU's benchmark where torch sees one, else
@@ -123,9 +121,7 @@ def page(results: Found | None, of_gpu: Found | None) -> str:
     """
     gpu = NO_GPU_YET
     if of_gpu is not None:
-        measured = gpu_page.benchmark_of(of_gpu)
-        drawn = [] if measured is None else [*gpu_page.pictures(measured), ""]
-        gpu = "\n".join([*drawn, *below(gpu_page.body(of_gpu))])
+        gpu = "\n".join(below(gpu_page.body(of_gpu)))
     text = METHOD.format(disturbed=DISTURBED, busy=BUSY, gpu=gpu)
     if results is None:
         return text + "\nNo result is committed yet.\n"

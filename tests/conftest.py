@@ -31,11 +31,18 @@ def on_gpu(config):
 
 def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="run only the first case of each test (make quick)")
+    parser.addoption("--without-gpu", action="store_true", help="with -m gpu: on the CPU, compiled kernels interpreted")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """With --quick, leave out every case of a test but the first that the markers have left."""
+    if config.getoption("without_gpu"):
+        from ptx.without_gpu import LEFT_OUT
+
+        for item in items:
+            for reason in (reason for name, reason in LEFT_OUT.items() if name in item.nodeid):
+                item.add_marker(pytest.mark.skip(reason=f"without a GPU: {reason}"))
     if not config.getoption("quick"):
         return
     first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
@@ -72,8 +79,27 @@ def device(request, quick_interpreter):
     return request.param
 
 
+@pytest.fixture(scope="session")
+def without_gpu(request):
+    """What stands for the GPU under --without-gpu; None where there is one."""
+    if not request.config.getoption("without_gpu"):
+        yield None
+        return
+    from ptx.without_gpu import standing_in
+
+    with standing_in() as gpu:
+        yield gpu
+
+
+@pytest.fixture(autouse=True)
+def launches_of_a_test(without_gpu):
+    """What tests write to the memory that stands for a GPU's is looked at test by test."""
+    if without_gpu is not None:
+        without_gpu.begin()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def launched(request):
+def launched(request, without_gpu):
     """A run on a GPU fails if no kernel was launched there: a suite that tested something else would be green too."""
     if not on_gpu(request.config):
         yield

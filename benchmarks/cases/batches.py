@@ -238,20 +238,3 @@ def make(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Batch
         new=new.to(case.logp).requires_grad_(),
         advantages=normal(),
     )
-
-
-def by_tokens(most: int) -> list[Case]:
-    """1k to `most` tokens in sequences of about 512."""
-    sizes = [1 << power for power in range(10, 27, 2) if 1 << power <= most]
-    return [Case(f"{size // 1024}k", size, max(1, size // 512)) for size in sizes]
-
-
-def by_sequences(tokens: int) -> list[Case]:
-    """A fixed number of tokens in 1 to 100,000 sequences."""
-    counts = [count for count in (1, 10, 100, 1000, 10_000, 100_000) if count <= tokens // 8]
-    return [Case(f"{count} sequences", tokens, count, skew=0.0) for count in counts]
-
-
-def by_skew(tokens: int) -> list[Case]:
-    """A fixed number of tokens and sequences, from equal lengths to one sequence with most of the tokens."""
-    return [Case(f"skew {skew:g}", tokens, max(1, tokens // 512), skew=skew) for skew in (0.0, 0.5, 1.0, 2.0, 3.0)]

@@ -14,13 +14,9 @@ EAGER = "our reference"
 TRACED = "our reference, torch.compile"
 BY_HAND = "torch by hand"
 VERL = "verl"
-XTUNER = "xtuner, restated"
-XTUNER_ONCE = "xtuner, restated, lengths read once"
-SKYRL = "SkyRL, restated"
-TRL = "TRL, restated"
 # By their own statements.
 SKYRL_OWN, TRL_OWN = "SkyRL", "TRL"
-ORDER = (OURS, VERL_METRICS, EAGER, TRACED, BY_HAND, VERL, SKYRL_OWN, TRL_OWN, XTUNER, XTUNER_ONCE, SKYRL, TRL)
+ORDER = (OURS, VERL_METRICS, EAGER, TRACED, BY_HAND, VERL, SKYRL_OWN, TRL_OWN)
 # Computed by our definition, so masks must be equal to the bit.
 OWN = (EAGER, TRACED)
 

@@ -1,4 +1,4 @@
-"""Contenders for corrections and policy losses: ours, our reference, torch by hand, verl, and restated frameworks."""
+"""Contenders for corrections and policy losses: ours, our reference, torch by hand, and frameworks."""
 
 from __future__ import annotations
 
@@ -10,28 +10,23 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from benchmarks.cases import operations
 from benchmarks.cases.batches import Batch
 from benchmarks.cases.contender import (
     BY_HAND,
     EAGER,
     ORDER,
     OURS,
-    SKYRL,
     SKYRL_OWN,
     TRACED,
-    TRL,
     TRL_OWN,
     VERL,
     VERL_METRICS,
-    XTUNER,
-    XTUNER_ONCE,
     Contender,
     Outcome,
     absent,
 )
-from benchmarks.cases.operations import IN_VERL, TRL_LOSS, XTUNER_LOSS, Operation
-from benchmarks.peers import by_hand, own_losses, restated
+from benchmarks.cases.operations import IN_VERL, Operation
+from benchmarks.peers import by_hand, own_losses
 from benchmarks.peers.installed import verl_function, verl_loss
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.specs.terms import Objective
@@ -75,12 +70,6 @@ def _corrections(batch: Batch, operation: Operation) -> list[Contender]:
     found = [_correct(OURS, batch, operation), _correct(EAGER, batch, operation, "torch", capturable=False)]
     if operation.spec in IN_VERL:
         found += [_by_hand(batch, operation), _verl(batch, operation)]
-    if operation is operations.XTUNER:
-        found += [_xtuner(batch, once) for once in (False, True)]
-    if operation is operations.SKYRL:
-        found += [_skyrl(batch)]
-    if operation is operations.TRL:
-        found += [_trl(batch)]
     return found
 
 
@@ -144,39 +133,6 @@ def _verl(batch: Batch, operation: Operation) -> Contender:
     return _of(VERL, lambda: function(*tensors, **how), outcome, note=note, capturable=False)
 
 
-def _xtuner(batch: Batch, once: bool) -> Contender:
-    """Restated xtuner, which reads the lengths of a pack many times, or once."""
-    assert batch.cu_seqlens is not None and batch.mask is not None
-    old, rollout, mask, lengths = batch.old[None], batch.rollout[None], batch.mask[None], batch.cu_seqlens.diff()
-    return _of(
-        XTUNER_ONCE if once else XTUNER,
-        lambda: restated.xtuner(old, rollout, lengths.tolist() if once else lengths, mask, **restated.XTUNER_REASONING),
-        lambda out: Outcome(out[0][0], out[1][0], metrics=out[2]),
-        note="with one line changed" if once else "",
-        capturable=False,
-    )
-
-
-def _skyrl(batch: Batch) -> Contender:
-    given = (batch.old, batch.rollout, batch.mask)
-    return _of(
-        SKYRL,
-        lambda: restated.skyrl(*given, **restated.SKYRL_TLDR),
-        lambda out: Outcome(torch.where(batch.valid, out[0], 0.0), out[1], metrics=out[2]),
-        capturable=False,
-    )
-
-
-def _trl(batch: Batch) -> Contender:
-    given = (batch.old, batch.rollout, batch.mask)
-    return _of(
-        TRL,
-        lambda: restated.trl(*given, clip_max=3.0),
-        lambda out: Outcome(torch.where(batch.valid, out[0], 0.0), batch.mask, metrics=out[1]),
-        capturable=False,
-    )
-
-
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 # A loss with its graph, and what its metrics are read from.
@@ -184,24 +140,10 @@ Forward = Callable[[], tuple[Tensor, Any]]
 
 
 def _losses(batch: Batch, operation: Operation) -> list[Contender]:
-    tensors, mask, clip = (batch.new, batch.old, batch.advantages), batch.mask, operation.clip
-    if operation.fused:
-        how = {"rollout_logp": batch.rollout, "spec": operation.spec, "mean": rc.Mean("sum")}
-        given = (batch.new, batch.old, batch.rollout, batch.advantages, mask, clip)
-        skyrl = partial(restated.skyrl_loss, *given, **restated.SKYRL_TLDR)
-        return [*_ours(batch, operation, how), of_part(SKYRL, batch, operation, skyrl, capturable=False)]
     correction = corrected(batch, operation.spec, "torch")
-    given = (*tensors, correction.mask, correction.weights, clip)
-    hand = partial(by_hand.policy_loss, *given)
-    found = _ours(batch, operation, {"correction": correction})
-    found += [of_part(BY_HAND, batch, operation, hand, by_hand.on_host), _verl_loss(batch, operation, correction)]
-    if operation is XTUNER_LOSS:
-        found += [of_part(XTUNER, batch, operation, partial(restated.xtuner_loss, *given), by_hand.on_host)]
-    if operation is TRL_LOSS:
-        assert mask is not None
-        trl = (*tensors, mask, correction.weights, mask.sum().float(), *clip[:2])
-        found += [of_part(TRL, batch, operation, partial(restated.trl_loss, *trl), capturable=False)]
-    return found
+    given = (batch.new, batch.old, batch.advantages, correction.mask, correction.weights, operation.clip)
+    hand = of_part(BY_HAND, batch, operation, partial(by_hand.policy_loss, *given), by_hand.on_host)
+    return [*_ours(batch, operation, correction), hand, _verl_loss(batch, operation, correction)]
 
 
 def _own_losses(batch: Batch, operation: Operation) -> list[Contender]:
@@ -274,12 +216,12 @@ def loss_of(
     return rc.policy_loss(new, batch.advantages, loss=loss, old_logp=batch.old, **tokens, **more)
 
 
-def _ours(batch: Batch, operation: Operation, how: dict[str, Any]) -> list[Contender]:
+def _ours(batch: Batch, operation: Operation, correction: rc.Correction) -> list[Contender]:
     """Our loss, and our reference."""
 
     def one(name: str, backend: str) -> Contender:
         def forward() -> tuple[Tensor, rc.PolicyLoss]:
-            out = loss_of(batch, operation, batch.new, backend=backend, **how)
+            out = loss_of(batch, operation, batch.new, backend=backend, correction=correction)
             return out.value, out
 
         return of_part(

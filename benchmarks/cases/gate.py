@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.batches import Batch
-from benchmarks.cases.contender import BY_HAND, OURS, OWN, SKYRL, TRL, VERL, VERL_METRICS, XTUNER, XTUNER_ONCE, Outcome
+from benchmarks.cases.contender import BY_HAND, OURS, OWN, VERL, VERL_METRICS, Outcome
 from benchmarks.cases.operations import GEOMETRIC, Operation, log_bounds
 from benchmarks.peers.by_hand import layout_of
 
@@ -18,8 +18,6 @@ NEAR_BOUND = 1e-6
 # Of other criteria, which are decided in fp32 and on the other side of exp: tokens that may differ.
 MOST_MASK_DIFFERENCES = 1e-3
 WEIGHT_RTOL = 1e-5
-# TRL does not clamp sums of D, so where our weights stop at e^-20 its are smaller still.
-WEIGHT_ATOL = {TRL: 2.1e-9}
 # Means in fp32 over 10^7 tokens, and exp of sums of D that reach 10.
 METRIC_RTOL, METRIC_ATOL = 2e-3, 2e-6
 GRADIENT_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -53,11 +51,6 @@ VERL_REJECTION_KEYS = {
     "rollout_rs_masked_fraction": "seq_mean_k1/tokens_rejected_fraction",
     "rollout_rs_seq_masked_fraction": "seq_mean_k1/sequences_rejected_fraction",
 }
-TRL_KEYS = {
-    "sampling/sampling_logp_difference/mean": "logratio_abs_mean",
-    "sampling/sampling_logp_difference/max": "logratio_abs_max",
-}
-TRL_LOSS_KEYS = {"clip_ratio/low_mean": "clip_low_fraction", "clip_ratio/high_mean": "clip_high_fraction"}
 # Native keys that are 0 for finite log-probs inside sequences; a hand-written version has no reason to compute them.
 NOT_BY_HAND = {
     "tokens_outside",
@@ -125,7 +118,7 @@ def _same_weights(name: str, batch: Batch, ours: Tensor | None, other: Tensor | 
         if weights.dtype != torch.float32 or bool(_split(batch, weights)[1].any()):
             raise WrongResult(f"{who}: weights are {weights.dtype}, or not 0 at invalid tokens")
     a, b = _split(batch, ours)[0], _split(batch, other)[0]
-    if not torch.allclose(a, b, rtol=WEIGHT_RTOL, atol=WEIGHT_ATOL.get(name, 0.0)):
+    if not torch.allclose(a, b, rtol=WEIGHT_RTOL, atol=0.0):
         worst = ((a - b).abs() / a.abs().clamp(min=1e-30)).max()
         raise WrongResult(f"{name}: weights differ from ours by up to {float(worst):.1e} relative")
 
@@ -210,11 +203,8 @@ def _pairs(
         given |= VERL_REJECTION_KEYS if operation.spec.criteria else {}
         keys = {f"rollout_corr/{key}": native for key, native in given.items()}
         keys = {"actor/ppo_kl": "kl_old_new_k1"} if operation.part else keys
-    elif name == TRL:
-        keys = TRL_LOSS_KEYS if operation.part else TRL_KEYS
-    elif name in (XTUNER, XTUNER_ONCE, SKYRL) or (name == BY_HAND and operation.part):
-        # They compute fewer than we do, and SkyRL's loss one of its own.
-        keys = {key: key for key in other if key in ours}
+    elif name == BY_HAND and operation.part:
+        keys = {key: key for key in other if key in ours}  # it computes fewer than we do
     else:
         _all_keys(name, set(ours) - NOT_BY_HAND if name == BY_HAND else ours, other)
         keys = {key: key for key in other if key in ours}

@@ -25,16 +25,14 @@ class Operation:
         spec: The correction; of a loss, the one that its weights come from.
         part: "" for `correct`; of `policy_loss` the forward (with the gradient wanted), the backward, or both.
         scheme: Names of the metrics that are read.
-        fused: Whether the loss corrects in the same call.
         surrogate: Surrogate of a loss.
-        mean: Of a loss that is not fused; a fused one is a plain sum, as SkyRL's is.
+        mean: Of a loss.
     """
 
     name: str
     spec: Spec
     part: Literal["", "forward", "backward", "both"] = ""
     scheme: str = "native"
-    fused: bool = False
     surrogate: rc.PPO = SURROGATE
     mean: rc.Mean = KEPT_TOKENS
 
@@ -56,15 +54,9 @@ TOKEN = Operation("token weights, rejection", TOKEN_SPEC)
 PRODUCT = Operation("product weights", Spec(weight=Weight.product(upper=2.0)))
 FULL = Operation("token weights, rejection, full", Spec(TOKEN_SPEC.weight, TOKEN_SPEC.criteria, detail="full"))
 XTUNER = Operation("xtuner's shipped recipe", rc.spec("xtuner.reasoning"), scheme="xtuner")
-SKYRL = Operation("SkyRL's recommended recipe", rc.spec("skyrl.tldr"), scheme="skyrl")
-TRL = Operation("TRL's default correction", rc.spec("trl.default"))
 FORWARD = Operation("PPO loss, forward", TOKEN_SPEC, "forward")
 BACKWARD = Operation("PPO loss, backward", TOKEN_SPEC, "backward")
 BOTH = Operation("PPO loss, forward + backward", TOKEN_SPEC, "both")
-SKYRL_STEP = Operation("SkyRL's step, forward + backward", SKYRL.spec, "both", "skyrl", fused=True)
-# xtuner and TRL correct a whole batch once, and hand the results to their loss.
-XTUNER_LOSS = Operation("xtuner's loss, forward + backward", XTUNER.spec, "both")
-TRL_LOSS = Operation("TRL's loss, forward + backward", TRL.spec, "both", surrogate=rc.PPO(0.2, 0.2), mean=rc.Mean())
 
 # Of the CPU benchmark.
 WORKLOADS = (METRICS, replace(TOKEN, name="weights + rejection"))
@@ -78,9 +70,9 @@ PLAN: Plan = (
     ("16M, bf16", (TOKEN,)),
     ("16M in 100,000", (TOKEN,)),
     ("64M", (TOKEN,)),
-    ("xtuner's pack", (XTUNER, XTUNER_LOSS)),
-    ("SkyRL's row", (SKYRL, SKYRL_STEP)),
-    ("TRL's batch", (TRL, TRL_LOSS)),
+    ("xtuner's pack", (XTUNER,)),
+    ("SkyRL's row", (PRODUCT, BOTH)),
+    ("TRL's batch", (TOKEN, BOTH)),
     ("1024 x 8192 at 25 %", (TOKEN, METRICS)),
     ("64M", (BOTH,)),
     ("1M in 1", (TOKEN, PRODUCT)),
@@ -115,8 +107,8 @@ def bytes_per_slot(batch: Batch, operation: Operation) -> int:
     if operation.part == "backward":
         return 2 * logp
     if operation.part:
-        # new, old and advantages; weights and a training mask if they are given, or the engine's log-probs.
-        read = 2 * logp + 4 + mask + (logp if operation.fused else 4 + max(mask, 1))
+        # new, old and advantages; weights and a training mask.
+        read = 2 * logp + 4 + mask + 4 + max(mask, 1)
         return read + (logp if operation.part == "both" else 0)
     written = (4 if spec.weight is not None else 0) + (max(mask, 1) if spec.criteria else 0)
     return 2 * logp + mask + written

@@ -1,4 +1,4 @@
-"""Clocks, memory and profiles of a device: a GPU by its events, the host by its clock."""
+"""Clocks, memory, graphs and profiles of the current GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.cpu import memory
 from benchmarks.cpu.memory import Memory
 from benchmarks.gpu import trace
 
@@ -25,92 +24,20 @@ Seconds = Callable[[], float]
 Replay = Callable[[], list[object]]
 
 
-class Host:
-    """The CPU, where calls are over when they return."""
+class Gpu:
+    """The current GPU. Tiny: with buffers that show only that everything works."""
 
-    name = "cpu"
-    # How a call that is in no graph is timed.
-    by = "clock"
-    # Bytes of the copy that measures bandwidth, and of the write that empties the caches.
-    COPY, EVICT = 1 << 26, 1 << 26
-
-    def __init__(self) -> None:
-        self._from = torch.ones(self.COPY, dtype=torch.uint8)
-        self._to = torch.empty_like(self._from)
-        self._evicting = torch.empty(self.EVICT, dtype=torch.uint8)
-
-    def facts(self) -> dict[str, Any]:
-        """Return facts for the head of a table."""
-        return {"threads": torch.get_num_threads()}
-
-    def copy(self) -> None:
-        """Copy COPY bytes within the device."""
-        self._to.copy_(self._from)
-
-    @property
-    def copy_bytes(self) -> int:
-        """Bytes read and written by `copy`."""
-        return 2 * self.COPY
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-
-    def evict(self) -> None:
-        """Overwrite the caches."""
-        self._evicting.zero_()
-
-    def timed(self, call: Call) -> Seconds:
-        """Run a call from cold caches; the time on the device can be read after `synchronize`."""
-        self.evict()
-        taken = self.wall(call)
-        return lambda: taken
-
-    def wall(self, call: Call) -> float:
-        """Time a call until the device is done; its result is freed after the clock has stopped."""
-        self.synchronize()
-        start = time.perf_counter()
-        result = call()
-        self.synchronize()
-        taken = time.perf_counter() - start
-        del result
-        return taken
-
-    def graph(self, calls: Sequence[Call]) -> Replay | None:
-        """Capture calls, to be replayed without the host; None where a device has no graphs."""
-        return None
-
-    def waits(self, call: Call) -> bool:
-        """Return whether the host waits for the device inside a call."""
-        call()
-        return False
-
-    def memory(self, call: Call) -> Memory:
-        """Return peak temporaries and outputs of a call."""
-        return memory.measure(call)
-
-    def counts(self, call: Call) -> trace.Counts | None:
-        """Count what a call launches; None where nothing is launched."""
-        return None
-
-    def free(self) -> None:
-        """Free cached memory between cases."""
-        gc.collect()
-
-
-class Cuda(Host):
-    """The current GPU."""
-
-    name, by = "cuda", "events"
-    COPY = 1 << 30
-
-    def __init__(self) -> None:
-        self._about = torch.cuda.get_device_properties(torch.cuda.current_device())
-        size = max(4 * self._about.L2_cache_size, 256 << 20)
-        self._from = torch.randint(256, (self.COPY,), dtype=torch.uint8, device="cuda")
-        self._to = torch.empty_like(self._from)
+    def __init__(self, tiny: bool = False) -> None:
+        self.tiny, self._about = tiny, torch.cuda.get_device_properties(torch.cuda.current_device())
+        size, copied = max(4 * self._about.L2_cache_size, 256 << 20), 1 << 30
+        if tiny:
+            size = copied = 1 << 12
+        self._from = torch.randint(256, (copied,), dtype=torch.uint8, device="cuda")
+        self._to = torch.empty(copied, dtype=torch.uint8, device="cuda")
         self._evicting = torch.empty(size, dtype=torch.uint8, device="cuda")
 
     def facts(self) -> dict[str, Any]:
+        """Return facts for the head of a table."""
         about = self._about
         return {
             "gpu": about.name,
@@ -122,10 +49,25 @@ class Cuda(Host):
             **driver(),
         }
 
+    def copy(self) -> None:
+        """Copy a buffer within the device."""
+        self._to.copy_(self._from)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes read and written by `copy`."""
+        return 2 * self._from.numel()
+
     def synchronize(self) -> None:
+        """Wait for the device."""
         torch.cuda.synchronize()
 
+    def evict(self) -> None:
+        """Overwrite the caches."""
+        self._evicting.zero_()
+
     def timed(self, call: Call) -> Seconds:
+        """Run a call from cold caches; the time on the device can be read after `synchronize`."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # While the device overwrites its cache the host gets ahead, so the call is queued when the device is free.
         self.evict()
@@ -134,7 +76,18 @@ class Cuda(Host):
         end.record()
         return lambda: start.elapsed_time(end) / 1e3
 
-    def graph(self, calls: Sequence[Call]) -> Replay | None:
+    def wall(self, call: Call) -> float:
+        """Time a call until the device is done; its result is freed after the clock has stopped."""
+        self.synchronize()
+        start = time.perf_counter()
+        result = call()
+        self.synchronize()
+        taken = time.perf_counter() - start
+        del result
+        return taken
+
+    def graph(self, calls: Sequence[Call]) -> Replay:
+        """Capture calls, to be replayed without the host."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -160,6 +113,7 @@ class Cuda(Host):
         return replay
 
     def waits(self, call: Call) -> bool:
+        """Return whether the host waits for the device inside a call."""
         self.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -173,6 +127,7 @@ class Cuda(Host):
         return False
 
     def memory(self, call: Call) -> Memory:
+        """Return peak temporaries and outputs of a call."""
         self.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -184,6 +139,7 @@ class Cuda(Host):
         return Memory(temporaries, outputs)
 
     def counts(self, call: Call) -> trace.Counts | None:
+        """Count what a call launches; None where the profiler sees no device."""
         self.synchronize()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
             with record_function(trace.LABEL):
@@ -197,6 +153,7 @@ class Cuda(Host):
         return trace.counts(events)
 
     def free(self) -> None:
+        """Free cached memory between cases."""
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -216,8 +173,3 @@ def driver() -> dict[str, str]:
         return {}
     version, *rest = answer.stdout.splitlines()[0].split(", ")
     return {"driver": version, "clocks": ", ".join(rest)}
-
-
-def present() -> Host:
-    """Return the GPU if there is one, else the host."""
-    return Cuda() if torch.cuda.is_available() else Host()

@@ -17,7 +17,7 @@ from benchmarks.cases.contender import OURS, Contender, Outcome
 from benchmarks.cases.contenders import contenders
 from benchmarks.cases.operations import Operation, bytes_per_slot, required_bytes
 from benchmarks.cpu.turns import without_collector
-from benchmarks.gpu.device import Call, Host, Seconds
+from benchmarks.gpu.device import Call, Gpu, Seconds
 
 FEWEST, MOST = 5, 51
 # Calls that are put into one graph, each on a batch of its own, and the size up to which that is worth its memory.
@@ -31,13 +31,12 @@ Everybody = Callable[[Batch, Operation], list[Contender]]
 class Budget:
     """Seconds that may be spent."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._end = clock() + seconds
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
 
     def left(self) -> float:
         """Return the seconds that are left, 0 at least."""
-        return max(0.0, self._end - self._clock())
+        return max(0.0, self._end - time.monotonic())
 
 
 @dataclass
@@ -83,7 +82,7 @@ def first_line(problem: Exception) -> str:
 
 
 def measure(
-    device: Host,
+    device: Gpu,
     case: Case,
     operation: Operation,
     *,
@@ -105,7 +104,7 @@ def measure(
         An entry of the result file; with "problem" in place of times where no result may be timed.
     """
     device.free()
-    batch = make(case, device.name)
+    batch = make(case, "cuda")
     asked = everybody(batch, operation)
     rows: dict[str, dict[str, Any]] = {who.name: {"name": who.name, "note": who.note} for who in asked}
     found: dict[str, Any] = {
@@ -168,38 +167,36 @@ def measure(
 
 
 def prepare(
-    device: Host, case: Case, operation: Operation, who: Contender, everybody: Everybody
+    device: Gpu, case: Case, operation: Operation, who: Contender, everybody: Everybody
 ) -> tuple[Timed, dict[str, Any]]:
     """Measure memory, and capture the call where that is possible; return also what goes into the contender's row."""
     assert who.on_device is not None
     held = device.memory(who.on_device)
-    about: dict[str, Any] = {"temporaries": held.temporaries, "outputs": held.outputs, "how": device.by}
+    about: dict[str, Any] = {"temporaries": held.temporaries, "outputs": held.outputs, "how": "events"}
     one = Timed(who, who.on_device)
     if who.capturable and not device.waits(who.on_device):
         try:
-            captured = device.graph([who.on_device])
-            if captured is not None:
-                one.run, about["how"] = captured, "graph"
-                one.row = calls_in_a_row(device, case, operation, who, everybody)
+            one.run, about["how"] = device.graph([who.on_device]), "graph"
+            one.row = calls_in_a_row(device, case, operation, who, everybody)
         except RuntimeError as problem:
             about["not_captured"] = first_line(problem)
     return one, about
 
 
-def calls_in_a_row(device: Host, case: Case, operation: Operation, who: Contender, everybody: Everybody) -> Call | None:
+def calls_in_a_row(device: Gpu, case: Case, operation: Operation, who: Contender, everybody: Everybody) -> Call | None:
     """Capture calls of ours one after the other, each on its own inputs; None for others and for large batches."""
     if who.name != OURS or case.tokens > MOST_IN_A_ROW:
         return None
     calls = []
     for seed in range(1, IN_A_ROW + 1):
-        another = everybody(make(case, device.name, seed), operation)
+        another = everybody(make(case, "cuda", seed), operation)
         call = next(one.on_device for one in another if one.name == OURS)
         assert call is not None
         calls.append(call)
     return device.graph(calls)
 
 
-def rounds(device: Host, ready: Sequence[Timed], seconds: float) -> list[float]:
+def rounds(device: Gpu, ready: Sequence[Timed], seconds: float) -> list[float]:
     """Run all and a copy once a round, in random order, as often as the seconds allow; return times of the copy."""
     copies: list[Seconds] = []
     shuffled, shuffle = list(ready), random.Random(0).shuffle
@@ -223,13 +220,13 @@ def rounds(device: Host, ready: Sequence[Timed], seconds: float) -> list[float]:
     return [read() for read in copies]
 
 
-def profiled(device: Host, case: Case, operation: Operation, *, everybody: Everybody = contenders) -> dict[str, Any]:
+def profiled(device: Gpu, case: Case, operation: Operation, *, everybody: Everybody = contenders) -> dict[str, Any]:
     """Count launches, copies and waits of all who do not compile for long; of ours also with metrics on the host.
 
     Not beside the times, because a profiler that has run once may slow down whatever is launched after it.
     """
     device.free()
-    batch = make(case, device.name)
+    batch = make(case, "cuda")
     rows = []
     for who in everybody(batch, operation):
         if who.on_device is None or who.whole is None or who.slow:

@@ -1,4 +1,4 @@
-"""Tables and curves of the benchmark of a GPU, from its results."""
+"""Tables of the benchmark of a GPU, from its results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.cases import operations as op
-from benchmarks.cases.contender import BY_HAND, ORDER, OURS, SKYRL, TRACED, TRL, VERL, XTUNER, XTUNER_ONCE
+from benchmarks.cases.contender import BY_HAND, ORDER, OURS, TRACED, VERL
 from benchmarks.tables import Found, Table, mebibytes, met, number, table, times
 
 WHERE = ("case", "operation")
-PEERS = (BY_HAND, VERL, XTUNER, XTUNER_ONCE, SKYRL, TRL)
+PEERS = (BY_HAND, VERL)
 
 Column = Callable[[Found], str]
 
@@ -44,7 +44,6 @@ PROMISES = (
     Promise("16M in 100,000", op.TOKEN.name, "<= 1.5 x the time of long sequences", "over long", most=1.5),
     Promise("32k in 256", op.TOKEN.name, "GPU time <= 20 us", "microseconds", most=20.0),
     Promise("32k in 256", op.TOKEN.name, ">= 20 x the fastest peer, whole calls", "peers", least=20.0),
-    Promise("32k in 256", op.XTUNER.name, ">= 20 x the fastest peer, whole calls", "peers", least=20.0),
     Promise("32k in 256", op.TOKEN.name, ">= 3 x torch.compile of our reference, no metrics", "traced", least=3.0),
     Promise("16M", op.TOKEN.name, "extra memory <= 2 % of inputs and outputs", "memory", most=0.02),
     Promise("16M", op.BOTH.name, "<= 1.45 x the time of the required bytes", "over bytes", most=1.45),
@@ -100,8 +99,6 @@ def facts(results: Found) -> list[str]:
 def processor(about: Found) -> str:
     """The device in a sentence."""
     host = f"{about['cores']} cores of {about['cpu']}"
-    if "gpu" not in about:
-        return f"No GPU; {host}, {about['threads']} threads."
     return (
         f"{about['gpu']}, {about['multiprocessors']} multiprocessors, L2 {about['l2_bytes'] / 2**20:.0f} MiB, "
         f"memory {about['memory_bytes'] / 2**30:.0f} GiB, driver {about.get('driver', 'unknown')}, "
@@ -116,7 +113,7 @@ def measured(results: Found, which: str = "measured") -> list[Found]:
 
 def problems(results: Found) -> list[Found]:
     """The entries of all lists that have a problem in place of times."""
-    everything = [found for name in ("measured", "traced", "scaling", "profiled") for found in results[name]]
+    everything = [found for name in ("measured", "traced", "profiled") for found in results[name]]
     return [found for found in everything if "problem" in found]
 
 
@@ -261,24 +258,6 @@ def traced_table(results: Found) -> Table:
     return Table("torch.compile of our reference, without metrics", head, rows, 2)
 
 
-def scaling_table(results: Found) -> Table:
-    head = ["axis", "case", "tokens", "sequences", "GPU ms", "in a row ms", "GB/s", "of a copy", "over torch by hand"]
-    rows = []
-    for found in results["scaling"]:
-        row = row_of(found, OURS)
-        if row is not None:
-            speed = gigabytes(found, row)
-            cells = [
-                f"{found['slots']:,}",
-                f"{found['sequences']:,}",
-                _median(row, "device_ms"),
-                _median(row, "row_ms"),
-            ]
-            cells += [number(speed), f"{speed / copied(found):.0%}", times(speedup(found, BY_HAND, "device_ms"))]
-            rows.append([found["axis"], found["case"], *cells])
-    return Table("Scaling: token weights, rejection, packed", head, rows, 2)
-
-
 def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> float | None:
     """Return the value that a promise is about; None where it was not measured."""
     row = row_of(found, OURS)
@@ -338,46 +317,5 @@ def all_tables(results: Found) -> list[Table]:
         evidence_table(results),
         kernel_table(results),
         case_table(results),
-        scaling_table(results),
     ]
     return [one for one in found if one.rows]
-
-
-# --- curves, which benchmarks.plots draws -----------------------------------------------------------------------------
-
-PICTURES = {"scaling": "gpu-scaling.svg", "speedup": "gpu-speedup.svg"}
-AXES = {
-    "tokens": "tokens, in sequences of 512 on average",
-    "sequences": "sequences, tokens unchanged",
-    "skew": "skew of lengths: standard deviation of their logarithm",
-}
-
-Line = list[tuple[float, float]]
-
-
-def scaling(results: Found) -> dict[str, dict[str, Line]]:
-    """{axis: {name of a line: [(x, share of the copy bandwidth)]}}, of one call and of calls in a row."""
-    panels: dict[str, dict[str, Line]] = {}
-    for found in results["scaling"]:
-        ours, axis = row_of(found, OURS), found["axis"]
-        if ours is None:
-            continue
-        x = float(found["case"].removeprefix("skew ") if axis == "skew" else found[{"tokens": "slots"}.get(axis, axis)])
-        lines = panels.setdefault(axis, {})
-        for name, what in (("one call, cold caches", "device_ms"), ("calls in a row", "row_ms")):
-            if what in ours:
-                speed = found["required_bytes"] / ours[what]["median"] / 1e6
-                lines.setdefault(name, []).append((x, speed / copied(found)))
-    return panels
-
-
-def speedups(results: Found) -> dict[str, list[tuple[str, float]]]:
-    """{contender: [(case, how many times as fast ours is)]} of token weights, whole calls."""
-    bars: dict[str, list[tuple[str, float]]] = {}
-    for found in measured(results):
-        if found["operation"] == op.TOKEN.name:
-            for row in timed(found):
-                ratio = speedup(found, row["name"])
-                if row["name"] != OURS and ratio is not None:
-                    bars.setdefault(row["name"], []).append((found["case"], ratio))
-    return bars

@@ -13,7 +13,7 @@ from benchmarks.cases.batches import CASES, Batch, Case, make
 from benchmarks.cases.contender import OURS, Contender, Outcome
 from benchmarks.cases.contenders import contenders
 from benchmarks.cases.operations import Operation
-from benchmarks.gpu.device import Host
+from benchmarks.gpu.device import Gpu
 
 
 class Broken(Exception):
@@ -33,15 +33,15 @@ def ours(batch: Batch, operation: Operation) -> tuple[Callable[[], object], Call
     return who.on_device, who.whole
 
 
-def case_of(where: Host, name: str) -> Case:
-    """Return a case by its name, tiny on a CPU."""
-    return CASES[name] if where.name == "cuda" else CASES[name].tiny()
+def case_of(where: Gpu, name: str) -> Case:
+    """Return a case by its name."""
+    return CASES[name].tiny() if where.tiny else CASES[name]
 
 
-def planned(where: Host, names: Sequence[str]) -> Iterator[tuple[str, Batch, Operation]]:
+def planned(where: Gpu, names: Sequence[str]) -> Iterator[tuple[str, Batch, Operation]]:
     """Yield (words for a message, batch, operation) of everything that the plan has for some cases."""
     for name in names:
-        batch = make(case_of(where, name), where.name)
+        batch = make(case_of(where, name), "cuda")
         for case, some in operations.PLAN:
             if case == name:
                 yield from ((f"{name}, {operation.name}", batch, operation) for operation in some)

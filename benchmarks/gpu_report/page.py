@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from statistics import median
 
 from benchmarks.gpu import tables as gpu_tables
-from benchmarks.gpu_report.steps import UNDER_WAY
 from benchmarks.tables import Found, Table, markdown
 
 METHOD = """\
@@ -17,39 +17,31 @@ row* is one of 16 calls in one graph, each on its own inputs, without gaps in wh
 ms* is the host's clock from the call until the device is done, *whole ms* includes reading the metrics.
 Launches, copies and waits of the host are counted by torch's profiler, extra memory by torch's allocator: its peak
 beyond inputs and outputs. *GB/s* is the required bytes (each input read once, each output written once) over GPU ms,
-*of a copy* its part of what the copy in the same rounds reached. "Restated" means the operations of a framework in its
-order, written by us (`benchmarks/peers/restated.py`). torch.compile is measured apart with ours beside it, because
-compiling may take longer than all the rest. It is told the shapes (`dynamic=False`), and its *first call* finds the
-cache on disk that an earlier step has filled.
+*of a copy* its part of what the copy in the same rounds reached. torch.compile is
+measured apart with ours next to it, because compiling may take longer than all the rest; it is told the shapes
+(`dynamic=False`).
 """
-
-
-def tests_of(step: Found) -> dict[str, int] | None:
-    """Return the counts of all processes of a step of tests together."""
-    found = [part["found"] for part in step["parts"] if part["found"]]
-    if not found or "selected" not in found[0]:
-        return None
-    added = {name: sum(one[name] for one in found) for name in ("selected", "passed", "not_run")}
-    return {**added, "failed": sum(len(one["failed"]) for one in found)}
 
 
 def saying(step: Found) -> str:
     """Return one sentence on the result of a step."""
-    if "why" in step:
-        return str(step["why"])
-    tests = tests_of(step)
-    if tests is not None:
-        said = "{passed} of {selected} passed, {failed} failed, {not_run} not reached"
-        return said.format(**tests)
-    found = step["parts"][0]["found"] if step["parts"] else None
-    if isinstance(found, Mapping) and "measured" in found:
-        words = {"measured": "timed", "traced": "beside torch.compile", "scaling": "on curves", "profiled": "profiled"}
+    found = step.get("found")
+    if "why" in step or not found:
+        return str(step.get("why", ""))
+    if "tests" in found:
+        return (
+            f"{found['passed']} of {found['tests']} passed, {len(found['failed'])} failed, {found['skipped']} skipped"
+        )
+    if "measured" in found:
+        words = {"measured": "timed", "traced": "by torch.compile too", "profiled": "profiled"}
         many = {word: sum("problem" not in one for one in found[name]) for name, word in words.items() if found[name]}
         many |= {"with a problem": len(gpu_tables.problems(found)), "not reached": len(found["not_reached"])}
-        return ", ".join(f"{count} {word}" for word, count in many.items() if count or word in words.values())
-    if isinstance(found, Mapping):
-        return f"{sum(one['held'] is True for one in found.values())} of {len(found)} hold"
-    return ""
+        return ", ".join(f"{count} {word}" for word, count in many.items() if count)
+    if "calls" in found:
+        return found.get("problem") or f"{len(found['calls'])} calls timed; {found.get('agrees', 'not compared')}"
+    if "compiled" in found:
+        return f"{len(found['compiled'])} kernels, {sum(one['spills'] > 0 for one in found['compiled'])} with spills"
+    return f"{sum(one['held'] is True for one in found.values())} of {len(found)} hold"
 
 
 def one_line(step: Found) -> str:
@@ -57,37 +49,41 @@ def one_line(step: Found) -> str:
     return f"{step['name']}: {step['status']} after {step['seconds']:.0f} s; {saying(step)}"
 
 
-def steps_table(report: Found) -> Table:
-    """Every step and how it ended."""
-    rows = [
-        [step["name"], step["what"], step["status"], saying(step), f"{step['seconds']:.0f}"] for step in report["steps"]
+def found_by(report: Found, name: str) -> Found:
+    """Return what a step has found, empty where it has not run."""
+    return next((step["found"] for step in report["steps"] if step["name"] == name and step.get("found")), {})
+
+
+def table_of(title: str, rows: Sequence[Found], words: int) -> Table:
+    """Make a table of rows that have the same keys; the first `words` are words."""
+    head = list(rows[0]) if rows else []
+    return Table(title, head, [[str(row[name]).replace("|", "/") for name in head] for row in rows], words)
+
+
+def own_tables(report: Found) -> list[Table]:
+    """Steps, headline, kernels, clocks and checks."""
+    steps = [{"step": step["name"], "what it shows": step["what"], "status": step["status"], "": saying(step),
+              "seconds": f"{step['seconds']:.0f}"} for step in report["steps"]]  # fmt: skip
+    answer = {True: "yes", False: "no", None: "not finished"}
+    held = [
+        {"check": one["what"].rstrip("."), "holds": answer[one["held"]], "what was seen": one["said"]}
+        for name in ("checks", "memcheck", "racecheck")
+        for one in found_by(report, name).values()
     ]
-    return Table("Steps", ["step", "what it shows", "status", "", "seconds"], rows, 4)
-
-
-def checks_table(report: Found) -> Table:
-    """Every check of every step, and its answer."""
-    rows = []
-    for step in report["steps"]:
-        for part in step["parts"]:
-            found = part["found"]
-            if isinstance(found, Mapping) and all(isinstance(one, Mapping) and "held" in one for one in found.values()):
-                for one in found.values():
-                    answer = {True: "yes", False: "no", None: "not finished"}[one["held"]]
-                    rows.append([step["name"], one["what"].rstrip("."), answer, one["said"].replace("|", "/")])
-    return Table("Checks", ["step", "check", "holds", "what was seen"], rows, 4)
-
-
-def benchmark_of(report: Found) -> Found | None:
-    """Return the results of all parts of the benchmark together, None if there are none."""
-    found = [
-        step["parts"][0]["found"]
-        for step in report["steps"]
-        if step["name"] in ("benchmark", "traced", "scaling", "profile") and step["parts"]
+    first, kernels = found_by(report, "first"), found_by(report, "kernels")
+    names = ("MHz", "MHz of the memory", "W", "degrees")
+    clocks = [
+        {"each second": name, "least": min(values), "median": median(values), "most": max(values)}
+        for name, values in zip(names, zip(*report.get("clocks", []), strict=True), strict=False)
     ]
-    found = [part for part in found if part is not None]
-    lists = ("measured", "traced", "scaling", "profiled", "not_reached")
-    return None if not found else {**found[0], **{name: [x for part in found for x in part[name]] for name in lists}}
+    return [
+        table_of(f"The headline; a copy has {first.get('copy_gb_s', '-')} GB/s", first.get("calls", []), 2),
+        table_of("Steps", steps, 4),
+        table_of("Microseconds of each kernel in a call", kernels.get("kernels", []), 3),
+        table_of("Registers and spills", kernels.get("compiled", []), 1),
+        table_of("Clocks and power", clocks, 1),
+        table_of("Checks", held, 3),
+    ]
 
 
 def facts(report: Found) -> list[str]:
@@ -97,28 +93,16 @@ def facts(report: Found) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     lines = ["A rehearsal on a CPU: nothing here says anything about a GPU.", ""] if "rehearsal" in report else []
     lines += [f"{report['date']}, commit {report['commit'][:12]}{state}.", f"Python {report['python']}, {versions}."]
-    results = benchmark_of(report)
-    if results is not None:
-        lines.append(gpu_tables.processor(results["machine"]))
-    return lines
-
-
-def pictures(results: Found) -> list[str]:
-    """Return links to the pictures for which there are numbers."""
-    there = {"scaling": gpu_tables.scaling(results), "speedup": gpu_tables.speedups(results)}
-    texts = {"scaling": "Bandwidth against tokens, sequences and skew", "speedup": "Speed-ups of whole calls"}
-    return [f"![{texts[name]}]({gpu_tables.PICTURES[name]})" for name, drawn in there.items() if drawn]
+    results = found_by(report, "benchmark")
+    return [*lines, gpu_tables.processor(results["machine"])] if results else lines
 
 
 def body(report: Found) -> list[str]:
     """Return facts, method, tables, and a list of what was not timed."""
-    lines = [*facts(report), "", METHOD]
-    shown = [steps_table(report), checks_table(report)]
-    results = benchmark_of(report)
-    if results is not None:
-        shown += gpu_tables.all_tables(results)
-    lines += markdown([table for table in shown if table.rows])
-    if results is not None and gpu_tables.notes(results):
+    shown, results = own_tables(report), found_by(report, "benchmark")
+    shown += gpu_tables.all_tables(results) if results else []
+    lines = [*facts(report), "", METHOD, *markdown([table for table in shown if table.rows])]
+    if results and gpu_tables.notes(results):
         lines += ["**Not timed:**", "", *(f"- {note}." for note in gpu_tables.notes(results)), ""]
     return lines
 
@@ -126,12 +110,8 @@ def body(report: Found) -> list[str]:
 def report(found: Found) -> str:
     """Return the whole report, with the output of steps that did not pass."""
     lines = ["# A commit on a GPU", "", *body(found)]
-    early = [step["name"] for step in found["steps"] if step["status"] == UNDER_WAY]
-    if early:
-        lines += [f"The report ends in the step {', '.join(early)}.", ""]
     for step in found["steps"]:
-        for part in step["parts"]:
-            if part.get("output"):
-                lines += [f"## End of the output of {step['name']} ({part['status']})", "", "```"]
-                lines += [*part["output"], "```", ""]
+        if step.get("output"):
+            lines += [f"## End of the output of {step['name']} ({step['status']})", "", "```"]
+            lines += [*step["output"], "```", ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -11,7 +11,7 @@ import rollout_corr as rc
 from benchmarks.cases.batches import Batch, Case, make
 from benchmarks.cases.contenders import corrected, loss_of
 from benchmarks.cases.operations import BOTH, PRODUCT, TOKEN
-from benchmarks.gpu.device import Host
+from benchmarks.gpu.device import Gpu
 from benchmarks.gpu_report.compare import Broken, hold, same
 from rollout_corr.specs.terms import MeanOf
 
@@ -22,11 +22,10 @@ def _loss(batch: Batch, of: MeanOf, backend: str = "auto") -> tuple[Tensor, Tens
     return loss.value.detach().double(), torch.autograd.grad(loss.value, batch.new)[0]
 
 
-def many_sequences(where: Host, sequences: int | None = None) -> str:
+def many_sequences(where: Gpu) -> str:
     """More sequences than a second axis of a grid could hold."""
-    if sequences is None:
-        sequences = 1_000_000 if where.name == "cuda" else 1000
-    batch = make(Case("", 8 * sequences, sequences, skew=0.3), where.name)
+    sequences = 1000 if where.tiny else 1_000_000
+    batch = make(Case("", 8 * sequences, sequences, skew=0.3), "cuda")
     for operation in (TOKEN, PRODUCT):
         out, expected = (corrected(batch, operation.spec, backend) for backend in ("auto", "torch"))
         hold(torch.equal(out.keep, expected.keep), f"{operation.name}: keep differs from the reference")
@@ -44,20 +43,18 @@ def many_sequences(where: Host, sequences: int | None = None) -> str:
     return f"{sequences:,} sequences equal the reference, in correct and in policy_loss"
 
 
-def many_tokens(where: Host, copies: int | None = None, tokens: int | None = None) -> str:
+def many_tokens(where: Gpu) -> str:
     """More than 2^31 tokens: a block of sequences over and over, the last copy like the first."""
-    on_gpu = where.name == "cuda"
-    copies = (2049 if on_gpu else 5) if copies is None else copies
-    tokens = (1 << 20 if on_gpu else 4096) if tokens is None else tokens
-    batch = make(Case("", tokens, 256, logp=torch.bfloat16), where.name)
+    copies, tokens = (5, 4096) if where.tiny else (2049, 1 << 20)
+    batch = make(Case("", tokens, 256, logp=torch.bfloat16), "cuda")
     assert batch.cu_seqlens is not None
     total = copies * tokens
     # Taken and returned by policy_loss: new, old, advantages, mask; the gradient, and the gradient scaled.
     needed = total * (2 + 2 + 4 + 1 + 2 + 2) * 1.2
-    if on_gpu and torch.cuda.mem_get_info()[0] < needed:
+    if torch.cuda.mem_get_info()[0] < needed:
         raise Broken(f"not tried: {needed / 2**30:.0f} GiB are needed")
     starts = batch.cu_seqlens[:-1].long()
-    offsets = (starts + torch.arange(copies, device=where.name)[:, None] * tokens).flatten()
+    offsets = (starts + torch.arange(copies, device="cuda")[:, None] * tokens).flatten()
     offsets = torch.cat([offsets, offsets.new_tensor([total])])
     parts = [slice(which * tokens, (which + 1) * tokens) for which in (0, copies // 2, copies - 1)]
     _many_corrected(batch, copies, offsets, parts)

@@ -1,1 +1,1 @@
-"""Computations of other people: written by hand, restated from a framework, or the framework itself."""
+"""Computations of other people: written by hand, or the framework itself."""

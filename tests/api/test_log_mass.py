@@ -142,7 +142,7 @@ def loss_of(laid, surrogate, old=False, ref=False, **others):
         arguments |= {"ref_logp": laid.rollout - 0.2, "kl": rc.KL("k3", 0.1, weight="ratio")}
     found = rc.policy_loss(
         new,
-        ADVANTAGES,
+        ADVANTAGES.to(laid.train.device),
         **bundled_loss(mask=laid.mask, rollout_logp=laid.rollout, surrogate=surrogate, **arguments, **others),
     )
     found.value.backward()

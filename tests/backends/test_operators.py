@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.calls import example
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from rollout_corr.backends.batch import external_names
 from rollout_corr.backends.operators import beyond_kernels
+from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.units import thinning_bit
@@ -59,6 +61,12 @@ def prepared(spec, **batch):
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_survives_the_operator(name):
     assert decode(*encode(SPECS[name])) == SPECS[name]
+
+
+def test_every_preset_survives_the_operator():
+    for name in rc.spec_names():
+        spec = rc.spec(name)
+        assert decode(*encode(spec)) == spec
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if beyond_kernels(spec) is None])
@@ -157,6 +165,21 @@ def test_thresholds_and_labels_are_not_in_a_compile_key():
     assert keys[0] == keys[1] != keys[2]
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_warmup_runs_every_shape(layout, device, monkeypatch):
+    monkeypatch.setattr(grid, "SHAPES", ((32, grid.Shape(64, 16, 2, 2)), (0, grid.Shape(32, 16, 2, 2))))
+    spec = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
+    like = example(layout, device)
+    assert rc.warmup(*like, spec=spec, advantages=like[0]) == 4
+    assert rc.warmup(*example(layout, "meta"), spec=spec) == 0
+    with pytest.raises(TypeError, match=r"batch: expected rc\.Batch"):
+        rc.warmup(*like[:2], torch.ones(8), spec=spec)
+    with pytest.raises(ValueError, match="advantages: expected"):
+        rc.warmup(*like, spec=spec, advantages=torch.zeros(5))
+    with pytest.raises(TypeError, match="spec: expected a Spec"):
+        rc.warmup(*like, spec="token")
+
+
 @pytest.mark.gpu
 def test_graph_capture_stream_and_no_sync():
     """Captured after one call, replayed with other inputs, on a stream of its own, without waiting."""
@@ -181,7 +204,8 @@ def test_graph_capture_stream_and_no_sync():
         expected = rc.correct(*static[:2], mask=static[2], cu_seqlens=static[3], spec=spec)
         assert torch.equal(out.weights, expected.weights) and torch.equal(out.mask, expected.mask)
         assert torch.equal(out.statistics.sums, expected.statistics.sums)
-        reference = rc.correct(*(x.cpu() for x in static[:3]), cu_seqlens=static[3].cpu(), spec=spec)
+        train, rollout, mask, offsets = (x.cpu() for x in static)
+        reference = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec)
         assert torch.equal(out.mask.cpu(), reference.mask) and torch.equal(out.keep.cpu(), reference.keep)
         torch.testing.assert_close(out.weights.cpu(), reference.weights, rtol=3e-7, atol=0)
 
@@ -207,7 +231,7 @@ def test_large_batches_against_the_reference(tokens, sequences):
     again = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec)
     assert torch.equal(again.statistics.sums, out.statistics.sums)
     if sequences <= 1000:
-        assert extra <= 0.02 * 14 * tokens
+        assert extra <= max(0.02 * 14 * tokens, 1 << 20)
 
 
 @pytest.mark.parametrize("many", [28, 29])

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks import machine, tables
-from benchmarks.host import __main__ as host
+from benchmarks import machine
 from benchmarks.host import driver
 from benchmarks.host.calls import calls
 from builders.kernel_cases import unchecked
@@ -22,25 +21,6 @@ def test_without_a_compiler_it_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(driver.NoCompiler, match="expected a C compiler"):
         driver.library(tmp_path / "built")
-
-
-def test_bytecodes_are_those_of_all_functions():
-    def inner():
-        return 1
-
-    def outer():
-        return inner() + inner()
-
-    (alone, _), (executed, entered) = host.bytecodes(inner), host.bytecodes(outer)
-    assert entered == 3 and executed > 2 * alone
-    assert host.bytecodes(outer) == (executed, entered)
-
-
-def test_its_table():
-    calls = [{"name": "read", "part": True, "microseconds": 12.34, "bytecodes": 1234, "functions": 5}]
-    made = host.table_of({**machine.head(), **machine.describe(), "triton": "3.7.1", "calls": calls})
-    assert made.rows == [["- read", "12.3", "1,234", "5"]]
-    assert "Triton 3.7.1" in tables.plain(made)
 
 
 # Kernel launches of a call.

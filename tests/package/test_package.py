@@ -117,7 +117,7 @@ assert not {{"triton", "numpy", "rich"}} & sys.modules.keys()
 
 
 def test_import_is_small(tmp_path):
-    """The number of modules decides how long an import takes: `python -m benchmarks.imports` measures that."""
+    """The number of modules decides how long an import takes: `python -m benchmarks` measures that."""
     code = f"""
 import sys
 import torch

@@ -24,6 +24,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
 from aot.ahead_of_time import TARGETS, interpreted, source_of
+from builders.launches import key
 from ptx.machine import Executed, FoundWrong, Program, Region, record_of
 from ptx.native import CACHE
 from rollout_corr.backends import operators
@@ -35,12 +36,21 @@ LARGE = 1 << 28
 
 program_of = lru_cache(maxsize=256)(Program)
 
+_compiled: dict[object, tuple[str, int]] = {}
+
 
 def compile_ptx(launch: Launch) -> tuple[str, int]:
     """Compile a launch as the launcher would, as far as PTX; give the text and the bytes of shared memory."""
     if interpreted(launch):
         raise RuntimeError("TRITON_INTERPRET=1 makes the kernels interpreted functions, which cannot be compiled")
     options = launch.options(TARGET.warp_size, nvidia=True)
+    known = launch.kernel.cache_key, key(launch), *options.items()
+    if known not in _compiled:
+        _compiled[known] = _compile(launch, options)
+    return _compiled[known]
+
+
+def _compile(launch: Launch, options: dict[str, int]) -> tuple[str, int]:
     gc.disable()  # to look for garbage among a compilation's objects is 6 % of its time
     try:
         with (
@@ -86,7 +96,7 @@ class Session:
     allowed: tuple[str, ...] = ()
     off_by: int = 0
     executed: list[tuple[Launch, Executed]] = field(default_factory=list)
-    allocated: list[Tensor] = field(default_factory=list)
+    _allocated: dict[int, Tensor] = field(default_factory=dict)
     _records: dict[tuple[int, int, int], tuple[Tensor, NDArray[np.uint8]]] = field(default_factory=dict)
     _launches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -116,6 +126,11 @@ class Session:
         if wrong:
             raise FoundWrong(wrong)
 
+    def allocate(self, x: Tensor) -> Tensor:
+        """Take note of memory that nobody has written, and keep it as long as this."""
+        self._allocated[x.untyped_storage().data_ptr()] = x
+        return x
+
     def _bind(self, launch: Launch) -> tuple[list[int], list[Region]]:
         """List the parameters that are not constants, tuples entry by entry, and the regions of tensors."""
         values, tensors = [], []
@@ -139,7 +154,7 @@ class Session:
     def _region(self, name: str, x: Tensor) -> Region:
         """Describe a tensor, with the record of an earlier launch if it was there; views in another shape share it."""
         start, storage, item = x.data_ptr(), x.untyped_storage().data_ptr(), x.element_size()
-        unwritten = self.checked and any(y.untyped_storage().data_ptr() == storage for y in self.allocated)
+        unwritten = self.checked and storage in self._allocated
         region = Region(name, start, item, tuple(x.shape), x.stride(), unwritten, None)
         if self.checked:
             key = start, item, region.elements
@@ -156,8 +171,7 @@ def compiled(**settings: Any) -> Iterator[Session]:
         made = empty(*size, **others)
         if session.programs is not None and made.nbytes < LARGE:
             made.zero_()  # what the programs that do not run would have written; fresh pages are zero anyway
-        session.allocated.append(made)
-        return made
+        return session.allocate(made)
 
     with (
         mock.patch.object(torch, "empty", allocate),

@@ -1,0 +1,90 @@
+"""The headline of a GPU, before anything else may go wrong: `python -m benchmarks.gpu_report.first --json FILE`.
+
+Device, copy bandwidth, one comparison with the reference, and then for each call its time in a CUDA graph, its
+launches, and whether the host waits in it. The file is written after each of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks import machine
+from benchmarks.cases.batches import CASES, make
+from benchmarks.cases.operations import BOTH, METRICS, TOKEN, bytes_per_slot
+from benchmarks.gpu.device import Gpu
+from benchmarks.gpu_report.checks import agrees
+from benchmarks.gpu_report.compare import Broken, ours
+from rollout_corr.kernels.launches import Launch, compiled_beside
+
+HEADLINE = [
+    (name, operation) for name in ("32k in 256", "1M", "16M", "16M in 100,000") for operation in (METRICS, TOKEN, BOTH)
+]
+ROUNDS = 15
+
+
+def launches_of(call: Callable[[], object]) -> int:
+    """Count the kernels that a call launches."""
+    run, seen = Launch.run, []
+    with mock.patch.object(Launch, "run", lambda launch: (seen.append(launch), run(launch))):
+        call()
+    return len(seen)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; return the exit status, 1 if the kernels do not equal the reference."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.first")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args(arguments)
+    where = Gpu(options.tiny)
+    found: dict[str, Any] = {"machine": where.facts(), "calls": []}
+
+    def save(**more: Any) -> None:
+        found.update(more)
+        machine.write(options.json, found)
+        print(more, flush=True)
+
+    def median(call: Callable[[], object]) -> float:
+        taken = [where.timed(call) for _ in range(ROUNDS)]
+        where.synchronize()
+        return statistics.median(read() for read in taken)
+
+    calls = HEADLINE[:3] if options.tiny else HEADLINE
+    save()
+    save(copy_gb_s=round(where.copy_bytes / median(where.copy) / 1e9, 1))
+    cases = {name: CASES[name].tiny() if options.tiny else CASES[name] for name, _ in HEADLINE}
+    with compiled_beside(len(os.sched_getaffinity(0))):
+        for name, operation in calls:
+            ours(make(cases[name], "cuda"), operation)[0]()
+    try:
+        save(agrees=agrees(where, ("32k in 256",), (METRICS, TOKEN, BOTH)))
+    except Broken as problem:
+        save(agrees=None, problem=str(problem))
+    for name, operation in calls:
+        batch = make(cases[name], "cuda")
+        call, _ = ours(batch, operation)
+        call()
+        seconds = median(where.graph([call]))
+        speed = batch.slots * bytes_per_slot(batch, operation) / seconds / 1e9
+        about = {"launches": launches_of(call), "waits": where.waits(call)}
+        one = {
+            "case": name,
+            "operation": operation.name,
+            "us": round(1e6 * seconds, 2),
+            "gb_s": round(speed, 1),
+            **about,
+        }
+        save(calls=[*found["calls"], one])
+        where.free()
+    return 0 if found["agrees"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

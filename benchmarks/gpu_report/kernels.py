@@ -1,0 +1,63 @@
+"""The kernels by themselves: `python -m benchmarks.gpu_report.kernels --json FILE`.
+
+Microseconds of each kernel in a call, by torch's profiler, and registers and spills of those that were compiled. With
+`--once` the calls run once and nothing is measured: for a profiler of hardware counters around this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+
+from benchmarks import machine
+from benchmarks.cases.batches import CASES, make
+from benchmarks.cases.operations import BOTH, METRICS, PRODUCT, TOKEN
+from benchmarks.gpu.device import Gpu
+from benchmarks.gpu_report.compare import ours
+
+CALLS = [(name, operation) for name in ("16M", "16M in 100,000") for operation in (METRICS, TOKEN, PRODUCT, BOTH)]
+
+
+def compiled() -> Iterator[dict[str, Any]]:
+    """Yield registers, spills and shared memory of each kernel that was compiled."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("rollout_corr.kernels.")]
+    functions = {x for module in modules for x in vars(module).values() if isinstance(x, JITFunction)}
+    for function in sorted(functions, key=lambda x: x.__name__):
+        for caches in function.device_caches.values():
+            for kernel in caches[0].values():
+                about = {"registers": kernel.n_regs, "spills": kernel.n_spills, "shared": kernel.metadata.shared}
+                yield {"kernel": function.__name__, **about}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.kernels")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--once", action="store_true")
+    options = parser.parse_args(arguments)
+    where = Gpu(options.tiny)
+    found: dict[str, Any] = {"kernels": [], "compiled": []}
+    for name, operation in CALLS[:2] if options.tiny else CALLS:
+        call, _ = ours(make(CASES[name].tiny() if options.tiny else CASES[name], "cuda"), operation)
+        call()
+        if options.once:
+            continue
+        counts = where.counts(call)
+        for kernel, (times, milliseconds) in ({} if counts is None else counts.longest).items():
+            one = {"case": name, "operation": operation.name, "kernel": kernel.partition("<")[0][:60], "times": times}
+            found["kernels"].append(one | {"us": round(1e3 * milliseconds, 2)})
+        found["compiled"] = list(compiled())
+        if options.json is not None:
+            machine.write(options.json, found)
+        where.free()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
