@@ -285,9 +285,11 @@ class DropIn:
             if self._switches is None or (self._misfit is not None and self._misfit[0] != name):
                 return
             try:
-                ready = [
-                    target for target in self.targets if target.module == name or state_of(target.module) == "whole"
-                ]
+                # The module's own functions first: a refusal names them if they are the cause.
+                names = [name, *(other for other in _modules(self.targets) if state_of(other) == "whole")]
+                ready = (
+                    target for module in dict.fromkeys(names) for target in self.targets if target.module == module
+                )
                 fresh = [target for target in ready if not self._holds(target)]
                 self._put(self._swaps_of(fresh, self._switches))
                 self._misfit = None
