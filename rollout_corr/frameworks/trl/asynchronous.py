@@ -20,11 +20,15 @@ from torch import Tensor
 
 from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
 from rollout_corr.backends.given import Batch
-from rollout_corr.frameworks.shared.dropin import Target
-from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
+from rollout_corr.frameworks.shared.dropin import DropIn, Target
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.surrogates import PPO
+
+MODULE = "trl.experimental.async_grpo.async_grpo_trainer"
+
+# The one installation of this package in TRL.
+DROP_IN = DropIn("trl", ("1.16.0",), not_covered={"AsyncGRPOTrainer, which this TRL does not have": MODULE})
 
 
 def packed_policy_loss(
@@ -127,4 +131,4 @@ def _row(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[st
     }
 
 
-TARGETS = (Target(ASYNC_MODULE, "AsyncGRPOTrainer.compute_loss", replaced, takes_original=True),)
+TARGETS = (Target(MODULE, "AsyncGRPOTrainer.compute_loss", replaced, takes_original=True),)

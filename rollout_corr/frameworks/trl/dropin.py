@@ -20,8 +20,8 @@ from rollout_corr.frameworks.shared.lookup import named
 from rollout_corr.frameworks.shared.origin import lacks
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.frameworks.trl import asynchronous
+from rollout_corr.frameworks.trl.asynchronous import DROP_IN
 from rollout_corr.frameworks.trl.config import MODES
-from rollout_corr.frameworks.trl.shared import ASYNC_MODULE, DROP_IN
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import number
 
@@ -58,7 +58,7 @@ def install(
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
     if delta is not None and number("delta", delta) < 1.0:
         raise ValueError(f"delta: expected None or a bound of at least 1, got {delta!r}")
-    targets = TARGETS if lacks(ASYNC_MODULE) else (*TARGETS, *asynchronous.TARGETS)
+    targets = TARGETS if lacks(asynchronous.MODULE) else (*TARGETS, *asynchronous.TARGETS)
     return DROP_IN.install(targets, dump, every, spec=spec, delta=delta)
 
 

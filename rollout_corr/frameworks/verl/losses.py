@@ -110,21 +110,10 @@ def _function(name: str, kind: Kind) -> Callable[..., ValueAndMetrics]:
         rollout_is_weights: Tensor | None = None,
         **switches: str,
     ) -> ValueAndMetrics:
-        """The loss of a micro-batch.
+        """The loss of a micro-batch, and verl's metrics as floats.
 
-        Args:
-            old_log_prob: [B, T] floating.
-            log_prob: [B, T], of the policy that trains; the gradient goes to these.
-            advantages: [B, T].
-            response_mask: [B, T], non-zero is valid.
-            loss_agg_mode: One of MEANS. SAPO takes the mean over sequences whatever it says, as in verl; of GSPO
-                see `gspo_of`.
-            config: verl's ActorConfig; read, never changed.
-            rollout_is_weights: [B, T] or None.
-            **switches: Those of `install`; none applies here.
-
-        Returns:
-            The loss, and verl's metrics as floats.
+        All tensors are [B, T]; the gradient goes to `log_prob`. SAPO takes the mean over sequences whatever
+        `loss_agg_mode` says, as in verl; of GSPO see `gspo_of`. verl's ActorConfig is read, never changed.
         """
         mode = kind.mode if kind.forced else loss_agg_mode
         given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)

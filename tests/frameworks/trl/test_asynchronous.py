@@ -17,7 +17,6 @@ import rollout_corr as rc
 from conformance import trl_packed
 from conformance.batches import batch
 from rollout_corr.frameworks.trl import asynchronous, dropin
-from rollout_corr.frameworks.trl.shared import ASYNC_MODULE
 
 LAYOUTS = [trl_packed.in_terms, trl_packed.in_a_row]
 GEOMETRIC = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.95, upper=1.05)
@@ -34,11 +33,11 @@ class Trainer:
 @pytest.fixture
 def cls(monkeypatch):
     """AsyncGRPOTrainer of a TRL of which only that module is imported."""
-    module, root = ModuleType(ASYNC_MODULE), ModuleType("trl")
+    module, root = ModuleType(asynchronous.MODULE), ModuleType("trl")
     module.AsyncGRPOTrainer = type("AsyncGRPOTrainer", (), dict(vars(Trainer)))
     root.__version__ = dropin.DROP_IN.checked[0]
     monkeypatch.setitem(sys.modules, "trl", root)
-    monkeypatch.setitem(sys.modules, ASYNC_MODULE, module)
+    monkeypatch.setitem(sys.modules, asynchronous.MODULE, module)
     yield module.AsyncGRPOTrainer
     dropin.uninstall()
 
@@ -150,7 +149,7 @@ def test_a_trl_without_it_is_not_covered(tmp_path, monkeypatch):
         status = dropin.install()
     finally:
         dropin.uninstall()
-    assert all(ASYNC_MODULE not in path for path in status.covered)
+    assert all(asynchronous.MODULE not in path for path in status.covered)
     assert status.not_covered == ("AsyncGRPOTrainer, which this TRL does not have",)
 
 
