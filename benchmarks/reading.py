@@ -48,7 +48,11 @@ seconds = time.process_time() - start
 metrics = json.loads(out.getvalue())["metrics"]
 print(json.dumps({"code": code, "seconds": seconds, "mib": mib("VmHWM") - before, "tokens": metrics["tokens"]}))
 """
-MODULES = {".npz": ["numpy"], ".parquet": ["numpy", "pyarrow.parquet"]}
+MODULES = {
+    ".npz": ["numpy"],
+    ".parquet": ["numpy", "pyarrow.parquet"],
+    ".safetensors": ["safetensors.torch"],
+}
 
 
 def columns_of(rows: int, tokens: int, step: int = 0) -> dict[str, Tensor]:
