@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -153,8 +153,8 @@ class WhatIf:
         self._parts: list[Sequences] = []
         self._held = 0
 
-    def add(self, chunk: Chunk, each: Callable[[int], object] = lambda done: None) -> None:
-        """Apply all settings to a chunk; `each` is called after every one with their number so far."""
+    def adding(self, chunk: Chunk) -> Iterator[int]:
+        """Apply all settings to a chunk; yield their number so far after every one."""
         tokens = ValidTokens.of(chunk)
         rejoined = Packed.of_lengths(tokens.lengths, tokens.d.numel())
         totals = rejoined.sum(tokens.d)
@@ -163,9 +163,9 @@ class WhatIf:
         ratios = {"token": tokens.d.double().clamp(-20.0, 20.0).exp()}
         ratios["product"] = rejoined.spread(totals.clamp(-20.0, 20.0).exp())
         advantages = tokens.column("advantages")
-        for i, (setting, tally) in enumerate(zip(self.settings, self._tallies, strict=True)):
+        for done, (setting, tally) in enumerate(zip(self.settings, self._tallies, strict=True), 1):
             tally += _sums_of(setting.spec, tokens, rejoined.offsets, ratios, advantages)
-            each(i + 1)
+            yield done
 
     def _add_sequences(self, tokens: ValidTokens) -> None:
         """Keep five numbers of each of the first sequences, for the suggestion."""
@@ -263,16 +263,12 @@ def try_all(source: Source, each: Callable[[float, str], object] = lambda done, 
     found: WhatIf | None = None
     begun = 0.0
     for chunk in source.chunks():
-        if found is None:
-            found = WhatIf("advantages" in chunk.columns)
+        found = found or WhatIf("advantages" in chunk.columns)
         # A chunk takes minutes, and reading it took none of them.
-        settings, read, start = found.settings, source.progress, begun
-
-        def done(count: int, settings: list[Setting] = settings, read: float = read, start: float = start) -> None:
-            each(start + (read - start) * count / len(settings), f"setting {count} of {len(settings)}")
-
-        found.add(_with_advantages(chunk, found), done)
-        begun = read
+        count, here = len(found.settings), source.progress - begun
+        for done in found.adding(_with_advantages(chunk, found)):
+            each(begun + here * done / count, f"setting {done} of {count}")
+        begun = source.progress
     assert found is not None  # a dump without sequences raises
     return found
 

@@ -35,7 +35,7 @@ def outcomes(made):
     """Try all settings on columns: {name: (setting, outcome)}."""
     tried = WhatIf("advantages" in made)
     for one in chunks_of(made):
-        tried.add(one)
+        assert list(tried.adding(one))[-1] == len(tried.settings)
     return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}
 
 
