@@ -90,7 +90,6 @@ def test_what_loops_touch_of_a_spill():
     """Bytes of two accesses count once; what no branch leads back to does not count, nor does code in between."""
     assert read_machine_code(LOOP).spilled_in_loops == 8
     assert read_machine_code(LOOP.replace("0x790 ;", "0x780 ;")).spilled_in_loops == 12
-    assert read_machine_code(LOOP.replace("0x790 ;", "0x7d0 ;")).spilled_in_loops == 0
     assert read_machine_code(LOOP.replace("0x800 ;", "0x790 ;")).spilled_in_loops == 12
     spills = (
         ".LBB0_1:\n\tscratch_load_dword v4, off, off offset:4\n\tv_add_f32 v4, v4, v5\n"
@@ -107,8 +106,6 @@ def test_what_loops_touch_of_a_spill():
         (SASS.replace("BRA 0x750", "BRA 0x1b0"), "an instruction where '@P0 BRA 0x1b0' goes"),
         (SASS.partition("code for")[0], "instructions"),
         (AMDGCN.replace(".vgpr_count", ".count"), "vgpr_count"),
-        ("", "STACK"),
-        (SASS.replace("REG:", "REGISTERS:"), "REG"),
     ],
 )
 def test_another_format_is_not_read_as_nothing(text, missing):

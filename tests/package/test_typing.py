@@ -66,7 +66,8 @@ def errors_by_mypy(folder: Path) -> Iterator[Error]:
             yield Path(found["file"]).name, found["line"], found["message"]
 
 
-@pytest.mark.parametrize("checker", [errors_by_pyright, errors_by_mypy])
+# mypy reads torch anew for every run, which takes the time of a hundred other tests.
+@pytest.mark.parametrize("checker", [errors_by_pyright, pytest.param(errors_by_mypy, marks=pytest.mark.slow)])
 def test_a_checker_finds_the_wrong_lines_and_no_other(checker, folder):
     assert len(WRONG) > 70
     errors = list(checker(folder))
