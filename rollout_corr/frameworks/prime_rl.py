@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_corr.frameworks.shared.lookup import RECIPES
-from rollout_corr.frameworks.shared.preset import PRESETS, presets, warn_once
+from rollout_corr.frameworks.shared.preset import PRESETS, RECIPES, presets, warn_once
 from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
 from rollout_corr.frameworks.shared.settings import settings_of
 from rollout_corr.frameworks.shared.specs import masked

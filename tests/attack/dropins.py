@@ -14,7 +14,7 @@ from pathlib import Path
 from attack.campaign import Area, Outcome
 from builders import fake_frameworks
 from builders.fake_frameworks import FITTING, METHODS, MISFITS
-from rollout_corr.frameworks.shared import after_import
+from rollout_corr.frameworks.shared import imports
 
 PARTS = ("helper", "losses", "trainer")
 
@@ -108,7 +108,7 @@ def attack(seed):
                 made.check(step)
             made.do_uninstall()
             made.check("the end")
-            if any(type(finder).__module__ == after_import.__name__ for finder in sys.meta_path):
+            if any(type(finder).__module__ == imports.__name__ for finder in sys.meta_path):
                 raise Wrong("a finder is left in sys.meta_path")
         except Wrong as error:
             return Outcome("wrong", str(error))

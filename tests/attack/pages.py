@@ -54,13 +54,15 @@ PIECES = (
 SUFFIXES = (".jsonl", ".jsonl", ".pt", ".parquet")
 
 
-class Judge(HTMLParser):
-    """Notes everything in a page that this package never writes."""
+class Page(HTMLParser):
+    """Keeps the elements and texts of a page, and notes everything in it that this package never writes."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.wrong: list[str] = []
+        self.elements: list[tuple[str, dict[str, str], tuple[str, ...]]] = []
+        self.texts: list[tuple[str, str]] = []
         self.feed(source)
         self.close()
         if self.open:
@@ -74,8 +76,15 @@ class Judge(HTMLParser):
                 self.wrong.append(f"<{tag} {name}={value!r}>")
         if len(dict(attributes)) != len(attributes):
             self.wrong.append(f"<{tag}> has an attribute twice")
+        self.elements.append((tag, dict(attributes), tuple(self.open)))
         if tag != "meta":
             self.open.append(tag)
+
+    def handle_data(self, data):
+        self.texts.append((data, self.open[-1] if self.open else ""))
+
+    def said(self, *tags):
+        return [text for text, tag in self.texts if tag in tags]
 
     def handle_endtag(self, tag):
         if not self.open or self.open.pop() != tag:
@@ -258,7 +267,7 @@ def _attempt(rng: random.Random, folder: Path) -> Outcome:
             source = page.read_bytes().decode()
             if not (source.startswith("<!DOCTYPE html>") and source.endswith("</html>\n")):
                 return Outcome("wrong", f"{says}half a page")
-            if wrong := Judge(source).wrong or acting(source):
+            if wrong := Page(source).wrong or acting(source):
                 return Outcome("wrong", f"{says}in the page: {wrong[:5]!r}"[:3000])
     return Outcome("refused", err.strip()) if code == 2 else Outcome("right")
 

@@ -1,10 +1,11 @@
-"""The ways in which plain torch runs a batch, for tests of bounds that the batch decides."""
+"""The ways in which plain torch runs a batch, and a process group of one rank."""
 
 from __future__ import annotations
 
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from rollout_corr.backends import blocks, bounds_of_batch
 from rollout_corr.backends.run import CORRECTIONS
@@ -25,3 +26,11 @@ def way(request):
             mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
         ):
             yield
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A process group of this rank alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()

@@ -10,7 +10,6 @@ from builders.batches import lay_out
 from builders.coarse import coarse, decided_together
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
-from builders.weights import weight_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,48 +117,3 @@ def test_a_bound_decided_in_another_dtype_is_refused(kind):
     # Log-probs of lower precision compute in float32.
     half = train.bfloat16(), rollout.bfloat16()
     rc.correct(*half, spec=found[torch.float32])
-
-
-@pytest.mark.parametrize("level", ["product", "token"])
-def test_a_bound_of_units_or_of_a_sample_size_is_of_any_dtype(level):
-    """The former is a float64 and the latter a float32 whatever computes: nothing is rounded when it is compared."""
-    spec = rc.Spec(weight_of(level, upper=rc.KeepESS(0.9) if level == "token" else rc.Quantile(0.5)))
-    train = torch.tensor([[0.1, 0.2], [0.3, 0.9]], dtype=torch.float64)
-    known = None
-    while known is None or not known.complete:
-        known = rc.threshold_statistics(train, 0 * train, spec=known or spec).thresholds()
-    rc.correct(train.float(), 0 * train.float(), spec=known)
-
-
-def test_thresholds_that_do_not_fit():
-    x = torch.zeros(1, 3)
-    other = rc.Spec(criteria=(rc.Criterion("k2", upper=rc.Quantile(0.5)),))
-    first = rc.threshold_statistics(x, x, spec=TOGETHER)
-    known, _ = decided_together([lay_out(coarse(0), "packed", torch.float32)], other)
-    wrong = [
-        (
-            lambda: rc.threshold_statistics(x, x, spec=rc.Spec()),
-            ValueError,
-            "spec: expected a bound that the batch decides",
-        ),
-        (lambda: rc.threshold_statistics(x, x, spec=3), TypeError, "spec: expected a Spec"),
-        (lambda: rc.threshold_statistics(x, x, spec=known), ValueError, "spec: expected bounds that are not all known"),
-        (lambda: first.merge(rc.threshold_statistics(x, x, spec=other)), ValueError, "other: .* the same Spec"),
-        (
-            lambda: first + rc.threshold_statistics(x, x, spec=first.thresholds()),
-            ValueError,
-            "other: expected counts of the same round",
-        ),
-        (
-            lambda: rc.threshold_statistics(x.double(), x.double(), spec=first.thresholds()),
-            ValueError,
-            "spec: expected log-probs whose values of 'token_k2' are float32, as in the rounds before, got float64",
-        ),
-        (lambda: first.merge(3), TypeError, "other: expected ThresholdStatistics, got int"),
-        (lambda: rc.ThresholdStatistics.sum([]), ValueError, "parts: expected at least one"),
-        (lambda: rc.correct(x, x, spec=first.thresholds()), ValueError, "spec: expected Thresholds that are complete"),
-        (lambda: rc.correct(x, x, spec=1.0), TypeError, "spec: expected a Spec"),
-    ]
-    for call, error, words in wrong:
-        with pytest.raises(error, match=words):
-            call()

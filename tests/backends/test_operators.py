@@ -8,12 +8,10 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.calls import example
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from rollout_corr.backends.batch import external_names
 from rollout_corr.backends.operators import beyond_kernels
-from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct import launch as kernels
 from rollout_corr.kernels.correct.planner import plan_of
 from rollout_corr.kernels.correct.units import thinning_bit
@@ -61,12 +59,6 @@ def prepared(spec, **batch):
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_survives_the_operator(name):
     assert decode(*encode(SPECS[name])) == SPECS[name]
-
-
-def test_every_preset_survives_the_operator():
-    for name in rc.spec_names():
-        spec = rc.spec(name)
-        assert decode(*encode(spec)) == spec
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if beyond_kernels(spec) is None])
@@ -163,21 +155,6 @@ def test_thresholds_and_labels_are_not_in_a_compile_key():
     third = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(C("abs", lower=1.0, over="sequence", reduce="max"),))
     keys = [[key(launch) for launch in prepared(spec, device="meta")] for spec in (one, other, third)]
     assert keys[0] == keys[1] != keys[2]
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_warmup_runs_every_shape(layout, device, monkeypatch):
-    monkeypatch.setattr(grid, "SHAPES", ((32, grid.Shape(64, 16, 2, 2)), (0, grid.Shape(32, 16, 2, 2))))
-    spec = rc.Spec(weight=rc.Weight.token(upper=2.0), criteria=(C("abs", upper=1.0, when="outward"),))
-    like = example(layout, device)
-    assert rc.warmup(*like, spec=spec, advantages=like[0]) == 4
-    assert rc.warmup(*example(layout, "meta"), spec=spec) == 0
-    with pytest.raises(TypeError, match=r"batch: expected rc\.Batch"):
-        rc.warmup(*like[:2], torch.ones(8), spec=spec)
-    with pytest.raises(ValueError, match="advantages: expected"):
-        rc.warmup(*like, spec=spec, advantages=torch.zeros(5))
-    with pytest.raises(TypeError, match="spec: expected a Spec"):
-        rc.warmup(*like, spec="token")
 
 
 @pytest.mark.gpu

@@ -83,21 +83,6 @@ def test_any_weights_in_any_order_and_parts(numbers, floor, factor, cut, shuffle
         assert torch.equal(searched(rc.KeepESS(floor), [moved[:cut], moved[cut:], moved[:0]], look), bound)
 
 
-def test_a_bound_falls_as_the_floor_rises():
-    values = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 2.0
-    bounds = [check(values, floor) for floor in (0.01, 0.1, 0.3, 0.6, 0.9, 0.99)]
-    assert bounds == sorted(bounds, reverse=True) and bounds[0] == math.inf > bounds[1]
-
-
-def test_weights_that_are_not_among_the_batch_count_in_nothing():
-    values, among = torch.tensor([9.0, 1.0, 2.0, math.nan]), torch.tensor([False, True, True, False])
-    rule = rc.KeepESS(0.9)
-    search = searches.begin(rule, "upper", values.dtype, values.device)
-    while not search.over():
-        search = search.narrowed(search.table(search.values(values, among, None, False)))
-    assert torch.equal(search.bound(), by_bisection(rule, values[among]))
-
-
 def test_chunks_add_up_to_the_table_of_all():
     values = torch.randn(50, generator=torch.Generator().manual_seed(2))
     for search, made in (

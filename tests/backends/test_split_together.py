@@ -81,32 +81,6 @@ def test_units_together_over_ranks():
         check(seed)
 
 
-def test_labels_of_turns_of_which_a_rank_has_as_many_as_tokens():
-    """Two turns of 3 and 1 tokens: the second rank holds 2 tokens, one of each."""
-    held, offsets = (slice(0, 2), slice(2, 4)), ((0, 2, 2), (0, 1, 2))
-    train, ids = -torch.tensor([0.1, 0.2, 0.4, 0.8]), torch.tensor([[1], [0]])
-
-    def correct(mine, turns, **more):
-        part, labels = train[mine], {"kind": rc.Labels(ids, 2)}
-        batch = rc.Batch(cu_seqlens=torch.tensor([0, len(part)]), turns=torch.tensor(turns), labels=labels, **more)
-        return rc.correct(part, part - 0.1 * part, batch).statistics
-
-    def of_rank(rank):
-        return correct(held[rank], offsets[rank], ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=2)))
-
-    first, second = Ranks(2).run(of_rank)
-    found, whole = first.merge(second).metrics(by="kind"), correct(slice(0, 4), (0, 3, 4)).metrics(by="kind")
-    # A standard deviation of one token is the root of a rounding.
-    assert found == pytest.approx(whole, rel=1e-6, abs=1e-4)
-    assert found["kind/1/tokens"] == 3
-
-
-@pytest.mark.slow  # a minute; the same in short above
-def test_units_together_over_ranks_at_length():
-    for seed in range(1000, 1400):
-        check(seed)
-
-
 @pytest.mark.parametrize("way", ["contiguous", "zigzag"])
 def test_prefixes_within_turns_over_ranks(way):
     """A turn that begins on one rank goes on at the next; in a zigzag its stretches are those of its sequence."""

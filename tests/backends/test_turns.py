@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, spoil
-from builders.calls import bundled, bundled_loss
+from builders.calls import bundled_loss
 from builders.kernel_cases import INTERPRETED, NARROW, WIDE, shaped
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import lockstep
 from builders.turns import offsets_of, random_turns
 from rollout_corr.backends import whole
-from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.specs.encode import encode
 
 pytestmark = INTERPRETED
@@ -46,7 +43,7 @@ TURN_SPECS = {
 
 
 @pytest.mark.parametrize("name", TURN_SPECS)
-@pytest.mark.parametrize("way", ["contiguous", "zigzag", "ulysses", "whole", "last"])
+@pytest.mark.parametrize("way", ["zigzag", "ulysses", "last"])
 def test_turns_split_over_ranks_give_the_bits_of_whole_ones(name, way):
     spec = TURN_SPECS[name]
     for seed, layout in enumerate(("packed", "padded_holes")):
@@ -63,12 +60,7 @@ def test_turns_split_over_ranks_give_the_bits_of_whole_ones(name, way):
 
 @pytest.mark.parametrize(
     ("name", "way", "layout", "shapes"),
-    [
-        ("sequence", "ulysses", "packed", NARROW),
-        pytest.param("unit", "last", "padded_holes", WIDE, marks=pytest.mark.slow),
-        pytest.param("product", "zigzag", "packed", NARROW, marks=pytest.mark.slow),
-        pytest.param("measure", "contiguous", "padded_left", WIDE, marks=pytest.mark.slow),
-    ],
+    [("sequence", "ulysses", "packed", NARROW), ("unit", "last", "padded_holes", WIDE)],
 )
 def test_the_kernels_add_turns_up_over_ranks(name, way, layout, shapes, device):
     """The bits of the kernels on whole sequences, though a rank without a token of a turn cannot tell its sequence."""
@@ -107,28 +99,6 @@ def test_a_compiled_function_corrects_by_turns():
     wanted = laid.correct(spec, turns=offsets)
     assert found[0].equal(wanted.weights) and found[1].equal(wanted.mask) and found[2].equal(wanted.keep_turns)
     assert torch.allclose(found[3], wanted.statistics.sums, rtol=2e-6, atol=2e-6)
-
-
-def test_on_a_device_without_kernels_a_compiler_sees_the_definition():
-    batch = random_sequences(1, (5, 1, 7, 4))
-    laid = lay_out(batch, "packed", torch.float32)
-    offsets, spec = offsets_of(laid, random_turns(batch, 1)), TURN_SPECS["unit"]
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def step(train, rollout, turns):
-        out = rc.correct(
-            train,
-            rollout,
-            rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens, turns=turns),
-            advantages=laid.advantages,
-            spec=spec,
-        )
-        return out.weights, out.mask, out.keep_turns
-
-    with mock.patch.dict(CORRECTIONS, operator=whole.run_whole, traced=whole.run_whole):
-        found = step(laid.train, laid.rollout, offsets)
-    wanted = laid.correct(spec, turns=offsets)
-    assert found[0].equal(wanted.weights) and found[1].equal(wanted.mask) and found[2].equal(wanted.keep_turns)
 
 
 def test_the_operator_keeps_its_promises_with_turns():
@@ -175,68 +145,6 @@ def test_a_loss_corrects_by_turns_as_correct_does():
         assert (found.weights is None and out.weights is None) or found.weights.equal(out.weights), name
         assert out.metrics().items() <= found.metrics().items(), name
         assert torch.isfinite(found.value)
-
-
-# --- errors ---
-
-OFFSETS = torch.tensor([0, 4, 6])
-WRONG = {
-    "lacks a sequence": (
-        torch.tensor([0, 3, 6]),
-        "turns: expected every sequence to begin with a turn, got none at 4",
-    ),
-    "too short": (
-        torch.tensor([0, 4, 5]),
-        "turns: expected offsets whose last is 6, where the last sequence ends",
-    ),
-    "too late": (torch.tensor([1, 4, 6]), "turns: expected offsets whose first is 0, where the first sequence begins"),
-    "falls": (torch.tensor([0, 4, 3, 6]), "turns: expected offsets that do not decrease"),
-    "beyond": (torch.tensor([0, 4, 9]), "turns: expected offsets within [0, 6]"),
-    "ids of another length": (
-        torch.tensor([3, 3, 1, 1, 3]),
-        "turns: expected offsets that do not decrease, got turns[1]=3 > turns[2]=1; ids, one for each token, have the "
-        "shape of the log-probs, [6], not [5]",
-    ),
-    "empty": (torch.tensor([], dtype=torch.int64), "turns: expected shape [turns + 1], got [0]"),
-    "both": (torch.tensor([0, 0, 4, 4, 5, 6]), "turns: expected ids or offsets, got what can be both, [6] for as many"),
-    "floats": (torch.zeros(6), "turns: expected a dtype among "),
-    "shape": (torch.zeros(2, 3, dtype=torch.int64), "turns: expected shape [6] (of train_logp), got [2, 3]"),
-    "name": ("run", "turns: expected offsets, ids or 'runs', got 'run'"),
-    "list": ([1, 2], "turns: expected a tensor, got list"),
-}
-
-
-def call(turns=None, **more):
-    logp = torch.zeros(6)
-    given = {"cu_seqlens": torch.tensor([0, 4, 6]), "spec": rc.Spec(turns=True)} | more
-    return rc.correct(logp, logp, **bundled(turns=turns, **given))
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_turns_that_cannot_be_are_named(name):
-    turns, message = WRONG[name]
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        call(turns)
-
-
-def test_turns_where_they_are_needed_and_where_not():
-    with pytest.raises(ValueError, match="turns: expected offsets"):
-        call()
-    with pytest.raises(ValueError, match=r"turns\.ids: expected ids or 'runs', got offsets \[3\]; pass them as turns="):
-        call(OFFSETS, max_turns=4)
-    with pytest.raises(ValueError, match=r"turns\.at_most: expected an integer above 0, got 0"):
-        call("runs", max_turns=0)
-    with pytest.raises(ValueError, match=r"turns\.at_most: expected at least the 6 turns of the batch, got 5"):
-        call(torch.arange(6) + 7, max_turns=5)
-    logp = torch.zeros(6)
-    given = {"cu_seqlens": torch.tensor([0, 4, 6]), "rollout_logp": logp}
-    with pytest.raises(ValueError, match="turns: expected offsets"):
-        rc.policy_loss(logp, logp, spec=rc.Spec(turns=True), **given)
-    with pytest.raises(ValueError, match="turns: expected offsets, ids or 'runs' for GSPO"):
-        rc.policy_loss(logp, logp, loss=rc.Loss(rc.GSPO(over="turn")), **given)
-    batch = rc.Batch(cu_seqlens=given["cu_seqlens"], turns=OFFSETS)
-    found = rc.policy_loss(logp, logp, batch, rc.Loss(rc.GSPO()), rollout_logp=logp)
-    assert found.keep_turns is None
 
 
 def test_no_samples_have_no_ids():

@@ -14,7 +14,7 @@ from builders.coarse import coarse, decided_together, rejects_nonfinite
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from builders.weights import weight_of
-from oracles.bounds_of_batch import kept, sample_size
+from oracles.bounds_of_batch import kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,10 +66,13 @@ def close(found, expected):
 RULES = [("upper", rc.Quantile(0.8)), ("lower", rc.Quantile(0.3)), ("upper", rc.Bottom(3)), ("lower", rc.TopK(4))]
 
 
-@pytest.mark.parametrize("level", ["token", "product", "geometric"])
-@pytest.mark.parametrize(("side", "rule"), RULES, ids=str)
+@pytest.mark.parametrize(
+    ("level", "side", "rule"),
+    [(level, *rule) for level, rule in zip(("token", "product", "geometric", "token"), RULES, strict=True)],
+    ids=str,
+)
 def test_weights_in_every_layout(level, side, rule, way):
-    for seed, layout, outside in itertools.product(range(2), LAYOUTS, ("clamp", "zero")):
+    for seed, layout, outside in itertools.product(range(2), LAYOUTS[::3], ("clamp", "zero")):
         batch = coarse(seed, broken=seed == 1)
         spec = rc.Spec(weight_of(level, outside=outside, **{side: rule}))
         laid = lay_out(batch, layout, torch.float32)
@@ -79,7 +82,7 @@ def test_weights_in_every_layout(level, side, rule, way):
 
 
 @pytest.mark.parametrize("level", ["token", "product", "geometric", "prefix"])
-@pytest.mark.parametrize("floor", [0.3, 0.7, 0.95])
+@pytest.mark.parametrize("floor", [0.3, 0.95])
 def test_the_sample_size_is_kept(level, floor, way):
     """The metric of the call says so; at the looser bound of a lower floor it would not be."""
     for seed in range(3):
@@ -92,17 +95,6 @@ def test_the_sample_size_is_kept(level, floor, way):
             assert found[key] == pytest.approx(floor, abs=1e-6)
         looser = rc.Spec(weight_of(level, upper=found["weight/upper_max"] * 1.01))
         assert laid.correct(looser).metrics()[key] < floor or found["weight/upper_max"] == math.inf
-
-
-def test_the_sample_size_is_of_weights_after_their_lower_bound(way):
-    batch = coarse(3)
-    values = [max(math.exp(x), 0.95) for x in logs(batch, "token").values()]
-    laid = lay_out(batch, "packed", torch.float32)
-    found = laid.correct(rc.Spec(rc.Weight.token(lower=0.95, upper=rc.KeepESS(0.95)))).metrics()
-    assert sample_size(values, found["weight/upper_max"]) == pytest.approx(0.95, abs=1e-6)
-    assert sample_size(values, found["weight/upper_max"]) != pytest.approx(
-        sample_size([math.exp(x) for x in logs(batch, "token").values()], found["weight/upper_max"]), abs=1e-3
-    )
 
 
 def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
@@ -183,18 +175,6 @@ def test_ranks_of_a_batch_group_decide_together(name):
     assert first + second == laid.read(laid.correct(spec).weights)
 
 
-def test_neither_packing_nor_order_changes_a_bit():
-    spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.8)))
-    batch = coarse(5)
-    expected = None
-    for order, layout in itertools.product((range(8), (3, 7, 0, 2, 6, 1, 5, 4)), LAYOUTS):
-        laid = lay_out([batch[s] for s in order], layout, torch.float32)
-        rows = laid.read(laid.correct(spec).weights)
-        found = dict(zip(order, rows, strict=True))
-        expected = expected or found
-        assert found == expected
-
-
 def test_no_token_and_one_token():
     spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.5)))
     x = torch.zeros(1, 2)
@@ -214,28 +194,3 @@ def test_a_sequence_of_ratios_that_are_the_bound_is_not_beyond_it(weight, side, 
         spec = rc.Spec(rc.Weight(**{"over": "token", **weight, side: rc.Quantile(0.5)}))
         found = rc.correct(x, y, spec=spec).metrics()
         assert found[f"sequence_mean_weight_{'above' if side == 'upper' else 'below'}_{side}_fraction"] == 0.0
-
-
-def test_labels_and_full_detail_read_the_bound_that_was_found(way):
-    laid = lay_out(coarse(1), "packed", torch.float32)
-    spec = rc.Spec(rc.Weight.token(upper=rc.Quantile(0.5)), detail="full")
-    found = laid.correct(spec, labels={"env": torch.arange(8) % 2}, label_names={"env": ["a", "b"]})
-    whole, by = found.metrics(), found.metrics(by="env")
-    above = [by[f"env/{name}/weight_above_upper_fraction"] * by[f"env/{name}/tokens"] for name in ("a", "b")]
-    assert whole["weight_above_upper_fraction"] > 0.0
-    assert sum(above) == pytest.approx(whole["weight_above_upper_fraction"] * whole["tokens"])
-
-
-@pytest.mark.slow  # the bounds of criteria are compiled in test_bounds_of_batch.py
-def test_inside_a_compiled_function():
-    spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9)))
-    laid = lay_out(coarse(0), "padded_right", torch.float32)
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def compiled(train, rollout, mask):
-        found = rc.correct(train, rollout, mask=mask, spec=spec)
-        return found.weights, found.statistics.maxima
-
-    weights, maxima = compiled(laid.train, laid.rollout, laid.mask)
-    eager = laid.correct(spec)
-    assert torch.equal(weights, eager.weights) and torch.equal(maxima[-2:], eager.statistics.maxima[-2:])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences
 from builders.calls import bundled
-from builders.loss_cases import LaidLoss, only, random_batch
+from builders.loss_cases import LaidLoss
 from builders.same_bits import outcome
 from builders.split_cases import SPECS, cases, loss_cases, picked, tokens_of
 from rollout_corr.testing import ExampleBatch, example_batch
@@ -52,23 +52,18 @@ def example() -> ExampleBatch:
     return example_batch(sequences=30, median_length=40)
 
 
-def loss_cases_of(ranks: int) -> list[tuple[object, ...]]:
-    """All losses with 4 ranks, some with 2."""
-    return list(loss_cases(every=1 if ranks == 4 else 4))
+# Some of the cases of test_split.py, with every way of splitting.
+CASES = list(cases(every=5))
+LOSS_CASES = list(loss_cases(every=4))
 
 
 # --- what is looked at ---
 
 
-def cases_of(ranks: int) -> list[tuple[object, ...]]:
-    """Some of the cases, with every way of splitting; test_split.py has all of them."""
-    return list(cases(every=7 if ranks == 4 else 5))
-
-
 def split_batches(rank, ranks):
     """Every case on this rank: what it gave, and how many collectives it took."""
     found = []
-    for _, batch, spec, way, layout, dtype in cases_of(ranks):
+    for _, batch, spec, way, layout, dtype in CASES:
         laid = lay_out(picked(batch, tokens_of(batch, way, ranks, rank)), layout, dtype, seed=rank)
         with counted() as calls:
             out = laid.correct(spec, sequence_group=dist.group.WORLD)
@@ -84,7 +79,7 @@ def outcome_of_loss(laid, out):
 def split_losses(rank, ranks):
     """Every case on this rank: what it gave, and how many collectives it took."""
     found = []
-    for _, batch, options, way, layout, dtype in loss_cases_of(ranks):
+    for _, batch, options, way, layout, dtype in LOSS_CASES:
         laid = LaidLoss(picked(batch, tokens_of(batch, way, ranks, rank)), layout, dtype, seed=rank)
         with counted() as calls:
             out = laid(**options, sequence_group=dist.group.WORLD)
@@ -111,18 +106,6 @@ def micro_batches(rank, ranks):
     return statistics.all_reduce().metrics()
 
 
-def unequal_counts(rank, ranks):
-    """Return the error of a call in which rank 1 holds one more sequence than the others."""
-    n = 3 + (rank == 1)
-    try:
-        rc.correct(
-            torch.zeros(n, 2), torch.zeros(n, 2), rc.Batch(ranks=rc.Ranks(sequence=dist.group.WORLD), validate=True)
-        )
-    except ValueError as error:
-        return str(error)
-    return "no error"
-
-
 def asynchronous(rank, ranks):
     """Compare `correct_async` with `correct`, and count the all-reduces before the result was asked for."""
     batch = random_sequences(5, (9, 4))
@@ -138,56 +121,17 @@ def asynchronous(rank, ranks):
 
 
 def both_groups(rank, ranks):
-    """Two copies of half of the ranks, each with half of the sequences: means over either kind of group."""
-    pairs = [dist.new_group(list(range(first, ranks, ranks // 2))) for first in range(ranks // 2)]
-    halves = [dist.new_group(list(range(half, half + ranks // 2))) for half in (0, ranks // 2)]
-    batch, half, inner = random_sequences(9, (9, 4, 6, 5)), rank // (ranks // 2), rank % (ranks // 2)
-    mine = batch[2 * half : 2 * half + 2]
-    laid = lay_out(picked(mine, tokens_of(mine, "zigzag", ranks // 2, inner)), "packed", torch.float32)
-    found = []
-    for group in (pairs[inner], dist.group.WORLD):
-        out = laid.correct(SPECS["token"], sequence_group=halves[half], batch_group=group)
-        found.append((laid.read(out.weights), out.statistics.all_reduce()))
-    losses = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")[2 * half : 2 * half + 2]
-    laid = LaidLoss(picked(losses, tokens_of(losses, "zigzag", ranks // 2, inner)), "packed", torch.float64)
-    for group in (pairs[inner], dist.group.WORLD):
-        found.append(laid(mean=rc.Mean(over="kept"), sequence_group=halves[half], batch_group=group).value.item())
-    return found
-
-
-SHARED_DENOMINATORS = (
-    {"mean": rc.Mean()},
-    {"mean": rc.Mean(over="kept")},
-    {"mean": rc.Mean("sequence_sum", over="rows")},
-)
-
-
-def shared_denominator(rank, ranks):
-    """Values and gradients of a loss that is divided by the count of all ranks, each of which has other sequences."""
-    batch = only(random_batch(3, (9, 4, 6, 5)), "old", "weights")
-    mine = batch[rank::ranks]
-    found = []
-    for options in SHARED_DENOMINATORS:
-        laid = LaidLoss(mine, "packed", torch.float64)
-        with counted() as calls:
-            out = laid(**options, batch_group=dist.group.WORLD)
-        found.append((out.value.item(), laid.gradient(out.value)[0], len(calls)))
-    return found
+    """Each rank has half of the sequences, in a sequence group of its own, and a mean over all of them."""
+    alone = [dist.new_group([one]) for one in range(ranks)]
+    laid = lay_out(random_sequences(9, (9, 4, 6, 5))[2 * rank : 2 * rank + 2], "packed", torch.float32)
+    out = laid.correct(SPECS["token"], sequence_group=alone[rank], batch_group=dist.group.WORLD)
+    return laid.read(out.weights), out.statistics.all_reduce()
 
 
 def work(rank: int, ranks: int, folder: str) -> None:
     """One rank, everything that is looked at."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
-    looks = (
-        split_batches,
-        split_losses,
-        shared_denominator,
-        uneven_shares,
-        micro_batches,
-        unequal_counts,
-        asynchronous,
-        both_groups,
-    )
+    looks = split_batches, split_losses, uneven_shares, micro_batches, asynchronous, both_groups
     torch.save({look.__name__: look(rank, ranks) for look in looks}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

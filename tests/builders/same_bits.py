@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
+from builders.rounding import margin
+
 
 def outcome(laid, out):
     """Bits of weights, mask and decisions per sequence, and the statistics."""
@@ -44,10 +48,10 @@ def assert_same_statistics(got, wanted, rounds_means=False, most=math.inf):
     for name in list(b)[len(wanted.sums) :]:
         of_means = rounds_means and name.endswith(("sequence_raw", "sequence_weight"))
         of_means = of_means and wanted.spec.weight.per_token
-        within = 2e-6 * max(1.0, abs(b[name])) if of_means else 0.0
+        within = margin(torch.float32, size=max(1.0, abs(b[name]))) if of_means else 0.0
         if name.endswith(("max_raw", "min_raw", "max_weight", "min_weight")):
             # Of the largest and smallest D alone, or of every token's: two roundings of one number.
-            within = max(within, 2.4e-7 * max(1.0, abs(b[name])))
+            within = max(within, margin(torch.float32, 1, max(1.0, abs(b[name]))))
         assert a[name] == b[name] or abs(a[name] - b[name]) <= within, (name, a[name], b[name])
     for name, value in list(b.items())[: len(wanted.sums)]:
         if is_count(name) or a[name] == value:
@@ -55,4 +59,4 @@ def assert_same_statistics(got, wanted, rounds_means=False, most=math.inf):
         else:
             # Metric sums run in fp32 inside a block: rounding is relative to what was added, not to what is left.
             added = max(1.0, abs(value), math.sqrt(b.get("tokens", b.get("loss_tokens")) * b.get(f"{name}2", 0.0)))
-            assert abs(a[name] - value) <= 2e-6 * added, (name, a[name], value)
+            assert abs(a[name] - value) <= margin(torch.float32, size=added), (name, a[name], value)

@@ -75,19 +75,12 @@ def test_a_mean_near_0_divides_nothing():
     metrics = found.metrics()
     assert metrics["sequences_undivided"] == 1.0
     assert metrics["sequence_weight_divisor_max"] == near((math.exp(0.5) + 1.0) / 2.0, torch.float32)
-    assert metrics["sequence_weight_divisor_min"] == near((math.exp(-18.0) + math.exp(-19.0)) / 2.0, torch.float32)
+    least = (math.exp(-18.0) + math.exp(-19.0)) / 2.0
+    assert metrics["sequence_weight_divisor_min"] == near(least, torch.float32, size=0.0)
     every = rc.correct(
         d, zeros, rc.Batch(groups=rc.Groups(size=1)), spec=rc.Spec(rc.Weight.geometric(normalize="group"))
     ).weights
     assert every[:, 0].tolist() == [d[0].mean().exp().item(), 1.0, d[2].mean().exp().item(), 1.0]
-
-
-def test_a_nan_that_propagates_stays_at_valid_tokens():
-    d, mask = torch.tensor([[0.5, math.nan, 9.0], [0.1, 0.2, 0.3]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
-    for normalize, last in (("sequence", True), ("group", False)):
-        spec = rc.Spec(rc.Weight.token(normalize=normalize), nonfinite="propagate")
-        found = rc.correct(d, torch.zeros_like(d), rc.Batch(mask=mask, groups=rc.Groups(size=2)), spec=spec).weights
-        assert found[0, :2].isnan().all() and found[0, 2] == 0.0 and bool(found[1].isfinite().all()) == last
 
 
 @pytest.mark.parametrize("normalize", ["batch", "group", "sequence"])
@@ -98,24 +91,6 @@ def test_tokens_of_no_sequence_alone_weigh_0(normalize, way):
         found = rc.correct(x, x, rc.Batch(cu_seqlens=torch.tensor([3]), groups=rc.Groups(size=2)), spec=spec)
     assert found.weights.tolist() == [0.0] * 5 and found.keep.shape == (0,)
     assert all(math.isfinite(value) for value in found.metrics().values())
-
-
-def test_weights_of_turns():
-    d = torch.tensor([[0.5, -0.2, 0.1, 9.0], [0.3, 0.0, -0.4, -0.1]], dtype=torch.float64)
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
-    turns = torch.tensor([0, 2, 4, 5, 5, 8])
-    weights = [math.exp(0.3), math.exp(0.1), math.exp(0.3), math.exp(-0.5)]
-    at = [[weights[0], weights[0], weights[1], 0.0], [weights[2], *[weights[3]] * 3]]
-    for normalize, means in (
-        ("group", [sum(weights) / 4] * 2),
-        ("sequence", [(2 * weights[0] + weights[1]) / 3, (weights[2] + 3 * weights[3]) / 4]),
-    ):
-        spec = rc.Spec(rc.Weight.product(over="turn", normalize=normalize))
-        found = rc.correct(
-            d, torch.zeros_like(d), rc.Batch(mask=mask, turns=turns, groups=rc.Groups(size=2)), spec=spec
-        ).weights
-        expected = torch.tensor([[w / mean for w in row] for row, mean in zip(at, means, strict=True)])
-        assert_near(found, expected.double(), torch.float32)
 
 
 # --- the same to the bit ---

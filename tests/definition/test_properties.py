@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import GARBAGE, LAYOUTS, lay_out
-from builders.rounding import assert_near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome, pick
 from builders.strategies import sequences, specs
 from oracles.correction import Sequence
@@ -30,7 +29,7 @@ ANY_SPECS = specs(NONFINITE, (None, "batch"), prefixes=True)
 FILLS = st.sampled_from((*GARBAGE, 3.4e38, -3.4e38))
 # The gaps of one batch are there again in each of its chunks.
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
-CASES = settings(max_examples=120)
+CASES = settings(max_examples=60)
 
 
 def run(batch, spec, dtype, layout="packed"):
@@ -179,13 +178,3 @@ def test_long_sequences_keep_their_bits_wherever_they_start(dtype, length):
     order = torch.randperm(length, generator=generator)
     mixed = rc.correct(train[order], rollout[order], mask=mask[order], cu_seqlens=torch.tensor([0, length]), spec=spec)
     assert torch.equal(mixed.weights, alone.weights[order])
-
-
-def test_double_precision_agrees_to_rounding():
-    """fp64 sums plainly: accuracy is promised, not bits."""
-    generator = torch.Generator().manual_seed(0)
-    train, rollout = (-torch.rand(6, 50, generator=generator, dtype=torch.float64) for _ in range(2))
-    spec = rc.Spec(rc.Weight.product(normalize="batch"))
-    whole = rc.correct(train, rollout, spec=spec)
-    flat = rc.correct(train.reshape(-1), rollout.reshape(-1), cu_seqlens=torch.arange(0, 301, 50), spec=spec)
-    assert_near(flat.weights.reshape(6, 50), whole.weights)

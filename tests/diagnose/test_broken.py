@@ -237,8 +237,8 @@ def test_an_older_torch_reads_no_pt_file(tmp_path, monkeypatch):
     path = write("pt packed", tmp_path, packed())
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     assert failing(path) == (
-        ": reading a .pt file needs torch 2.10 or newer, got 2.9.1, whose memory a crafted file corrupts "
-        "(CVE-2026-24747); dump to a .jsonl file"
+        ": reading a .pt file needs torch 2.10 or newer; in 2.9.1 a crafted file corrupts memory (CVE-2026-24747). "
+        "Dump to a .jsonl file"
     )
 
 

@@ -247,12 +247,6 @@ def test_a_temperature_is_estimated_with_its_error(engine, step):
     assert ("different_policies" in [one.name for one in found]) == (step > 0)
 
 
-def test_a_slight_truncation_is_a_number_of_standard_errors():
-    """Row 6 of the users' review: top-p 0.99 was healthy."""
-    (found,) = diagnose(measured(planted_mixes.mixed(0, top_p=0.99)))
-    assert found.severity == "warning" and "28 standard errors below 1" in found.evidence[0]
-
-
 def test_the_factor_of_a_scale_is_measured():
     """Row 7 of the users' review: log-probs divided by their length were top-p with a mass of 0.4464."""
     for side in ("rollout_logp", "train_logp"):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 import torch
 
 import rollout_corr as rc
+from attack.pages import Page
 from builders import planted_dumps
-from builders.dumps import packed, plain, records, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.measure.profiles import Row
@@ -25,50 +24,15 @@ from rollout_corr.metrics.histogram import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-EMPTY = {"meta", "br"}
 SECTIONS = ["Distribution of D", "Train against rollout", "Where it differs", "Weights and rejection", "More"]
 ELSEWHERE = re.compile(r"https?://|//[a-z]|url\(|@import|javascript:", re.IGNORECASE)
-
-
-class Page(HTMLParser):
-    """Parse a page, in which every element has to be closed, and keep its elements and texts."""
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.open, self.elements, self.texts = [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == [], self.open
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        assert len(found) == len(attributes), f"{tag}: an attribute twice"
-        self.elements.append((tag, found, tuple(self.open)))
-        if tag not in EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes), tuple(self.open)))
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open[-1] == tag, f"</{tag}> inside of {self.open}"
-        self.open.pop()
-
-    def handle_data(self, data):
-        self.texts.append((data, self.open[-1] if self.open else ""))
-
-    def said(self, *tags):
-        return [text for text, tag in self.texts if tag in tags]
 
 
 def checked(text):
     """Parse a page and check what holds for every page."""
     page = Page(text)
-    tags = {tag for tag, _, _ in page.elements}
-    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "audio", "video", "base", "form"}
-    for tag, attributes, _ in page.elements:
-        assert not {"src", "href", "srcset", "xlink:href"} & set(attributes), tag
-        assert not any(name.startswith("on") for name in attributes), tag
+    assert page.wrong == []
+    for _, attributes, _ in page.elements:
         assert not any(ELSEWHERE.search(value or "") for value in attributes.values()), attributes
     assert not any(ELSEWHERE.search(text) for text in page.said("style"))
     box = None
@@ -211,22 +175,6 @@ def test_the_worst_records_come_with_their_tokens(tmp_path):
     where = [text for text in spans if text.startswith("token ")]
     assert [text.partition(":")[0] for text in where[:3]] == ["token 4", "token 6", "token 5"]
     assert str(int(made["token_ids"][start + 4])) in spans
-
-
-def test_what_a_file_says_is_escaped(tmp_path):
-    """Names and texts come from a file that others may have written."""
-    bad = "</td><script>alert(1)</script>"
-    rows = [plain(record) for record in records(packed(6))]
-    for row in rows:
-        row["texts"] = [bad for _ in row["token_ids"]]
-        row["<b>"] = row.pop("mask")
-    rows.append({"train_logp": [0.0], "rollout_logp": bad, "<b>": [1]})
-    path = tmp_path / "a<i>&'\".jsonl"
-    write_jsonl(path, rows)
-    page = checked(rc.report(path, field={"mask": "<b>"}).html())
-    assert bad in page.said("span")
-    assert "i" not in {tag for tag, _, _ in page.elements}
-    assert any(bad[:12] in text for text in page.said("li"))
 
 
 def test_the_page_of_what_if(folder):

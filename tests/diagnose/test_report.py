@@ -149,16 +149,6 @@ def test_worst_tokens_in_context(tmp_path, blocks_of):
         assert w.context == tuple(None if math.isnan(tokens[i][3]) else tokens[i][3] for i in around)
 
 
-def test_texts_are_shown_where_there_are_some(tmp_path):
-    rows = [plain(record) for record in records(packed(3))]
-    for row in rows:
-        row["texts"] = [f"<{i}>" for i in row["token_ids"]]
-    write_jsonl(tmp_path / "x.jsonl", rows)
-    worst = measure(Dump(tmp_path / "x.jsonl")).worst[0]
-    assert worst.tokens is not None
-    assert all(text in rows[worst.record]["texts"] for text in worst.tokens)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_nothing_finite_at_all(bad, tmp_path):
     columns = packed(4)
@@ -170,15 +160,6 @@ def test_nothing_finite_at_all(bad, tmp_path):
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_report_prints_tables(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["report", str(write("pt packed", tmp_path, turned()))]) == 0
-    text = capsys.readouterr().out
-    for title in ("Mismatch", "Importance weights", "Worst tokens", "|D| by position", "|D| by turn", "|D| by step"):
-        assert title in text
-    assert "0 problems" not in text
 
 
 def test_report_as_json(tmp_path, capsys):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from builders import fake_frameworks
-from rollout_corr.frameworks.shared import after_import
+from rollout_corr.frameworks.shared import imports
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def made(tmp_path, monkeypatch):
     for fake, drop_in in found:
         drop_in.uninstall()
         fake.forget()
-    assert not [finder for finder in sys.meta_path if type(finder).__module__ == after_import.__name__]
+    assert not [finder for finder in sys.meta_path if type(finder).__module__ == imports.__name__]

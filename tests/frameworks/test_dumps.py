@@ -84,7 +84,7 @@ def test_every_so_many_corrections_are_written(name, tmp_path):
                 # The result is an object of the framework, which is not installed here; the dump comes before it.
                 assert framework == "verl"
     finally:
-        dropin.DROP_IN.dumps = Dumps()
+        dropin.DROP_IN.dumps = None
     files = written(folder, 2)
     assert len(files) == 2 and "0" in files[0] and "2" in files[1]
     CALLS["trl"](import_module("rollout_corr.frameworks.trl.dropin"))  # off: nothing more is written
@@ -96,13 +96,13 @@ def test_every_so_many_corrections_are_written(name, tmp_path):
 def test_install_turns_them_on_and_off(made, tmp_path):
     fake, drop_in = made()
     drop_in.install(fake.targets, tmp_path / "dumps", 1)
-    drop_in.dumps.seen(TRAIN, ROLLOUT, MASK)
+    drop_in.seen(TRAIN, ROLLOUT, MASK)
     written(tmp_path / "dumps", 1)
     drop_in.install(fake.targets)
-    drop_in.dumps.seen(TRAIN, ROLLOUT, MASK)
+    drop_in.seen(TRAIN, ROLLOUT, MASK)
     drop_in.install(fake.targets, tmp_path / "dumps", 1)
     drop_in.uninstall()
-    drop_in.dumps.seen(TRAIN, ROLLOUT, MASK)
+    drop_in.seen(TRAIN, ROLLOUT, MASK)
     time.sleep(0.05)
     assert len(written(tmp_path / "dumps", 1)) == 1
     for path, every in (("x.csv", 1), ("x", 0), ("x", 1.5), ("x", True)):

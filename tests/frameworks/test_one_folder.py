@@ -57,7 +57,7 @@ def install():
     return "installed"
 """
 INIT = """
-from rollout_corr.frameworks.shared.lazy import lazily
+from rollout_corr.frameworks import lazily
 
 __getattr__ = lazily(__name__, dropin=("install",))
 """

@@ -93,8 +93,8 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
     """
     if TorchVersion(torch.__version__) < OLDEST_TORCH:
         raise DumpError(
-            f"{path}: reading a .pt file needs torch {OLDEST_TORCH} or newer, got {torch.__version__}, whose memory a "
-            "crafted file corrupts (CVE-2026-24747); dump to a .jsonl file"
+            f"{path}: reading a .pt file needs torch {OLDEST_TORCH} or newer; in {torch.__version__} a crafted file "
+            "corrupts memory (CVE-2026-24747). Dump to a .jsonl file"
         )
     try:
         with _one_file(path) as file, warnings.catch_warnings():
@@ -262,4 +262,4 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, numpy: Any, path: P
         return Unread(f"expected numbers, of at most 64 bits, got dtype {found.dtype}")
     if found.dtype.kind == "b":
         found = found.view("u1")
-    return torch.from_numpy(numpy.array(found, dtype=found.dtype.newbyteorder("="), order="C"))
+    return torch.from_numpy(numpy.asarray(found, dtype=found.dtype.newbyteorder("="), order="C"))

@@ -29,9 +29,9 @@ from rollout_corr.specs.bounds_of_batch import MeanBelow
 from rollout_corr.specs.choices import Nonfinite, Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.ratio_losses import GSPO, SAPO
 from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GSPO, SAPO
 from rollout_corr.specs.terms import Mean
 from rollout_corr.specs.validate import number, one_of, positive
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.frameworks.areal import config as areal_config
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
-from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.specs.choices import Reduce
 from rollout_corr.specs.correction import Criterion, Spec, Weight
@@ -65,7 +64,7 @@ def apply_rejection_sampling(
     spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
     DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
     out = correct(proximal_logprobs, old_logprobs, mask=loss_mask, cu_seqlens=cu_seqlens, spec=spec)
-    DROP_IN.dumps.seen(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens)
+    DROP_IN.seen(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens)
     values = out.statistics.metrics_async().values()
     tokens = max(values["tokens"], 1.0)
     if action == "mask":

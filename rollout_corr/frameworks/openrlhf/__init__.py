@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rollout_corr.frameworks.shared.lazy import lazily
+from rollout_corr.frameworks import lazily
 
 if TYPE_CHECKING:
     from rollout_corr.frameworks.openrlhf.dropin import install as install

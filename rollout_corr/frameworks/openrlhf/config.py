@@ -30,9 +30,9 @@ from rollout_corr.frameworks.shared.specs import gated, truncated
 from rollout_corr.specs.choices import Reduce, Unit
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.ratio_losses import GSPO
 from rollout_corr.specs.statistics import Stat
 from rollout_corr.specs.surrogate import RatioOf, Surrogate
-from rollout_corr.specs.surrogates import GSPO
 from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import number, one_of
 

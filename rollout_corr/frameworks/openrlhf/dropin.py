@@ -16,8 +16,7 @@ from rollout_corr.api.policy_loss import policy_loss
 from rollout_corr.backends.given import Batch
 from rollout_corr.frameworks.openrlhf import config
 from rollout_corr.frameworks.openrlhf.config import clipped, gspo
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target
-from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target
 from rollout_corr.frameworks.shared.recipe import SEQUENCES, TOKENS
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.specs.correction import Spec
@@ -100,7 +99,7 @@ def replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable
             spec=found if found.acts and not in_the_ratio else None,
         )
         if rollout_log_probs is not None:
-            DROP_IN.dumps.seen(old_log_probs, rollout_log_probs, action_mask)
+            DROP_IN.seen(old_log_probs, rollout_log_probs, action_mask)
         return (out.value if count is None else out.value * dp_size, *metrics)
 
     return forward

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from rollout_corr.frameworks.shared import signatures
-from rollout_corr.frameworks.shared.after_import import forget, state_of, whenever_imported
-from rollout_corr.frameworks.shared.dumping import DumpPath, Dumps
-from rollout_corr.frameworks.shared.origin import Origin, lacks, origin_of, present
+from rollout_corr.frameworks.shared.imports import (
+    Origin,
+    forget,
+    lacks,
+    origin_of,
+    present,
+    state_of,
+    whenever_imported,
+)
 from rollout_corr.frameworks.shared.places import MISSING, Place, look_up, places_of
 from rollout_corr.specs.validate import one_of
 
+if TYPE_CHECKING:
+    from rollout_corr.frameworks.shared.dumping import Dumps
+
+DumpPath = str | os.PathLike[str] | None
 Function = Callable[..., Any]
 
 LOGGER = logging.getLogger("rollout_corr")
@@ -148,7 +159,7 @@ class DropIn:
         self.framework, self.checked, self.choices = framework, checked, switches or {}
         self.not_covered, self.advice = not_covered or {}, advice
         self.targets: tuple[Target, ...] = ()
-        self.dumps = Dumps()
+        self.dumps: Dumps | None = None
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
         self._swaps: list[Swap] = []
@@ -177,7 +188,11 @@ class DropIn:
             ValueError: A switch has an unknown value.
         """
         self.check(switches)
-        dumps = Dumps(dump, every)
+        dumps = None
+        if (dump, every) != (None, 100):
+            from rollout_corr.frameworks.shared.dumping import Dumps
+
+            dumps = Dumps(dump, every)
         if not present(self.framework):
             raise ImportError(
                 f"rollout_corr.frameworks.{self.framework}: expected the package {self.framework!r} in this "
@@ -226,7 +241,7 @@ class DropIn:
     def _clear(self) -> None:
         self._restore()
         self.targets, self._switches, self._misfit, self._last_refusal = (), None, None, None
-        self.dumps = Dumps()
+        self.dumps = None
 
     # --- what is checked ---
 
@@ -387,17 +402,17 @@ class DropIn:
 
     def _is_checked(self, origin: Origin) -> bool:
         # A module that reads its version from the metadata of a distribution which does not hold it knows nothing.
-        return origin.version in self.checked and not (origin.foreign and origin.version == origin.distribution)
+        return origin.version in self.checked and origin.version != origin.hidden
 
     def _warn_unless_checked(self) -> None:
         origin = self.origin()
-        known = origin.version is not None or origin.foreign or state_of(self.framework) == "whole"
+        known = origin.version is not None or origin.hidden or state_of(self.framework) == "whole"
         if not known or self._is_checked(origin) or ("version", origin) in self._said:
             return
         self._said.add(("version", origin))
         beside = f" at {origin.location}" if origin.location else ""
-        if origin.foreign:
-            beside += f" (a checkout; the installed distribution {origin.distribution} lies elsewhere)"
+        if origin.hidden:
+            beside += f" (a checkout; the installed distribution {origin.hidden} lies elsewhere)"
         LOGGER.warning(
             "rollout-corr: %s%s was not checked, only %s for the same numbers, metrics and errors. Of this version the "
             "signatures of the functions are compared: %s",
@@ -406,6 +421,11 @@ class DropIn:
             ", ".join(self.checked),
             ", ".join(target.path for target in self.targets),
         )
+
+    def seen(self, train_logp: Tensor, rollout_logp: Tensor, mask: Any, cu_seqlens: Any = None) -> None:
+        """Write some of the sequences of a call, if `install(dump=...)` asked for it and it is their turn."""
+        if self.dumps is not None:
+            self.dumps.seen(train_logp, rollout_logp, mask, cu_seqlens)
 
     def say(self, active: bool, why: str) -> None:
         """Log once, at the first call, whether the framework's batches are corrected."""

@@ -9,8 +9,6 @@ from typing import Any
 
 LOGGER = logging.getLogger("rollout_corr")
 
-DumpPath = str | os.PathLike[str] | None
-
 
 class Dumps:
     """Writes some sequences of every so many calls of a framework's correction, in the background.
@@ -23,7 +21,7 @@ class Dumps:
         ValueError: A wrong path or number, named.
     """
 
-    def __init__(self, path: DumpPath = None, every: int = 100) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, every: int) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every: expected a whole number >= 1, got {every!r}")
         self._path = None if path is None else Path(path)

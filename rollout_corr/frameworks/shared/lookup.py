@@ -9,71 +9,24 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple, TypeVar, overload
+from types import ModuleType
+from typing import Any, TypeVar, overload
 
 from rollout_corr import frameworks as package
 from rollout_corr.frameworks.shared.names import FrameworkName, RecipeName, SpecName
-from rollout_corr.frameworks.shared.preset import PRESETS, Preset, same_kind
+from rollout_corr.frameworks.shared.preset import PRESETS, RECIPES, Preset, RecipeEntry, same_kind
+from rollout_corr.frameworks.shared.preset import Recipe as Recipe
 from rollout_corr.frameworks.shared.settings import in_its_words, refuse_other_types
 from rollout_corr.specs.caches import cached
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Loss
 from rollout_corr.specs.validate import shown
 
 Entry = TypeVar("Entry")
-
-
-class _SpecAndLoss(NamedTuple):
-    """The two values that a recipe unpacks to: its correction and its loss."""
-
-    spec: Spec | None
-    loss: Loss
-
-
-class Recipe(_SpecAndLoss):
-    """The whole loss of a framework's training step; `spec, loss = rc.recipe(name)` unpacks it.
-
-    Attributes:
-        spec: The correction; None: there is none.
-        loss: The loss that it feeds.
-        batch: Fields that the caller's `Batch` has to have besides, by name, such as "turns" or "groups"; mostly none.
-            They are no part of a comparison.
-    """
-
-    batch: Mapping[str, Any] = MappingProxyType({})
-
-    def __new__(cls, spec: Spec | None, loss: Loss, batch: Mapping[str, Any] | None = None) -> Recipe:
-        """Make a pair that knows what it asks of the batch."""
-        made = super().__new__(cls, spec, loss)
-        if batch:
-            made.batch = dict(batch)
-        return made
-
-
-class RecipeEntry(NamedTuple):
-    """A registered recipe.
-
-    Attributes:
-        build: Makes the recipe from settings.
-        settings: Their names and defaults.
-        needs: The log-probs that the call needs besides new_logp.
-        note: A remark for users of the framework.
-    """
-
-    build: Callable[..., Recipe]
-    settings: Mapping[str, Any]
-    needs: tuple[str, ...]
-    note: str = ""
-
-
-# Filled when the module of a framework is imported, as the presets are.
-RECIPES: dict[str, RecipeEntry] = {}
 
 
 # --- what there is ---

@@ -1,4 +1,7 @@
-"""Registration of specs by name, called presets here: the framework's version that each matches, and what builds it."""
+"""Registration of specs and recipes by name; the specs are called presets here.
+
+Each knows what builds it, and a preset the framework's version that it matches.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollout_corr.frameworks.shared.settings import default_of, refuse_wrong_types
 from rollout_corr.specs.correction import Spec
+
+if TYPE_CHECKING:
+    from rollout_corr.specs.loss import Loss
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -60,6 +67,54 @@ class Preset:
 
 # Filled when the module of a framework is imported; `lookup` imports the one that a name asks for.
 PRESETS: dict[str, Preset] = {}
+
+
+class _SpecAndLoss(NamedTuple):
+    """The two values that a recipe unpacks to: its correction and its loss."""
+
+    spec: Spec | None
+    loss: Loss
+
+
+class Recipe(_SpecAndLoss):
+    """The whole loss of a framework's training step; `spec, loss = rc.recipe(name)` unpacks it.
+
+    Attributes:
+        spec: The correction; None: there is none.
+        loss: The loss that it feeds.
+        batch: Fields that the caller's `Batch` has to have besides, by name, such as "turns" or "groups"; mostly none.
+            They are no part of a comparison.
+    """
+
+    batch: Mapping[str, Any] = MappingProxyType({})
+
+    def __new__(cls, spec: Spec | None, loss: Loss, batch: Mapping[str, Any] | None = None) -> Recipe:
+        """Make a pair that knows what it asks of the batch."""
+        made = super().__new__(cls, spec, loss)
+        if batch:
+            made.batch = dict(batch)
+        return made
+
+
+class RecipeEntry(NamedTuple):
+    """A registered recipe.
+
+    Attributes:
+        build: Makes the recipe from settings.
+        settings: Their names and defaults.
+        needs: The log-probs that the call needs besides new_logp.
+        note: A remark for users of the framework.
+    """
+
+    build: Callable[..., Recipe]
+    settings: Mapping[str, Any]
+    needs: tuple[str, ...]
+    note: str = ""
+
+
+# Filled when the module of a framework is imported, as the presets are.
+RECIPES: dict[str, RecipeEntry] = {}
+
 
 # A preset's formula, what makes it from its settings, and these; and the version that it matches, if another.
 Row = tuple[str, Callable[..., Spec], Mapping[str, Any]] | tuple[str, Callable[..., Spec], Mapping[str, Any], str]

@@ -7,16 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.lookup import RECIPES, RecipeEntry
-from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
-from rollout_corr.frameworks.shared.preset import PRESETS, registered
+from rollout_corr.frameworks.shared.preset import PRESETS, RECIPES, RecipeEntry, registered
+from rollout_corr.frameworks.shared.preset import Recipe as Recipe
 from rollout_corr.frameworks.shared.settings import defaults_of
 from rollout_corr.specs.choices import Outside
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.ratio_losses import PPO
+from rollout_corr.specs.score_losses import Score
 from rollout_corr.specs.surrogate import RatioOf, Surrogate
-from rollout_corr.specs.surrogates import PPO, Score
 from rollout_corr.specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredLogRatio
 from rollout_corr.specs.validate import number, one_of
 
@@ -95,7 +94,7 @@ def named_recipe(
 
         of = part(surrogate), part(mean), part(kl), part(regularizer)
         if isinstance(spec, str):
-            corrects: Spec | None = lookup.named(spec, **settings)
+            corrects: Spec | None = PRESETS[spec].build(**settings)
         else:
             corrects = part(spec)
             if settings:
@@ -136,7 +135,7 @@ def preset_with(name: str, /, **settings: tuple[str, Any]) -> Named[Spec]:
     argument_names = [argument for argument, _ in settings.values()]
 
     def make(*values: Any) -> Spec:
-        return lookup.named(name, **dict(zip(argument_names, values, strict=True)))
+        return PRESETS[name].build(**dict(zip(argument_names, values, strict=True)))
 
     return Named(make, **{setting: default for setting, (_, default) in settings.items()})
 

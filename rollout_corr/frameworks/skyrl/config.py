@@ -41,8 +41,8 @@ from rollout_corr.frameworks.shared.specs import LEVELS, level_of, masked
 from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
+from rollout_corr.specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
 from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GSPO, PPO, SAPO, Reinforce
 from rollout_corr.specs.terms import KL, KLKind, Mean
 from rollout_corr.specs.validate import not_negative, number, one_of, positive
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target, require_tensor
-from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.skyrl import config
 from rollout_corr.frameworks.skyrl import metrics as report
@@ -92,7 +91,7 @@ def compute_off_policy_correction(
     if spec.weight is None and not spec.criteria:
         return None, {}, loss_mask
     out = correct(old_log_probs, rollout_logprobs, mask=loss_mask, spec=spec)
-    DROP_IN.dumps.seen(old_log_probs, rollout_logprobs, loss_mask)
+    DROP_IN.seen(old_log_probs, rollout_logprobs, loss_mask)
     weights = out.weights
     if weights is not None and spec.weight is not None:
         if spec.weight.is_product:

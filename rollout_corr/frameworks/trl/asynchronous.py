@@ -60,7 +60,7 @@ def packed_policy_loss(
     segments = int(segment_id[-1]) + 1 if segment_id.numel() else 0
     starts = torch.arange(segments + 1, device=segment_id.device, dtype=segment_id.dtype)
     offsets = torch.searchsorted(segment_id, starts)
-    DROP_IN.dumps.seen(log_probs, old_log_probs, mask, offsets)
+    DROP_IN.seen(log_probs, old_log_probs, mask, offsets)
     return policy_loss(
         log_probs,
         advantages,

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared.dropin import Installed, Target
-from rollout_corr.frameworks.shared.dumping import DumpPath
-from rollout_corr.frameworks.shared.lookup import named
-from rollout_corr.frameworks.shared.origin import lacks
+from rollout_corr.frameworks.shared.dropin import DumpPath, Installed, Target
+from rollout_corr.frameworks.shared.imports import lacks
+from rollout_corr.frameworks.shared.preset import PRESETS
 from rollout_corr.frameworks.shared.settings import cached_spec
 from rollout_corr.frameworks.trl import asynchronous
 from rollout_corr.frameworks.trl.asynchronous import DROP_IN
@@ -91,7 +90,7 @@ def importance_sampling_ratio(
     """
     run = _spec_of(mode, clip_max, clip_min) if spec is None else spec
     out = correct(old_per_token_logps, sampling_per_token_logps, mask=mask, spec=run)
-    DROP_IN.dumps.seen(old_per_token_logps, sampling_per_token_logps, mask)
+    DROP_IN.seen(old_per_token_logps, sampling_per_token_logps, mask)
     dtype = torch.promote_types(old_per_token_logps.dtype, sampling_per_token_logps.dtype)
     ratio = torch.ones_like(old_per_token_logps, dtype=dtype) if out.weights is None else out.weights.to(dtype)
     valid = mask != 0
@@ -165,7 +164,7 @@ TARGETS = (
 def _spec_of(mode: str, clip_max: float | None, clip_min: float | None) -> Spec:
     if mode not in MODES:
         raise ValueError(f"vllm_importance_sampling_mode: expected one of {list(MODES)}, got {mode!r}")
-    return named(f"trl.{mode}", clip_max=clip_max, clip_min=clip_min)
+    return PRESETS[f"trl.{mode}"].build(clip_max=clip_max, clip_min=clip_min)
 
 
 def _bounded_one(mode: str, clip_max: float | None, clip_min: float | None) -> float:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import Correction, correct
 from rollout_corr.backends.given import Batch, Ranks
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target, require_tensor
-from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.verl import measures, options
 from rollout_corr.frameworks.verl import metrics as report
@@ -142,7 +141,7 @@ def compute_rollout_correction_and_rejection_mask(
     spec = _spec_of(*_of(switches), *settings)
     _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
     weights, mask, metrics = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
-    DROP_IN.dumps.seen(*rows_of(old_log_prob, rollout_log_prob, response_mask))
+    DROP_IN.seen(*rows_of(old_log_prob, rollout_log_prob, response_mask))
     return proto(weights), mask, metrics
 
 
@@ -188,7 +187,7 @@ def compute_offpolicy_metrics(
     found = without_prefix(metrics, "")
     if rollout_log_prob is None:
         return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
-    DROP_IN.dumps.seen(*rows_of(old_log_prob, rollout, response_mask))
+    DROP_IN.seen(*rows_of(old_log_prob, rollout, response_mask))
     return found
 
 

@@ -32,7 +32,7 @@ from rollout_corr.frameworks.shared.specs import LEVELS, level_of
 from rollout_corr.specs.choices import Drop, Scheme, When
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogates import PPO
+from rollout_corr.specs.ratio_losses import PPO
 from rollout_corr.specs.terms import KL, Mean
 from rollout_corr.specs.validate import not_negative, number, one_of
 

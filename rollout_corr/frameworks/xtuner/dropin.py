@@ -19,8 +19,7 @@ from torch import Tensor
 
 from rollout_corr.api.correct import correct
 from rollout_corr.definition.offsets import offsets_of
-from rollout_corr.frameworks.shared.dropin import DropIn, Installed, Target, require_tensor
-from rollout_corr.frameworks.shared.dumping import DumpPath
+from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
 from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
 from rollout_corr.frameworks.xtuner import config
 from rollout_corr.frameworks.xtuner import metrics as report
@@ -284,7 +283,7 @@ def _corrected(
     offsets = _offsets(num_tokens, old.shape[1])
     run = partial(correct, old, rollout, mask=mask, cu_seqlens=offsets, advantages=advantages)
     out = run(spec=spec)
-    DROP_IN.dumps.seen(old, rollout, mask, offsets)
+    DROP_IN.seen(old, rollout, mask, offsets)
     statistics = out.statistics if spec == reported else run(spec=reported).statistics
     weights = out.weights
     if weights is None:

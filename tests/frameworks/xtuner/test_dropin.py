@@ -276,28 +276,16 @@ def test_subclass(theirs):
 
 @pytest.mark.parametrize("level", ["max", "geometric", "kl3"])
 def test_vetoes_of_the_pull_request(theirs, level):
-    """Only sequences whose mean advantage is negative, by the largest ratio, the mean of D or the mean of k3."""
-    old, rollout, _, mask = given = pack(3, torch.float64)
-    advantages = torch.tensor([-1.0, 1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
-    upper, lower = {"max": (1.4, 0.7), "geometric": (1.02, 0.98), "kl3": (0.02, 0.0)}[level]
-    veto = {"rollout_is_veto_threshold": (upper, lower), "rollout_is_veto_level": level}
-    made = xtuner.RolloutImportanceSampling(rollout_is_threshold=(5.0, 0.1), **veto)
-    everyone = made.compute_rollout_importance_weights_and_metrics(*given)[1].split(LENGTHS, dim=1)
+    """Only of sequences whose mean advantage is negative."""
+    given = pack(3, torch.float64)
+    bounds = {"max": (1.4, 0.7), "geometric": (1.02, 0.98), "kl3": (0.02, 0.0)}[level]
+    fields = {"rollout_is_threshold": (5.0, 0.1), "rollout_is_veto_threshold": bounds, "rollout_is_veto_level": level}
+    made = xtuner.RolloutImportanceSampling(**fields)
+    everyone = made.compute_rollout_importance_weights_and_metrics(*given)[1]
     made.rollout_is_veto_negative_adv_only = True
-    negative = made.compute_rollout_importance_weights_and_metrics(*given, advantages=advantages)[1]
-    vetoed = 0
-    for i, (d, valid) in enumerate(zip((old - rollout).split(LENGTHS, 1), mask.split(LENGTHS, 1), strict=True)):
-        d = d[valid]
-        passes = {
-            "max": bool(((d.exp() >= lower) & (d.exp() <= upper)).all()),
-            "geometric": lower <= float(d.mean().exp()) <= upper,
-            "kl3": float((d.expm1() - d).mean()) <= upper,
-        }[level]
-        some = bool(valid.any())
-        vetoed += some and not passes
-        assert bool(everyone[i].any()) == (some and passes)
-        assert bool(negative.split(LENGTHS, dim=1)[i].any()) == (some and (passes or float(advantages[i]) > 0))
-    assert vetoed, "a veto that no row fails tests nothing"
+    for sign in (1.0, -1.0):
+        mask = made.compute_rollout_importance_weights_and_metrics(*given, advantages=torch.full((5,), sign))[1]
+        assert torch.equal(mask, given[3].float() if sign > 0 else everyone) and everyone.sum() < given[3].sum()
 
 
 def test_says_what_it_does(caplog, monkeypatch):
