@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import random
@@ -40,30 +41,18 @@ PIECES = (
     "not",
     "(",
     ")",
-    " ",
-    "\n",
-    "\x00",
     "=",
     "True",
     "nan",
     "kl",
     "'",
     "\\",
-)
-PIECES += (
-    "1e400",
-    "\ud800",
-    "\u202e",
-    "\x1b[2J",
-    "\u0661",
-    "\ufb01",
     "#",
     ",",
-    "__import__('os')",
-    "lambda: 1",
-    "not " * 3000,
-    "(" * 3000,
+    " ",
 )
+PIECES += ("\n", "\x00", "\ud800", "\u202e", "\x1b[2J", "\u0661", "\ufb01", "1e400", "__import__('os')", "lambda: 1")
+PIECES += ("not " * 3000, "(" * 3000)
 
 TOKEN = re.compile(
     r"\s*(?:(?P<sign>>=|<=|==|!=|>|<|\(|\))|(?P<word>(?:and|or|not)(?![\w./]))"
@@ -73,72 +62,49 @@ TOKEN = re.compile(
 DEEPEST, LONGEST = 100, 2000
 
 
-class Refused(Exception):
-    """The text is no condition."""
+CONDITIONS = (
+    ast.Expression,
+    ast.BoolOp,
+    ast.And,
+    ast.Or,
+    ast.UnaryOp,
+    ast.Not,
+    ast.Compare,
+    ast.cmpop,
+    ast.Name,
+    ast.Load,
+)
 
 
-class Reader:
-    """A condition, read from left to right; shares no line with what it judges."""
-
-    def __init__(self, text: str):
-        whole, self.tokens, at, text = text, [], 0, text.rstrip()
-        while at < len(text):
-            found = TOKEN.match(text, at)
-            if found is None:
-                raise Refused(text[at:])
-            self.tokens.append((found.lastgroup, found[found.lastgroup]))
-            at = found.end()
-        self.tokens.append(("end", ""))
-        self.at = 0
-        if len(whole) > LONGEST or sum(token in ("(", "not") for _, token in self.tokens) > DEEPEST:
-            raise Refused("too long")
-
-    def next_is(self, token: str) -> bool:
-        found = self.tokens[self.at][1] == token
-        self.at += found
-        return found
-
-    def whole(self) -> bool:
-        value = self.either()
-        if self.tokens[self.at][0] != "end":
-            raise Refused(self.tokens[self.at][1])
-        return value
-
-    def either(self) -> bool:
-        value = self.both()
-        while self.next_is("or"):
-            value |= self.both()
-        return value
-
-    def both(self) -> bool:
-        value = self.single()
-        while self.next_is("and"):
-            value &= self.single()
-        return value
-
-    def single(self) -> bool:
-        if self.next_is("not"):
-            return not self.single()
-        if self.next_is("("):
-            value = self.either()
-            if not self.next_is(")"):
-                raise Refused(self.tokens[self.at][1])
-            return value
-        left = self.value()
-        sign = self.tokens[self.at][1]
-        if sign not in OPERATORS:
-            raise Refused(sign)
-        self.at += 1
-        return OPERATORS[sign](left, self.value())
-
-    def value(self) -> float:
-        kind, token = self.tokens[self.at]
-        self.at += 1
-        if kind == "number" and math.isfinite(float(token)):
-            return float(token)
-        if kind != "name" or token not in VALUES:
-            raise Refused(token)
-        return VALUES[token]
+def judged(text: str) -> bool | None:
+    """The worth of a condition by Python's own parser, with a name for each number; None for what is no condition."""
+    words, values, body, at = [], {}, text.rstrip(), 0
+    while at < len(body):
+        found = TOKEN.match(body, at)
+        if found is None:
+            return None
+        kind, word, at = found.lastgroup, found[found.lastgroup], found.end()
+        if kind in ("number", "name"):
+            value = float(word) if kind == "number" else VALUES.get(word)
+            if value is None or (kind == "number" and not math.isfinite(value)):
+                return None
+            word = f"value{len(values)}"
+            values[word] = value
+        words.append(word)
+    # Parentheses are for conditions, and not for a value.
+    lone = any(words[i] == "(" and words[i + 1] in values and words[i + 2] == ")" for i in range(len(words) - 2))
+    if lone or len(text) > LONGEST or sum(word in ("(", "not") for word in words) > DEEPEST:
+        return None
+    try:
+        tree = ast.parse(" ".join(words), mode="eval")
+    except SyntaxError:
+        return None
+    comparisons = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
+    compared = {id(x) for node in comparisons for x in (node.left, *node.comparators)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    if not all(isinstance(node, CONDITIONS) for node in ast.walk(tree)) or len(compared) != 2 * len(comparisons):
+        return None
+    return eval(compile(tree, "condition", "eval"), values) if compared == {id(node) for node in names} else None
 
 
 def written(rng: random.Random, depth: int) -> tuple[str, bool]:
@@ -181,10 +147,7 @@ def attempt(seed: int) -> Outcome:
     text, expected = written(rng, rng.randint(0, 5))
     if rng.random() < 2 / 3:
         text = damaged(rng, text)
-        try:
-            expected = Reader(text).whole()
-        except Refused:
-            expected = None
+        expected = judged(text)
     try:
         answer = is_true(text, VALUES)
     except DumpError as error:
@@ -197,4 +160,4 @@ def attempt(seed: int) -> Outcome:
     return Outcome("wrong", f"{text!r} gave {answer}, expected {'a refusal' if expected is None else expected}")
 
 
-AREA = Area("gates", "conditions", attempt, count=20_000, few=800)
+AREA = Area("gates", "conditions", attempt, count=20_000, few=300)

@@ -24,51 +24,30 @@ from attack.campaign import Area, Outcome
 from builders import dumps
 from rollout_corr.cli.main import main
 
-FLAGS = (
-    "-O",
-    "-OO",
-    "-bb",
-    "-B",
-    "-I",
-    "-Xdev",
-    "-Xutf8=0",
-    "-Xutf8=1",
-    "-Wignore",
-    "-Xint_max_str_digits=640",
-    "-u",
-    "-q",
-)
+FLAGS = ("-O", "-OO", "-bb", "-B", "-I", "-Xdev", "-Xutf8=0", "-Wignore", "-Xint_max_str_digits=640", "-u", "-q")
 NOWHERE = "/nowhere/at/all"
 VARIABLES = {
     "HOME": (None, "", NOWHERE, "relative", "/dev/null", "/proc"),
-    "USER": (None, "x\n"),
-    "TMPDIR": (NOWHERE, "/dev/null"),
-    "XDG_CACHE_HOME": (NOWHERE, "/dev/null"),
-    "TRITON_CACHE_DIR": (NOWHERE,),
-    "TORCHINDUCTOR_CACHE_DIR": (NOWHERE,),
+    **dict.fromkeys(
+        ("TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), (NOWHERE, "/dev/null")
+    ),
     "PYTHONHASHSEED": ("0", "1", "4294967295"),
     "PYTHONIOENCODING": ("ascii", "cp1252", "latin-1:replace", "utf-16", "utf-8:surrogateescape"),
     "PYTHONWARNINGS": ("error::UserWarning", "always", "nonsense"),
-    "PYTHONOPTIMIZE": ("2",),
     "PYTHONUTF8": ("0", "1"),
     "LC_ALL": (None, "C", "POSIX", "C.UTF-8", "tr_TR.UTF-8", "nonsense"),
     "LANG": (None, "de_DE", "zh_CN.GB18030"),
     "TZ": ("nonsense", "Pacific/Kiritimati", ":/dev/zero"),
     "COLUMNS": ("0", "1", "-5", "100000", "wide"),
-    "LINES": ("0", "x"),
     "TERM": (None, "", "dumb", "nonsense"),
-    "COLORTERM": ("truecolor", "x"),
     "NO_COLOR": ("1", ""),
     "FORCE_COLOR": ("1",),
     "OMP_NUM_THREADS": ("1", "3", "-1", "many"),
-    "MKL_NUM_THREADS": ("0",),
-    "TORCH_LOGS": ("+dynamo",),
     "TORCH_FORCE_WEIGHTS_ONLY_LOAD": ("1", "0"),
-    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": ("1",),
     "TRITON_INTERPRET": ("0", "1", "yes"),
     "CUDA_VISIBLE_DEVICES": ("", "-1", "7", "x"),
     "PATH": (None, "", NOWHERE),
-}  # fmt: skip
+}
 # What is run before the command, by the same process.
 BEFORE = (
     "import sys; sys.setrecursionlimit(250)",
