@@ -11,34 +11,13 @@ from typing import Any
 
 import torch
 
-LAYOUTS = (
-    "packed",
-    "packed_row",
-    "packed_gaps",
-    "padded_right",
-    "padded_left",
-    "padded_holes",
-    "padded_strided",
-    "jagged",
-    "list",
-)
+LAYOUTS = ("packed", "packed_row", "packed_gaps", "padded_right", "padded_left", "padded_holes", "padded_strided")
+LAYOUTS += ("jagged", "list")
 FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 # Of the policy that trains, and of the engine. As many as have no divisor in common with the numbers of layouts and
 # masks, so that fifty seeds meet every pair of layout and dtype.
 DTYPES = ((FP32, FP32), (BF16, BF16), (FP16, FP16), (FP64, FP64), (BF16, FP32))
-MASKS = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    FP16,
-    BF16,
-    FP32,
-    FP64,
-    None,
-)
+MASKS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, FP16, BF16, FP32, FP64, None)
 GARBAGE = (math.nan, math.inf, -math.inf, -9999.0, -1e10, 0.0)
 # Spreads and means of D of a sequence. The narrowest bounds of a preset are 1e-4 beside 1, the widest factors of 1e4.
 SPREADS = (0.00005, 0.0005, 0.005, 0.05, 0.3, 0.8, 1.6)

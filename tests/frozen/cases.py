@@ -15,17 +15,8 @@ from frozen.batches import Batch
 DECLARED = Path(__file__).with_name("variants.jsonl")
 
 # Beside declared Specs with labels: weights and criteria over tokens, products, means, prefixes, turns and ages.
-LABELED = (
-    "areal.m2po",
-    "ctpo.cumprod",
-    "open_instruct.vaco",
-    "roll.segment",
-    "skyrl.tldr",
-    "slime.mis",
-    "verl.decoupled_seq_is_rs",
-    "verl.decoupled_token_is",
-    "xtuner.staleness",
-)
+LABELED = ("areal.m2po", "ctpo.cumprod", "open_instruct.vaco", "roll.segment", "skyrl.tldr", "slime.mis")
+LABELED += ("verl.decoupled_seq_is_rs", "verl.decoupled_token_is", "xtuner.staleness")
 
 
 @dataclass

@@ -7,63 +7,51 @@ import math
 import re
 import struct
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from frozen.records import Group, unpacked
+from frozen.records import unpacked
 
 # Differences that are shown.
 SHOWN = 20
-# Bits of a float64 that stand behind the last one of a narrower dtype.
-BEHIND = {"float32": 29, "bfloat16": 45, "float16": 42}
 
 
-@dataclass
-class Findings:
-    """What a comparison has found.
+class Moved(NamedTuple):
+    """A number, or what a call ended in, that two records have differently.
 
     Attributes:
-        calls: How many calls both records have, by what came of them.
-        groups: How many calls differ, by group.
-        moved: How often a statistic or a metric differs, by group and name.
-        farthest: The largest relative difference of each of these.
-        lines: The first differences, in words.
-        red: A difference that nothing allows.
+        key: The call.
+        group: "weights", "statistics" and so on; "raised" where one of them failed.
+        name: Of a statistic or a metric; else "".
+        apart: The relative difference; infinite where there is none.
+        words: Both, in words.
     """
 
-    calls: Counter[str] = field(default_factory=Counter)
-    groups: Counter[str] = field(default_factory=Counter)
-    moved: Counter[str] = field(default_factory=Counter)
-    farthest: dict[str, float] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    red: bool = False
-
-    def differs(self, key: str, group: str, name: str, apart: float, words: str, allowed: bool) -> None:
-        """Note a difference."""
-        self.red |= not allowed
-        what = f"{group} {name}{' (allowed)' if allowed else ''}"
-        self.moved[what] += 1
-        self.farthest[what] = max(apart, self.farthest.get(what, 0.0))
-        if not allowed and len(self.lines) < SHOWN:
-            self.lines.append(f"{key} {group} {name}: {words}")
+    key: str
+    group: str
+    name: str
+    apart: float
+    words: str
 
 
 def main(one: Path, other: Path, allow: list[str]) -> int:
     """Print what differs, and give the exit status: 1 where something moved that was not allowed to."""
     (left, names), (right, more) = read(one), read(other)
-    found = compare(left, right, names | more, [Allowed(words) for words in allow])
+    both = [key for key in left if key in right]
     for side, missing in ((one, left.keys() - right.keys()), (other, right.keys() - left.keys())):
         if missing:
             print(f"{len(missing)} calls in {side} alone, such as {', '.join(sorted(missing)[:5])}")
-    print(", ".join(f"{count} {what}" for what, count in found.calls.most_common()) or "no call in both")
-    if found.groups:
-        print("calls that differ: " + ", ".join(f"{group} {count}" for group, count in found.groups.most_common()))
-    for name, count in found.moved.most_common(SHOWN):
-        print(f"  {count:6} x {name}, by {found.farthest[name]:.2e} at most")
-    print("\n".join(found.lines) or "no difference that is not allowed")
-    return int(found.red or not found.calls)
+    moved = {key: list(differences(key, left[key], right[key], names | more)) for key in both}
+    found = [each for every in moved.values() for each in every]
+    print(f"{sum(not every for every in moved.values())} equal, {sum(map(bool, moved.values()))} different")
+    count = Counter(f"{each.group} {each.name}" for each in found)
+    for what, many in count.most_common(SHOWN):
+        print(f"  {many:6} x {what}, by {max(x.apart for x in found if f'{x.group} {x.name}' == what):.2e} at most")
+    red = [each for each in found if not any(allowed(each, words) for words in allow)]
+    print("\n".join(f"{x.key} {x.group} {x.name}: {x.words}" for x in red[:SHOWN]) or "nothing that is not allowed")
+    return int(bool(red) or not both)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -79,76 +67,41 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     return calls, names
 
 
-class Allowed:
-    """`PATTERN[:REL]`: keys, groups or names that may move, by any amount or within a relative tolerance."""
-
-    def __init__(self, words: str) -> None:
-        found = re.fullmatch(r"(.+):([0-9.eE+-]+)", words)
-        self._pattern, self._within = (words, math.inf) if found is None else (found[1], float(found[2]))
-
-    def covers(self, key: str, group: str, name: str, apart: float) -> bool:
-        """Tell whether a difference may be."""
-        return apart <= self._within and any(fnmatchcase(x, self._pattern) for x in (key, group, name))
+def allowed(moved: Moved, words: str) -> bool:
+    """Whether `PATTERN[:REL]` covers a difference: of a key, a group or a name, within a relative tolerance."""
+    found = re.fullmatch(r"(.+):([0-9.eE+-]+)", words)
+    pattern, within = (words, math.inf) if found is None else (found[1], float(found[2]))
+    return moved.apart <= within and any(fnmatchcase(x, pattern) for x in (moved.key, moved.group, moved.name))
 
 
-def compare(left: dict[str, Any], right: dict[str, Any], names: dict[str, list[str]], allow: list[Allowed]) -> Findings:
-    """Compare the calls that both records have."""
-    found = Findings()
-    for key in [key for key in left if key in right]:
-        a, b = left[key], right[key]
-        if "refused" in a or "refused" in b:
-            sides = [side for side, x in (("before", a), ("after", b)) if "refused" in x]
-            found.calls[f"refused {' and '.join(sides)}"] += 1
+def differences(key: str, a: dict[str, Any], b: dict[str, Any], names: dict[str, list[str]]) -> Iterator[Moved]:
+    """What two records of a call have differently; a call that one of them refuses has nothing to compare."""
+    if "refused" in a or "refused" in b:
+        return
+    if "raised" in a or "raised" in b:
+        if a.get("raised") != b.get("raised"):
+            yield Moved(key, "raised", "", math.inf, " -> ".join(x.get("why", "a result") for x in (a, b)))
+        return
+    for group in dict.fromkeys((*a, *b)):
+        x, y = a.get(group, ["nothing", "", ""]), b.get(group, ["nothing", "", ""])
+        if x[:2] == y[:2]:
             continue
-        if "raised" in a or "raised" in b:
-            same = a.get("raised") == b.get("raised")
-            found.calls["raised in both" if same else "different"] += 1
-            if not same:
-                words = " -> ".join(x.get("why", "a result") for x in (a, b))
-                covered = any(one.covers(key, "raised", "", math.inf) for one in allow)
-                found.differs(key, "raised", "", math.inf, words, covered)
-            continue
-        before = sum(found.groups.values())
-        for group in dict.fromkeys((*a, *b)):
-            if a.get(group, ["", ""])[:2] != b.get(group, ["", ""])[:2]:
-                found.groups[group] += 1
-                _differences(found, key, group, a.get(group), b.get(group), names, allow)
-        found.calls["different" if sum(found.groups.values()) > before else "equal"] += 1
-    return found
+        named = group in ("statistics", "metrics")
+        if named or (x[0] == y[0] and x[2] and y[2]):
+            before, after = (numbers(one, names if named else None) for one in (x, y))
+            for name in dict.fromkeys((*before, *after)):
+                one, other = before.get(name, "nothing"), after.get(name, "nothing")
+                if "nothing" in (one, other) or bits(one) != bits(other):
+                    apart = relative(one, other)
+                    yield Moved(key, group, name if named else "", apart, f"{one} -> {other}, relative {apart:.2e}")
+        else:
+            yield Moved(key, group, "", math.inf, f"{x[0]} {x[1]} -> {y[0]} {y[1]}")
 
 
-def _differences(
-    found: Findings,
-    key: str,
-    group: str,
-    a: Group | None,
-    b: Group | None,
-    names: dict[str, list[str]],
-    allow: list[Allowed],
-) -> None:
-    """Note what differs in a group of a call."""
-
-    def note(name: str, x: Any, y: Any, apart: float = math.inf, words: str = "") -> None:
-        covered = any(one.covers(key, group, name, apart) for one in allow)
-        found.differs(key, group, name, apart, f"{x} -> {y}{words}", covered)
-
-    if a is None or b is None:
-        note("", *("nothing" if x is None else x[0] for x in (a, b)))
-    elif group in ("statistics", "metrics"):
-        left, right = (dict(zip(names[x[0]], unpacked(x[2]), strict=True)) for x in (a, b))
-        for name in dict.fromkeys((*left, *right)):
-            if name not in left or name not in right:
-                note(name, left.get(name, "nothing"), right.get(name, "nothing"))
-            elif bits(left[name]) != bits(right[name]):
-                note(name, left[name], right[name], *_apart(left[name], right[name], 0))
-    elif a[0] != b[0] or not (a[2] and b[2]):
-        note("", *(f"{x[0]} {x[1]}" for x in (a, b)))
-    else:
-        behind = next((n for kind, n in BEHIND.items() if a[0].startswith(kind)), 0)
-        pairs = [(x, y) for x, y in zip(unpacked(a[2]), unpacked(b[2]), strict=True) if bits(x) != bits(y)]
-        x, y = max(pairs, key=lambda pair: _apart(*pair, behind)[0])
-        apart, words = _apart(x, y, behind)
-        note("", x, y, apart, f"{words}, the farthest of {len(pairs)} values")
+def numbers(group: list[str], names: dict[str, list[str]] | None) -> dict[str, float]:
+    """The numbers of a group by name, or by place."""
+    values = unpacked(group[2])
+    return dict(zip(map(str, range(len(values))) if names is None else names[group[0]], values, strict=True))
 
 
 def bits(x: float) -> int:
@@ -157,10 +110,9 @@ def bits(x: float) -> int:
     return held if held >= 0 else -(2**63) - held - 1
 
 
-def _apart(a: float, b: float, behind: int) -> tuple[float, str]:
-    """The relative difference of two numbers, and in words with the units in the last place."""
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf, ", not finite"
+def relative(a: Any, b: Any) -> float:
+    """The relative difference of two numbers; infinite where one of them is none or not finite."""
+    if not (isinstance(a, float) and isinstance(b, float) and math.isfinite(a) and math.isfinite(b)):
+        return math.inf
     largest = max(abs(a), abs(b))
-    relative = abs(a - b) / largest if largest else 0.0
-    return relative, f", relative {relative:.2e}, {abs(bits(a) - bits(b)) >> behind} ulp"
+    return abs(a - b) / largest if largest else 0.0

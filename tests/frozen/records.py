@@ -26,14 +26,7 @@ Group = list[str]
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def record(
-    file: TextIO,
-    path: str,
-    seeds: int,
-    large: int = 0,
-    only: str = "",
-    shard: tuple[int, int] = (0, 1),
-) -> int:
+def record(file: TextIO, path: str, seeds: int, large: int = 0, only: str = "") -> int:
     """Write a line for each call on a path, and say how many.
 
     Args:
@@ -42,13 +35,12 @@ def record(
         seeds: How many a case.
         large: How many batches of thousands of tokens come beside.
         only: A part of the names of the cases that are called.
-        shard: (i, n): every n-th case from the i-th.
     """
     adapter.prepare()
     names, count = Names(file), 0
     with adapter.interpreted() if path == "interpreter" else contextlib.nullcontext():
-        for index, case in enumerate(all_cases()):
-            if only not in case.name or index % shard[1] != shard[0]:
+        for case in all_cases():
+            if only not in case.name:
                 continue
             for seed in seeds_of(case.name, path, seeds, large):
                 line = called(case, path, seed, names)
