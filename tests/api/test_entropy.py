@@ -15,6 +15,7 @@ from builders.batches import LAYOUTS, check, lay_out, random_sequences
 from builders.calls import bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.loss_cases import COUNTED, MEANS
+from builders.rounding import assert_near, near
 from builders.same_bits import outcome
 from builders.split_cases import Rank, picked, tokens_of
 from builders.threaded_ranks import Ranks
@@ -124,7 +125,7 @@ def test_entropies_and_ages_and_divisors_merge():
     merged = rc.Statistics.sum(
         [rc.Statistics.nothing(spec, extra=whole.statistics.extra), *(x.statistics for x in found)]
     )
-    assert merged.metrics() == pytest.approx(whole.metrics(), rel=1e-12, abs=1e-12)
+    assert merged.metrics() == near(whole.metrics())
     assert {"sequence_weight_divisor_max", "entropy_mean", "age_mean"} <= set(merged.metrics())
 
 
@@ -134,8 +135,8 @@ def test_the_kernels_take_it(device):
     found, wanted = (outcome(laid, laid.correct(OPEN, backend=backend)) for backend in ("triton", "torch"))
     assert found[1:3] == wanted[1:3] and not all(found[2])
     ours, theirs = (of[3].metrics() for of in (found, wanted))
-    assert {name: ours[name] for name in ours if "entropy" in name} == pytest.approx(
-        {name: theirs[name] for name in theirs if "entropy" in name}, rel=1e-6
+    assert {name: ours[name] for name in ours if "entropy" in name} == near(
+        {name: theirs[name] for name in theirs if "entropy" in name}, torch.float32
     )
 
 
@@ -175,10 +176,10 @@ def test_the_bonus_and_its_gradient_against_loops(layout):
         )
         out.value.backward()
         value, slopes = bonus(entropies, masks, trains, 0.3, scope, **call)
-        assert out.value.item() - plain.value.item() == pytest.approx(value, rel=1e-10, abs=1e-12), (call, scope)
+        assert out.value.item() - plain.value.item() == near(value), (call, scope)
         got = [row.grad for row in entropy] if layout == "list" else entropy.grad
         for ours, theirs in zip(laid.read(got), slopes, strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-12, abs=0.0), (call, scope)
+            assert ours == near(theirs, size=0.0), (call, scope)
         assert not any(laid.elsewhere(got))
 
 
@@ -223,10 +224,10 @@ def test_the_kernels_of_the_loss_and_the_bonus(device):
         out.value.backward()
         found.append((out, new.grad, entropy.grad))
     (ours, slope, of_entropy), (theirs, other, of_other) = found
-    assert ours.value.item() == pytest.approx(theirs.value.item(), rel=1e-5)
-    torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(of_entropy, of_other, rtol=1e-6, atol=0.0)
-    assert ours.metrics()["entropy_mean"] == pytest.approx(theirs.metrics()["entropy_mean"], rel=1e-6)
+    assert ours.value.item() == near(theirs.value.item(), torch.float32)
+    assert_near(slope, other, torch.float32)
+    assert_near(of_entropy, of_other, torch.float32, size=0.0)
+    assert ours.metrics()["entropy_mean"] == near(theirs.metrics()["entropy_mean"], torch.float32)
 
 
 def test_sequences_on_several_ranks():
@@ -250,13 +251,13 @@ def test_sequences_on_several_ranks():
         return run(laid, sequence_group=Rank(rank=rank, ranks=ranks))
 
     parts = group.run(of_rank)
-    assert sum(part[0] for part in parts) == pytest.approx(whole[0], rel=1e-12)
+    assert sum(part[0] for part in parts) == near(whole[0])
     for rank, part in enumerate(parts):
         held = tokens_of(sequences, "contiguous", ranks, rank)
         for row, wanted, places in zip(part[1], whole[1], held, strict=True):
-            assert row == pytest.approx([wanted[t] for t in places], rel=1e-12, abs=0.0)
+            assert row == near([wanted[t] for t in places], size=0.0)
     merged = rc.Statistics.sum(part[2] for part in parts).metrics()
-    assert merged == pytest.approx(whole[2].metrics(), rel=1e-9, abs=1e-12)
+    assert merged == near(whole[2].metrics())
 
 
 def test_no_token_trains():

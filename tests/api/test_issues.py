@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.rounding import near
 from builders.weights import weight_of
 
 NAN, INF = math.nan, math.inf
@@ -30,7 +31,7 @@ def rows(train, rollout, mask=None, spec=rc.Spec(), **others):  # noqa: B008  (f
 
 
 def close(value, wanted):
-    return value == pytest.approx(wanted, rel=1e-6)
+    return value == near(wanted, torch.float32)
 
 
 def test_verl_7771_empty_rows_change_no_metric():
@@ -119,7 +120,7 @@ def test_prime_rl_2085_openrlhf_1335_rare_token_of_minus_200_nats(dtype):
         metrics = out.metrics()
         assert all(math.isfinite(value) for value in metrics.values())
         assert (metrics["tokens_clamped"], metrics["sequences_clamped"]) == (2, 2)
-        assert metrics["kl_rollout_train_k3"] == pytest.approx((math.exp(20) - 21 + math.exp(-20) + 19) / 4, rel=1e-6)
+        assert metrics["kl_rollout_train_k3"] == near((math.exp(20) - 21 + math.exp(-20) + 19) / 4, torch.float32)
 
 
 def test_nemo_3753_a_column_does_not_broadcast():
@@ -141,7 +142,7 @@ def test_trl_7120_product_and_geometric_mean_of_300_small_steps():
     rollout = torch.full((1, 300), -1.0, dtype=torch.float64)
     for level, wanted in (("product", math.exp(1.5)), ("geometric", math.exp(0.005)), ("token", math.exp(0.005))):
         weights = rc.correct(rollout + 0.005, rollout, spec=rc.Spec(weight_of(level))).weights
-        assert weights.tolist() == [[pytest.approx(wanted, rel=1e-12)] * 300]
+        assert weights.tolist() == [[near(wanted)] * 300]
     assert round(math.exp(1.5), 2) == 4.48
     for reduce, kept in (("sum", False), ("mean", True)):
         spec = rc.Spec(criteria=(rc.Criterion("ratio", over="sequence", reduce=reduce, upper=3.0),))
@@ -154,7 +155,7 @@ def test_trl_7120_product_of_300_ratios_of_0_7_does_not_underflow():
     train = rollout + math.log(0.7)
     assert rc.correct(train, rollout, spec=rc.Spec(rc.Weight.product())).weights[0, 0] == pytest.approx(math.exp(-20.0))
     geometric = rc.correct(train, rollout, spec=rc.Spec(rc.Weight.geometric())).weights
-    assert geometric[0, 0] == pytest.approx(0.7, rel=1e-6)
+    assert geometric[0, 0] == near(0.7, torch.float32)
     for lower, kept in ((1e-50, True), (1e-45, False)):
         spec = rc.Spec(criteria=(rc.Criterion("ratio", over="sequence", reduce="sum", lower=lower),))
         assert rc.correct(train, rollout, spec=spec).keep.tolist() == [kept]
@@ -168,7 +169,7 @@ def test_verl_7913_metrics_do_not_depend_on_the_number_of_micro_batches():
         parts = zip(train.split(size), rollout.split(size), mask.split(size), strict=True)
         corrected = (rc.correct(a, b, mask=valid, spec=FULL) for a, b, valid in parts)
         merged = rc.Statistics.sum(out.statistics for out in corrected).metrics()
-        assert merged == pytest.approx(whole, rel=1e-5)
+        assert merged == near(whole, torch.float32)
 
 
 def test_megatron_5420_effective_sample_size_of_two_micro_batches():
@@ -184,7 +185,7 @@ def test_liger_1294_one_sequence_of_more_than_65_536_tokens():
     train, rollout = torch.full((n,), -1.0), torch.full((n,), -1.0 - 2.0**-16)
     offsets = torch.tensor([0, n])
     out = rc.correct(train, rollout, cu_seqlens=offsets, spec=rc.Spec(rc.Weight.product()))
-    assert out.weights[0] == out.weights[-1] == pytest.approx(math.exp(n * 2.0**-16), rel=1e-6)
+    assert out.weights[0] == out.weights[-1] == near(math.exp(n * 2.0**-16), torch.float32)
     assert out.metrics()["tokens"] == n
 
 
@@ -276,9 +277,9 @@ def test_verl_4544_groups_need_not_be_neighbors():
             std = math.sqrt(math.fsum((x - mean) ** 2 for x in kept) / len(kept)) if kept else 0.0
             baseline = 0.0 if len(kept) == 1 and alone == "reward" else mean
             assert out.size[s] == len(kept)
-            assert out.mean[s] == pytest.approx(baseline, abs=1e-12)
-            assert out.std[s] == pytest.approx(std, abs=1e-12)
-            assert out.centered[s] == pytest.approx(rewards[s] - baseline if keep[s] else 0.0, abs=1e-12)
+            assert out.mean[s] == near(baseline)
+            assert out.std[s] == near(std)
+            assert out.centered[s] == near(rewards[s] - baseline if keep[s] else 0.0)
 
 
 def test_verl_6310_keep_of_a_batch_feeds_the_groups():

@@ -13,6 +13,7 @@ from builders.batches import LAYOUTS, check, lay_out, random_sequences, spoil
 from builders.calls import bundled, bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.kernel_cases import check as check_kernels
+from builders.rounding import assert_near, near
 from builders.same_bits import assert_same_results, outcome
 from builders.split_cases import lockstep
 from oracles import loss as loss_oracle
@@ -169,13 +170,13 @@ def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
         for q, a in zip(sequences, ADVANTAGES.tolist(), strict=True)
     ]
     objective = Objective(SURROGATES[name], rc.KL("k3", 0.1, weight="ratio"))
-    assert found.value.item() == pytest.approx(loss_oracle.value(objective, rows), rel=1e-12)
+    assert found.value.item() == near(loss_oracle.value(objective, rows))
     wanted = loss_oracle.gradient(objective, rows)
     for got, row in zip(laid.read(slope), wanted, strict=True):
-        assert got == pytest.approx(row, rel=1e-6, abs=1e-9)
+        assert got == near(row, torch.float32)
     metrics = found.metrics()
     for key, value in loss_oracle.metrics(objective, rows).items():
-        assert metrics[key] == pytest.approx(value, rel=1e-9, abs=1e-9), key
+        assert metrics[key] == near(value), key
 
 
 @pytest.mark.parametrize(
@@ -186,9 +187,9 @@ def test_both_backends_give_one_loss(name, side, nonfinite, device):
     spec = rc.Spec(criteria=(C("ratio", over="token", of="new/rollout", upper=1.5),), nonfinite=nonfinite)
     one, other = (loss_of(laid.to(where), SURROGATES[name], ref=True, spec=spec, backend=backend)
                   for where, backend in (("cpu", "torch"), (device, "triton")))  # fmt: skip
-    assert other[0].value.item() == pytest.approx(one[0].value.item(), rel=1e-12)
+    assert other[0].value.item() == near(one[0].value.item())
     assert torch.equal(other[0].mask.cpu(), one[0].mask)
-    torch.testing.assert_close(other[1].cpu(), one[1], rtol=1e-12, atol=1e-15)
+    assert_near(other[1].cpu(), one[1])
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -213,7 +214,7 @@ def test_which_ratios_it_corrects(side):
     weight = rc.Spec(W.token(upper=2.0))
     found, slope = loss_of(laid, rc.PPO(), old=True, spec=weight)
     wanted, _ = loss_of(by_hand, rc.PPO(), old=True, spec=weight)
-    torch.testing.assert_close(found.weights, wanted.weights, rtol=1e-12, atol=0.0)
+    assert_near(found.weights, wanted.weights, size=0.0)
     assert not torch.equal(slope, plain_slope)
 
 
@@ -245,7 +246,7 @@ def test_truncated_sampling_biases_ratios_and_the_mass_repairs_it():
     assert abs(mean - 1.0) < 3 * spread < 0.01
     # The engine's own mass makes it the ratio of both whole distributions.
     mean, _ = mean_weight(trainer, renormalized, log_mass=mass["engine"])
-    assert mean == pytest.approx(mean_weight(trainer, engine)[0], rel=1e-12)
+    assert mean == near(mean_weight(trainer, engine)[0])
     # A trainer that replays the kept set beside an engine that does not renormalize.
     replayed = trainer.masked_fill(~kept, -torch.inf).log_softmax(1)
     mean, spread = mean_weight(replayed, engine, log_mass=mass["engine"], renormalized="train")

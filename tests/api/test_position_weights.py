@@ -11,6 +11,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, error
 from builders.loss_cases import LaidLoss, only, random_batch
+from builders.rounding import is_near
 from rollout_corr.api.per_token import decayed_suffix_sums
 
 BATCHES = [only(random_batch(seed), "old") for seed in (0, 1)] + [only(random_batch(3, broken=True), "old")]
@@ -81,7 +82,7 @@ def test_sums_of_long_sequences_in_any_company():
             row = x[start : start + length].tolist()
             for t in range(0, length, 7):
                 wanted = math.fsum(decay ** (u - t) * row[u] for u in range(t, length))
-                assert math.isclose(found[start + t].item(), wanted, rel_tol=1e-12, abs_tol=1e-11)
+                assert is_near(found[start + t].item(), wanted)
             alone = decayed_suffix_sums(x[start : start + length], torch.zeros(length), decay)
             assert torch.equal(alone, found[start : start + length])
             start += length

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.rounding import all_near, near
 
 
 def routes(rng, tokens=40, layers=3, experts=4, unlike=0.2):
@@ -58,11 +59,11 @@ def test_beside_sets(seed):
     a, b = (torch.tensor(x, dtype=dtype) for x, dtype in ((train, torch.int64), (rollout, torch.int16)))
     mask = torch.tensor(valid)
     found = rc.route_agreement(a, b, mask)
-    assert found.metrics() == pytest.approx(wanted(train, rollout, valid), rel=1e-14)
+    assert found.metrics() == near(wanted(train, rollout, valid))
     padded = rc.route_agreement(a.view(5, 8, 3, 4), b.view(5, 8, 3, 4), mask.view(5, 8).float())
     halves = rc.route_agreement(a[:7], b[:7], mask[:7]) + rc.route_agreement(a[7:], b[7:], mask[7:])
-    assert torch.equal(padded.sums, found.sums) and torch.allclose(halves.sums, found.sums, rtol=1e-14)
-    assert found.overlap().min().item() == pytest.approx(found.metrics()["route_layer_overlap_min"], rel=1e-14)
+    assert torch.equal(padded.sums, found.sums) and all_near(halves.sums, found.sums)
+    assert found.overlap().min().item() == near(found.metrics()["route_layer_overlap_min"])
 
 
 def test_replayed_routes_agree():

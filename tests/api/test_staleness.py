@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
+from builders.rounding import near
 from builders.weights import weight_of
 from rollout_corr.metrics.statistics import Statistics
 
@@ -52,8 +53,8 @@ def test_age_metrics_without_a_spec_that_reads_ages():
     ]
     ages = [7 - v for q in sequences for v, m in zip(q.versions, q.mask, strict=True) if m]
     assert (found["age_max"], found["age_min"]) == (max(ages), min(ages))
-    assert found["age_mean"] == pytest.approx(sum(ages) / len(ages), rel=1e-12)
-    assert found["tokens_stale_fraction"] == pytest.approx(sum(a > 0 for a in ages) / len(ages), rel=1e-12)
+    assert found["age_mean"] == near(sum(ages) / len(ages))
+    assert found["tokens_stale_fraction"] == near(sum(a > 0 for a in ages) / len(ages))
 
 
 def test_a_version_of_the_future_is_counted_and_warned_of():
@@ -96,7 +97,7 @@ def test_statistics_with_ages_merge_and_refuse_others():
     found = [laid.correct(SMALL).statistics for laid in parts]
     both = lay_out(random_sequences(6) + random_sequences(7), "packed").correct(SMALL).metrics()
     merged = Statistics.sum([Statistics.nothing(SMALL, extra=found[0].extra), *found]).metrics()
-    assert merged == pytest.approx(both, rel=1e-12, abs=1e-12)
+    assert merged == near(both)
     with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
         parts[0].correct(rc.Spec(), versions=parts[0].versions, current_version=7).statistics.merge(
             parts[0].correct(rc.Spec()).statistics

@@ -12,6 +12,7 @@ import rollout_corr as rc
 from builders import ranks as worker
 from builders.batches import lay_out, one_thread, random_sequences
 from builders.loss_cases import LaidLoss
+from builders.rounding import all_near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import SPECS, joined, together
 
@@ -64,7 +65,7 @@ def test_ranks_agree_with_one_process(found):
     whole = worker.part(worker.example(), 0, 30)
     weights = torch.cat([rank["uneven_shares"]["weights"] for rank in found])
     # The mean is a float64 sum of two parts instead of one: its last bit may differ, and so may the weights'.
-    assert torch.allclose(weights, whole.weights, rtol=2e-7, atol=0.0)
+    assert all_near(weights, whole.weights, torch.float32, size=0.0)
     alone = torch.cat([worker.part(worker.example(), *edges).weights for edges in ((0, 7), (7, 30))])
     assert not torch.allclose(weights, alone, rtol=1e-3)
     for rank in found:
@@ -98,4 +99,4 @@ def test_a_batch_mean_over_split_sequences(found):
         rows += together([rank["both_groups"][0]], mine, "zigzag", 1)
         assert_same_statistics(rank["both_groups"][1], whole.statistics, rounds_means=True)
     for row, expected in zip(rows, laid.read(whole.weights), strict=True):
-        assert torch.allclose(torch.tensor(row), torch.tensor(expected), rtol=2e-7, atol=0.0)
+        assert all_near(torch.tensor(row), torch.tensor(expected), torch.float32, size=0.0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.rounding import all_near, near
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.cpu_sums import CpuPacked
 from rollout_corr.backends.loss_blocks import CpuTokensThatTrain, by_slope
@@ -83,7 +84,7 @@ def test_bits_of_the_definition(number, surrogate, trains):
     assert list(sums) == list(wanted[2]) and list(maxima) == list(wanted[3])
     for name, x in wanted[2].items():
         exact = name.startswith(("clip", "loss_"))
-        assert sums[name] == (float(x) if exact else pytest.approx(float(x), rel=1e-6, abs=1e-5)), name
+        assert sums[name] == (float(x) if exact else near(float(x), torch.float32)), name
     assert maxima == {name: float(x) for name, x in wanted[3].items()}
     # Inputs are as they were.
     assert all(torch.equal(x, y) for x, y in zip(before, (given.new, given.base, given.advantages), strict=True))
@@ -119,7 +120,7 @@ def test_many_tokens(spread, monkeypatch):
     assert found is not None and other is not None
     assert torch.equal(found.total, other.total) and torch.equal(found.gradient, other.gradient)
     one, two = ({name: float(x) for name, x in each.sums.items()} for each in (other, found))
-    assert one == pytest.approx(two, rel=1e-6, abs=1e-5)
+    assert one == near(two, torch.float32)
 
 
 def test_what_is_not_for_it():
@@ -156,9 +157,9 @@ def test_a_scale_multiplies_a_plain_ppo():
     new.requires_grad_()
     plain = rc.policy_loss(new, advantages * scale.abs(), loss=rc.Loss(mean=rc.Mean("sum")), old_logp=old)
     scaled = rc.policy_loss(new, advantages, rc.Batch(scale=scale.abs()), rc.Loss(mean=rc.Mean("sum")), old_logp=old)
-    assert scaled.value.item() == pytest.approx(plain.value.item(), rel=1e-12)
+    assert scaled.value.item() == near(plain.value.item())
     wanted, found = (torch.autograd.grad(x.value, new)[0] for x in (plain, scaled))
-    assert torch.allclose(found, wanted, rtol=1e-12, atol=0.0) and bool(found.abs().sum() > 0.0)
+    assert all_near(found, wanted, size=0.0) and bool(found.abs().sum() > 0.0)
 
 
 class Doubled(rc.PPO):
@@ -198,4 +199,4 @@ def test_a_derived_surrogate_has_the_gradient_of_its_own_formula(surrogate):
     )
     found.value.backward()
     assert new.grad is not None
-    assert torch.allclose(new.grad, wanted, rtol=1e-12, atol=0.0)
+    assert all_near(new.grad, wanted, size=0.0)

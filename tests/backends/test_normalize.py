@@ -8,6 +8,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, rounded, spoil
 from builders.kernel_cases import INTERPRETED
+from builders.rounding import near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
@@ -48,7 +49,7 @@ def test_the_kernels_and_the_division(name, layout, device):
     wanted = outcome(laid, laid.correct(SPECS[name], backend="torch", **index))
     assert found[1:3] == wanted[1:3]
     for ours, theirs in zip(*([w for row in rows for w in row] for rows in (found[0], wanted[0])), strict=True):
-        assert float.fromhex(ours) == pytest.approx(float.fromhex(theirs), rel=2e-6)
+        assert float.fromhex(ours) == near(float.fromhex(theirs), torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, spoil
 from builders.calls import bundled_loss
+from builders.rounding import near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import Rank, joined, picked, tokens_of, turns_of
 from builders.threaded_ranks import Ranks
@@ -63,7 +64,7 @@ def check(seed):
     if found[0] is not None and spec.weight is not None and spec.weight.normalize == "batch":
         # The mean of the batch is a float sum, and may be rounded otherwise where ranks add up theirs.
         for mine, wanted in zip(found[0], whole[0], strict=True):
-            assert [float.fromhex(x) for x in mine] == pytest.approx([float.fromhex(x) for x in wanted], rel=2e-6), case
+            assert [float.fromhex(x) for x in mine] == near([float.fromhex(x) for x in wanted], torch.float32), case
         found, whole = (None, *found[1:]), (None, *whole[1:])
     assert_same_results(found, whole)
     assert kept == [out.keep_turns.tolist()] * ranks, case
@@ -71,8 +72,8 @@ def check(seed):
     for by in ("place", "age"):
         mine, wanted = (one[3].metrics(by=by) for one in (found, whole))
         # A standard deviation near 0 is the root of a rounding.
-        assert {key: x for key, x in mine.items() if "std" not in key} == pytest.approx(
-            {key: x for key, x in wanted.items() if "std" not in key}, rel=2e-6, abs=2e-6
+        assert {key: x for key, x in mine.items() if "std" not in key} == near(
+            {key: x for key, x in wanted.items() if "std" not in key}, torch.float32
         ), (by, case)
 
 
@@ -135,8 +136,8 @@ def test_gspo_over_turns_over_ranks(through):
             return loss(lay_out(picked(batch, held), "packed", seed=rank), turns_of(turns, held), **group)
 
         parts = Ranks(3).run(of_rank)
-        assert sum(mine for mine, _ in parts) == pytest.approx(value, rel=1e-12, abs=1e-12)
+        assert sum(mine for mine, _ in parts) == near(value)
         for rank, (_, slopes) in enumerate(parts):
             held = tokens_of(batch, way, 3, rank)
             for row, places, whole in zip(slopes, held, gradient, strict=True):
-                assert row == pytest.approx([whole[t] for t in places], rel=1e-12, abs=1e-12)
+                assert row == near([whole[t] for t in places])

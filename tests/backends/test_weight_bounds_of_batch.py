@@ -11,6 +11,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
 from builders.coarse import coarse, decided_together, rejects_nonfinite
+from builders.rounding import all_near, near
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from builders.weights import weight_of
@@ -60,7 +61,7 @@ def expected_weights(batch, level, by_unit):
 def close(found, expected):
     assert [len(row) for row in found] == [len(row) for row in expected]
     for row, other in zip(found, expected, strict=True):
-        assert row == pytest.approx(other, rel=1e-5)
+        assert row == near(other, torch.float32)
 
 
 RULES = [("upper", rc.Quantile(0.8)), ("lower", rc.Quantile(0.3)), ("upper", rc.Bottom(3)), ("lower", rc.TopK(4))]
@@ -92,7 +93,7 @@ def test_the_sample_size_is_kept(level, floor, way):
         found = laid.correct(spec).metrics()
         assert found[key] >= floor - 1e-6, (seed, found[key])
         if found["weight/upper_max"] < math.inf:
-            assert found[key] == pytest.approx(floor, abs=1e-6)
+            assert found[key] == near(floor, torch.float32)
         looser = rc.Spec(weight_of(level, upper=found["weight/upper_max"] * 1.01))
         assert laid.correct(looser).metrics()[key] < floor or found["weight/upper_max"] == math.inf
 
@@ -113,8 +114,8 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
         )
         of_known = known.metrics()
         assert of_found.keys() == of_known.keys()
-        assert of_found == pytest.approx(of_known, rel=1e-6, abs=1e-6)
-        assert torch.allclose(found.weights, known.weights, rtol=1e-6)
+        assert of_found == near(of_known, torch.float32)
+        assert all_near(found.weights, known.weights, torch.float32)
 
 
 def test_after_criteria_where_sums_are_over_survivors(way):
@@ -133,7 +134,7 @@ def test_after_criteria_where_sums_are_over_survivors(way):
         by_unit = bounded(rule, "upper", sums, "clamp")
         weights = lay_out(batch, "packed", torch.float32).read(found.weights)
         for s, weight in by_unit.items():
-            assert max(weights[s]) == pytest.approx(weight, rel=1e-6)
+            assert max(weights[s]) == near(weight, torch.float32)
 
 
 SPECS = {

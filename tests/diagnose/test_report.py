@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.dumps import json_of, packed, plain, records, statistics, write, write_jsonl
+from builders.rounding import near
 from builders.weights import weight_of
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
@@ -68,13 +69,13 @@ def test_metrics_are_those_of_correct(tmp_path, blocks_of):
     found = measured(tmp_path, columns).metrics()
     for key, value in statistics(columns).metrics().items():
         # Sums of fp32 values, rounded once a block: 3e-8 apart with blocks of 100 slots.
-        assert found[key] == pytest.approx(value, rel=3e-7, abs=1e-9), key
+        assert found[key] == near(value, torch.float32), key
     for level in ("token", "product", "geometric"):
         spec = rc.Spec(weight=weight_of(level, upper=UPPER))
         of_level = statistics(columns, spec).metrics()
         sequence = "sequence_mean_weight_ess" if level == "token" else "sequence_weight_ess"
         for key in ("weight_ess", "weight_before_bounds_ess", sequence, "weight_before_bounds_max"):
-            assert found[f"{level}/{key}"] == pytest.approx(of_level[key], rel=3e-7), (level, key)
+            assert found[f"{level}/{key}"] == near(of_level[key], torch.float32), (level, key)
 
 
 def check_rows(rows, tokens, key):
@@ -86,11 +87,9 @@ def check_rows(rows, tokens, key):
     for row, k in zip(rows, sorted(groups), strict=True):
         d = groups[k]
         mean = math.fsum(d) / len(d)
-        assert row.logratio_mean == pytest.approx(mean, rel=1e-9, abs=1e-12)
-        assert row.logratio_abs_mean == pytest.approx(math.fsum(map(abs, d)) / len(d), rel=1e-9)
-        assert row.logratio_std == pytest.approx(
-            math.sqrt(math.fsum((x - mean) ** 2 for x in d) / len(d)), rel=1e-6, abs=1e-9
-        )
+        assert row.logratio_mean == near(mean)
+        assert row.logratio_abs_mean == near(math.fsum(map(abs, d)) / len(d))
+        assert row.logratio_std == near(math.sqrt(math.fsum((x - mean) ** 2 for x in d) / len(d)), torch.float32)
         assert row.logratio_abs_max == max(map(abs, d))
         assert row.large_fraction == sum(abs(x) > LARGE for x in d) / len(d)
 

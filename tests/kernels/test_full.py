@@ -9,6 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.kernel_cases import INTERPRETED
+from builders.rounding import near
 
 pytestmark = INTERPRETED
 
@@ -40,5 +41,5 @@ def test_columns_of_full_detail_at_the_ends_of_their_ranges(train, rollout, clam
     )
     for name in ("sequence_train_ppl_mean", "sequence_rollout_ppl_mean"):
         # e^200, of sums in float32.
-        assert found.pop(name) == pytest.approx(expected.pop(name), rel=1e-4)
-    assert found == pytest.approx(expected, rel=2e-6, abs=1e-12, nan_ok=True)
+        assert found.pop(name) == near(expected.pop(name), torch.float32)
+    assert found == near(expected, torch.float32)

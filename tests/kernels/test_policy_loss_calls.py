@@ -13,6 +13,7 @@ from builders.calls import bundled_loss
 from builders.kernel_cases import NARROW, WIDE, fenced, shaped, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.loss_kernel_cases import ON_KERNELS, PLAIN, tensors_of
+from builders.rounding import assert_near, is_near
 from rollout_corr.specs.thresholds import float32_at_least, float32_at_most
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,8 +99,8 @@ def test_with_a_spec(device):
                 out = rc.policy_loss(new, advantages, mask=mask, spec=spec, backend=backend, **options)
                 found.append((out, torch.autograd.grad(out.value, new)[0]))
             (out, slope), (like, like_slope) = found
-            torch.testing.assert_close(out.value, like.value, rtol=1e-6, atol=1e-7)
-            torch.testing.assert_close(slope, like_slope, rtol=1e-6, atol=1e-9)
+            assert_near(out.value, like.value, torch.float32)
+            assert_near(slope, like_slope, torch.float32)
             assert torch.equal(out.mask, like.mask) and torch.equal(out.keep, like.keep)
             assert out.metrics().keys() == like.metrics().keys()
 
@@ -168,7 +169,7 @@ def test_criteria_of_the_policy_that_trains(name, nonfinite, device):
     if out.weights is not None:
         torch.testing.assert_close(out.weights, like.weights, **within)
     for key, wanted in like.metrics().items():
-        assert math.isclose(out.metrics()[key], wanted, rel_tol=1e-5, abs_tol=1e-5), (key, name, nonfinite)
+        assert is_near(out.metrics()[key], wanted, torch.float32), (key, name, nonfinite)
 
 
 def test_bounds_are_inclusive_to_the_bit(device):

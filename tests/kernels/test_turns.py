@@ -24,7 +24,7 @@ from builders.kernel_cases import (
     watched,
 )
 from builders.loss_cases import COUNTED, MEANS
-from builders.rounding import is_near
+from builders.rounding import all_near, assert_near, is_near
 from builders.turns import loss_of, offsets_of, random_turns, specs_over
 from builders.unit_cases import turns_alone
 from oracles import correction as oracle
@@ -179,8 +179,8 @@ def test_the_operator_runs_them(device):
     operands = operators.CorrectOperands(*given)
     found, wanted = operators._kernels(operands, spec), operators._reference(operands, spec)
     assert found.keep_turns.equal(wanted.keep_turns) and found.keep.equal(wanted.keep)
-    assert found.mask.equal(wanted.mask) and torch.allclose(found.weights, wanted.weights, rtol=3e-7, atol=0)
-    assert torch.allclose(found.statistics, wanted.statistics, rtol=1e-5, atol=1e-6)
+    assert found.mask.equal(wanted.mask) and all_near(found.weights, wanted.weights, torch.float32, size=0.0)
+    assert all_near(found.statistics, wanted.statistics, torch.float32)
 
 
 # --- losses ---
@@ -204,9 +204,9 @@ def test_a_loss_corrects_by_turns(layout, criteria):
     wanted, wanted_slope = loss_of(laid, "torch", spec, turns=offsets)
     assert found.keep_turns.equal(wanted.keep_turns) and found.mask.equal(wanted.mask)
     assert False in found.keep_turns.tolist() and True in found.keep_turns.tolist()
-    torch.testing.assert_close(found.weights, wanted.weights, rtol=3e-7, atol=0)
-    torch.testing.assert_close(found.value, wanted.value, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(slope, wanted_slope, rtol=1e-5, atol=1e-8)
+    assert_near(found.weights, wanted.weights, torch.float32, size=0.0)
+    assert_near(found.value, wanted.value, torch.float32)
+    assert_near(slope, wanted_slope, torch.float32)
     one, other = found.metrics(), wanted.metrics()
     assert {key: (one[key], x) for key, x in other.items() if not is_near(one[key], x, torch.float32)} == {}
 
@@ -224,7 +224,7 @@ def test_gspo_over_turns(mean, device):
     with shaped(SHAPES[number % 3]), watched(seed=number):
         found, slope = loss_of(laid, "triton", **given)
     wanted, wanted_slope = loss_of(laid, "torch", **given)
-    torch.testing.assert_close(found.value, wanted.value, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(slope, wanted_slope, rtol=1e-5, atol=1e-8)
+    assert_near(found.value, wanted.value, torch.float32)
+    assert_near(slope, wanted_slope, torch.float32)
     one, other = found.metrics(), wanted.metrics()
     assert {key: (one[key], x) for key, x in other.items() if not is_near(one[key], x, torch.float32)} == {}

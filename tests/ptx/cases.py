@@ -27,6 +27,7 @@ from builders.kernel_cases import (
 )
 from builders.loss_kernel_cases import WITHIN as OF_LOSS
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
+from builders.rounding import assert_near
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.session import Session, compiled
@@ -142,8 +143,8 @@ def run_loss_of_turns(seed: int = 0, **settings) -> None:
     wanted, wanted_slope = loss_of(laid, "torch", **given)
     with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings):
         found, slope = loss_of(laid, "triton", **given)
-    torch.testing.assert_close(found.value, wanted.value, rtol=4e-6, atol=1e-7)
-    torch.testing.assert_close(slope, wanted_slope, rtol=2e-5, atol=1e-9)
+    assert_near(found.value, wanted.value, torch.float32)
+    assert_near(slope, wanted_slope, torch.float32)
 
 
 def run_uncontracted(name: str, seed: int = 0) -> None:

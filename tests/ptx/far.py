@@ -8,6 +8,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import one_thread
 from builders.kernel_cases import assert_like_reference, unchecked
+from builders.rounding import assert_near
 from ptx.session import Launch, compiled
 from rollout_corr.kernels.correct import launch
 from rollout_corr.specs.operands import CorrectOperands
@@ -44,7 +45,7 @@ def run_beyond_32_bits(seed: int = 0) -> None:
     many = (programs - 1) * tile
     assert many < last and read.programs * tile > 2**31
     exact = (train[-many:].double() - rollout[-many:].double()).exp().clamp(0.9, 1.1)
-    torch.testing.assert_close(found.weights[-many:].double(), exact, rtol=4e-7, atol=0)
+    assert_near(found.weights[-many:].double(), exact, torch.float32, size=0.0)
     # The last owner, behind the last sequence, has the last slot, and the last sequence the one before.
     counts = read.arguments["counts"][0]
     assert counts[-2].item() == min(700, tokens % tile)
@@ -84,7 +85,7 @@ def run_sequences_beyond_32_bits(weight: rc.Weight, seed: int = 0) -> None:
         for each in launches:
             session.run(each)
     assert found.keep[1:].equal(wanted.keep[1:]) and found.mask[compared].equal(wanted.mask[compared])
-    torch.testing.assert_close(found.weights[compared], wanted.weights[compared], rtol=4e-7, atol=0)
+    assert_near(found.weights[compared], wanted.weights[compared], torch.float32, size=0.0)
 
 
 def run_far_apart(rows: int, width: int, step: int, seed: int = 0) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.rounding import assert_near
 from rollout_corr.frameworks.areal import config as areal_config
 from rollout_corr.frameworks.areal import dropin
 
@@ -65,7 +66,7 @@ def test_masks_by_the_spec_of_the_configuration(level, metric, packed):
         found = dropin.apply_rejection_sampling(*given, offsets, config)
         assert type(found) is RejectionSamplingResult and found.loss_mask.dtype == torch.int64
         assert torch.equal(found.loss_mask.reshape(5, 9), out.mask)
-        torch.testing.assert_close(found.behave_imp_weight.reshape(5, 9), out.weights, rtol=1e-12, atol=0.0)
+        assert_near(found.behave_imp_weight.reshape(5, 9), out.weights, size=0.0)
         assert found.filtered_fraction == pytest.approx(1 - int(out.mask.sum()) / int(mask.sum()))
 
 
@@ -78,7 +79,7 @@ def test_clamps_tokens():
             proximal, old, mask, None, configuration(action="clamp", upper=1.1, lower=lower)
         )
         expected = torch.where(mask != 0, ratio.clamp(lower or 0.0, 1.1), 0.0)
-        torch.testing.assert_close(found.behave_imp_weight, expected, rtol=1e-12, atol=0.0)
+        assert_near(found.behave_imp_weight, expected, size=0.0)
         assert found.loss_mask is mask
         clamped = ((ratio > 1.1) | (ratio < (lower or 0.0)))[mask != 0]
         assert found.filtered_fraction == pytest.approx(float(clamped.double().mean()))

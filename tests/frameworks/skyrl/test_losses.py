@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from builders.rounding import assert_near, near
 from rollout_corr.frameworks.skyrl import dropin
 from rollout_corr.frameworks.skyrl import losses as skyrl_losses
 
@@ -73,11 +74,11 @@ def test_loss(name, correction):
     expected = (losses * (1.0 if weights is None else weights) * kept).sum()
     value.backward()
     expected.backward()
-    torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(leaves[0].grad, leaves[1].grad, rtol=1e-10, atol=1e-12)
+    assert_near(value, expected)
+    assert_near(leaves[0].grad, leaves[1].grad)
     # Over the mask before rejection.
     wanted["clip_ratio"] = float((clipped * mask).sum() / mask.sum())
-    assert metrics == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    assert metrics == near(wanted)
 
 
 def test_without_rollout_and_mask():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.rounding import assert_near, near
 from rollout_corr.frameworks.slime import config, functions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,7 +76,7 @@ def test_weights_and_masks(level, mode, normalize):
         loss, masks, metrics = functions.mis(args, **given)
         spec = config.mis_spec(config.mis_settings(args))
         out = rc.correct(given["train_log_probs"], given["rollout_log_probs"], mask=mask, spec=spec)
-        torch.testing.assert_close(loss, given["pg_loss"] * torch.cat(list(out.weights)), rtol=1e-12, atol=0.0)
+        assert_near(loss, given["pg_loss"] * torch.cat(list(out.weights)), size=0.0)
         assert [x.tolist() for x in masks] == [x.float().tolist() for x in out.mask]
         assert {x.dtype for x in masks} == {torch.float32}
         assert ("mis_batch_norm_factor" in metrics) == normalize
@@ -83,7 +84,7 @@ def test_weights_and_masks(level, mode, normalize):
             raw = replace(spec, weight=replace(spec.weight, normalize=None))
             bounded = rc.correct(given["train_log_probs"], given["rollout_log_probs"], mask=mask, spec=raw).weights
             factor = metrics["mis_batch_norm_factor"] * torch.cat(list(out.weights))
-            torch.testing.assert_close(factor, torch.cat(list(bounded)), rtol=1e-6, atol=1e-9)
+            assert_near(factor, torch.cat(list(bounded)), torch.float32)
 
 
 def test_metrics():
@@ -128,7 +129,7 @@ def test_metrics():
             }
             values = {key.removeprefix("mis_"): float(value[at + j]) for key, value in found.items()}
             expected = {key: float(value) for key, value in expected.items()}
-            assert values == pytest.approx(expected, rel=1e-9, abs=1e-12)
+            assert values == near(expected)
         at += len(sample)
     assert {value.shape for value in found.values()} == {(sum(LENGTHS),)}
 
@@ -149,12 +150,12 @@ def test_per_token(function):
     inside = (ratio >= 0.8) & (ratio <= 1.3)
     weight = ratio.clamp(0.8, 1.3) if function is functions.tis else torch.where(inside, ratio, 0.0)
     valid = torch.cat(given["loss_masks"]) != 0
-    torch.testing.assert_close(loss[valid], (given["pg_loss"] * weight)[valid], rtol=1e-12, atol=0.0)
+    assert_near(loss[valid], (given["pg_loss"] * weight)[valid], size=0.0)
     assert not loss[~valid].any() and all(a is b for a, b in zip(masks, given["loss_masks"], strict=True))
     expected = {"tis": ratio, "tis_clipfrac": ~inside, "tis_abs": (ratio - 1).abs()}
     assert metrics.keys() == expected.keys()
     for key, value in expected.items():
-        torch.testing.assert_close(metrics[key][valid].double(), value[valid].double(), rtol=3e-6, atol=3e-7)
+        assert_near(metrics[key][valid].double(), value[valid].double(), torch.float32)
 
 
 def test_gradient():
@@ -229,10 +230,10 @@ def test_context_parallel(name, qkv_format, monkeypatch):
         loss, masks, metrics = getattr(functions, function)(args, **part)
         part.pop("max_seq_lens", None)
         expected = alone[function]
-        torch.testing.assert_close(loss, expected[0][here], rtol=1e-12, atol=0.0)
+        assert_near(loss, expected[0][here], size=0.0)
         assert all(map(torch.equal, masks, expected[1]))
         for key, value in metrics.items():
-            torch.testing.assert_close(value, expected[2][key][here], rtol=1e-6, atol=1e-7)
+            assert_near(value, expected[2][key][here], torch.float32)
 
 
 def test_errors():

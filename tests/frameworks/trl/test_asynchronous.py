@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.rounding import near
 from conformance import trl_packed
 from conformance.batches import batch
 from rollout_corr.frameworks.trl import asynchronous, dropin
@@ -74,7 +75,7 @@ def test_loss(cls, kind, layout):
     assert dropin.install().active
     given = batch(kind, 2)
     loss, slope, made = step(cls, given, layout)
-    assert loss == pytest.approx(by_hand(given, given.mask), rel=1e-12)
+    assert loss == near(by_hand(given, given.mask))
     assert slope[given.mask].any() and not slope[~given.mask].any() and not made._metrics["train"]
 
 
@@ -90,7 +91,7 @@ def test_a_spec_rejects_by_the_ratio_that_trains(cls, layout):
             mean = math.exp(math.fsum((new - rollout)[mask].tolist()) / int(mask.sum()))
             kept.append([0.95 <= mean <= 1.05] * len(mask))
         loss, slope, made = step(cls, given, layout)
-        assert loss == pytest.approx(by_hand(given, kept), rel=1e-12, abs=1e-15)
+        assert loss == near(by_hand(given, kept))
         assert not slope[~torch.tensor(kept)].any()
         shares = made._metrics["train"]["rollout_corr/tokens_kept"]
         assert shares == [int((given.mask & torch.tensor(kept)).sum())]
@@ -106,7 +107,7 @@ def test_long_completions_that_drift(cls):
     dropin.install(spec=product)
     assert step(cls, given)[0] == 0.0
     dropin.install(spec=rc.Spec(criteria=(GEOMETRIC,)))
-    assert step(cls, given)[0] == pytest.approx(by_hand(given, given.mask), rel=1e-12)
+    assert step(cls, given)[0] == near(by_hand(given, given.mask))
     dropin.install(spec=rc.spec("trl.sequence_truncate", clip_min=0.8))
     assert step(cls, replace(given, new=given.rollout - 0.3))[1].isfinite().all()
 
@@ -121,11 +122,11 @@ def test_one_broken_token(cls):
     kept = given.mask.clone()
     kept[tuple(rows[0])] = kept[tuple(rows[1])] = False
     loss, slope, _ = step(cls, replace(given, rollout=broken))
-    assert loss == pytest.approx(by_hand(given, kept), rel=1e-12) and slope.isfinite().all()
+    assert loss == near(by_hand(given, kept)) and slope.isfinite().all()
     far = replace(given, rollout=torch.where(given.mask, given.new - 60.0, 0.0), advantages=-given.advantages.abs())
     assert step(cls, far)[1].isfinite().all()
     dropin.install(delta=4.0)
-    assert step(cls, far)[0] == pytest.approx(by_hand(far, far.mask, 4.0), rel=1e-12)
+    assert step(cls, far)[0] == near(by_hand(far, far.mask, 4.0))
 
 
 def test_the_router_s_loss_stays(cls):
@@ -134,7 +135,7 @@ def test_the_router_s_loss_stays(cls):
     inputs, model = trl_packed.in_terms(given.trains())
     with_router = cls.compute_loss(trl_packed.trainer(), model, inputs).item()
     without = cls.compute_loss(trl_packed.trainer(aux_loss_enabled=False), model, inputs).item()
-    assert with_router - without == pytest.approx(0.5 * 0.25 / 2, rel=1e-9)
+    assert with_router - without == near(0.5 * 0.25 / 2)
 
 
 def test_a_trl_without_it_is_not_covered(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import torch
 import rollout_corr as rc
 from builders import fake_verl
 from builders.fake_verl import DataProto
+from builders.rounding import assert_near, near
 from rollout_corr.frameworks.verl import config as presets
 from rollout_corr.frameworks.verl import dropin, measures
 
@@ -93,7 +94,7 @@ def test_parts_agree_with_the_whole():
     off_policy = dropin.compute_offpolicy_metrics(train, rollout, mask)
     # Measured: 4e-10, because sums of other Specs are rounded elsewhere.
     others = {key: value for key, value in named.items() if "rollout_is" not in key and "_rs_" not in key}
-    assert off_policy == pytest.approx(others, rel=1e-7)
+    assert off_policy == near(others, torch.float32)
     assert dropin.compute_offpolicy_metrics(train, None, mask) == {
         key: off_policy[key] for key in ("training_ppl", "training_log_ppl")
     }
@@ -113,7 +114,7 @@ def test_metrics_of_ready_weights(level, threshold):
     found = dropin.compute_is_metrics(weights, raw, log_ratio, mask, level, upper, lower)
     expected = {key.removeprefix("rollout_corr/"): value for key, value in metrics.items()}
     expected.pop("rollout_is_oob_ratio", None)
-    assert found == pytest.approx({key: expected[key] for key in expected if key.startswith("rollout_is_")}, abs=1e-12)
+    assert found == near({key: expected[key] for key in expected if key.startswith("rollout_is_")})
 
 
 @pytest.mark.parametrize("option", ["token_k1", "seq_sum_k2", "seq_mean_k1", "seq_max_k3"])
@@ -140,7 +141,7 @@ def test_metrics_of_a_ready_statistic(option):
     )
     of_masks = ("masked_fraction", "seq_masked_fraction")
     expected = {key: value for key, value in metrics.items() if option in key and not key.endswith(of_masks)}
-    assert found == pytest.approx(expected, abs=1e-12)
+    assert found == near(expected)
 
 
 def test_normalized_over_all_ranks(monkeypatch):
@@ -167,8 +168,8 @@ def test_normalized_over_all_ranks(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 0)
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     weights, _, metrics = correct(train, rollout, mask, rollout_is="token", rollout_is_batch_normalize=True)
-    torch.testing.assert_close(weights, raw / pooled, rtol=1e-12, atol=0.0)
-    assert metrics["rollout_corr/rollout_is_batch_norm_factor"] == pytest.approx(float(pooled), rel=1e-12)
+    assert_near(weights, raw / pooled, size=0.0)
+    assert metrics["rollout_corr/rollout_is_batch_norm_factor"] == near(float(pooled))
     assert len(metrics) == 28
 
 
@@ -195,13 +196,13 @@ def test_debug_metrics(monkeypatch):
     p, q = (x[mask != 0].double().exp() for x in (train, rollout))
     apart = (p - q).abs()
     expected = [1, apart.max(), apart.mean(), apart.std(), torch.corrcoef(torch.stack([p, q]))[0, 1]]
-    assert list(found.values()) == pytest.approx([float(x) for x in expected], rel=1e-12)
+    assert list(found.values()) == near([float(x) for x in expected])
     # The mask of the whole text counts from its end.
     assert debug(attention_mask=torch.cat([torch.ones(6, 5, dtype=torch.int64), mask], dim=1)) == found
     nothing = debug(response_mask=torch.zeros_like(mask))
     assert nothing["training/rollout_probs_diff_valid"] == 0 and sum(math.isnan(x) for x in nothing.values()) == 4
     monkeypatch.setattr(measures, "BLOCK", 20)
-    assert debug(response_mask=mask) == pytest.approx(found, rel=1e-12)
+    assert debug(response_mask=mask) == near(found)
 
 
 # --- verl's mistakes, and the switches ---
@@ -221,7 +222,7 @@ def test_empty_rows():
     without = [x[[0, 1, 2, 3, 5]] for x in batch()]
     expected = correct(*without, **EVERYTHING)[2]
     skipped = correct(*batch(), **EVERYTHING, empty_rows="skip")[2]
-    assert skipped == pytest.approx(expected, rel=1e-12)
+    assert skipped == near(expected)
     assert (
         correct(*batch(), **EVERYTHING)[2]["rollout_corr/training_ppl"] < expected["rollout_corr/training_ppl"] * 0.95
     )
