@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
 from typing import Any
-
-import pytest
-import yaml
 
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
@@ -73,31 +69,6 @@ def error(text: str) -> tuple[type[Exception] | None, str]:
     kinds = {"ValueError": ValueError, "TypeError": TypeError}
     text = (rest if kind in kinds else text).strip()
     return kinds.get(kind), ".*".join(map(re.escape, text.removesuffix("$").split("..."))) + "$" * text.endswith("$")
-
-
-def cases(table: str, *, pairs: bool = False) -> list[Any]:
-    """Read a table of configurations and messages: rows `CONFIG | ERROR` make cases (config, kind of error, regex).
-
-    CONFIG is YAML, `flat CONFIG` a change of `flat()`; with `pairs` its lists are tuples.
-    """
-    found = []
-    for given, message in rows(table):
-        config = yaml.safe_load(given.removeprefix("flat "))
-        if pairs:
-            config = {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
-        if given.startswith("flat "):
-            config = flat(**config)
-        found.append(pytest.param(config, *error(message), id=given[:60]))
-    return found
-
-
-def specs(table: str, report: dict[str, Any], **words: object) -> list[Any]:
-    """Read a table of configurations and Specs: rows `NAME | CONFIG | SPEC` make cases (config, Spec).
-
-    CONFIG is YAML, SPEC Python, in which `Spec` has the given report.
-    """
-    words = {**WORDS, "Spec": partial(Spec, **report), **words}
-    return [pytest.param(yaml.safe_load(given), eval(spec, words), id=name) for name, given, spec in rows(table)]
 
 
 def call(text: str) -> tuple[str, dict[str, Any]]:

@@ -1,28 +1,30 @@
-"""Configurations: the kinds of objects that are read, and xtuner's configuration."""
+"""Configurations: the kinds of objects that are read, options of readers, and old names, which warn once."""
 
 from __future__ import annotations
 
-import math
+import re
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
-import torch
+import yaml
 
 import rollout_corr as rc
-from builders.config_cases import VERL, XTUNER, cases, ratio
-from rollout_corr.api.correct import correct
+from builders.config_cases import VERL, VETO, error, flat, k1, option, ratio, rows
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
 
 @dataclass
-class BaseConfig(Mapping):
+class RolloutCorrectionConfig(Mapping):
     """verl's configuration classes are dataclasses and mappings at once."""
 
     _target_: str = ""
+    rollout_is: str | None = "sequence"
+    rollout_is_threshold: float = 2.0
 
     def __getitem__(self, key: str) -> object:
         return getattr(self, key)
@@ -32,17 +34,6 @@ class BaseConfig(Mapping):
 
     def __len__(self) -> int:
         return len(self.__dataclass_fields__)
-
-
-@dataclass
-class RolloutCorrectionConfig(BaseConfig):
-    rollout_is: str | None = "sequence"
-    rollout_is_threshold: float = 2.0
-    rollout_is_batch_normalize: bool = False
-    rollout_rs: str | None = None
-    rollout_rs_threshold: float | None = None
-    bypass_mode: bool = False
-    loss_type: str = "ppo_clip"
 
 
 @dataclass
@@ -67,12 +58,6 @@ class Model:
         return self.hidden
 
 
-class Attributes:
-    def __init__(self) -> None:
-        self.rollout_is = "sequence"
-        self._private = 1
-
-
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize(
     "config",
@@ -80,16 +65,126 @@ class Attributes:
         {"rollout_is": "sequence"},
         types.MappingProxyType({"rollout_is": "sequence"}),
         RolloutCorrectionConfig(),
-        PlainConfig(),
         AlgorithmConfig(),
         Model(rollout_is="sequence", rollout_is_threshold=2.0),
-        types.SimpleNamespace(rollout_is="sequence"),
-        Attributes(),
+        types.SimpleNamespace(rollout_is="sequence", _private=1),
     ],
     ids=lambda config: type(config).__name__,
 )
 def test_kinds_of_configuration(config):
     assert rc.spec("verl", config) == Spec(Weight.product(upper=2), **VERL)
+
+
+@pytest.mark.parametrize("config", [None, 3, ["rollout_is"], RolloutCorrectionConfig], ids=repr)
+def test_no_configuration_at_all(config):
+    with pytest.raises(TypeError, match=r"spec\('verl'\): config: expected a mapping or a config object, got "):
+        rc.spec("verl", config)
+
+
+# --- options of readers ---
+
+
+@pytest.mark.usefixtures("quiet")
+def test_options():
+    config = {"rollout_rs": "seq_mean_k1,token_k2", "rollout_rs_threshold": "0.6_1.4,3"}
+    tests = option("token_k2", None, 3.0)
+    assert rc.spec("verl", config).criteria == (k1("seq_mean_k1", 0.6, 1.4), tests)
+    of_ratio = ratio(0.6, 1.4, "mean", label="seq_mean_k1")
+    assert rc.spec("verl", config, k1_bounds="ratio").criteria == (of_ratio, tests)
+    released = Spec(Weight.token(lower=0.5, upper=2, outside="zero"), (VETO,), "zero", **VERL)
+    assert rc.spec("verl", flat(rollout_is_mode="mask"), version="0.6.0") == released
+    assert rc.spec("verl", flat(), version="0.6.0") == replace(released, weight=Weight.token(upper=2))
+    gspo = {"policy_loss": {"loss_mode": "gspo"}}
+    assert [rc.recipe("verl", gspo, version=v).loss.mean.of for v in (None, "0.9.0")] == ["token", "sequence"]
+    assert rc.recipe("skyrl", {}, kl_loss=False) == rc.recipe("skyrl.ppo")
+
+
+WRONG_OPTIONS = """
+rc.spec("verl", {}, k1_bounds="mended") | k1_bounds: expected one of ['verl', 'ratio'], got 'mended'
+rc.spec("verl", {}, version="0.7") | version: expected None or '0.6.0', got '0.7'
+rc.recipe("verl", {}, version="0.8") | version: expected None or '0.9.0'
+rc.spec("xtuner", {}, k1_bounds="ratio") | TypeError spec('xtuner'): ...k1_bounds
+rc.spec("none", {}) | spec: expected a framework ...one of [...'skyrl', ...'xtuner'], got 'none'
+rc.recipe("megatron", {}) | its configuration cannot be read, but by name there is megatron.grpo, megatron.tis
+rc.spec("verl.disabled", {}) | 'verl.disabled' is built by name, expected its settings as keywords
+rc.spec("verl", {}, {}) | TypeError spec: expected a framework and one configuration, got 2
+rc.spec("verl", "disabled") | TypeError the string 'disabled'; by name it is rc.spec('verl.disabled')
+rc.spec("verl") | got the framework 'verl' alone, expected the configuration too, rc.spec('verl', config), or one of
+"""
+
+
+@pytest.mark.parametrize(("call", "message"), rows(WRONG_OPTIONS))
+def test_wrong_options(call, message):
+    kind, pattern = error(message)
+    with pytest.raises(kind or ValueError, match=pattern):
+        eval(call, {"rc": rc})
+
+
+# --- old names ---
+
+OLD_NAMES = """
+verl {tis_imp_ratio_cap: 2.0} | tis_imp_ratio_cap is an old name; write rollout_is: "token", rollout_is_threshold: 2.0
+verl {imp_ratio_cap: -1} | imp_ratio_cap is an old name; leave it out: it is off
+verl {rollout_is: true, rollout_is_threshold: 2.0, rollout_is_level: token, rollout_is_veto_threshold: null} |
+    rollout_is_level, rollout_is_veto_threshold are old names; write Spec(weight=Weight.token(upper=2.0),
+    report=("native", "verl"))$
+verl {rollout_is_level: token} | rollout_is_level is an old name; leave it out: without rollout_is_threshold
+verl {bypass_old_logprob_for_rollout: true} | bypass_old_logprob_for_rollout is an old name; write bypass_mode: true
+verl {use_policy_gradient: false} | use_policy_gradient is an old name; write loss_type: "ppo_clip"
+verl {rollout_token_veto_threshold: 0.0001} | write Criterion("ratio", lower=0.0001, drop="sequence", label="veto")
+verl {rollout_rs_threshold_lower: null} | rollout_rs_threshold_lower is an old name; leave it out: it is off
+verl {rollout_rs: geometric, rollout_rs_threshold: 1.25, rollout_rs_threshold_lower: 0.9} |
+    rollout_rs: geometric, rollout_rs_threshold_lower are old names; write rollout_rs: "seq_mean_k1",
+    rollout_rs_threshold: "0.9_1.25", with k1_bounds="ratio"
+verl {rollout_is: token, rollout_is_threshold: 0.5_2} | rollout_is_threshold: 0.52 ...YAML ...quote it: '0.5_2'
+skyrl {use_tis: true, tis_imp_ratio_cap: 3.0} | use_tis, ...token_tis_ratio_clip_high: 3.0}
+skyrl {token_mask_is_threshold_high: 2} | work only together
+openrlhf {algo.advantage.is_correction_enable: true} | are old names; write --algo.advantage.is_correction_level token
+trl {vllm_importance_sampling_cap: 2.0} | write vllm_importance_sampling_clip_max: 2.0
+prime_rl {ipo_threshold: 0.3} | ipo_threshold is an old name; write eps = 0.3
+"""
+
+
+@pytest.mark.parametrize(("given", "message"), rows(OLD_NAMES))
+def test_old_names_warn_once_with_the_new_line(given, message):
+    framework, _, text = given.partition(" ")
+    config = yaml.safe_load(text)
+    before = dict(config)
+    with pytest.warns(UserWarning, match=error(message)[1]) as caught:
+        rc.spec(framework, config)
+        rc.spec(framework, dict(config))
+    assert len(caught) == 1 and caught[0].filename == __file__ and config == before
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tis_imp_ratio_cap": 2.5},
+        {"rollout_rs": "geometric", "rollout_rs_threshold": 1.001, "rollout_rs_threshold_lower": 0.999},
+    ],
+)
+def test_the_new_line_is_the_same_spec(config):
+    with pytest.warns(UserWarning, match="write") as caught:
+        old = rc.spec("verl", config)
+    line, _, options = str(caught[0].message).partition("write ")[2].partition(", with ")
+    new = {key: yaml.safe_load(value) for key, value in re.findall(r'(\w+): ("[^"]*"|[\d.]+)', line)}
+    assert rc.spec("verl", new, **({"k1_bounds": "ratio"} if options else {})) == old
+
+
+@pytest.mark.parametrize("mode", ["truncate", "mask", "clip"])
+@pytest.mark.parametrize("veto", [None, 1e-4])
+def test_the_flat_generation_says_the_spec_that_it_makes(mode, veto):
+    config = flat(rollout_is_mode=mode, rollout_is_veto_threshold=veto)
+    with pytest.warns(UserWarning, match="write") as caught:
+        spec = rc.spec("verl", config)
+    line, _, rest = str(caught[0].message).partition("write ")[2].partition("; ")
+    assert eval(line, {"Spec": Spec, "Weight": Weight, "Criterion": Criterion}) == spec
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert bool(rest) == ("0.6.0" in rest) == (spec != rc.spec("verl", config, version="0.6.0"))
+
+
+# --- the frameworks' own objects ---
 
 
 @pytest.mark.peers
@@ -105,144 +200,29 @@ def test_omegaconf():
         """
     )
     assert rc.spec("verl", config) == Spec(Weight.token(upper=3), **VERL)
-    assert rc.spec("verl", config.algorithm.rollout_correction) == Spec(Weight.token(upper=3), **VERL)
     listed = OmegaConf.create({"rollout_is": "token", "rollout_is_threshold": [0.5, 2]})
     assert rc.spec("verl", listed) == Spec(Weight.token(lower=0.5, upper=2, outside="zero"), **VERL)
 
 
-@pytest.mark.parametrize("config", [None, 3, ["rollout_is"], RolloutCorrectionConfig], ids=repr)
-def test_no_configuration_at_all(config):
-    with pytest.raises(TypeError, match=r"spec\('verl'\): config: expected a mapping or a config object, got "):
-        rc.spec("verl", config)
+@pytest.mark.peers
+def test_verl_itself():
+    from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
 
-
-def test_options_are_checked():
-    with pytest.raises(ValueError, match=r"k1_bounds: expected one of \['verl', 'ratio'\], got 'mended'"):
-        rc.spec("verl", {}, k1_bounds="mended")
-    with pytest.raises(ValueError, match=r"version: expected None or '0\.6\.0', got '0\.7'"):
-        rc.spec("verl", {}, version="0.7")
-    with pytest.raises(TypeError, match=r"spec\('xtuner'\): .*k1_bounds"):
-        rc.spec("xtuner", {}, k1_bounds="ratio")
-    with pytest.raises(ValueError, match=r"spec: expected a framework .*one of \[.*'skyrl', .*'xtuner'\], got 'none'"):
-        rc.spec("none", {})
-
-
-# xtuner
-
-
-@pytest.mark.usefixtures("strict")
-def test_xtuner_shipped_configurations():
-    shipped = {
-        "rollout_is_level": "token",
-        "rollout_is_mode": "both",
-        "rollout_is_threshold": (5, 0.5),
-        "rollout_is_mask_threshold": (5, 0.5),
-        "rollout_is_veto_threshold": (20, 0),
+    recipes = [name for name, value in vars(RolloutCorrectionConfig).items() if isinstance(value, classmethod)]
+    assert {f"verl.{name}" for name in recipes} == {n for n in rc.spec_names() if n.startswith("verl.")} - {
+        "verl.staleness"
     }
-    reasoning = Spec(
-        Weight.token(lower=0.5, upper=5),
-        (ratio(0.5, 5, label="mask"), ratio(0, 20, drop="sequence", label="veto")),
-        **XTUNER,
-    )
-    assert rc.spec("xtuner", shipped) == reasoning == rc.spec("xtuner.reasoning")
-    agentic = shipped | {"rollout_is_threshold": [5, 0]}
-    assert rc.spec("xtuner", agentic) == replace(reasoning, weight=Weight.token(lower=0, upper=5))
-    assert rc.spec("xtuner", agentic) == rc.spec("xtuner.agentic")
-    assert rc.spec("xtuner", Model(**shipped)) == reasoning
-    assert rc.spec("xtuner", types.SimpleNamespace(loss_reduction="token", rollout_is=Model(**shipped))) == reasoning
+    for name in recipes:
+        config = getattr(RolloutCorrectionConfig, name)()
+        assert rc.spec("verl", AlgoConfig(rollout_correction=config)) == rc.spec(f"verl.{name}")
 
 
-@pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"rollout_is_threshold": None, "rollout_is_veto_threshold": (20, 0), "rollout_is_mode": "both"},
-        {"rollout_is": None},
-    ],
-)
-def test_xtuner_without_threshold_is_off_with_its_veto(config):
-    assert rc.spec("xtuner", config) == Spec(**XTUNER)
+@pytest.mark.peers
+def test_grpo_config_itself(tmp_path):
+    from trl import GRPOConfig
 
+    from rollout_corr.frameworks.trl.config import KNOWN
 
-@pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize(
-    ("level", "made", "reduce"),
-    [("token", Weight.token, None), ("sequence", Weight.product, "sum"), ("geometric", Weight.geometric, "mean")],
-)
-def test_xtuner_levels_and_modes(level, made, reduce):
-    def read(mode: str, **more: object) -> Spec:
-        return rc.spec(
-            "xtuner",
-            {"rollout_is_level": level, "rollout_is_mode": mode, "rollout_is_threshold": (2, 0.25)} | more,
-        )
-
-    mask = ratio(0.25, 2, reduce, label="mask")
-    assert read("truncate") == Spec(made(lower=0.25, upper=2), **XTUNER)
-    assert read("mask") == Spec(made(), (mask,), "mask", **XTUNER)
-    assert read("both") == Spec(made(lower=0.25, upper=2), (mask,), "mask", **XTUNER)
-    own = read("both", rollout_is_mask_threshold=(3, 0))
-    assert own == Spec(made(lower=0.25, upper=2), (ratio(0, 3, reduce, label="mask"),), "mask", **XTUNER)
-    vetoed = read("truncate", rollout_is_veto_threshold=(20, 1e-4))
-    assert vetoed == Spec(
-        made(lower=0.25, upper=2), (ratio(1e-4, 20, drop="sequence", label="veto"),), "mask", **XTUNER
-    )
-
-
-@pytest.mark.usefixtures("strict")
-def test_xtuner_veto_of_the_open_pull_request():
-    def read(**more: object) -> tuple[Criterion, ...]:
-        config = {"rollout_is_threshold": (2, 0.5), "rollout_is_veto_threshold": (20, 0.1)}
-        return rc.spec("xtuner", config | {f"rollout_is_veto_{key}": value for key, value in more.items()}).criteria
-
-    negative = {"when": "negative_advantage"}
-    assert read(level="max", negative_adv_only=False) == (ratio(0.1, 20, drop="sequence", label="veto"),)
-    assert read(level="geometric") == (ratio(0.1, 20, "mean", label="veto"),)
-    assert read(level="geometric", negative_adv_only=True) == (ratio(0.1, 20, "mean", label="veto", **negative),)
-    kl3 = Criterion("k3", over="sequence", reduce="mean", upper=20, label="veto")
-    assert read(level="kl3") == (kl3,)
-    assert read(level="kl3", negative_adv_only=True) == (replace(kl3, when="negative_advantage"),)
-    assert read(negative_adv_only=True) == (
-        ratio(0.1, None, "min", label="veto_low", **negative),
-        ratio(None, 20, "max", label="veto_high", **negative),
-    )
-
-
-@pytest.mark.usefixtures("strict")
-def test_xtuner_selects_by_the_mean_advantage():
-    # One token of the first sequence has a negative advantage, its mean is positive: no veto.
-    d = torch.tensor([[math.log(0.01), 0.0]] * 2, dtype=torch.float64)
-    advantages = torch.tensor([[-1.0, 3.0], [1.0, -3.0]])
-    config = {"rollout_is_threshold": (2, 0.5), "rollout_is_veto_threshold": (20, 0.1)}
-    spec = rc.spec("xtuner", config | {"rollout_is_veto_negative_adv_only": True})
-    out = correct(d - 1, torch.full_like(d, -1.0), spec=replace(spec, report=()), advantages=advantages)
-    assert out.keep.tolist() == [True, False]
-
-
-XTUNER_REFUSED = """
-{rollout_is_treshold: [2, 1]} | ValueError unknown key 'rollout_is_treshold' (did you mean 'rollout_is_threshold'?)
-{rollout_is: {typo: 1}} | ValueError unknown key 'typo'
-{rollout_is: both} | TypeError rollout_is: expected a mapping or a config object, got str 'both'
-{rollout_is_level: turn} | ValueError rollout_is_level: expected one of ['token', 'sequence', 'geometric']
-{rollout_is_mode: clip} | ValueError rollout_is_mode: expected one of ['truncate', 'mask', 'both']
-{rollout_is_veto_level: mean} | ValueError rollout_is_veto_level: expected one of ['max', 'geometric', 'kl3']
-{rollout_is_veto_negative_adv_only: 'yes'} | TypeError rollout_is_veto_negative_adv_only: expected true or false
-{rollout_is_threshold: [0.8, 1.2]} | ValueError rollout_is_threshold: expected (upper, lower)...(0.8, 1.2)
-{rollout_is_threshold: [1, 1]} | ValueError rollout_is_threshold: expected (upper, lower) with upper > lower
-{rollout_is_threshold: 5} | TypeError rollout_is_threshold: expected a pair (upper, lower), got int 5
-{rollout_is_threshold: '5_0.5'} | TypeError rollout_is_threshold: expected a pair (upper, lower), got str
-{rollout_is_threshold: [5]} | ValueError rollout_is_threshold: expected a pair (upper, lower), got (5,)
-{rollout_is_threshold: [5, -1]} | ValueError rollout_is_threshold: expected a number >= 0, got -1
-{rollout_is_threshold: [5, .nan]} | ValueError rollout_is_threshold: expected a number, got nan
-{rollout_is_threshold: [5, true]} | TypeError rollout_is_threshold: expected a number, got bool True
-{rollout_is_threshold: [5, 0.5], rollout_is_mode: mask, rollout_is_mask_threshold: [0.5, 5]} |
-    ValueError rollout_is_mask_threshold: expected (upper, lower)
-{rollout_is_threshold: [5, 0.5], rollout_is_veto_threshold: [0, 20]} |
-    ValueError rollout_is_veto_threshold: expected (upper, lower)
-"""
-
-
-@pytest.mark.parametrize(("config", "kind", "message"), cases(XTUNER_REFUSED, pairs=True))
-def test_xtuner_refuses(config, kind, message):
-    with pytest.raises(kind, match=r"^spec\('xtuner'\): " + message):
-        rc.spec("xtuner", config)
+    given = GRPOConfig(output_dir=str(tmp_path), use_vllm=True, use_cpu=True, report_to=[], bf16=False)
+    assert rc.recipe("trl", given) == rc.recipe("trl", given.to_dict()) == rc.recipe("trl.dapo")
+    assert {name: getattr(given, name) for name in KNOWN} == KNOWN

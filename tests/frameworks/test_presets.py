@@ -1,44 +1,32 @@
-"""Presets: the Spec of every recipe written out by hand from the peers' documents, names, errors, the table."""
+"""Presets: the Spec of each written out by hand from the peers' documents; names, errors, the tables."""
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
 import re
+import runpy
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
-import torch
 
 import rollout_corr as rc
 from builders.config_cases import call, error, k1, option, rows
 from builders.preset_cases import EXPECTED, with_arguments
-from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared import names, tables
+from rollout_corr.frameworks.shared import names
 from rollout_corr.frameworks.shared.lookup import every_preset, readable
-from rollout_corr.frameworks.shared.tables import END
 from rollout_corr.frameworks.verl import options as verl_options
-from rollout_corr.specs.bounds_of_batch import RULES
-from rollout_corr.specs.checked import expression
-from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_every_recipe_is_expected():
-    assert rc.spec_names() == sorted(EXPECTED)
-
-
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_recipe_makes_the_spec_of_its_peer(name):
+def test_preset_makes_the_spec_of_its_peer(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert rc.spec(name) == EXPECTED[name]
@@ -50,42 +38,28 @@ def test_arguments(name, arguments, expected):
     assert rc.spec(name, **arguments) == expected
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_specs_are_plain_values(name):
-    spec = rc.spec(name)
-    assert pickle.loads(pickle.dumps(spec)) == spec
-    assert Spec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-    assert len({spec, rc.spec(name)}) == 1
+def test_every_preset_is_expected_and_documented():
+    assert rc.spec_names() == sorted(EXPECTED)
+    assert all(found.matches and found.about.endswith(".") for found in every_preset())
 
 
-def test_documented():
-    for found in every_preset():
-        assert found.matches, found.name
-        assert (found.build.__doc__ or "").strip().endswith("."), found.name
+UNKNOWN = """
+rc.spec("verl.decoupled_token_iss") | unknown name ...did you mean 'verl.decoupled_token_is'
+rc.spec("icepop") | did you mean 'glm.icepop' or 'nemo.icepop' or 'open_instruct.icepop'
+rc.spec("qqqqqqqq") | unknown name 'qqqqqqqq'; rc.spec_names()
+rc.spec("verl.gspo") | ; it is a recipe, a whole loss: rc.recipe('verl.gspo')
+rc.spec(3) | TypeError spec: expected a name ...got int 3
+rc.recipe("verl.gsop") | unknown name 'verl.gsop', did you mean 'verl.gspo'
+rc.recipe("tinker.qqqqqqqq") | unknown name 'tinker.qqqqqqqq'; tinker has tinker.cispo, tinker.importance
+rc.recipe("verl.staleness") | ; it is a spec, a correction without a loss: rc.spec('verl.staleness')
+"""
 
 
-def test_names_are_sorted_strings():
-    found = rc.spec_names()
-    assert isinstance(found, list) and found == sorted(found) and "verl.decoupled_token_is" in found
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("verl.decoupled_token_iss", r"did you mean 'verl\.decoupled_token_is'"),
-        ("decoupled_geo_rs", r"did you mean 'verl\.decoupled_geo_rs'"),
-        ("icepop", r"did you mean 'glm\.icepop' or 'nemo\.icepop' or 'open_instruct\.icepop'"),
-        ("qqqqqqqq", r"unknown name 'qqqqqqqq'; rc\.spec_names\(\)"),
-    ],
-)
-def test_unknown_name(name, hint):
-    with pytest.raises(ValueError, match=hint):
-        rc.spec(name)
-
-
-def test_name_that_is_no_text():
-    with pytest.raises(TypeError, match=r"spec: expected a name .*got int 3"):
-        rc.spec(3)
+@pytest.mark.parametrize(("made", "message"), rows(UNKNOWN))
+def test_unknown_name(made, message):
+    kind, pattern = error(message)
+    with pytest.raises(kind or ValueError, match=pattern):
+        eval(made, {"rc": rc})
 
 
 WRONG_ARGUMENTS = """
@@ -129,12 +103,9 @@ def test_wrong_arguments_name_the_recipe_and_the_argument(made, message):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (2, (None, 2.0)),
         ("2.0", (None, 2.0)),
         (" 0.5_2.0 ", (0.5, 2.0)),
-        ("0.5 _ 2.0", (0.5, 2.0)),
         ((0.5, 2), (0.5, 2.0)),
-        ([0.5, 2], (0.5, 2.0)),
         ("1e-1_1e1", (0.1, 10.0)),
         ("1_1", (1.0, 1.0)),
     ],
@@ -147,27 +118,17 @@ def test_threshold_grammar(value, expected):
     ("value", "kind", "message"),
     [
         ("", ValueError, "t: expected a number, got ''"),
-        ("_", ValueError, "t: expected a number, got ''"),
-        ("0.5_", ValueError, "t: expected a number, got ''"),
         ("two", ValueError, "t: expected a number, got 'two'"),
         ("1_2_3", ValueError, "t: expected 'upper' or 'lower_upper', got '1_2_3'"),
         ("nan", ValueError, "t: expected a finite number > 0, got 'nan'"),
-        ("inf", ValueError, "t: expected a finite number > 0, got 'inf'"),
         ("0.5_inf", ValueError, "t: expected a finite number > 0, got 'inf'"),
-        ("nan_2", ValueError, "t: expected a finite number > 0, got 'nan'"),
         (math.nan, ValueError, "t: expected a number, got nan"),
-        (math.inf, ValueError, "t: expected a finite number > 0, got inf"),
         (0, ValueError, "t: expected a finite number > 0, got 0"),
-        ("0", ValueError, "t: expected a finite number > 0, got '0'"),
-        (-2, ValueError, "t: expected a finite number > 0, got -2"),
-        ("-1_2", ValueError, "t: expected a finite number > 0, got '-1'"),
         ("2_0.5", ValueError, "t: expected lower <= upper, got '2_0.5'"),
         ((1, 2, 3), ValueError, r"t: expected a pair \(lower, upper\), got \(1, 2, 3\)"),
         (("1_2", 3), ValueError, "t: expected a finite number > 0, got '1_2'"),
-        ((True, 2), TypeError, "t: expected a number, got bool True"),
         (True, TypeError, "t: expected a number, got bool True"),
         (None, TypeError, "t: expected a number, got NoneType None"),
-        ({}, TypeError, "t: expected a number, got dict {}"),
     ],
 )
 def test_threshold_grammar_refuses(value, kind, message):
@@ -184,89 +145,14 @@ def test_every_rejection_option_of_verl():
         assert verl_options.criteria(name, 2.0) == (expected,)
 
 
-def verdicts(train: torch.Tensor, rollout: torch.Tensor, spec: Spec, **more: object):
-    """`correct` without the peers' metrics, which are tested elsewhere."""
-    return correct(train, rollout, spec=replace(spec, report=()), **more)
-
-
-def log_probs(*log_ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train and rollout log-probs whose differences are the given ones, all probabilities small enough."""
-    d = torch.tensor(log_ratios, dtype=torch.float64)
-    rollout = torch.full_like(d, -3.0)
-    return rollout + d, rollout
-
-
-def test_k1_bounds_as_verl_compares_them_and_as_its_documentation_says():
-    # verl#6377: with 0.6_1.4 verl keeps a ratio of 1.5, and rejects one of 0.65.
-    train, rollout = log_probs([math.log(1.5)], [math.log(0.65)], [math.log(1.0)], [math.log(1.7)])
-    verl = rc.spec("verl.decoupled_geo_rs", rs_threshold="0.6_1.4")
-    mended = rc.spec("verl.decoupled_geo_rs", rs_threshold="0.6_1.4", k1_bounds="ratio")
-    assert verdicts(train, rollout, verl).keep.tolist() == [True, False, True, False]
-    assert verdicts(train, rollout, mended).keep.tolist() == [False, True, True, False]
-
-
-@pytest.mark.parametrize(("agg", "kept"), [("sum", [False, True]), ("mean", [True, True]), ("max", [False, True])])
-def test_areal_k1_is_d(agg, kept):
-    # AReaL: keep iff the aggregate of D is at most upper.
-    train, rollout = log_probs([0.6, 0.1], [-0.6, -0.1])
-    spec = rc.spec("areal.kl", metric="kl_k1", level="sequence", agg=agg, upper=0.5)
-    assert verdicts(train, rollout, spec).keep.tolist() == kept
-
-
-def test_skyrl_sums_run_over_what_is_left():
-    # The second token goes by the token mask, so the product of the first alone is the weight and is tested.
-    train, rollout = log_probs([0.1, 3.0])
-    spec = rc.spec("skyrl.tldr", geo_mask_low=0.5, geo_mask_high=1.2)
-    out = verdicts(train, rollout, spec, mask=torch.ones(1, 2, dtype=torch.bool))
-    assert out.keep.tolist() == [True] and out.mask.tolist() == [[True, False]]
-    # SkyRL leaves the weight of a rejected token as it is.
-    assert out.weights[0].tolist() == pytest.approx([math.exp(0.1), 2.0])
-
-
-def test_vaco_drops_the_outward_tokens_only():
-    train, rollout = log_probs([2.0, -2.0])
-    out = verdicts(train, rollout, rc.spec("open_instruct.vaco", mask_upper=0.5), advantages=torch.tensor([1.0]))
-    assert out.weights[0].tolist() == pytest.approx([0.0, math.exp(-2.0)])
-    assert out.keep.tolist() == [True]
-
-
-def test_trl_and_unsloth_read_nan_as_one():
-    train, rollout = log_probs([math.nan, 0.5])
-    for spec in (rc.spec("trl.token_truncate"), rc.spec("unsloth.token_truncate")):
-        assert verdicts(train, rollout, spec).weights[0].tolist() == pytest.approx([1.0, math.exp(0.5)])
-
-
-def test_expression_builds_what_it_says():
-    names = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion, **RULES}
-    for spec in EXPECTED.values():
-        assert eval(expression(spec), names) == spec
-    assert expression(Spec(Weight.token(upper=2.0))) == "Spec(weight=Weight.token(upper=2.0))"
-
-
-def test_table_in_the_docs_is_up_to_date():
-    text = (DOCS / "presets.md").read_text(encoding="utf-8")
-    begin = tables.BEGIN.format("presets")
-    assert text.count(begin) == text.count(END) == 1
-    written = text[text.index(begin) : text.index(END) + len(END)]
-    assert written == tables.presets().rstrip("\n"), (
-        "run: python -m rollout_corr.frameworks presets, and put it into docs/presets.md"
-    )
-
-
-def test_table_says_everything():
-    text = tables.presets()
-    for name in EXPECTED:
-        assert f"| `{name}(" in text
-    for line in text.splitlines():
-        if line.startswith("|"):
-            assert len(re.findall(r"(?<!\\)\|", line)) == 5
-
-
 @pytest.mark.parametrize("table", ["presets", "losses", "names"])
-def test_module_prints_the_tables(table):
-    command = [sys.executable, "-m", "rollout_corr.frameworks", table]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS.parent)
-    assert done.stdout == getattr(tables, table)()
+def test_tables_are_up_to_date(table, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["frameworks", table])
+    runpy.run_module("rollout_corr.frameworks", run_name="__main__")
+    made = capsys.readouterr().out
+    written = Path(names.__file__ if table == "names" else DOCS / f"{table}.md").read_text(encoding="utf-8")
+    assert made.rstrip("\n") in written, f"run: python -m rollout_corr.frameworks {table}, and put it there"
+    assert table != "presets" or all(f"| `{name}(" in made for name in EXPECTED)
 
 
 def test_a_name_imports_its_framework_alone():
@@ -285,10 +171,6 @@ def test_a_name_imports_its_framework_alone():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_names_for_type_checkers_are_up_to_date():
-    written = Path(names.__file__).read_text(encoding="utf-8")
-    assert written == tables.names(), (
-        "run: python -m rollout_corr.frameworks names > rollout_corr/frameworks/shared/names.py"
-    )
+def test_names_for_type_checkers():
     assert sorted(get_args(rc.SpecName)) == rc.spec_names() and sorted(get_args(rc.RecipeName)) == rc.recipe_names()
     assert list(get_args(rc.FrameworkName)) == readable("read") == readable("recipe")

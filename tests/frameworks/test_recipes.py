@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import error
+from builders import batches
+from builders.config_cases import call, error, rows as rows_of
 from oracles.published import PUBLISHED, batch
 from rollout_corr.frameworks.shared.lookup import every_recipe
 
@@ -46,7 +47,7 @@ def test_recipe_is_what_is_published(name):
     for seed in range(3):
         rows = batch(seed)
         value, slope = ours(rows, name)
-        assert error(value, published(rows)) <= 1e-7, (seed, value, published(rows))
+        assert batches.error(value, published(rows)) <= 1e-7, (seed, value, published(rows))
         for i, row in enumerate(rows):
             for t in range(row.n):
                 at, sides = row.new[t], []
@@ -55,63 +56,112 @@ def test_recipe_is_what_is_published(name):
                     sides.append(published(rows))
                 row.new[t] = at
                 wanted = (sides[0] - sides[1]) / (2 * STEP)
-                assert error(slope[i, t].item(), wanted) <= 1e-7, (seed, i, t)
+                assert batches.error(slope[i, t].item(), wanted) <= 1e-7, (seed, i, t)
                 acted += abs(wanted)
     assert acted > 0.0
 
 
-def test_plain_ppo_and_grpo_by_these_names():
-    # Those that lack one are named in docs/losses.md, with the reason.
-    alone = {name.partition(".")[0] for name in PUBLISHED} - {"areal", "prime_rl"}
-    compared = {name.partition(".")[0] for name in rc.recipe_names()} - alone - {"ctpo"}
-    names = {f"{framework}.{name}" for framework in compared for name in ("ppo", "grpo")}
-    absent = {"prime_rl.ppo", "prime_rl.grpo", "trl.ppo", "unsloth.ppo", "swift.ppo", "art.grpo", "trinity.grpo"}
-    absent.add("pipeline_rl.grpo")
-    assert names - set(rc.recipe_names()) == absent
-    made = {name: rc.recipe(name) for name in names - absent}
-    assert all(isinstance(recipe.loss.surrogate, rc.PPO) for recipe in made.values())
-    assert {name for name, recipe in made.items() if recipe.spec is not None} == {"trl.grpo"}
-    with_kl = {name for name, recipe in made.items() if recipe.loss.kl is not None}
-    assert with_kl == {f"{x}.grpo" for x in ("verl", "nemo", "open_instruct", "roll", "swift", "unsloth", "skyrl")} | {
-        "trinity.ppo"
-    }
+# Settings that change something, and what they change it into: CALL | RECIPE or a part of its loss.
+WITH_SETTINGS = """
+verl.decoupled_token_is(upper=3.0, kl_loss_coef=0.5) |
+    Recipe(rc.spec("verl.decoupled_token_is", upper=3.0), Loss(PPO(0.2, 0.2, 3.0), kl=KL("k3", 0.5, value_clamp=10.0)))
+verl.bypass_pg_geo_rs(kl_loss_coef=0.0) | GPG()
+verl.bypass_pg_is(upper=3.0) | Score()
+verl.clip_cov(clip_cov_lb=0.5, clip_ratio_low=0.1) | ClipCov(0.1, 0.2, share=0.0002, lower=0.5, upper=5.0)
+trl.grpo(epsilon=0.1, epsilon_high=0.3, delta=1.5, beta=0.2, off_policy_mask_threshold=0.05) |
+    Recipe(rc.spec("trl.opsm", delta=0.05), Loss(PPO(0.1, 0.3, delta=1.5), ROWS, KL("k3", 0.2, weight="ratio")))
+trl.dapo(importance_sampling_level="sequence", epsilon=0.1, vllm_importance_sampling_mode="token_truncate") |
+    Recipe(rc.spec("trl.token_truncate"), Loss(GSPO(0.1, 0.1)))
+trl.dapo(vllm_importance_sampling_correction=False, use_bias_correction_kl=False, beta=0.1) |
+    Recipe(None, Loss(PPO(0.2, 0.2), kl=KL("k3", 0.1)))
+trl.cispo(epsilon_high=None) | Score(upper=5.0)
+trl.vespo(vllm_importance_sampling_correction=False, vespo_k_pos=1.0, vespo_lambda_neg=0.0) |
+    Recipe(None, Loss(VESPO(1.0, 3.0, 3.0, 1e-4)))
+unsloth.grpo(importance_sampling_level="sequence", vllm_importance_sampling_correction=True, clip_max=2.0,
+    vllm_importance_sampling_mode="token_truncate", use_bias_correction_kl=False) |
+    Recipe(rc.spec("unsloth.token_truncate", clip_max=2.0), Loss(GSPO(0.2, 0.2), ROWS,
+    KL("k3", 0.001, value_clamp=10.0)))
+swift.token_truncate(beta=0.3) |
+    Recipe(rc.spec("swift.token_truncate"), Loss(PPO(0.2, 0.2), ROWS,
+    KL("k3", 0.3, value_clamp=10.0, weight="weights")))
+swift.opsm(loss_type="bnpo") | Mean(over="kept")
+swift.fipo(beta=0.1, delta=3.0) | Recipe(None, Loss(PPO(0.2, 0.2, delta=3.0), kl=KL("k3", 0.1, value_clamp=10.0)))
+tunix.grpo(epsilon=0.1, epsilon_high=0.3, epsilon_c=1.5, beta=0.2, kl_loss_mode="low_var_kl",
+    loss_agg_mode="sequence-mean-token-scale", max_tokens_to_generate=9) |
+    Recipe(None, Loss(PPO(0.1, 0.3, 1.5), Mean("sequence_sum", length=9), KL("k3", 0.2)))
+tunix.ppo(epsilon_low=0.1, epsilon_high=0.3, epsilon_c=4.0) | PPO(0.1, 0.3, 4.0)
+pipeline_rl.reinforce(epsilon_high=0.1, kl_coef=0.4, clamp_log_ratio_ref_new_value=0.3, group_normalization=True) |
+    Recipe(None, Loss(Score(upper=1.1), Mean("sum"), KL("k3", 0.4, log_clamp=0.3)))
+rlinf.actor(clip_ratio_high=0.28, clip_ratio_c=None, loss_agg_func="seq-mean-token-sum", kl_beta=0.1) |
+    Recipe(None, Loss(PPO(0.2, 0.28), Mean("sequence_sum"), KL("k3", 0.1, value_clamp=10.0)))
+rlinf.decoupled(clip_ratio_low=0.1, threshold=5.0) |
+    Recipe(rc.spec("rlinf.decoupled", threshold=5.0), Loss(PPO(0.1, 0.2, 3.0), Mean(over="kept")))
+roll.default(pg_clip=0.3, dual_clip_loss=True, loss_agg_mode="token-mean") |
+    Recipe(rc.spec("roll.default"), Loss(PPO(0.3, 0.3, 1.6), Mean(over="kept")))
+roll.default(pg_clip_low=0.1, pg_clip_high=0.3) | PPO(0.1, 0.3)
+roll.topr(topr_positive_weight=0.5, topr_negative_weight=2.0) | TOPR(positive=0.5, negative=2.0)
+art.ppo(epsilon=0.1, epsilon_high=0.3, importance_sampling_level="sequence") | GSPO(0.1, 0.3)
+art.ppo(importance_sampling_level="average") | AveragePPO(0.2, 0.2, level="average")
+art.default(importance_sampling_level="geometric_average", epsilon=0.1, epsilon_high=0.2) |
+    Score(0.9, 1.2, level="geometric_average")
+trinity.ppo(clip_range_low=0.1, clip_range_high=0.3, clip_ratio_c=4.0) | PPO(0.1, 0.3, 4.0)
+trinity.rec(clip_mode="two-side", weight="importance_sampling") | REC("two_side", 0.2, 0.2, 0.6, 2.0, "ratio", "token")
+trinity.rec(clip_mode="gspo-one-side", weight="gspo_importance_sampling", kl_coef=0.0, regularizer="k2",
+    regularizer_coef=0.5) |
+    Recipe(None, Loss(REC("one_side", 0.2, 0.2, 0.6, 2.0, "ratio", "sequence"), ROWS, None, SquaredLogRatio(0.5)))
+nemo.tis(token_level_loss=False, ratio_clip_c=4.0) |
+    Recipe(rc.spec("nemo.tis"), Loss(PPO(0.2, 0.2, 4.0), Mean("sequence")))
+nemo.gspo_is(level="geometric") |
+    Recipe(rc.spec("nemo.gspo_is", level="geometric"), Loss(GSPO(0.2, 0.2), Mean("sequence")))
+nemo.cispo(reference_policy_kl_penalty=0.5) | KL("k3", 0.5, gradient="k2", log_clamp=20.0, value_clamp=10.0)
+openrlhf.tis(loss_agg_mode="seq-mean-token-mean", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0) |
+    Recipe(rc.spec("openrlhf.tis"), Loss(PPO(0.1, 0.3, 4.0), Mean("sequence")))
+open_instruct.default(beta=0.05, kl_estimator=3) | KL("k1", 0.05, log_clamp=40.0, weight="ratio")
+areal.seq(eps_clip=0.1, eps_clip_higher=0.3, c_clip=4.0) | PPO(0.1, 0.3, 4.0)
+slime.tis(eps_clip=0.1, eps_clip_high=0.3, eps_clip_c=4.0) | PPO(0.1, 0.3, 4.0)
+molt.geo(eps_clip_low_high=(0.1, 0.3), dual_clip=4.0) | PPO(0.1, 0.3, 4.0, clamp=30.0)
+prime_rl.dppo(adv_tau=0.5, kl_tau=0.1) |
+    Recipe(rc.spec("prime_rl.dppo"), Loss(Reinforce(coef=0.5), regularizer=SquaredLogRatio(0.1, "all")))
+megatron.tis(grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0) |
+    Recipe(rc.spec("megatron.tis", coef=8.0), Loss(PPO(0.01, 0.01)))
+"""
 
 
-def test_clips_by_the_names_of_frameworks_that_are_not_recorded():
-    named = {
-        "flash_rl.tis": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 4.0},
-        "tunix.ppo": {"epsilon_low": 0.1, "epsilon_high": 0.3, "epsilon_c": 4.0},
-    }
-    for name, options in named.items():
-        assert rc.recipe(name, **options).loss.surrogate == rc.PPO(0.1, 0.3, dual=4.0), name
-    made = rc.recipe("megatron.tis", grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0)
-    assert made == rc.Recipe(rc.spec("megatron.tis", coef=8.0), rc.Loss(rc.PPO(0.01, 0.01)))
+@pytest.mark.parametrize(("made", "expected"), rows_of(WITH_SETTINGS))
+def test_settings_by_the_frameworks_names(made, expected):
+    name, settings = call(made)
+    found = rc.recipe(name, **settings)
+    words = {name: getattr(rc, name) for name in rc.__all__} | {"rc": rc, "ROWS": rc.Mean("sequence", over="rows")}
+    wanted = eval(expected, words)
+    assert wanted == found or wanted in (found.loss.surrogate, found.loss.mean, found.loss.kl)
 
 
-REFUSED = [
-    ("verl.gsop", {}, ValueError, r"^recipe: unknown name 'verl\.gsop', did you mean 'verl\.gspo'"),
-    (None, {}, TypeError, r"^recipe: expected a name"),
-    ("verl.gspo", {"epsilon": 0.1}, TypeError, r"^recipe verl\.gspo\(epsilon=0\.1\): .*epsilon"),
-    ("verl.gspo", {"clip_ratio_low": 2.0}, ValueError, r"^recipe verl\.gspo\(.*: GSPO\.low: expected a number"),
-    ("verl.disabled", {"kl_loss_coef": torch.ones(2)}, TypeError, "kl_loss_coef: expected "),
-    ("trl.cispo", {"importance_sampling_level": "sequence"}, ValueError, "expected 'token' with loss_type 'cispo'"),
-    ("trl.grpo", {"vllm_importance_sampling_mode": "opsm"}, ValueError, "_sampling_mode: expected one of"),
-    ("trl.grpo", {"importance_sampling_level": "sequnce"}, ValueError, "importance_sampling_level: expected "),
-    ("trl.grpo", {"use_bias_correction_kl": "false"}, TypeError, "use_bias_correction_kl: expected "),
-    ("trl.grpo", {"max_completion_length": "long"}, TypeError, "max_completion_length: expected "),
-    ("trl.grpo", {"beta": torch.ones(2)}, TypeError, "beta: expected "),
-    ("unsloth.grpo", {"vllm_importance_sampling_correction": "false"}, TypeError, "_correction: expected "),
-    ("unsloth.dapo", {"epsilon_high": "wide"}, TypeError, "epsilon_high: expected "),
-    ("art.ppo", {"importance_sampling_level": "row"}, ValueError, r"expected one of \['token', 'seq"),
-    ("tunix.grpo", {"loss_agg_mode": "seq-mean-token-mean"}, ValueError, r"expected one of \['token-mean', "),
-    ("tunix.tis", {"kl_loss_mode": "k3"}, ValueError, r"expected one of \['kl', 'mse_kl', 'low"),
-    ("openrlhf.tis", {"loss_agg_mode": "seq-mean-token-sum"}, ValueError, "loss_agg_mode: expected one of"),
-]
+REFUSED = """
+trl.grpo(importance_sampling_level="sequnce") | importance_sampling_level: expected one of
+trl.grpo(use_bias_correction_kl="false") | TypeError use_bias_correction_kl: expected true or false
+trl.grpo(max_completion_length="long") | TypeError max_completion_length: expected a number
+trl.grpo(vllm_importance_sampling_mode="opsm") | vllm_importance_sampling_mode: expected one of
+trl.cispo(importance_sampling_level="sequence") | importance_sampling_level: expected 'token' with loss_type 'cispo'
+unsloth.dapo(epsilon_high="wide") | TypeError epsilon_high: expected a number
+verl.disabled(kl_loss_coef="k3") | TypeError kl_loss_coef: expected a number
+verl.gspo(epsilon=0.1) | TypeError got an unexpected keyword argument 'epsilon'
+verl.gspo(clip_ratio_low=2.0) | GSPO.low: expected a number
+openrlhf.tis(loss_agg_mode="seq-mean-token-sum") | loss_agg_mode: expected one of
+art.ppo(importance_sampling_level="row") | importance_sampling_level: expected one of ['token', 'seq
+tunix.grpo(loss_agg_mode="seq-mean-token-mean") | loss_agg_mode: expected one of ['token-mean',
+tunix.tis(kl_loss_mode="k3") | kl_loss_mode: expected one of ['kl', 'mse_kl', 'low
+trinity.rec(clip_mode="gspo-one-side") | kl_coef: expected 0 with clip_mode
+trinity.rec(weight="advantage") | weight: expected one of
+trinity.rec(clip_mode="ring", weight="gspo_importance_sampling") | weight: expected one of
+trinity.rec(regularizer="forward-kl") | regularizer: expected one of
+"""
 
 
-@pytest.mark.parametrize(("name", "settings", "kind", "message"), REFUSED)
-def test_what_is_refused(name, settings, kind, message):
-    with pytest.raises(kind, match=message):
+@pytest.mark.parametrize(("made", "message"), rows_of(REFUSED))
+def test_refused(made, message):
+    name, settings = call(made)
+    kind, pattern = error(message)
+    with pytest.raises(kind or ValueError, match=rf"^recipe {name}\(.*{pattern}"):
         rc.recipe(name, **settings)
 
 

@@ -9,13 +9,12 @@ import warnings
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from builders.calls import bundled
 from builders.strategies import specs
+from frameworks.test_read import READ, cases, config_of
 from rollout_corr.frameworks.shared.lookup import readable
 from rollout_corr.specs.choices import WHEN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
@@ -75,198 +74,31 @@ def test_a_framework_says_its_own_specs(name):
             assert_read_back(NAMED[name], framework, NAMED[name].to_config(framework))
 
 
-def batch():
-    """Padded log-probs near and far from each other, with a NaN and masked ends."""
-    generator = torch.Generator().manual_seed(3)
-    rollout = -torch.rand(24, 9, generator=generator) * 3.0
-    train = rollout + torch.randn(24, 9, generator=generator) * torch.logspace(-4, 0.3, 24)[:, None]
-    train[5, 2] = torch.nan
-    return train, rollout, torch.rand(24, 9, generator=generator) < 0.8
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_what_another_framework_says_weighs_and_masks_the_same(framework):
-    """Every named spec of all frameworks, where this one can say it."""
-    train, rollout, mask = batch()
-    others = 0
+def test_the_specs_of_others_are_read_back_or_refused(framework):
+    said_here = 0
     for name, spec in NAMED.items():
         try:
             config = spec.to_config(framework)
         except ValueError:
             continue
-        read = assert_read_back(spec, framework, config)
-        others += not name.startswith(f"{framework}.")
-        if any(c.of != "train/rollout" or c.stat == "age" for c in spec.criteria):
-            continue
-        more = {"advantages": torch.linspace(-1.0, 1.0, 24), "turns": "runs"}
-        wanted, found = (rc.correct(train, rollout, **bundled(mask=mask, spec=one, **more)) for one in (spec, read))
-        assert torch.equal(wanted.mask, found.mask), name
-        assert (wanted.weights is None) == (found.weights is None), name
-        if wanted.weights is not None:
-            assert torch.equal(wanted.weights, found.weights), name
-    assert others > 0, "no other spec can be said"
+        assert_read_back(spec, framework, config)
+        said_here += not name.startswith(f"{framework}.")
+    assert said_here > 0, "no other spec can be said"
 
 
-LEVELS, SWITCH, AT_LEAST = ("token", "sequence", "geometric"), st.booleans(), st.floats(0.01, 0.99)
-AT_MOST, MAYBE_LOW, MAYBE_HIGH = (
-    st.floats(1.01, 50.0),
-    st.none() | st.floats(0.01, 0.99),
-    st.none() | st.floats(1.01, 50.0),
+def has_a_setting(framework, text, expected):
+    """Tell whether a row has a Spec; verl has no veto, no test of the ratio and no flat generation any more."""
+    old = framework == "verl" and (text.startswith("flat") or "VETO" in expected or "ratio(" in expected)
+    return expected.startswith(("Spec", "named")) and not old
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("framework", "text", "expected"), [case for case in cases(READ) if has_a_setting(*case.values)]
 )
-PAIR, OPTIONAL_PAIR = st.tuples(AT_MOST, AT_LEAST), st.none() | st.tuples(AT_MOST, AT_LEAST)
-RS = st.sampled_from(("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_mean_k1", "seq_mean_k3", "seq_max_k2"))
-MODES = [f"{unit}_{way}" for unit in LEVELS for way in ("mask", "truncate")]
-TRL = {
-    "vllm_importance_sampling_correction": SWITCH,
-    "vllm_importance_sampling_mode": [
-        f"{unit}_{way}" for unit in ("token", "sequence") for way in ("mask", "truncate")
-    ],
-    "vllm_importance_sampling_clip_max": MAYBE_HIGH,
-    "vllm_importance_sampling_clip_min": MAYBE_LOW,
-    "off_policy_mask_threshold": MAYBE_LOW,
-}
-SLIME = {
-    "use_tis": SWITCH,
-    "tis_clip": AT_MOST,
-    "tis_clip_low": AT_LEAST,
-    "custom_tis_function_path": [None, "x.icepop_function", "x.compute_mis_weights_with_cp"],
-    "use_opsm": SWITCH,
-    "opsm_delta": AT_LEAST,
-    "use_rs": SWITCH,
-    "tis_level": LEVELS,
-    "rs_level": LEVELS,
-    "tis_mode": ("truncate", "clip", "mask"),
-    "tis_lower_bound": AT_LEAST,
-    "tis_upper_bound": AT_MOST,
-    "rs_lower_bound": MAYBE_LOW,
-    "rs_upper_bound": MAYBE_HIGH,
-    "rs_veto_threshold": MAYBE_LOW,
-    "tis_batch_normalize": SWITCH,
-}
-FILTER = {
-    "enabled": SWITCH,
-    "agg_type": (*LEVELS, "segment"),
-    **dict.fromkeys(("ratio_enabled", "diff_enabled"), SWITCH),
-    "ratio_low": AT_LEAST,
-    "ratio_high": MAYBE_HIGH,
-    "diff_low": st.floats(-0.5, -0.01),
-    "diff_high": AT_LEAST,
-}
-
-
-def block(settings):
-    """Draws a block of settings: each has a strategy or its choices."""
-    drawn = {name: st.sampled_from(at) if isinstance(at, (tuple, list)) else at for name, at in settings.items()}
-    return st.fixed_dictionaries(drawn)
-
-
-# Settings of each framework's correction, of its current generation.
-SETTINGS = {
-    "areal": block({
-        "level": ("token", "sequence"),
-        "action": ("mask", "clamp"),
-        "metric": ("ratio", "kl_rollout_train_k1", "kl_rollout_train_k2", "kl_rollout_train_k3", "binary_kl"),
-        "agg": ("sum", "mean", "max"),
-        "upper": AT_MOST,
-        "lower": MAYBE_LOW,
-    }),
-    "molt": block({
-        "algo.advantage.is_correction_level": ("off", "token", "seq", "geo"),
-        "algo.advantage.is_correction_mode": ("mask", "clip", "trunc"),
-        "algo.advantage.is_correction_threshold": st.tuples(AT_LEAST, AT_MOST),
-    }),
-    "nemo": st.fixed_dictionaries({
-        "loss_fn": block({
-            "use_importance_sampling_correction": SWITCH,
-            "sequence_level_importance_ratios": SWITCH,
-            "truncated_importance_sampling_type": (None, "tis", "icepop", "seq-mask-tis"),
-            "truncated_importance_sampling_ratio": MAYBE_HIGH,
-            "truncated_importance_sampling_ratio_min": MAYBE_LOW,
-        }),
-        "grpo": block({"seq_logprob_error_threshold": MAYBE_HIGH}),
-    }),
-    "open_instruct": block({
-        **dict.fromkeys(("use_rho_correction", "rho_mask_sequence_level", "rho_mask_tv_divergence"), SWITCH),
-        **dict.fromkeys(("rho_clamp_lower_bound", "rho_mask_lower_bound"), st.just(0.0) | AT_LEAST),
-        **dict.fromkeys(("rho_clamp_upper_bound", "rho_mask_upper_bound"), st.just(0.0) | AT_MOST),
-    }),
-    "openrlhf": block({
-        "algo.advantage.is_correction_level": ("off", "token", "seq"),
-        "algo.advantage.is_correction_mode": ("mask", "clip"),
-        "algo.advantage.is_correction_gating": ("ratio", "binary_kl", "tv"),
-        "algo.advantage.is_correction_threshold": st.tuples(st.just(0.0) | AT_LEAST, AT_MOST),
-    }),
-    "prime_rl": st.one_of(
-        block({"type": ("ipo",), "eps": AT_LEAST}),
-        block({"type": ("icepop",), "ratio_low": AT_LEAST, "ratio_high": AT_MOST}),
-        block({"type": ("kpop",), "kpop_threshold": AT_LEAST}),
-        block({"type": ("default",), "dppo_mask_low": AT_LEAST, "dppo_mask_high": AT_LEAST}),
-    ),
-    "roll": block({
-        "is_weight": block({"enabled": SWITCH, "weight_type": (*LEVELS, "segment"), "upper_bound": MAYBE_HIGH}),
-        "filters": st.lists(block(FILTER), max_size=2),
-    }),
-    "skyrl": block({
-        "tis_ratio_type": (None, "token", "sequence"),
-        **dict.fromkeys(("token_tis_ratio_clip_high", "sequence_tis_ratio_clip_high"), AT_MOST),
-        "sequence_mask_metric": (None, "geometric", "product"),
-        **dict.fromkeys(("geo_mask_high", "product_mask_high"), AT_MOST),
-        **dict.fromkeys(("geo_mask_low", "product_mask_low"), AT_LEAST),
-        "outlier_token_is_threshold_low": MAYBE_LOW,
-        "outlier_token_is_threshold_high": MAYBE_HIGH,
-    }) | block({"tis_ratio_type": ("token",)}).map(
-        lambda one: {**one, "token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
-    ),
-    "slime": block(SLIME),
-    "miles": block(SLIME),
-    "swift": block({
-        "rollout_importance_sampling_mode": [None, *MODES[:4]],
-        "rollout_importance_sampling_threshold": AT_MOST,
-        "off_policy_sequence_mask_delta": MAYBE_LOW,
-    }),
-    "trl": block(TRL),
-    "unsloth": block({
-        **TRL,
-        "vllm_importance_sampling_mode": MODES,
-    }),
-    "verl": block({
-        "rollout_is": (None, "token", "sequence"),
-        "rollout_is_threshold": AT_MOST | st.tuples(AT_LEAST, AT_MOST),
-        "rollout_is_batch_normalize": SWITCH,
-    }).flatmap(
-        lambda one: st.lists(st.tuples(RS, AT_MOST), max_size=3, unique_by=lambda option: option[0]).map(
-            lambda rs: {
-                **one,
-                "rollout_rs": ",".join(option for option, _ in rs) or None,
-                "rollout_rs_threshold": ",".join(repr(bound) for _, bound in rs),
-            }
-        )
-    ),
-    "xtuner": block({
-        "rollout_is_level": LEVELS,
-        "rollout_is_mode": ("truncate", "mask", "both"),
-        "rollout_is_threshold": PAIR,
-        "rollout_is_mask_threshold": OPTIONAL_PAIR,
-        "rollout_is_veto_threshold": OPTIONAL_PAIR,
-        "rollout_is_veto_level": ("max", "geometric", "kl3"),
-        "rollout_is_veto_negative_adv_only": SWITCH,
-    }),
-}  # fmt: skip
-
-
-def test_settings_of_every_framework_are_drawn():
-    assert sorted(SETTINGS) == FRAMEWORKS
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_what_was_read_can_be_written(framework, data):
-    config = data.draw(SETTINGS[framework])
-    try:
-        spec = rc.spec(framework, config)
-    except (TypeError, ValueError):
-        return  # the framework refuses these together
+def test_what_was_read_can_be_written(framework, text, expected):
+    spec = rc.spec(framework, config_of(text))
     assert_read_back(spec, framework, spec.to_config(framework))
 
 
@@ -300,7 +132,7 @@ def near(draw):
         return spec
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.one_of(near(), near(), near(), specs(normalize=(None, "batch", "group"), prefixes=True)), st.data())
 def test_it_is_read_back_or_refused(spec, data):
     frameworks = FRAMEWORKS if data.draw(st.booleans()) else [data.draw(st.sampled_from(FRAMEWORKS))]
@@ -317,7 +149,7 @@ def test_it_is_read_back_or_refused(spec, data):
 # --- verl's k1 ---
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-4.0, 4.0), min_size=2, max_size=2).map(sorted))
 def test_bounds_of_k1_are_written_as_ratios(bounds):
     spec = Spec(criteria=(Criterion("k1", "sequence", "mean", *bounds, token_clamp=20.0),))
@@ -344,9 +176,6 @@ def test_a_test_of_the_ratio_has_reciprocal_bounds_in_verl():
     near = eval(re.search(r"the nearest is (Criterion\(.*\)), written", str(caught.value))[1], {"Criterion": Criterion})
     as_verl = rc.spec("verl", {"rollout_rs": line[1], "rollout_rs_threshold": line[2]})
     assert said(as_verl) == said(Spec(criteria=(near,)))
-    train, rollout, mask = batch()
-    kept = [rc.correct(train, rollout, mask=mask, spec=one).keep for one in (spec, as_verl)]
-    assert torch.equal(*kept) and 0 < int(kept[0].sum()) < 24
     assert spec.to_config("verl", k1_bounds="ratio")["rollout_rs_threshold"] == "0.8_2.0"
 
 

@@ -1,0 +1,598 @@
+"""What each framework's configuration reads as, and what it refuses: a table a framework.
+
+Rows are `CONFIG | EXPECTED` and `CONFIG | ERROR`. CONFIG is YAML, in verl's also `flat CONFIG`; EXPECTED is a Spec, a
+Recipe or a part of a Loss, in which `named` and `made` build the framework's spec or recipe by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import yaml
+
+import rollout_corr as rc
+from builders.config_cases import VERL, WORDS, XTUNER, error, flat, rows
+from rollout_corr.specs.correction import Spec
+
+pytestmark = pytest.mark.usefixtures("nothing_said_yet")
+
+REPORTS = {"verl": VERL, "xtuner": XTUNER, "skyrl": {"report": ("native", "skyrl")}}
+SUMS = rc.Mean("sequence_sum", over="rows")
+
+READ = {
+    "areal": """
+{metric: ratio} | named("token_mask", lower=None)
+{actor: {use_decoupled_loss: true, rejection_sampling: {upper: 5.0}}, rollout: {}} | named("token_mask", lower=None)
+{lower: 0.5} | named("token_mask")
+{level: sequence, agg: sum} | named("seq", agg="sum")
+{metric: kl_k1, level: sequence, agg: max, upper: 0.5, lower: -1.0} |
+    Spec(Weight.token(), (Criterion("k1", "sequence", "min", lower=-0.5, upper=1.0),), "both")
+{metric: kl_k2, level: sequence} | named("kl", metric="kl_k2", level="sequence")
+{metric: binary_kl, upper: 2.0} | named("kpop")
+{action: clamp, lower: 0.0} | Spec(Weight.token(upper=5.0), nonfinite="neutral")
+{action: clamp, level: sequence, lower: 0.5} | Spec(Weight.geometric(lower=0.5, upper=5.0), nonfinite="neutral")
+{use_decoupled_loss: false, rejection_sampling: {}} | Spec()
+{use_decoupled_loss: true} | Recipe(None, Loss(PPO(0.2, 0.2)))
+{actor: {eps_clip_higher: 0.28, c_clip: 3.0}} | PPO(0.2, 0.28, 3.0)
+{importance_sampling_level: sequence} | GSPO(0.2, 0.2)
+{use_sapo_loss: true, sapo_tau_neg: 2.0} | SAPO(1.0, 2.0)
+{use_cispo_loss: true, eps_clip: 1.0, eps_clip_higher: 4.0} | Score(0.0, 5.0)
+{use_decoupled_loss: true, m2_threshold: 0.08, eps_clip: 0.1} | made("m2po", m2_threshold=0.08, eps_clip=0.1)
+{use_decoupled_loss: true, m2_threshold: 0.08} | Mean(over="kept")
+{m2_threshold: 0.08} | Recipe(None, Loss(PPO(0.2, 0.2)))
+""",
+    "molt": """
+{} | made("ppo")
+{algo: {advantage: {is_correction_level: token}}, actor: {eps_clip_low_high: [0.1, 0.3], dual_clip: 4.0}} |
+    made("token", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0)
+{algo.advantage.is_correction_level: token, algo.advantage.is_correction_mode: clip,
+    algo.advantage.is_correction_threshold: [0.4, 3.0]} | named("token", low=0.4, high=3.0, mode="clip")
+{algo.advantage.is_correction_level: token, algo.advantage.is_correction_mode: trunc} | named("token", mode="trunc")
+{algo.advantage.is_correction_level: seq, actor.muon.lr: 0.1, seed: 1} | named("seq")
+{algo.advantage.is_correction_level: geo, algo.advantage.is_correction_threshold: [0.99, 1.01]} | named("geo")
+{actor: {loss_mode: gspo}} | made("gspo")
+{actor: {loss_mode: cispo, eps_clip_low_high: [0.2, 1.3]}} | Score(upper=1.3, clamp=30.0)
+{algo.kl.use_loss: true, algo.kl.estimator: k3} | KL("k3", 0.01, log_clamp=30.0, value_clamp=10.0)
+{algo.kl.use_loss: true, algo.advantage.estimator: on_policy_distill} | made("ppo")
+""",
+    "nemo": """
+{use_importance_sampling_correction: true} | Spec(Weight.token())
+{use_importance_sampling_correction: true, truncated_importance_sampling_ratio_min: 0.5} | Spec(Weight.token())
+{use_importance_sampling_correction: true, sequence_level_importance_ratios: true} | Spec(Weight.product())
+{loss_fn: {use_importance_sampling_correction: true, truncated_importance_sampling_type: tis,
+    truncated_importance_sampling_ratio: 2.0}, grpo: {num_prompts_per_step: 8, seq_logprob_error_threshold: 1.5}} |
+    Spec(Weight.token(upper=2.0), (Criterion("ratio_error", "sequence", "mean", upper=1.5),))
+{use_importance_sampling_correction: true, sequence_level_importance_ratios: true,
+    truncated_importance_sampling_type: tis, truncated_importance_sampling_ratio: 3.0,
+    truncated_importance_sampling_ratio_min: 0.5} | Spec(Weight.product(lower=0.5, upper=3.0))
+{use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop,
+    truncated_importance_sampling_ratio: 5.0, truncated_importance_sampling_ratio_min: 0.5} |
+    Spec(Weight.token(lower=0.5, upper=5.0, outside="zero"))
+{use_importance_sampling_correction: true, truncated_importance_sampling_type: seq-mask-tis,
+    truncated_importance_sampling_ratio: 1.002, truncated_importance_sampling_ratio_min: 0.999} | named("seq_mask_tis")
+{seq_logprob_error_threshold: 2.0} | named("mult_err")
+{seq_logprob_error_threshold: 2.0} | Mean(over="kept")
+{} | Recipe(None, Loss(PPO(0.2, 0.2), kl=KL("k3", 0.01, gradient="k2", log_clamp=20.0, value_clamp=10.0)))
+{kl_input_clamp_value: null, kl_output_clamp_value: null} | KL("k3", 0.01, gradient="k2", log_clamp=40.0)
+{reference_policy_kl_penalty: 0.0, use_importance_sampling_correction: true, sequence_level_importance_ratios: true,
+    token_level_loss: false, ratio_clip_min: 0.1, ratio_clip_c: 3.0} |
+    Recipe(Spec(Weight.product()), Loss(GSPO(0.1, 0.2, 3.0), Mean("sequence")))
+{use_kl_in_reward: true, use_cispo: true} | Recipe(None, Loss(Score(0.8, 1.2)))
+{disable_ppo_ratio: true} | GPG()
+{force_on_policy_ratio: true, disable_ppo_ratio: true} | PPO(0.2, 0.2)
+""",
+    "open_instruct": """
+{} | named("default")
+{use_rho_correction: false} | Spec()
+{rho_clamp_upper_bound: 0.0, rho_clamp_lower_bound: 0.5} | Spec(Weight.token(lower=0.5, token_clamp=10.0))
+{rho_mask_lower_bound: 0.5, rho_mask_upper_bound: 2.0, num_mini_batches: 4, other: 1, beta: 0.0} | made("icepop")
+{rho_mask_sequence_level: true} | Spec(Weight.geometric(upper=2.0, token_clamp=10.0))
+{rho_mask_sequence_level: true, rho_mask_lower_bound: 0.5, rho_mask_upper_bound: 2.0} | named("seq")
+{rho_mask_tv_divergence: true, rho_mask_upper_bound: 2.0} | named("vaco")
+{} | KL("k3", 0.05, log_clamp=40.0)
+{loss_fn: cispo, kl_estimator: 3, clip_higher: 0.3} | made("cispo", beta=0.05, kl_estimator=3, clip_higher=0.3)
+{load_ref_policy: false} | made("default")
+{use_vllm_logprobs: true, use_rho_correction: false, beta: 0.0} |
+    Recipe(None, Loss(PPO(0.2, 0.272, of="new/rollout")))
+""",
+    "openrlhf": """
+{} | made("ppo")
+{algo: {advantage: {is_correction_level: token, is_correction_mode: clip}}, actor: {eps_clip_low_high: [0.2, 0.28],
+    dual_clip: 3.0, loss_agg_mode: seq-mean-token-mean}} |
+    made("tis", eps_clip_low_high=(0.2, 0.28), dual_clip=3.0, loss_agg_mode="seq-mean-token-mean")
+{algo.advantage.is_correction_level: token, algo.advantage.is_correction_threshold: [0.4, 3.0], actor.adam.lr: 1} |
+    named("icepop", low=0.4, high=3.0)
+{algo.advantage.is_correction_level: seq, algo.advantage.is_correction_threshold: [5.0]} |
+    named("seq_mask_tis", low=0.0)
+{algo.advantage.is_correction_level: seq, algo.advantage.is_correction_gating: binary_kl,
+    algo.advantage.is_correction_threshold: [0.003]} | named("flash_reinforce")
+{algo.advantage.is_correction_level: token, algo.advantage.is_correction_gating: binary_kl,
+    algo.advantage.is_correction_threshold: [0.0, 0.05]} | named("dppo_like")
+{algo.advantage.is_correction_level: seq, algo.advantage.is_correction_gating: tv,
+    algo.advantage.is_correction_threshold: [0.1]} |
+    Spec(Weight.token(), (Criterion("tv", "sequence", "mean", upper=0.1, eps=1e-6),), "zero")
+{algo.advantage.is_correction_enable: true, algo.advantage.is_correction_type: tis} | named("tis")
+{algo.advantage.is_correction_enable: true, algo.advantage.is_correction_type: seq-mask-tis} | named("seq_mask_tis")
+{algo.advantage.is_correction_enable: false, algo.advantage.is_correction_type: icepop} | Spec()
+{algo: {kl: {use_loss: true, init_coef: 0.1, estimator: k3}}} | KL("k3", 0.1, value_clamp=10.0)
+{actor.policy_loss_type: gspo, algo.advantage.is_correction_level: token} |
+    Recipe(None, Loss(GSPO(0.2, 0.2, of="new/rollout"), Mean("sequence")))
+{actor.policy_loss_type: gspo} | made("gspo")
+""",
+    "prime_rl": """
+{} | made("ipo")
+{eps: 0.3} | named("ipo", eps=0.3)
+{ipo_threshold: 0.3} | named("ipo", eps=0.3)
+{type: ipo, kl_tau: 0.5, adv_tau: 0.5} | made("ipo", kl_tau=0.5, adv_tau=0.5)
+{dppo_mask_low: 0.1} | named("dppo", dppo_mask_low=0.1)
+{type: default, dppo_mask_high: 0.1, kl_tau: 0.0} | made("dppo", dppo_mask_high=0.1, kl_tau=0.0)
+{type: icepop, ratio_high: 4.0} | made("icepop", ratio_high=4.0)
+{trainer: {loss: {type: kpop, kpop_threshold: 0.2}, optim: {}}, orchestrator: {}} | made("kpop", kpop_threshold=0.2)
+{model: {}, loss: {eps: 0.3}} | made("ipo", eps=0.3)
+""",
+    "roll": """
+{is_weight: {enabled: true}, filters: [{enabled: true}]} | named("default")
+{train_infer_correction: {is_weight: {enabled: true}, filters: [{enabled: true}]}, exp_name: x} | made("default")
+{train_infer_correction: null} | Spec()
+{is_weight: {enabled: true, weight_type: sequence, upper_bound: null}} | Spec(Weight.product())
+{filters: [{enabled: false}, {enabled: true, agg_type: geometric, ratio_low: 0.9, ratio_high: 1.1}]} |
+    Spec(None, (ratio(0.9, 1.1, "mean"),))
+{filters: [{enabled: true, ratio_enabled: false, diff_enabled: true}, {enabled: true, agg_type: sequence}]} |
+    Spec(None, (Criterion("prob_diff", lower=-0.2, upper=0.2, label="filter_0_diff"),
+    ratio(0.8, 1.2, "sum", label="filter_1_ratio")))
+{train_infer_correction: {is_weight: {enabled: true, weight_type: segment}, filters: [{enabled: true,
+    agg_type: segment}]}, ratio_type: segment} | made("segment")
+{ratio_type: segment} | GSPO(0.2, 0.2, over="turn")
+{use_kl_loss: true, kl_loss_coef: 0.1, loss_agg_mode: token-mean, importance_sampling: seq, use_pg_clip_range: true,
+    pg_clip_high: 0.28, dual_clip_loss: true} |
+    Recipe(None, Loss(GSPO(0.2, 0.28, 1.4), Mean(over="kept"), KL("k3", 0.1, value_clamp=10.0)))
+{actor_train: {pg_variant: ppo}, importance_sampling: seq} | PPO(0.2, 0.2)
+{actor_train: {pg_variant: vanilla}} | GPG()
+{actor_train: {pg_variant: tis, tis_upper_bound: 2.0, device_mapping: null}} | Score(0.0, 2.0)
+{actor_train: {pg_variant: cispo, cispo_epsilon_low: 0.2}} | Score(0.8, 1.1)
+{actor_train: {pg_variant: kimi15, kimi15_tau: 0.5}} | DRO(0.5)
+""",
+    "skyrl": """
+{} | Spec()
+{tis_ratio_type: token, token_tis_ratio_clip_high: 4, sequence_tis_ratio_clip_high: 7} | Spec(Weight.token(upper=4))
+{tis_ratio_type: sequence} | Spec(Weight.product(upper=5))
+{sequence_mask_metric: geometric} | Spec(None, (ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),))
+{sequence_mask_metric: product, product_mask_high: 3, product_mask_low: 0} |
+    Spec(None, (ratio(0, 3, "sum", label="product_sequence_mask"),))
+{outlier_token_is_threshold_low: 1.0e-4} |
+    Spec(None, (ratio(1e-4, None, drop="sequence", label="outlier"),), sums_over="kept")
+{trainer: {epochs: 1, algorithm: {advantage_estimator: grpo, off_policy_correction: {sequence_mask_metric: geometric,
+    tis_ratio_type: token, token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0,
+    outlier_token_is_threshold_low: 1.0e-4, outlier_token_is_threshold_high: 100}}}} | named("tldr")
+{algorithm: {anything: 1, off_policy_correction: {tis_ratio_type: token}}} | named("token_tis")
+{use_tis: true, tis_imp_ratio_cap: 3.0, off_policy_correction: {tis_ratio_type: sequence}} | Spec(Weight.token(upper=3))
+{use_tis: false, tis_imp_ratio_cap: 3.0} | Spec()
+{token_mask_is_threshold_low: 0.5} | Spec()
+{use_kl_loss: false} | Recipe(None, Loss(PPO(0.2, 0.2)))
+{} | made("grpo")
+{policy_loss_type: dual_clip, kl_loss_coef: 0} | Recipe(None, Loss(PPO(0.2, 0.2, dual=3.0)))
+{loss_reduction: sequence_mean, off_policy_correction: {tis_ratio_type: token}, eps_clip_high: 0.3, gamma: 1.0} |
+    Recipe(named("token_tis"), Loss(PPO(0.2, 0.3), ROWS, KL("k3", 0.001, value_clamp=10.0, scope="all")))
+{loss_reduction: seq_mean_token_sum_norm, max_seq_len: 64, use_kl_loss: false} |
+    Recipe(None, Loss(PPO(0.2, 0.2), replace(SUMS, length=64)))
+{kl_estimator_type: k2} | KL("k2", 0.001, scope="all", mean=ROWS)
+{trainer: {algorithm: {policy_loss_type: sapo, sapo: {tau_pos: 2.0}}}} | SAPO(2.0, 1.05)
+{policy_loss_type: cispo, cispo: {cispo_anchor: rollout}} | Score(0.0, 5.0, of="new/rollout")
+{policy_loss_type: dppo, dppo: {delta_low: 0.1}, use_kl_loss: false} | made("dppo", delta_low=0.1)
+{policy_loss_type: gspo, off_policy_correction: {token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0},
+    use_kl_loss: false} |
+    Recipe(replace(named("token_mask"), rejected="zero"), Loss(GSPO(0.2, 0.2, through="token", clamp=10.0)))
+""",
+    "slime": """
+{} | Spec()
+{use_tis: true, tis_clip: 5.0, lr: 1.0e-6} | named("tis", tis_clip=5.0)
+{use_tis: true, custom_tis_function_path: slime.backends.megatron_utils.loss.icepop_function} | named("icepop")
+{use_tis: true, custom_tis_function_path: 'rollout_corr.frameworks.slime:icepop'} | named("icepop")
+{get_mismatch_metrics: true, custom_tis_function_path: x.compute_mis_weights_with_cp} | Spec()
+{use_tis: true, use_rs: true, tis_level: token} |
+    Spec(Weight.token(lower=0, upper=2, normalize="batch"), (ratio(0.5, 2, label="rs"), VETO))
+{use_tis: true, custom_tis_function_path: x.mis, tis_mode: mask, tis_level: sequence, rs_level: geometric,
+    tis_batch_normalize: false, rs_veto_threshold: null, rs_lower_bound: 0.9, tis_lower_bound: null} |
+    Spec(Weight.product(), (ratio(0.5, 2, "sum", label="tis_mask"), ratio(0.9, 2, "mean", label="rs")))
+{use_opsm: true} | named("opsm")
+{use_opsm: true, use_rollout_logprobs: true} |
+    Spec(None, (replace(named("opsm").criteria[0], of="new/rollout"),), "zero")
+{use_tis: true} | made("tis")
+{advantage_estimator: gspo, eps_clip: 0.1, eps_clip_c: 3.0, calculate_per_token_loss: true, use_kl_loss: true,
+    kl_loss_coef: 0.1, kl_loss_type: low_var_kl, use_unbiased_kl: true} |
+    Recipe(None, Loss(GSPO(0.1, 0.1, 3.0), kl=KL("k3", 0.1, value_clamp=10.0, weight="ratio")))
+{advantage_estimator: cispo, eps_clip: 1.5, eps_clip_high: 4.0} | Score(0.0, 5.0)
+""",
+    "miles": """
+{use_tis: true, tis_clip_low: 0.5, hf_checkpoint: x} | Spec(Weight.token(lower=0.5, upper=2.0))
+{advantage_estimator: gspo} | GSPO(0.2, 0.2)
+""",
+    "swift": """
+{rollout_importance_sampling_mode: token_mask, rollout_importance_sampling_threshold: 1.5, beta: 0.01,
+    rlhf_type: grpo, tuner: 1} | made("token_mask", threshold=1.5, beta=0.01)
+{} | Spec()
+{} | made("grpo")
+{kl_in_reward: true} | made("grpo", beta=0.0)
+{rollout_importance_sampling_mode: token_truncate, off_policy_sequence_mask_delta: 0.1} | named("opsm")
+{off_policy_sequence_mask_delta: 0.1} | Spec(criteria=named("opsm").criteria)
+{importance_sampling_level: sequence_token} | GSPO(0.2, 0.2, through="token")
+{loss_type: dr_grpo} | replace(SUMS, length=512)
+{loss_type: bnpo} | Mean(over="kept")
+{loss_type: cispo, epsilon_high: 5.0} | Score(upper=5.0)
+{loss_type: sapo, tau_pos: 2.0} | SAPO(2.0, 1.05)
+{loss_type: real, real_tau: 0.3, num_generations: 4, beta: 0.02, rollout_importance_sampling_mode: token_mask} |
+    made("real", real_tau=0.3, num_generations=4, beta=0.02)
+""",
+    "trl": """
+{loss_type: grpo, vllm_importance_sampling_mode: token_truncate, epsilon: 0.1, beta: 0.04, seed: 1, bf16: true} |
+    made("grpo", vllm_importance_sampling_mode="token_truncate", epsilon=0.1, beta=0.04)
+{} | made("dapo")
+{loss_type: cispo} | Score(upper=0.2)
+{use_vllm: false} | Spec()
+{vllm_importance_sampling_correction: false, off_policy_mask_threshold: 0.5} |
+    Spec(None, named("opsm", delta=0.5).criteria[1:], "zero", nonfinite="neutral")
+{off_policy_mask_threshold: 0.1} | named("opsm")
+{vllm_importance_sampling_cap: 2.0} | named("sequence_mask", clip_max=2.0)
+{loss_type: vespo, vllm_importance_sampling_mode: token_mask, vespo_lambda_neg: 0.0} |
+    Recipe(named("token_mask"), Loss(VESPO(2.0, 3.0, 3.0, 1e-4)))
+{loss_type: dr_grpo, max_completion_length: 9, importance_sampling_level: sequence} |
+    Recipe(named("default"), Loss(GSPO(0.2, 0.2), replace(SUMS, length=9)))
+""",
+    "unsloth": """
+{vllm_importance_sampling_mode: geometric_mask, vllm_importance_sampling_clip_max: 1.5, loss_type: dapo} |
+    made("dapo", vllm_importance_sampling_correction=True, vllm_importance_sampling_mode="geometric_mask", clip_max=1.5)
+{loss_type: dapo} | PPO(0.2, 0.28)
+{loss_type: dapo, epsilon_high: 0.3} | PPO(0.2, 0.3)
+{vllm_importance_sampling_correction: false} | made("bnpo")
+""",
+    "xtuner": """
+{} | Spec()
+{rollout_is_threshold: null, rollout_is_veto_threshold: [20, 0], rollout_is_mode: both} | Spec()
+{rollout_is: null} | Spec()
+{rollout_is: {rollout_is_level: token, rollout_is_mode: both, rollout_is_threshold: [5, 0.5],
+    rollout_is_mask_threshold: [5, 0.5], rollout_is_veto_threshold: [20, 0]}, loss_reduction: token} |
+    named("reasoning")
+{rollout_is_level: sequence, rollout_is_threshold: [2, 0.25]} | Spec(Weight.product(lower=0.25, upper=2))
+{rollout_is_level: geometric, rollout_is_mode: mask, rollout_is_threshold: [2, 0.25]} |
+    Spec(Weight.geometric(), (ratio(0.25, 2, "mean", label="mask"),))
+{rollout_is_mode: both, rollout_is_threshold: [2, 0.25], rollout_is_mask_threshold: [3, 0]} |
+    Spec(Weight.token(lower=0.25, upper=2), (ratio(0, 3, label="mask"),))
+{rollout_is_threshold: [2, 0.5], rollout_is_veto_threshold: [20, 0.1], rollout_is_veto_level: geometric,
+    rollout_is_veto_negative_adv_only: true} |
+    Spec(Weight.token(lower=0.5, upper=2), (ratio(0.1, 20, "mean", label="veto", when="negative_advantage"),))
+{rollout_is_threshold: [2, 0.5], rollout_is_veto_threshold: [20, 0.1], rollout_is_veto_level: kl3} |
+    Spec(Weight.token(lower=0.5, upper=2), (Criterion("k3", "sequence", "mean", upper=20, label="veto"),))
+{rollout_is_threshold: [2, 0.5], rollout_is_veto_threshold: [20, 0.1], rollout_is_veto_negative_adv_only: true} |
+    Spec(Weight.token(lower=0.5, upper=2), (
+    ratio(0.1, None, "min", label="veto_low", when="negative_advantage"),
+    ratio(None, 20, "max", label="veto_high", when="negative_advantage")))
+{loss_cfg: {policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.28}, use_kl_loss: true, kl_loss_type: low_var_kl,
+    chunk_size: 1, rollout_is: {rollout_is_threshold: [5, 0.5]}}} |
+    Recipe(Spec(Weight.token(lower=0.5, upper=5)), Loss(PPO(0.2, 0.28, dual=3.0), Mean(over="kept"),
+    KL("k3", 0.001, value_clamp=10.0)))
+""",
+    "verl": """
+{rollout_is: null, rollout_is_threshold: 2.0, rollout_rs: null, rollout_rs_threshold: null, bypass_mode: false,
+    loss_type: ppo_clip, rollout_is_batch_normalize: false} | Spec()
+{_target_: verl.RolloutCorrectionConfig, rollout_is: token} | Spec(Weight.token(upper=2))
+{rollout_is: sequence, rollout_is_threshold: '5', rollout_is_batch_normalize: true} |
+    Spec(Weight.product(upper=5, normalize="batch"))
+{rollout_is: token, rollout_is_threshold: 0.5_5.0} | Spec(Weight.token(lower=0.5, upper=5, outside="zero"))
+{rollout_is: token, rollout_is_threshold: [0.5, 2]} | Spec(Weight.token(lower=0.5, upper=2, outside="zero"))
+{rollout_rs: token_k1, rollout_rs_threshold: 2} | Spec(None, (k1("token_k1", 0.5, 2),))
+{rollout_rs: 'token_k1, seq_max_k2,seq_sum_k3', rollout_rs_threshold: '0.5_2.0, 2.5,0.1'} |
+    Spec(None, (k1("token_k1", 0.5, 2), option("seq_max_k2", None, 2.5), option("seq_sum_k3", None, 0.1)))
+{rollout_rs: 'token_k2,seq_mean_k3,token_k2', rollout_rs_threshold: 0.01} |
+    Spec(None, (option("token_k2", None, 0.01), option("seq_mean_k3", None, 0.01)))
+{rollout_rs: token, rollout_rs_threshold: 2} | Spec(None, (ratio(0.5, 2, label="token_k1"),))
+{rollout_rs: sequence, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 0} |
+    Spec(None, (ratio(0, 2, "sum", label="seq_sum_k1"),))
+{rollout_is: sequence, rollout_is_threshold: 2.0, rollout_is_batch_normalize: true, rollout_rs: geometric,
+    rollout_rs_threshold: 1.01, rollout_rs_threshold_lower: 0.99, rollout_token_veto_threshold: 1.0e-4} |
+    Spec(Weight.product(upper=2, normalize="batch"), (ratio(0.99, 1.01, "mean", label="seq_mean_k1"), VETO))
+{rollout_rs: token_k2, rollout_rs_threshold: 1, rollout_token_veto_threshold: 1.0e-6} |
+    Spec(None, (option("token_k2", None, 1.0), replace(VETO, lower=1e-6)))
+{rollout_is: sequence, bypass_old_logprob_for_rollout: true, use_pure_rollout_correction: true} |
+    Spec(Weight.product(upper=2))
+flat {} | Spec(Weight.token(upper=2), (VETO,))
+flat {rollout_is_level: geometric, rollout_is_veto_threshold: null} | Spec(Weight.geometric(upper=2))
+flat {rollout_is_level: sequence, rollout_is_mode: mask} |
+    Spec(Weight.product(), (ratio(0.5, 2, "sum", label="seq_sum_k1"), VETO))
+flat {rollout_is_mode: clip} | Spec(Weight.token(lower=0.5, upper=2, outside="zero"), (VETO,), "zero")
+flat {rollout_is_mode: clip, rollout_is_veto_threshold: null, rollout_is_threshold_lower: 0.8} |
+    Spec(Weight.token(lower=0.8, upper=2, outside="zero"))
+flat {rollout_is: null} | Spec(Weight.token(upper=2), (VETO,), apply=False)
+flat {rollout_is_threshold: null} | Spec()
+{rollout_is: true, rollout_is_threshold: 2.0} | Spec(Weight.token(upper=2), (VETO,))
+{tis_imp_ratio_cap: 2.0} | Spec(Weight.token(upper=2))
+{imp_ratio_cap: -1} | Spec()
+{behav_imp_weight_cap: null} | Spec()
+{algorithm: {adv_estimator: grpo, kl_ctrl: {}, rollout_correction: {rollout_is: token}}, trainer: {},
+    actor_rollout_ref: {actor: {tis_imp_ratio_cap: -1, lr: 1}}} | Spec(Weight.token(upper=2))
+{algorithm: {gamma: 1.0, rollout_correction: null}} | Spec()
+{algorithm: {gamma: 1.0}, actor_rollout_ref: {actor: {tis_imp_ratio_cap: 8, lr: 1}}} | Spec(Weight.token(upper=8))
+{} | made("ppo")
+{clip_ratio_low: 0.1, strategy: fsdp} | PPO(0.1, 0.2, dual=3.0)
+{clip_ratio_low: null, clip_ratio: 0.3} | PPO(0.3, 0.2, dual=3.0)
+{actor_rollout_ref: {actor: {use_kl_loss: true}}, algorithm: {rollout_correction: {}}} | made("grpo")
+{use_kl_loss: true, kl_loss_type: k3+, kl_loss_coef: 0.1} | KL("k3", 0.1, gradient="k2", value_clamp=10.0)
+{use_kl_loss: true, kl_loss_type: mse+} | KL("k2", 0.001)
+{actor_rollout_ref: {actor: {use_kl_loss: true}}, algorithm: {rollout_correction: {rollout_is: token,
+    rollout_rs: token_k2, rollout_rs_threshold: 0.1, bypass_mode: true}}} |
+    Recipe(Spec(None, (option("token_k2", None, 0.1),)),
+    Loss(PPO(0.2, 0.2, dual=3.0), kl=KL("k3", 0.001, value_clamp=10.0, scope="all")))
+{policy_loss: {loss_mode: bypass_mode, rollout_correction: {rollout_is: token, loss_type: reinforce}}} |
+    Recipe(Spec(Weight.token(upper=2)), Loss(Score()))
+{policy_loss: {loss_mode: bypass_mode, rollout_correction: {loss_type: reinforce}}} | GPG()
+{loss_agg_mode: seq-mean-token-sum-norm, loss_scale_factor: 9} | replace(SUMS, length=9)
+{policy_loss: {loss_mode: gpg}} | GPG()
+{policy_loss: {loss_mode: dppo_kl}} | DPPO("kl", 0.2, 0.2, 3.0)
+{policy_loss: {loss_mode: dro, dro_beta: 0.2}} | DRO(0.2)
+{policy_loss: {loss_mode: clip_cov, clip_cov_ratio: 0.1, clip_cov_ub: 3}, clip_ratio_high: 0.3} |
+    ClipCov(0.2, 0.3, share=0.1, upper=3.0)
+{policy_loss: {loss_mode: kl_cov, ppo_kl_coef: 1.0}} | KLCov(0.0002, 1.0)
+{policy_loss: {loss_mode: sapo}, use_kl_loss: true, tau_pos: 2.0} |
+    Recipe(None, Loss(SAPO(2.0, 1.05), ROWS, KL("k3", 0.001, value_clamp=10.0, mean=Mean())))
+{policy_loss: {loss_mode: geo_mean}, use_kl_loss: true, loss_agg_mode: seq-mean-token-mean} | made("geo_mean",
+    clip_ratio_low=0.2)._replace(loss=replace(made("geo_mean").loss, kl=KL("k3", 0.001, value_clamp=10.0)))
+""",
+}
+
+# Refused by rc.spec, and so by rc.recipe where it reads the correction too.
+SPEC_REFUSED = {
+    "areal": """
+{leve: token} | unknown key 'leve' (did you mean 'level'?)
+{actor: {use_decoupled_los: true}} | unknown key ...(did you mean 'use_decoupled_loss'?)
+{actor: {use_decoupled_loss: true, rejection_sampling: {uper: 2.0}}} | unknown key 'uper' (did you mean 'upper'?)
+{action: clamp, metric: kl_k3} | action: expected 'mask' with metric 'kl_k3', as AReaL does
+{action: clamp, level: sequence, agg: sum} | agg: expected 'mean' with action 'clamp'
+{agg: min} | agg: expected one of
+{actor: {behave_imp_weight_cap: 5.0}} | behave_imp_weight_cap: AReaL has removed it
+""",
+    "skyrl": """
+{tis_type: token} | unknown key 'tis_type' (did you mean 'tis_ratio_type'?), expected some of
+{use_tis: true, typo: 1} | unknown key 'typo', expected some of ['off_policy_correction', 'use_tis'
+{off_policy_correction: {typo: 1}} | unknown key 'typo'
+{off_policy_correction: token} | TypeError off_policy_correction: expected a mapping or a config object, got str
+{tis_ratio_type: geometric} | tis_ratio_type: expected null or one of ['token', 'sequence']
+{sequence_mask_metric: geo} | sequence_mask_metric: expected null or one of ['geometric', 'product']
+{tis_ratio_type: token, token_tis_ratio_clip_high: -1.0} | token_tis_ratio_clip_high: expected a number > 0, got -1.0
+{use_tis: true} | tis_imp_ratio_cap, which use_tis needs: expected a number > 0, got -1.0
+{use_tis: 1} | TypeError use_tis: expected true or false, got int 1
+{sequence_mask_metric: geometric, geo_mask_high: '1.01'} | TypeError geo_mask_high: expected a number, got the string
+{sequence_mask_metric: geometric, geo_mask_low: 2.0} | geo_mask_low: expected a number <= geo_mask_high, which is 1.01
+{outlier_token_is_threshold_high: 0} | outlier_token_is_threshold_high: expected a number > 0, got 0.0
+""",
+    "xtuner": """
+{rollout_is_treshold: [2, 1]} | unknown key 'rollout_is_treshold' (did you mean 'rollout_is_threshold'?)
+{rollout_is: both} | TypeError rollout_is: expected a mapping or a config object, got str 'both'
+{rollout_is_level: turn} | rollout_is_level: expected one of ['token', 'sequence', 'geometric']
+{rollout_is_mode: clip} | rollout_is_mode: expected one of ['truncate', 'mask', 'both']
+{rollout_is_veto_level: mean} | rollout_is_veto_level: expected one of ['max', 'geometric', 'kl3']
+{rollout_is_veto_negative_adv_only: 'yes'} | TypeError rollout_is_veto_negative_adv_only: expected true or false
+{rollout_is_threshold: [1, 1]} | rollout_is_threshold: expected (upper, lower) with upper > lower
+{rollout_is_threshold: 5} | TypeError rollout_is_threshold: expected a pair (upper, lower), got int 5
+{rollout_is_threshold: [5]} | rollout_is_threshold: expected a pair (upper, lower), got [5]
+{rollout_is_threshold: [5, -1]} | rollout_is_threshold: expected a number >= 0, got -1
+{rollout_is_veto_threshold: [0, 20]} | rollout_is_veto_threshold: expected (upper, lower)
+{rollout_is_mask_threshold: [0.5, 5]} | rollout_is_mask_threshold: expected (upper, lower)
+""",
+    "verl": """
+{rollout_iss: token} | unknown key 'rollout_iss' (did you mean 'rollout_is'?), expected some of
+{3: token} | unknown key 3,
+{algorithm: {gamma: 1, rollout_is_treshold: 2}} | unknown key 'rollout_is_treshold'
+{rollout_is: geometric} | rollout_is: expected null, 'token' or 'sequence', got 'geometric'; ...Weight
+{rollout_is: 3} | rollout_is: expected null, 'token' or 'sequence', got 3
+{rollout_is: token, rollout_is_threshold: null} | rollout_is_threshold: ...silently
+{rollout_is: token, rollout_is_threshold: true} | TypeError rollout_is_threshold: ...got bool True
+{rollout_is: token, rollout_is_batch_normalize: 1} | TypeError rollout_is_batch_normalize: ...got int 1
+{rollout_rs: token_k1} | rollout_rs_threshold: expected a threshold for rollout_rs, got null
+{rollout_rs: token} | rollout_rs_threshold: expected a threshold for rollout_rs, got null
+{rollout_rs: ',', rollout_rs_threshold: 2} | rollout_rs: expected at least one of
+{rollout_rs: seq_max_k1, rollout_rs_threshold: 2} | rollout_rs: expected one of [...'seq_max_k1'
+{rollout_rs: [token_k1], rollout_rs_threshold: 2} | TypeError rollout_rs: expected a comma-separated string
+{rollout_rs: 'token_k2,token_k3', rollout_rs_threshold: '1,2,3'} | expected one threshold or 2, one for each of
+{rollout_rs: 'token_k1,token_k2', rollout_rs_threshold: 0.5_2.0} |
+    rollout_rs_threshold of token_k2: expected one upper bound, got '0.5_2.0'
+{rollout_rs: seq_sum_k1, rollout_rs_threshold: 0.52} |
+    seq_sum_k1: expected a single bound >= 1...YAML ...0.5_2 is the number 0.52...quote it: '0.5_2'
+{rollout_rs: token_k1, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 0.5} |
+    rollout_rs_threshold_lower: expected with rollout_rs token, sequence or geometric ..."lower_upper"
+{rollout_rs: token, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 3} | expected at most the upper bound 2.0
+{rollout_token_veto_threshold: 0} | rollout_token_veto_threshold: expected a finite number > 0, got 0
+{bypass_mode: 'yes'} | TypeError bypass_mode: expected true or false, got str 'yes'
+{loss_type: ppo} | loss_type: expected one of ['ppo_clip', 'reinforce'], got 'ppo'
+{use_policy_gradient: 'no'} | TypeError use_policy_gradient: expected true or false, got str 'no'
+flat {rollout_is_level: turn} | rollout_is_level: expected one of ['token', 'sequence', 'geometric']
+flat {rollout_is_mode: both} | rollout_is_mode: expected one of ['truncate', 'mask', 'clip'], got 'both'
+flat {rollout_is_threshold: '0.5_2'} | rollout_is_threshold: expected a finite number > 0, got '0.5_2'
+flat {rollout_is_threshold_lower: 3} | rollout_is_threshold_lower: expected at most the upper bound 2.0
+flat {rollout_is: token} | one generation ...'rollout_is_threshold_lower' (flat, 0.6.0) beside 'rollout_is' (nested
+flat {tis_imp_ratio_cap: 2} | one generation ...'tis_imp_ratio_cap' (a cap ...beside 'rollout_is' (flat
+{tis_imp_ratio_cap: 2, rollout_is_threshold: 2} | unknown key 'rollout_is_threshold', ...'tis_imp_ratio_cap'
+{tis_imp_ratio_cap: 2, imp_ratio_cap: 2} | expected one cap, got {
+{tis_imp_ratio_cap: two} | tis_imp_ratio_cap: expected a number, got 'two'
+{algorithm: grpo} | TypeError algorithm: expected a mapping or a config object, got str 'grpo'
+""",
+    "unsloth": "{vllm_importance_sampling_mode: geometric} | vllm_importance_sampling_mode: expected one of",
+    "trl": "{vllm_importance_sampling_mode: geometric_mask} | vllm_importance_sampling_mode: expected one of",
+}
+RECIPE_REFUSED = {
+    "areal": """
+{m2_threshold: 0.0} | m2_threshold: expected a finite number > 0
+{use_decoupled_loss: true, rejection_sampling: {}, m2_threshold: 0.04} | m2_threshold: expected None beside
+{use_sapo_loss: true, use_decoupled_loss: true} | use_sapo_loss: AReaL refuses
+{use_sapo_loss: true, importance_sampling_level: sequence} | importance_sampling_level: expected 'token'
+{use_cispo_loss: true, use_sapo_loss: true, eps_clip_higher: 4.0} | use_cispo_loss: AReaL refuses
+{use_cispo_loss: true} | TypeError eps_clip_higher, which use_cispo_loss needs
+{c_clip: 1.0} | c_clip: expected a number > 1
+""",
+    "molt": """
+{algo: {advantage: {is_correction_levl: token}}} | unknown key 'algo.advantage.is_correction_levl' (did you mean
+{algo.advantage.is_correction_level: geo, algo.advantage.is_correction_mode: clip} | expected 'mask' with ...'geo'
+{algo.advantage.is_correction_level: token, algo.advantage.is_correction_threshold: [2.0]} | expected LOW HIGH
+{actor: {loss_mode: cispo}} | eps_clip_low_high: expected the highest ratio, at least 1
+{actor: {loss_mode: gspo, dual_clip: 3.0}} | dual_clip: expected None with actor.loss_mode 'gspo'
+""",
+    "nemo": """
+{use_cipso: true} | unknown key 'use_cipso' (did you mean 'use_cispo'?)
+{truncated_importance_sampling_ratio: 2.0} | truncated_importance_sampling_type: expected one of
+{truncated_importance_sampling_type: tis} | needs use_importance_sampling_correction: true
+{use_importance_sampling_correction: true, truncated_importance_sampling_type: tis} | _ratio: expected a number with
+{use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop,
+    truncated_importance_sampling_ratio: 2.0} | truncated_importance_sampling_ratio_min: expected a number with
+{use_importance_sampling_correction: true, truncated_importance_sampling_type: seq-mask-tis,
+    truncated_importance_sampling_ratio: 1.0, truncated_importance_sampling_ratio_min: 1.0,
+    sequence_level_importance_ratios: true} | 'seq-mask-tis' weighs tokens
+{use_importance_sampling_correction: true, truncated_importance_sampling_type: seq-mask-tis,
+    truncated_importance_sampling_ratio: 1.0, truncated_importance_sampling_ratio_min: 1.0,
+    seq_logprob_error_threshold: 2.0} | no Spec does both
+{sequence_level_importance_ratios: true} | needs token_level_loss: false
+{use_cispo: true, ratio_clip_c: 3.0} | use_cispo: NeMo refuses it beside
+{reference_policy_kl_type: k1} | reference_policy_kl_type: expected 'k3', got 'k1'
+{use_on_policy_kl_approximation: true} | weighs the KL by new/rollout
+{positive_example_nll_weight: 0.1} | add this loss to the value of policy_loss
+""",
+    "open_instruct": """
+{rho_clamp_uper_bound: 3.0} | unknown key 'rho_clamp_uper_bound' (did you mean 'rho_clamp_upper_bound'
+{rho_mask_lower_bound: -1.0} | rho_mask_lower_bound: expected a number >= 0
+{use_vllm_logprobs: true} | open-instruct refuses it beside use_rho_correction
+{kl_estimator: 4} | kl_estimator: expected 0, 1, 2 or 3, got 4
+{loss_fn: gspo} | loss_fn: expected one of ['dapo', 'cispo']
+{loss_denominator: 0.0} | loss_denominator: expected a finite number > 0
+""",
+    "openrlhf": """
+{algo.advantage.is_correction_level: seq, algo.advantage.is_correction_mode: clip} | 'clip' needs
+{algo.advantage.is_correction_level: seq, algo.advantage.is_correction_gating: tv} | expected an upper bound alone
+{algo.advantage.is_correction_level: seq, algo.advantage.is_correction_threshold: [1.0, 2.0, 3.0]} | HIGH or LOW HIGH
+{algo.advantage.is_correction_level: sequence} | expected one of ['off', 'token', 'seq']
+{actor: {loss_agg_mode: seq-mean-token-mean}, algo: {kl: {use_loss: true}}} | divides the KL by tokens
+{algo: {kl: {use_loss: true, unbiased_gradient: true}}} | weighs the KL's gradient and not its value
+""",
+    "prime_rl": """
+{epss: 0.1} | unknown key 'epss' (did you mean 'eps'?)
+{trainer: {loss: {kl_ta: 0.1}}} | unknown key 'kl_ta' (did you mean 'kl_tau'?)
+{type: ipo, ratio_low: 0.1} | ratio_low: no setting of type 'ipo', which has
+{type: icepop, kl_tau: 0.1} | kl_tau: no setting of type 'icepop', which has
+{type: custom, import_path: a.b} | type: 'custom' names a function of its own
+{type: dapo} | type: expected one of
+{adv_tau: 0.0} | adv_tau: expected a
+""",
+    "roll": """
+{train_infer_correction: {is_weigth: {}}} | unknown key 'is_weigth' (did you mean 'is_weight'?)
+{train_infer_correction: {is_weight: {uper_bound: 1.0}}} | unknown key 'uper_bound' (did you mean 'upper_bound'?)
+{train_infer_correction: {filters: [{ratio_hi: 1.0}]}} | unknown key 'ratio_hi' (did you mean 'ratio_high'?)
+{pg_clip_hig: 0.2} | unknown key 'pg_clip_hig' (did you mean 'pg_clip_high'?)
+{train_infer_correction: {is_weight: {enabled: true, weight_type: turn}}} | is_weight.weight_type: expected one
+{train_infer_correction: {is_weight: {enabled: true, detach: false}}} | is_weight.detach: expected true
+{ratio_type: segment, actor_train: {pg_variant: tis}} | ratio_type: expected 'token' beside
+{ratio_type: segment, train_infer_correction: {filters: [{enabled: true}]}} | 'segment' beside a filter
+{actor_train: {pg_variant: topr}} | 'topr' needs the sign of the reward
+{actor_train: {pg_variant: x}} | actor_train.pg_variant: expected one of
+{actor_train: {cispo_use_unified_mask: true}} | cispo_use_unified_mask: expected
+{loss_agg_mode: seq-mean-token-sum-norm} | loss_agg_mode: 'seq-mean-token-sum-norm' divides by
+{rl_loss_coef: 0.5} | rl_loss_coef: multiply the value
+{length_loss_weight: true} | length_loss_weight: multiply the advantages
+""",
+    "skyrl": """
+{policy_loss_typ: gspo} | unknown key 'policy_loss_typ' (did you mean 'policy_loss_type'
+{policy_loss_type: kl_cov} | policy_loss_type: expected one of
+{loss_reduction: seq_mean_token_sum_norm} | TypeError max_seq_len, which seq_mean_token_sum_norm needs
+{policy_loss_type: sapo, sapo: {tau_po: 1.0}} | unknown key 'tau_po' (did you mean 'tau_pos'
+{policy_loss_type: dppo, off_policy_correction: {tis_ratio_type: token}} | expected no off_policy_correction beside
+{policy_loss_type: rollout_is, off_policy_correction: {tis_ratio_type: token}} | expected no tis_ratio_type beside it
+{policy_loss_type: dppo, dppo: {dppo_type: binary_kl, delta_low: 0.1}} | delta_low: expected the same as delta_high
+""",
+    "slime": """
+{tis_clp: 2.0} | unknown key 'tis_clp' (did you mean 'tis_clip'?)
+{use_tis: true, custom_tis_function_path: a.b} | custom_tis_function_path: expected one that
+{custom_pg_loss_reducer_function_path: a.b} | a function of its own cannot be read
+{loss_type: sft_loss} | loss_type: expected 'policy_loss'
+{use_tis: true, use_rollout_logprobs: true} | use_rollout_logprobs: the ratio is the correction
+{use_kl_loss: true, kl_loss_type: k4} | kl_loss_type: expected one of
+{use_tis: true, use_rs: true, tis_level: word} | tis_level: expected one of
+{use_tis: true, use_rs: true, use_opsm: true, use_kl_loss: true, kl_loss_coef: 0.1} | use_opsm: leaves the KL as it is
+""",
+    "miles": "{advantage_estimator: cispo} | advantage_estimator: expected one of",
+    "swift": """
+{epsilon_hi: 0.3} | unknown key 'epsilon_hi' (did you mean 'epsilon_high'?)
+{loss_type: reel} | loss_type: expected one of
+{loss_type: real, off_policy_sequence_mask_delta: 0.1} | off_policy_sequence_mask_delta: with real
+{rollout_importance_sampling_mode: token_mask, off_policy_sequence_mask_delta: 0.1, loss_type: bnpo} | with bnpo and
+{rollout_importance_sampling_mode: geo} | rollout_importance_sampling_mode: expected null or one of
+{loss_type: sapo, importance_sampling_level: sequence} | expected 'token' with loss_type 'sapo'
+{sdar_loss_coef: 0.1} | sdar_loss_coef, chord_sft_dataset: add these losses
+""",
+    "trl": """
+{learning_rat: 1.0} | unknown key 'learning_rat'
+{loss_type: vespo} | vllm_importance_sampling_mode: expected one of ['token_truncate', 'token_mask']
+{loss_type: gspo} | loss_type: expected one of
+{top_entropy_quantile: 0.2} | top_entropy_quantile: needs the whole distribution
+{entropy_coef: 0.2} | entropy_coef: needs the whole distribution
+""",
+    "verl": """
+{clip_ratio_hig: 0.2} | unknown key 'clip_ratio_hig' (did you mean 'clip_ratio_high'
+{policy_loss: {loss_mod: gspo}} | unknown key 'loss_mod' (did you mean 'loss_mode'
+{policy_loss: {loss_mode: value_cov}} | loss_mode: expected one of
+{loss_agg_mode: mean} | loss_agg_mode: expected one of
+{use_kl_loss: true, policy_loss: {loss_mode: sapo}, loss_agg_mode: seq-mean-token-sum-norm} | the KL loss by
+{actor_rollout_ref: {actor: {policy_loss: {loss_mode: geo_mean}}}, algorithm: {rollout_correction: {rollout_is: token}}}
+    | expected no rollout_is beside
+{actor_rollout_ref: {actor: {loss_agg_mode: seq-mean-token-mean}},
+    algorithm: {rollout_correction: {rollout_rs: token_k2, rollout_rs_threshold: 0.1}}} |
+    verl divides by a row's tokens after rejection
+""",
+    "xtuner": """
+{policy_loss_cfg: {cliprange: 0.2}} | unknown key 'cliprange' (did you mean 'cliprange_
+{} | TypeError cliprange_low: expected a number
+{policy_loss_cfg: {log_prob_diff_max: 5.0}} | log_prob_diff_max: expected 20.0
+{positive_loss_factor: 1.0} | OREAL's loss has no recipe
+{policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.2}, use_kl_loss: true} | kl_loss_type: expected one of
+""",
+}
+
+
+def config_of(text):
+    made = yaml.safe_load(text.removeprefix("flat "))
+    return flat(**made) if text.startswith("flat ") else made
+
+
+def cases(tables):
+    return [
+        pytest.param(framework, *row, id=f"{framework}-{row[0][:50]}")
+        for framework, table in tables.items()
+        for row in rows(table)
+    ]
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("framework", "text", "expected"), cases(READ))
+def test_read(framework, text, expected):
+    words = WORDS | {name: getattr(rc, name) for name in rc.__all__} | {"replace": replace, "SUMS": SUMS}
+    words |= {"Spec": partial(Spec, **REPORTS.get(framework, {})), "ROWS": rc.Mean("sequence", over="rows")}
+    words["named"] = lambda name, **settings: rc.spec(f"{framework}.{name}", **settings)
+    words["made"] = lambda name, **settings: rc.recipe(f"{framework}.{name}", **settings)
+    wanted, config = eval(expected, words), config_of(text)
+    if isinstance(wanted, Spec):
+        assert rc.spec(framework, config) == wanted
+        return
+    found = rc.recipe(framework, config)
+    if isinstance(wanted, rc.Recipe):
+        assert found == wanted and repr(found.batch) == repr(wanted.batch)
+    else:
+        assert wanted in (found.loss.surrogate, found.loss.mean, found.loss.kl)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("call", "case"),
+    [("spec", case) for case in cases(SPEC_REFUSED)] + [("recipe", case) for case in cases(RECIPE_REFUSED)],
+    ids=lambda value: getattr(value, "id", value),
+)
+def test_refused(call, case):
+    framework, text, message = case.values
+    kind, pattern = error(message)
+    with pytest.raises(kind or ValueError, match=rf"^{call}\('{framework}'\): .*{pattern}"):
+        getattr(rc, call)(framework, config_of(text))
