@@ -14,7 +14,8 @@ import torch
 
 import rollout_corr as rc
 from builders import batches
-from builders.config_cases import call, error, rows as rows_of
+from builders.config_cases import call, error
+from builders.config_cases import rows as rows_of
 from oracles.published import PUBLISHED, batch
 from rollout_corr.frameworks.shared.lookup import every_recipe
 
