@@ -41,8 +41,12 @@ FITTING = {
         "correct = Correct()\n"
     ),
 }
+FITTING["looked up when asked"] = RIGHT.replace("correct", "_there") + (
+    "def __getattr__(name):\n    if name != 'correct':\n        raise AttributeError(name)\n    return _there\n"
+)
 # The source of the function, and what a refusal says of it.
 MISFITS = {
+    "a lookup that raises": ("def __getattr__(name):\n    raise ImportError(name)\n", "is missing"),
     "renamed": (
         _plain("y, bound=2.0", "y, bound"),
         "takes (y, bound=2.0), expected (x, bound=2.0): they differ at 'y'",
@@ -134,7 +138,9 @@ class Fake(NamedTuple):
         found = {}
         helper, losses, trainer = (sys.modules.get(f"{self.name}.{part}") for part in ("helper", "losses", "trainer"))
         if helper is not None and "helper" not in self.misfits:
-            found |= {"helper": helper.correct, "registry": helper.REGISTRY["correct"]}
+            found["helper"] = helper.correct
+            if helper.REGISTRY["correct"] is not None:
+                found["registry"] = helper.REGISTRY["correct"]
         if losses is not None and "losses" not in self.misfits:
             found["losses"] = losses.correct
         if trainer is not None:

@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from builders.fake_frameworks import FITTING, METHODS, MISFITS, RIGHT, ours
 from rollout_corr.frameworks.shared import imports
 from rollout_corr.frameworks.shared.dropin import DropIn, Target
 
+ROOT = Path(__file__).resolve().parents[2]
 ALL = {"helper", "registry", "losses", "static", "by name", "method"}
 
 
@@ -204,10 +206,12 @@ def test_imported_by_threads_at_once(made):
 
 @pytest.mark.parametrize("kind", FITTING)
 def test_what_fits(kind, made):
-    fake, drop_in = made(helper=kind, losses=kind)
+    fake, drop_in = made(losses=kind)
     drop_in.install(fake.targets)
-    fake.load()
+    _, losses, _ = fake.load()
     assert drop_in.installed().active and all_are(fake, "ours")
+    drop_in.uninstall()
+    assert all_are(fake, "theirs") and ("correct" in vars(losses)) == (kind != "looked up when asked")
 
 
 @pytest.mark.parametrize(
@@ -451,6 +455,7 @@ def parameters_of(name):
     return PARAMETERS[name]
 
 
+FRAMEWORKS = ("areal", "openrlhf", "skyrl", "trl", "verl", "xtuner")
 INSTALLATIONS = [
     ("areal", {}, 1),
     ("openrlhf", {"spec": rc.Spec()}, 1),
@@ -501,17 +506,20 @@ def test_every_drop_in_replaces_and_restores(framework, switches, count, monkeyp
 
 @pytest.mark.parametrize(
     ("framework", "switch"),
-    [
-        (name, switch)
-        for name in ("areal", "openrlhf", "skyrl", "trl", "verl", "xtuner")
-        for switch in inspect.signature(drop_in_of(name).install).parameters
-    ],
+    [(name, switch) for name in FRAMEWORKS for switch in inspect.signature(drop_in_of(name).install).parameters],
 )
 def test_every_drop_in_checks_its_switches(framework, switch):
     with pytest.raises(
         (TypeError, ValueError), match=f"^{switch}: expected .*, got .*else|^spec: expected a Spec or None"
     ):
         drop_in_of(framework).install(**{switch: "something.else"})
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_releases_that_are_served_are_listed(framework):
+    lines = (ROOT / "docs/versions.md").read_text(encoding="utf-8").partition("## Frameworks")[2].splitlines()
+    (listed,) = (line for line in lines if line.lower().startswith(f"- {framework} "))
+    assert all(version in listed for version in drop_in_of(framework).DROP_IN.checked), listed
 
 
 # The most modules of ours that a process may hold after the first call.

@@ -92,6 +92,9 @@ def test_a_failed_sequence_alone_is_clamped():
     config = configuration(level="sequence", action="clamp", agg="max", lower=0.9, upper=1.1)
     found = dropin.apply_rejection_sampling(*given, config).behave_imp_weight
     assert found.tolist() == pytest.approx([1.1, 1.1, *[math.exp(-0.45)] * 3])
+    rows = [torch.nn.utils.rnn.pad_sequence([x[:2], x[2:]], batch_first=True) for x in given[:3]]
+    padded = dropin.apply_rejection_sampling(*rows, None, config).behave_imp_weight
+    assert padded[rows[2] != 0].tolist() == found.tolist()
 
 
 def test_packed_tokens_need_no_offsets():
