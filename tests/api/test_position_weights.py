@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, error
+from builders.batches import LAYOUTS
 from builders.loss_cases import LaidLoss, only, random_batch
 from builders.rounding import is_near
 from rollout_corr.api.per_token import decayed_suffix_sums
@@ -50,7 +50,7 @@ def test_future_kl_against_loops(layout, settings):
         found = rc.future_kl_weights(laid.new, old, mask=laid.laid.mask, advantages=laid.laid.advantages, **more)
         assert not any(x.requires_grad for x in (found if isinstance(found, list) else [found]))
         for q, row in zip(batch, laid.laid.read(found), strict=True):
-            assert all(error(a, b) <= 1e-12 for a, b in zip(row, fipo(q, **settings), strict=True))
+            assert all(is_near(a, b) for a, b in zip(row, fipo(q, **settings), strict=True))
         assert not any(laid.laid.elsewhere(found))
 
 
@@ -66,7 +66,7 @@ def test_early_tokens_against_loops(layout, gamma):
             total = max(math.fsum(sizes), 1e-8)
             for t, w in enumerate(row):
                 wanted = 1 + gamma * (1 - math.fsum(sizes[:t]) / total) if q.mask[t] else 0.0
-                assert error(w, wanted) <= 1e-12
+                assert is_near(w, wanted)
 
 
 def test_sums_of_long_sequences_in_any_company():

@@ -23,6 +23,7 @@ from builders.batches import lay_out, random_sequences, wild
 from builders.calls import bundled
 from builders.forked_ranks import run
 from builders.loss_cases import LaidLoss, only, random_batch
+from builders.rounding import is_near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import SPECS, WAYS, joined, picked, together, tokens_of
 from rollout_corr.metrics import collectives
@@ -92,11 +93,11 @@ def judge_equal(seed, ranks):
         if not torch.equal(part[1].sums, parts[0][1].sums) or not torch.equal(part[1].maxima, parts[0][1].maxima):
             return Outcome("wrong", "reduced statistics differ among ranks")
     values, gradients = zip(*(part[2] for part in parts), strict=True)
-    if not math.isclose(sum(values), value, rel_tol=1e-11, abs_tol=1e-11):
+    if not is_near(sum(values), value):
         return Outcome("wrong", f"the loss is {sum(values)!r} on {ranks} ranks and {value!r} on one")
     for row, expected in zip(together(gradients, losses, way, ranks), gradient, strict=True):
         for a, b in zip(row, expected, strict=True):
-            if not math.isclose(a, b, rel_tol=1e-11, abs_tol=1e-11):
+            if not is_near(a, b):
                 return Outcome("wrong", f"a gradient is {a!r} on {ranks} ranks and {b!r} on one")
     return Outcome("right")
 

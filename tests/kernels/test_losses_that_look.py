@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import error
 from builders.kernel_cases import NARROW, WIDE, shaped
 from builders.loss_cases import OF_BATCH, OF_ENTROPY, LaidLoss, only, random_batch
 from builders.loss_kernel_cases import assert_as_plain_torch, fenced_loss
-from builders.rounding import near
+from builders.rounding import is_near, near
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import batch_losses as oracle
@@ -47,12 +46,12 @@ def test_value_and_gradient(name, layout, device):
         out, (rows, elsewhere) = fenced_loss(laid, device, **options)
     coef = options["surrogate"].coef
     wanted = sum(coef * batch[s].weights[t] * value for (s, t), (value, _) in losses.items()) / n
-    assert error(out.value.item(), wanted) <= 3e-8 and not any(elsewhere)
+    assert is_near(out.value.item(), wanted) and not any(elsewhere)
     for s, row in enumerate(rows):
         for t, slope in enumerate(row):
             here = losses.get((s, t), (0.0, 0.0))[1]
             here = coef * batch[s].weights[t] * here / n if here else 0.0
-            assert error(slope, here) <= 3e-8 and (slope == 0) == (here == 0), (s, t)
+            assert is_near(slope, here) and (slope == 0) == (here == 0), (s, t)
     tokens = oracle.tokens_of(options["surrogate"], batch)
     picked = oracle.chosen(options["surrogate"], batch)
     assert out.metrics()["tokens_trained"] == len(losses)

@@ -13,7 +13,7 @@ from builders.calls import bundled_loss
 from builders.kernel_cases import NARROW, WIDE, fenced, shaped, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.loss_kernel_cases import ON_KERNELS, PLAIN, tensors_of
-from builders.rounding import assert_near, is_near
+from builders.rounding import assert_near, is_near, margin
 from rollout_corr.specs.thresholds import float32_at_least, float32_at_most
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -164,7 +164,7 @@ def test_criteria_of_the_policy_that_trains(name, nonfinite, device):
     like = rc.policy_loss(*tensors, **bundled_loss(spec=spec, backend="torch", **options))
     assert torch.equal(out.keep, like.keep) and torch.equal(out.mask, like.mask)
     assert 0 < out.metrics()["sequences_kept_fraction"] < 1 or 0 < out.metrics()["tokens_kept_fraction"] < 1
-    within = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 4e-7, "atol": 4e-7}
+    within = {"rtol": margin(dtype), "atol": margin(dtype)}
     assert (out.weights is None) == (like.weights is None)
     if out.weights is not None:
         torch.testing.assert_close(out.weights, like.weights, **within)
