@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +11,6 @@ import pytest
 
 from builders.dumps import packed, plain, records, write, write_jsonl
 from builders.hostile import TEXTS
-from rollout_corr.cli import main as command_line
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose import calls
 from rollout_corr.diagnose.show import report_page
@@ -210,25 +207,3 @@ def test_a_page_that_fails_leaves_the_old_one(dump, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(report_page, "report_page", raising(ValueError("a mistake")))
     assert main(["report", str(dump), "--page", str(page)]) == 2
     assert page.read_text(encoding="utf-8") == "old" and not list(tmp_path.glob("*.part"))
-
-
-def test_a_lone_surrogate_in_a_dump(tmp_path, capsys):
-    rows = [plain(record) for record in records(packed(3))]
-    for row in rows:
-        row["texts"] = ["\udc80" for _ in row["token_ids"]]
-    write_jsonl(tmp_path / "x.jsonl", rows)
-    page = tmp_path / "x.html"
-    for more in ([], ["--json"]):
-        assert main(["report", str(tmp_path / "x.jsonl"), "--page", str(page), *more]) == 0
-        assert "\\udc80" in page.read_text(encoding="utf-8")
-        said = capsys.readouterr().out
-        assert "\\udc80" in said
-    assert json.loads(said)["worst"][0]["tokens"][0] == "\udc80"
-
-
-def test_streams_are_given_back(capsys, monkeypatch):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert main(["specs"]) == 0
-    assert sys.stdout is stream and stream.errors == "strict"
-    assert command_line.PROGRAM == "rollout-corr"

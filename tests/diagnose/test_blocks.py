@@ -12,7 +12,7 @@ import rollout_corr as rc
 from builders.dumps import packed, plain, records, write, write_jsonl
 from rollout_corr.diagnose.measure import evidence
 from rollout_corr.diagnose.measure.measurement import Measurement, measure
-from rollout_corr.diagnose.measure.profiles import ByValue, Profile
+from rollout_corr.diagnose.measure.profiles import Profile
 from rollout_corr.diagnose.read import chunk as chunks
 from rollout_corr.diagnose.read.chunk import Chunk, blocks, joined
 from rollout_corr.diagnose.read.dump import Dump
@@ -155,13 +155,3 @@ def test_versions_beyond_a_number_are_not_told_apart(monkeypatch):
     found = measured.evidence
     assert list(found.values["steps"]) == list(range(8)) and found.columns["steps"].tokens_of_each() == [24] * 8
     assert found.finite == 20 * 24
-
-
-def test_labels_beyond_a_number_share_a_row():
-    """The first 4,096 labels have a row each; all others share one that says so."""
-    labels = ByValue(True)
-    for start in range(0, 10_000, 1_000):
-        labels.add(torch.arange(start, start + 1_000), torch.ones(1_000))
-    rows = labels.rows()
-    assert len(labels.values) == 4096 and len(rows) == 4097
-    assert (rows[-1].label, rows[-1].count) == ("others", 10_000 - 4096)
