@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.plan import Tables
+    from .correct.plan import Tables
 
 # Counts of slots share words of 32 bits: a thread has at most 64 tokens of a tile, so each fits into 8 bits.
 COUNTS_OF_WORD, BITS, LARGEST_COUNT = tl.constexpr(4), tl.constexpr(8), tl.constexpr(0xFF)

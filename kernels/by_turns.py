@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.operands import CorrectOperands, LossOperands
+from ..specs.operands import CorrectOperands, LossOperands
 
 Fields = TypeVar("Fields", CorrectOperands, LossOperands)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.tiles import Extents, edge, either
-from rollout_corr.kernels.tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
+from .tiles import Extents, edge, either
+from .tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
 
 
 class SlotTables(NamedTuple):

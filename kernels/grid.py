@@ -11,8 +11,8 @@ from operator import attrgetter, or_
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.tiles import WAYS, Tiling
-from rollout_corr.specs.caches import cached, registered
+from ..specs.caches import cached, registered
+from .tiles import WAYS, Tiling
 
 # Threads of a program over sequences: a warp, which needs no barrier.
 SEQUENCE_THREADS = 32

@@ -24,8 +24,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from rollout_corr.kernels.grid import SIZES, Grid, sizes_of, strides_of, warp_size
-from rollout_corr.specs.caches import cached
+from ..specs.caches import cached
+from .grid import SIZES, Grid, sizes_of, strides_of, warp_size
 
 # Bytes from one table to the next, beyond what alignment takes; tests look there for stray writes.
 GAP = 0

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.plan import Tables
-from rollout_corr.kernels.sums import over_lanes
-from rollout_corr.kernels.tokens import at, has, key_of, of_key, size
+from .correct.plan import Tables
+from .sums import over_lanes
+from .tokens import at, has, key_of, of_key, size
 
 # Rows that the last program adds up at a time; columns, and programs over tokens, that one adds up at a time before.
 ROWS, GROUP, LANES = tl.constexpr(16), tl.constexpr(16), tl.constexpr(32)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.accumulators import (
+from .accumulators import (
     LARGEST_COUNT,
     bit_of,
     exponents_of,
@@ -30,8 +30,8 @@ from rollout_corr.kernels.accumulators import (
     quantum_of,
     start_of,
 )
-from rollout_corr.kernels.tiles import Extents, Span, places_of
-from rollout_corr.kernels.tokens import (
+from .tiles import Extents, Span, places_of
+from .tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
     LARGEST_D,

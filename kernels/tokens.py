@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion, Tables
+    from .correct.plan import Plan, PlannedCriterion, Tables
 
 # Tokens by the sign of their advantage and whether D has the same sign ("outward"), for `Criterion.when`.
 CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.caches import cached
+from ..specs.caches import cached
 
 # What a captured graph reads is kept for good: nobody tells when the last graph that replays it is gone.
 _CAPTURED: dict[int, Upload] = {}

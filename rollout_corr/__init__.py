@@ -13,97 +13,97 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     import torch as _torch  # noqa: F401
 
-from rollout_corr._version import __version__ as __version__
-from rollout_corr.api.correct import Correction as Correction
-from rollout_corr.api.correct import PendingCorrection as PendingCorrection
-from rollout_corr.api.correct import correct as correct
-from rollout_corr.api.correct import correct_async as correct_async
-from rollout_corr.api.outputs import Outputs as Outputs
-from rollout_corr.backends.choose import Backend as Backend
-from rollout_corr.backends.choose import backend_for as backend_for
-from rollout_corr.backends.given import Batch as Batch
-from rollout_corr.backends.given import Factors as Factors
-from rollout_corr.backends.given import Groups as Groups
-from rollout_corr.backends.given import KeptMass as KeptMass
-from rollout_corr.backends.given import Labels as Labels
-from rollout_corr.backends.given import Ranks as Ranks
-from rollout_corr.backends.given import TurnIds as TurnIds
-from rollout_corr.backends.given import Versions as Versions
-from rollout_corr.metrics.statistics import Statistics as Statistics
-from rollout_corr.specs.caches import clear_caches as clear_caches
-from rollout_corr.specs.correction import Criterion as Criterion
-from rollout_corr.specs.correction import Spec as Spec
-from rollout_corr.specs.correction import Weight as Weight
+from ._version import __version__ as __version__
+from .api.correct import Correction as Correction
+from .api.correct import PendingCorrection as PendingCorrection
+from .api.correct import correct as correct
+from .api.correct import correct_async as correct_async
+from .api.outputs import Outputs as Outputs
+from .backends.choose import Backend as Backend
+from .backends.choose import backend_for as backend_for
+from .backends.given import Batch as Batch
+from .backends.given import Factors as Factors
+from .backends.given import Groups as Groups
+from .backends.given import KeptMass as KeptMass
+from .backends.given import Labels as Labels
+from .backends.given import Ranks as Ranks
+from .backends.given import TurnIds as TurnIds
+from .backends.given import Versions as Versions
+from .metrics.statistics import Statistics as Statistics
+from .specs.caches import clear_caches as clear_caches
+from .specs.correction import Criterion as Criterion
+from .specs.correction import Spec as Spec
+from .specs.correction import Weight as Weight
 
 if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
-    from rollout_corr.api.dump import dump as dump
-    from rollout_corr.api.groups import FilteredGroups as FilteredGroups
-    from rollout_corr.api.groups import filter_groups as filter_groups
-    from rollout_corr.api.per_token import early_token_weights as early_token_weights
-    from rollout_corr.api.per_token import future_kl_weights as future_kl_weights
-    from rollout_corr.api.per_token import proximal as proximal
-    from rollout_corr.api.policy_loss import PolicyLoss as PolicyLoss
-    from rollout_corr.api.policy_loss import policy_loss as policy_loss
-    from rollout_corr.api.routes import RouteAgreement as RouteAgreement
-    from rollout_corr.api.routes import route_agreement as route_agreement
-    from rollout_corr.api.suggest import Suggestion as Suggestion
-    from rollout_corr.api.suggest import suggest as suggest
-    from rollout_corr.api.thresholds import Thresholds as Thresholds
-    from rollout_corr.api.thresholds import ThresholdStatistics as ThresholdStatistics
-    from rollout_corr.api.thresholds import threshold_statistics as threshold_statistics
-    from rollout_corr.api.warmup import warmup as warmup
-    from rollout_corr.diagnose.calls import doctor as doctor
-    from rollout_corr.diagnose.calls import report as report
-    from rollout_corr.diagnose.doctor.cause import Finding as Finding
-    from rollout_corr.diagnose.results import Diagnosis as Diagnosis
-    from rollout_corr.diagnose.results import Report as Report
-    from rollout_corr.frameworks.shared.lookup import Recipe as Recipe
-    from rollout_corr.frameworks.shared.lookup import recipe as recipe
-    from rollout_corr.frameworks.shared.lookup import recipe_names as recipe_names
-    from rollout_corr.frameworks.shared.lookup import spec as spec
-    from rollout_corr.frameworks.shared.lookup import spec_names as spec_names
-    from rollout_corr.frameworks.shared.names import FrameworkName as FrameworkName
-    from rollout_corr.frameworks.shared.names import RecipeName as RecipeName
-    from rollout_corr.frameworks.shared.names import SpecName as SpecName
-    from rollout_corr.metrics.statistics import PendingMetrics as PendingMetrics
-    from rollout_corr.specs.batch_losses import BAPO as BAPO
-    from rollout_corr.specs.batch_losses import REAL as REAL
-    from rollout_corr.specs.batch_losses import ClipCov as ClipCov
-    from rollout_corr.specs.batch_losses import EntropyClip as EntropyClip
-    from rollout_corr.specs.batch_losses import KLCov as KLCov
-    from rollout_corr.specs.bounds_of_batch import Bottom as Bottom
-    from rollout_corr.specs.bounds_of_batch import KeepESS as KeepESS
-    from rollout_corr.specs.bounds_of_batch import MeanBelow as MeanBelow
-    from rollout_corr.specs.bounds_of_batch import Quantile as Quantile
-    from rollout_corr.specs.bounds_of_batch import TopK as TopK
-    from rollout_corr.specs.loss import Loss as Loss
-    from rollout_corr.specs.published import CISPO as CISPO
-    from rollout_corr.specs.published import M2PO as M2PO
-    from rollout_corr.specs.published import MIS as MIS
-    from rollout_corr.specs.published import OPSM as OPSM
-    from rollout_corr.specs.published import TIS as TIS
-    from rollout_corr.specs.published import ClipHigher as ClipHigher
-    from rollout_corr.specs.published import GeoRS as GeoRS
-    from rollout_corr.specs.published import GSPOToken as GSPOToken
-    from rollout_corr.specs.published import IcePop as IcePop
-    from rollout_corr.specs.published import KPop as KPop
-    from rollout_corr.specs.ratio_losses import GMPO as GMPO
-    from rollout_corr.specs.ratio_losses import GSPO as GSPO
-    from rollout_corr.specs.ratio_losses import PPO as PPO
-    from rollout_corr.specs.ratio_losses import SAPO as SAPO
-    from rollout_corr.specs.ratio_losses import AveragePPO as AveragePPO
-    from rollout_corr.specs.ratio_losses import Reinforce as Reinforce
-    from rollout_corr.specs.score_losses import DPPO as DPPO
-    from rollout_corr.specs.score_losses import DRO as DRO
-    from rollout_corr.specs.score_losses import GPG as GPG
-    from rollout_corr.specs.score_losses import Score as Score
-    from rollout_corr.specs.signed_losses import REC as REC
-    from rollout_corr.specs.signed_losses import TOPR as TOPR
-    from rollout_corr.specs.signed_losses import VESPO as VESPO
-    from rollout_corr.specs.terms import KL as KL
-    from rollout_corr.specs.terms import EntropyBonus as EntropyBonus
-    from rollout_corr.specs.terms import Mean as Mean
-    from rollout_corr.specs.terms import SquaredLogRatio as SquaredLogRatio
+    from .api.dump import dump as dump
+    from .api.groups import FilteredGroups as FilteredGroups
+    from .api.groups import filter_groups as filter_groups
+    from .api.per_token import early_token_weights as early_token_weights
+    from .api.per_token import future_kl_weights as future_kl_weights
+    from .api.per_token import proximal as proximal
+    from .api.policy_loss import PolicyLoss as PolicyLoss
+    from .api.policy_loss import policy_loss as policy_loss
+    from .api.routes import RouteAgreement as RouteAgreement
+    from .api.routes import route_agreement as route_agreement
+    from .api.suggest import Suggestion as Suggestion
+    from .api.suggest import suggest as suggest
+    from .api.thresholds import Thresholds as Thresholds
+    from .api.thresholds import ThresholdStatistics as ThresholdStatistics
+    from .api.thresholds import threshold_statistics as threshold_statistics
+    from .api.warmup import warmup as warmup
+    from .diagnose.calls import doctor as doctor
+    from .diagnose.calls import report as report
+    from .diagnose.doctor.cause import Finding as Finding
+    from .diagnose.results import Diagnosis as Diagnosis
+    from .diagnose.results import Report as Report
+    from .frameworks.shared.lookup import Recipe as Recipe
+    from .frameworks.shared.lookup import recipe as recipe
+    from .frameworks.shared.lookup import recipe_names as recipe_names
+    from .frameworks.shared.lookup import spec as spec
+    from .frameworks.shared.lookup import spec_names as spec_names
+    from .frameworks.shared.names import FrameworkName as FrameworkName
+    from .frameworks.shared.names import RecipeName as RecipeName
+    from .frameworks.shared.names import SpecName as SpecName
+    from .metrics.statistics import PendingMetrics as PendingMetrics
+    from .specs.batch_losses import BAPO as BAPO
+    from .specs.batch_losses import REAL as REAL
+    from .specs.batch_losses import ClipCov as ClipCov
+    from .specs.batch_losses import EntropyClip as EntropyClip
+    from .specs.batch_losses import KLCov as KLCov
+    from .specs.bounds_of_batch import Bottom as Bottom
+    from .specs.bounds_of_batch import KeepESS as KeepESS
+    from .specs.bounds_of_batch import MeanBelow as MeanBelow
+    from .specs.bounds_of_batch import Quantile as Quantile
+    from .specs.bounds_of_batch import TopK as TopK
+    from .specs.loss import Loss as Loss
+    from .specs.published import CISPO as CISPO
+    from .specs.published import M2PO as M2PO
+    from .specs.published import MIS as MIS
+    from .specs.published import OPSM as OPSM
+    from .specs.published import TIS as TIS
+    from .specs.published import ClipHigher as ClipHigher
+    from .specs.published import GeoRS as GeoRS
+    from .specs.published import GSPOToken as GSPOToken
+    from .specs.published import IcePop as IcePop
+    from .specs.published import KPop as KPop
+    from .specs.ratio_losses import GMPO as GMPO
+    from .specs.ratio_losses import GSPO as GSPO
+    from .specs.ratio_losses import PPO as PPO
+    from .specs.ratio_losses import SAPO as SAPO
+    from .specs.ratio_losses import AveragePPO as AveragePPO
+    from .specs.ratio_losses import Reinforce as Reinforce
+    from .specs.score_losses import DPPO as DPPO
+    from .specs.score_losses import DRO as DRO
+    from .specs.score_losses import GPG as GPG
+    from .specs.score_losses import Score as Score
+    from .specs.signed_losses import REC as REC
+    from .specs.signed_losses import TOPR as TOPR
+    from .specs.signed_losses import VESPO as VESPO
+    from .specs.terms import KL as KL
+    from .specs.terms import EntropyBonus as EntropyBonus
+    from .specs.terms import Mean as Mean
+    from .specs.terms import SquaredLogRatio as SquaredLogRatio
 
 __all__ = [
     "BAPO", "CISPO", "DPPO", "DRO", "GMPO", "GPG", "GSPO", "KL", "M2PO", "MIS", "OPSM", "PPO", "REAL", "REC", "SAPO",

@@ -15,7 +15,7 @@ class CorrectBenchmark(Benchmark):
         self.train = self.rollout + 0.05 * torch.randn(tokens, device=self.device).bfloat16()
         self.offsets = torch.arange(0, tokens + 1, length, device=self.device)
         criterion = self.kernel.Criterion("k1", over="sequence", reduce="mean", upper=1.0)
-        self.spec = self.kernel.Spec(self.kernel.Weight("token", upper=2.0), (criterion,))
+        self.spec = self.kernel.Spec(self.kernel.Weight.token(upper=2.0), (criterion,))
 
     def setup_short(self) -> None:
         """512 sequences of 256 tokens."""

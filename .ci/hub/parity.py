@@ -29,22 +29,20 @@ def main() -> None:
     found = []
     for package in (ours, theirs):
         criterion = package.Criterion("k3", over="sequence", reduce="mean", upper=0.05)
-        spec = package.Spec(package.Weight("token", upper=1.5), (criterion,), report=("native", "verl"))
-        out = package.correct(train, rollout, cu_seqlens=offsets, spec=spec)
+        spec = package.Spec(package.Weight.token(upper=1.5), (criterion,), report=("native", "verl"))
+        batch, loss = package.Batch(cu_seqlens=offsets), package.Loss(package.PPO(0.2))
+        out = package.correct(train, rollout, batch, spec=spec)
         traced = torch.compile(
             lambda x, p=package, s=spec: p.correct(x, rollout, cu_seqlens=offsets, spec=s).weights,
             backend="eager",
             fullgraph=True,
         )
         new = train.clone().requires_grad_()
-        loss = package.policy_loss(
-            new, torch.ones(4), cu_seqlens=offsets, old_logp=train, correction=out, surrogate=package.PPO(0.2)
-        )
-        loss.value.backward()
-        found.append((out.weights, out.mask, out.keep, traced(train), loss.value.detach(), new.grad, out.metrics()))
+        value = package.policy_loss(new, torch.ones(4), batch, loss, old_logp=train, correction=out).value
+        value.backward()
+        found.append((out.weights, out.mask, out.keep, traced(train), value.detach(), new.grad, out.metrics()))
     *tensors, metrics = zip(*found, strict=True)
-    for one, other in tensors:
-        assert torch.equal(one, other)
+    assert all(torch.equal(one, other) for one, other in tensors)
     assert metrics[0] == metrics[1] and len(metrics[0]) > 20
     print(f"{theirs.__name__}: weights, masks, gradients and {len(metrics[0])} metrics equal those of the package")
 

@@ -10,10 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import selected
-from rollout_corr.kernels.correct.steps import Context, Inputs, Step, advantage_of, compare, load_inputs
-from rollout_corr.kernels.correct.units import REJECTED, WEIGHTLESS, thinning_bit
-from rollout_corr.kernels.tiles import (
+from ..tiles import (
     Extents,
     PerToken,
     contiguous,
@@ -28,7 +25,10 @@ from rollout_corr.kernels.tiles import (
     store_step,
     tile_of_program,
 )
-from rollout_corr.kernels.tokens import criterion, over_kept_set, real, size
+from ..tokens import criterion, over_kept_set, real, size
+from .criteria import selected
+from .steps import Context, Inputs, Step, advantage_of, compare, load_inputs
+from .units import REJECTED, WEIGHTLESS, thinning_bit
 
 # --- a step ---
 

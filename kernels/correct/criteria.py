@@ -7,8 +7,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.sums import record, record_extrema, record_statistic, record_sum
-from rollout_corr.kernels.tokens import (
+from ..sums import record, record_extrema, record_statistic, record_sum
+from ..tokens import (
     LARGEST_SQUARED,
     LARGEST_STATISTIC,
     binary_kl,

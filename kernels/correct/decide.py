@@ -29,39 +29,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.measures import (
-    BINS,
-    COPIES,
-    Ratio,
-    measure_criterion,
-    measure_sequence_weights,
-    measure_sequences,
-    weigh_sequences,
-    weight_of,
-)
-from rollout_corr.kernels.correct.peers import finish_call, report_criterion, report_sequences, report_weights
-from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.turns import (
-    Decisions,
-    Turns,
-    drops_sequences,
-    rejected_by_turns,
-    report_turns,
-    total,
-    walk_turns,
-    weights_of_turns,
-)
-from rollout_corr.kernels.correct.units import (
-    count_kept,
-    measured_of,
-    measured_tokens,
-    store_states,
-    test_units,
-    thinning_bit,
-    units_of,
-    weightless_of,
-)
-from rollout_corr.kernels.gather import (
+from ..gather import (
     SlotTables,
     Units,
     UnitTotals,
@@ -72,7 +40,7 @@ from rollout_corr.kernels.gather import (
     slots_of,
     turns_of,
 )
-from rollout_corr.kernels.partials import (
+from ..partials import (
     Partials,
     add,
     add_up_part,
@@ -84,8 +52,8 @@ from rollout_corr.kernels.partials import (
     put_all,
     sum_of_rows,
 )
-from rollout_corr.kernels.tiles import Extents, edge, either
-from rollout_corr.kernels.tokens import (
+from ..tiles import Extents, edge, either
+from ..tokens import (
     at,
     criterion,
     exponential,
@@ -96,6 +64,38 @@ from rollout_corr.kernels.tokens import (
     real,
     size,
     thresholds,
+)
+from .measures import (
+    BINS,
+    COPIES,
+    Ratio,
+    measure_criterion,
+    measure_sequence_weights,
+    measure_sequences,
+    weigh_sequences,
+    weight_of,
+)
+from .peers import finish_call, report_criterion, report_sequences, report_weights
+from .plan import Plan
+from .turns import (
+    Decisions,
+    Turns,
+    drops_sequences,
+    rejected_by_turns,
+    report_turns,
+    total,
+    walk_turns,
+    weights_of_turns,
+)
+from .units import (
+    count_kept,
+    measured_of,
+    measured_tokens,
+    store_states,
+    test_units,
+    thinning_bit,
+    units_of,
+    weightless_of,
 )
 
 # Tokens that are zeroed at a time.

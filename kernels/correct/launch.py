@@ -11,22 +11,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.by_turns import PartsOfTurns, by_turns, owners_here
-from rollout_corr.kernels.correct.apply import apply_kernel
-from rollout_corr.kernels.correct.decide import decide_kernel
-from rollout_corr.kernels.correct.measures import COPIES
-from rollout_corr.kernels.correct.plan import Plan, Tables
-from rollout_corr.kernels.correct.planner import numbers_of, plan_of
-from rollout_corr.kernels.correct.read import read_kernel
-from rollout_corr.kernels.gather import gather_kernel
-from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
-from rollout_corr.kernels.launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
-from rollout_corr.kernels.partials import groups, kept_maxima
-from rollout_corr.kernels.uploads import upload_of
-from rollout_corr.metrics.histogram import HISTOGRAM_BINS
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.operands import CorrectOperands
+from ...metrics.histogram import HISTOGRAM_BINS
+from ...specs.caches import cached
+from ...specs.correction import Spec
+from ...specs.operands import CorrectOperands
+from ..by_turns import PartsOfTurns, by_turns, owners_here
+from ..gather import gather_kernel
+from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
+from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
+from ..partials import groups, kept_maxima
+from ..uploads import upload_of
+from .apply import apply_kernel
+from .decide import decide_kernel
+from .measures import COPIES
+from .plan import Plan, Tables
+from .planner import numbers_of, plan_of
+from .read import read_kernel
 
 # --- what comes and goes ---
 

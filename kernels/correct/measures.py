@@ -7,12 +7,11 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.accumulators import counts_probabilities
-from rollout_corr.kernels.correct.criteria import Pair
-from rollout_corr.kernels.gather import Units, UnitTotals, exact, plain
-from rollout_corr.kernels.partials import Partials, add, put_extrema
-from rollout_corr.kernels.sums import record, record_extrema
-from rollout_corr.kernels.tokens import (
+from ..accumulators import counts_probabilities
+from ..gather import Units, UnitTotals, exact, plain
+from ..partials import Partials, add, put_extrema
+from ..sums import record, record_extrema
+from ..tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
     LN_2,
@@ -32,6 +31,7 @@ from rollout_corr.kernels.tokens import (
     within,
     without_powers,
 )
+from .criteria import Pair
 
 # Programs add their histograms to this many copies, so that they do not all wait for the same few bins.
 COPIES = tl.constexpr(16)

@@ -11,13 +11,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import Pair, statistic
-from rollout_corr.kernels.correct.measures import Ratio, SequenceWeights
-from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion
-from rollout_corr.kernels.gather import Units, UnitTotals, integer, plain
-from rollout_corr.kernels.partials import Partials, add, entry, put_extrema
-from rollout_corr.kernels.sums import record, record_extrema
-from rollout_corr.kernels.tokens import (
+from ..gather import Units, UnitTotals, integer, plain
+from ..partials import Partials, add, entry, put_extrema
+from ..sums import record, record_extrema
+from ..tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
     at,
@@ -31,6 +28,9 @@ from rollout_corr.kernels.tokens import (
     perplexity,
     size,
 )
+from .criteria import Pair, statistic
+from .measures import Ratio, SequenceWeights
+from .plan import Plan, PlannedCriterion
 
 # --- the columns and numbers of a plan that the schemes bring ---
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.statistics import STATISTICS
+from ...specs.correction import Spec
+from ...specs.statistics import STATISTICS
 
 # Tables that a pass over tokens fills, in the order of its accumulators.
 RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", "token_maxima")

@@ -6,15 +6,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from rollout_corr.kernels.correct.peers import same_numbers, slot_columns
-from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion, pairs_of
-from rollout_corr.kernels.tokens import CLASSES, of_pair
-from rollout_corr.metrics import peers
-from rollout_corr.metrics import turns as of_turns
-from rollout_corr.metrics.schema import columns_of
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Criterion, Spec
-from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
+from ...metrics import peers
+from ...metrics import turns as of_turns
+from ...metrics.schema import columns_of
+from ...specs.caches import cached
+from ...specs.correction import Criterion, Spec
+from ...specs.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
+from ..tokens import CLASSES, of_pair
+from .peers import same_numbers, slot_columns
+from .plan import Plan, PlannedCriterion, pairs_of
 
 
 @cached(maxsize=256)

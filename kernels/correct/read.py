@@ -11,34 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.accumulators import place_of
-from rollout_corr.kernels.correct.criteria import aggregate_tokens, class_of, test_tokens
-from rollout_corr.kernels.correct.measures import (
-    Ratio,
-    count_bins,
-    measure_divergences,
-    measure_probabilities,
-    measure_tokens,
-    measure_weights,
-    weight_of,
-)
-from rollout_corr.kernels.correct.peers import k3_beyond, report_tokens
-from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.steps import (
-    Context,
-    Inputs,
-    Step,
-    advantage_of,
-    compare,
-    compares_with_rollout,
-    count_outside,
-    external_of,
-    extra,
-    load_inputs,
-    pair_of,
-    survivors,
-)
-from rollout_corr.kernels.sums import (
+from ..accumulators import place_of
+from ..sums import (
     emptied,
     empty,
     nothing,
@@ -52,7 +26,7 @@ from rollout_corr.kernels.sums import (
     with_slot,
     with_words,
 )
-from rollout_corr.kernels.tiles import (
+from ..tiles import (
     Extents,
     PerToken,
     Tiling,
@@ -64,7 +38,7 @@ from rollout_corr.kernels.tiles import (
     store_step,
     tile_of_program,
 )
-from rollout_corr.kernels.tokens import (
+from ..tokens import (
     class_name,
     criterion,
     exponential,
@@ -79,6 +53,32 @@ from rollout_corr.kernels.tokens import (
     real,
     size,
     thresholds,
+)
+from .criteria import aggregate_tokens, class_of, test_tokens
+from .measures import (
+    Ratio,
+    count_bins,
+    measure_divergences,
+    measure_probabilities,
+    measure_tokens,
+    measure_weights,
+    weight_of,
+)
+from .peers import k3_beyond, report_tokens
+from .plan import Plan
+from .steps import (
+    Context,
+    Inputs,
+    Step,
+    advantage_of,
+    compare,
+    compares_with_rollout,
+    count_outside,
+    external_of,
+    extra,
+    load_inputs,
+    pair_of,
+    survivors,
 )
 
 # --- a step ---

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import Pair
-from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.tiles import Extents, PerToken, Span, Tile, contiguous, load_step, of_sequences, places_of
-from rollout_corr.kernels.tokens import is_finite, real
+from ..tiles import Extents, PerToken, Span, Tile, contiguous, load_step, of_sequences, places_of
+from ..tokens import is_finite, real
+from .criteria import Pair
+from .plan import Plan
 
 
 class Inputs(NamedTuple):

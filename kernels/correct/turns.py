@@ -12,28 +12,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.measures import (
-    SequenceWeights,
-    beyond_bounds,
-    counted_of,
-    mean_weights,
-    term_name,
-    weigh_sequences,
-    weight_terms,
-)
-from rollout_corr.kernels.correct.plan import Plan
-from rollout_corr.kernels.correct.units import (
-    count_kept,
-    store_states,
-    test_units,
-    thinning_bit,
-    units_of,
-    weightless_of,
-)
-from rollout_corr.kernels.gather import SlotTables, Units, UnitTotals, gather_slots, integer, plain, slots_between
-from rollout_corr.kernels.partials import Partials, add, largest_key, name_of, put
-from rollout_corr.kernels.tiles import Extents
-from rollout_corr.kernels.tokens import (
+from ..gather import SlotTables, Units, UnitTotals, gather_slots, integer, plain, slots_between
+from ..partials import Partials, add, largest_key, name_of, put
+from ..tiles import Extents
+from ..tokens import (
     at,
     criterion,
     expm1,
@@ -46,6 +28,24 @@ from rollout_corr.kernels.tokens import (
     of_key,
     size,
     thresholds,
+)
+from .measures import (
+    SequenceWeights,
+    beyond_bounds,
+    counted_of,
+    mean_weights,
+    term_name,
+    weigh_sequences,
+    weight_terms,
+)
+from .plan import Plan
+from .units import (
+    count_kept,
+    store_states,
+    test_units,
+    thinning_bit,
+    units_of,
+    weightless_of,
 )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.correct.criteria import passes, statistic_of_extremum
-from rollout_corr.kernels.correct.plan import Plan, PlannedCriterion
-from rollout_corr.kernels.gather import Units, UnitTotals, exact, integer, plain
-from rollout_corr.kernels.tokens import at, class_name, criterion, has, named, of_key, of_pair, size
+from ..gather import Units, UnitTotals, exact, integer, plain
+from ..tokens import at, class_name, criterion, has, named, of_key, of_pair, size
+from .criteria import passes, statistic_of_extremum
+from .plan import Plan, PlannedCriterion
 
 # The classes of tokens that each `when` selects, as indices of tokens.CLASSES.
 CHOSEN = {"any": (), "negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.tokens import LARGEST_D, binary_kl, exponential, limited, number, probability
+from ..tokens import LARGEST_D, binary_kl, exponential, limited, number, probability
 
 
 class Token(NamedTuple):

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.policy_loss.formulas import Token, penalty, penalty_factor, policy
-from rollout_corr.kernels.sums import (
+from ..sums import (
     emptied,
     empty,
     nothing,
@@ -28,7 +27,7 @@ from rollout_corr.kernels.sums import (
     with_slot,
     with_words,
 )
-from rollout_corr.kernels.tiles import (
+from ..tiles import (
     Extents,
     PerToken,
     Tile,
@@ -43,7 +42,8 @@ from rollout_corr.kernels.tiles import (
     store_step,
     tile_of_program,
 )
-from rollout_corr.kernels.tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
+from ..tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
+from .formulas import Token, penalty, penalty_factor, policy
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
 SMALLEST_RATIO = tl.constexpr(1e-8)  # in a product

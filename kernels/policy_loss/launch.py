@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.kernels.by_turns import by_turns
-from rollout_corr.kernels.grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens
-from rollout_corr.kernels.launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
-from rollout_corr.kernels.partials import groups, kept_maxima
-from rollout_corr.kernels.policy_loss.gradient import gradient_kernel, scale_kernel
-from rollout_corr.kernels.policy_loss.plan import LossPlan, Scaling, numbers_of, plans_of
-from rollout_corr.kernels.policy_loss.sequences import sequences_kernel
-from rollout_corr.kernels.uploads import upload_of
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.operands import LossOperands, ScaleOperands
-from rollout_corr.specs.terms import Objective
+from ...specs.caches import cached
+from ...specs.operands import LossOperands, ScaleOperands
+from ...specs.terms import Objective
+from ..by_turns import by_turns
+from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens
+from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
+from ..partials import groups, kept_maxima
+from ..uploads import upload_of
+from .gradient import gradient_kernel, scale_kernel
+from .plan import LossPlan, Scaling, numbers_of, plans_of
+from .sequences import sequences_kernel
 
 # --- what comes and goes ---
 

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollout_corr.kernels.correct.plan import Tables
-from rollout_corr.metrics.loss import OF_SEQUENCES, max_names, sum_names
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.terms import Objective
-from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_of
+from ...metrics.loss import OF_SEQUENCES, max_names, sum_names
+from ...specs.caches import cached
+from ...specs.terms import Objective
+from ...specs.thresholds import float32_at_least, float32_at_most, log_of
+from ..correct.plan import Tables
 
 
 @dataclass(frozen=True, kw_only=True)

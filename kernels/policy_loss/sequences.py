@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rollout_corr.kernels.gather import (
+from ..gather import (
     SlotTables,
     UnitTotals,
     exact,
@@ -21,7 +21,7 @@ from rollout_corr.kernels.gather import (
     slots_of,
     turns_of,
 )
-from rollout_corr.kernels.partials import (
+from ..partials import (
     add,
     add_up_part,
     entry,
@@ -31,10 +31,10 @@ from rollout_corr.kernels.partials import (
     put_all,
     sum_of_rows,
 )
-from rollout_corr.kernels.policy_loss.formulas import clipped
-from rollout_corr.kernels.policy_loss.plan import LossPlan
-from rollout_corr.kernels.tiles import Extents
-from rollout_corr.kernels.tokens import at, exponential, has, limited, number, real, size, thresholds
+from ..tiles import Extents
+from ..tokens import at, exponential, has, limited, number, real, size, thresholds
+from .formulas import clipped
+from .plan import LossPlan
 
 
 @triton.constexpr_function

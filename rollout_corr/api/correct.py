@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, overload
 
 from torch import Tensor
 
-from rollout_corr.api.outputs import Outputs, take_outputs
-from rollout_corr.backends.batch import OpenBatch, Result
-from rollout_corr.backends.choose import BACKENDS, BackendName, chosen_backend
-from rollout_corr.backends.given import Batch, batch_given
-from rollout_corr.backends.layouts import L, L_co, LogProbs, W_co, described
-from rollout_corr.backends.operators import beyond_kernels
-from rollout_corr.backends.ranks import THIS_RANK, Claims, claims_of
-from rollout_corr.backends.read import Given, read_batch, upload
-from rollout_corr.backends.run import mask_back, run_correction, start_correction
-from rollout_corr.backends.turns import check_turns, measuring_turns
-from rollout_corr.metrics.statistics import HasStatistics, Statistics
-from rollout_corr.specs.checked import by_path, known_keywords
-from rollout_corr.specs.correction import Spec, no_spec
-from rollout_corr.specs.validate import shown
+from ..backends.batch import OpenBatch, Result
+from ..backends.choose import BACKENDS, BackendName, chosen_backend
+from ..backends.given import Batch, batch_given
+from ..backends.layouts import L, L_co, LogProbs, W_co, described
+from ..backends.operators import beyond_kernels
+from ..backends.ranks import THIS_RANK, Claims, claims_of
+from ..backends.read import Given, read_batch, upload
+from ..backends.run import mask_back, run_correction, start_correction
+from ..backends.turns import check_turns, measuring_turns
+from ..metrics.statistics import HasStatistics, Statistics
+from ..specs.checked import by_path, known_keywords
+from ..specs.correction import Spec, no_spec
+from ..specs.validate import shown
+from .outputs import Outputs, take_outputs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from rollout_corr.backends.bounds_of_batch import Thresholds
+    from ..backends.bounds_of_batch import Thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ def spec_given(spec: object, batch: Batch, wanted: str = "a Spec") -> tuple[Spec
     if isinstance(spec, Spec):
         return spec, None
     if type(spec).__name__ == "Thresholds":
-        from rollout_corr.backends.bounds_of_batch import Thresholds
+        from ..backends.bounds_of_batch import Thresholds
 
         if isinstance(spec, Thresholds):
             return spec.spec, spec

@@ -16,16 +16,16 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from rollout_corr.api import dump_threads
-from rollout_corr.api.dump_files import append, json_line, write_shard
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OpenBatch, Reader
-from rollout_corr.backends.given import Batch, TurnIds, batch_given
-from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.read import reader, turns_of
-from rollout_corr.backends.turns import are_offsets, read_offsets_of_turns
-from rollout_corr.definition.offsets import checked_offsets
-from rollout_corr.definition.sequences import Packed
-from rollout_corr.definition.tokens import compute_dtype
+from ..backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OpenBatch, Reader
+from ..backends.given import Batch, TurnIds, batch_given
+from ..backends.layouts import LogProbs
+from ..backends.read import reader, turns_of
+from ..backends.turns import are_offsets, read_offsets_of_turns
+from ..definition.offsets import checked_offsets
+from ..definition.sequences import Packed
+from ..definition.tokens import compute_dtype
+from . import dump_threads
+from .dump_files import append, json_line, write_shard
 
 RESERVED = ("train_logp", "rollout_logp", "lengths", "step")
 # Columns of a Batch, which its labels and external statistics cannot be called.

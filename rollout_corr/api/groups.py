@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Packed
-from rollout_corr.specs.validate import shown
+from ..definition.sequences import Packed
+from ..specs.validate import shown
 
 Alone = Literal["reward", "zero"]
 

@@ -8,23 +8,23 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction
-from rollout_corr.backends import loss_operators, whole
-from rollout_corr.backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader
-from rollout_corr.backends.choose import BACKENDS, chosen, chosen_backend
-from rollout_corr.backends.given import Factors
-from rollout_corr.backends.layouts import LogProbs, dtype_of, shape_of
-from rollout_corr.backends.ranks import Claims, claims_of
-from rollout_corr.backends.read import Given, groups_of, read_mass, reader, turns_of
-from rollout_corr.backends.sequence_groups import wanted_by
-from rollout_corr.backends.turns import check_turns, measuring_turns
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.checked import by_path
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import Surrogate, WeightUse
-from rollout_corr.specs.terms import Mean, Objective
-from rollout_corr.specs.validate import number, shown
+from ..backends import loss_operators, whole
+from ..backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader
+from ..backends.choose import BACKENDS, chosen, chosen_backend
+from ..backends.given import Factors
+from ..backends.layouts import LogProbs, dtype_of, shape_of
+from ..backends.ranks import Claims, claims_of
+from ..backends.read import Given, groups_of, read_mass, reader, turns_of
+from ..backends.sequence_groups import wanted_by
+from ..backends.turns import check_turns, measuring_turns
+from ..specs.caches import cached
+from ..specs.checked import by_path
+from ..specs.correction import Spec
+from ..specs.loss import Loss
+from ..specs.surrogate import Surrogate, WeightUse
+from ..specs.terms import Mean, Objective
+from ..specs.validate import number, shown
+from .correct import Correction
 
 # --- the mode ---
 

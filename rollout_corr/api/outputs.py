@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import OpenBatch
-from rollout_corr.backends.given import Batch
-from rollout_corr.backends.layouts import dtype_of, name_of, shape_of
-from rollout_corr.specs.correction import Spec
+from ..backends.batch import OpenBatch
+from ..backends.given import Batch
+from ..backends.layouts import dtype_of, name_of, shape_of
+from ..specs.correction import Spec
 
 # Bytes to which the kernels' stores are aligned.
 ALIGNED = 16

@@ -8,15 +8,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import whole
-from rollout_corr.backends.batch import MASK_DTYPES, OpenBatch, Reader
-from rollout_corr.backends.given import Batch, batch_given
-from rollout_corr.backends.layouts import L, LogProbs
-from rollout_corr.backends.read import reader
-from rollout_corr.backends.staleness import ages_of, per_token, read_versions
-from rollout_corr.definition.tokens import compute_dtype
-from rollout_corr.specs.checked import known_keywords
-from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive
+from ..backends import whole
+from ..backends.batch import MASK_DTYPES, OpenBatch, Reader
+from ..backends.given import Batch, batch_given
+from ..backends.layouts import L, LogProbs
+from ..backends.read import reader
+from ..backends.staleness import ages_of, per_token, read_versions
+from ..definition.tokens import compute_dtype
+from ..specs.checked import known_keywords
+from ..specs.validate import LARGEST_CLAMP, choice, number, positive
 
 
 @known_keywords

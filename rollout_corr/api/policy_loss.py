@@ -9,8 +9,29 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypedDict, overload
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction, spec_given
-from rollout_corr.api.loss_request import (
+from ..backends import loss_blocks, loss_operators, operators, whole
+from ..backends.batch import OpenBatch, Result
+from ..backends.choose import BackendName
+from ..backends.differentiable import Differentiable, refuse_other_derivatives
+from ..backends.given import Batch, Factors, batch_given
+from ..backends.layouts import L, L_co, LogProbs, W_co, described
+from ..backends.loss_blocks import finite_tokens
+from ..backends.loss_task import LossResult, LossTask
+from ..backends.ranks import THIS_RANK
+from ..backends.read import Given, read_beside, upload
+from ..backends.run import mask_back, run_correction, statistics_of_entropy
+from ..definition.entropy import total_of
+from ..definition.loss import both
+from ..metrics import loss as loss_metrics
+from ..metrics.statistics import HasStatistics, Statistics
+from ..specs.checked import known_keywords
+from ..specs.correction import Spec
+from ..specs.loss import Loss, no_loss
+from ..specs.score_losses import without_ratio
+from ..specs.surrogate import Decided
+from ..specs.terms import KL, EntropyBonus, Mean, Objective
+from .correct import Correction, spec_given
+from .loss_request import (
     Divisor,
     LossRequest,
     LossTensors,
@@ -21,32 +42,11 @@ from rollout_corr.api.loss_request import (
     read_tensors,
     read_turns_of,
 )
-from rollout_corr.backends import loss_blocks, loss_operators, operators, whole
-from rollout_corr.backends.batch import OpenBatch, Result
-from rollout_corr.backends.choose import BackendName
-from rollout_corr.backends.differentiable import Differentiable, refuse_other_derivatives
-from rollout_corr.backends.given import Batch, Factors, batch_given
-from rollout_corr.backends.layouts import L, L_co, LogProbs, W_co, described
-from rollout_corr.backends.loss_blocks import finite_tokens
-from rollout_corr.backends.loss_task import LossResult, LossTask
-from rollout_corr.backends.ranks import THIS_RANK
-from rollout_corr.backends.read import Given, read_beside, upload
-from rollout_corr.backends.run import mask_back, run_correction, statistics_of_entropy
-from rollout_corr.definition.entropy import total_of
-from rollout_corr.definition.loss import both
-from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.metrics.statistics import HasStatistics, Statistics
-from rollout_corr.specs.checked import known_keywords
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Loss, no_loss
-from rollout_corr.specs.score_losses import without_ratio
-from rollout_corr.specs.surrogate import Decided
-from rollout_corr.specs.terms import KL, EntropyBonus, Mean, Objective
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from rollout_corr.backends.bounds_of_batch import Thresholds
+    from ..backends.bounds_of_batch import Thresholds
 
 
 @dataclass(frozen=True, eq=False)

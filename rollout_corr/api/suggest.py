@@ -10,14 +10,14 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import OpenBatch
-from rollout_corr.backends.given import Batch, batch_given
-from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.read import Given, read_batch
-from rollout_corr.metrics.limits import BY_KEY, NEAR_CLAMP
-from rollout_corr.specs.checked import known_keywords
-from rollout_corr.specs.correction import Criterion, Spec
-from rollout_corr.specs.validate import number
+from ..backends.batch import OpenBatch
+from ..backends.given import Batch, batch_given
+from ..backends.layouts import LogProbs
+from ..backends.read import Given, read_batch
+from ..metrics.limits import BY_KEY, NEAR_CLAMP
+from ..specs.checked import known_keywords
+from ..specs.correction import Criterion, Spec
+from ..specs.validate import number
 
 
 @known_keywords

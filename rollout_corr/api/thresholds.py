@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import read_request, spec_given
-from rollout_corr.backends.bounds_of_batch import Progress, added_up, record
-from rollout_corr.backends.bounds_of_batch import Thresholds as Thresholds
-from rollout_corr.backends.given import Batch, batch_given
-from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.read import Given
-from rollout_corr.backends.search import Search
-from rollout_corr.metrics.collectives import all_reduce, check_group
-from rollout_corr.specs.bounds_of_batch import Place
-from rollout_corr.specs.checked import known_keywords
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.validate import shown
+from ..backends.bounds_of_batch import Progress, added_up, record
+from ..backends.bounds_of_batch import Thresholds as Thresholds
+from ..backends.given import Batch, batch_given
+from ..backends.layouts import LogProbs
+from ..backends.read import Given
+from ..backends.search import Search
+from ..metrics.collectives import all_reduce, check_group
+from ..specs.bounds_of_batch import Place
+from ..specs.checked import known_keywords
+from ..specs.correction import Spec
+from ..specs.validate import shown
+from .correct import read_request, spec_given
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

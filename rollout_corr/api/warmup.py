@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
-from rollout_corr.api.policy_loss import policy_loss
-from rollout_corr.backends import operators
-from rollout_corr.backends.choose import BackendName
-from rollout_corr.backends.given import Batch, Groups, KeptMass, Versions, batch_given
-from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.backends.read import reader
-from rollout_corr.specs.checked import known_keywords
-from rollout_corr.specs.correction import Spec, no_spec
-from rollout_corr.specs.loss import Loss, no_loss
-from rollout_corr.specs.validate import shown
+from ..backends import operators
+from ..backends.choose import BackendName
+from ..backends.given import Batch, Groups, KeptMass, Versions, batch_given
+from ..backends.layouts import LogProbs
+from ..backends.read import reader
+from ..specs.checked import known_keywords
+from ..specs.correction import Spec, no_spec
+from ..specs.loss import Loss, no_loss
+from ..specs.validate import shown
+from .correct import correct
+from .policy_loss import policy_loss
 
 
 @known_keywords
@@ -83,7 +83,7 @@ def warmup(
     device = read.device
     if operators.why_not(device) is not None:
         return 0
-    from rollout_corr.kernels.grid import SHAPES
+    from ..kernels.grid import SHAPES
 
     lengths = [length for length, _ in SHAPES]
     shapes = [
@@ -192,7 +192,7 @@ def _compile(
     progress: bool | None,
 ) -> None:
     """Compile what batches launch, side by side, before they are run."""
-    from rollout_corr.kernels.launches import compiled_beside
+    from ..kernels.launches import compiled_beside
 
     with compiled_beside(threads) as compilations:
         for one in batches:

@@ -15,16 +15,16 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from rollout_corr.backends.layouts import Layout, LogProbs, dtype_of, name_of, shape_of
-from rollout_corr.definition.offsets import checked_offsets
-from rollout_corr.definition.tokens import KeptMass, compute_dtype
-from rollout_corr.metrics.labels import Labeled
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.criterion import ENTROPY
+from ..definition.offsets import checked_offsets
+from ..definition.tokens import KeptMass, compute_dtype
+from ..metrics.labels import Labeled
+from ..metrics.statistics import Statistics
+from ..specs.correction import Spec
+from ..specs.criterion import ENTROPY
+from .layouts import Layout, LogProbs, dtype_of, name_of, shape_of
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.search import KnownBounds
+    from .search import KnownBounds
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -74,7 +74,7 @@ class SequenceGroups(NamedTuple):
 
     def placed(self) -> Tensor:
         """[S] int64: the numbers, and `total` for those that name no group."""
-        from rollout_corr.definition.normalize import placed
+        from ..definition.normalize import placed
 
         return placed(self.numbers, self.total)
 

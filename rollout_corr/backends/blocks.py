@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import OpenBatch, Result
-from rollout_corr.backends.cpu_sums import CpuPacked, known_statistics, reader_of
-from rollout_corr.backends.turns import BlockOfTurns, block_of_turns
-from rollout_corr.definition.correction import Advantages
-from rollout_corr.definition.findings import Findings, Operands, evaluate
-from rollout_corr.definition.sequences import Packed
-from rollout_corr.definition.tokens import KeptMass
-from rollout_corr.definition.weights import kept_tokens
-from rollout_corr.metrics.collect import Collector
-from rollout_corr.specs.correction import Spec
+from ..definition.correction import Advantages
+from ..definition.findings import Findings, Operands, evaluate
+from ..definition.sequences import Packed
+from ..definition.tokens import KeptMass
+from ..definition.weights import kept_tokens
+from ..metrics.collect import Collector
+from ..specs.correction import Spec
+from .batch import OpenBatch, Result
+from .cpu_sums import CpuPacked, known_statistics, reader_of
+from .turns import BlockOfTurns, block_of_turns
 
 # Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Chosen by measurement on
 # one core with 1 MiB of second-level cache: `make bench ARGS=--blocks`, and beside verl, whose calls make the heap give

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import OpenBatch, SequenceGroups
-from rollout_corr.backends.layouts import name_of
-from rollout_corr.backends.search import KnownBounds, Search, Values, begin
-from rollout_corr.definition.bounds import Bound
-from rollout_corr.definition.bounds_of_batch import SIGN, ordered_of
-from rollout_corr.definition.findings import Operands, decided
-from rollout_corr.definition.weights import ratios_of
-from rollout_corr.specs.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
-from rollout_corr.specs.correction import Criterion, Spec, Weight, places_of, rules_of
+from ..definition.bounds import Bound
+from ..definition.bounds_of_batch import SIGN, ordered_of
+from ..definition.findings import Operands, decided
+from ..definition.weights import ratios_of
+from ..specs.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
+from ..specs.correction import Criterion, Spec, Weight, places_of, rules_of
+from . import blocks, whole
+from .batch import OpenBatch, SequenceGroups
+from .layouts import name_of
+from .search import KnownBounds, Search, Values, begin
 
 
 class Progress(NamedTuple):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import operators
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Spec, no_spec
+from ..specs.caches import cached
+from ..specs.correction import Spec, no_spec
+from . import operators
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.surrogate import Surrogate
+    from ..specs.surrogate import Surrogate
 
 BackendName = Literal["auto", "triton", "torch"]
 
@@ -113,9 +113,9 @@ def backend_for(tensor: Tensor, spec: Spec | None = None, surrogate: Surrogate |
 
 def _surrogate_beyond_kernels(surrogate: Surrogate) -> str | None:
     # A correction imports nothing of the loss.
-    from rollout_corr.backends import loss_operators
-    from rollout_corr.specs.surrogate import Surrogate
-    from rollout_corr.specs.validate import shown
+    from ..specs.surrogate import Surrogate
+    from ..specs.validate import shown
+    from . import loss_operators
 
     if not isinstance(surrogate, Surrogate):
         raise TypeError(f"surrogate: expected a surrogate such as PPO(0.2, 0.2) or None, got {shown(surrogate)}")

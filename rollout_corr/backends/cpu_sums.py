@@ -20,16 +20,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rollout_corr.definition import tokens as plain
-from rollout_corr.definition.bounds import Bound, Sides, WeightBounds, after_bounds, limits
-from rollout_corr.definition.findings import Findings
-from rollout_corr.definition.sequences import Packed, Sequences
-from rollout_corr.definition.tokens import GRID_OF_D, LARGEST_D, Number, Tokens, k3, to_grid
-from rollout_corr.definition.turns import Turns
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.choices import Outside
-from rollout_corr.specs.correction import Spec, Weight
-from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound
+from ..definition import tokens as plain
+from ..definition.bounds import Bound, Sides, WeightBounds, after_bounds, limits
+from ..definition.findings import Findings
+from ..definition.sequences import Packed, Sequences
+from ..definition.tokens import GRID_OF_D, LARGEST_D, Number, Tokens, k3, to_grid
+from ..definition.turns import Turns
+from ..specs.caches import cached
+from ..specs.choices import Outside
+from ..specs.correction import Spec, Weight
+from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
 
 # --- sums of packed tokens ---
 

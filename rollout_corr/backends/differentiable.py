@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from rollout_corr.backends import loss_operators
+from . import loss_operators
 
 
 def refuse_other_derivatives(new: Tensor) -> None:

@@ -10,16 +10,16 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import CPU, STRIDED, SequenceGroups, is_followed
-from rollout_corr.backends.layouts import LogProbs, described
-from rollout_corr.backends.ranks import THIS_RANK
-from rollout_corr.backends.ranks import Ranks as Ranks
-from rollout_corr.backends.sequence_groups import Groups as Groups
-from rollout_corr.backends.staleness import Versions as Versions
-from rollout_corr.backends.turns import TurnIds as TurnIds
-from rollout_corr.definition.tokens import KeptMass as KeptMass
-from rollout_corr.specs.checked import keywords_meant
-from rollout_corr.specs.validate import shown
+from ..definition.tokens import KeptMass as KeptMass
+from ..specs.checked import keywords_meant
+from ..specs.validate import shown
+from .batch import CPU, STRIDED, SequenceGroups, is_followed
+from .layouts import LogProbs, described
+from .ranks import THIS_RANK
+from .ranks import Ranks as Ranks
+from .sequence_groups import Groups as Groups
+from .staleness import Versions as Versions
+from .turns import TurnIds as TurnIds
 
 T = TypeVar("T", bound=Tensor | SequenceGroups | None)
 

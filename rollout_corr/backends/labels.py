@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import INTEGERS, OpenBatch, Reader, checked_tensor
-from rollout_corr.backends.staleness import Versions, ages_of, read_versions
-from rollout_corr.definition.sequences import Packed
-from rollout_corr.metrics.labels import SEQUENCES, TOKENS, Labeled, LabelSet, Units
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.validate import shown
+from ..definition.sequences import Packed
+from ..metrics.labels import SEQUENCES, TOKENS, Labeled, LabelSet, Units
+from ..specs.caches import cached
+from ..specs.validate import shown
+from .batch import INTEGERS, OpenBatch, Reader, checked_tensor
+from .staleness import Versions, ages_of, read_versions
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.given import Labels
+    from .given import Labels
 
 # The labels that versions are without being given as labels.
 AGE_LABEL = "age"

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.cpu_sums import SMALL, CpuPacked, ExactSums, k3_within
-from rollout_corr.backends.loss_task import LossResult, LossTask
-from rollout_corr.definition import loss
-from rollout_corr.definition.bounds import limits
-from rollout_corr.definition.loss import RATIOS, Operands, TokensThatTrain
-from rollout_corr.definition.sequences import Packed, Rows
-from rollout_corr.definition.tokens import Number
-from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.specs.surrogate import Decided, TokenLoss
-from rollout_corr.specs.terms import Objective
-from rollout_corr.specs.thresholds import log_of
+from ..definition import loss
+from ..definition.bounds import limits
+from ..definition.loss import RATIOS, Operands, TokensThatTrain
+from ..definition.sequences import Packed, Rows
+from ..definition.tokens import Number
+from ..metrics import loss as loss_metrics
+from ..specs.surrogate import Decided, TokenLoss
+from ..specs.terms import Objective
+from ..specs.thresholds import log_of
+from . import blocks, whole
+from .cpu_sums import SMALL, CpuPacked, ExactSums, k3_within
+from .loss_task import LossResult, LossTask
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.ranks import Ranks
-    from rollout_corr.backends.split import Split
+    from .ranks import Ranks
+    from .split import Split
 
 
 # The sum over tokens, its gradient, and the sums and maxima of the statistics.
@@ -241,7 +241,7 @@ def finite_tokens(task: LossTask) -> Tensor | None:
 def see_batch(task: LossTask, ids: Tensor, ranks: Ranks) -> Decided:
     """Let the surrogate decide from the whole batch; ids, [S] int64, are the numbers of its sequences."""
     # Few surrogates see the batch, and importing what they search by takes its time.
-    from rollout_corr.backends import sees_batch
+    from . import sees_batch
 
     batch, surrogate = task.batch, task.objective.surrogate
     if sees_batch.in_blocks(batch) and batch.train.numel():
@@ -264,7 +264,7 @@ def see_batch(task: LossTask, ids: Tensor, ranks: Ranks) -> Decided:
 @torch.no_grad()
 def see_groups(task: LossTask, ranks: Ranks) -> Decided:
     """Let the surrogate decide from the groups of sequences."""
-    from rollout_corr.backends import sees_batch
+    from . import sees_batch
 
     batch = task.batch
     sequences, valid = whole.sequences_of(batch)

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.loss_task import LossResult, LossTask
-from rollout_corr.backends.registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
-from rollout_corr.metrics import loss as loss_metrics
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.operands import LossOperands, ScaleOperands
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.terms import Objective
+from ..metrics import loss as loss_metrics
+from ..specs.caches import cached
+from ..specs.operands import LossOperands, ScaleOperands
+from ..specs.surrogate import Surrogate
+from ..specs.terms import Objective
+from .loss_task import LossResult, LossTask
+from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
 
 
 class LossOutputs(NamedTuple):
@@ -127,7 +127,7 @@ def scaled(
 @cached(maxsize=1)
 def kernels() -> Any:
     """Import the launcher of the kernels, and with it Triton."""
-    from rollout_corr.kernels.policy_loss import launch
+    from ..kernels.policy_loss import launch
 
     return launch
 

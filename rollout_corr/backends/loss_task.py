@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from rollout_corr.backends.batch import OpenBatch
-from rollout_corr.definition.tokens import KeptMass
+from ..definition.tokens import KeptMass
+from .batch import OpenBatch
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.blocks import Block
-    from rollout_corr.definition.loss import Operands
-    from rollout_corr.specs.surrogate import Decided
-    from rollout_corr.specs.terms import Objective
+    from ..definition.loss import Operands
+    from ..specs.surrogate import Decided
+    from ..specs.terms import Objective
+    from .blocks import Block
 
 
 @dataclass(eq=False, repr=False)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import whole
-from rollout_corr.definition import normalize
-from rollout_corr.definition.tokens import compute_dtype
-from rollout_corr.metrics.extra import Extra, divisors_of
-from rollout_corr.specs.correction import Spec
+from ..definition import normalize
+from ..definition.tokens import compute_dtype
+from ..metrics.extra import Extra, divisors_of
+from ..specs.correction import Spec
+from . import whole
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.batch import OpenBatch, Result
-    from rollout_corr.backends.ranks import Ranks
-    from rollout_corr.backends.split import Split
-    from rollout_corr.definition.sequences import Packed, Rows
+    from ..definition.sequences import Packed, Rows
+    from .batch import OpenBatch, Result
+    from .ranks import Ranks
+    from .split import Split
 
 
 def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, whole
-from rollout_corr.backends.batch import OpenBatch, Result, external_names, read_offsets
-from rollout_corr.backends.registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
-from rollout_corr.backends.turns import read_offsets_of_turns
-from rollout_corr.definition.tokens import KeptMass, compute_dtype
-from rollout_corr.metrics import schema
-from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.specs.caches import cached, registered
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.operands import CorrectOperands
+from ..definition.tokens import KeptMass, compute_dtype
+from ..metrics import schema
+from ..metrics.extra import Extra
+from ..metrics.statistics import Statistics
+from ..specs.caches import cached, registered
+from ..specs.correction import Spec
+from ..specs.operands import CorrectOperands
+from . import blocks, whole
+from .batch import OpenBatch, Result, external_names, read_offsets
+from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
+from .turns import read_offsets_of_turns
 
 if TYPE_CHECKING:
-    from rollout_corr.kernels.correct.launch import CorrectFound
+    from ..kernels.correct.launch import CorrectFound
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
@@ -72,7 +72,7 @@ def interprets() -> bool:
     if not _INTERPRETS:
         from triton.runtime.interpreter import InterpretedFunction
 
-        from rollout_corr.kernels.correct.read import read_kernel
+        from ..kernels.correct.read import read_kernel
 
         _INTERPRETS.append(isinstance(read_kernel, InterpretedFunction))
     return _INTERPRETS[0]
@@ -132,7 +132,7 @@ def is_operator(operands: CorrectOperands) -> bool:
 @cached(maxsize=1)
 def kernels() -> Any:
     """Import the launcher of the kernels, and with it Triton."""
-    from rollout_corr.kernels.correct import launch
+    from ..kernels.correct import launch
 
     return launch
 

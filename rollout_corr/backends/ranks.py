@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_corr.backends.batch import OpenBatch
-from rollout_corr.backends.layouts import dtype_of
-from rollout_corr.specs.choices import SEQUENCE_ORDERS, SequenceOrder
-from rollout_corr.specs.validate import choice
+from ..specs.choices import SEQUENCE_ORDERS, SequenceOrder
+from ..specs.validate import choice
+from .batch import OpenBatch
+from .layouts import dtype_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -73,7 +73,7 @@ class Ranks(NamedTuple):
     def check(self) -> None:
         """Refuse objects that are no groups of this rank."""
         if self.some():
-            from rollout_corr.metrics.collectives import check_group
+            from ..metrics.collectives import check_group
 
             check_group("ranks.sequence", self.sequence)
             check_group("ranks.batch", self.batch)
@@ -116,7 +116,7 @@ class Ranks(NamedTuple):
         """
         if self.batch is None:
             return totals
-        from rollout_corr.metrics import collectives
+        from ..metrics import collectives
 
         counts = True
         if self.sequence is not None:
@@ -129,7 +129,7 @@ class Ranks(NamedTuple):
         """Take the maximum of each over `Ranks.batch`."""
         if self.batch is None:
             return x
-        from rollout_corr.metrics import collectives
+        from ..metrics import collectives
 
         what = "ranks.batch: the largest of each group"
         return collectives.all_reduce(x.clone(), self.batch, what, dist.ReduceOp.MAX)
@@ -141,7 +141,7 @@ class Ranks(NamedTuple):
 
         First over `Ranks.sequence`; `Ranks.batch` hears of an error there, because its ranks wait.
         """
-        from rollout_corr.metrics import collectives
+        from ..metrics import collectives
 
         raised: ValueError | None = None
         for name, group in (("ranks.sequence", self.sequence), ("ranks.batch", self.batch)):
@@ -163,7 +163,7 @@ class Ranks(NamedTuple):
 
     def tell(self, error: Exception) -> None:
         """Let ranks that compare their calls know of the error that this one is about to raise."""
-        from rollout_corr.metrics import collectives
+        from ..metrics import collectives
 
         # Neither their complaint about it nor a group that has gone is what this rank has to report.
         with contextlib.suppress(ValueError, RuntimeError):

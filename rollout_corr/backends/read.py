@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from rollout_corr.backends.batch import (
+from ..definition.tokens import KeptMass
+from ..metrics.labels import SEQUENCES
+from ..specs.correction import Spec
+from ..specs.criterion import AGE, ENTROPY
+from ..specs.validate import choice
+from .batch import (
     LOGP_DTYPES,
     MASK_DTYPES,
     OpenBatch,
@@ -18,19 +23,14 @@ from rollout_corr.backends.batch import (
     is_followed,
     read_offsets,
 )
-from rollout_corr.backends.given import Batch, TurnIds
-from rollout_corr.backends.layouts import LogProbs, layout_of
-from rollout_corr.backends.sequence_groups import read_groups, wanted_by
-from rollout_corr.backends.staleness import read_ages
-from rollout_corr.backends.turns import read_turns
-from rollout_corr.definition.tokens import KeptMass
-from rollout_corr.metrics.labels import SEQUENCES
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.criterion import AGE, ENTROPY
-from rollout_corr.specs.validate import choice
+from .given import Batch, TurnIds
+from .layouts import LogProbs, layout_of
+from .sequence_groups import read_groups, wanted_by
+from .staleness import read_ages
+from .turns import read_turns
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.bounds_of_batch import Thresholds
+    from .bounds_of_batch import Thresholds
 
 # The sides whose log-probs may be over the set that truncated sampling kept.
 SIDES = ("rollout", "train")
@@ -147,7 +147,7 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
         if ENTROPY in external_names(spec):
             batch.external[ENTROPY] = batch.entropy
     if of.labels:
-        from rollout_corr.backends.labels import read_labels
+        from .labels import read_labels
 
         batch.labels = read_labels(read, batch, of.labels, of.versions, ranks.sequence is not None)
         for labels in (one.labels for one in batch.labels):
@@ -158,7 +158,7 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
     if of.groups is not None or spec.needs_groups:
         batch.groups = groups_of(of, wanted_by(spec), batch)
     if given.thresholds is not None:
-        from rollout_corr.backends.bounds_of_batch import completed
+        from .bounds_of_batch import completed
 
         thresholds = completed(given.thresholds)
         thresholds.check_groups(batch.groups)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.operands import CorrectOperands, LossOperands
+from ..specs.operands import CorrectOperands, LossOperands
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.checked import Checked
+    from ..specs.checked import Checked
 
 Operands = TypeVar("Operands", CorrectOperands, LossOperands)
 Results = TypeVar("Results")
@@ -50,7 +50,7 @@ def seen_by_others(tensors: Iterable[Tensor | None]) -> bool:
 
 def encoded_once(value: Checked) -> tuple[str, list[float]]:
     """A Spec or an Objective as the operands of an operator; a compiler cannot follow the cache."""
-    from rollout_corr.specs.encode import encode, encode_once
+    from ..specs.encode import encode, encode_once
 
     return encode(value) if torch.compiler.is_compiling() else encode_once(value)
 
@@ -120,6 +120,6 @@ def define(
 
 
 def _decoded(text: str, numbers: list[float]) -> Any:
-    from rollout_corr.specs.encode import decode  # with every surrogate that has a kernel
+    from ..specs.encode import decode  # with every surrogate that has a kernel
 
     return decode(text, numbers)

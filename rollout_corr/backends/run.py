@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import blocks, operators, whole
-from rollout_corr.backends.batch import OpenBatch, Result
-from rollout_corr.backends.choose import chosen, chosen_backend
-from rollout_corr.backends.ranks import Ranks
-from rollout_corr.definition.weights import SMALLEST_MEAN
-from rollout_corr.metrics import extra, native, peers
-from rollout_corr.metrics.extra import Extra, entropy_of
-from rollout_corr.metrics.statistics import Statistics, sum_of
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Spec
+from ..definition.weights import SMALLEST_MEAN
+from ..metrics import extra, native, peers
+from ..metrics.extra import Extra, entropy_of
+from ..metrics.statistics import Statistics, sum_of
+from ..specs.caches import cached
+from ..specs.correction import Spec
+from . import blocks, operators, whole
+from .batch import OpenBatch, Result
+from .choose import chosen, chosen_backend
+from .ranks import Ranks
 
 if TYPE_CHECKING:
-    from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
+    from ..definition.bounds_of_batch import BoundsOfBatch
 
 
 # The functions of the runners without `Ranks.sequence`, by the names of `choose.RUNNERS`.
@@ -71,7 +71,7 @@ def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) ->
         return _finished(CORRECTIONS[name](batch, undivided), batch, spec, groups)
     with torch.no_grad():
         if spec.asks_batch and batch.bounds is None:
-            from rollout_corr.backends.bounds_of_batch import find_bounds
+            from .bounds_of_batch import find_bounds
 
             batch.bounds = find_bounds(batch, undivided, groups.sum)
         return _finished(CORRECTIONS[name](batch, undivided), batch, spec, groups)
@@ -95,7 +95,7 @@ def start_correction(
     peers.load(spec)
     with torch.no_grad():
         if on_kernels:
-            from rollout_corr.backends.split_kernels import start_kernels
+            from .split_kernels import start_kernels
 
             done, decide = start_kernels(batch, undivided, groups.sequence)
         else:
@@ -130,8 +130,8 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
 
 def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> Statistics:
     """Append the bounds that were found."""
-    from rollout_corr.backends.bounds_of_batch import bounds_by_place
-    from rollout_corr.backends.search import KnownBounds
+    from .bounds_of_batch import bounds_by_place
+    from .search import KnownBounds
 
     if not isinstance(bounds, KnownBounds):
         return statistics
@@ -145,7 +145,7 @@ def _normalize(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> N
     if weights is None or spec.weight is None or spec.weight.normalize is None:
         return
     if spec.weight.self_normalized:
-        from rollout_corr.backends.normalize import divide
+        from .normalize import divide
 
         divide(result, batch, spec, groups)
     else:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rollout_corr.definition.bounds import Bound, Sides
-from rollout_corr.definition.bounds_of_batch import BEYOND_CLAMP, SIGN, float32_above, weights_of
-from rollout_corr.specs.bounds_of_batch import WEIGHT, Before, Counting, KeepESS, OfBatch, Place, Side
-from rollout_corr.specs.correction import Criterion, Weight
+from ..definition.bounds import Bound, Sides
+from ..definition.bounds_of_batch import BEYOND_CLAMP, SIGN, float32_above, weights_of
+from ..specs.bounds_of_batch import WEIGHT, Before, Counting, KeepESS, OfBatch, Place, Side
+from ..specs.correction import Criterion, Weight
 
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 FLOATS = {integer: floating for floating, integer in INTEGERS.items()}

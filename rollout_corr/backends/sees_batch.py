@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends import whole
-from rollout_corr.backends.batch import OpenBatch, SequenceGroups
-from rollout_corr.backends.bounds_of_batch import in_blocks as in_blocks
-from rollout_corr.backends.search import CHUNK, begin, values_of
-from rollout_corr.definition.loss import Read
-from rollout_corr.definition.sequences import Packed, Sequences
-from rollout_corr.definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
-from rollout_corr.specs.bounds_of_batch import Before, Counting, Side
-from rollout_corr.specs.surrogate import LossTokens
+from ..definition.loss import Read
+from ..definition.sequences import Packed, Sequences
+from ..definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
+from ..specs.bounds_of_batch import Before, Counting, Side
+from ..specs.surrogate import LossTokens
+from . import whole
+from .batch import OpenBatch, SequenceGroups
+from .bounds_of_batch import in_blocks as in_blocks
+from .search import CHUNK, begin, values_of
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.ranks import Ranks
+    from .ranks import Ranks
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and the multipliers and shifts of its finalizer.
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64

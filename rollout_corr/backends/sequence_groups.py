@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import OFFSETS, SequenceGroups
-from rollout_corr.backends.layouts import dtype_of, shape_of
-from rollout_corr.specs.checked import keywords_meant
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.validate import shown
+from ..specs.checked import keywords_meant
+from ..specs.correction import Spec
+from ..specs.validate import shown
+from .batch import OFFSETS, SequenceGroups
+from .layouts import dtype_of, shape_of
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.surrogate import Surrogate
+    from ..specs.surrogate import Surrogate
 
 
 @keywords_meant(group_index="index=", group_size="size=", group_count="count=", ids="index=")

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Flattened, Packed, Rows
-from rollout_corr.metrics.collectives import Pending, all_reduce
+from ..definition.sequences import Flattened, Packed, Rows
+from ..metrics.collectives import Pending, all_reduce
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.choices import SequenceOrder
+    from ..specs.choices import SequenceOrder
 
 # A float64 sum is its whole part and two fractions of 38 bits.
 GRID = 2.0**38

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rollout_corr.backends.batch import OpenBatch, Result
-from rollout_corr.backends.operators import operands_of
-from rollout_corr.backends.registration import beside_tokens
-from rollout_corr.backends.split import ExchangedTables
-from rollout_corr.kernels.correct.launch import prepare
-from rollout_corr.kernels.grid import current
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.specs.correction import Spec
+from ..kernels.correct.launch import prepare
+from ..kernels.grid import current
+from ..metrics.statistics import Statistics
+from ..specs.correction import Spec
+from .batch import OpenBatch, Result
+from .operators import operands_of
+from .registration import beside_tokens
+from .split import ExchangedTables
 
 
 def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import INTEGERS, Reader
-from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.definition.sequences import Packed
-from rollout_corr.specs.validate import shown
+from ..definition.sequences import Packed
+from ..specs.validate import shown
+from .batch import INTEGERS, Reader
+from .layouts import LogProbs
 
 LARGEST_VERSION = 2**62
 

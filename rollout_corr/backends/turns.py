@@ -8,15 +8,15 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import INTEGERS, OFFSETS, OpenBatch, Reader, checked_tensor
-from rollout_corr.backends.cpu_sums import CpuPacked
-from rollout_corr.backends.layouts import LogProbs, shape_of
-from rollout_corr.definition.offsets import OffsetsError, checked_offsets
-from rollout_corr.definition.turns import Turns, turns_within
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.checked import keywords_meant
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.validate import shown
+from ..definition.offsets import OffsetsError, checked_offsets
+from ..definition.turns import Turns, turns_within
+from ..specs.caches import cached
+from ..specs.checked import keywords_meant
+from ..specs.correction import Spec
+from ..specs.validate import shown
+from .batch import INTEGERS, OFFSETS, OpenBatch, Reader, checked_tensor
+from .cpu_sums import CpuPacked
+from .layouts import LogProbs, shape_of
 
 
 @keywords_meant(max_turns="at_most=", turns="ids=")

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rollout_corr.backends.batch import OpenBatch, Result
-from rollout_corr.backends.turns import sequence_offsets
-from rollout_corr.definition.bounds import OPEN
-from rollout_corr.definition.correction import Advantages
-from rollout_corr.definition.findings import Operands, evaluate
-from rollout_corr.definition.sequences import Flattened, Packed, Rows, Sequences
-from rollout_corr.definition.turns import Turns, turns_within
-from rollout_corr.definition.weights import kept_tokens
-from rollout_corr.metrics.all_sequences import AllSequences
-from rollout_corr.metrics.collect import Collector, LabelCollector
-from rollout_corr.metrics.labels import Labeled
-from rollout_corr.specs.correction import Spec
+from ..definition.bounds import OPEN
+from ..definition.correction import Advantages
+from ..definition.findings import Operands, evaluate
+from ..definition.sequences import Flattened, Packed, Rows, Sequences
+from ..definition.turns import Turns, turns_within
+from ..definition.weights import kept_tokens
+from ..metrics.all_sequences import AllSequences
+from ..metrics.collect import Collector, LabelCollector
+from ..metrics.labels import Labeled
+from ..specs.correction import Spec
+from .batch import OpenBatch, Result
+from .turns import sequence_offsets
 
 if TYPE_CHECKING:
-    from rollout_corr.backends.split import Split
-    from rollout_corr.specs.choices import SequenceOrder
+    from ..specs.choices import SequenceOrder
+    from .split import Split
 
 
 def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> tuple[Split, Packed]:
@@ -39,7 +39,7 @@ def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> 
         sequences: Their sequences.
         tokens: Of the shape of the batch.
     """
-    from rollout_corr.backends.split import Split
+    from .split import Split
 
     turns = Split(units, sequences.exchange, sequences.order, sequences.part)
     names = torch.arange(sequences.count, dtype=torch.float64, device=tokens.device)
@@ -94,7 +94,7 @@ def split_sequences_of(batch: OpenBatch, group: Any, order: SequenceOrder | None
 
     All ranks of the group have to exchange equally many sums, so all have a mask.
     """
-    from rollout_corr.backends.split import Exchange, Split
+    from .split import Exchange, Split
 
     part, valid = sequences_of(batch)
     return Split(part, Exchange(group), order), inside(batch) if valid is None else valid

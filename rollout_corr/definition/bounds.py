@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.choices import Outside
-from rollout_corr.specs.correction import Weight
-from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound
+from ..specs.caches import cached
+from ..specs.choices import Outside
+from ..specs.correction import Weight
+from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
 
 # One number, or one for each token; None for an open side.
 Bound = float | Tensor | None

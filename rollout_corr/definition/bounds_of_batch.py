@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import Bound
-from rollout_corr.specs.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
-from rollout_corr.specs.correction import Criterion, Weight
-from rollout_corr.specs.thresholds import log_bound
+from ..specs.bounds_of_batch import Before, Counting, KeepESS, OfBatch, Side
+from ..specs.correction import Criterion, Weight
+from ..specs.thresholds import log_bound
+from .bounds import Bound
 
 # Beyond every log-ratio, which LARGEST_CLAMP bounds.
 BEYOND_CLAMP = 42.0

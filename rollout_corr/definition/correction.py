@@ -29,11 +29,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition import prefix
-from rollout_corr.definition.bounds import grown, within
-from rollout_corr.definition.bounds_of_batch import BoundsOfBatch, Sorted, beyond
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import (
+from ..specs.bounds_of_batch import by_group
+from ..specs.correction import Spec
+from ..specs.criterion import AGE, Criterion
+from ..specs.thresholds import threshold_of
+from . import prefix
+from .bounds import grown, within
+from .bounds_of_batch import BoundsOfBatch, Sorted, beyond
+from .sequences import Sequences
+from .tokens import (
     LARGEST_D,
     Tokens,
     binary_kl,
@@ -43,10 +47,6 @@ from rollout_corr.definition.tokens import (
     sum_of_d,
     sum_of_statistic,
 )
-from rollout_corr.specs.bounds_of_batch import by_group
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.criterion import AGE, Criterion
-from rollout_corr.specs.thresholds import threshold_of
 
 # --- one token ---
 

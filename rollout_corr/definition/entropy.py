@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import select
-from rollout_corr.specs.terms import Objective
+from ..specs.terms import Objective
+from .sequences import Sequences
+from .tokens import select
 
 
 def total_of(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.correction import Decision, Outcome
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import Tokens, select
-from rollout_corr.definition.turns import Turns
-from rollout_corr.specs.correction import Spec
+from ..specs.correction import Spec
+from .correction import Decision, Outcome
+from .sequences import Sequences
+from .tokens import Tokens, select
+from .turns import Turns
 
 if TYPE_CHECKING:
-    from rollout_corr.definition.weights import Weighing
+    from .weights import Weighing
 
 Named = dict[str, Tensor]
 

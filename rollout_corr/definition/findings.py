@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rollout_corr.definition import correction
-from rollout_corr.definition.bounds_of_batch import BoundsOfBatch
-from rollout_corr.definition.correction import Advantages, Decision
-from rollout_corr.definition.facts import SequenceFacts, sequence_facts
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import KeptMass, Number, Reader, Tokens, read_tokens
-from rollout_corr.definition.turns import Turns
-from rollout_corr.definition.weights import Weighing, weigh, weights_of
-from rollout_corr.specs.correction import Spec
+from ..specs.correction import Spec
+from . import correction
+from .bounds_of_batch import BoundsOfBatch
+from .correction import Advantages, Decision
+from .facts import SequenceFacts, sequence_facts
+from .sequences import Sequences
+from .tokens import KeptMass, Number, Reader, Tokens, read_tokens
+from .turns import Turns
+from .weights import Weighing, weigh, weights_of
 
 Numbers = dict[str, Number]
 

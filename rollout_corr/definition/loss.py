@@ -17,13 +17,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition import tokens as formulas
-from rollout_corr.definition.bounds import outside
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import LARGEST_D, KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
-from rollout_corr.specs.surrogate import Decided, Surrogate, TokenLoss
-from rollout_corr.specs.terms import KL, KLKind, Objective
-from rollout_corr.specs.thresholds import float32_at_least, float32_at_most, log_bound, log_of
+from ..specs.surrogate import Decided, Surrogate, TokenLoss
+from ..specs.terms import KL, KLKind, Objective
+from ..specs.thresholds import float32_at_least, float32_at_most, log_bound, log_of
+from . import tokens as formulas
+from .bounds import outside
+from .sequences import Sequences
+from .tokens import LARGEST_D, KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
 
 
 @dataclass(eq=False, repr=False)

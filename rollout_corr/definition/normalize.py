@@ -14,11 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import LARGEST_STATISTIC, truncated
-from rollout_corr.definition.turns import Turns
-from rollout_corr.definition.weights import SMALLEST_MEAN
-from rollout_corr.specs.correction import Spec
+from ..specs.correction import Spec
+from .sequences import Sequences
+from .tokens import LARGEST_STATISTIC, truncated
+from .turns import Turns
+from .weights import SMALLEST_MEAN
 
 # A weight is its whole part, saturated at 2^37, and two fractions of 31 bits: exact in float32 from 2^-38 on, and room
 # for 2^25 tokens of the largest weight, or for 2^31 sequences.

@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.tokens import (
+from ..specs.correction import Criterion, Weight
+from .sequences import Sequences
+from .tokens import (
     GRID_OF_D,
     GRID_OF_FRACTION,
     LARGEST_D,
@@ -23,7 +24,6 @@ from rollout_corr.definition.tokens import (
     to_grid,
     truncated,
 )
-from rollout_corr.specs.correction import Criterion, Weight
 
 # The fraction of a float64 is two limbs of 31 bits: 62 bits, so that nothing of a value above 2^-9 is cut off.
 GRID_OF_LIMB = 2.0**31

@@ -19,10 +19,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import WeightBounds
-from rollout_corr.definition.sequences import Sequences
-from rollout_corr.definition.turns import Turns
-from rollout_corr.specs.correction import Spec, Weight
+from ..specs.correction import Spec, Weight
+from .bounds import WeightBounds
+from .sequences import Sequences
+from .turns import Turns
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Packed, Sequences
+from .sequences import Packed, Sequences
 
 # The place of a turn among those of its sequence that have a measured token; an only one is the first.
 FIRST, MIDDLE, LAST = range(3)

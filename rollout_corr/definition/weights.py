@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition import prefix
-from rollout_corr.definition.bounds import WeightBounds, after_bounds, bounds_in_numbers, with_found
-from rollout_corr.definition.bounds_of_batch import BoundsOfBatch, Sorted
-from rollout_corr.definition.correction import Decision, total_of_d
-from rollout_corr.definition.tokens import Tokens, k3, select
-from rollout_corr.specs.correction import Spec, Weight
+from ..specs.correction import Spec, Weight
+from . import prefix
+from .bounds import WeightBounds, after_bounds, bounds_in_numbers, with_found
+from .bounds_of_batch import BoundsOfBatch, Sorted
+from .correction import Decision, total_of_d
+from .tokens import Tokens, k3, select
 
 # A batch whose mean weight is not above this is not normalized: the division would inflate the remaining weights.
 SMALLEST_MEAN = 1e-8

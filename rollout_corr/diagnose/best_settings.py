@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rollout_corr.diagnose.what_if import Setting, SettingResult
-from rollout_corr.specs.bounds_of_batch import OfBatch, Side
-from rollout_corr.specs.bounds_of_batch import in_words as bound_in_words
-from rollout_corr.specs.correction import Criterion, Spec, Weight
+from ..specs.bounds_of_batch import OfBatch, Side
+from ..specs.bounds_of_batch import in_words as bound_in_words
+from ..specs.correction import Criterion, Spec, Weight
+from .what_if import Setting, SettingResult
 
 Outcome = tuple[Setting, SettingResult]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from rollout_corr.backends.given import Batch, batch_given
-from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.diagnose.doctor.diagnosis import diagnose
-from rollout_corr.diagnose.measure.measurement import measure
-from rollout_corr.diagnose.read.dump import Dump, Paths, Source
-from rollout_corr.diagnose.read.in_memory import InMemory
-from rollout_corr.diagnose.results import Diagnosis, Report
-from rollout_corr.diagnose.show import page_file
-from rollout_corr.diagnose.show.terminal import progress_of
+from ..backends.given import Batch, batch_given
+from ..backends.layouts import LogProbs
+from .doctor.diagnosis import diagnose
+from .measure.measurement import measure
+from .read.dump import Dump, Paths, Source
+from .read.in_memory import InMemory
+from .results import Diagnosis, Report
+from .show import page_file
+from .show.terminal import progress_of
 
 
 def doctor(

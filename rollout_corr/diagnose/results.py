@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout_corr.diagnose.doctor.cause import SEVERITIES, Finding, Severity
-from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
-from rollout_corr.diagnose.show import notebook, page_file, plain_data, report_page, terminal
+from .doctor.cause import SEVERITIES, Finding, Severity
+from .doctor.diagnosis import Diagnosed, is_healthy
+from .show import notebook, page_file, plain_data, report_page, terminal
 
 
 @dataclass(frozen=True, eq=False, repr=False)

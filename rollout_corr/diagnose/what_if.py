@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
-from rollout_corr.api.suggest import Sequences, Suggestion, suggested
-from rollout_corr.backends.given import Batch, KeptMass
-from rollout_corr.definition.sequences import Packed
-from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
-from rollout_corr.diagnose.read.dump import Source
-from rollout_corr.frameworks.shared import lookup
-from rollout_corr.metrics.limits import NEAR_CLAMP
-from rollout_corr.specs.choices import Reduce
-from rollout_corr.specs.correction import Criterion, Spec, Weight
+from ..api.correct import correct
+from ..api.suggest import Sequences, Suggestion, suggested
+from ..backends.given import Batch, KeptMass
+from ..definition.sequences import Packed
+from ..frameworks.shared import lookup
+from ..metrics.limits import NEAR_CLAMP
+from ..specs.choices import Reduce
+from ..specs.correction import Criterion, Spec, Weight
+from .read.chunk import Chunk, ValidTokens
+from .read.dump import Source
 
 # Bounds of ratios: those of tokens and products are far from 1, geometric means are close to it.
 UPPERS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_corr.frameworks.shared.recipe import Recipe
-from rollout_corr.frameworks.slime import config as slime
-from rollout_corr.specs.correction import Spec
+from ..specs.correction import Spec
+from .shared.recipe import Recipe
+from .slime import config as slime
 
 PATHS = {
     "icepop_function": "miles.backends.training_utils.loss_hub.corrections.icepop_function",

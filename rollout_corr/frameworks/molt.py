@@ -10,8 +10,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import PRESETS, presets
-from rollout_corr.frameworks.shared.recipe import (
+from ..specs.correction import Criterion, Spec, Weight
+from ..specs.loss import Loss
+from ..specs.surrogate import Surrogate
+from ..specs.surrogates import GSPO, PPO, Score
+from ..specs.terms import KL, KLKind
+from ..specs.validate import number, one_of
+from .shared.preset import PRESETS, presets
+from .shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
@@ -22,14 +28,8 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     of_presets,
 )
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of, maybe, under
-from rollout_corr.frameworks.shared.specs import LEVELS, level_of
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GSPO, PPO, Score
-from rollout_corr.specs.terms import KL, KLKind
-from rollout_corr.specs.validate import number, one_of
+from .shared.settings import boolean, defaults_of, flags_of, maybe, under
+from .shared.specs import LEVELS, level_of
 
 LIMIT = 30.0
 MODES = ("mask", "clip", "trunc")

@@ -8,8 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import (
+from ..specs.choices import Outside
+from ..specs.correction import Criterion, Spec, Weight
+from ..specs.loss import Loss
+from ..specs.surrogate import Surrogate
+from ..specs.surrogates import GPG, GSPO
+from ..specs.terms import KL, Mean
+from ..specs.validate import LARGEST_CLAMP, number, one_of
+from .shared.preset import presets
+from .shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
@@ -23,15 +30,8 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     of_presets,
 )
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, maybe, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS, gated, level_of, truncated
-from rollout_corr.specs.choices import Outside
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GPG, GSPO
-from rollout_corr.specs.terms import KL, Mean
-from rollout_corr.specs.validate import LARGEST_CLAMP, number, one_of
+from .shared.settings import boolean, defaults_of, maybe, settings_of
+from .shared.specs import LEVELS, gated, level_of, truncated
 
 # --- presets ---
 

@@ -9,8 +9,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import (
+from ..specs.correction import Criterion, Spec, Weight
+from ..specs.loss import Loss
+from ..specs.surrogate import RatioOf, Surrogate
+from ..specs.surrogates import PPO, Score
+from ..specs.terms import KL, KLKind
+from ..specs.validate import not_negative, number, one_of, positive
+from .shared.preset import presets
+from .shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
@@ -21,14 +27,8 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     of_presets,
 )
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, maybe, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS, level_of
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import RatioOf, Surrogate
-from rollout_corr.specs.surrogates import PPO, Score
-from rollout_corr.specs.terms import KL, KLKind
-from rollout_corr.specs.validate import not_negative, number, one_of, positive
+from .shared.settings import boolean, defaults_of, maybe, settings_of
+from .shared.specs import LEVELS, level_of
 
 TOKEN_CLAMP = 10.0
 

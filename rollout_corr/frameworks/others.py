@@ -12,8 +12,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
-from rollout_corr.frameworks.shared.preset import PRESETS, presets
-from rollout_corr.frameworks.shared.recipe import (
+from ..specs.choices import WeightReduce, When
+from ..specs.correction import Criterion, Spec, Weight
+from ..specs.loss import Loss
+from ..specs.score_losses import Divergence
+from ..specs.signed_losses import Mask
+from ..specs.surrogate import Level, Surrogate
+from ..specs.surrogates import DPPO, GPG, GSPO, PPO, REC, SAPO, TOPR, AveragePPO, Reinforce, Score
+from ..specs.terms import KL, KLKind, Mean, SquaredLogRatio
+from ..specs.validate import number, one_of, positive
+from .shared.preset import PRESETS, presets
+from .shared.recipe import (
     BOTH,
     BYPASS,
     BYPASS_WITH_REFERENCE,
@@ -40,17 +49,8 @@ from rollout_corr.frameworks.shared.recipe import (
     penalty,
     preset_with,
 )
-from rollout_corr.frameworks.shared.settings import boolean
-from rollout_corr.frameworks.shared.specs import gated, masked, truncated
-from rollout_corr.specs.choices import WeightReduce, When
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.score_losses import Divergence
-from rollout_corr.specs.signed_losses import Mask
-from rollout_corr.specs.surrogate import Level, Surrogate
-from rollout_corr.specs.surrogates import DPPO, GPG, GSPO, PPO, REC, SAPO, TOPR, AveragePPO, Reinforce, Score
-from rollout_corr.specs.terms import KL, KLKind, Mean, SquaredLogRatio
-from rollout_corr.specs.validate import number, one_of, positive
+from .shared.settings import boolean
+from .shared.specs import gated, masked, truncated
 
 DUAL_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
 GSPO_TOKEN = as_wide(partial(GSPO, through="token", clamp=10.0))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import PRESETS, RECIPES, presets, warn_once
-from rollout_corr.frameworks.shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
-from rollout_corr.frameworks.shared.settings import settings_of
-from rollout_corr.frameworks.shared.specs import masked
-from rollout_corr.specs.correction import Criterion, Spec
-from rollout_corr.specs.statistics import Stat
-from rollout_corr.specs.surrogates import Reinforce
-from rollout_corr.specs.validate import one_of, positive
+from ..specs.correction import Criterion, Spec
+from ..specs.statistics import Stat
+from ..specs.surrogates import Reinforce
+from ..specs.validate import one_of, positive
+from .shared.preset import PRESETS, RECIPES, presets, warn_once
+from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
+from .shared.settings import settings_of
+from .shared.specs import masked
 
 
 def _mask(stat: Stat, label: str, **more: Any) -> Spec:

@@ -11,8 +11,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import (
+from ..specs.choices import Unit, WeightReduce
+from ..specs.correction import Criterion, Spec, Weight
+from ..specs.loss import Loss
+from ..specs.statistics import Stat
+from ..specs.surrogate import Surrogate
+from ..specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
+from ..specs.terms import KL
+from ..specs.validate import number, one_of
+from .shared.preset import presets
+from .shared.recipe import (
     AGGREGATIONS,
     BOTH,
     DECOUPLED,
@@ -27,16 +35,8 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     penalty,
 )
-from rollout_corr.frameworks.shared.settings import block_of, boolean, fields_of, maybe, refuse_unknown, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS
-from rollout_corr.specs.choices import Unit, WeightReduce
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.statistics import Stat
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
-from rollout_corr.specs.terms import KL
-from rollout_corr.specs.validate import number, one_of
+from .shared.settings import block_of, boolean, fields_of, maybe, refuse_unknown, settings_of
+from .shared.specs import LEVELS
 
 # --- presets ---
 

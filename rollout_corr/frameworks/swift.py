@@ -11,10 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rollout_corr.backends.given import Groups
-from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import (
+from ..backends.given import Groups
+from ..specs.correction import Criterion, Spec, Weight
+from ..specs.loss import Loss
+from ..specs.surrogates import PPO, REAL
+from ..specs.terms import KL, Mean
+from ..specs.validate import number, one_of
+from .shared import lookup
+from .shared.preset import presets
+from .shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
@@ -25,14 +30,9 @@ from rollout_corr.frameworks.shared.recipe import (
     Recipe,
     built_recipe,
 )
-from rollout_corr.frameworks.shared.settings import boolean, default_of, maybe, refuse_wrong_types, settings_of, words
-from rollout_corr.frameworks.shared.specs import LEVELS, is_off_policy, off_policy
-from rollout_corr.frameworks.trl.config import mean_of, refuse_entropy, surrogate
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogates import PPO, REAL
-from rollout_corr.specs.terms import KL, Mean
-from rollout_corr.specs.validate import number, one_of
+from .shared.settings import boolean, default_of, maybe, refuse_wrong_types, settings_of, words
+from .shared.specs import LEVELS, is_off_policy, off_policy
+from .trl.config import mean_of, refuse_entropy, surrogate
 
 TOKEN_CLAMP = 20.0
 

@@ -5,10 +5,10 @@ A NaN is ratio 1 ("neutral"), as since 2026.10.9.
 
 from __future__ import annotations
 
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import WITH_REFERENCE
-from rollout_corr.frameworks.shared.specs import LEVELS
-from rollout_corr.frameworks.trl.config import KNOWN, Trainer, modes
+from .shared.preset import presets
+from .shared.recipe import WITH_REFERENCE
+from .shared.specs import LEVELS
+from .trl.config import KNOWN, Trainer, modes
 
 presets("unsloth", "unsloth-zoo 2026.10.9")(**modes(LEVELS, "unsloth-zoo"))
 UNSLOTH = Trainer(

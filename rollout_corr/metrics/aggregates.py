@@ -12,14 +12,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import above, below, grown
-from rollout_corr.definition.correction import Outcome
-from rollout_corr.definition.findings import Findings
-from rollout_corr.definition.tokens import LARGEST_STATISTIC, Number, Tokens, k3, probability, select
-from rollout_corr.definition.weights import kept_tokens
-from rollout_corr.metrics import turns as of_turns
-from rollout_corr.metrics.all_sequences import AllSequences
-from rollout_corr.metrics.rows import (
+from ..definition.bounds import above, below, grown
+from ..definition.correction import Outcome
+from ..definition.findings import Findings
+from ..definition.tokens import LARGEST_STATISTIC, Number, Tokens, k3, probability, select
+from ..definition.weights import kept_tokens
+from ..specs.caches import cached
+from ..specs.correction import Criterion, Spec
+from . import turns as of_turns
+from .all_sequences import AllSequences
+from .rows import (
     Aggregate,
     At,
     Column,
@@ -31,9 +33,7 @@ from rollout_corr.metrics.rows import (
     over_tokens,
     total,
 )
-from rollout_corr.metrics.sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Criterion, Spec
+from .sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
 
 # The log of a ratio of 2.
 LOG_2 = 0.6931471805599453

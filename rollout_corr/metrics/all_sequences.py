@@ -9,13 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import OPEN, WeightBounds, above, below
-from rollout_corr.definition.facts import Named, SequenceFacts
-from rollout_corr.definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
-from rollout_corr.metrics.rows import Column
-from rollout_corr.metrics.sums import OfBatch, OfLabels, Reducer
-from rollout_corr.specs.bounds_of_batch import Side
-from rollout_corr.specs.correction import Spec
+from ..definition.bounds import OPEN, WeightBounds, above, below
+from ..definition.facts import Named, SequenceFacts
+from ..definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
+from ..specs.bounds_of_batch import Side
+from ..specs.correction import Spec
+from .rows import Column
+from .sums import OfBatch, OfLabels, Reducer
 
 # Columns of sequences of which statistics need products.
 PRODUCTS = ("measured", "raw", "bounded", "ratio", "weight")

@@ -9,21 +9,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import OPEN
-from rollout_corr.definition.facts import Named, SequenceFacts, concatenate
-from rollout_corr.definition.findings import Findings, Numbers
-from rollout_corr.definition.tokens import Number, select, tensor_of
-from rollout_corr.metrics import peers, schema
-from rollout_corr.metrics.aggregates import Rows, rows_at
-from rollout_corr.metrics.all_sequences import AllSequences
-from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.histogram import HISTOGRAM, histogram
-from rollout_corr.metrics.labels import SEQUENCES, Labeled, places_of
-from rollout_corr.metrics.rows import At
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.metrics.sums import OfBatch, OfLabels
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Spec
+from ..definition.bounds import OPEN
+from ..definition.facts import Named, SequenceFacts, concatenate
+from ..definition.findings import Findings, Numbers
+from ..definition.tokens import Number, select, tensor_of
+from ..specs.caches import cached
+from ..specs.correction import Spec
+from . import peers, schema
+from .aggregates import Rows, rows_at
+from .all_sequences import AllSequences
+from .extra import Extra
+from .histogram import HISTOGRAM, histogram
+from .labels import SEQUENCES, Labeled, places_of
+from .rows import At
+from .statistics import Statistics
+from .sums import OfBatch, OfLabels
 
 # Sums and maxima of a block by name.
 Known = Callable[[Findings], tuple[Numbers, Numbers]]

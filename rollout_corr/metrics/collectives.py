@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_corr._version import __version__
+from .._version import __version__
 
 # Seconds for which a rank whose collective failed listens for others with the same news. gloo closes its connections on
 # an error, so they hear of it within milliseconds.

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.tokens import select
-from rollout_corr.metrics.labels import LabelSet, count_outside, outside_of
-from rollout_corr.metrics.rows import (
+from ..definition.tokens import select
+from ..specs.bounds_of_batch import WEIGHT
+from ..specs.correction import Spec
+from .labels import LabelSet, count_outside, outside_of
+from .rows import (
     EACH,
     Formula,
     Metric,
@@ -28,9 +30,7 @@ from rollout_corr.metrics.rows import (
     plain,
     ratio_of,
 )
-from rollout_corr.metrics.sums import OfBatch
-from rollout_corr.specs.bounds_of_batch import WEIGHT
-from rollout_corr.specs.correction import Spec
+from .sums import OfBatch
 
 VALID = Over("valid tokens", "tokens")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics.rows import EACH, Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
+from ..specs.caches import cached
+from ..specs.terms import KL, Objective, SquaredLogRatio
+from .rows import EACH, Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
 
 # Sums of whole sequences, which the first rank of `Ranks.sequence` alone may add. They stand first.
 OF_SEQUENCES = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")

@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable
 from functools import partial
 
-from rollout_corr.metrics import turns
-from rollout_corr.metrics.histogram import percentile
-from rollout_corr.metrics.limits import healthy
-from rollout_corr.metrics.rows import (
+from ..specs.caches import cached
+from ..specs.correction import Criterion, Spec
+from . import turns
+from .histogram import percentile
+from .limits import healthy
+from .rows import (
     EACH,
     Metric,
     Over,
@@ -30,8 +32,6 @@ from rollout_corr.metrics.rows import (
     squared,
     std,
 )
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Criterion, Spec
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 

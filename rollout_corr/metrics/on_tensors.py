@@ -9,13 +9,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import loss, native, schema
-from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import LabelSet, count_outside, outside_of
-from rollout_corr.metrics.rows import Metric
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.terms import Objective
+from ..specs.caches import cached
+from ..specs.correction import Spec
+from ..specs.terms import Objective
+from . import loss, native, schema
+from .extra import Extra
+from .labels import LabelSet, count_outside, outside_of
+from .rows import Metric
 
 
 class OnTensor:

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings
-from rollout_corr.specs.correction import WHEN_REPORTING, Criterion, Spec
+from ..definition.facts import Named
+from ..definition.findings import Findings
+from ..specs.correction import WHEN_REPORTING, Criterion, Spec
 
 # The module of each scheme.
 SCHEMES = {name: f"{__name__.partition('.')[0]}.frameworks.{name}.metrics" for name in ("verl", "xtuner", "skyrl")}

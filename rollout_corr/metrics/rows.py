@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from rollout_corr.definition.tokens import Number
+from ..definition.tokens import Number
 
 if TYPE_CHECKING:
-    from rollout_corr.definition.findings import Findings
-    from rollout_corr.metrics.sums import OfTokens
+    from ..definition.findings import Findings
+    from .sums import OfTokens
 
 Values = Mapping[str, float]
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import aggregates, peers
-from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.histogram import HISTOGRAM
-from rollout_corr.metrics.labels import SEQUENCES, LabelSet, count_outside
-from rollout_corr.metrics.peers import Columns
-from rollout_corr.metrics.rows import Aggregate
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.checked import by_path
-from rollout_corr.specs.correction import Spec
+from ..specs.caches import cached
+from ..specs.checked import by_path
+from ..specs.correction import Spec
+from . import aggregates, peers
+from .extra import Extra
+from .histogram import HISTOGRAM
+from .labels import SEQUENCES, LabelSet, count_outside
+from .peers import Columns
+from .rows import Aggregate
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.terms import Objective
+    from ..specs.terms import Objective
 
 
 def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
@@ -115,7 +115,7 @@ def layout(
     if extra is not None:
         sums, maxima = sums + extra.sums(), maxima + extra.maxima()
     if objective is not None:
-        from rollout_corr.metrics import loss
+        from . import loss
 
         sums, maxima = sums + loss.sum_names(objective), maxima + loss.max_names()
     return sums, maxima

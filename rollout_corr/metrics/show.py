@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from rollout_corr.metrics import loss
-from rollout_corr.metrics.limits import BY_KEY
-from rollout_corr.metrics.native import DASHBOARD, is_around_one
-from rollout_corr.metrics.rows import Metric
+from . import loss
+from .limits import BY_KEY
+from .native import DASHBOARD, is_around_one
+from .rows import Metric
 
 T = TypeVar("T")
 

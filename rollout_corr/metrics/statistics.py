@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rollout_corr.metrics import native, peers, schema
-from rollout_corr.metrics.extra import Extra
-from rollout_corr.metrics.labels import LabelSet, outside_of
-from rollout_corr.specs.checked import by_path
-from rollout_corr.specs.choices import REPORTS, MetricNames
-from rollout_corr.specs.correction import Spec
+from ..specs.checked import by_path
+from ..specs.choices import REPORTS, MetricNames
+from ..specs.correction import Spec
+from . import native, peers, schema
+from .extra import Extra
+from .labels import LabelSet, outside_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from rollout_corr.specs.terms import Objective
+    from ..specs.terms import Objective
 
 # What `all_reduce` pads to: twenty criteria with detail="full" and all peers' metrics have 700 sums and 58 maxima.
 SUMS_BLOCK, MAXIMA_BLOCK = 1024, 128
@@ -71,7 +71,7 @@ class Statistics:
         return self._shown(repr(self))
 
     def _shown(self, about: str) -> str:
-        from rollout_corr.metrics import show
+        from . import show
 
         found = self.metrics_async()
         return show.table(about, found.result(), found.warnings())
@@ -190,7 +190,7 @@ class Statistics:
         """
         import torch.distributed as dist
 
-        from rollout_corr.metrics import collectives
+        from . import collectives
 
         collectives.check_group("group", group)
         digest = schema.digest(self.spec, self.objective, self.extra)
@@ -227,7 +227,7 @@ class Statistics:
             key: A metric that is a sum, a mean, a spread or an effective sample size; the others read values on the
                 host.
         """
-        from rollout_corr.metrics.on_tensors import metric_on_device
+        from .on_tensors import metric_on_device
 
         return metric_on_device(key, (self.spec, self.objective, self.extra), self.vector)
 
@@ -384,7 +384,7 @@ class PendingMetrics:
                 raise ValueError(
                     f"by: expected None beside names={names!r}, got {by!r}: labels have native metrics alone"
                 )
-            from rollout_corr.metrics import on_tensors
+            from . import on_tensors
 
             assert spec is not None
             labels, table = self._of_labels(by)
@@ -397,14 +397,14 @@ class PendingMetrics:
         if self._extra is not None and not dashboard:
             found |= {row.key: row.read(values) for row in self._extra.rows(spec)}
         if self._objective is not None:
-            from rollout_corr.metrics import loss
+            from . import loss
 
             found |= (loss.dashboard_of if dashboard else loss.readers_of)(self._objective).read(values)
         return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
 
     def explain(self, key: str, by: str | None = None) -> str:
         """Say what a metric is made of; see `Statistics.explain`."""
-        from rollout_corr.metrics import on_tensors, show
+        from . import on_tensors, show
 
         labels, table = (None, None) if by is None else self._of_labels(by)
         if labels is None or table is None or key == outside_of(labels):
@@ -424,7 +424,7 @@ class PendingMetrics:
 
     def warnings(self) -> list[str]:
         """Say in plain words which metrics deserve a look."""
-        from rollout_corr.metrics.warnings import warnings_of, warnings_of_loss
+        from .warnings import warnings_of, warnings_of_loss
 
         values = self.values()
         found = [] if self._spec is None else warnings_of(values, self._spec)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.sequences import Packed, Sequences
-from rollout_corr.definition.tokens import Number, extrema, select, squares
+from ..definition.sequences import Packed, Sequences
+from ..definition.tokens import Number, extrema, select, squares
 
 if TYPE_CHECKING:
-    from rollout_corr.definition.findings import Findings
+    from ..definition.findings import Findings
 
 
 class Reducer(Protocol):

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from rollout_corr.definition.bounds import above, below
-from rollout_corr.definition.facts import TurnFacts
-from rollout_corr.definition.tokens import Number
-from rollout_corr.definition.turns import FIRST, LAST, MIDDLE
-from rollout_corr.metrics.rows import EACH, Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
-from rollout_corr.metrics.sums import squares_of_weight, sum_of_weight
-from rollout_corr.specs.correction import Spec
+from ..definition.bounds import above, below
+from ..definition.facts import TurnFacts
+from ..definition.tokens import Number
+from ..definition.turns import FIRST, LAST, MIDDLE
+from ..specs.correction import Spec
+from .rows import EACH, Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
+from .sums import squares_of_weight, sum_of_weight
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rollout_corr.metrics.limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, ratio_room
-from rollout_corr.metrics.native import TOKENS, readers_of, weight_of_sequence
-from rollout_corr.metrics.rows import exp
-from rollout_corr.specs.correction import Spec
+from ..specs.correction import Spec
+from .limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, ratio_room
+from .native import TOKENS, readers_of, weight_of_sequence
+from .rows import exp
 
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
 FILLERS = (0.0, -1.0)

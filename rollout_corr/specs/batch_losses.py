@@ -14,9 +14,9 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.ratio_losses import PPO
-from rollout_corr.specs.surrogate import Decided, LossTokens, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
-from rollout_corr.specs.validate import LARGEST_FLOAT32, choice, number, positive, shown
+from .ratio_losses import PPO
+from .surrogate import Decided, LossTokens, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
+from .validate import LARGEST_FLOAT32, choice, number, positive, shown
 
 First = Literal["lower", "upper"]
 Widens = Literal["outward", "upper"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from rollout_corr.specs.checked import Checked, arguments_of, keywords_meant
-from rollout_corr.specs.validate import choice, number, positive, shown
+from .checked import Checked, arguments_of, keywords_meant
+from .validate import choice, number, positive, shown
 
 if TYPE_CHECKING:
     from torch import Tensor

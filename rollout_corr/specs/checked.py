@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
-from rollout_corr.specs.validate import shown
+from .validate import shown
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from rollout_corr.specs.statistics import Stat
+from .statistics import Stat
 
 Outside = Literal["clamp", "zero"]
 Normalize = Literal["batch", "group", "sequence"]

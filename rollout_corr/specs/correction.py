@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
-from rollout_corr.specs.bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
-from rollout_corr.specs.checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
-from rollout_corr.specs.choices import (
+from .bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
+from .checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
+from .choices import (
     DETAIL,
     NONFINITE,
     REJECTED,
@@ -25,10 +25,10 @@ from rollout_corr.specs.choices import (
     Scheme,
     SumsOver,
 )
-from rollout_corr.specs.criterion import AGE, ENTROPY
-from rollout_corr.specs.criterion import Criterion as Criterion
-from rollout_corr.specs.validate import LARGEST_CLAMP, choice, positive, shown
-from rollout_corr.specs.weight import Weight as Weight
+from .criterion import AGE, ENTROPY
+from .criterion import Criterion as Criterion
+from .validate import LARGEST_CLAMP, choice, positive, shown
+from .weight import Weight as Weight
 
 # Called with each new Spec that asks for a framework's metrics: who imports these does so then, because a function that
 # torch.compile traces cannot.
@@ -196,7 +196,7 @@ class Spec(Checked):
 
     def explain(self) -> str:
         """Describe in plain words what will happen: one numbered step a line, in the order in which things happen."""
-        from rollout_corr.specs.explain import DETAIL, NONFINITE, REJECTED, step_of_criterion, steps_of_weight
+        from .explain import DETAIL, NONFINITE, REJECTED, step_of_criterion, steps_of_weight
 
         steps = ["D = train_logp - rollout_logp, in float32 or float64, at every valid token."]
         nonfinite = NONFINITE[self.nonfinite]

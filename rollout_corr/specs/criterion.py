@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollout_corr.specs.bounds_of_batch import Bounded, OfBatch
-from rollout_corr.specs.checked import keywords_meant
-from rollout_corr.specs.choices import (
+from .bounds_of_batch import Bounded, OfBatch
+from .checked import keywords_meant
+from .choices import (
     DROP,
     POLICIES,
     REDUCTIONS,
@@ -21,9 +21,9 @@ from rollout_corr.specs.choices import (
     Unit,
     When,
 )
-from rollout_corr.specs.statistics import STATISTICS, Stat, Statistic
-from rollout_corr.specs.validate import bounds, choice, positive, shown
-from rollout_corr.specs.weight import check_growth
+from .statistics import STATISTICS, Stat, Statistic
+from .validate import bounds, choice, positive, shown
+from .weight import check_growth
 
 # The key of ages among the external tensors: no `Criterion.name` is empty.
 AGE = ""

@@ -6,12 +6,12 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from rollout_corr.specs.bounds_of_batch import RULES
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.checked import Checked
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
-from rollout_corr.specs.terms import KL, Mean, Objective, SquaredLogRatio
+from .bounds_of_batch import RULES
+from .caches import cached
+from .checked import Checked
+from .correction import Criterion, Spec, Weight
+from .surrogates import OF_BATCH, SURROGATES
+from .terms import KL, Mean, Objective, SquaredLogRatio
 
 _OF_CORRECTION = (Spec, Weight, Criterion)
 _OF_LOSS = (Objective, Mean, KL, SquaredLogRatio, *SURROGATES, *OF_BATCH)

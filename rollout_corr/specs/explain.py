@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_corr.specs.bounds_of_batch import OfBatch, Side, in_words
+from .bounds_of_batch import OfBatch, Side, in_words
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.criterion import Criterion
-    from rollout_corr.specs.weight import Weight
+    from .criterion import Criterion
+    from .weight import Weight
 
 # The ratio, and what is clamped before exp, by `Weight.reduce`.
 _OF_TOKEN = ("its own ratio, exp(D)", "D")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_corr.specs.checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
-from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
-from rollout_corr.specs.surrogate import Surrogate, checked_surrogate
-from rollout_corr.specs.terms import KL, MEANT, TOKEN_MEAN, EntropyBonus, Mean, SquaredLogRatio
-from rollout_corr.specs.validate import shown
+from .checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
+from .ratio_losses import DEFAULT_SURROGATE
+from .surrogate import Surrogate, checked_surrogate
+from .terms import KL, MEANT, TOKEN_MEAN, EntropyBonus, Mean, SquaredLogRatio
+from .validate import shown
 
 
 @keywords_meant(
@@ -116,7 +116,7 @@ def _nested(kind: type, mapping: object, owner: str) -> dict[str, Any]:
 
 def _surrogate(mapping: object) -> Surrogate:
     """The surrogate of plain data."""
-    from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
+    from .surrogates import OF_BATCH, SURROGATES
 
     kinds = {kind.__name__: kind for kind in (*SURROGATES, *OF_BATCH)}
     got = mapping.get("name") if isinstance(mapping, Mapping) else mapping

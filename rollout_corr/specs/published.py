@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from rollout_corr.specs.bounds_of_batch import MeanBelow
-from rollout_corr.specs.choices import Of
-from rollout_corr.specs.criterion import Criterion
-from rollout_corr.specs.ratio_losses import GSPO, PPO
-from rollout_corr.specs.score_losses import Score
-from rollout_corr.specs.validate import choice, not_negative, positive
-from rollout_corr.specs.weight import Weight
+from .bounds_of_batch import MeanBelow
+from .choices import Of
+from .criterion import Criterion
+from .ratio_losses import GSPO, PPO
+from .score_losses import Score
+from .validate import choice, not_negative, positive
+from .weight import Weight
 
 Over = Literal["token", "turn", "sequence"]
 OVER: tuple[Over, ...] = get_args(Over)

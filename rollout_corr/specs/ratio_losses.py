@@ -12,10 +12,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.checked import keywords_meant
-from rollout_corr.specs.choices import STRETCHES, Stretch
-from rollout_corr.specs.surrogate import LossTokens, Surrogate, TokenLoss, Traits, averaged
-from rollout_corr.specs.validate import choice, positive
+from .checked import keywords_meant
+from .choices import STRETCHES, Stretch
+from .surrogate import LossTokens, Surrogate, TokenLoss, Traits, averaged
+from .validate import choice, positive
 
 Through = Literal["sequence", "token"]
 Between = Literal["average", "geometric_average"]

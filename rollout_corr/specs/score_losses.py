@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.choices import OUTSIDE, Outside
-from rollout_corr.specs.surrogate import LEVELS, Level, LossTokens, Surrogate, TokenLoss, Traits
-from rollout_corr.specs.validate import bounds, choice, positive
+from .choices import OUTSIDE, Outside
+from .surrogate import LEVELS, Level, LossTokens, Surrogate, TokenLoss, Traits
+from .validate import bounds, choice, positive
 
 Divergence = Literal["tv", "kl"]
 Squared = Literal["token", "sequence"]

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.score_losses import OF_LEVEL
-from rollout_corr.specs.surrogate import LossTokens, Surrogate, TokenLoss, Traits
-from rollout_corr.specs.validate import LARGEST_FLOAT32, choice, number, positive
+from .score_losses import OF_LEVEL
+from .surrogate import LossTokens, Surrogate, TokenLoss, Traits
+from .validate import LARGEST_FLOAT32, choice, number, positive
 
 Mask = Literal["one_side", "two_side", "ring"]
 Factor = Literal["one", "ratio"]

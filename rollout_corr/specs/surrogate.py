@@ -14,9 +14,9 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.specs.checked import Checked
-from rollout_corr.specs.choices import Stretch
-from rollout_corr.specs.validate import LARGEST_CLAMP, beyond_float32, choice, number, positive, shown
+from .checked import Checked
+from .choices import Stretch
+from .validate import LARGEST_CLAMP, beyond_float32, choice, number, positive, shown
 
 RatioOf = Literal["new/old", "new/rollout"]
 # Whose log-ratio x a surrogate takes: the token's, its sequence's mean, or that of their ratios' means.

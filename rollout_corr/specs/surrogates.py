@@ -10,25 +10,25 @@ tests/oracles/batch_losses.py. Nothing else names it.
 
 from __future__ import annotations
 
-from rollout_corr.specs.batch_losses import BAPO as BAPO
-from rollout_corr.specs.batch_losses import REAL as REAL
-from rollout_corr.specs.batch_losses import ClipCov as ClipCov
-from rollout_corr.specs.batch_losses import EntropyClip as EntropyClip
-from rollout_corr.specs.batch_losses import KLCov as KLCov
-from rollout_corr.specs.ratio_losses import GMPO as GMPO
-from rollout_corr.specs.ratio_losses import GSPO as GSPO
-from rollout_corr.specs.ratio_losses import PPO as PPO
-from rollout_corr.specs.ratio_losses import SAPO as SAPO
-from rollout_corr.specs.ratio_losses import AveragePPO as AveragePPO
-from rollout_corr.specs.ratio_losses import Reinforce as Reinforce
-from rollout_corr.specs.score_losses import DPPO as DPPO
-from rollout_corr.specs.score_losses import DRO as DRO
-from rollout_corr.specs.score_losses import GPG as GPG
-from rollout_corr.specs.score_losses import Score as Score
-from rollout_corr.specs.signed_losses import REC as REC
-from rollout_corr.specs.signed_losses import TOPR as TOPR
-from rollout_corr.specs.signed_losses import VESPO as VESPO
-from rollout_corr.specs.surrogate import Surrogate
+from .batch_losses import BAPO as BAPO
+from .batch_losses import REAL as REAL
+from .batch_losses import ClipCov as ClipCov
+from .batch_losses import EntropyClip as EntropyClip
+from .batch_losses import KLCov as KLCov
+from .ratio_losses import GMPO as GMPO
+from .ratio_losses import GSPO as GSPO
+from .ratio_losses import PPO as PPO
+from .ratio_losses import SAPO as SAPO
+from .ratio_losses import AveragePPO as AveragePPO
+from .ratio_losses import Reinforce as Reinforce
+from .score_losses import DPPO as DPPO
+from .score_losses import DRO as DRO
+from .score_losses import GPG as GPG
+from .score_losses import Score as Score
+from .signed_losses import REC as REC
+from .signed_losses import TOPR as TOPR
+from .signed_losses import VESPO as VESPO
+from .surrogate import Surrogate
 
 SURROGATES: tuple[type[Surrogate], ...] = (
     *(PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO),

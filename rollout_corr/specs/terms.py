@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rollout_corr.specs.checked import Checked, keywords_meant
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.validate import LARGEST_CLAMP, choice, number, positive, shown
+from .checked import Checked, keywords_meant
+from .surrogate import Surrogate
+from .validate import LARGEST_CLAMP, choice, number, positive, shown
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
 KLWeight = Literal["ratio", "stopped_ratio", "weights"]

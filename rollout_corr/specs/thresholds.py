@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from rollout_corr.specs.statistics import Compared
-from rollout_corr.specs.statistics import log_of as log_of
-from rollout_corr.specs.validate import LARGEST_FLOAT32 as LARGEST_FLOAT32
+from .statistics import Compared
+from .statistics import log_of as log_of
+from .validate import LARGEST_FLOAT32 as LARGEST_FLOAT32
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.criterion import Criterion
+    from .criterion import Criterion
 
 
 class Threshold(NamedTuple):

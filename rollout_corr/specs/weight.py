@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING
 
-from rollout_corr.specs.bounds_of_batch import Bounded, KeepESS, OfBatch
-from rollout_corr.specs.checked import keywords_meant, keywords_of_short_form
-from rollout_corr.specs.choices import (
+from .bounds_of_batch import Bounded, KeepESS, OfBatch
+from .checked import keywords_meant, keywords_of_short_form
+from .choices import (
     GROWTH,
     NORMALIZE,
     OUTSIDE,
@@ -22,7 +22,7 @@ from rollout_corr.specs.choices import (
     Unit,
     WeightReduce,
 )
-from rollout_corr.specs.validate import bounds, choice, positive, shown
+from .validate import bounds, choice, positive, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self

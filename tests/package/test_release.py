@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import runpy
@@ -83,3 +84,13 @@ def test_the_card_of_the_hub_runs(monkeypatch):
     given = {"train_logp": torch.zeros(3), "rollout_logp": torch.zeros(3), "offsets": torch.tensor([0, 3])}
     exec(code, given)
     assert given["out"].weights.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_the_hub_copies_imports_by_relative_names(tool):
+    """Under another name, an absolute import would load the installed package, or nothing."""
+    hub = tool("hub/__main__.py")
+    for source, inside in hub.files().items():
+        nodes = list(ast.walk(ast.parse(Path(source).read_text("utf-8"))))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        assert not [name for name in names if name.partition(".")[0] == "rollout_corr"], inside

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.metrics.limits import BY_KEY
+from ...metrics.limits import BY_KEY
+from ..measure.measurement import Measurement
 
 # error: certainly a bug; warning: worth a look, and fails a gate; note: worth knowing.
 Severity = Literal["error", "warning", "note"]

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-from rollout_corr.diagnose.read.problems import DumpError
+from ..read.problems import DumpError
 
 COMPARE = {
     ">=": operator.ge,

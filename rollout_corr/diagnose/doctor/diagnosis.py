@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollout_corr.diagnose.doctor import ill_labels, outlying, wrong_policies, wrong_values
-from rollout_corr.diagnose.doctor.cause import SEVERITIES, Cause, Finding, Metrics
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.read.dump import Source
+from ..measure.measurement import Measurement
+from ..read.dump import Source
+from . import ill_labels, outlying, wrong_policies, wrong_values
+from .cause import SEVERITIES, Cause, Finding, Metrics
 
 # A cause stands before those that it hides.
 CAUSES: tuple[Cause, ...] = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, Metrics, Signs, cause, counted, percent
-from rollout_corr.diagnose.measure.by_label import ByLabel, IllLabel
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.read.fields import name_of
+from ..measure.by_label import ByLabel, IllLabel
+from ..measure.measurement import Measurement
+from ..read.fields import name_of
+from .cause import HEALTHY_K3, Metrics, Signs, cause, counted, percent
 
 # Labels that are named.
 SHOWN = 5

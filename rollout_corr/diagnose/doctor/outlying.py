@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, Metrics, Signs, among, cause, counted, percent
-from rollout_corr.diagnose.measure.by_sequence import CARRIES, FAR_OFF, BySequence, Part, WorstSequence
-from rollout_corr.diagnose.measure.measurement import Measurement
+from ..measure.by_sequence import CARRIES, FAR_OFF, BySequence, Part, WorstSequence
+from ..measure.measurement import Measurement
+from .cause import HEALTHY_K3, Metrics, Signs, among, cause, counted, percent
 
 # Single tokens are the cause if they are at most this share of all.
 RARE = 0.01

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor.cause import HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
-from rollout_corr.metrics.limits import RATIO_ERRORS
+from ...metrics.limits import RATIO_ERRORS
+from ..measure.measurement import Measurement
+from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
+from .cause import HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
 SURE = RATIO_ERRORS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from rollout_corr.diagnose.doctor.cause import MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
-from rollout_corr.diagnose.measure.evidence import FAR, OTHER_TURNS, SHIFTS, SIDES
-from rollout_corr.diagnose.measure.measurement import Measurement
+from ..measure.evidence import FAR, OTHER_TURNS, SHIFTS, SIDES
+from ..measure.measurement import Measurement
+from .cause import MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
 
 # First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
 SURELY = 10.0

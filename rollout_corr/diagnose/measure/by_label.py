@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.measure.profiles import MOST_LABELS, Excess
-from rollout_corr.diagnose.read.chunk import ValidTokens
+from ..read.chunk import ValidTokens
+from .profiles import MOST_LABELS, Excess
 
 # |D| is cut here, so that no single token decides that a label is ill.
 MOST = 1.0

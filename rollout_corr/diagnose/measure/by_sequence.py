@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.read.chunk import ValidTokens
-from rollout_corr.metrics.limits import BY_KEY
+from ...metrics.limits import BY_KEY
+from ..read.chunk import ValidTokens
 
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0

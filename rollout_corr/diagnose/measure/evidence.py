@@ -10,10 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.measure.by_label import ByLabel
-from rollout_corr.diagnose.measure.by_sequence import BySequence
-from rollout_corr.diagnose.measure.profiles import CUT, Excess, Profile, probability_bins
-from rollout_corr.diagnose.read.chunk import ValidTokens
+from ..read.chunk import ValidTokens
+from .by_label import ByLabel
+from .by_sequence import BySequence
+from .profiles import CUT, Excess, Profile, probability_bins
 
 # The two log-probs that are compared.
 Side = Literal["train", "rollout"]

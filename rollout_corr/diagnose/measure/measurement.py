@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
-from rollout_corr.backends.given import Batch, KeptMass
-from rollout_corr.diagnose.measure.by_sequence import WorstSequence
-from rollout_corr.diagnose.measure.evidence import Evidence
-from rollout_corr.diagnose.measure.profiles import (
+from ...api.correct import correct
+from ...backends.given import Batch, KeptMass
+from ...metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
+from ...metrics.native import PERCENTILES
+from ...metrics.statistics import Statistics
+from ...metrics.warnings import warnings_of
+from ...specs.correction import Spec, Weight
+from ..read.chunk import Chunk, ValidTokens
+from ..read.dump import Source
+from ..read.fields import Names
+from .by_sequence import WorstSequence
+from .evidence import Evidence
+from .profiles import (
     PROBABILITY_LABELS,
     ByValue,
     Profile,
@@ -21,15 +29,7 @@ from rollout_corr.diagnose.measure.profiles import (
     geometric_rows,
     probability_bins,
 )
-from rollout_corr.diagnose.measure.worst_tokens import WorstToken, WorstTokens
-from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
-from rollout_corr.diagnose.read.dump import Source
-from rollout_corr.diagnose.read.fields import Names
-from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, histogram, percentile
-from rollout_corr.metrics.native import PERCENTILES
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.metrics.warnings import warnings_of
-from rollout_corr.specs.correction import Spec, Weight
+from .worst_tokens import WorstToken, WorstTokens
 
 BASE = Spec(detail="full")
 # The bound at which most frameworks truncate weights by default.

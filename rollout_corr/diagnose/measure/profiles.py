@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.read.fields import name_of
+from ..read.fields import name_of
 
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0

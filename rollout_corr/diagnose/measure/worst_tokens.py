@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, ValidTokens
+from ..read.chunk import MISSING_INTEGER, ValidTokens
 
 # Tokens that are ranked, tokens that are kept for their records, and neighbors that are shown to each side.
 WORST, KEPT, CONTEXT = 20, 100, 6

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.tokens import compute_dtype
+from ...definition.tokens import compute_dtype
 
 # Tokens in a chunk, valid or not; a longer sequence is a chunk of its own.
 CHUNK_SLOTS = 262_144

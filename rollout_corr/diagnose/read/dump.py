@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_corr.diagnose.read.chunk import Chunk, blocks
-from rollout_corr.diagnose.read.fields import ChosenFields, Names, choose
-from rollout_corr.diagnose.read.formats import load_npz, load_pt, load_safetensors
-from rollout_corr.diagnose.read.json_files import json_lines, json_records
-from rollout_corr.diagnose.read.parquet_files import parquet_rows
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, reason_of
-from rollout_corr.diagnose.read.record_files import RecordFile, flat, listed, transposed, unwrapped
-from rollout_corr.diagnose.read.tensor_files import TensorFile
+from .chunk import Chunk, blocks
+from .fields import ChosenFields, Names, choose
+from .formats import load_npz, load_pt, load_safetensors
+from .json_files import json_lines, json_records
+from .parquet_files import parquet_rows
+from .problems import DumpError, Problem, Problems, reason_of
+from .record_files import RecordFile, flat, listed, transposed, unwrapped
+from .tensor_files import TensorFile
 
 # A file or a folder, or several of them.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rollout_corr.diagnose.read.problems import DumpError, Problem
+from .problems import DumpError, Problem
 
 # By preference: of old and current log-probs, a correction compares the old ones.
 ALIASES: dict[str, tuple[str, ...]] = {

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from rollout_corr.diagnose.read.fields import ChosenFields, useful
-from rollout_corr.diagnose.read.problems import DumpError, Problem, cut_off, extra, reason_of
+from .fields import ChosenFields, useful
+from .problems import DumpError, Problem, cut_off, extra, reason_of
 
 # In older ones a crafted file corrupts memory through `torch.load(weights_only=True)`, CVE-2026-24747.
 OLDEST_TORCH = "2.10"

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from rollout_corr.api.dump import OF_BATCH, columns_of
-from rollout_corr.backends.given import Batch
-from rollout_corr.backends.layouts import LogProbs
-from rollout_corr.diagnose.read.dump import Part, Source
-from rollout_corr.diagnose.read.fields import ALIASES, ChosenFields
-from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.diagnose.read.tensor_files import TensorFile
+from ...api.dump import OF_BATCH, columns_of
+from ...backends.given import Batch
+from ...backends.layouts import LogProbs
+from .dump import Part, Source
+from .fields import ALIASES, ChosenFields
+from .problems import DumpError
+from .tensor_files import TensorFile
 
 # Columns that no Batch has and that are read all the same; others are if `by` names them.
 COLUMNS = ("token_ids", "new_logp", "steps", "advantages")

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rollout_corr.diagnose.read.fields import ChosenFields, choose
-from rollout_corr.diagnose.read.problems import DumpError, Problem
-from rollout_corr.diagnose.read.record_files import Numbered, flat, flat_or_problem, listed, transposed, unwrapped
+from .fields import ChosenFields, choose
+from .problems import DumpError, Problem
+from .record_files import Numbered, flat, flat_or_problem, listed, transposed, unwrapped
 
 # Bytes of a line or of a .json file, and bytes of memory that it may take while it is read.
 MOST_LINE, MOST_MEMORY = 128 << 20, 512 << 20

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.read.fields import ChosenFields, useful
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems, cut_off, extra
-from rollout_corr.diagnose.read.record_files import MOST_VALUES, Numbered
+from .fields import ChosenFields, useful
+from .problems import DumpError, Problem, Problems, cut_off, extra
+from .record_files import MOST_VALUES, Numbered
 
 # Rows that are in memory at once, and values of a column in them where sequences are long.
 BATCH_ROWS, BATCH_VALUES = 64, 1 << 21

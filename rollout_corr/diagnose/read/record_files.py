@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, Chunk
-from rollout_corr.diagnose.read.fields import (
+from .chunk import MISSING_INTEGER, Chunk
+from .fields import (
     INTEGERS,
     LOG_PROBS,
     OFFSETS,
@@ -21,8 +21,8 @@ from rollout_corr.diagnose.read.fields import (
     floating_of,
     names_in,
 )
-from rollout_corr.diagnose.read.formats import signed
-from rollout_corr.diagnose.read.problems import DumpError, Problem, Problems
+from .formats import signed
+from .problems import DumpError, Problem, Problems
 
 # Number of a record; the record, or the problem with it; the share of the file read so far.
 Numbered = tuple[int, Mapping[str, Any] | str, float]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
-from rollout_corr.diagnose.read import chunk as chunks
-from rollout_corr.diagnose.read.chunk import MISSING_INTEGER, Chunk
-from rollout_corr.diagnose.read.fields import (
+from ...definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
+from . import chunk as chunks
+from .chunk import MISSING_INTEGER, Chunk
+from .fields import (
     ALIASES,
     INTEGERS,
     LOG_PROBS,
@@ -23,8 +23,8 @@ from rollout_corr.diagnose.read.fields import (
     last_part,
     names_in,
 )
-from rollout_corr.diagnose.read.formats import Unread, signed
-from rollout_corr.diagnose.read.problems import DumpError, Problem
+from .formats import Unread, signed
+from .problems import DumpError, Problem
 
 # Offsets are in memory at once, 8 bytes a sequence; a sequence is in one chunk, with some 100 bytes a token.
 MOST_SEQUENCES = 1 << 26

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from rollout_corr.diagnose.measure.measurement import CELLS, LOWEST_LOGP, Measurement
-from rollout_corr.diagnose.measure.profiles import Row
-from rollout_corr.diagnose.show.content import Named
-from rollout_corr.diagnose.show.html import Html
-from rollout_corr.diagnose.show.svg import Axis, Chart, spanning
-from rollout_corr.diagnose.what_if import Setting, SettingResult
-from rollout_corr.metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
+from ...metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
+from ..measure.measurement import CELLS, LOWEST_LOGP, Measurement
+from ..measure.profiles import Row
+from ..what_if import Setting, SettingResult
+from .content import Named
+from .html import Html
+from .svg import Axis, Chart, spanning
 
 HALF = HISTOGRAM_BINS // 2
 # Smaller |D| is one bin in the middle of the histogram, larger |D| one at each end.

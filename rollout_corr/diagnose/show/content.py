@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from rollout_corr.diagnose.doctor.cause import counted
-from rollout_corr.diagnose.doctor.diagnosis import Diagnosed
-from rollout_corr.diagnose.measure.measurement import UPPER, WEIGHTED, Measurement
-from rollout_corr.diagnose.read.dump import Source
-from rollout_corr.diagnose.what_if import Setting, SettingResult
-from rollout_corr.metrics.limits import BY_KEY, State, ratio_room
-from rollout_corr.metrics.native import weight_of_sequence
+from ...metrics.limits import BY_KEY, State, ratio_room
+from ...metrics.native import weight_of_sequence
+from ..doctor.cause import counted
+from ..doctor.diagnosis import Diagnosed
+from ..measure.measurement import UPPER, WEIGHTED, Measurement
+from ..read.dump import Source
+from ..what_if import Setting, SettingResult
 
 # Measurements by the name of what was read.
 Named = Sequence[tuple[str, Measurement]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Union
 
-from rollout_corr.diagnose.show.visible import visible
+from .visible import visible
 
 # Elements whose end is also the end of a line of the file.
 BLOCKS = frozenset(("div", "details", "figure", "h1", "h2", "li", "p", "section", "table", "tr", "ul"))

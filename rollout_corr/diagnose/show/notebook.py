@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
-from rollout_corr.diagnose.show.content import HEALTHY, problems_title, summary
-from rollout_corr.diagnose.show.html import Child, Html, element, framed
+from ..doctor.diagnosis import Diagnosed, is_healthy
+from .content import HEALTHY, problems_title, summary
+from .html import Child, Html, element, framed
 
 # Pixels of the frame; the page scrolls in it.
 HEIGHT = 720

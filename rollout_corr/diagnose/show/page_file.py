@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollout_corr.diagnose.read.dump import IN_FOLDERS, Dump, Source, suffix_of
-from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.whole_files import write_whole
+from ...whole_files import write_whole
+from ..read.dump import IN_FOLDERS, Dump, Source, suffix_of
+from ..read.problems import DumpError
 
 
 def checked(page: str | os.PathLike[str], sources: Sequence[Source]) -> Path:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from rollout_corr.diagnose.doctor.cause import Finding
-from rollout_corr.diagnose.doctor.diagnosis import is_healthy
-from rollout_corr.diagnose.read.dump import Source
-from rollout_corr.diagnose.show.content import HEALTHY, WORDS, Table, Tile, problems_title
-from rollout_corr.diagnose.show.html import Child, Html, document, element
-from rollout_corr.diagnose.show.style import STYLE
+from ..doctor.cause import Finding
+from ..doctor.diagnosis import is_healthy
+from ..read.dump import Source
+from .content import HEALTHY, WORDS, Table, Tile, problems_title
+from .html import Child, Html, document, element
+from .style import STYLE
 
 
 def page(title: str, of: str, parts: Sequence[Child]) -> str:

@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from rollout_corr.diagnose.best_settings import best_settings
-from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
-from rollout_corr.diagnose.read.dump import Source
-from rollout_corr.diagnose.what_if import WhatIf, pareto
+from ..best_settings import best_settings
+from ..doctor.diagnosis import Diagnosed, is_healthy
+from ..read.dump import Source
+from ..what_if import WhatIf, pareto
 
 
 def _plain(value: Any) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.doctor.cause import counted, percent
-from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.measure.profiles import Row
-from rollout_corr.diagnose.measure.worst_tokens import WorstToken
-from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.content import (
+from ..doctor.cause import counted, percent
+from ..doctor.diagnosis import Diagnosed, is_healthy
+from ..measure.measurement import Measurement
+from ..measure.profiles import Row
+from ..measure.worst_tokens import WorstToken
+from . import charts
+from .content import (
     ABOUT_D,
     AXES,
     KEYS,
@@ -21,8 +21,8 @@ from rollout_corr.diagnose.show.content import (
     tiles,
     weights_table,
 )
-from rollout_corr.diagnose.show.html import Child, Html, element
-from rollout_corr.diagnose.show.parts import (
+from .html import Child, Html, element
+from .parts import (
     card,
     drawn,
     finding_cards,
@@ -34,8 +34,8 @@ from rollout_corr.diagnose.show.parts import (
     tile_row,
     wide,
 )
-from rollout_corr.diagnose.show.style import SHADES
-from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
+from .style import SHADES
+from .visible import MOST_OF_TOKEN, visible
 
 # Records that are shown, and tokens of each.
 MOST_RECORDS, MOST_TOKENS = 5, 3

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollout_corr.diagnose.show.html import Html, element
+from .html import Html, element
 
 # Units of the view box. A phone shows a chart at about this width, so that texts keep their size there.
 WIDTH, HEIGHT = 380, 240

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from rollout_corr.diagnose.best_settings import best_settings
-from rollout_corr.diagnose.doctor.cause import Finding, Severity
-from rollout_corr.diagnose.doctor.diagnosis import Diagnosed, is_healthy
-from rollout_corr.diagnose.measure.measurement import Measurement
-from rollout_corr.diagnose.measure.profiles import Row
-from rollout_corr.diagnose.read.dump import Source
-from rollout_corr.diagnose.read.problems import DumpError, extra
-from rollout_corr.diagnose.show.content import (
+from ..best_settings import best_settings
+from ..doctor.cause import Finding, Severity
+from ..doctor.diagnosis import Diagnosed, is_healthy
+from ..measure.measurement import Measurement
+from ..measure.profiles import Row
+from ..read.dump import Source
+from ..read.problems import DumpError, extra
+from ..what_if import WhatIf, pareto
+from .content import (
     ABOUT_BEST,
     ABOUT_D,
     ABOUT_SUGGESTION,
@@ -35,8 +36,7 @@ from rollout_corr.diagnose.show.content import (
     summary,
     weights_table,
 )
-from rollout_corr.diagnose.show.visible import MOST_OF_TOKEN, visible
-from rollout_corr.diagnose.what_if import WhatIf, pareto
+from .visible import MOST_OF_TOKEN, visible
 
 # Longer axes are thinned out in the terminal; the page and --json have all rows.
 MOST_ROWS = 16

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_corr.diagnose.best_settings import BestSetting, best_settings
-from rollout_corr.diagnose.doctor.cause import counted
-from rollout_corr.diagnose.read.dump import Source
-from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.content import (
+from ..best_settings import BestSetting, best_settings
+from ..doctor.cause import counted
+from ..read.dump import Source
+from ..what_if import SettingResult, WhatIf, pareto
+from . import charts
+from .content import (
     ABOUT_BEST,
     ABOUT_D,
     ABOUT_SUGGESTION,
@@ -17,9 +18,8 @@ from rollout_corr.diagnose.show.content import (
     Table,
     outcome_cells,
 )
-from rollout_corr.diagnose.show.html import Child, Html, element
-from rollout_corr.diagnose.show.parts import card, drawn, folded, page, problem_cards, section, table
-from rollout_corr.diagnose.what_if import SettingResult, WhatIf, pareto
+from .html import Child, Html, element
+from .parts import card, drawn, folded, page, problem_cards, section, table
 
 # Names of further settings that are listed beside a best one.
 MOST_ALIKE = 6

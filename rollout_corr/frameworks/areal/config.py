@@ -9,8 +9,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import (
+from ...specs.bounds_of_batch import MeanBelow
+from ...specs.choices import Nonfinite, Reduce
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
+from ...specs.ratio_losses import GSPO, SAPO
+from ...specs.statistics import Stat
+from ...specs.surrogate import Surrogate
+from ...specs.terms import Mean
+from ...specs.validate import number, one_of, positive
+from ..shared.preset import presets
+from ..shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
@@ -23,17 +32,8 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     of_presets,
 )
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, fields_of, maybe, settings_of
-from rollout_corr.frameworks.shared.specs import LEVELS as RATIO_LEVELS
-from rollout_corr.specs.bounds_of_batch import MeanBelow
-from rollout_corr.specs.choices import Nonfinite, Reduce
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.ratio_losses import GSPO, SAPO
-from rollout_corr.specs.statistics import Stat
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.terms import Mean
-from rollout_corr.specs.validate import number, one_of, positive
+from ..shared.settings import boolean, defaults_of, fields_of, maybe, settings_of
+from ..shared.specs import LEVELS as RATIO_LEVELS
 
 # --- the correction ---
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction, correct
-from rollout_corr.frameworks.areal import config as areal_config
-from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target
-from rollout_corr.frameworks.shared.settings import cached_spec
-from rollout_corr.specs.choices import Reduce
-from rollout_corr.specs.correction import Criterion, Spec, Weight
+from ...api.correct import Correction, correct
+from ...specs.choices import Reduce
+from ...specs.correction import Criterion, Spec, Weight
+from ..shared.dropin import DropIn, DumpPath, Installed, Target
+from ..shared.settings import cached_spec
+from . import config as areal_config
 
 MODULE = "areal.utils.functional.functional"
 

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import presets, warn_once
-from rollout_corr.frameworks.shared.recipe import (
+from ...specs.choices import Reduce, Unit
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
+from ...specs.ratio_losses import GSPO
+from ...specs.statistics import Stat
+from ...specs.surrogate import RatioOf, Surrogate
+from ...specs.terms import KL, KLKind, Mean
+from ...specs.validate import number, one_of
+from ..shared.preset import presets, warn_once
+from ..shared.recipe import (
     AGGREGATIONS,
     BOTH,
     DECOUPLED,
@@ -25,16 +33,8 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     of_presets,
 )
-from rollout_corr.frameworks.shared.settings import boolean, defaults_of, flags_of, maybe, under
-from rollout_corr.frameworks.shared.specs import gated, truncated
-from rollout_corr.specs.choices import Reduce, Unit
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.ratio_losses import GSPO
-from rollout_corr.specs.statistics import Stat
-from rollout_corr.specs.surrogate import RatioOf, Surrogate
-from rollout_corr.specs.terms import KL, KLKind, Mean
-from rollout_corr.specs.validate import number, one_of
+from ..shared.settings import boolean, defaults_of, flags_of, maybe, under
+from ..shared.specs import gated, truncated
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
 MODES = ("mask", "clip")

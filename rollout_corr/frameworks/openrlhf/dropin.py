@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.policy_loss import policy_loss
-from rollout_corr.backends.given import Batch
-from rollout_corr.frameworks.openrlhf import config
-from rollout_corr.frameworks.openrlhf.config import clipped, gspo
-from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target
-from rollout_corr.frameworks.shared.recipe import SEQUENCES, TOKENS
-from rollout_corr.frameworks.shared.settings import cached_spec
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Loss
+from ...api.policy_loss import policy_loss
+from ...backends.given import Batch
+from ...specs.correction import Spec
+from ...specs.loss import Loss
+from ..shared.dropin import DropIn, DumpPath, Installed, Target
+from ..shared.recipe import SEQUENCES, TOKENS
+from ..shared.settings import cached_spec
+from . import config
+from .config import clipped, gspo
 
 MODULE = "openrlhf.models.loss"
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from rollout_corr.frameworks.shared import signatures
-from rollout_corr.frameworks.shared.imports import (
+from ...specs.validate import one_of
+from . import signatures
+from .imports import (
     Origin,
     forget,
     lacks,
@@ -23,11 +24,10 @@ from rollout_corr.frameworks.shared.imports import (
     state_of,
     whenever_imported,
 )
-from rollout_corr.frameworks.shared.places import MISSING, Place, look_up, places_of
-from rollout_corr.specs.validate import one_of
+from .places import MISSING, Place, look_up, places_of
 
 if TYPE_CHECKING:
-    from rollout_corr.frameworks.shared.dumping import Dumps
+    from .dumping import Dumps
 
 DumpPath = str | os.PathLike[str] | None
 Function = Callable[..., Any]
@@ -190,7 +190,7 @@ class DropIn:
         self.check(switches)
         dumps = None
         if (dump, every) != (None, 100):
-            from rollout_corr.frameworks.shared.dumping import Dumps
+            from .dumping import Dumps
 
             dumps = Dumps(dump, every)
         if not present(self.framework):

@@ -36,7 +36,7 @@ class Dumps:
         calls, self._calls = self._calls, self._calls + 1
         if calls % self._every:
             return
-        from rollout_corr.api.dump import dump
+        from ...api.dump import dump
 
         try:
             dump(self._path, train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, step=calls)

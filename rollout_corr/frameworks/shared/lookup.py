@@ -17,14 +17,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
-from rollout_corr import frameworks as package
-from rollout_corr.frameworks.shared.names import FrameworkName, RecipeName, SpecName
-from rollout_corr.frameworks.shared.preset import PRESETS, RECIPES, Preset, RecipeEntry, same_kind
-from rollout_corr.frameworks.shared.preset import Recipe as Recipe
-from rollout_corr.frameworks.shared.settings import in_its_words, refuse_other_types
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.validate import shown
+from ... import frameworks as package
+from ...specs.caches import cached
+from ...specs.correction import Spec
+from ...specs.validate import shown
+from .names import FrameworkName, RecipeName, SpecName
+from .preset import PRESETS, RECIPES, Preset, RecipeEntry, same_kind
+from .preset import Recipe as Recipe
+from .settings import in_its_words, refuse_other_types
 
 Entry = TypeVar("Entry")
 

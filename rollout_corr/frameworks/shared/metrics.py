@@ -7,16 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import outside
-from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings
-from rollout_corr.definition.tokens import Tokens, extrema, k3, select
-from rollout_corr.metrics.all_sequences import perplexity as perplexity
-from rollout_corr.metrics.rows import exp as exp
-from rollout_corr.metrics.rows import log as log
-from rollout_corr.metrics.rows import ratio_of
-from rollout_corr.metrics.rows import squared as squared
-from rollout_corr.specs.correction import Spec
+from ...definition.bounds import outside
+from ...definition.facts import Named
+from ...definition.findings import Findings
+from ...definition.tokens import Tokens, extrema, k3, select
+from ...metrics.all_sequences import perplexity as perplexity
+from ...metrics.rows import exp as exp
+from ...metrics.rows import log as log
+from ...metrics.rows import ratio_of
+from ...metrics.rows import squared as squared
+from ...specs.correction import Spec
 
 # --- on the device ---
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rollout_corr.frameworks.shared.imports import space_of
+from .imports import space_of
 
 MISSING: Any = object()
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rollout_corr.frameworks.shared.settings import default_of, refuse_wrong_types
-from rollout_corr.specs.correction import Spec
+from ...specs.correction import Spec
+from .settings import default_of, refuse_wrong_types
 
 if TYPE_CHECKING:
-    from rollout_corr.specs.loss import Loss
+    from ...specs.loss import Loss
 
 PACKAGE = __name__.partition(".")[0]
 

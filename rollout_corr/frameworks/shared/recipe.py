@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from rollout_corr.frameworks.shared.preset import PRESETS, RECIPES, RecipeEntry, registered
-from rollout_corr.frameworks.shared.preset import Recipe as Recipe
-from rollout_corr.frameworks.shared.settings import defaults_of
-from rollout_corr.specs.choices import Outside
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.ratio_losses import PPO
-from rollout_corr.specs.score_losses import Score
-from rollout_corr.specs.surrogate import RatioOf, Surrogate
-from rollout_corr.specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredLogRatio
-from rollout_corr.specs.validate import number, one_of
+from ...specs.choices import Outside
+from ...specs.correction import Spec
+from ...specs.loss import Loss
+from ...specs.ratio_losses import PPO
+from ...specs.score_losses import Score
+from ...specs.surrogate import RatioOf, Surrogate
+from ...specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredLogRatio
+from ...specs.validate import number, one_of
+from .preset import PRESETS, RECIPES, RecipeEntry, registered
+from .preset import Recipe as Recipe
+from .settings import defaults_of
 
 T_co = TypeVar("T_co", covariant=True)
 

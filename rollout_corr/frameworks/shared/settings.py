@@ -12,9 +12,9 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-from rollout_corr.specs.caches import cached
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.validate import number
+from ...specs.caches import cached
+from ...specs.correction import Spec
+from ...specs.validate import number
 
 
 def fields_of(config: object, what: str = "config") -> dict[str, Any]:

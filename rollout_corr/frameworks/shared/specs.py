@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_corr.specs.choices import Drop, Of, Unit, WeightReduce
-from rollout_corr.specs.correction import Criterion, Spec, Weight
+from ...specs.choices import Drop, Of, Unit, WeightReduce
+from ...specs.correction import Criterion, Spec, Weight
 
 # A framework's level of a ratio: the `over` and `reduce` of the weight that it is, and of the criterion that tests it.
 LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {

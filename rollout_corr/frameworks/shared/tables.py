@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from itertools import groupby
 
-from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe, readable, recipe_names, spec_names
-from rollout_corr.frameworks.shared.preset import Preset
-from rollout_corr.specs.checked import expression
-from rollout_corr.specs.surrogate import Surrogate
+from ...specs.checked import expression
+from ...specs.surrogate import Surrogate
+from .lookup import every_preset, every_recipe, readable, recipe_names, spec_names
+from .preset import Preset
 
 BEGIN = "<!-- made by `python -m rollout_corr.frameworks {}`; a test compares them -->"
 END = "<!-- end of what is made -->"

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.preset import same_kind
-from rollout_corr.specs.checked import expression
-from rollout_corr.specs.correction import Criterion, Spec, Weight
+from ...specs.checked import expression
+from ...specs.correction import Criterion, Spec, Weight
+from . import lookup
+from .preset import same_kind
 
 # A bound that is written as its exponential is rounded there.
 RELATIVE, ABSOLUTE = 1e-12, 1e-15

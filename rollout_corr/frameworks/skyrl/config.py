@@ -11,8 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import presets, warn_once
-from rollout_corr.frameworks.shared.recipe import (
+from ...specs.choices import Reduce, Scheme, SumsOver
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
+from ...specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
+from ...specs.surrogate import Surrogate
+from ...specs.terms import KL, KLKind, Mean
+from ...specs.validate import not_negative, number, one_of, positive
+from ..shared.preset import presets, warn_once
+from ..shared.recipe import (
     BOTH,
     BYPASS,
     DECOUPLED,
@@ -28,7 +35,7 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     of_presets,
 )
-from rollout_corr.frameworks.shared.settings import (
+from ..shared.settings import (
     block_of,
     boolean,
     defaults_of,
@@ -37,14 +44,7 @@ from rollout_corr.frameworks.shared.settings import (
     refuse_unknown,
     settings_of,
 )
-from rollout_corr.frameworks.shared.specs import LEVELS, level_of, masked
-from rollout_corr.specs.choices import Reduce, Scheme, SumsOver
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.terms import KL, KLKind, Mean
-from rollout_corr.specs.validate import not_negative, number, one_of, positive
+from ..shared.specs import LEVELS, level_of, masked
 
 # --- the correction ---
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
-from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
-from rollout_corr.frameworks.skyrl import config
-from rollout_corr.frameworks.skyrl import metrics as report
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.specs.choices import NONFINITE, Nonfinite
-from rollout_corr.specs.correction import Spec
+from ...api.correct import correct
+from ...metrics.statistics import Statistics
+from ...specs.choices import NONFINITE, Nonfinite
+from ...specs.correction import Spec
+from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
+from ..shared.settings import cached_spec, defaults_of
+from . import config
+from . import metrics as report
 
 MODULE = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils"
 

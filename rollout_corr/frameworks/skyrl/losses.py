@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.policy_loss import policy_loss
-from rollout_corr.backends.given import Factors
-from rollout_corr.frameworks.skyrl.dropin import compute_off_policy_correction
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GSPO, PPO, SAPO
-from rollout_corr.specs.terms import Mean
+from ...api.policy_loss import policy_loss
+from ...backends.given import Factors
+from ...specs.loss import Loss
+from ...specs.surrogate import Surrogate
+from ...specs.surrogates import GSPO, PPO, SAPO
+from ...specs.terms import Mean
+from .dropin import compute_off_policy_correction
 
 ValueAndMetrics = tuple[Tensor, dict[str, float]]
 

@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rollout_corr.definition.bounds import outside
-from rollout_corr.definition.correction import Outcome
-from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings
-from rollout_corr.definition.tokens import Tokens
-from rollout_corr.frameworks.shared.metrics import beyond_one, exp, mean, prefixed, unbiased_std
-from rollout_corr.metrics.collect import totals
-from rollout_corr.metrics.peers import Columns, Interval
-from rollout_corr.specs.correction import Criterion, Spec
-from rollout_corr.specs.thresholds import log_bound
+from ...definition.bounds import outside
+from ...definition.correction import Outcome
+from ...definition.facts import Named
+from ...definition.findings import Findings
+from ...definition.tokens import Tokens
+from ...metrics.collect import totals
+from ...metrics.peers import Columns, Interval
+from ...specs.correction import Criterion, Spec
+from ...specs.thresholds import log_bound
+from ..shared.metrics import beyond_one, exp, mean, prefixed, unbiased_std
 
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from rollout_corr.frameworks import lazily
+from .. import lazily
 
 if TYPE_CHECKING:
-    from rollout_corr.frameworks.slime.functions import icepop as icepop
-    from rollout_corr.frameworks.slime.functions import mis as mis
-    from rollout_corr.frameworks.slime.functions import tis as tis
+    from .functions import icepop as icepop
+    from .functions import mis as mis
+    from .functions import tis as tis
 
 __getattr__ = lazily(__name__, functions=("icepop", "mis", "tis"))

@@ -12,8 +12,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import (
+from ...specs import validate
+from ...specs.choices import Normalize, Of
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
+from ...specs.surrogate import Surrogate
+from ...specs.surrogates import GSPO
+from ...specs.terms import KL, KLKind
+from ..shared.preset import presets
+from ..shared.recipe import (
     BOTH,
     DECOUPLED,
     ROWS,
@@ -26,15 +33,8 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     penalty,
 )
-from rollout_corr.frameworks.shared.settings import boolean, cached_spec, fields_of, maybe, settings_of, words
-from rollout_corr.frameworks.shared.specs import LEVELS, gated, is_off_policy, level_of, masked, off_policy, truncated
-from rollout_corr.specs import validate
-from rollout_corr.specs.choices import Normalize, Of
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GSPO
-from rollout_corr.specs.terms import KL, KLKind
+from ..shared.settings import boolean, cached_spec, fields_of, maybe, settings_of, words
+from ..shared.specs import LEVELS, gated, is_off_policy, level_of, masked, off_policy, truncated
 
 # --- presets ---
 

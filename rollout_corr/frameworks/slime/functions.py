@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
-from rollout_corr.definition.weights import SMALLEST_MEAN
-from rollout_corr.frameworks.shared.dropin import DropIn
-from rollout_corr.frameworks.slime import config as presets
-from rollout_corr.frameworks.slime.config import MisSettings, mis_settings, mis_spec
-from rollout_corr.specs.correction import Spec
+from ...api.correct import correct
+from ...definition.weights import SMALLEST_MEAN
+from ...specs.correction import Spec
+from ..shared.dropin import DropIn
+from . import config as presets
+from .config import MisSettings, mis_settings, mis_spec
 
 # Which of the two frameworks runs is told by which has loaded its tools for context parallelism.
 CONTEXT_PARALLEL = ("slime.backends.megatron_utils.cp_utils", "miles.backends.training_utils.cp_utils")

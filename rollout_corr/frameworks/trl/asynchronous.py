@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
-from rollout_corr.backends.given import Batch
-from rollout_corr.frameworks.shared.dropin import DropIn, Target
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogates import PPO
+from ...api.policy_loss import PolicyLoss, policy_loss
+from ...backends.given import Batch
+from ...specs.correction import Spec
+from ...specs.loss import Loss
+from ...specs.surrogates import PPO
+from ..shared.dropin import DropIn, Target
 
 MODULE = "trl.experimental.async_grpo.async_grpo_trainer"
 

@@ -11,9 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.preset import Row, presets, warn_once
-from rollout_corr.frameworks.shared.recipe import (
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
+from ...specs.surrogate import Surrogate
+from ...specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
+from ...specs.terms import KL, Mean
+from ...specs.validate import number, one_of
+from ..shared import lookup
+from ..shared.preset import Row, presets, warn_once
+from ..shared.recipe import (
     BOTH,
     BYPASS,
     GLOBAL,
@@ -25,14 +31,8 @@ from rollout_corr.frameworks.shared.recipe import (
     clip,
     named_recipe,
 )
-from rollout_corr.frameworks.shared.settings import boolean, maybe, refuse_wrong_types, settings_of, words
-from rollout_corr.frameworks.shared.specs import LEVELS, is_off_policy, level_of, off_policy
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
-from rollout_corr.specs.terms import KL, Mean
-from rollout_corr.specs.validate import number, one_of
+from ..shared.settings import boolean, maybe, refuse_wrong_types, settings_of, words
+from ..shared.specs import LEVELS, is_off_policy, level_of, off_policy
 
 # --- presets ---
 

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
-from rollout_corr.frameworks.shared.dropin import DumpPath, Installed, Target
-from rollout_corr.frameworks.shared.imports import lacks
-from rollout_corr.frameworks.shared.preset import PRESETS
-from rollout_corr.frameworks.shared.settings import cached_spec
-from rollout_corr.frameworks.trl import asynchronous
-from rollout_corr.frameworks.trl.asynchronous import DROP_IN
-from rollout_corr.frameworks.trl.config import MODES
-from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.validate import number
+from ...api.correct import correct
+from ...specs.correction import Spec
+from ...specs.validate import number
+from ..shared.dropin import DumpPath, Installed, Target
+from ..shared.imports import lacks
+from ..shared.preset import PRESETS
+from ..shared.settings import cached_spec
+from . import asynchronous
+from .asynchronous import DROP_IN
+from .config import MODES
 
 MODULE = "trl.trainer.grpo_trainer"
 

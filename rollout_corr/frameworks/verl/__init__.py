@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from rollout_corr.frameworks import lazily
+from .. import lazily
 
 if TYPE_CHECKING:
-    from rollout_corr.frameworks.verl.dropin import install as install
-    from rollout_corr.frameworks.verl.dropin import installed as installed
-    from rollout_corr.frameworks.verl.dropin import uninstall as uninstall
+    from .dropin import install as install
+    from .dropin import installed as installed
+    from .dropin import uninstall as uninstall
 
 __getattr__ = lazily(__name__, dropin=("install", "installed", "uninstall"))

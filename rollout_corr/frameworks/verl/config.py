@@ -17,9 +17,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.preset import Row, presets, registered, warn_once
-from rollout_corr.frameworks.shared.recipe import (
+from ...specs.checked import expression
+from ...specs.choices import Scheme
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
+from ...specs.surrogate import Surrogate
+from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
+from ...specs.terms import KL, Mean
+from ...specs.validate import number, one_of, positive
+from ..shared import lookup
+from ..shared.preset import Row, presets, registered, warn_once
+from ..shared.recipe import (
     BOTH,
     BYPASS,
     DECOUPLED,
@@ -37,7 +45,7 @@ from rollout_corr.frameworks.shared.recipe import (
     named_recipe,
     penalty,
 )
-from rollout_corr.frameworks.shared.settings import (
+from ..shared.settings import (
     anything,
     block_of,
     boolean,
@@ -46,16 +54,8 @@ from rollout_corr.frameworks.shared.settings import (
     refuse_wrong_types,
     settings_of,
 )
-from rollout_corr.frameworks.shared.specs import LEVELS
-from rollout_corr.frameworks.verl import options as verl_options
-from rollout_corr.specs.checked import expression
-from rollout_corr.specs.choices import Scheme
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
-from rollout_corr.specs.terms import KL, Mean
-from rollout_corr.specs.validate import number, one_of, positive
+from ..shared.specs import LEVELS
+from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
 

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import Correction, correct
-from rollout_corr.backends.given import Batch, Ranks
-from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
-from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
-from rollout_corr.frameworks.verl import measures, options
-from rollout_corr.frameworks.verl import metrics as report
-from rollout_corr.specs.choices import NONFINITE, Nonfinite, Scheme
-from rollout_corr.specs.correction import Criterion, Spec
+from ...api.correct import Correction, correct
+from ...backends.given import Batch, Ranks
+from ...specs.choices import NONFINITE, Nonfinite, Scheme
+from ...specs.correction import Criterion, Spec
+from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
+from ..shared.settings import cached_spec, defaults_of
+from . import measures, options
+from . import metrics as report
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 # What `rc.spec("verl...")` reports too.
@@ -96,7 +96,7 @@ def install(
         raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
     targets = TARGETS
     if losses:
-        from rollout_corr.frameworks.verl import losses as verl_losses
+        from . import losses as verl_losses
 
         targets = (*targets, *verl_losses.TARGETS)
     switches = {"k1_bounds": k1_bounds, "empty_rows": empty_rows, "empty_batch": empty_batch, "nonfinite": nonfinite}

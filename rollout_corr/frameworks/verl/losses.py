@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollout_corr.api.policy_loss import PolicyLoss, policy_loss
-from rollout_corr.backends.given import Batch, Factors
-from rollout_corr.frameworks.shared.dropin import Target
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.score_losses import Divergence
-from rollout_corr.specs.surrogate import Surrogate
-from rollout_corr.specs.surrogates import DPPO, DRO, GPG, GSPO, PPO, SAPO, Score
-from rollout_corr.specs.terms import Mean
+from ...api.policy_loss import PolicyLoss, policy_loss
+from ...backends.given import Batch, Factors
+from ...specs.loss import Loss
+from ...specs.score_losses import Divergence
+from ...specs.surrogate import Surrogate
+from ...specs.surrogates import DPPO, DRO, GPG, GSPO, PPO, SAPO, Score
+from ...specs.terms import Mean
+from ..shared.dropin import Target
 
 MODULE = "verl.trainer.ppo.core_algos"
 

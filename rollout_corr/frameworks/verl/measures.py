@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.frameworks.shared.metrics import exp, log, mean, squared
-from rollout_corr.frameworks.verl.options import TOKEN_CLAMP
+from ..shared.metrics import exp, log, mean, squared
+from .options import TOKEN_CLAMP
 
 LOGGER = logging.getLogger("rollout_corr")
 

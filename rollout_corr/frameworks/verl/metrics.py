@@ -19,12 +19,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from rollout_corr.definition.bounds import outside
-from rollout_corr.definition.correction import Outcome
-from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings
-from rollout_corr.definition.tokens import LARGEST_STATISTIC, extrema, select
-from rollout_corr.frameworks.shared.metrics import (
+from ...definition.bounds import outside
+from ...definition.correction import Outcome
+from ...definition.facts import Named
+from ...definition.findings import Findings
+from ...definition.tokens import LARGEST_STATISTIC, extrema, select
+from ...metrics.collect import totals
+from ...metrics.peers import Columns, Interval
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.thresholds import log_bound
+from ..shared.metrics import (
     beyond_one,
     count,
     exp,
@@ -40,11 +44,7 @@ from rollout_corr.frameworks.shared.metrics import (
     unbiased_std,
     weight_sides,
 )
-from rollout_corr.frameworks.verl.options import RS_OPTIONS
-from rollout_corr.metrics.collect import totals
-from rollout_corr.metrics.peers import Columns, Interval
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.thresholds import log_bound
+from .options import RS_OPTIONS
 
 PREFIX = "rollout_corr/"
 

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from numbers import Real
 
-from rollout_corr.frameworks.shared import specs
-from rollout_corr.frameworks.shared.preset import warn_once
-from rollout_corr.specs import validate
-from rollout_corr.specs.checked import expression
-from rollout_corr.specs.choices import Reduce, Unit
-from rollout_corr.specs.correction import Criterion, Weight
-from rollout_corr.specs.statistics import Stat
+from ...specs import validate
+from ...specs.checked import expression
+from ...specs.choices import Reduce, Unit
+from ...specs.correction import Criterion, Weight
+from ...specs.statistics import Stat
+from ..shared import specs
+from ..shared.preset import warn_once
 
 LEVELS = ("token", "sequence")
 K1_BOUNDS = ("verl", "ratio")

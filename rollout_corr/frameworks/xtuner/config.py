@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_corr.frameworks.shared.preset import presets
-from rollout_corr.frameworks.shared.recipe import (
+from ...specs.choices import Drop, Scheme, When
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
+from ...specs.ratio_losses import PPO
+from ...specs.terms import KL, Mean
+from ...specs.validate import not_negative, number, one_of
+from ..shared.preset import presets
+from ..shared.recipe import (
     BOTH,
     DECOUPLED,
     GLOBAL,
@@ -20,7 +26,7 @@ from rollout_corr.frameworks.shared.recipe import (
     of_presets,
     penalty,
 )
-from rollout_corr.frameworks.shared.settings import (
+from ..shared.settings import (
     block_of,
     boolean,
     defaults_of,
@@ -28,13 +34,7 @@ from rollout_corr.frameworks.shared.settings import (
     refuse_unknown,
     settings_of,
 )
-from rollout_corr.frameworks.shared.specs import LEVELS, level_of
-from rollout_corr.specs.choices import Drop, Scheme, When
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.loss import Loss
-from rollout_corr.specs.ratio_losses import PPO
-from rollout_corr.specs.terms import KL, Mean
-from rollout_corr.specs.validate import not_negative, number, one_of
+from ..shared.specs import LEVELS, level_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 MODES = ("truncate", "mask", "both")

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_corr.api.correct import correct
-from rollout_corr.definition.offsets import offsets_of
-from rollout_corr.frameworks.shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
-from rollout_corr.frameworks.shared.settings import cached_spec, defaults_of
-from rollout_corr.frameworks.xtuner import config
-from rollout_corr.frameworks.xtuner import metrics as report
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.specs import validate
-from rollout_corr.specs.choices import NONFINITE, Nonfinite
-from rollout_corr.specs.correction import Spec
+from ...api.correct import correct
+from ...definition.offsets import offsets_of
+from ...metrics.statistics import Statistics
+from ...specs import validate
+from ...specs.choices import NONFINITE, Nonfinite
+from ...specs.correction import Spec
+from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
+from ..shared.settings import cached_spec, defaults_of
+from . import config
+from . import metrics as report
 
 MODULE = "xtuner.v1.rl.rollout_is"
 MERGE = ("xtuner", "pooled")

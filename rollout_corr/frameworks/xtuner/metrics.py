@@ -21,11 +21,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rollout_corr.definition.bounds import outside
-from rollout_corr.definition.facts import Named
-from rollout_corr.definition.findings import Findings
-from rollout_corr.definition.tokens import extrema, select
-from rollout_corr.frameworks.shared.metrics import (
+from ...definition.bounds import outside
+from ...definition.facts import Named
+from ...definition.findings import Findings
+from ...definition.tokens import extrema, select
+from ...metrics.collect import totals
+from ...metrics.peers import Columns, Interval
+from ...specs.correction import Criterion, Spec, Weight
+from ...specs.thresholds import log_bound
+from ..shared.metrics import (
     beyond_one,
     count,
     exp,
@@ -40,10 +44,6 @@ from rollout_corr.frameworks.shared.metrics import (
     unbiased_std,
     weight_sides,
 )
-from rollout_corr.metrics.collect import totals
-from rollout_corr.metrics.peers import Columns, Interval
-from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.thresholds import log_bound
 
 PREFIX = "mismatch/"
 

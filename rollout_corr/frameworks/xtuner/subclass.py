@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from xtuner.v1.rl.rollout_is import RolloutImportanceSampling as Theirs
 
-from rollout_corr.frameworks.xtuner import dropin
+from . import dropin
 
 
 class RolloutImportanceSampling(Theirs):  # type: ignore[misc]  # xtuner is not installed where types are checked
