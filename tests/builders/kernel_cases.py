@@ -305,12 +305,12 @@ def fit_and_check(sequences, spec, layout, device, shapes=WIDE, **others):
         return check(sequences, fitted(spec, sequences), layout, device, **others)
 
 
-def as_declared(name, **others):
+def as_declared(name, lengths=MORE, **others):
     """A batch of a variant, its Spec with bounds that cut it, and how the variant has its tensors."""
     variant, number = VARIANTS[name], list(VARIANTS).index(name)
     valid = {} if variant.mask is not None else {"invalid": 0.0}
     side = {None: None, "train": "rollout", "rollout": "train"}[variant.mass]
-    sequences = batch(number, MORE, **{"advantages": variant.advantages, "renormalized": side} | valid | others)
+    sequences = batch(number, lengths, **{"advantages": variant.advantages, "renormalized": side} | valid | others)
     if variant.mask is None:
         del sequences[2]
     if number % 4 == 1:
