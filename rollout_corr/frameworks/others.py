@@ -49,7 +49,7 @@ from .shared.recipe import (
     penalty,
     preset_with,
 )
-from .shared.settings import boolean
+from .shared.settings import boolean, defaults_of, maybe
 from .shared.specs import gated, masked, truncated
 
 DUAL_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
@@ -421,15 +421,15 @@ def _tunix_with_tis(sampler_is_threshold: float = 2.0, **settings: Any) -> Recip
 
 TUNIX_NOTE = "its old log-probs are the rollout's unless use_rollout_logps is off"
 TUNIX_SIDES = Named(clip_of_sides, epsilon=0.2, epsilon_low=None, epsilon_high=None, epsilon_c=None)
-built_recipe("tunix.grpo", _tunix, BYPASS_WITH_REFERENCE, TUNIX_NOTE)
-built_recipe("tunix.gspo_token", partial(_tunix, loss_algo="gspo-token"), BYPASS_WITH_REFERENCE, NO_LOWER_CLAMP)
-built_recipe("tunix.dapo", partial(_tunix, "token-mean", epsilon_high=0.28, beta=None), BYPASS, TUNIX_NOTE)
-built_recipe(
-    "tunix.drgrpo",
-    partial(_tunix, "sequence-mean-token-scale"),
-    BYPASS_WITH_REFERENCE,
-    "max_tokens_to_generate is the rollout's",
-)
-built_recipe("tunix.tis", _tunix_with_tis, (*BOTH, "ref_logp"))
+TUNIX = defaults_of(_tunix) | {"beta": maybe(0.04)}
+MAX_TOKENS = "max_tokens_to_generate is the rollout's"
+_gspo = partial(_tunix, loss_algo="gspo-token")
+built_recipe("tunix.grpo", _tunix, BYPASS_WITH_REFERENCE, TUNIX_NOTE, TUNIX)
+built_recipe("tunix.gspo_token", _gspo, BYPASS_WITH_REFERENCE, NO_LOWER_CLAMP, TUNIX)
+_drgrpo = partial(_tunix, "sequence-mean-token-scale")
+built_recipe("tunix.drgrpo", _drgrpo, BYPASS_WITH_REFERENCE, MAX_TOKENS, TUNIX)
+_dapo = partial(_tunix, "token-mean", epsilon_high=0.28, beta=None)
+built_recipe("tunix.dapo", _dapo, BYPASS, TUNIX_NOTE, TUNIX)
+built_recipe("tunix.tis", _tunix_with_tis, (*BOTH, "ref_logp"), settings={**TUNIX, "sampler_is_threshold": 2.0})
 # The KL of `policy_loss_fn=ppo` goes into the rewards.
 named_recipe("tunix.ppo", TUNIX_SIDES, DECOUPLED)

@@ -30,7 +30,7 @@ from .shared.recipe import (
     Recipe,
     built_recipe,
 )
-from .shared.settings import boolean, default_of, maybe, refuse_wrong_types, settings_of, words
+from .shared.settings import boolean, default_of, maybe, settings_of, words
 from .shared.specs import LEVELS, is_off_policy, off_policy
 from .trl.config import mean_of, refuse_entropy, surrogate
 
@@ -127,7 +127,6 @@ def _loss(spec: Spec | None, given: Mapping[str, Any]) -> Recipe:
 
 def _by_name(preset: str | None, table: Mapping[str, Any], /, **settings: Any) -> Recipe:
     """The loss that a preset corrects, whose settings are settings too."""
-    refuse_wrong_types(table, settings)
     given = {
         name: settings.pop(name, default_of(setting)) for name, setting in {**LOSS, **table}.items() if name in table
     }
@@ -150,13 +149,13 @@ def _real(real_tau: float = 0.5, beta: float = 0.0, num_generations: int = 8) ->
     return Recipe(None, Loss(REAL(real_tau), SEQUENCES, kl), {"groups": Groups(size=num_generations)})
 
 
+WITHOUT_DELTA = {name: default for name, default in LOSS.items() if name != "delta"}
 for _name in (*MODES, "opsm"):
-    _table = {name: default for name, default in LOSS.items() if name != "delta"}
-    built_recipe(
-        f"swift.{_name}", partial(_by_name, f"swift.{_name}", _table), BOTH, "weights multiply the KL term too"
-    )
-_grpo = partial(_by_name, None, LOSS | {"beta": 0.04, "max_completion_length": maybe(512.0)})
-built_recipe("swift.grpo", _grpo, WITH_REFERENCE, "without rollout_importance_sampling_mode")
+    _build = partial(_by_name, f"swift.{_name}", WITHOUT_DELTA)
+    built_recipe(f"swift.{_name}", _build, BOTH, "weights multiply the KL term too", WITHOUT_DELTA)
+GRPO = LOSS | {"beta": 0.04, "max_completion_length": maybe(512.0)}
+WITHOUT_MODE = "without rollout_importance_sampling_mode"
+built_recipe("swift.grpo", partial(_by_name, None, GRPO), WITH_REFERENCE, WITHOUT_MODE, GRPO)
 built_recipe("swift.fipo", _fipo, DECOUPLED, f"pass rc.future_kl_weights(...) as rc.Factors(weights); {GLOBAL}")
 REAL_NOTE = "groups of num_generations sequences; rollout corrections have no part in this loss"
 built_recipe("swift.real", _real, DECOUPLED, REAL_NOTE)

@@ -24,7 +24,7 @@ from ...specs.validate import shown
 from .names import FrameworkName, RecipeName, SpecName
 from .preset import PRESETS, RECIPES, Preset, RecipeEntry, same_kind
 from .preset import Recipe as Recipe
-from .settings import in_its_words, refuse_other_types
+from .settings import in_its_words
 
 Entry = TypeVar("Entry")
 
@@ -181,7 +181,6 @@ def recipe(name: str, /, *config: object, **settings: Any) -> Recipe:
         return made
     found = _entry("recipe", RECIPES, name)
     try:
-        refuse_other_types(found.build, settings)
         return found.build(**settings)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in settings.items())

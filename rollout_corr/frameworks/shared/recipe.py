@@ -17,7 +17,7 @@ from ...specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredL
 from ...specs.validate import number, one_of
 from .preset import PRESETS, RECIPES, RecipeEntry, registered
 from .preset import Recipe as Recipe
-from .settings import defaults_of
+from .settings import default_of, defaults_of, refuse_wrong_types
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -105,7 +105,7 @@ def named_recipe(
     table = dict(PRESETS[spec].settings) if isinstance(spec, str) else {}
     for part in (surrogate, mean, kl, regularizer, spec):
         table |= part.settings if isinstance(part, Named) else {}
-    built_recipe(name, build, needs, note, table)
+    RECIPES[name] = RecipeEntry(build, table, needs, note)
 
 
 def built_recipe(
@@ -115,8 +115,17 @@ def built_recipe(
     note: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Register a recipe by the function that makes it, whose parameters are its settings, if no others are said."""
-    RECIPES[name] = RecipeEntry(build, defaults_of(build) if settings is None else settings, needs, note)
+    """Register a recipe by the function that makes it, whose parameters are its settings, if no others are said.
+
+    A text or a tensor, which would count as true, is refused where the default is a number, None or a bool.
+    """
+    table = defaults_of(build) if settings is None else settings
+
+    def checked(**given: Any) -> Recipe:
+        refuse_wrong_types(table, given)
+        return build(**given)
+
+    RECIPES[name] = RecipeEntry(checked, {key: default_of(setting) for key, setting in table.items()}, needs, note)
 
 
 def of_presets(

@@ -223,21 +223,6 @@ def boolean(key: str, value: object) -> bool:
     return value
 
 
-def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse a setting that is not the number or the bool with which the function's parameter is annotated.
-
-    A text or a tensor where a function asks `if setting` would count as true.
-    """
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind, _, optional = inspect.formatannotation(parameter.annotation).strip("'").partition(" | ")
-        if name not in given or (optional == "None" and given[name] is None) or optional not in ("", "None"):
-            continue
-        if kind == "bool":
-            boolean(name, given[name])
-        elif kind == "float":
-            number(name, given[name])
-
-
 # --- a table of settings and their defaults ---
 
 

@@ -31,7 +31,7 @@ from ..shared.recipe import (
     clip,
     named_recipe,
 )
-from ..shared.settings import boolean, maybe, refuse_wrong_types, settings_of, words
+from ..shared.settings import boolean, maybe, settings_of, words
 from ..shared.specs import LEVELS, is_off_policy, level_of, off_policy
 
 # --- presets ---
@@ -209,7 +209,6 @@ class Trainer:
             built_recipe(f"{self.framework}.{loss_type}", build, needs, note, table)
 
     def _by_name(self, loss_type: str, table: dict[str, Any], /, **settings: Any) -> Recipe:
-        refuse_wrong_types(table, settings)
         given = table | {name: settings.pop(name) for name in table if name in settings}
         if loss_type == "cispo" and given["epsilon_high"] is None:
             # What TRL recommends; TRL itself takes epsilon.

@@ -51,7 +51,6 @@ from ..shared.settings import (
     boolean,
     fields_of,
     refuse_unknown,
-    refuse_wrong_types,
     settings_of,
 )
 from ..shared.specs import LEVELS
@@ -192,11 +191,12 @@ MODES = (*SURROGATES, "bypass_mode")
 # --- recipes by name ---
 
 
+CORRECTED = DUAL | {"kl_loss_coef": 0.0}
+
+
 def _corrected(preset: str, /, **settings: Any) -> Recipe:
     """Return `loss_mode=vanilla`; for bypass with REINFORCE -w A log pi, and without a weight -A log pi."""
-    table = DUAL | {"kl_loss_coef": 0.0}
-    refuse_wrong_types(table, settings)
-    given = table | {name: settings.pop(name) for name in table if name in settings}
+    given = {name: settings.pop(name, default) for name, default in CORRECTED.items()}
     correction = lookup.named(preset, **settings)
     coefficient = given.pop("kl_loss_coef")
     surrogate: Surrogate = PPO(*given.values())
@@ -206,12 +206,10 @@ def _corrected(preset: str, /, **settings: Any) -> Recipe:
 
 
 COUNTS = "counts before rejection, as its engines do"
+COUNTS_BOTH = f'{COUNTS}; with trainer.use_v1=false after it: Mean(over="kept")'
 for _found in registered("verl"):
-    if _found.name.startswith("verl.bypass"):
-        built_recipe(_found.name, partial(_corrected, _found.name), BYPASS, COUNTS)
-    else:
-        _note = f'{COUNTS}; with trainer.use_v1=false after it: Mean(over="kept")'
-        built_recipe(_found.name, partial(_corrected, _found.name), BOTH, _note)
+    _needs, _note = (BYPASS, COUNTS) if _found.name.startswith("verl.bypass") else (BOTH, COUNTS_BOTH)
+    built_recipe(_found.name, partial(_corrected, _found.name), _needs, _note, {**CORRECTED, **_found.table})
 ITS_KL: dict[str, Any] = {"kl": penalty(kl_loss_coef=0.001, value_clamp=10.0), "mean": mean(loss_agg_mode="token-mean")}
 GRPO_NOTE = "loss_mode vanilla with use_kl_loss, as verl's examples of GRPO have it"
 DPPO_NOTE = "clip_ratio_c is ActorConfig's 3.0; the function's own 20.0 never gets there"
