@@ -17,17 +17,7 @@ from ..specs.surrogates import GSPO, PPO, Score
 from ..specs.terms import KL, KLKind
 from ..specs.validate import number, one_of
 from .shared.preset import PRESETS, presets
-from .shared.recipe import (
-    BOTH,
-    DECOUPLED,
-    GLOBAL,
-    SAME_AS_PPO,
-    Named,
-    Recipe,
-    as_wide,
-    named_recipe,
-    of_presets,
-)
+from .shared.recipe import BOTH, DECOUPLED, GLOBAL, SAME_AS_PPO, Named, Recipe, as_wide, named_recipe, of_presets
 from .shared.settings import boolean, defaults_of, flags_of, maybe, under
 from .shared.specs import LEVELS, level_of
 

@@ -305,9 +305,7 @@ named_recipe(
     "it floors p and q too, this package 1 - p and 1 - q",
 )
 named_recipe(
-    "rllm.icepop",
-    Named(partial(Score, outside="zero", of="new/rollout"), icepop_alpha=0.5, icepop_beta=5.0),
-    BYPASS,
+    "rllm.icepop", Named(partial(Score, outside="zero", of="new/rollout"), icepop_alpha=0.5, icepop_beta=5.0), BYPASS
 )
 named_recipe("rllm.reinforce", GPG(), ())
 named_recipe(
@@ -378,11 +376,7 @@ built_recipe("trinity.rec", _rec, BYPASS_WITH_REFERENCE, ROLLED_OUT)
 # --- Tunix 0.1.7 and c7d8950 (2026-08-21): `sampler_is="token"`, and its losses ---
 
 presets("tunix", "Tunix 0.1.7")(
-    tis=(
-        "w = min(exp(D), threshold), D clamped to +-20.",
-        partial(truncated, token_clamp=20.0),
-        {"threshold": 2.0},
-    )
+    tis=("w = min(exp(D), threshold), D clamped to +-20.", partial(truncated, token_clamp=20.0), {"threshold": 2.0})
 )
 TUNIX_MEANS: dict[str, Mean] = {
     "token-mean": TOKENS,

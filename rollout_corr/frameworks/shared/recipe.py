@@ -27,11 +27,7 @@ WITH_REFERENCE, BYPASS_WITH_REFERENCE = ("old_logp", "ref_logp"), ("rollout_logp
 
 TOKENS, SEQUENCES, ROWS = Mean("token"), Mean("sequence"), Mean("sequence", over="rows")
 # verl's words for means, which most frameworks have taken over.
-AGGREGATIONS = {
-    "token-mean": TOKENS,
-    "seq-mean-token-mean": SEQUENCES,
-    "seq-mean-token-sum": Mean("sequence_sum"),
-}
+AGGREGATIONS = {"token-mean": TOKENS, "seq-mean-token-mean": SEQUENCES, "seq-mean-token-sum": Mean("sequence_sum")}
 
 # verl's words for its KLs.
 KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}

@@ -59,11 +59,7 @@ def _nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
 
 
 def settings_of(
-    config: object,
-    known: Mapping[str, Any],
-    *,
-    blocks: Iterable[tuple[str, ...]] = (),
-    whole: Iterable[str] = (),
+    config: object, known: Mapping[str, Any], *, blocks: Iterable[tuple[str, ...]] = (), whole: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Read the settings that a framework's configuration holds, with the framework's defaults for those it leaves out.
 

@@ -35,15 +35,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import (
-    block_of,
-    boolean,
-    defaults_of,
-    fields_of,
-    maybe,
-    refuse_unknown,
-    settings_of,
-)
+from ..shared.settings import block_of, boolean, defaults_of, fields_of, maybe, refuse_unknown, settings_of
 from ..shared.specs import LEVELS, level_of, masked
 
 # --- the correction ---

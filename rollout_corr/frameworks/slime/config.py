@@ -97,12 +97,7 @@ WITH_KL = "without use_tis; a kl_loss_coef is that of kl_loss_type low_var_kl"
 of_presets("slime", Named(clip, **CLIP), BOTH, mean=ROWS)
 named_recipe("slime.ppo", Named(clip, **CLIP), DECOUPLED, "without use_tis", mean=ROWS)
 named_recipe(
-    "slime.grpo",
-    Named(clip, **CLIP),
-    DECOUPLED,
-    WITH_KL,
-    kl=penalty(value_clamp=10.0, kl_loss_coef=0.0),
-    mean=ROWS,
+    "slime.grpo", Named(clip, **CLIP), DECOUPLED, WITH_KL, kl=penalty(value_clamp=10.0, kl_loss_coef=0.0), mean=ROWS
 )
 
 # --- the flags ---

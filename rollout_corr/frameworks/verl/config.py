@@ -45,14 +45,7 @@ from ..shared.recipe import (
     named_recipe,
     penalty,
 )
-from ..shared.settings import (
-    anything,
-    block_of,
-    boolean,
-    fields_of,
-    refuse_unknown,
-    settings_of,
-)
+from ..shared.settings import anything, block_of, boolean, fields_of, refuse_unknown, settings_of
 from ..shared.specs import LEVELS
 from . import options as verl_options
 
