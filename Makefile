@@ -29,8 +29,8 @@
 # PYTHON is the interpreter that environments are made with, VENV the environment, CONSTRAINTS the file with the
 # versions, WORKERS the number of test processes (0: in this one, for a debugger), ARGS what to pass on:
 #   make test PYTHON=python3.12 VENV=.venv-3.12 WORKERS=0 ARGS="-k layout -x"
-# test-gpu and gpu-report take PYTHON as it is, with the torch, Triton, pytest and hypothesis that it has: they need no
-# network. gpu-report installs this package and nothing else.
+# test-gpu and gpu-report take PYTHON as it is, with the torch, Triton, pytest and hypothesis that it has: they install
+# nothing and need no network.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -126,8 +126,6 @@ bench-tiny: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks.host --rounds 1
 
 gpu-report:
-	$(PYTHON) -m pip install --disable-pip-version-check --quiet -e . --no-deps --no-build-isolation \
-	|| echo "gpu-report: not installed, so what runs is this folder as it is"
 	$(PYTHON) -m benchmarks.gpu_report $(ARGS)
 
 # ARGS=--rehearse before the changelog is closed.

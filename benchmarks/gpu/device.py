@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function, supported_activities
 
 from benchmarks.cpu.memory import Memory
 from benchmarks.gpu import trace
@@ -141,7 +141,7 @@ class Gpu:
     def counts(self, call: Call) -> trace.Counts | None:
         """Count what a call launches; None where the profiler sees no device."""
         self.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
+        with profile(activities=supported_activities()) as run:
             with record_function(trace.LABEL):
                 result = call()
             self.synchronize()

@@ -156,7 +156,9 @@ def watched(filling=0xFF, seed=0, races=True):
         lay_out_tables(scratch, *arguments)
         scratches.append(scratch)
 
-    def between(*size, dtype, device):
+    def between(*size, dtype, device, pin_memory=False):
+        if pin_memory:  # the host's, to which no kernel writes
+            return empty(*size, dtype=dtype, device=device, pin_memory=True)
         size = size[0] if size and isinstance(size[0], tuple) else size
         held = math.prod(size)
         around = empty(ROOM + held + ROOM, dtype=dtype, device=device)
