@@ -1,4 +1,4 @@
-"""Configurations of the peers' metric schemes, each as a Spec and as a call of the oracle; and their batches."""
+"""Specs that report under the peers' metric schemes, and their batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 import torch
 
 import rollout_corr as rc
-from oracles import peers as oracle_reports
 
 LOG = math.log
 
@@ -40,7 +39,7 @@ WHERE = {
 
 
 def verl(options=(), **weight):
-    """The Spec and the oracle of a configuration in verl's own words."""
+    """The Spec of a configuration in verl's own words."""
     made = None
     if weight:
         lower, outside = weight.get("lower"), "clamp" if "lower" not in weight else "zero"
@@ -48,8 +47,7 @@ def verl(options=(), **weight):
         where = WHERE[weight["level"]]
         made = rc.Weight(**where, lower=lower, upper=weight["upper"], outside=outside, normalize=normalize)
     criteria = tuple(criterion(*option) for option in options)
-    spec = rc.Spec(weight=made, criteria=criteria, report=("native", "verl"))
-    return spec, lambda rows: oracle_reports.verl(rows, options=options, **weight)
+    return rc.Spec(weight=made, criteria=criteria, report=("native", "verl"))
 
 
 def xtuner(**config):
@@ -64,8 +62,7 @@ def xtuner(**config):
         if "veto" in config:
             lower, upper = config["veto"]
             criteria.append(rc.Criterion("ratio", lower=lower, upper=upper, drop="sequence", label="veto"))
-    spec = rc.Spec(weight=made, criteria=tuple(criteria), report=("native", "xtuner"))
-    return spec, lambda rows: oracle_reports.xtuner(rows, **config)
+    return rc.Spec(weight=made, criteria=tuple(criteria), report=("native", "xtuner"))
 
 
 def skyrl(**config):
@@ -82,8 +79,7 @@ def skyrl(**config):
         reduce = {"geo": "mean", "product": "sum"}[name]
         label = f"{name}_sequence_mask"
         criteria.append(rc.Criterion("ratio", over="sequence", reduce=reduce, lower=lower, upper=upper, label=label))
-    spec = rc.Spec(weight=made, criteria=tuple(criteria), sums_over=sums_over, report=("skyrl",))
-    return spec, lambda rows: oracle_reports.skyrl(rows, **config)
+    return rc.Spec(weight=made, criteria=tuple(criteria), sums_over=sums_over, report=("skyrl",))
 
 
 CASES = {
@@ -147,9 +143,3 @@ def tensors(rows, dtype=torch.float64):
 def correct(rows, spec, dtype=torch.float64):
     train, rollout, mask = tensors(rows, dtype)
     return rc.correct(train, rollout, mask=mask, spec=spec)
-
-
-def cast(rows, dtype):
-    """The rows as they are in a dtype."""
-    old, rollout, valid = (x.tolist() for x in tensors(rows, dtype))
-    return [list(zip(*row, strict=True)) for row in zip(old, rollout, valid, strict=True)]

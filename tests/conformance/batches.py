@@ -21,6 +21,7 @@ FINITE = (
     "all_masked",
     "long",
     "nan_behind_mask",
+    "spread",
 )
 KINDS = (*FINITE, "infinite", "nan_in_front", "bf16")
 
@@ -91,6 +92,15 @@ def batch(kind: str, seed: int, shape: tuple[int, int] | None = None) -> Batch:
     shift = -scale if kind == "all_rejected" else 0.0
     old = rollout + noise(scale) + shift
     new, ref = old + noise(min(scale, 0.3)), old + noise(0.1)
+    if kind == "spread":
+        # Ratios that lie densely around all the bounds that frameworks have; those of each row are another size.
+        def even(size: float | Tensor) -> Tensor:
+            return size * (2 * torch.rand(rows, width, generator=made, dtype=torch.float64) - 1)
+
+        rollout = rollout - 4.0
+        old = rollout + even(torch.tensor((0.02, 0.3, 1.0, 2.5), dtype=torch.float64)[torch.arange(rows) % 4][:, None])
+        new = old + even(0.45) * torch.tensor((1.0, 1.0, 4.0))[torch.arange(width) % 3]
+        ref = new + even(2.2)
     policies = [new, old, rollout, ref]
     if kind == "ties":
         # Steps of 1/8, so that values, ratios and means are equal to each other and often 0.

@@ -26,12 +26,12 @@ from conformance.sources import RECORDED, Source
 from rollout_corr.frameworks.shared import lookup
 
 FOLDER = Path(__file__).resolve().parent / "recorded"
-SHAPE = (4, 5)
+SHAPE, WIDE = (4, 5), (4, 32)
 # Kinds and seeds: odd ones in float32, even ones in float64. Without "long", whose results would be large.
 BATCHES = (
     *(("mild", 0), ("heavy", 3), ("holes", 4), ("empty_rows", 7), ("ties", 8), ("one_token", 9)),
     *(("all_rejected", 10), ("all_masked", 11), ("nan_behind_mask", 12), ("infinite", 14), ("nan_in_front", 15)),
-    ("bf16", 16),
+    *(("bf16", 16), ("spread", 17)),
 )
 DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
@@ -211,11 +211,12 @@ class _Values:
 
 def record_batches() -> None:
     """Write down the batches."""
-    made = [batch(kind, seed, SHAPE) for kind, seed in BATCHES]
-    stacked = {name: torch.stack([getattr(b, name).double() for b in made]).numpy() for name in _POLICIES}
-    masks = torch.stack([b.mask for b in made]).numpy()
+    made = [batch(kind, seed, WIDE if kind == "spread" else SHAPE) for kind, seed in BATCHES]
     names = np.array([f"{b.kind} {b.seed} {b.new.dtype}" for b in made])
-    np.savez_compressed(FOLDER / "batches.npz", names=names, mask=masks, **stacked)
+    shapes = np.array([b.mask.shape for b in made])
+    flat = {name: torch.cat([getattr(b, name).double().flatten() for b in made]).numpy() for name in _POLICIES}
+    mask = torch.cat([b.mask.flatten() for b in made]).numpy()
+    np.savez_compressed(FOLDER / "batches.npz", names=names, shapes=shapes, mask=mask, **flat)
 
 
 @cache
@@ -223,19 +224,22 @@ def recorded_batches() -> tuple[Batch, ...]:
     """Read the batches."""
     made = []
     with np.load(FOLDER / "batches.npz", allow_pickle=False) as held:
-        arrays = {name: torch.from_numpy(held[name]) for name in (*_POLICIES, "mask")}
-        names = held["names"].tolist()
-    for number, name in enumerate(names):
+        names, shapes = held["names"].tolist(), held["shapes"].tolist()
+        sizes = {name: [rows if name == "advantages" else rows * width for rows, width in shapes] for name in _FIELDS}
+        arrays = {name: torch.from_numpy(held[name]).split(sizes[name]) for name in _FIELDS}
+    for number, (name, shape) in enumerate(zip(names, shapes, strict=True)):
         kind, seed, dtype = name.split()
-        policies = {name: arrays[name][number].to(DTYPES[dtype]) for name in _POLICIES}
-        if dtype == "torch.bfloat16":
-            policies["advantages"] = arrays["advantages"][number].float()
-        made.append(Batch(kind=kind, seed=int(seed), mask=arrays["mask"][number], **policies))
+        fields = {name: arrays[name][number].reshape(shape) for name in (*_POLICIES[:-1], "mask")}
+        made_in = {name: fields[name].to(DTYPES[dtype]) for name in _POLICIES[:-1]}
+        # Advantages in bf16 are none that a framework has.
+        advantages = arrays["advantages"][number].to(torch.float64 if dtype == "torch.float64" else torch.float32)
+        made.append(Batch(kind=kind, seed=int(seed), mask=fields["mask"], advantages=advantages, **made_in))
     return tuple(made)
 
 
 # The batches with which a row is also recorded without settings, where the framework's function has defaults, and how
 # one that has none refuses.
-_PLAIN = (0, 2)
+_PLAIN = (2, 12)
 _NO_DEFAULT = (TypeError, KeyError, ValueError, AttributeError, AssertionError, RuntimeError)
 _POLICIES = ("new", "old", "rollout", "ref", "advantages")
+_FIELDS = (*_POLICIES, "mask")

@@ -175,8 +175,8 @@ def agrees(said, metrics):
 
 @pytest.fixture
 def stand_ins():
-    """Return the folders of the stand-ins for xtuner and SkyRL, and of the loops that they use."""
-    return TESTS / "stand_ins", TESTS
+    """Return the folder of the stand-ins for xtuner and SkyRL."""
+    return (TESTS / "stand_ins",)
 
 
 def test_xtuner(run, stand_ins):

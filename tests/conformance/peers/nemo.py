@@ -68,6 +68,14 @@ CLAMPED = Declared(
     beyond(20.0, "old", "rollout"),
 )
 
+
+def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether k3 of the reference is beyond NeMo's clamp of 10 at a token."""
+    k = (given.ref - given.new.detach()).double()[given.mask]
+    return bool((k.exp() - 1.0 - k > 10.0).any())
+
+
+LARGE_KL = Declared("a KL beyond its clamp", "losses.md", "NeMo RL's KL beyond `kl_output_clamp_value`", large_kl)
 # The KL that a recipe has without being asked, which is ClippedPGLossConfig's.
 DEFAULTS: dict[str, dict[str, float]] = {"ppo": {}, "grpo": {"reference_policy_kl_penalty": 0.01}}
 
@@ -151,7 +159,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     # NeMo multiplies by its masks, so what stands behind them is finite; and it adds 1e-8 to what it divides by.
     more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
-    more |= {"declared": (NO_NUMBER, BF16), "within": (3e-8, 2e-5)}
+    more |= {"declared": (NO_NUMBER, BF16, LARGE_KL), "within": (3e-8, 2e-5)}
 
     for ours, kind in TYPES.items():
 
@@ -165,7 +173,7 @@ def rows(source: Source) -> Iterator[Row]:
         yield recipe(f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", run, both(bounds, of_loss), **more)
 
     sequences = {"sequence_level_importance_ratios": True, "token_level_loss": False}
-    far = more | {"declared": (NO_NUMBER, FAR, BF16)}
+    far = more | {"declared": (NO_NUMBER, FAR, BF16, LARGE_KL)}
     yield preset("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(weights, **sequences), **far)
     yield recipe(
         "nemo.gspo_is",

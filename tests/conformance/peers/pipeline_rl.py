@@ -78,7 +78,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     def ours(name: str, given: Batch, **drawn: Any) -> Tensor:
         made = rc.recipe(f"pipeline_rl.{name}", **drawn)
-        divided = {"scale": 1.0 / per_token(given)} if drawn.get("group_normalization", True) else {"total": SAMPLES}
+        divided = {"scale": 1.0 / per_token(given)} if drawn.get("group_normalization", False) else {"total": SAMPLES}
         reference = None if made.loss.kl is None else given.ref
         return loss_of(rc.Recipe(made.spec, made.loss, divided), given, rollout_logp=given.rollout, ref_logp=reference)
 
