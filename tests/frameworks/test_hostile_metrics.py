@@ -12,7 +12,6 @@ import torch
 import rollout_corr as rc
 from builders.rounding import near
 from rollout_corr.frameworks.skyrl import dropin as skyrl
-from rollout_corr.frameworks.verl import dropin as verl
 from rollout_corr.frameworks.verl import measures
 from rollout_corr.metrics.peers import SCHEMES
 from rollout_corr.specs.choices import NONFINITE
@@ -69,13 +68,3 @@ def test_a_loss_of_any_ratio_has_metrics():
             *given, loss=rc.Loss(rc.PPO(0.2, 0.2)), old_logp=torch.full((1, 3), old, dtype=torch.float64)
         )
         assert all(isinstance(value, float) for value in out.metrics().values())
-
-
-def test_missing_log_probs_name_the_setting():
-    """The field that is missing, and how the framework is told to provide it."""
-    x, mask = torch.zeros(1, 3), torch.ones(1, 3)
-    with pytest.raises(TypeError, match=r"^rollout_log_prob: expected a tensor, got None; .*calculate_log_probs=True"):
-        verl.compute_rollout_correction_and_rejection_mask(x, None, mask, "token")
-    batch = SimpleNamespace(batch={"old_log_probs": x, "response_mask": mask})
-    with pytest.raises(KeyError, match=r"rollout_log_probs: expected among .*calculate_log_probs=True"):
-        verl.compute_rollout_correction_and_add_to_batch(batch, {"rollout_is": "token"})

@@ -183,6 +183,9 @@ def test_adds_to_batch():
     assert metrics == expected and config == EVERYTHING
     found, _ = dropin.compute_rollout_correction_and_add_to_batch(given, {})
     assert "rollout_is_weights" not in found.batch
+    del given.batch["rollout_log_probs"]
+    with pytest.raises(KeyError, match=r"rollout_log_probs: expected among .*calculate_log_probs=True"):
+        dropin.compute_rollout_correction_and_add_to_batch(given, config)
 
 
 def test_debug_metrics(monkeypatch):
@@ -264,23 +267,19 @@ def test_nan_in_the_padding_goes_nowhere():
         ({"rollout_is": "token", "rollout_is_threshold": math.nan}, ValueError, "rollout_is_threshold"),
         ({"rollout_rs": "token_k1"}, ValueError, "rollout_rs_threshold: expected a threshold"),
         ({"rollout_rs": "token_k4", "rollout_rs_threshold": 2.0}, ValueError, "rollout_rs: expected one of"),
+        (
+            {"rollout": torch.ones(6, 8)},
+            ValueError,
+            r"rollout_log_prob: expected shape \[6, 9\] \(of old_log_prob\), got",
+        ),
+        ({"mask": torch.ones(5, 9)}, ValueError, r"response_mask: expected shape \[6, 9\] \(of old_log_prob\), got"),
+        ({"old": torch.ones(6, 9, dtype=torch.int64)}, ValueError, "train_logp: expected a dtype among"),
+        ({"rollout": None}, TypeError, r"^rollout_log_prob: expected a tensor, got None; .*calculate_log_probs=True"),
     ],
 )
 def test_errors(options, kind, message):
     with pytest.raises(kind, match=message):
-        correct(*batch(), **options)
-
-
-def test_wrong_tensors():
-    train, rollout, mask = batch()
-    with pytest.raises(
-        ValueError, match=r"rollout_log_prob: expected shape \[6, 9\] \(of old_log_prob\), got \[6, 8\]"
-    ):
-        correct(train, rollout[:, 1:], mask)
-    with pytest.raises(ValueError, match=r"response_mask: expected shape \[6, 9\] \(of old_log_prob\), got \[5, 9\]"):
-        correct(train, rollout, mask[1:])
-    with pytest.raises(ValueError, match="train_logp: expected a dtype among"):
-        correct(train.long(), rollout, mask)
+        correct(*(options.pop(name, x) for name, x in zip(("old", "rollout", "mask"), batch(), strict=True)), **options)
 
 
 def test_says_what_it_does(caplog, monkeypatch):

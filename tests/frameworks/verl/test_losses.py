@@ -66,9 +66,6 @@ def of_tokens(name, old, new, advantages):
     if name == "sapo":
         tau = torch.full_like(advantages, 1.05).masked_fill(advantages > 0, 1.0)
         return -advantages * torch.sigmoid(tau * (r - 1)) * 4 / tau, none, none
-    if name == "cispo":
-        clipped = r.clamp(1 - LOW, 1 + HIGH)
-        return -clipped.detach() * advantages * new, r != clipped, none
     return -advantages * new, none, none
 
 
@@ -90,7 +87,7 @@ VANILLA = verl_losses.FUNCTIONS["vanilla"]
 
 
 @pytest.mark.parametrize("mode", verl_losses.MEANS)
-@pytest.mark.parametrize("name", ["vanilla", "dppo_tv", "sapo", "cispo", "gpg", "reinforce"])
+@pytest.mark.parametrize("name", ["vanilla", "dppo_tv", "sapo", "gpg", "reinforce"])
 def test_loss(name, mode):
     """The others differ in their surrogate alone, which tests/conformance compares with verl's functions."""
     function = verl_losses.FUNCTIONS[name]
