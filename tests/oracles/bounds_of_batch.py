@@ -51,11 +51,3 @@ def sample_size(weights, bound):
     """(sum of w)^2 / (n sum of w^2) of weights clamped at a bound."""
     clamped = [min(w, bound) for w in weights]
     return math.fsum(clamped) ** 2 / (len(clamped) * math.fsum(w * w for w in clamped))
-
-
-def second_moment_masked(rows, below):
-    """M2PO as AReaL has it: the largest D^2 of rows that still trains; the largest are dropped one by one."""
-    left = sorted((new - old) ** 2 for row in rows for new, old in zip(row.old, row.mu, strict=True))
-    while len(left) > 1 and math.fsum(left) / len(left) >= below:
-        left.pop()
-    return left[-1]

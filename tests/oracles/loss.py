@@ -139,6 +139,14 @@ def kl_value(kind, term, k):
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
+def factor(s, weights, tokens, t):
+    """What the weights multiply the loss of a token by."""
+    kind = type(s).__name__
+    if weights is None or kind == "VESPO":
+        return 1.0
+    return exp(mean(math.log(max(weights[u], 1e-10)) for u in tokens)) if kind == "GMPO" else weights[t]
+
+
 def token_totals(objective, sequence, new, stopped, looked):
     """Per token: policy, KL and regularizer together."""
     s = objective.surrogate
@@ -146,14 +154,7 @@ def token_totals(objective, sequence, new, stopped, looked):
     losses = surrogate_losses(s, sequence, new, stopped, objective.weights_are_the_ratio, looked)
     totals = dict.fromkeys(range(len(sequence)), 0.0)
     for t, loss in losses.items():
-        w = 1.0
-        if weights is not None:
-            w = weights[t]
-            if type(s).__name__ == "GMPO":
-                w = exp(mean(math.log(max(weights[u], 1e-10)) for u in losses))
-            elif type(s).__name__ == "VESPO":
-                w = 1.0
-        totals[t] += s.coef * w * loss
+        totals[t] += s.coef * factor(s, weights, losses, t) * loss
     term = objective.kl
     if term is not None:
         for t in known(sequence, s) if term.scope == "all" else losses:
@@ -273,12 +274,7 @@ def metrics(objective, sequences):
             x = level_of(s, x, [own[u] for u in tokens], None if q.weights is None else [q.weights[u] for u in tokens])
             used.append(clip(x, -s.clamp, s.clamp))
             r = exp(used[-1])
-            w = 1.0 if q.weights is None else q.weights[t]
-            if kind == "GMPO" and q.weights is not None:
-                w = exp(mean(math.log(max(q.weights[u], 1e-10)) for u in tokens))
-            elif kind == "VESPO":
-                w = 1.0
-            policies.append(s.coef * w * losses[t])
+            policies.append(s.coef * factor(s, q.weights, tokens, t) * losses[t])
             if kind in ("PPO", "GSPO", "AveragePPO"):
                 least = min(x for x in (s.dual, s.delta, math.inf) if x is not None)
                 clips["low"] += a < 0 and r < 1 - s.low
