@@ -162,7 +162,9 @@ def write(folder, name, helper="right", losses="right", method="right", version=
     functions = {kind: (source, None) for kind, source in FITTING.items()} | MISFITS
     root = folder / name
     root.mkdir()
-    (root / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    # Looked up when asked, as TRL's.
+    found = f"def __getattr__(name):\n    if name == '__version__':\n        return {version!r}\n"
+    (root / "__init__.py").write_text(f"{found}    raise AttributeError(name)\n")
     (root / "helper.py").write_text(functions[helper][0] + "REGISTRY = {'correct': globals().get('correct')}\n")
     (root / "losses.py").write_text(functions[losses][0])
     text = TRAINER.format(name=name, method=METHODS[method][0])

@@ -134,7 +134,7 @@ class Origin(NamedTuple):
 def origin_of(framework: str) -> Origin:
     """Look up where a top-level package lies and which version it is."""
     location = next(iter(_path(framework) or ()), None)
-    said = space_of(sys.modules[framework]).get("__version__") if state_of(framework) == "whole" else None
+    said = getattr(sys.modules[framework], "__version__", None) if state_of(framework) == "whole" else None
     version = said if isinstance(said, str) else None
     try:
         distribution = metadata.distribution(framework)
