@@ -224,26 +224,6 @@ def _profiled(results: Found) -> Iterator[tuple[tuple[str, str], Found]]:
                 yield _where(found), row
 
 
-def evidence_table(results: Found) -> Table:
-    head = [*WHERE, "who", "kernels", "fills", "copies", "waits", "busy ms"]
-    rows = [
-        [*where, row["name"], *(str(seen[name]) for name in ("kernels", "fills", "copies", "syncs")), busy]
-        for where, row in _profiled(results)
-        for seen, busy in [(row["on_device"], number(row["on_device"]["busy_ms"]))]
-    ]
-    return Table("Counts of the profiler in a call", head, rows, 3)
-
-
-def kernel_table(results: Found) -> Table:
-    rows = [
-        [*where, kernel.partition("<")[0][:60], str(many), number(1e3 * taken)]
-        for where, row in _profiled(results)
-        if row["name"] == OURS
-        for kernel, (many, taken) in row["on_device"]["longest"].items()
-    ]
-    return Table("Kernels of a call of ours, as the profiler saw them", [*WHERE, "kernel", "times", "us"], rows, 3)
-
-
 def traced_table(results: Found) -> Table:
     """Ours beside our compiled reference, which is measured apart because compiling takes long."""
     head = [*WHERE, "first call s", "GPU ms", "ours", "times as fast", "call ms", "ours", "times as fast"]
@@ -314,8 +294,6 @@ def all_tables(results: Found) -> list[Table]:
         ),
         everybody_table(results, f"Milliseconds on the GPU: {median}", partial(_spread, what="device_ms")),
         everybody_table(results, "Peak extra memory, MiB", lambda row: mebibytes(row["temporaries"])),
-        evidence_table(results),
-        kernel_table(results),
         case_table(results),
     ]
     return [one for one in found if one.rows]

@@ -21,7 +21,7 @@ from benchmarks import machine
 from benchmarks.cases import gate, operations
 from benchmarks.cases.batches import Batch, make, offsets_of
 from benchmarks.cases.contender import EAGER, OURS
-from benchmarks.cases.contenders import contenders, corrected
+from benchmarks.cases.contenders import contenders
 from benchmarks.cases.operations import BOTH, METRICS, PRODUCT, SURROGATE, TOKEN, XTUNER, Operation
 from benchmarks.gpu.__main__ import KEPT_LINES
 from benchmarks.gpu.device import Gpu
@@ -82,27 +82,6 @@ def repacked(batch: Batch, order: Tensor, gap: int) -> tuple[Batch, Tensor]:
     return replace(batch, cu_seqlens=offsets, **moved), came
 
 
-def packs(where: Gpu, name: str = "32k in 256") -> str:
-    """A sequence's weights, mask and `keep` do not depend on what is packed around it, nor where it starts."""
-    case = case_of(where, name)
-    batch, many = make(case, "cuda"), case.sequences
-    generator = torch.Generator().manual_seed(0)
-    layouts = [(torch.randperm(many, generator=generator), gap) for gap in (0, 1, 7, 4096)]
-    layouts += [(torch.tensor([s]), 3) for s in range(0, many, max(1, many // 8))]
-    for operation in (TOKEN, PRODUCT, XTUNER):
-        whole = corrected(batch, operation.spec)
-        for order, gap in layouts:
-            other, came = repacked(batch, order, gap)
-            out = corrected(other, operation.spec)
-            hold(
-                same([whole.weights[came], whole.mask[came]], [out.weights[gap:], out.mask[gap:]])
-                and torch.equal(whole.keep.cpu()[order], out.keep.cpu()),
-                f"{operation.name}: {len(order)} of {many} sequences behind {gap} tokens gave other bits",
-            )
-            hold(not out.weights[:gap].any() and not out.mask[:gap].any(), f"{operation.name}: a token of no sequence")
-    return f"{many} sequences in {len(layouts)} packings, three operations, bit by bit"
-
-
 def launches(where: Gpu, names: Sequence[str] = ("32k in 256", "16M in 100,000", "1M in 1", "1M")) -> str:
     """No wait of the host before metrics, and as many launches for one sequence as for 100,000."""
     seen: dict[str, set[int]] = {}
@@ -133,26 +112,6 @@ def no_waits(where: Gpu) -> str:
         hold(not where.waits(call), f"{said}: the host waits")
         seen += 1
     return f"{seen} operations, none of which waits"
-
-
-def graphs(where: Gpu) -> str:
-    """Captured, and replayed on other numbers, the bits are those of a call."""
-    case = case_of(where, "32k in 256")
-    for operation in (METRICS, TOKEN, PRODUCT, BOTH):
-        batch = make(case, "cuda")
-        call, _ = ours(batch, operation)
-        call()
-        replay = where.graph([call])
-        for seed in (1, 2):
-            other = make(case, "cuda", seed)
-            with torch.no_grad():
-                for name in ("new", "old", "rollout", "advantages", "mask", "cu_seqlens"):
-                    if getattr(batch, name) is not None:
-                        getattr(batch, name).copy_(getattr(other, name))
-            replayed = replay()
-            where.synchronize()
-            hold(same(tensors(replayed), tensors(call())), f"{operation.name}: the replay gave other bits than a call")
-    return "four operations, two replays each on other numbers, bit by bit"
 
 
 def compiles(where: Gpu) -> str:
@@ -211,10 +170,8 @@ def sanitized(where: Gpu) -> str:
 CHECKS: dict[str, Callable[[Gpu], str]] = {
     "agrees": agrees,
     "repeats": repeats,
-    "packs": packs,
     "launches": launches,
     "no_waits": no_waits,
-    "graphs": graphs,
     "compiles": compiles,
     "many_sequences": many_sequences,
     "many_tokens": many_tokens,

@@ -16,7 +16,7 @@ from benchmarks.cases.operations import CPU_LOSS, WORKLOADS
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import counts, memory, turns
 from benchmarks.cpu import tables as cpu_tables
-from benchmarks.peers import dropins, own_losses
+from benchmarks.peers import own_losses
 from builders.batches import one_thread
 from builders.benchmark_results import results_of_cpu
 
@@ -151,22 +151,6 @@ def test_readme_has_the_committed_speeds():
     assert made.startswith("before\n") and made.endswith("\nafter")
     with pytest.raises(ValueError, match="page: expected <!-- made by"):
         cpu_tables.readme("no comments", results_of_cpu())
-
-
-# --- the drop-ins -----------------------------------------------------------------------------------------------------
-
-
-def test_dropins_call_both(monkeypatch):
-    """The framework's function and ours get equal arguments; the framework's own comes first."""
-    given = []
-    theirs = type("Functions", (), {"apply_rejection_sampling": staticmethod(lambda *args: given.append(args))})
-    monkeypatch.setattr(dropins.importlib, "import_module", lambda name: theirs)
-    monkeypatch.setattr(dropins.areal, "apply_rejection_sampling", lambda *args: given.append(args))
-    rows = list(dropins.of_areal(*both_layouts(4, 32).values()))
-    assert [row.what for row in rows] == ["ratio, token", "ratio, sequence"]
-    rows[1].theirs()
-    rows[1].ours()
-    assert len(given) == 2 and all(a is b for a, b in zip(*given, strict=True)) and given[0][-1].level == "sequence"
 
 
 # --- policy losses ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Counts of what compiled kernels execute a token: instructions by class, barriers, exchanges, bytes, sectors.
 
-`PYTHONPATH=tests python -m ptx.counts` prints the table of docs/kernels.md, and what tests/ptx/counts.json holds.
+`PYTHONPATH=tests python -m ptx.counts` prints the table of docs/kernels.md.
 `PYTHONPATH=tests python -m ptx.counts --only metrics_packed loss_gspo --length 4096 400 --by-kernel` looks at variants
 by mean length and changes no file; with `--tokens 64000000 --programs 32` few programs of a large batch run.
 """
@@ -8,14 +8,11 @@ by mean length and changes no file; with `--tokens 64000000 --programs 32` few p
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import torch
-import triton
 
 from aot.loss_variants import LOSS_VARIANTS
 from aot.variant import LossVariant, Variant
@@ -29,7 +26,6 @@ from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.kernels.launches import Launch
 
-RECORDED = Path(__file__).with_name("counts.json")
 # As many as a step of training has, of which few programs run: what a program does once is spread over as many tokens.
 TOKENS, PROGRAMS = 1 << 22, 32
 LENGTHS = (131072, 4096, 1500, 400, 64)
@@ -128,7 +124,7 @@ def row_of(found: list[tuple[Launch, Executed, float]], tokens: int) -> dict[str
 
 
 def counted(name: str, length: int) -> dict[str, float]:
-    """Count what stands in the record: all launches of a variant together, at a mean length."""
+    """Count all launches of a variant together, at a mean length."""
     return row_of(executed(name, length, TOKENS, PROGRAMS), TOKENS)
 
 
@@ -156,7 +152,7 @@ def look(names: list[str], lengths: list[int], tokens: int, programs: int | None
 
 
 def main() -> None:
-    """Look at variants that are named, or write the record."""
+    """Look at variants that are named, or print the table of those that are always counted."""
     parser = argparse.ArgumentParser(prog="python -m ptx.counts", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="variants; of a loss loss_NAME")
     parser.add_argument("--length", nargs="+", type=int, default=[], metavar="TOKENS", help="mean lengths of sequences")
@@ -174,7 +170,6 @@ def main() -> None:
         for length in LENGTHS:
             record.setdefault(name, {})[str(length)] = counted(name, length)
             sys.stderr.write(f"{name} {length}\n")
-    RECORDED.write_text(json.dumps({"triton": triton.__version__, "counts": record}, indent=1) + "\n")
     sys.stdout.write(table(record) + "\n")
 
 

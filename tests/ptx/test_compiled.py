@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-import triton
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS
 from ptx import cases, far, near_bounds
 from ptx.cases import CASES
-from ptx.counts import COUNTED, LENGTHS, RECORDED, counted, table, variant_of
 from ptx.edits import SPARE, hunt_edits
 from ptx.mutants import FAULTS
 from ptx.worker import hunt, outcome_of, start
@@ -113,37 +108,6 @@ def test_what_the_compiler_may_contract_decides_nothing(name, process):
 def test_unsorted_offsets_stay_within_bounds(process):
     """And `apply` writes every token once, however many sequences claim it."""
     assert process.submit(outcome_of, cases.run_wrong_offsets, "geometric_clamped", allowed=()).result() == ""
-
-
-# --- how much they execute ---
-
-RECORD = json.loads(RECORDED.read_text())
-DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
-# Others need kernels for other shapes, which no other test compiles.
-OFTEN = [(name, 4096) for name in COUNTED if variant_of(name).length == 4096]
-
-
-@pytest.mark.parametrize(
-    ("name", "length"),
-    [
-        pytest.param(name, length, marks=[pytest.mark.slow] * ((name, length) not in OFTEN))
-        for name in COUNTED
-        for length in LENGTHS
-    ],
-)
-def test_a_kernel_does_not_execute_more(name, length, process):
-    """No more than 10 % more instructions and 5 % more bytes than are recorded, with the compiler they are of.
-
-    `PYTHONPATH=tests python -m ptx.counts` records anew what is meant. Another Triton may execute half as much again.
-    """
-    now, then = process.submit(counted, name, length).result(), RECORD["counts"][name][str(length)]
-    of_instructions, of_bytes = (1.1, 1.05) if triton.__version__ == RECORD["triton"] else (1.5, 1.5)
-    assert now["instructions"] <= of_instructions * then["instructions"], (now, then)
-    assert now["read"] + now["written"] <= of_bytes * (then["read"] + then["written"]), (now, then)
-
-
-def test_the_table_is_the_record():
-    assert table(RECORD["counts"]) in DOCS.read_text(encoding="utf-8")
 
 
 # --- what would be noticed ---
