@@ -98,7 +98,7 @@ def test_xtuner_packs_are_averaged():
 
 
 @pytest.mark.parametrize(("scheme", "name"), ALL)
-@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4), (1, 1)])
+@pytest.mark.parametrize("shape", [(0, 4), (3, 4)])
 def test_nothing_valid(scheme, name, shape):
     """0 of 0 is 0 for verl and SkyRL; xtuner has values of its own."""
     nothing = torch.full(shape, math.nan)

@@ -340,6 +340,8 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
         more: dict[str, Any] = {
             "settings": both(drawn, draw(ranks=(1, 1, 2, 4), qkv_format=code.layouts)),
             "declared": (*DECLARED, replace(EMPTY_NORMALIZED, when=counts_empty)),
+            # Geometric weights are rounded to float32, whatever the log-probs are in.
+            "within": (1e-6, 2e-5),
             # The functions that cut samples for ranks are the framework's.
             "recordable": lambda settings: settings["ranks"] == 1,
         }
