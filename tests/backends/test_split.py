@@ -96,7 +96,7 @@ def test_labels_of_sequences(name):
     batch, spec = wild(random_sequences(5, (9, 1, 12, 0, 5, 17, 3))), SPECS[name]
     labels = {"labels": {"e": torch.tensor([[0], [1], [1], [0], [7], [2], [0]])}, "label_names": {"e": 3}}
     whole = lay_out(batch, "packed", torch.float32).correct(spec, **labels).metrics(by="e")
-    found = lockstep(batch, spec, "zigzag", 2, torch.float32, "packed", others=labels)[3].metrics(by="e")
+    found = lockstep(batch, spec, "zigzag", 2, torch.float32, "packed", **labels)[3].metrics(by="e")
     assert list(found) == list(whole)
     for name_of_metric, value in found.items():
         power = 2 if name_of_metric.endswith("std") else 1
@@ -121,7 +121,7 @@ def test_what_a_sequence_sends(name):
     spec, columns = SENT[name]
     tables = []
     batch = random_sequences(3, (5, 4, 6))
-    outcomes(batch, spec, "zigzag", 4, torch.float32, tables=tables)
+    outcomes(batch, spec, "zigzag", 4, torch.float32, sent=tables)
     assert [(table.dtype, table.numel()) for table in tables] == [(torch.int64, columns * 3)] * 4
 
 

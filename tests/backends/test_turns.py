@@ -71,7 +71,7 @@ def test_the_kernels_add_turns_up_over_ranks(name, way, layout, shapes, device):
     laid = lay_out(batch, layout, torch.float32).to(device)
     # One a sequence, in the only shape that no rank could take for those of its tokens.
     advantages = laid.advantages[:, None] if layout == "packed" else laid.advantages
-    given = {"backend": "triton", "device": device, "turns": turns, "kept": kept, "others": {"advantages": advantages}}
+    given = {"backend": "triton", "device": device, "turns": turns, "kept": kept, "advantages": advantages}
     with shaped(shapes):
         out = laid.correct(spec, turns=offsets_of(laid, turns).to(device), backend="triton")
         found = lockstep(batch, spec, way, 2, torch.float32, layout, **given)

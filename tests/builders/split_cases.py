@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from types import SimpleNamespace
-from unittest import mock
 
 import torch
 
@@ -14,10 +12,8 @@ import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, spoil, wild
 from builders.loss_cases import SURROGATES, only, random_batch
 from builders.same_bits import outcome
+from builders.threaded_ranks import Rank, Ranks
 from builders.turns import offsets_of
-from rollout_corr.backends import ranks as process_groups
-from rollout_corr.backends import split
-from rollout_corr.metrics import collectives
 
 # --- the ways ---
 
@@ -207,18 +203,6 @@ def loss_cases(every=1):
 # --- ranks that are not there ---
 
 
-class Rank(SimpleNamespace):
-    """A member of a group of ranks that run one after the other."""
-
-
-class Work:
-    def wait(self):
-        pass
-
-    def is_completed(self):
-        return True
-
-
 def lockstep(sequences, spec, way, ranks, dtype, layout="packed", **options):
     """Outcome of `correct` on ranks that are played by this process, as one."""
     return joined(outcomes(sequences, spec, way, ranks, dtype, layout, **options), sequences, way, ranks)
@@ -233,59 +217,25 @@ def turns_of(turns, held):
     return found
 
 
-def outcomes(
-    sequences,
-    spec,
-    way,
-    ranks,
-    dtype,
-    layout="packed",
-    tables=None,
-    backend="auto",
-    device="cpu",
-    turns=None,
-    kept=None,
-    others=None,
-):
-    """Run `correct` on every rank: all begin, tables are added up, all finish.
+def outcomes(sequences, spec, way, ranks, dtype, layout="packed", *, sent=None, turns=None, kept=None, **options):
+    """What `correct` gives on every rank, after one exchange.
 
-    `tables` collects the tables sent. With `turns`, their lengths in each sequence, `kept` collects `keep_turns`.
+    `sent` collects the tables that travel. With `turns`, their lengths in each sequence, `kept` collects `keep_turns`.
+    Options are those of the call, and the `device` of its tensors.
     """
-    tables = [] if tables is None else tables
+    group, device = Ranks(ranks), options.pop("device", "cpu")
 
-    def all_reduce(table, op, group, async_op):
-        assert async_op and op == "sum"
-        tables.append(table)
-        return Work()
+    def of_rank(rank):
+        held = tokens_of(sequences, way, ranks, rank)
+        laid = lay_out(picked(sequences, held), layout, dtype, seed=rank).to(device)
+        more = {} if turns is None else {"turns": offsets_of(laid, turns_of(turns, held))}
+        out = laid.correct(spec, sequence_group=Rank(rank=rank, ranks=ranks), **options, **more)
+        return outcome(laid, out), out.keep_turns
 
-    fake = SimpleNamespace(
-        ProcessGroup=Rank,
-        is_available=lambda: True,
-        get_rank=lambda group: group.rank,
-        get_world_size=lambda group: group.ranks,
-        all_reduce=all_reduce,
-        ReduceOp=SimpleNamespace(SUM="sum"),
-    )
-    with (
-        mock.patch.multiple(split, dist=fake),
-        mock.patch.multiple(process_groups, dist=fake),
-        mock.patch.multiple(collectives, dist=fake),
-    ):
-        laid = []
-        for rank in range(ranks):
-            held = tokens_of(sequences, way, ranks, rank)
-            laid.append(lay_out(picked(sequences, held), layout, dtype, seed=rank).to(device))
-            laid[-1].others.update({} if others is None else others)
-            if turns is not None:
-                laid[-1].others["turns"] = offsets_of(laid[-1], turns_of(turns, held))
-        pending = [
-            one.correct(spec, sequence_group=Rank(rank=r, ranks=ranks), call=rc.correct_async, backend=backend)
-            for r, one in enumerate(laid)
-        ]
-        assert len(tables) == ranks
-        total = torch.stack(tables).sum(0)
-        for table in tables:
-            table.copy_(total)
-        if kept is not None:
-            kept += [waiting.result().keep_turns.tolist() for waiting in pending]
-        return [outcome(one, waiting.result()) for one, waiting in zip(laid, pending, strict=True)]
+    found = group.run(of_rank)
+    assert group.rounds == 1
+    if sent is not None:
+        sent += group.sent
+    if kept is not None:
+        kept += [keep_turns.tolist() for _, keep_turns in found]
+    return [one for one, _ in found]

@@ -8,10 +8,13 @@ from unittest import mock
 
 import torch
 
-from builders.split_cases import Rank
 from rollout_corr.backends import ranks as process_groups
 from rollout_corr.backends import split
 from rollout_corr.metrics import collectives
+
+
+class Rank(SimpleNamespace):
+    """A member of a group: its `rank`, and the number of `ranks`."""
 
 
 class Ranks:
@@ -22,7 +25,7 @@ class Ranks:
     """
 
     def __init__(self, ranks):
-        self.ranks, self.rounds = ranks, 0
+        self.ranks, self.rounds, self.sent = ranks, 0, []
         self._own, self._barrier = threading.local(), threading.Barrier(ranks)
         self._tables, self._turn = [None] * ranks, threading.Lock()
 
@@ -31,6 +34,7 @@ class Ranks:
 
         def wait():
             self._tables[group.rank] = table
+            self.sent.append(table)
             self._turn.release()
             try:
                 self._barrier.wait()
