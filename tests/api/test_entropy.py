@@ -15,8 +15,7 @@ from builders.batches import LAYOUTS, check, lay_out, random_sequences
 from builders.calls import bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.loss_cases import COUNTED, MEANS
-from builders.rounding import assert_near, near
-from builders.same_bits import outcome
+from builders.rounding import near
 from builders.split_cases import Rank, picked, tokens_of
 from builders.threaded_ranks import Ranks
 from oracles.entropy_bonus import bonus
@@ -129,17 +128,6 @@ def test_entropies_and_ages_and_divisors_merge():
     assert {"sequence_weight_divisor_max", "entropy_mean", "age_mean"} <= set(merged.metrics())
 
 
-def test_the_kernels_take_it(device):
-    laid = lay_out(random_sequences(8), "packed", torch.float32).to(device)
-    laid.external["entropy"] = laid.external["entropy"].nan_to_num(0.1, 0.1, 0.1).abs()
-    found, wanted = (outcome(laid, laid.correct(OPEN, backend=backend)) for backend in ("triton", "torch"))
-    assert found[1:3] == wanted[1:3] and not all(found[2])
-    ours, theirs = (of[3].metrics() for of in (found, wanted))
-    assert {name: ours[name] for name in ours if "entropy" in name} == near(
-        {name: theirs[name] for name in theirs if "entropy" in name}, torch.float32
-    )
-
-
 # --- the bonus ---
 
 
@@ -209,27 +197,6 @@ def test_both_gradients_at_once_and_by_finite_differences():
         assert value(one, other).item() == value(new, entropy).item()
 
 
-def test_the_kernels_of_the_loss_and_the_bonus(device):
-    laid = lay_out(random_sequences(11, advantages="sequence"), "packed", torch.float32).to(device)
-    laid.external["entropy"] = laid.external["entropy"].nan_to_num(0.5, 0.5, 0.5).abs()
-    found = []
-    for backend in ("triton", "torch"):
-        new = laid.train.clone().requires_grad_()
-        entropy = laid.external["entropy"].clone().requires_grad_()
-        given = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.1), "backend": backend}
-        advantages = laid.advantages.to(device)
-        out = rc.policy_loss(
-            new, advantages, **bundled_loss(**loss_arguments(laid), **given, spec=OPEN, rollout_logp=laid.rollout)
-        )
-        out.value.backward()
-        found.append((out, new.grad, entropy.grad))
-    (ours, slope, of_entropy), (theirs, other, of_other) = found
-    assert ours.value.item() == near(theirs.value.item(), torch.float32)
-    assert_near(slope, other, torch.float32)
-    assert_near(of_entropy, of_other, torch.float32, size=0.0)
-    assert ours.metrics()["entropy_mean"] == near(theirs.metrics()["entropy_mean"], torch.float32)
-
-
 def test_sequences_on_several_ranks():
     sequences = with_entropy(12, advantages="sequence")
     group, ranks = Ranks(3), 3
@@ -258,20 +225,6 @@ def test_sequences_on_several_ranks():
             assert row == near([wanted[t] for t in places], size=0.0)
     merged = rc.Statistics.sum(part[2] for part in parts).metrics()
     assert merged == near(whole[2].metrics())
-
-
-def test_no_token_trains():
-    x = torch.zeros(2, 3)
-    entropy = torch.full((2, 3), math.nan, requires_grad=True)
-    out = rc.policy_loss(
-        x,
-        torch.ones(2),
-        rc.Batch(mask=torch.zeros(2, 3), entropy=entropy),
-        rc.Loss(entropy_bonus=rc.EntropyBonus(1.0)),
-        old_logp=x,
-    )
-    out.value.backward()
-    assert out.value.item() == 0.0 and not entropy.grad.any() and out.metrics()["tokens_entropy_nonfinite"] == 0.0
 
 
 def test_a_scale_multiplies_the_bonus_too():

@@ -216,38 +216,3 @@ def test_which_ratios_it_corrects(side):
     wanted, _ = loss_of(by_hand, rc.PPO(), old=True, spec=weight)
     assert_near(found.weights, wanted.weights, size=0.0)
     assert not torch.equal(slope, plain_slope)
-
-
-# --- the reason for it ---
-
-
-def test_truncated_sampling_biases_ratios_and_the_mass_repairs_it():
-    """Nucleus sampling of a small softmax: the mean weight is 1 with the trainer's mass of the kept set, else not."""
-    rng = torch.Generator().manual_seed(20)
-    positions, vocabulary, top_p = 20_000, 24, 0.8
-    logits = 2.0 * torch.randn(positions, vocabulary, generator=rng, dtype=torch.float64)
-    engine = (logits + 0.1 * torch.randn(logits.shape, generator=rng, dtype=torch.float64)).log_softmax(1)
-    trainer = logits.log_softmax(1)
-    ordered, order = engine.exp().sort(1, descending=True)
-    kept = torch.zeros_like(engine, dtype=torch.bool).scatter(1, order, ordered.cumsum(1) - ordered < top_p)
-    renormalized = engine.masked_fill(~kept, -torch.inf).log_softmax(1)
-    token = torch.multinomial(renormalized.exp(), 1, generator=rng)
-    mass = {x: p.masked_fill(~kept, -torch.inf).logsumexp(1) for x, p in (("trainer", trainer), ("engine", engine))}
-
-    def mean_weight(train, rollout, **given):
-        picked = [x.gather(1, token).view(100, -1) for x in (train, rollout)]
-        given = {name: x.view(100, -1) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-        weights = rc.correct(*picked, **bundled(spec=rc.Spec(W.token()), **given)).weights
-        return weights.mean().item(), weights.std().item() / positions**0.5
-
-    biased, spread = mean_weight(trainer, renormalized)
-    assert biased < 1.0 - 10 * spread
-    mean, spread = mean_weight(trainer, renormalized, log_mass=mass["trainer"])
-    assert abs(mean - 1.0) < 3 * spread < 0.01
-    # The engine's own mass makes it the ratio of both whole distributions.
-    mean, _ = mean_weight(trainer, renormalized, log_mass=mass["engine"])
-    assert mean == near(mean_weight(trainer, engine)[0])
-    # A trainer that replays the kept set beside an engine that does not renormalize.
-    replayed = trainer.masked_fill(~kept, -torch.inf).log_softmax(1)
-    mean, spread = mean_weight(replayed, engine, log_mass=mass["engine"], renormalized="train")
-    assert abs(mean - 1.0) < 3 * spread < 0.01

@@ -16,7 +16,6 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, random_sequences, rounded
 from builders.mode_cases import CALLS, MODES, difference
 from rollout_corr.metrics import peers
-from rollout_corr.testing import example_batch
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -41,14 +40,6 @@ def test_a_mode_changes_no_answer(mode: str, call: str) -> None:
     for layout, dtype in zip(LAYOUTS, itertools.cycle((torch.float32, torch.bfloat16, torch.float16)), strict=False):
         laid = lay_out(rounded(sequences, dtype), layout, dtype, torch.int64)
         assert not difference(call, [mode], laid, SPEC), layout
-
-
-@pytest.mark.parametrize("mode", ["default device", "default float64", "default bfloat16"])
-def test_an_example_batch_is_one_batch(mode: str) -> None:
-    wanted = example_batch(4, 20)
-    with MODES[mode]():
-        found = example_batch(4, 20)
-    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
-from builders.calls import bundled, bundled_loss
+from builders.calls import bundled
 from builders.coarse import abs_d, coarse, mask_of, rejects_nonfinite, within
 from builders.reads import Reads
 from builders.split_cases import Rank
@@ -126,21 +126,6 @@ def test_every_group_has_the_bound_of_its_own_values(drawn, which):
         assert bool(found[group].isnan()) if not len(own) else torch.equal(found[group], by_sort(rule, side, own))
 
 
-def test_groups_of_a_rank():
-    """Groups that lie whole on a rank need no other, and ranks may have groups of different sizes."""
-    spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.Quantile(0.6, within="group")),))
-    batch = coarse(4)
-    laid = lay_out(batch, "packed", torch.float32)
-
-    def of_rank(rank):
-        part = lay_out([batch[:4], batch[4:]][rank], "packed", torch.float32)
-        member = Rank(rank=rank, ranks=2)
-        return part.read(part.correct(spec, batch_group=member, group_size=2).mask)
-
-    first, second = Ranks(2).run(of_rank)
-    assert first + second == laid.read(laid.correct(spec, group_size=2).mask)
-
-
 TOGETHER = {
     "tokens": rc.Spec(criteria=(rc.Criterion("abs", **RULES[1]),)),
     "the mean of tokens": rc.Spec(criteria=(rc.Criterion("abs", **RULES[4]),)),
@@ -204,40 +189,6 @@ def test_micro_batches_decide_together(name, way):
         assert [row for part in found for row in part[0]] == mask
         assert [kept for part in found for kept in part[1]] == keep
         assert all(part[2] == bounds for part in found)
-
-
-def test_inside_a_loss():
-    """The bounds that micro-batches decide apply in `policy_loss` too."""
-    spec, batch = TOGETHER["tokens"], coarse(1)
-    x, index = lay_out(batch, "packed", torch.float64), torch.tensor(INDEX)
-    given_ = {"cu_seqlens": x.cu_seqlens, "spec": spec, "group_index": index, "group_count": 5}
-    known = None
-    while known is None or not known.complete:
-        known = rc.threshold_statistics(x.train, x.rollout, **bundled(mask=x.mask, known=known, **given_)).thresholds()
-    of_loss = {"mask": x.mask, "old_logp": x.train, "rollout_logp": x.rollout, **given_}
-    one, two = (rc.policy_loss(x.train, x.train * 0.0, **bundled_loss(thresholds=y, **of_loss)) for y in (None, known))
-    assert torch.equal(one.mask, two.mask)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(width=32), st.integers(0, 900), st.booleans()), max_size=60),
-    st.sampled_from(COUNTING),
-    st.sampled_from([torch.float32, torch.float64]),
-    st.integers(0, 60),
-    st.sampled_from([1, 3, 300, 2000]),
-)
-def test_parts_add_up_whatever_the_number_of_groups(drawn, which, dtype, cut, count):
-    """Narrower digits for more groups find the same bounds."""
-    rule, side = which
-    values, groups, tested = (torch.tensor(x) for x in (list(zip(*drawn, strict=True)) or ((), (), ())))
-    columns = values.to(dtype), tested.bool(), groups.long().clamp(max=count)
-    found = searched(rule, side, [[x[:cut] for x in columns], [x[cut:] for x in columns]], count)
-    assert found.shape == (count + 1,) and found[count] == (math.inf if side == "upper" else -math.inf)
-    for group in {int(g) for g in columns[2]} - {count}:
-        own = columns[0][columns[1] & (columns[2] == group)]
-        own = own[~own.isnan()]
-        assert bool(found[group].isnan()) if not len(own) else torch.equal(found[group], by_sort(rule, side, own))
 
 
 def test_no_read_and_no_sort_on_a_device(monkeypatch):

@@ -90,15 +90,6 @@ def test_bits_of_the_definition(number, surrogate, trains):
     assert all(torch.equal(x, y) for x, y in zip(before, (given.new, given.base, given.advantages), strict=True))
 
 
-def test_clipped_on_every_side():
-    """The cases above have tokens clipped from below, from above and on the far side."""
-    found = by_slope(operands(), Objective(SURROGATES[2]))
-    assert found is not None
-    assert all(found.sums[f"clip_{side}"] > 5 for side in ("low", "high", "dual"))
-    nothing = by_slope(operands(spread=0.0), Objective(rc.PPO(0.9, 9.0)))
-    assert nothing is not None and nothing.sums["clip_low"] == nothing[2]["clip_high"] == nothing[2]["clip_dual"] == 0.0
-
-
 @pytest.mark.parametrize("side", [-1.0, 0.0, 1.0])
 def test_ends_of_tokens_that_train_on_one_side(side):
     """Tokens that do not train are nearer to 0 than every one that does, or further away."""
@@ -148,18 +139,6 @@ def test_what_is_not_for_it():
     alone.base = None
     nothing = operands(many=0)
     assert by_slope(alone, Objective(ppo)) is None is by_slope(nothing, Objective(ppo))
-
-
-def test_a_scale_multiplies_a_plain_ppo():
-    """Without a KL, so that nothing but the scale keeps the call from these blocks."""
-    generator = torch.Generator().manual_seed(5)
-    new, old, advantages, scale = torch.randn(4, 3, 8, generator=generator, dtype=torch.float64).unbind()
-    new.requires_grad_()
-    plain = rc.policy_loss(new, advantages * scale.abs(), loss=rc.Loss(mean=rc.Mean("sum")), old_logp=old)
-    scaled = rc.policy_loss(new, advantages, rc.Batch(scale=scale.abs()), rc.Loss(mean=rc.Mean("sum")), old_logp=old)
-    assert scaled.value.item() == near(plain.value.item())
-    wanted, found = (torch.autograd.grad(x.value, new)[0] for x in (plain, scaled))
-    assert all_near(found, wanted, size=0.0) and bool(found.abs().sum() > 0.0)
 
 
 class Doubled(rc.PPO):

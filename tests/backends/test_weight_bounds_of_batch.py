@@ -118,25 +118,6 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
         assert all_near(found.weights, known.weights, torch.float32)
 
 
-def test_after_criteria_where_sums_are_over_survivors(way):
-    """With sums_over="kept" the products, and so their bound, depend on the bound of tokens."""
-    token, rule = rc.Criterion("abs", upper=rc.Quantile(0.7)), rc.Bottom(3)
-    for seed in range(3):
-        batch = coarse(seed)
-        values = logs(batch, "token")
-        keeps = kept(rc.Quantile(0.7), "upper", [abs(x) for x in values.values()])
-        sums = {}
-        for (s, _), x, keep in zip(values, values.values(), keeps, strict=True):
-            if keep:
-                sums[s] = sums.get(s, 0.0) + x
-        spec = rc.Spec(rc.Weight.product(upper=rule), (token,), sums_over="kept")
-        found = lay_out(batch, "packed", torch.float32).correct(spec)
-        by_unit = bounded(rule, "upper", sums, "clamp")
-        weights = lay_out(batch, "packed", torch.float32).read(found.weights)
-        for s, weight in by_unit.items():
-            assert max(weights[s]) == near(weight, torch.float32)
-
-
 SPECS = {
     "quantile": rc.Spec(rc.Weight.token(lower=rc.Quantile(0.1), upper=rc.Quantile(0.9))),
     "tokens": rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9))),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from aot.variants import VARIANTS
 from builders.kernel_cases import INTERPRETED
 from rollout_corr.kernels import partials, sums
 
@@ -73,15 +71,6 @@ def test_a_program_stores_its_row(accesses, table):
     assert accesses.stored == [end_of(table, PROGRAMS - 1, 9)]
 
 
-def test_rows_of_programs_are_loaded(accesses, table):
-    @triton.jit
-    def load(table, last, COLUMNS: tl.constexpr):
-        partials.load_rows(table, last, last + 1, 0.0, COLUMNS)
-
-    run(load, table, PROGRAMS - 1, COLUMNS=len(COLUMNS))
-    assert accesses.loaded == [end_of(table, PROGRAMS - 1, 9)]
-
-
 @pytest.mark.parametrize("of_maxima", [False, True])
 def test_a_part_of_the_last_programs(of_maxima, accesses, table):
     """Parts of one program each: the last is of the last program, and has the last row."""
@@ -94,18 +83,3 @@ def test_a_part_of_the_last_programs(of_maxima, accesses, table):
     run(add_up, table, out, 2 * (PROGRAMS - 1) + of_maxima, PROGRAMS, PLAN=PLAN)
     assert accesses.loaded == [table.data_ptr() + BYTES * (9 * PROGRAMS + PROGRAMS - 1)]
     assert accesses.stored == [end_of(out, PROGRAMS - 1, 9)]
-
-
-def test_a_program_over_tokens_stores_its_columns(accesses, table):
-    """[columns, programs], of a plan as the kernels have it."""
-
-    @triton.jit
-    def store(table, PLAN: tl.constexpr, TILING: tl.constexpr):
-        sums.put_batch(sums.empty(PLAN, TILING), table, table, PLAN)
-
-    read = VARIANTS["full_packed"].launches()[0].arguments
-    run(store, table, PLAN=read["PLAN"], TILING=read["TILING"])
-    many = [len(read["PLAN"].token_sums), len(read["PLAN"].token_maxima) - read["PLAN"].derived]
-    assert many[0] * PROGRAMS > 2**31
-    wanted = [column * PROGRAMS + PROGRAMS - 1 for columns in many for column in range(columns)]
-    assert np.array_equal(accesses.stored, [table.data_ptr() + BYTES * entry for entry in wanted])

@@ -13,10 +13,8 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
 from aot.variants import VARIANTS
-from builders.kernel_cases import unchecked
 from builders.launched import Driver, dispatched
 from rollout_corr.kernels import launches
 from rollout_corr.kernels.grid import warp_size
@@ -257,29 +255,3 @@ def test_a_forked_child_has_what_its_parent_kept():
         assert os.waitpid(child, 0)[1] == 0
         launch.run()
         assert (len(driver.compiled), len(driver.launched)) == (before[0], before[1] + 1)
-
-
-@pytest.mark.parametrize("change", ["dtype", "alignment", "strides", "offsets", "spec"])
-def test_what_changes_a_compilation_takes_another_kernel(change):
-    """A call of another kind between two of one kind, whose kernels are kept."""
-    token, tokens = rc.Spec(rc.Weight.token(upper=2.0)), 64
-    train, rollout, mask = torch.zeros(tokens), torch.zeros(tokens), torch.ones(tokens, dtype=torch.bool)
-    offsets = torch.tensor([0, tokens], dtype=torch.int32)
-    others = {
-        "dtype": (train.bfloat16(), rollout, offsets, token),
-        "alignment": (train, moved(rollout, 1), offsets, token),
-        "strides": (train, torch.zeros(2 * tokens)[::2], offsets, token),
-        "offsets": (train, rollout, offsets.long(), token),
-        "spec": (train, rollout, offsets, rc.Spec(rc.Weight.token(upper=2.0), report=("native", "verl"))),
-    }
-
-    def kernels(train, rollout, offsets, spec):
-        rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
-        return [kernel for kernel, *_ in driver.launched[-2:]]
-
-    with unchecked(), dispatched() as driver:
-        first = kernels(train, rollout, offsets, token)
-        assert kernels(train, rollout, offsets, token) == first
-        compiled = len(driver.compiled)
-        assert kernels(*others[change])[0] is not first[0] and len(driver.compiled) > compiled
-        assert kernels(train, rollout, offsets, token) == first

@@ -173,8 +173,7 @@ def test_k3_of_a_small_step_does_not_cancel(d, device):
     assert [metrics[f"{stat}/max"] for stat in stats] == near(list(stats.values()), torch.float32)
 
 
-@pytest.mark.parametrize("clamp", [20.0, 22.0, 40.0])
-@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0, 40.0])
+@pytest.mark.parametrize(("scale", "clamp"), [(1e-4, 20.0), (1e-2, 22.0), (1.0, 40.0), (40.0, 40.0)])
 def test_divergences_neither_cancel_nor_overflow(scale, clamp, device):
     """Next to D = 0, where log cosh(D / 2) is D^2 / 8, and where every token of a thread lies at the clamp."""
     d = [scale * x for x in (1.0, -1.0, 0.5, -0.25, 0.0, 0.75, -0.5, 1.0)] * 2
