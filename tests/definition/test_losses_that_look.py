@@ -72,29 +72,6 @@ def test_lower_precision(name, dtype):
     check(batch, objective(name), "packed", dtype=dtype)
 
 
-def test_the_cases_reach_what_they_are_for():
-    """Draws leave some of the eligible out, bounds stop at start, on their way and at the end, and scores clamp."""
-    batch = looked_at("clip cov", 5)
-    for name in ("clip cov", "clip cov dual"):
-        tokens = oracle.tokens_of(LOOKING[name], batch)
-        assert 0 < len(oracle.chosen(LOOKING[name], batch)) < len(oracle.eligible(LOOKING[name], tokens))
-        assert any(oracle.clipped(LOOKING[name], q) for q in tokens)
-    places = {}
-    for name in ("bapo", "bapo upper first", "bapo dual", "bapo at once"):
-        surrogate = LOOKING[name]
-        way = list(oracle.walk(surrogate))
-        stops = [oracle.bounds(surrogate, oracle.tokens_of(surrogate, looked_at(name, seed))) for seed in (0, 48)]
-        places[name] = {(way.index(at) > 0) + (way.index(at) == len(way) - 1) for at in stops}
-    assert places["bapo at once"] == {0} and {0, 1, 2} <= set.union(*places.values())
-    scores = {}
-    for name in ("real", "real clamped"):
-        surrogate, sequences = LOOKING[name], looked_at(name, 48)
-        tokens = oracle.tokens_of(surrogate, sequences)
-        found = [oracle.score(surrogate, [q for q in tokens if q.s == i]) for i in {q.s for q in tokens}]
-        scores[name] = sum(abs(x) == surrogate.clamp for x in found)
-    assert scores["real"] == 0 < scores["real clamped"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_to_see(name):
     x = torch.zeros(2, 3, requires_grad=True)

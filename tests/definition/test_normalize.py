@@ -164,16 +164,6 @@ def test_a_dry_run_and_a_call_without_sequences():
         assert out.weights.shape == shape and all(map(math.isfinite, out.metrics().values()))
 
 
-def test_outputs_of_the_caller():
-    spec = rc.Spec(rc.Weight.token(normalize="sequence"), CRITERIA, "both")
-    laid = lay_out(random_sequences(6), "padded_right", torch.float32)
-    wanted = laid.correct(spec)
-    out = rc.Outputs(torch.full_like(laid.train, 7.0), torch.ones_like(laid.mask))
-    found = laid.correct(spec, out=out)
-    assert found.weights is out.weights and torch.equal(found.weights, wanted.weights)
-    assert found.mask is out.mask and torch.equal(found.mask, wanted.mask)
-
-
 # --- the loss, and compiled functions ---
 
 

@@ -1,4 +1,4 @@
-"""Weights and criteria of prefixes by hand, and to the bit against what sequences aggregate.
+"""Weights and criteria of prefixes to the bit against what sequences aggregate.
 
 test_units.py holds them against loops; test_properties.py draws them too: order, chunks, layouts, neighbors, garbage.
 """
@@ -17,33 +17,6 @@ from rollout_corr.backends import operators
 from rollout_corr.specs.encode import encode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-ROLLOUT = [-1.0, -2.0, -0.5, -3.0, -1.0]
-D = [0.25, -0.5, 0.5, 0.125, -0.25]
-
-
-def of(weight=None, *criteria, d=D, mask=None, **settings):
-    rollout = torch.tensor([ROLLOUT[: len(d)]], dtype=torch.float64)
-    spec = rc.Spec(weight, criteria, **settings)
-    return rc.correct(rollout + torch.tensor([d]), rollout, mask=mask, spec=spec)
-
-
-# --- by hand ---
-
-
-def test_first_divergence():
-    """drop="rest" with the running maximum keeps what comes before the first token beyond a bound."""
-    d = [0.0, 0.1, 0.9, 0.0, 0.1]
-    cut = rc.Criterion("abs", "prefix", "max", upper=0.5)
-    assert of(None, cut, d=d).mask.tolist() == [[True, True, False, False, False]]
-    back = {"stat": "ratio", "over": "prefix", "reduce": "sum", "upper": math.exp(0.95)}
-    d = [0.0, 0.1, 0.9, -0.8, 0.1]
-    assert of(None, rc.Criterion(**back), d=d).mask.tolist() == [[True, True, False, True, True]]
-    assert of(None, rc.Criterion(**back, drop="rest"), d=d).mask.tolist() == [[True, True, False, False, False]]
-    assert not of(None, rc.Criterion(**back, drop="sequence"), d=d).keep.item()
-
-
-# --- exact ---
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

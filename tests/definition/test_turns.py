@@ -71,20 +71,6 @@ def test_packing_padding_and_blocks_change_no_bit(dtype):
             assert out.keep_turns.tolist() == wanted[1] == cut.keep_turns.tolist()
 
 
-def test_parts_merge_to_the_whole():
-    batch = random_sequences(3, (5, 9, 7, 4, 12, 3))
-    turns = random_turns(batch, 3)
-    spec = rc.Spec(rc.Weight.product(over="turn"), [rc.Criterion("k3", "turn", "mean", upper=0.1)])
-
-    def run(first, last):
-        laid = lay_out(batch[first:last], "packed")
-        return laid.correct(spec, turns=offsets_of(laid, turns[first:last]))
-
-    parts, whole = [run(0, 2), run(2, 5), run(5, 6)], run(0, 6)
-    assert torch.cat([part.keep_turns for part in parts]).equal(whole.keep_turns)
-    assert rc.Statistics.sum([part.statistics for part in parts]).metrics() == near(whole.metrics())
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ids_and_runs_are_the_offsets_that_they_stand_for(layout):
     spec = rc.Spec(rc.Weight.product(over="turn"), [rc.Criterion("k3", "turn", "mean", upper=0.05)])
