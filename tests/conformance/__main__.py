@@ -23,10 +23,8 @@ def main(given: list[str] | None = None) -> int:
     if arguments.list:
         page.write()
         return 0
-    if arguments.write and (arguments.seed or arguments.only):
-        parser.error(
-            "--write: expected all rows from the first seed 0, so that whoever reads the page can have its numbers"
-        )
+    if arguments.write and (arguments.seed or arguments.only or arguments.record):
+        parser.error("--write: expected all rows, from the first seed 0")
     known = campaign.frameworks()
     unknown = sorted(set(arguments.frameworks) - set(known))
     if unknown:
@@ -45,8 +43,8 @@ def main(given: list[str] | None = None) -> int:
     absent = sorted(set(names) - {source.framework for source, _ in found})
     if absent:
         print(f"not found here: {', '.join(absent)} (install them, or name a folder of checkouts by PEERS=)")
-    if arguments.write:
-        page.write(found)
+    if arguments.write or arguments.record:
+        page.write(found if arguments.write else ())
     undeclared = sum(len(tally.undeclared) for _, tally in found)
     print(f"{len(found)} rows, {sum(tally.cases for _, tally in found)} cases, {undeclared} undeclared differences")
     return 1 if undeclared or not found else 0

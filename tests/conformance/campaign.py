@@ -1,4 +1,4 @@
-"""Run the rows of frameworks: on random batches, to record their results, or beside what was recorded."""
+"""Run the rows of frameworks: on random batches, to record their results, or next to what was recorded."""
 
 from __future__ import annotations
 
@@ -74,6 +74,8 @@ def _framework(task: Task) -> list[Compared]:
     torch.set_num_threads(1)
     logging.getLogger("rollout_corr").setLevel(logging.ERROR)
     sources = sources_of(task.framework)
+    if task.record and not sources:
+        return []
     if task.record:
         recording.record(task.framework, [(source, rows_of(source)) for source in sources])
         return replayed(task.framework)

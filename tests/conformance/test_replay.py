@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import rollout_corr as rc
-from conformance import campaign, recording
+from conformance import campaign, page, recording
 from conformance.rows import BACKEND
 from conformance.sources import RECORDED, Source
 from rollout_corr.frameworks.shared import lookup
@@ -38,6 +38,10 @@ def test_differences_are_declared_on_a_page(framework):
     for recorded in recording.load(framework):
         for row in campaign.rows_of(recorded.source):
             assert [known.name for known in row.declared if not known.is_documented()] == [], row.key
+
+
+def test_the_page_lists_what_is_recorded():
+    assert page.standing() in page.PAGE.read_text(encoding="utf-8"), "write it again: make conformance ARGS=--list"
 
 
 @pytest.mark.usefixtures("quick_interpreter")

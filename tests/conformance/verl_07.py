@@ -1,4 +1,4 @@
-"""verl 0.7.0: its correction, called as it is, beside the reader of its configuration."""
+"""verl 0.7.0: its correction, called as it is, next to the reader of its configuration."""
 
 from __future__ import annotations
 

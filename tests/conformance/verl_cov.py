@@ -1,4 +1,4 @@
-"""verl's clip_cov and kl_cov beside `rc.ClipCov` and `rc.KLCov`.
+"""verl's clip_cov and kl_cov next to `rc.ClipCov` and `rc.KLCov`.
 
 clip_cov draws by `torch.randperm`, which no other library repeats. Here its draw is replaced by the order in which this
 package draws, so the rest can be compared: which tokens may be drawn, how many are, and the loss with its gradient.

@@ -1,4 +1,4 @@
-"""Liger Kernel: the torch function that its fused GRPO loss evaluates, beside the recipes of TRL, for which it is."""
+"""Liger Kernel: the torch function that its fused GRPO loss evaluates, next to the recipes of TRL, whose loss it is."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def _configuration(trainer: Trainer, loss_type: str, name: str, settings: Settin
 
 
 def _functions(trainer: Trainer, more: dict[str, Any]) -> Iterator[Row]:
-    """Call the drop-in's functions beside TRL's with the same arguments; what stands behind the mask counts too."""
+    """Call the drop-in's functions next to TRL's with the same arguments; what stands behind the mask counts too."""
 
     def ratio(given: Batch, drawn: dict[str, Any]) -> Result:
         return {"ratio": dropin.importance_sampling_ratio(given.old, given.rollout, given.mask, **drawn)}
