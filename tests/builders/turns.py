@@ -92,8 +92,8 @@ def specs_over(over):
 
 def loss_of(laid, backend, spec=None, **given):
     """A loss of random new log-probs, and its gradient."""
-    new = laid.train + 0.2 * torch.randn(laid.train.shape, generator=torch.Generator().manual_seed(0))
-    new = new.detach().requires_grad_()
+    step = 0.2 * torch.randn(laid.train.shape, generator=torch.Generator().manual_seed(0))
+    new = (laid.train + step.to(laid.train.device)).detach().requires_grad_()
     arguments = {"old_logp": laid.train, "rollout_logp": laid.rollout, "cu_seqlens": laid.cu_seqlens, "mask": laid.mask}
     found = rc.policy_loss(new, laid.advantages, **bundled_loss(spec=spec, backend=backend, **arguments | given))
     found.value.backward()

@@ -25,10 +25,11 @@ def column(offsets: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("turns", [False, True])
 def test_corrections(turns, device):
     batch = random_sequences(0, (50, 1, 70, 0, 400))
-    laid = lay_out(batch, "packed_gaps", torch.float32).to(device)
+    laid = lay_out(batch, "packed_gaps", torch.float32)
     given = {"turns": column(offsets_of(laid, random_turns(batch, 0)))} if turns else {}
     with unchecked():
         reference = laid.correct(SPEC, **given)
+        laid = laid.to(device)
         laid.cu_seqlens = column(laid.cu_seqlens)
         out = laid.correct(SPEC, backend="triton", **given)
     assert_like_reference(out, reference)

@@ -173,11 +173,14 @@ def test_wrong_offsets_stay_within_the_batch(offsets, device):
 def test_the_operator_runs_them(device):
     """The operator that a compiler calls with tensors of a GPU gives what the reference gives."""
     batch, spec = random_sequences(2, (5, 1, 7, 0, 4, 12)), specs_over("turn")[1]
-    laid = lay_out(batch, "packed", torch.float32).to(device)
-    offsets = offsets_of(laid, random_turns(batch, 2)).to(device)
-    given = laid.train, laid.rollout, laid.mask, laid.cu_seqlens, laid.advantages, False, [], None, None, False, offsets
-    operands = operators.CorrectOperands(*given)
-    found, wanted = operators._kernels(operands, spec), operators._reference(operands, spec)
+    on_host = lay_out(batch, "packed", torch.float32)
+    offsets, results = offsets_of(on_host, random_turns(batch, 2)), []
+    for run, where in ((operators._kernels, device), (operators._reference, "cpu")):
+        laid = on_host.to(where)
+        given = laid.train, laid.rollout, laid.mask, laid.cu_seqlens.to(where), laid.advantages
+        operands = operators.CorrectOperands(*given, False, [], None, None, False, offsets.to(where))
+        results.append([x.cpu() for x in run(operands, spec)])
+    found, wanted = (operators.CorrectOutputs(*x) for x in results)
     assert found.keep_turns.equal(wanted.keep_turns) and found.keep.equal(wanted.keep)
     assert found.mask.equal(wanted.mask) and all_near(found.weights, wanted.weights, torch.float32, size=0.0)
     assert all_near(found.statistics, wanted.statistics, torch.float32)
@@ -222,9 +225,9 @@ def test_gspo_over_turns(mean, device):
     given = {"surrogate": rc.GSPO(0.05, 0.1, through=through, over="turn"), "turns": offsets}
     given["mean"] = mean if mean.of == "sum" else replace(mean, over=COUNTED[number % 2])
     with shaped(SHAPES[number % 3]), watched(seed=number):
-        found, slope = loss_of(laid, "triton", **given)
+        found, slope = loss_of(laid.to(device), "triton", **given | {"turns": offsets.to(device)})
     wanted, wanted_slope = loss_of(laid, "torch", **given)
-    assert_near(found.value, wanted.value, torch.float32)
-    assert_near(slope, wanted_slope, torch.float32)
+    assert_near(found.value.cpu(), wanted.value, torch.float32)
+    assert_near(slope.cpu(), wanted_slope, torch.float32)
     one, other = found.metrics(), wanted.metrics()
     assert {key: (one[key], x) for key, x in other.items() if not is_near(one[key], x, torch.float32)} == {}
