@@ -159,13 +159,7 @@ def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
     found, slope = loss_of(laid, SURROGATES[name], ref=True)
     rows = [
         loss_oracle.Sequence(
-            q.train,
-            q.mask,
-            a,
-            rollout=q.rollout,
-            ref=[x - 0.2 for x in q.rollout],
-            mass=q.mass,
-            renormalized=side,
+            q.train, q.mask, a, rollout=q.rollout, ref=[x - 0.2 for x in q.rollout], mass=q.mass, renormalized=side
         )
         for q, a in zip(sequences, ADVANTAGES.tolist(), strict=True)
     ]

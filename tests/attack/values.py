@@ -43,8 +43,7 @@ def loss(rng: random.Random) -> Outcome:
     sequences = loss_cases.random_batch(rng.random(), lengths, advantages=per_token_or_sequence(rng, lengths))
     sequences = loss_cases.only(sequences, "old", *(["weights", "train_mask"] if rng.random() < 0.5 else []))
     objective = loss_cases.objective(
-        name,
-        mean=rc.Mean(rng.choice(("token", "sequence", "sequence_sum")), over=rng.choice(loss_cases.COUNTED)),
+        name, mean=rc.Mean(rng.choice(("token", "sequence", "sequence_sum")), over=rng.choice(loss_cases.COUNTED))
     )
     if objective.surrogate.of is None:
         objective = replace(objective, surrogate=replace(objective.surrogate, of="new/old"))

@@ -63,10 +63,7 @@ def test_sequences_after_tokens(sums_over, drop, way):
     """With sums_over="kept" the sequences' values, and so their bound, depend on the tokens' bound."""
     token, unit = {"upper": rc.Quantile(0.7)}, {"upper": rc.Bottom(3)}
     spec = rc.Spec(
-        criteria=(
-            rc.Criterion("abs", over="sequence", reduce="sum", drop=drop, **unit),
-            rc.Criterion("abs", **token),
-        ),
+        criteria=(rc.Criterion("abs", over="sequence", reduce="sum", drop=drop, **unit), rc.Criterion("abs", **token)),
         sums_over=sums_over,
     )
     for seed in range(6):

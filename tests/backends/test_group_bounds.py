@@ -110,8 +110,7 @@ def test_turns_and_metrics(way):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(width=32), st.integers(0, 4), st.booleans()), max_size=40),
-    st.sampled_from(COUNTING),
+    st.lists(st.tuples(st.floats(width=32), st.integers(0, 4), st.booleans()), max_size=40), st.sampled_from(COUNTING)
 )
 def test_every_group_has_the_bound_of_its_own_values(drawn, which):
     rule, side = which

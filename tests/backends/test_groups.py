@@ -8,15 +8,7 @@ import pytest
 
 from attack.ranks import AWAY, BOUND, PLANTED, STEPS, TIMEOUT, WRONG_MASK, differing, merging, misses, names, step
 from builders.forked_ranks import starter
-from builders.rank_calls import (
-    OTHER_LOSSES,
-    both_groups,
-    collectives_of,
-    data_parallel,
-    elsewhere,
-    groups_gone,
-    losing,
-)
+from builders.rank_calls import OTHER_LOSSES, both_groups, collectives_of, data_parallel, elsewhere, groups_gone, losing
 from rollout_corr.metrics.collectives import difference
 
 

@@ -72,13 +72,7 @@ def test_what_a_rank_adds_is_of_its_tokens_or_of_whole_sequences():
 NARROW = ((0, Shape(tile=16, lanes=2, sequences=2, chunk=2, parts=1)),)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "survivors",
-        "poisoned",
-    ],
-)
+@pytest.mark.parametrize("name", ["survivors", "poisoned"])
 def test_the_kernels_split_too(name, device, monkeypatch):
     for case, batch, spec, way, layout, dtype in cases():
         if case.startswith(f"{name}, ") and way == "zigzag":

@@ -224,12 +224,7 @@ CASES = (
     case("one token in a thousand 2 nats too low", None, mixes.off_tokens, -2.0, share=1e-3, like="outliers"),
     case("healthy, 300 sequences", None, plain_model, sequences=300, median=60, like="outliers"),
     case("healthy, very short sequences", None, plain_model, sequences=300, median=17, like="outliers"),
-    case(
-        "very unlike sequences",
-        None,
-        unlike_sequences,
-        like="outliers",
-    ),
+    case("very unlike sequences", None, unlike_sequences, like="outliers"),
     case("rollout divided by its length", "scale", mixes.scaled, lambda x, n: x / n, "rollout_logp"),
     case("trainer divided by its length", "scale", mixes.scaled, lambda x, n: x / n, "train_logp"),
     case("the engine's logarithms to base 2", "scale", mixes.scaled, lambda x, n: x / math.log(2.0), "rollout_logp"),

@@ -144,11 +144,7 @@ def statistics(columns, spec=None):
     """Run `correct` on the whole batch and return its statistics."""
     train, rollout, mask = (columns[name] for name in NAMES[:3])
     return rc.correct(
-        train,
-        rollout,
-        mask=mask,
-        cu_seqlens=columns["cu_seqlens"],
-        spec=spec or rc.Spec(detail="full"),
+        train, rollout, mask=mask, cu_seqlens=columns["cu_seqlens"], spec=spec or rc.Spec(detail="full")
     ).statistics
 
 

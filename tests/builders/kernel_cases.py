@@ -19,16 +19,7 @@ import torch
 import rollout_corr as rc
 from aot.variants import VARIANTS
 from builders.accesses import observed
-from builders.batches import (
-    compare_all,
-    cut,
-    lay_out,
-    moved,
-    random_sequences,
-    rounded,
-    spoil,
-    wild,
-)
+from builders.batches import compare_all, cut, lay_out, moved, random_sequences, rounded, spoil, wild
 from builders.rounding import FORMULA, assert_near, is_near
 from builders.same_bits import is_count
 from oracles import correction as oracle

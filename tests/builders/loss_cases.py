@@ -82,11 +82,7 @@ OF_BATCH = {
     "bapo at once": rc.BAPO(1e-9),
 }
 # Those that compare the sequences of a group.
-OF_GROUPS = {
-    "real": rc.REAL(),
-    "real cold": rc.REAL(0.05, coef=2.0),
-    "real clamped": rc.REAL(clamp=0.05),
-}
+OF_GROUPS = {"real": rc.REAL(), "real cold": rc.REAL(0.05, coef=2.0), "real clamped": rc.REAL(clamp=0.05)}
 # Those with bounds scaled by entropy.
 OF_ENTROPY = {
     "entropy clip": rc.EntropyClip(),

@@ -120,13 +120,7 @@ EXPECTED = {
         Weight.token(upper=2, token_clamp=10),
         (
             Criterion(
-                "ratio_deviation",
-                over="sequence",
-                reduce="mean",
-                upper=2,
-                when="outward",
-                drop="token",
-                token_clamp=10,
+                "ratio_deviation", over="sequence", reduce="mean", upper=2, when="outward", drop="token", token_clamp=10
             ),
         ),
         "zero",

@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 import rollout_corr as rc
 from builders.weights import KINDS, weight_of
 from oracles.correction import Sequence
-from rollout_corr.specs.choices import (
-    DROP,
-    OUTSIDE,
-    PREFIX_REDUCTIONS,
-    REDUCTIONS,
-    REJECTED,
-    STATS,
-    SUMS_OVER,
-    WHEN,
-)
+from rollout_corr.specs.choices import DROP, OUTSIDE, PREFIX_REDUCTIONS, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 from rollout_corr.specs.statistics import STATISTICS
 
 ADVANTAGES = st.sampled_from((-2.0, -0.25, 0.0, 0.25, 1.0, 1.0))

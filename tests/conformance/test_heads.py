@@ -16,14 +16,7 @@ from conformance import campaign, verl_07
 
 pytestmark = pytest.mark.peers
 
-SWITCHES = {
-    "areal": [{}],
-    "openrlhf": [{}],
-    "skyrl": [{}],
-    "trl": [{}],
-    "verl": [{}, {"losses": True}],
-    "xtuner": [{}],
-}
+SWITCHES = {"areal": [{}], "openrlhf": [{}], "skyrl": [{}], "trl": [{}], "verl": [{}, {"losses": True}], "xtuner": [{}]}
 SOURCES = [source for framework in SWITCHES for source in campaign.sources_of(framework)]
 NAMES = [f"{source.framework}-{source.version}" for source in SOURCES]
 

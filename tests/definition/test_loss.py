@@ -12,17 +12,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS
 from builders.calls import bundled_loss
-from builders.loss_cases import (
-    COUNTED,
-    MEANS,
-    SURROGATES,
-    LaidLoss,
-    check,
-    compare,
-    objective,
-    only,
-    random_batch,
-)
+from builders.loss_cases import COUNTED, MEANS, SURROGATES, LaidLoss, check, compare, objective, only, random_batch
 from builders.rounding import FORMULA, OF_QUOTIENT, assert_near, near
 from oracles import correction as oracle
 from rollout_corr.specs.terms import KL_KINDS, KL_WEIGHTS, SCOPES

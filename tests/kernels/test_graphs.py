@@ -52,10 +52,7 @@ def test_launches_alone_are_a_replay(quick_interpreter, monkeypatch):
         return found.weights, found.mask, found.keep, torch.autograd.grad(out.value, new, upstream)[0], found, out
 
     held = batch(0, [7, 31])
-    with (
-        shaped(WIDE),
-        mock.patch.object(launches.Launch, "run", lambda launch: (recorded.append(launch), run(launch))),
-    ):
+    with shaped(WIDE), mock.patch.object(launches.Launch, "run", lambda launch: (recorded.append(launch), run(launch))):
         outputs = step(*held)
     assert len(recorded) == 2 + 2 + 1
     for place, x in zip(held, batch(1, [0, 59]), strict=True):

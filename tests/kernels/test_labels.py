@@ -9,17 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, moved, random_sequences, spoil
-from builders.kernel_cases import (
-    INTERPRETED,
-    MIDDLE,
-    NARROW,
-    WIDE,
-    between_fences,
-    bits,
-    flat,
-    shaped,
-    watched,
-)
+from builders.kernel_cases import INTERPRETED, MIDDLE, NARROW, WIDE, between_fences, bits, flat, shaped, watched
 from builders.labels import assert_same_labels
 from builders.turns import offsets_of, random_turns
 from rollout_corr.metrics.schema import layout as columns

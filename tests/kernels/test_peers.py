@@ -135,8 +135,7 @@ def test_all_schemes_at_once(name: str, nonfinite: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("dtype", "level"),
-    one_in(2, itertools.product([torch.float32, torch.float64], ["token", "product", "geometric"])),
+    ("dtype", "level"), one_in(2, itertools.product([torch.float32, torch.float64], ["token", "product", "geometric"]))
 )
 def test_far_apart(level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the clamp, beyond what sums of D hold, where e^D overflows in float32, and at a bound of 1."""

@@ -137,8 +137,7 @@ def test_values_that_are_no_log_probs_are_named_alone():
     """How far they are apart would send the reader after the wrong cause."""
     for name in ("negative log-likelihoods", "probabilities", "rollout is 0", "rollout is -1", "identical"):
         assert not re.search(
-            "kl_rollout_train_k3|chi2|logratio_abs_max|ratio_mean",
-            " ".join(rc.correct(**garbage(name)).warnings()),
+            "kl_rollout_train_k3|chi2|logratio_abs_max|ratio_mean", " ".join(rc.correct(**garbage(name)).warnings())
         )
 
 

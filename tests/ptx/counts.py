@@ -16,12 +16,7 @@ import torch
 
 from aot.loss_variants import LOSS_VARIANTS
 from aot.variant import LossVariant, Variant
-from aot.variants import (
-    OF_NEW_VARIANTS,
-    SPLIT_VARIANTS,
-    TURN_VARIANTS,
-    VARIANTS,
-)
+from aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.kernels.launches import Launch

@@ -177,7 +177,7 @@ def hunt_edits(names: Sequence[str], only: str = "", seed: int = 0) -> list[tupl
 # What changes nothing when it is taken out or made garbage, and why it stands there all the same.
 SPARE = {
     "tl.debug_barrier()": "for an atomic that releases Triton 3.7 and 3.9 have a barrier of their own; their language "
-    "promises none",
+    "promises none"
 }
 
 

@@ -15,16 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rollout_corr.specs.choices import (
-    DROP,
-    POLICIES,
-    PREFIX_REDUCTIONS,
-    REDUCTIONS,
-    REPORTS,
-    STATS,
-    STRETCHES,
-    WHEN,
-)
+from rollout_corr.specs.choices import DROP, POLICIES, PREFIX_REDUCTIONS, REDUCTIONS, REPORTS, STATS, STRETCHES, WHEN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 RICH = Spec(

@@ -76,12 +76,7 @@ SMALL = Declared(
         (torch.stack([given.old, given.rollout])[:, given.mask].double() < torch.tensor(1e-8).log()).any()
     ),
 )
-BINARY_BF16 = Declared(
-    "divergence in bf16",
-    "presets.md",
-    "AReaL computes the binary KL in bf16",
-    among("bf16"),
-)
+BINARY_BF16 = Declared("divergence in bf16", "presets.md", "AReaL computes the binary KL in bf16", among("bf16"))
 TIES = Declared(
     "tokens of equal D^2",
     "presets.md",

@@ -16,19 +16,7 @@ from torch.nn.functional import pad
 
 import rollout_corr as rc
 from conformance.batches import FINITE, KINDS, Batch
-from conformance.rows import (
-    BF16,
-    NONFINITE,
-    Declared,
-    Result,
-    Row,
-    beyond,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-)
+from conformance.rows import BF16, NONFINITE, Declared, Result, Row, beyond, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "nemo_rl", "nemo-rl"
@@ -61,12 +49,7 @@ FAR = Declared(
 )
 
 
-CLAMPED = Declared(
-    "D beyond the clamp",
-    "metrics.md",
-    "mean e^D - 1 - D, D clamped",
-    beyond(20.0, "old", "rollout"),
-)
+CLAMPED = Declared("D beyond the clamp", "metrics.md", "mean e^D - 1 - D, D clamped", beyond(20.0, "old", "rollout"))
 
 
 def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
@@ -176,11 +159,7 @@ def rows(source: Source) -> Iterator[Row]:
     far = more | {"declared": (NO_NUMBER, FAR, BF16, LARGE_KL)}
     yield preset("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(weights, **sequences), **far)
     yield recipe(
-        "nemo.gspo_is",
-        f"{LOSS}: ClippedPGLossFn, sequence level",
-        partial(loss, **sequences),
-        penalties,
-        **far,
+        "nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(loss, **sequences), penalties, **far
     )
     for name in ("ppo", "grpo"):
         yield recipe(

@@ -70,10 +70,7 @@ FAR = Declared(
     beyond(20.0, "old", "rollout"),
 )
 NOTHING = Declared(
-    "no token: NaN there",
-    "integrations.md",
-    "a batch without a token is a loss of NaN",
-    among("all_masked"),
+    "no token: NaN there", "integrations.md", "a batch without a token is a loss of NaN", among("all_masked")
 )
 
 
@@ -170,13 +167,7 @@ def rows(source: Source) -> Iterator[Row]:
         yield recipe(f"openrlhf.{name}", theirs, partial(thresholded, loss, fixed), drawn, **known)
     for name in ("ppo", "grpo"):
         yield recipe(f"openrlhf.{name}", f"{LOSS}: PolicyLoss", loss, of_plain, **more)
-    yield recipe(
-        "openrlhf.gspo",
-        f"{LOSS}: PolicyLoss, gspo",
-        partial(loss, policy_loss_type="gspo"),
-        clips,
-        **more,
-    )
+    yield recipe("openrlhf.gspo", f"{LOSS}: PolicyLoss, gspo", partial(loss, policy_loss_type="gspo"), clips, **more)
     # Its metrics stay OpenRLHF's.
     replacement = dropin.replaced(lambda *args, **kwargs: (None,))
 

@@ -120,13 +120,7 @@ def rows(source: Source) -> Iterator[Row]:
         DPPO,
         **more,
     )
-    yield recipe(
-        "prime_rl.ipo",
-        f"{LOSS}: compute_loss, ipo_loss_fn",
-        ipo,
-        IPO,
-        **more,
-    )
+    yield recipe("prime_rl.ipo", f"{LOSS}: compute_loss, ipo_loss_fn", ipo, IPO, **more)
     sides = of_loss(our_weighted), of_loss(lambda given, **drawn: ipo(given, of_tokens=of_tokens(given), **drawn))
     yield Row("recipe", "prime_rl.ipo, rl_weights", f"{LOSS}: compute_loss, rl_weights", *sides, IPO, **more)
     sides = of_loss(our_ref_kl), of_loss(lambda given: loss(given, IPOLossConfig(), "ref_kl"))

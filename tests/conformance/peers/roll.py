@@ -12,19 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import (
-    CLAMP,
-    PROPAGATES,
-    Declared,
-    Result,
-    Row,
-    beyond,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-)
+from conformance.rows import CLAMP, PROPAGATES, Declared, Result, Row, beyond, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "roll", "roll"

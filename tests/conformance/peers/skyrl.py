@@ -145,11 +145,7 @@ PRESETS: dict[str, ConformanceSettings] = {
     "product_mask": draw(low=(0.5, 0.9), high=(1.3, 2.0)),
     "token_mask": draw(low=(0.5, 0.9), high=(1.05, 2.0)),
     "outlier_mask": draw(low=(1e-4, 0.7), high=(1.4, 100.0)),
-    "tldr": draw(
-        geo_mask_low=(0.99, 0.7),
-        geo_mask_high=(1.01, 1.2),
-        token_tis_ratio_clip_high=(1.05, 2.0),
-    ),
+    "tldr": draw(geo_mask_low=(0.99, 0.7), geo_mask_high=(1.01, 1.2), token_tis_ratio_clip_high=(1.05, 2.0)),
 }
 # The settings of SkyRL that a preset's arguments are.
 MEANS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -166,10 +162,7 @@ MEANS: dict[str, Callable[..., dict[str, Any]]] = {
         "product_mask_high": high,
     },
     "token_mask": lambda low, high: {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high},
-    "outlier_mask": lambda low, high: {
-        "outlier_token_is_threshold_low": low,
-        "outlier_token_is_threshold_high": high,
-    },
+    "outlier_mask": lambda low, high: {"outlier_token_is_threshold_low": low, "outlier_token_is_threshold_high": high},
     "tldr": lambda **given: {
         **given,
         "tis_ratio_type": "token",

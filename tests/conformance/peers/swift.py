@@ -33,11 +33,7 @@ DISTRIBUTION, PACKAGE, CHECKOUT = "ms-swift", "swift", "ms-swift"
 
 TRAINER = "swift/rlhf_trainers/grpo_trainer.py"
 COMPUTE = "GRPOTrainer._compute_loss_and_metrics"
-METHODS = (
-    "_apply_rollout_importance_sampling",
-    "_compute_sequence_level_ratios",
-    "_compute_off_policy_sequence_mask",
-)
+METHODS = ("_apply_rollout_importance_sampling", "_compute_sequence_level_ratios", "_compute_off_policy_sequence_mask")
 FIPO = "_compute_fipo_influence"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
