@@ -288,6 +288,8 @@ def test_nonfinite_policies(nonfinite, device):
 def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(name, device):
     """A clipped token has the gradient 0, which times infinity is NaN."""
     laid, *_ = with_entropy(11, "packed", (5, 1, 7, 0, 4, 6), torch.float32, names=("old", "scale"))
+    laid.laid = laid.laid.to(device)
+    laid.new = laid.leaf(laid.laid.train)
     laid.arguments = {key: None if x is None else x.to(device) for key, x in laid.arguments.items()}
     scale = laid.arguments["scale"]
     scale[::3], scale[1::5], scale[2::7] = INF, -INF, NAN
