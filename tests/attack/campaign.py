@@ -8,22 +8,20 @@ so that one that crashes or never ends is counted as wrong under its seed, and t
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from attack.worker import Lost, Worker
 
 FOLDER = Path(__file__).resolve().parent
 Verdict = Literal["right", "refused", "wrong"]
-
-# Seconds that a process stays with one area while others wait. A change of area costs an import of torch.
-TURN = 30.0
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,6 @@ class Outcome:
 
     verdict: Verdict
     detail: str = ""
-
-    def __post_init__(self):
-        if self.verdict not in get_args(Verdict):
-            raise ValueError(f"verdict: expected one of {get_args(Verdict)}, got {self.verdict!r}")
 
 
 @dataclass(frozen=True)
@@ -112,91 +106,6 @@ def load(name: str) -> Area:
     return area
 
 
-class _Campaign:
-    """The seeds still to try, and the findings. Each process has a thread here that gives it seeds."""
-
-    def __init__(self, asked: Iterable[tuple[Area, range]], workers: int, seconds: float | None, each: Each):
-        self.figures = [Figures(area, seeds) for area, seeds in asked]
-        self.left = {one.area.name: iter(one.seeds) for one in self.figures}
-        self.busy = dict.fromkeys(self.left, 0)
-        self.ends = float("inf") if seconds is None else time.monotonic() + seconds
-        # In a short campaign every area has its turn too.
-        self.turn_seconds = min(TURN, (seconds or float("inf")) * workers / (2 * max(len(self.figures), 1)))
-        self.each = each
-        self.workers: set[Worker] = set()
-        self.lock = threading.Lock()
-
-    def stop(self) -> None:
-        """End every process, whatever it does."""
-        self.ends = 0.0
-        with self.lock:
-            for worker in self.workers:
-                worker.end()
-
-    def over(self) -> bool:
-        return time.monotonic() >= self.ends
-
-    def neediest(self) -> Figures | None:
-        """Find the area with the fewest processes and the least time; None: nothing is left to do."""
-        waiting = [one for one in self.figures if one.area.name in self.left]
-        if self.over() or not waiting:
-            return None
-        return min(waiting, key=lambda one: (self.busy[one.area.name], one.seconds))
-
-    def work(self) -> None:
-        """Try seeds of one area after another, each area in a process of its own."""
-        while True:
-            with self.lock:
-                one = self.neediest()
-                if one is None:
-                    return
-                self.busy[one.area.name] += 1
-            try:
-                self.turn(one)
-            finally:
-                with self.lock:
-                    self.busy[one.area.name] -= 1
-
-    def turn(self, one: Figures) -> None:
-        """Try seeds of an area until they or the turn are over."""
-        name, worker, ends = one.area.name, None, time.monotonic() + self.turn_seconds
-        try:
-            while not self.over():
-                with self.lock:
-                    seed = next(self.left.get(name, iter(())), None)
-                    if seed is None:
-                        self.left.pop(name, None)
-                        return
-                if worker is None:
-                    worker = self.started()
-                begun = time.monotonic()
-                try:
-                    outcome = outcome_of(worker.call(one.area.attempt, seed, one.area.limit))
-                except Lost as error:
-                    outcome = Outcome("wrong", str(error))
-                    self.ended(worker)
-                    worker = None
-                with self.lock:
-                    one.count(seed, outcome, time.monotonic() - begun)
-                    self.each(one.area, seed, outcome)
-                    if time.monotonic() > ends and len(self.left) > len(self.workers):
-                        return
-        finally:
-            if worker is not None:
-                self.ended(worker)
-
-    def started(self) -> Worker:
-        worker = Worker()
-        with self.lock:
-            self.workers.add(worker)
-        return worker
-
-    def ended(self, worker: Worker) -> None:
-        with self.lock:
-            self.workers.discard(worker)
-        worker.end()
-
-
 def outcome_of(answer: object) -> Outcome:
     """Make an outcome of what a process answered: a text is a traceback."""
     if isinstance(answer, Outcome):
@@ -205,24 +114,56 @@ def outcome_of(answer: object) -> Outcome:
 
 
 def run(
-    asked: Iterable[tuple[Area, range]],
+    asked: Sequence[tuple[Area, range]],
     workers: int = 1,
     seconds: float | None = None,
     each: Each = lambda area, seed, outcome: None,
 ) -> list[Figures]:
-    """Try the seeds of the areas in `workers` processes, which the areas share evenly.
+    """Try the seeds of one area after another.
 
     Args:
         asked: Areas, and the seeds of each.
         workers: Processes at a time.
-        seconds: No attempt starts after so many; those under way end by their area's limit. None: try all seeds.
+        seconds: No attempt starts after so many, of which each area gets an even share of what is left; those under way
+            end by their area's limit. None: try all seeds.
         each: Called with every outcome, as it comes.
     """
-    campaign = _Campaign(asked, workers, seconds, each)
+    ends, found = math.inf if seconds is None else time.monotonic() + seconds, []
+    for place, (area, seeds) in enumerate(asked):
+        now = time.monotonic()
+        found.append(_tried(Figures(area, seeds), workers, now + (ends - now) / (len(asked) - place), each))
+    return found
+
+
+def _tried(found: Figures, workers: int, ends: float, each: Each) -> Figures:
+    """Try seeds of an area in order until the time is up; a process that is lost is replaced."""
+    area, left, lock, stop = found.area, iter(found.seeds), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        worker: Worker | None = None
+        try:
+            while time.monotonic() < ends and not stop.is_set():
+                with lock:
+                    seed = next(left, None)
+                if seed is None:
+                    return
+                worker = worker or Worker()
+                begun = time.monotonic()
+                try:
+                    outcome = outcome_of(worker.call(area.attempt, seed, area.limit))
+                except Lost as error:
+                    outcome, worker = Outcome("wrong", str(error)), None
+                with lock:
+                    found.count(seed, outcome, time.monotonic() - begun)
+                    each(area, seed, outcome)
+        finally:
+            if worker is not None:
+                worker.end()
+
     with ThreadPoolExecutor(workers) as threads:
         try:
-            for done in [threads.submit(campaign.work) for _ in range(workers)]:
+            for done in [threads.submit(work) for _ in range(workers)]:
                 done.result()
         finally:
-            campaign.stop()
-    return campaign.figures
+            stop.set()
+    return found

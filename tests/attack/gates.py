@@ -32,25 +32,8 @@ OPERATORS = {
 }
 NUMBERS = ("0", "1", "-2.5", ".01", "+3.", "1e-300", "1E308", "-0", "2.5e+3", "00012")
 # What damage puts in.
-PIECES = (
-    *OPERATORS,
-    *NUMBERS,
-    *VALUES,
-    "and",
-    "or",
-    "not",
-    "(",
-    ")",
-    "=",
-    "True",
-    "nan",
-    "kl",
-    "'",
-    "\\",
-    "#",
-    ",",
-    " ",
-)
+PIECES = (*OPERATORS, *NUMBERS, *VALUES)
+PIECES += ("and", "or", "not", "(", ")", "=", "True", "nan", "kl", "'", "\\", "#", ",", " ")
 PIECES += ("\n", "\x00", "\ud800", "\u202e", "\x1b[2J", "\u0661", "\ufb01", "1e400", "__import__('os')", "lambda: 1")
 PIECES += ("not " * 3000, "(" * 3000)
 
@@ -61,19 +44,7 @@ TOKEN = re.compile(
 # More than a person writes.
 DEEPEST, LONGEST = 100, 2000
 
-
-CONDITIONS = (
-    ast.Expression,
-    ast.BoolOp,
-    ast.And,
-    ast.Or,
-    ast.UnaryOp,
-    ast.Not,
-    ast.Compare,
-    ast.cmpop,
-    ast.Name,
-    ast.Load,
-)
+CONDITIONS = (ast.Expression, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.Compare, ast.cmpop, ast.Name, ast.Load)
 
 
 def judged(text: str) -> bool | None:
