@@ -21,8 +21,9 @@ from ...api.policy_loss import policy_loss
 from ...backends.given import Factors
 from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
-from ...specs.surrogates import GSPO, PPO, SAPO
+from ...specs.surrogates import SAPO
 from ...specs.terms import Mean
+from .config import SURROGATES
 from .dropin import compute_off_policy_correction
 
 ValueAndMetrics = tuple[Tensor, dict[str, float]]
@@ -58,19 +59,16 @@ def _corrected(name: str, what: str, surrogate: Callable[[Any], Surrogate]) -> C
     return loss
 
 
-regular = _corrected(
-    "regular", "PPO's clipped loss, corrected.", lambda config: PPO(config.eps_clip_low, config.eps_clip_high)
-)
+def _as_configured(kind: str) -> Callable[[Any], Surrogate]:
+    made = SURROGATES[kind]
+    return lambda config: made.taken_from({name: getattr(config, name) for name in made.settings})
+
+
+regular = _corrected("regular", "PPO's clipped loss, corrected.", _as_configured("regular"))
 dual_clip = _corrected(
-    "dual_clip",
-    "PPO's loss with the dual clip at `clip_ratio_c`, corrected.",
-    lambda config: PPO(config.eps_clip_low, config.eps_clip_high, dual=config.clip_ratio_c),
+    "dual_clip", "PPO's loss with the dual clip at `clip_ratio_c`, corrected.", _as_configured("dual_clip")
 )
-gspo = _corrected(
-    "gspo",
-    "GSPO with its gradient through each token, corrected.",
-    lambda config: GSPO(config.eps_clip_low, config.eps_clip_high, through="token", clamp=10.0),
-)
+gspo = _corrected("gspo", "GSPO with its gradient through each token, corrected.", _as_configured("gspo"))
 sapo = _corrected("sapo", "SAPO, corrected.", lambda config: SAPO(config.sapo.tau_pos, config.sapo.tau_neg))
 
 LOSSES = {f"rollout_corr_{function.__name__}": function for function in (regular, dual_clip, gspo, sapo)}

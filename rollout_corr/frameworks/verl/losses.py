@@ -19,11 +19,11 @@ from torch import Tensor
 from ...api.policy_loss import PolicyLoss, policy_loss
 from ...backends.given import Batch, Factors
 from ...specs.loss import Loss
-from ...specs.score_losses import Divergence
 from ...specs.surrogate import Surrogate
-from ...specs.surrogates import DPPO, DRO, GPG, GSPO, PPO, SAPO, Score
+from ...specs.surrogates import DRO, GPG, SAPO
 from ...specs.terms import Mean
 from ..shared.dropin import Target
+from .config import SURROGATES
 
 MODULE = "verl.trainer.ppo.core_algos"
 
@@ -39,29 +39,25 @@ MEANS: dict[str, tuple[Mean, str | None]] = {
 ValueAndMetrics = tuple[Tensor, dict[str, float]]
 
 
+def _actor(config: Any, dual: float) -> dict[str, Any]:
+    """The settings of a surrogate, from verl's ActorConfig; `dual` is `clip_ratio_c` where it has none."""
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    return {
+        "clip_ratio_low": config.clip_ratio if low is None else low,
+        "clip_ratio_high": config.clip_ratio if high is None else high,
+        "clip_ratio_c": config.get("clip_ratio_c", dual),
+    }
+
+
 def _vanilla(config: Any) -> Surrogate:
-    low, high = _bounds(config)
-    c = config.get("clip_ratio_c", 3.0)
-    if not c > 1.0:
-        raise ValueError(f"clip_ratio_c: expected a number > 1, got {c!r}")
-    return PPO(low, high, dual=c)
+    given = _actor(config, 3.0)
+    if not given["clip_ratio_c"] > 1.0:
+        raise ValueError(f"clip_ratio_c: expected a number > 1, got {given['clip_ratio_c']!r}")
+    return SURROGATES["vanilla"].taken_from(given)
 
 
-def _dppo(divergence: Divergence) -> Callable[[Any], Surrogate]:
-    def surrogate(config: Any) -> Surrogate:
-        low, high = _bounds(config)
-        return DPPO(divergence, low, high, config.get("clip_ratio_c", 20.0))
-
-    return surrogate
-
-
-def _gspo(config: Any) -> Surrogate:
-    return GSPO(*_bounds(config), through="token", clamp=10.0)
-
-
-def _cispo(config: Any) -> Surrogate:
-    low, high = _bounds(config)
-    return Score(1.0 - low, 1.0 + high)
+def _clipped(mode: str) -> Callable[[Any], Surrogate]:
+    return lambda config: SURROGATES[mode].taken_from(_actor(config, 20.0))
 
 
 class Kind(NamedTuple):
@@ -87,13 +83,13 @@ class Kind(NamedTuple):
 CLIPPED, DUAL, OF_ROWS = ("clip_low_fraction", "clip_high_fraction"), "clip_dual_fraction", "seq-mean-token-mean"
 KINDS = {
     "vanilla": Kind(_vanilla, CLIPPED, DUAL),
-    "dppo_tv": Kind(_dppo("tv"), CLIPPED, DUAL),
-    "dppo_kl": Kind(_dppo("kl"), CLIPPED, DUAL),
-    "gspo": Kind(_gspo, CLIPPED, mode=OF_ROWS),
+    "dppo_tv": Kind(_clipped("dppo_tv"), CLIPPED, DUAL),
+    "dppo_kl": Kind(_clipped("dppo_kl"), CLIPPED, DUAL),
+    "gspo": Kind(_clipped("gspo"), CLIPPED, mode=OF_ROWS),
     "sapo": Kind(lambda config: SAPO(config.tau_pos, config.tau_neg), (), mode=OF_ROWS, forced=True),
     "gpg": Kind(lambda config: GPG(), reports_kl=False),
     "dro": Kind(lambda config: DRO(config.policy_loss.dro_beta)),
-    "cispo": Kind(_cispo, CLIPPED),
+    "cispo": Kind(_clipped("cispo"), CLIPPED),
 }
 
 
@@ -187,12 +183,6 @@ def _needed(config: Any) -> Any:
     if config is None:
         raise ValueError("config: expected verl's ActorConfig, got None")
     return config
-
-
-def _bounds(config: Any) -> tuple[float, float]:
-    config = _needed(config)
-    low, high = config.clip_ratio_low, config.clip_ratio_high
-    return (config.clip_ratio if low is None else low), (config.clip_ratio if high is None else high)
 
 
 def _loss(

@@ -236,12 +236,27 @@ def _pack(
     advantages: Tensor | None,
 ) -> tuple[Tensor | None, Tensor, Metrics, Metrics]:
     """Correct a pack: weights, mask, metrics of the mismatch, metrics of the weights (none without weights)."""
-    specs = _specs(settings, switches.get("nonfinite", "reject"))
-    weights, mask, statistics = _corrected(old, rollout, num_tokens, mask, advantages, *specs)
+    spec, reported = _specs(settings, switches.get("nonfinite", "reject"))
+    require_tensor("rollout_log_prob", rollout, "set return_logprob=True in the SampleParams of the rollout")
+    if old.dim() != 2 or old.shape[0] != 1:
+        raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old.shape]}")
+    offsets = _offsets(num_tokens, old.shape[1])
+    run = partial(correct, old, rollout, mask=mask, cu_seqlens=offsets, advantages=advantages)
+    out = run(spec=spec)
+    DROP_IN.seen(old, rollout, mask, offsets)
+    statistics = out.statistics if spec == reported else run(spec=reported).statistics
     mismatch, importance = _split(_metrics(statistics, switches))
+    weights, kept = out.weights, mask
     if weights is None:
         importance = {}
-    return weights, mask, Metrics(mismatch, statistics, switches), Metrics(importance, statistics, switches)
+    else:
+        dtype = torch.promote_types(old.dtype, rollout.dtype)
+        if spec.weight is not None and spec.weight.kind == "geometric" and not mask.is_floating_point():
+            # There the mean is a quotient by a count, which is no longer of a half precision.
+            dtype = torch.promote_types(dtype, torch.float32)
+        weights = weights.to(torch.promote_types(dtype, mask.dtype))
+        kept = out.mask.to(torch.promote_types(mask.dtype, torch.float32))
+    return weights, kept, Metrics(mismatch, statistics, switches), Metrics(importance, statistics, switches)
 
 
 def _specs(settings: dict[str, Any], nonfinite: str) -> tuple[Spec, Spec]:
@@ -266,36 +281,6 @@ def _specs(settings: dict[str, Any], nonfinite: str) -> tuple[Spec, Spec]:
 @cached_spec
 def _spec_of(nonfinite: Nonfinite, *settings: Any) -> Spec:
     return replace(config.spec(*settings), nonfinite=nonfinite)
-
-
-def _corrected(
-    old: Tensor,
-    rollout: Tensor,
-    num_tokens: Tensor | Sequence[int],
-    mask: Tensor,
-    advantages: Tensor | None,
-    spec: Spec,
-    reported: Spec,
-) -> tuple[Tensor | None, Tensor, Statistics]:
-    require_tensor("rollout_log_prob", rollout, "set return_logprob=True in the SampleParams of the rollout")
-    if old.dim() != 2 or old.shape[0] != 1:
-        raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old.shape]}")
-    offsets = _offsets(num_tokens, old.shape[1])
-    run = partial(correct, old, rollout, mask=mask, cu_seqlens=offsets, advantages=advantages)
-    out = run(spec=spec)
-    DROP_IN.seen(old, rollout, mask, offsets)
-    statistics = out.statistics if spec == reported else run(spec=reported).statistics
-    weights = out.weights
-    if weights is None:
-        kept = mask
-    else:
-        dtype = torch.promote_types(old.dtype, rollout.dtype)
-        if spec.weight is not None and spec.weight.kind == "geometric" and not mask.is_floating_point():
-            # There the mean is a quotient by a count, which is no longer of a half precision.
-            dtype = torch.promote_types(dtype, torch.float32)
-        weights = weights.to(torch.promote_types(dtype, mask.dtype))
-        kept = out.mask.to(torch.promote_types(mask.dtype, torch.float32))
-    return weights, kept, statistics
 
 
 def _offsets(num_tokens: Tensor | Sequence[int], tokens: int) -> Tensor:
