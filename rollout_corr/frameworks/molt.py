@@ -14,25 +14,25 @@ from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
 from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GSPO, PPO, Score
-from ..specs.terms import KL, KLKind
+from ..specs.terms import KL
 from ..specs.validate import number, one_of
+from .openrlhf.config import ADVANTAGE, ESTIMATORS, written_flags
 from .shared.preset import PRESETS, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, SAME_AS_PPO, Named, Recipe, as_wide, named_recipe, of_presets
 from .shared.settings import boolean, defaults_of, flags_of, maybe, under
-from .shared.specs import LEVELS, level_of
+from .shared.specs import LEVELS
 
 LIMIT = 30.0
 MODES = ("mask", "clip", "trunc")
 # The ratio that each level tests.
-TESTED = {"token": "token", "seq": "sequence", "geo": "geometric"}
-ESTIMATORS: tuple[KLKind, ...] = ("k1", "k2", "k3")
+TESTED = {"token": LEVELS["token"], "seq": LEVELS["sequence"], "geo": LEVELS["geometric"]}
 
 
 def _made(level: str, low: float | None, high: float | None, mode: str = "mask") -> Spec:
     """The correction of a level and mode: "trunc" has no lower bound."""
     gates = one_of("mode", mode, MODES) == "mask"
     lower, upper = (None, None) if gates else (low if mode == "clip" else None, high)
-    criterion = Criterion("ratio", *LEVELS[TESTED[level]], lower=low, upper=high, token_clamp=LIMIT) if gates else None
+    criterion = Criterion("ratio", *TESTED[level], lower=low, upper=high, token_clamp=LIMIT) if gates else None
     return Spec(
         weight=Weight.token(lower=lower, upper=upper, token_clamp=LIMIT),
         criteria=() if criterion is None else (criterion,),
@@ -107,7 +107,6 @@ def spec(
     return PRESETS[f"molt.{level}"].build(low=low, high=high)
 
 
-ADVANTAGE = "algo.advantage."
 OF_SPEC = {ADVANTAGE + name: default for name, default in defaults_of(spec).items()}
 KNOWN: dict[str, Any] = OF_SPEC | {
     "actor.eps_clip_low_high": None,
@@ -137,17 +136,7 @@ def read(config: object) -> Spec:
 
 def write(spec: Spec) -> dict[str, Any]:
     """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
-    if spec.weight is None:
-        return {ADVANTAGE + "is_correction_level": "off"}
-    level, mode = "token", "clip" if spec.weight.low else "trunc"
-    bounds: Weight | Criterion = spec.weight
-    if spec.criteria:
-        bounds, mode = spec.criteria[0], "mask"
-        level = next((name for name, tested in TESTED.items() if tested == level_of(bounds)), "token")
-    made: dict[str, Any] = {"is_correction_level": level, "is_correction_mode": mode}
-    if bounds.high is not None:
-        made["is_correction_threshold"] = [bounds.low or 0.0, bounds.high]
-    return {ADVANTAGE + name: value for name, value in made.items()}
+    return written_flags(spec, TESTED, "clip" if spec.weight is not None and spec.weight.low else "trunc")
 
 
 def recipe(config: object) -> Recipe:

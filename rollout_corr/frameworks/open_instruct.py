@@ -121,10 +121,8 @@ def _bound(name: str, value: object) -> float | None:
 
 OF_SPEC = defaults_of(spec)
 KNOWN: dict[str, Any] = OF_SPEC | {
-    "beta": 0.05,
-    "clip_lower": 0.2,
-    "clip_higher": 0.272,
-    "kl_estimator": 2,
+    **CLIP.settings,
+    **ITS_KL.settings,
     "loss_denominator": "token",
     "loss_fn": "dapo",
     "load_ref_policy": True,

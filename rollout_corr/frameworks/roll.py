@@ -36,7 +36,7 @@ from .shared.recipe import (
     penalty,
 )
 from .shared.settings import block_of, boolean, fields_of, maybe, refuse_unknown, settings_of
-from .shared.specs import LEVELS
+from .shared.specs import LEVELS, level_of
 
 # --- presets ---
 
@@ -174,19 +174,15 @@ def write(spec: Spec) -> dict[str, Any]:
     """Write the block `train_infer_correction`: a filter for each criterion."""
     weight: dict[str, Any] = {"enabled": False}
     if spec.weight is not None:
-        weight = {"enabled": True, "weight_type": _name_of(spec.weight), "upper_bound": spec.weight.high}
+        weight = {"enabled": True, "weight_type": level_of(spec.weight, LEVELS_HERE), "upper_bound": spec.weight.high}
     filters = []
     for criterion in spec.criteria:
-        level = _name_of(criterion)
+        level = level_of(criterion, LEVELS_HERE)
         kind = next((name for name, stat in KINDS.items() if stat == criterion.stat), None)
         if level is not None and kind is not None:
             made = {"enabled": True, "agg_type": level} | {f"{name}_enabled": name == kind for name in KINDS}
             filters.append(made | {f"{kind}_low": criterion.low, f"{kind}_high": criterion.high})
     return {"is_weight": weight, "filters": filters}
-
-
-def _name_of(part: Weight | Criterion) -> str | None:
-    return next((name for name, level in LEVELS_HERE.items() if level == (part.over, part.reduce)), None)
 
 
 def recipe(config: object) -> Recipe:

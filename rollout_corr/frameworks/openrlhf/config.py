@@ -6,7 +6,7 @@ weight, so no denominator changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...specs.choices import Reduce, Unit
@@ -34,7 +34,7 @@ from ..shared.recipe import (
     of_presets,
 )
 from ..shared.settings import boolean, defaults_of, flags_of, maybe, under
-from ..shared.specs import gated, truncated
+from ..shared.specs import gated, level_of, truncated
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
 MODES = ("mask", "clip")
@@ -164,15 +164,22 @@ def read(config: object) -> Spec:
 
 def write(spec: Spec) -> dict[str, Any]:
     """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
+    tested = next((criterion.stat for criterion in spec.criteria), "ratio")
+    return written_flags(spec, UNITS, is_correction_gating=tested if tested in GATINGS else "ratio")
+
+
+def written_flags(
+    spec: Spec, levels: Mapping[str, tuple[Unit, Reduce | None]], clip: str = "clip", **more: str
+) -> dict[str, Any]:
+    """Write the flags of a framework with these levels, whose weight without a gate has the mode `clip`."""
     if spec.weight is None:
         return {ADVANTAGE + "is_correction_level": "off"}
-    level, mode, gating = "token", "clip", "ratio"
+    level, mode = "token", clip
     bounds: Weight | Criterion = spec.weight
     if spec.criteria:
         bounds, mode = spec.criteria[0], "mask"
-        level = next((name for name, unit in UNITS.items() if unit == (bounds.over, bounds.reduce)), "token")
-        gating = bounds.stat if bounds.stat in GATINGS else "ratio"
-    made: dict[str, Any] = {"is_correction_level": level, "is_correction_mode": mode, "is_correction_gating": gating}
+        level = level_of(bounds, levels) or "token"
+    made: dict[str, Any] = {"is_correction_level": level, "is_correction_mode": mode, **more}
     if bounds.high is not None:
         made["is_correction_threshold"] = [bounds.low or 0.0, bounds.high]
     return {ADVANTAGE + name: value for name, value in made.items()}

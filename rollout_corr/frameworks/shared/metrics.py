@@ -12,6 +12,7 @@ from ...definition.facts import Named
 from ...definition.findings import Findings
 from ...definition.tokens import Tokens, extrema, k3, select
 from ...metrics.all_sequences import perplexity as perplexity
+from ...metrics.rows import Values as Values
 from ...metrics.rows import exp as exp
 from ...metrics.rows import log as log
 from ...metrics.rows import ratio_of
@@ -75,6 +76,9 @@ def prefixed(scheme: str, found: Named) -> Named:
 
 
 # --- on the host ---
+
+# The guard of verl and xtuner against dividing by 0.
+EPSILON = 1e-8
 
 mean = ratio_of
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...specs.choices import Drop, Of, Unit, WeightReduce
+from collections.abc import Mapping
+
+from ...specs.choices import Drop, Of, Reduce, Unit, WeightReduce
 from ...specs.correction import Criterion, Spec, Weight
 
 # A framework's level of a ratio: the `over` and `reduce` of the weight that it is, and of the criterion that tests it.
@@ -13,9 +15,11 @@ LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {
 }
 
 
-def level_of(part: Weight | Criterion) -> str | None:
-    """The name in LEVELS of the ratio that weighs or is tested; None: another."""
-    return next((name for name, level in LEVELS.items() if level == (part.over, part.reduce)), None)
+def level_of(
+    part: Weight | Criterion, levels: Mapping[str, tuple[Unit, Reduce | WeightReduce | None]] = LEVELS
+) -> str | None:
+    """The framework's name of the ratio that weighs or is tested; None: it has none."""
+    return next((name for name, level in levels.items() if level == (part.over, part.reduce)), None)
 
 
 def is_off_policy(criterion: Criterion) -> bool:

@@ -11,7 +11,7 @@ Masks are known by the labels of their criteria: "outlier", "token_mask", "geo_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ...metrics.collect import totals
 from ...metrics.peers import Columns, Interval
 from ...specs.correction import Criterion, Spec
 from ...specs.thresholds import log_bound
-from ..shared.metrics import beyond_one, exp, mean, prefixed, unbiased_std
+from ..shared.metrics import Values, beyond_one, exp, mean, prefixed, unbiased_std
 
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)
@@ -33,8 +33,6 @@ SIDES = ("over_high", "under_low")
 
 # Every rank of `Ranks.sequence` counts its own slots.
 LOCAL_SUMS = ("skyrl/slots",)
-
-Values = Mapping[str, float]
 
 
 def _masks(spec: Spec) -> dict[str, Criterion]:

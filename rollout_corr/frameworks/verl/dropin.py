@@ -23,8 +23,9 @@ from ...specs.choices import NONFINITE, Nonfinite, Scheme
 from ...specs.correction import Criterion, Spec
 from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
 from ..shared.settings import cached_spec, defaults_of
-from . import measures, options
 from . import metrics as report
+from . import options
+from .measures import calculate_debug_metrics, compute_is_metrics, compute_rs_metrics
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 # What `rc.spec("verl...")` reports too.
@@ -228,10 +229,6 @@ def compute_rollout_correction_and_add_to_batch(
     batch.batch["response_mask"] = mask
     return batch if weights is None else batch.union(weights), metrics
 
-
-compute_is_metrics = measures.compute_is_metrics
-compute_rs_metrics = measures.compute_rs_metrics
-calculate_debug_metrics = measures.calculate_debug_metrics
 
 TARGETS: tuple[Target, ...] = (
     Target(HELPER, "compute_rollout_correction_and_rejection_mask", compute_rollout_correction_and_rejection_mask),

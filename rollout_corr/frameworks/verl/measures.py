@@ -12,13 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shared.metrics import exp, log, mean, squared
+from ..shared.metrics import EPSILON, exp, log, mean, squared
 from .options import TOKEN_CLAMP
 
 LOGGER = logging.getLogger("rollout_corr")
-
-# verl's guard against dividing by 0.
-EPSILON = 1e-8
 
 # Tokens at a time, so that a block stays in the cache of a core.
 BLOCK = 1 << 16

@@ -15,7 +15,7 @@ option (k1_bounds="ratio") is reported as k1, the negated log-ratio, and its bou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -29,6 +29,8 @@ from ...metrics.peers import Columns, Interval
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.thresholds import log_bound
 from ..shared.metrics import (
+    EPSILON,
+    Values,
     beyond_one,
     count,
     exp,
@@ -48,12 +50,7 @@ from .options import RS_OPTIONS
 
 PREFIX = "rollout_corr/"
 
-# verl's guard against dividing by 0, in the effective sample size and in batch normalization.
-EPSILON = 1e-8
-
 LOCAL_SUMS: tuple[str, ...] = ()
-
-Values = Mapping[str, float]
 
 
 def columns(spec: Spec, names: Sequence[str]) -> Columns:

@@ -17,7 +17,7 @@ default.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -30,6 +30,8 @@ from ...metrics.peers import Columns, Interval
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.thresholds import log_bound
 from ..shared.metrics import (
+    EPSILON,
+    Values,
     beyond_one,
     count,
     exp,
@@ -47,12 +49,7 @@ from ..shared.metrics import (
 
 PREFIX = "mismatch/"
 
-# xtuner's guard against dividing by 0 in the effective sample size.
-EPSILON = 1e-8
-
 LOCAL_SUMS: tuple[str, ...] = ()
-
-Values = Mapping[str, float]
 
 OF_PACKS = (
     "packs",
