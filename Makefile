@@ -122,7 +122,7 @@ bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks.host
 
 bench-tiny: $(VENV)/installed-test
-	$(VENV)/bin/python -m benchmarks.cpu --shapes 64x1024 --threads 1 --rounds 3 $(ARGS)
+	$(VENV)/bin/pytest benchmarks --benchmark-disable -k "(tiny or 64x1024)" $(ARGS)
 	$(VENV)/bin/python -m benchmarks.host --rounds 1
 
 gpu-report:

@@ -17,8 +17,8 @@ EXAMPLE = [*DEMO, "matplotlib>=3.8"]
 REPORT = [*DEMO]
 PARQUET = ["pyarrow>=14"]
 SAFETENSORS = ["safetensors>=0.4"]
-# The pictures of examples.
-BENCH = ["matplotlib>=3.8"]
+# The pictures of examples, and the suites of `pytest benchmarks`.
+BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]
 TEST = [
     *REPORT,
     *PARQUET,

@@ -31,6 +31,7 @@ make bench ARGS=--operations                                      # on a CPU: co
 make gpu-report ARGS="--out benchmarks/results"                   # on a GPU: everything, in nine minutes
 make gpu-report ARGS="--rehearse --out /tmp"                      # its steps on a CPU: shows only that they work
 python -m benchmarks.report                                       # this page
+pytest benchmarks/                                                # small sizes under pytest-benchmark
 ```
 
 `make bench` is `python -m benchmarks` in an environment that has verl: the GPU's benchmark where torch sees one, else
