@@ -20,21 +20,9 @@ DROP_IN = DropIn("areal", checked=("1.0.4", "2.0.0"))
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
+@DROP_IN.documents
 def install(*, dump: DumpPath = None, every: int = 100) -> Installed:
-    """Replace AReaL's function, in this process and wherever it has been imported by name.
-
-    Args:
-        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
-            the background, for `rollout-corr report` and `doctor`.
-        every: How many corrections come to one that is written.
-
-    Returns:
-        What is replaced now.
-
-    Raises:
-        ImportError: AReaL is not installed.
-        RuntimeError: This AReaL has another function, or it takes other arguments. Then nothing is replaced.
-    """
+    """Replace AReaL's function, in this process and wherever it has been imported by name."""
     return DROP_IN.install(TARGETS, dump, every)
 
 

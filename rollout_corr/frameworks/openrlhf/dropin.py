@@ -32,23 +32,13 @@ DROP_IN = DropIn(
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
+@DROP_IN.documents
 def install(*, spec: Spec | None = None, dump: DumpPath = None, every: int = 100) -> Installed:
     """Replace OpenRLHF's policy loss, in this process; call it in every Ray worker that trains.
 
     Args:
         spec: A correction of its own, in place of `is_correction_*`. No denominator changes by what it rejects. The
             metrics beside the loss stay OpenRLHF's.
-        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
-            the background, for `rollout-corr report` and `doctor`.
-        every: How many corrections come to one that is written.
-
-    Returns:
-        What is replaced now.
-
-    Raises:
-        ImportError: OpenRLHF is not installed.
-        RuntimeError: This OpenRLHF has another loss, or it takes other arguments. Then nothing is replaced.
-        TypeError: `spec` is no Spec.
     """
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")

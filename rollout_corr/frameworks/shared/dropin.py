@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from torch import Tensor
 
@@ -31,6 +32,23 @@ if TYPE_CHECKING:
 
 DumpPath = str | os.PathLike[str] | None
 Function = Callable[..., Any]
+Arguments = ParamSpec("Arguments")
+
+# What the docstring of every framework's `install` says, behind its switches.
+OF_INSTALL = """
+    dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in the
+        background, for `rollout-corr report` and `doctor`.
+    every: How many corrections come to one that is written.
+
+Returns:
+    What is replaced now.
+
+Raises:
+    ImportError: {framework} is not installed.
+    RuntimeError: This {framework} has other functions, or they take other arguments. Then nothing is replaced.
+    TypeError: A switch has the wrong type, named.
+    ValueError: A switch has a wrong value, named.
+"""
 
 LOGGER = logging.getLogger("rollout_corr")
 
@@ -168,6 +186,13 @@ class DropIn:
         self._said: set[tuple[object, ...]] = set()
 
     # --- installing ---
+
+    def documents(self, install: Callable[Arguments, Installed]) -> Callable[Arguments, Installed]:
+        """Add to the docstring of the framework's `install`, which ends with its switches, what holds for all."""
+        own = inspect.getdoc(install) or ""
+        arguments = "" if "Args:" in own else "\n\nArgs:"
+        install.__doc__ = own + arguments + OF_INSTALL.format(framework=self.framework)
+        return install
 
     def install(
         self, targets: tuple[Target, ...], dump: DumpPath = None, every: int = 100, **switches: object

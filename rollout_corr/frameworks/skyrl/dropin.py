@@ -41,6 +41,7 @@ DROP_IN = DropIn(
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
+@DROP_IN.documents
 def install(*, padding: str = "skyrl", nonfinite: str = "reject", dump: DumpPath = None, every: int = 100) -> Installed:
     """Replace SkyRL's functions, in this process and wherever they have been imported by name.
 
@@ -49,17 +50,6 @@ def install(*, padding: str = "skyrl", nonfinite: str = "reject", dump: DumpPath
             shares of sequences, as SkyRL does; "skip" leaves them out.
         nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
             "propagate" lets it become NaN.
-        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
-            the background, for `rollout-corr report` and `doctor`.
-        every: How many corrections come to one that is written.
-
-    Returns:
-        What is replaced now.
-
-    Raises:
-        ImportError: SkyRL is not installed.
-        RuntimeError: This SkyRL has other functions, or they take other arguments. Then nothing is replaced.
-        ValueError: An unknown switch, named.
     """
     return DROP_IN.install(TARGETS, dump, every, padding=padding, nonfinite=nonfinite)
 

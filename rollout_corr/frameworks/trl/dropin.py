@@ -29,6 +29,7 @@ MODULE = "trl.trainer.grpo_trainer"
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
+@DROP_IN.documents
 def install(
     *, spec: Spec | None = None, delta: float | None = None, dump: DumpPath = None, every: int = 100
 ) -> Installed:
@@ -40,18 +41,6 @@ def install(
             to the engine, and multiplies by that already: there the criteria reject by it. No denominator changes.
             Metrics of TRL stay TRL's; AsyncGRPOTrainer logs those of a Spec beside them, under "rollout_corr/".
         delta: In AsyncGRPOTrainer the ratio is at most this, also where the advantage is negative and TRL has no bound.
-        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
-            the background, for `rollout-corr report` and `doctor`.
-        every: How many corrections come to one that is written.
-
-    Returns:
-        What is replaced now.
-
-    Raises:
-        ImportError: TRL is not installed.
-        RuntimeError: This TRL has other methods, or they take other arguments. Then nothing is replaced.
-        TypeError: `spec` is no Spec.
-        ValueError: `delta` is below 1.
     """
     if spec is not None and not isinstance(spec, Spec):
         raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")

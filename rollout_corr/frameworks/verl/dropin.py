@@ -30,9 +30,6 @@ from .measures import calculate_debug_metrics, compute_is_metrics, compute_rs_me
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 # What `rc.spec("verl...")` reports too.
 REPORT: tuple[Scheme, ...] = ("native", "verl")
-SAFETY_BOUND = options.TOKEN_CLAMP
-SUPPORTED_ROLLOUT_RS_OPTIONS = set(options.RS_OPTIONS)
-TOKEN_LEVEL_ROLLOUT_RS_OPTIONS = {option for option in options.RS_OPTIONS if option.startswith("token")}
 
 DROP_IN = DropIn(
     "verl",
@@ -57,6 +54,7 @@ installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 Threshold = options.Threshold | None
 
 
+@DROP_IN.documents
 def install(
     *,
     losses: bool = False,
@@ -81,17 +79,6 @@ def install(
         empty_batch: A batch without a valid token gives "zeros" as its metrics, or "raise" raises as verl does.
         nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
             "propagate" lets it become NaN, as verl does.
-        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
-            the background, for `rollout-corr report` and `doctor`.
-        every: How many corrections come to one that is written.
-
-    Returns:
-        What is replaced now.
-
-    Raises:
-        ImportError: verl is not installed.
-        RuntimeError: This verl has other functions, or they take other arguments. Then nothing is replaced.
-        ValueError: An unknown switch, named.
     """
     if not isinstance(losses, bool):
         raise TypeError(f"losses: expected True or False, got {type(losses).__name__} {losses!r}")
@@ -128,7 +115,7 @@ def compute_rollout_correction_and_rejection_mask(
         rollout_is_threshold: A number truncates, "lower_upper" zeroes outside. With None there are no weights.
         rollout_is_batch_normalize: Divide the weights by their mean: of all ranks, where torch.distributed is
             initialized.
-        rollout_rs: None, or a comma-separated list of SUPPORTED_ROLLOUT_RS_OPTIONS.
+        rollout_rs: None, or a comma-separated list of `options.RS_OPTIONS`.
         rollout_rs_threshold: One for all options, or one for each.
         **switches: Those of `install`.
 
@@ -172,7 +159,7 @@ def compute_rollout_rejection_mask(
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the mask alone, from log-ratios, and the metrics of rejection without a prefix."""
     if rollout_rs is None:
-        raise ValueError(f"rollout_rs: expected at least one of {sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)}, got None")
+        raise ValueError(f"rollout_rs: expected at least one of {sorted(options.RS_OPTIONS)}, got None")
     spec = _spec_of(*_of(switches), None, None, False, rollout_rs, rollout_rs_threshold)
     _, mask, metrics = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
     return mask, without_prefix(metrics, "rollout_rs_")

@@ -61,6 +61,7 @@ class Metrics(dict[str, Any]):
         self.statistics, self.switches = statistics, dict(switches)
 
 
+@DROP_IN.documents
 def install(
     *,
     mismatch_over: str = "pack",
@@ -81,17 +82,6 @@ def install(
             "propagate" lets it become NaN.
         merge: "xtuner" averages the packs' averages; "pooled" gives the numbers of all packs' tokens and sequences
             together. Two collectives either way, whatever the number of metrics.
-        dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in
-            the background, for `rollout-corr report` and `doctor`.
-        every: How many corrections come to one that is written.
-
-    Returns:
-        What is replaced now.
-
-    Raises:
-        ImportError: xtuner is not installed.
-        RuntimeError: This xtuner has other functions, or they take other arguments. Then nothing is replaced.
-        ValueError: An unknown switch, named.
     """
     validate.one_of("merge", merge, MERGE)
     merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
