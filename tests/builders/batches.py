@@ -143,6 +143,24 @@ def cut(values, pattern, signed=True):
     return {"lower": (lower, None), "upper": (None, upper), "both": (lower, upper)}[pattern]
 
 
+def fitted(spec, sequences):
+    """The Spec with bounds that cut this batch, in the middle of gaps, and no unit within 1e-6 of one."""
+    done = {}
+    # Criteria of tokens first: what sums over the kept see depends on them.
+    for i in sorted(range(len(spec.criteria)), key=lambda i: spec.criteria[i].over == "sequence"):
+        criterion = spec.criteria[i]
+        before = tuple(c for c in done.values() if c.over == "token")
+        open_ended = replace(criterion, lower=None, upper=math.inf)
+        found = oracle.correct(sequences, replace(spec, criteria=(*before, open_ended))).outcomes[-1]
+        values = itertools.compress(itertools.chain(*found.values), itertools.chain(*found.tested))
+        sides = "upper" if criterion.lower is None else "lower" if criterion.upper is None else "both"
+        lower, upper = cut(values, sides, signed=criterion.statistic.signed or criterion.statistic.log_space)
+        if criterion.stat == "ratio":
+            lower, upper = (None if bound is None else math.exp(bound) for bound in (lower, upper))
+        done[i] = replace(criterion, lower=lower, upper=upper)
+    return replace(spec, criteria=tuple(done[i] for i in range(len(done))))
+
+
 @contextlib.contextmanager
 def one_thread():
     """A batch of thirty tokens takes four times as long where threads wait for each other."""

@@ -7,7 +7,6 @@ which is garbage itself until they write it. What they read and should not have 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ import torch
 import rollout_corr as rc
 from aot.variants import VARIANTS
 from builders.accesses import observed
-from builders.batches import compare_all, cut, lay_out, moved, random_sequences, rounded, spoil, wild
+from builders.batches import compare_all, fitted, lay_out, moved, random_sequences, rounded, spoil, wild
 from builders.rounding import FORMULA, assert_near, is_near
 from builders.same_bits import is_count
 from oracles import correction as oracle
@@ -71,33 +70,6 @@ TOKENS = rc.Spec(
 SEQUENCES = rc.Spec(
     W.product(upper=1.5), (over("ratio", "min", **LOWER), over("k2", "sum"), over("external", "mean", **ENTROPY))
 )
-
-
-def fitted(spec, sequences):
-    """The Spec with bounds that cut this batch, in the middle of gaps, and no unit within 1e-6 of one."""
-    done = {}
-    # Criteria of tokens first: what sums over the kept see depends on them.
-    for i in sorted(range(len(spec.criteria)), key=lambda i: spec.criteria[i].over == "sequence"):
-        criterion = spec.criteria[i]
-        before = tuple(c for c in done.values() if c.over == "token")
-        answer = oracle.correct(
-            sequences, replace(spec, criteria=(*before, replace(criterion, lower=None, upper=math.inf)))
-        )
-        found = answer.outcomes[-1]
-        values, tested = (list(itertools.chain(*rows)) for rows in (found.values, found.tested))
-        values = list(itertools.compress(values, tested))
-        sides = (
-            "both"
-            if None not in (criterion.lower, criterion.upper)
-            else "upper"
-            if criterion.lower is None
-            else "lower"
-        )
-        lower, upper = cut(values, sides, signed=criterion.statistic.signed or criterion.statistic.log_space)
-        if criterion.stat == "ratio":
-            lower, upper = (None if bound is None else math.exp(bound) for bound in (lower, upper))
-        done[i] = replace(criterion, lower=lower, upper=upper)
-    return replace(spec, criteria=tuple(done[i] for i in range(len(done))))
 
 
 @contextlib.contextmanager

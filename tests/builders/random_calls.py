@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, MASK_DTYPES, random_sequences, spoil, wild
-from builders.products import DROPS, fit
-from builders.weights import KINDS, weight_of
-from rollout_corr.specs.choices import NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from builders import unit_cases
+from builders.batches import LAYOUTS, MASK_DTYPES, fitted, random_sequences, spoil, wild
+from rollout_corr.specs.choices import NONFINITE, STATS
 
-# Of outcomes that log-ratios on the grid of a half precision do not have.
-WEIGHT_BOUNDS = ((None, None), (None, 1.234567), (0.789012, None), (0.789012, 1.234567))
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -36,40 +34,12 @@ def random_batch(rng: random.Random, most=7, longest=9):
     return spoil(sequences, rng.random(), share=0.5) if rng.random() < 0.3 else sequences
 
 
-def random_weight(rng: random.Random) -> rc.Weight | None:
-    if rng.random() < 0.3:
-        return None
-    normalize, token_clamp = rng.choice((None, None, "batch")), rng.choice((None, None, 0.3))
-    return weight_of(rng.choice(KINDS[:3]), *rng.choice(WEIGHT_BOUNDS), rng.choice(OUTSIDE), normalize, token_clamp)
-
-
-def random_spec(rng: random.Random, sequences) -> rc.Spec:
-    """Any Spec, whose criteria cut this batch between its values."""
-    settings = {
-        "weight": random_weight(rng),
-        "rejected": rng.choice(REJECTED),
-        "clamp": rng.choice((20.0, 20.0, 0.25)),
-        "nonfinite": rng.choice(NONFINITE),
-        "sums_over": rng.choice(SUMS_OVER),
-        "detail": rng.choice(("basic", "full")),
-        "apply": rng.random() < 0.8,
-    }
-    criteria: tuple[rc.Criterion, ...] = ()
-    for _ in range(rng.choice((0, 0, 1, 1, 2))):
-        stat, reduce = rng.choice(STATS), rng.choice((None, *REDUCTIONS))
-        arguments = {
-            "stat": stat,
-            "over": "token" if reduce is None else "sequence",
-            "reduce": reduce,
-            "when": rng.choice(WHEN),
-            "drop": rng.choice(DROPS),
-            "name": "entropy" if stat == "external" else None,
-            "token_clamp": rng.choice((None, None, 0.3)),
-        }
-        found = fit(sequences, settings | {"criteria": criteria}, arguments, rng.choice(("lower", "upper", "both")))
-        if found.label not in [criterion.label for criterion in criteria]:
-            criteria = (*criteria, found)
-    return rc.Spec(**settings, criteria=criteria)
+def random_spec(rng: random.Random, sequences, stats=STATS) -> rc.Spec:
+    """Any Spec over tokens and sequences, whose criteria cut this batch between its values."""
+    overs = ("token", "sequence", "sequence")
+    spec = unit_cases.random_spec(rng, stats, overs, NONFINITE, levels=unit_cases.LEVELS[:3], decay=(None,))
+    criteria = tuple(replace(criterion, eps=rng.choice((1e-8, 0.2))) for criterion in spec.criteria)
+    return fitted(replace(spec, criteria=criteria), sequences)
 
 
 def random_layout(rng: random.Random) -> tuple[str, torch.dtype]:

@@ -11,11 +11,13 @@ import rollout_corr as rc
 from builders.batches import Laid, lay_out, random_sequences, rounded, spoil, wild
 from builders.turns import offsets_of, random_turns
 from builders.weights import weight_of
-from rollout_corr.specs.choices import NONFINITE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
+from rollout_corr.specs.choices import NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
 SIGNED = ("k1", "prob_diff", "external")
 OVERS = ("token", "turn", "prefix", "prefix", "sequence")
 LEVELS = ("token", "product", "geometric", "prefix")
+# Of outcomes that log-ratios on the grid of a half precision do not have.
+WEIGHT_BOUNDS = ((None, None), (0.512345, 1.987654), (None, 1.123456), (0.901234, None))
 LABELS = ("a", "b", "c")
 
 
@@ -33,7 +35,8 @@ def random_bounds(rng, stat):
 
 def random_criterion(rng, stats=STATS, overs=OVERS):
     stat, over = rng.choice(stats), rng.choice(overs)
-    of_prefixes = {"growth": rng.choice((None, "sqrt")), "within": rng.choice(("sequence", "turn"))}
+    within = rng.choice(("sequence", "turn")) if "turn" in overs else "sequence"
+    of_prefixes = {"growth": rng.choice((None, "sqrt")), "within": within}
     return rc.Criterion(
         stat,
         over,
@@ -47,17 +50,17 @@ def random_criterion(rng, stats=STATS, overs=OVERS):
     )
 
 
-def random_weight(rng, levels=LEVELS, normalize=(None, "batch"), decay=(None, 0.8)):
+def random_weight(rng, overs=OVERS, levels=LEVELS, normalize=(None, "batch"), decay=(None, 0.8)):
     level = rng.choice(levels)
-    among = "sequence" if level == "token" else rng.choice(("turn", "sequence"))
+    among = "sequence" if level == "token" or "turn" not in overs else rng.choice(("turn", "sequence"))
     chosen = rng.choice(normalize)
     # The mean of one sequence's own weight is that weight.
     chosen = "group" if chosen == "sequence" and level in ("product", "geometric") and among == "sequence" else chosen
     of_prefixes = {"reduce": rng.choice(("sum", "mean", "min")), "growth": rng.choice((None, "sqrt"))}
     return weight_of(
         level,
-        *rng.choice(((None, None), (0.5, 2.0), (None, 1.1), (0.9, None))),
-        outside=rng.choice(("clamp", "zero")),
+        *rng.choice(WEIGHT_BOUNDS),
+        outside=rng.choice(OUTSIDE),
         normalize=chosen,
         token_clamp=rng.choice((None, 0.5)),
         among=among,
@@ -67,9 +70,10 @@ def random_weight(rng, levels=LEVELS, normalize=(None, "batch"), decay=(None, 0.
 
 
 def random_spec(rng, stats=STATS, overs=OVERS, nonfinite=("reject", "neutral"), **of_weight):
+    """Any Spec over these units; without turns among them there are none."""
     criteria = {one.label: one for one in (random_criterion(rng, stats, overs) for _ in range(rng.randint(0, 4)))}
     return rc.Spec(
-        random_weight(rng, **of_weight) if rng.random() < 0.8 else None,
+        random_weight(rng, overs, **of_weight) if rng.random() < 0.8 else None,
         tuple(criteria.values()),
         rejected=rng.choice(REJECTED),
         nonfinite=rng.choice(nonfinite),
@@ -77,7 +81,7 @@ def random_spec(rng, stats=STATS, overs=OVERS, nonfinite=("reject", "neutral"), 
         clamp=rng.choice((20.0, 0.5)),
         detail=rng.choice(("basic", "full")),
         apply=rng.random() < 0.95,
-        turns=True,
+        turns="turn" in overs,
     )
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import rollout_corr as rc
 
-KINDS = ("token", "product", "geometric", "prefix")
-
 
 def weight_of(
     kind: str,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -20,15 +21,15 @@ from builders.batches import (
     check,
     compare,
     compare_all,
+    fitted,
     lay_out,
     random_sequences,
     rounded,
     spoil,
     wild,
 )
-from builders.products import criteria_product, fit, weights_product
+from builders.random_calls import random_batch, random_spec
 from builders.rounding import margin
-from builders.weights import KINDS
 from oracles import correction as oracle
 from rollout_corr.specs.choices import REDUCTIONS, STATS
 
@@ -37,31 +38,31 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 INF = math.inf
 
 
-@pytest.mark.parametrize("level", [level for level in KINDS if level != "prefix"])
-def test_weights_and_their_transforms(level):
-    for sequences, spec, layout, whole in weights_product(level, 0.25):
-        check(sequences, spec, layout, whole=whole)
-
-
 @pytest.mark.parametrize("stat", STATS)
-def test_criteria_cross_product(stat):
+def test_random_specs(stat):
+    """Weights of every kind, and criteria of one statistic over every unit."""
     failed = set()
-    for sequences, spec, layout, whole in criteria_product(stat, 0.2):
-        _, answer = check(sequences, spec, layout, whole=whole)
-        failed.update(x for row in answer.outcomes[0].failed for x in row)
+    for seed in range(80):
+        rng = random.Random(f"{stat} {seed}")
+        sequences = random_batch(rng)
+        spec = random_spec(rng, sequences, (stat,))
+        _, answer = check(sequences, spec, rng.choice(LAYOUTS), whole=rng.random() < 0.3)
+        failed.update(x for outcome in answer.outcomes for row in outcome.failed for x in row)
     assert failed == {True, False}, "every unit passed, or every unit failed: the bounds cut nothing"
 
 
 def specs_for_layouts(sequences):
     """A handful of specs that reach every part of the computation, cut to this batch."""
-    k1 = fit(sequences, {}, {"stat": "k1", "when": "outward"}, "both")
-    geometric = fit(sequences, {}, {"stat": "ratio", "over": "sequence", "reduce": "mean"}, "both")
-    veto = fit(sequences, {}, {"stat": "ratio", "over": "sequence", "reduce": "min"}, "lower")
-    k3 = fit(sequences, {}, {"stat": "k3", "over": "sequence", "reduce": "sum"}, "upper")
-    negative = {"when": "negative_advantage", "drop": "token"}
-    external = fit(
-        sequences, {}, {"stat": "external", "name": "entropy", "over": "sequence", "reduce": "max", **negative}, "both"
-    )
+
+    def one(stat, over="token", reduce=None, lower=0.1, upper=1.0, **others):
+        criterion = rc.Criterion(stat, over, reduce, lower=lower, upper=upper, **others)
+        return fitted(rc.Spec(criteria=(criterion,)), sequences).criteria[0]
+
+    k1 = one("k1", when="outward")
+    geometric = one("ratio", "sequence", "mean")
+    veto = one("ratio", "sequence", "min", upper=None)
+    k3 = one("k3", "sequence", "sum", lower=None)
+    external = one("external", "sequence", "max", name="entropy", when="negative_advantage", drop="token")
     return [
         rc.Spec(),
         rc.Spec(rc.Weight.token(upper=1.3)),
