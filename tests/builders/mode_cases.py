@@ -85,10 +85,11 @@ def call_policy_loss(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
     if gradient:
         with torch.enable_grad():
             new = [x.clone().requires_grad_() for x in new] if isinstance(new, list) else new.clone().requires_grad_()
+    versions = rc.Versions(laid.versions, laid.current_version) if spec.reads_versions else None
     out = rc.policy_loss(
         new,
         laid.advantages,
-        rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens, external=laid.external),
+        rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens, external=laid.external, versions=versions),
         rc.Loss(rc.PPO()),
         old_logp=laid.train,
         rollout_logp=laid.rollout,
