@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import runpy
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -269,12 +270,18 @@ def names_of_cuda(gpu: Gpu) -> dict[str, Any]:
 def standing_in() -> Iterator[Gpu]:
     """Put a GPU in place that is none."""
     gpu, empty, engine = Gpu(), torch.empty, torch.autograd._engine_run_backward
+    run_thread = threading.Thread.run
 
     def allocate(*size: Any, **named: Any) -> Tensor:
         return gpu.session.allocate(empty(*size, **named))
 
+    def run_on_gpu(thread: threading.Thread) -> None:
+        with gpu:
+            run_thread(thread)
+
     with (
         mock.patch.multiple(torch.cuda, **names_of_cuda(gpu)),
+        mock.patch.object(threading.Thread, "run", run_on_gpu),
         mock.patch.object(torch, "empty", allocate),
         mock.patch.object(torch, "Generator", Generator),
         mock.patch.object(Tensor, "record_stream", return_value=None),
