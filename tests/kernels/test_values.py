@@ -151,6 +151,7 @@ def test_ranges_of_what_is_summed(device):
     sums = [over("k1", reduce, **open_ended, label=reduce) for reduce in REDUCTIONS]
     sums += [over(stat, "sum", upper=1e99, label=stat) for stat in ("ratio", "abs", "k2", "k3")]
     sums += [over("external", "sum", name="entropy", upper=1e99, label="entropy"), tokens("k2", upper=1e99)]
+    sums.append(over("k2", "max", upper=1e99, label="largest k2"))
     for spec in (
         rc.Spec(W.product(), tuple(sums)),
         rc.Spec(
