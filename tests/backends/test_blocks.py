@@ -196,11 +196,21 @@ def test_every_slot_is_written(
 
 
 @pytest.mark.parametrize(
-    ("outside", "beyond", "small"),
-    [("clamp", 0, 0), ("clamp", 3, 0), ("zero", 3, 0), ("zero", 2000, 0), ("clamp", 2000, SMALL), ("zero", 3, SMALL)],
+    ("outside", "lower", "upper", "beyond", "small"),
+    [
+        ("clamp", 0.3, 2.0, 0, 0),
+        ("clamp", 0.3, 2.0, 3, 0),
+        ("zero", 0.3, 2.0, 3, 0),
+        ("zero", 0.3, 2.0, 2000, 0),
+        ("clamp", 0.3, 2.0, 2000, SMALL),
+        ("zero", 0.3, 2.0, 3, SMALL),
+        # A token that is small otherwise is beyond the bound.
+        ("zero", 0.92, 2.0, 3, 0),
+        ("clamp", 0.3, 1.09, 3, 0),
+    ],
 )
 def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
-    outside: str, beyond: int, small: int, monkeypatch: pytest.MonkeyPatch
+    outside: str, lower: float, upper: float, beyond: int, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few outliers the sums of their sequences are corrected; with many, or without the CPU's sums, all are summed.
 
@@ -213,10 +223,11 @@ def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
     far = torch.randperm(train.numel(), generator=generator)[:beyond]
     train.view(-1)[far] += torch.where(far % 3 == 0, -2.0, 1.5)
     train[0, 7] = 25.0  # beyond the clamp too
+    train[0, 8:10] = rollout[0, 8:10] + torch.tensor([0.1, -0.1])
     mask = (torch.arange(1500) < torch.tensor([1500, 3, 900, 1200])[:, None]).long()
     given: dict[str, Tensor | None] = {"train_logp": train, "rollout_logp": rollout, "mask": mask}
     given |= {"cu_seqlens": None, "advantages": None}
-    spec = rc.Spec(weight=rc.Weight.token(lower=0.3, upper=2.0, outside=outside))
+    spec = rc.Spec(weight=rc.Weight.token(lower=lower, upper=upper, outside=outside))
     with mock.patch.object(cpu_sums, "BoundedSums", wraps=cpu_sums.BoundedSums) as bounded:
         found = rc.correct(**given, spec=spec)
     assert bounded.call_count == (beyond < 2000 or small > 0)
@@ -225,8 +236,8 @@ def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
     assert_same_metrics(found, wanted, 1e-6)
     ratios = (train - rollout)[mask == 1].tolist()
     metrics = found.metrics()
-    assert metrics["weight_above_upper_fraction"] == sum(x > math.log(2.0) for x in ratios) / len(ratios)
-    assert metrics["weight_below_lower_fraction"] == sum(x < math.log(0.3) for x in ratios) / len(ratios)
+    assert metrics["weight_above_upper_fraction"] == sum(x > math.log(upper) for x in ratios) / len(ratios)
+    assert metrics["weight_below_lower_fraction"] == sum(x < math.log(lower) for x in ratios) / len(ratios)
 
 
 @pytest.mark.parametrize("size", [1, 6, 12, 1000])

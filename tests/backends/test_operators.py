@@ -11,6 +11,7 @@ import rollout_corr as rc
 from builders.cases import one_in
 from builders.launches import FREE, Operations, key
 from builders.rounding import assert_near
+from rollout_corr.backends import operators
 from rollout_corr.backends.batch import external_names
 from rollout_corr.backends.operators import beyond_kernels
 from rollout_corr.kernels.correct import launch as kernels
@@ -74,6 +75,16 @@ def test_operator_keeps_its_promises(name):
         (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, None, *text),
     ):
         torch.library.opcheck(torch.ops.rollout_corr.correct, arguments)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_compiler_is_told_what_the_kernels_give(packed, device):
+    """Shapes and dtypes, with a mask and without one, which the kernels then write for packed sequences."""
+    for spec in (SPECS["metrics"], SPECS["token"]):
+        operands = given(spec, device, tokens=16, packed=packed)
+        for one in (operands, operands._replace(mask=None)):
+            found, told = operators._kernels(one, spec), operators._shapes(one, spec)
+            assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in told]
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

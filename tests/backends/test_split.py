@@ -18,6 +18,7 @@ from builders.rounding import near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.split_cases import SPECS, WAYS, cases, lockstep, outcomes
 from builders.strategies import sequences, specs
+from rollout_corr.backends.split import from_limbs, to_limbs
 from rollout_corr.kernels import grid, launches
 from rollout_corr.kernels.grid import Shape
 
@@ -55,6 +56,12 @@ def test_tokens_outside_are_counted_where_they_lie():
     found = lockstep(batch, rc.Spec(), "zigzag", 3, torch.float32, "packed_gaps")
     gap = lay_out([], "packed_gaps", torch.float32).mask.numel()
     assert found[3].metrics()["tokens_outside"] == 3 * gap
+
+
+def test_sums_travel_to_the_nearest_76th_bit():
+    sums = torch.tensor([3.75, -0.25, 0.75, -1e18, math.pi]) * torch.tensor([1, 2.0**-76, 2.0**-76, 1, 1]).double()
+    wanted = [3.75, 0.0, 2.0**-76, float(sums[3]), float(sums[4])]
+    assert from_limbs(to_limbs(sums, 2)).tolist() == wanted
 
 
 def test_what_a_rank_adds_is_of_its_tokens_or_of_whole_sequences():
