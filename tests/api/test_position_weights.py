@@ -40,6 +40,7 @@ def fipo(q, half_life, lower, upper, delta, safety):
     [
         {"half_life": 2.0, "lower": 0.0, "upper": math.inf, "delta": None, "safety": None},
         {"half_life": 32.0, "lower": 0.9, "upper": 1.1, "delta": 1.2, "safety": 1.05},
+        {"half_life": 2.0, "lower": 0.0, "upper": math.inf, "delta": None, "safety": 1.05},
     ],
 )
 def test_future_kl_against_loops(layout, settings):

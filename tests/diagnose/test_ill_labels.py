@@ -62,6 +62,14 @@ def test_one_broken_sequence_is_no_ill_label(tmp_path):
     assert "outliers" in names and "label" not in names
 
 
+def test_a_label_whose_sequences_do_not_agree_is_not_ill(tmp_path):
+    """Four times the others in every second sequence: 2.5 times in the mean, and less than 4 standard errors."""
+    columns, ids, model = planted([])
+    off = (ids == 1) & (torch.arange(SEQUENCES) % 2 == 0)
+    columns["rollout_logp"] = columns["train_logp"] - torch.where(off, 0.4, 0.1)[model.owner]
+    assert "label" not in {finding.name for finding in found(tmp_path, columns, environment=ids)[1]}
+
+
 def test_the_label_of_what_is_not_finite_is_named(tmp_path):
     columns, ids, model = planted([])
     columns["train_logp"][(model.owner == 2).nonzero()[:7]] = torch.nan
