@@ -13,7 +13,7 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
 from builders.calls import bundled
 from builders.coarse import abs_d, coarse, mask_of, rejects_nonfinite, within
-from builders.reads import Reads
+from builders.launches import Reads
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from rollout_corr.backends import search as searches

@@ -7,16 +7,15 @@ from collections.abc import Iterable
 import pytest
 
 
-def one_in(number: int, cases: Iterable[object], first: int = 0) -> list[object]:
+def one_in(number: int, cases: Iterable[object]) -> list[object]:
     """Mark every case as slow but each `number`-th, where neighbors of a list share nearly all of their code.
 
     Args:
         number: 2 leaves every other case to `make test`.
         cases: The cases; a tuple becomes the values of several parameters.
-        first: The place of the first one that `make test` runs.
     """
     marked = []
     for i, case in enumerate(cases):
         values = case if isinstance(case, tuple) else (case,)
-        marked.append(pytest.param(*values, marks=[] if i % number == first else [pytest.mark.slow]))
+        marked.append(pytest.param(*values, marks=[] if i % number == 0 else [pytest.mark.slow]))
     return marked

@@ -28,14 +28,14 @@ def _surprise(n, generator):
     return (torch.empty(n).exponential_(generator=generator) ** 3 * 0.3).clamp(1e-6, 18.0)
 
 
-def healthy(seed, sequences=32, median=500, k3=1e-3, longest=32_768):
-    """Make a batch of lognormal lengths, 8 to `longest`, with E[exp(D)] = 1 at every token and an expected k3.
+def healthy(seed, sequences=32, median=500, k3=1e-3):
+    """Make a batch of lognormal lengths, 8 to 32,768, with E[exp(D)] = 1 at every token and an expected k3.
 
     D is normal with the mean -s^2 / 2. Certain tokens agree, s is proportional to 1 - p; sequences differ, as those of
     older weights do; and a token in a hundred is three times as far off, so that tails are heavier than a normal's.
     """
     generator = torch.Generator().manual_seed(seed)
-    lengths = (median * torch.randn(sequences, generator=generator).mul(0.8).exp()).clamp(8, longest).long()
+    lengths = (median * torch.randn(sequences, generator=generator).mul(0.8).exp()).clamp(8, 32_768).long()
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     n = int(offsets[-1])
     rollout = -_surprise(n, generator)

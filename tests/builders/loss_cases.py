@@ -96,7 +96,7 @@ LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
 GROUPS = (2, 0, 2, 1, 0, 4, 0, 2, 2, 4)
 
 
-def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=0.4, broken=False, keep=0.8):
+def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=0.4, broken=False):
     """Sequences with holes in both masks and garbage in the holes; the third is all invalid. All tensors are there."""
     rng = random.Random(seed)
     made = []
@@ -106,7 +106,7 @@ def random_batch(seed, lengths=(5, 1, 7, 0, 4, 6), *, advantages="token", scale=
         old, rollout, ref = ([min(x + rng.gauss(0.0, scale), 0.0) for x in new] for _ in range(3))
         tokens = [rng.choice((-1, 1)) * rng.uniform(0.2, 2.0) * (rng.random() < 0.9) for _ in range(length)]
         weights = [rng.choice((0.0, 1.0, rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0))) for _ in range(length)]
-        trains = [int(rng.random() < keep) for _ in range(length)]
+        trains = [int(rng.random() < 0.8) for _ in range(length)]
         factors = [
             (0.5, 0.0, 2.0, 1.0, 0.25)[(3 * t + s) % 5] if mask[t] else GARBAGE[t % len(GARBAGE)] for t in range(length)
         ]
@@ -135,7 +135,7 @@ def only(sequences, *names):
 class LaidLoss:
     """Arguments of `rc.policy_loss` in a layout."""
 
-    def __init__(self, sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=0):
+    def __init__(self, sequences, layout, dtype=torch.float64, seed=0):
         self.names = [name for name in (*TENSORS, "entropy") if sequences and getattr(sequences[0], name) is not None]
         plain = [
             oracle.Sequence(q.new, [0.0] * len(q), q.mask, q.advantages, {n: getattr(q, n) for n in self.names})
@@ -144,7 +144,7 @@ class LaidLoss:
         if not self.names:
             for q in plain:
                 q.external = {"nothing": [0.0] * len(q.train)}
-        self.laid = lay_out(plain, layout, dtype, mask_dtype, seed)
+        self.laid = lay_out(plain, layout, dtype, seed=seed)
         self.new = self.leaf(self.laid.train)
         tensors = {name: self.laid.external[name] for name in self.names}
         self.arguments = {(name if name in PLAIN else f"{name}_logp"): x for name, x in tensors.items()}

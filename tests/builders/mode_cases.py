@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,36 +18,21 @@ from builders.same_bits import in_hex
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def _set(change: Callable[[Any], None], value: object, before: object) -> Iterator[None]:
+    change(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        change(before)
 
 
-@contextlib.contextmanager
-def _default_device(device: str) -> Iterator[None]:
-    torch.set_default_device(device)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+def _default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
+    return _set(torch.set_default_dtype, dtype, torch.get_default_dtype())
 
 
 # The meta device has no values, so that whatever is made there and used fails at once.
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "default device": lambda: _default_device("meta"),
+    "default device": lambda: _set(torch.set_default_device, "meta", None),
     "device context": lambda: torch.device("meta"),
     "default float64": lambda: _default_dtype(torch.float64),
     "default bfloat16": lambda: _default_dtype(torch.bfloat16),
@@ -54,7 +40,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "inference": torch.inference_mode,
     "no_grad": torch.no_grad,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "deterministic": _deterministic,
+    "deterministic": lambda: _set(torch.use_deterministic_algorithms, True, False),
     "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
 }
 # Of an inference tensor, and without a graph, there is no derivative to compare.

@@ -8,6 +8,7 @@ import random
 import torch
 
 import rollout_corr as rc
+from builders.config_cases import option
 
 LOG = math.log
 
@@ -25,12 +26,6 @@ OTHERS = (
 )
 
 
-def criterion(option, lower, upper):
-    unit, stat = option.rsplit("_", 1)
-    where = {"over": "token"} if unit == "token" else {"over": "sequence", "reduce": unit.removeprefix("seq_")}
-    return rc.Criterion(stat, **where, lower=lower, upper=upper, label=option, token_clamp=20.0)
-
-
 WHERE = {
     "token": {"over": "token"},
     "sequence": {"over": "sequence", "reduce": "sum"},
@@ -46,7 +41,7 @@ def verl(options=(), **weight):
         normalize = "batch" if weight.get("normalize") else None
         where = WHERE[weight["level"]]
         made = rc.Weight(**where, lower=lower, upper=weight["upper"], outside=outside, normalize=normalize)
-    criteria = tuple(criterion(*option) for option in options)
+    criteria = tuple(option(*each) for each in options)
     return rc.Spec(weight=made, criteria=criteria, report=("native", "verl"))
 
 

@@ -31,9 +31,9 @@ def old_and_sharp(seed: int, engine: float) -> dict[str, Tensor]:
     return model.columns(model.sample(rollout), train.log_softmax(1), rollout, versions=100 + version)
 
 
-def off_tokens(seed: int, by: float, share: float = 0.0, count: int = 0, sequences: int = 300) -> dict[str, Tensor]:
+def off_tokens(seed: int, by: float, share: float = 0.0, count: int = 0) -> dict[str, Tensor]:
     """Move some tokens of the trainer: a share of all, or a few at the start of one sequence."""
-    model = Model(seed, sequences=sequences, median=80)
+    model = Model(seed, sequences=300, median=80)
     columns = model.healthy()
     some = model.uniform(model.count) < share
     some |= (model.owner == 3) & (model.position < count)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import rollout_corr as rc
 from builders.batches import LAYOUTS
 from builders.calls import bundled_loss
+from builders.launches import Reads
 from builders.loss_cases import LOOKING, LaidLoss, check, compare, looked_at, mean_of, only, run_as
-from builders.reads import Reads
 from builders.rounding import GRID, OF_QUOTIENT, STEP, assert_near, is_near, near
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
