@@ -74,9 +74,9 @@ def k1(row, t):
     return row.new[t] - row.ref[t]
 
 
-def k3(row, t, limit=None):
+def k3(row, t):
     d = row.ref[t] - row.new[t]
-    return clip(math.exp(d) - d - 1, -(limit or math.inf), limit or math.inf)
+    return math.exp(d) - d - 1
 
 
 def ratio(row, t, train):
@@ -88,8 +88,8 @@ def binary_kl(p, q, eps):
     return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
-def bkl(row, t, train, eps=1e-12):
-    return binary_kl(math.exp(row.mu[t]), math.exp(train[t]), eps)
+def bkl(row, t, train):
+    return binary_kl(math.exp(row.mu[t]), math.exp(train[t]), 1e-12)
 
 
 def both_ways(row, t, train):
@@ -129,8 +129,8 @@ def new(r):
     return r.sg
 
 
-def token_tis(train, cap=2.0):
-    return lambda r, t: min(ratio(r, t, train(r)), cap)
+def token_tis(train):
+    return lambda r, t: min(ratio(r, t, train(r)), 2.0)
 
 
 def icepop(train, low, high):
