@@ -150,7 +150,7 @@ def loss_of(laid, surrogate, old=False, ref=False, **others):
     return found, new.grad
 
 
-@pytest.mark.parametrize(("name", "side"), zip(SURROGATES, SIDES * 3, strict=True))
+@pytest.mark.parametrize(("name", "side"), list(zip(SURROGATES, SIDES * 3, strict=True)))
 def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
     sequences = random_sequences(7, renormalized=side, external=False)
     for q in sequences:  # Away from log-probs of 0, whose loss would look like that of a token that DPPO masks.
@@ -174,7 +174,7 @@ def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
 
 
 @pytest.mark.parametrize(
-    ("name", "nonfinite", "side"), zip(SURROGATES, ("reject", "reject", "neutral") * 2, SIDES * 3, strict=True)
+    ("name", "nonfinite", "side"), list(zip(SURROGATES, ("reject", "reject", "neutral") * 2, SIDES * 3, strict=True))
 )
 def test_both_backends_give_one_loss(name, side, nonfinite, device):
     laid = lay_out(broken(5, side), "padded_strided", torch.float64)

@@ -138,7 +138,7 @@ def test_double_backward_is_refused():
         torch.autograd.grad(value, new, create_graph=True)
 
 
-@pytest.mark.parametrize(("name", "mean"), zip(SURROGATES, itertools.cycle(MEANS)))
+@pytest.mark.parametrize(("name", "mean"), list(zip(SURROGATES, itertools.cycle(MEANS))))
 def test_nothing_to_train_on(name, mean):
     """0, with a gradient of zeros: every rank gets through its backward pass."""
     new, old, _, advantages, mask = inputs()
@@ -201,7 +201,7 @@ def test_garbage_behind_the_masks(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), zip(SURROGATES, itertools.cycle((torch.float32, torch.bfloat16, torch.float16)))
+    ("name", "dtype"), list(zip(SURROGATES, itertools.cycle((torch.float32, torch.bfloat16, torch.float16))))
 )
 def test_extreme_ratios(name, dtype):
     """Differences of +-200 and broken tokens: value, gradient and metrics are finite, and who is broken is left out."""

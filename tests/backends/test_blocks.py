@@ -80,7 +80,7 @@ def whole(given: dict[str, Tensor | None], spec: rc.Spec) -> Result:
     return run_whole(read_batch(read), spec)
 
 
-@pytest.mark.parametrize(("name", "layout"), zip(SPECS, ("packed", "padded") * 5, strict=True))
+@pytest.mark.parametrize(("name", "layout"), list(zip(SPECS, ("packed", "padded") * 5, strict=True)))
 def test_whole_equals_blocks(name: str, layout: str) -> None:
     """The code for other devices, without compaction and without reading a value, gives the same bits."""
     spec, given = SPECS[name], inputs(layout)
@@ -100,7 +100,7 @@ def test_whole_equals_blocks(name: str, layout: str) -> None:
     assert_same_metrics(result, expected, 2e-5)
 
 
-@pytest.mark.parametrize(("name", "layout"), zip(SPECS, ("packed", "padded") * 5, strict=True))
+@pytest.mark.parametrize(("name", "layout"), list(zip(SPECS, ("packed", "padded") * 5, strict=True)))
 def test_block_size_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, given = SPECS[name], inputs(layout)
     expected = rc.correct(**given, spec=spec)
@@ -114,7 +114,7 @@ def test_block_size_changes_nothing(name: str, layout: str, monkeypatch: pytest.
         assert_same_metrics(got, expected, 2e-5)
 
 
-@pytest.mark.parametrize(("name", "layout"), zip(SPECS, ("packed", "padded") * 5, strict=True))
+@pytest.mark.parametrize(("name", "layout"), list(zip(SPECS, ("packed", "padded") * 5, strict=True)))
 def test_nothing_reads_a_value_on_a_device(name: str, layout: str) -> None:
     """Meta tensors have no values: whatever would wait for a device raises on them."""
     given = {key: x.to("meta") for key, x in inputs(layout).items()}

@@ -30,7 +30,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(
-    ("rules", "dtype"), zip(RULES, itertools.cycle((torch.float32, torch.float64, torch.bfloat16))), ids=str
+    ("rules", "dtype"), list(zip(RULES, itertools.cycle((torch.float32, torch.float64, torch.bfloat16)))), ids=str
 )
 def test_tokens_in_every_layout(rules, dtype, way):
     spec = rc.Spec(criteria=(rc.Criterion("abs", **rules),))

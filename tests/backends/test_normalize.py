@@ -40,7 +40,7 @@ def batch_of(seed):
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), zip(list(SPECS)[:4], ("packed", "padded_right", "list", "packed"), strict=True)
+    ("name", "layout"), list(zip(list(SPECS)[:4], ("packed", "padded_right", "list", "packed"), strict=True))
 )
 def test_the_kernels_and_the_division(name, layout, device):
     laid = lay_out(batch_of(1), layout, torch.float32).to(device)

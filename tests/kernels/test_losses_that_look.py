@@ -36,7 +36,7 @@ def drawn(name, seed, layout, dtype, broken=False, part=slice(None)):
     return LaidLoss(batch, layout, dtype), {"surrogate": LOOKING[name]}, batch
 
 
-@pytest.mark.parametrize(("name", "layout"), zip(LOOKING, itertools.cycle(("packed_gaps", "padded_left"))))
+@pytest.mark.parametrize(("name", "layout"), list(zip(LOOKING, itertools.cycle(("packed_gaps", "padded_left")))))
 def test_value_and_gradient(name, layout, device):
     """In float64 as the loops have them."""
     laid, options, batch = drawn(name, 11, layout, torch.float64)
@@ -59,7 +59,7 @@ def test_value_and_gradient(name, layout, device):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), zip(LOOKING, itertools.cycle((torch.float32, torch.bfloat16, torch.float16)))
+    ("name", "dtype"), list(zip(LOOKING, itertools.cycle((torch.float32, torch.bfloat16, torch.float16))))
 )
 def test_beside_plain_torch(name, dtype, device):
     """A KL by weights and a regularizer stay, counts and what the look found are equal, and all else is near."""

@@ -69,7 +69,7 @@ def check(sequences, wanted, layout, device, by=3e-8, **options):
 BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(3, broken=True)]
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(ON_KERNELS))
+@pytest.mark.parametrize(("number", "name"), list(enumerate(ON_KERNELS)))
 def test_surrogates(number, name, device):
     """Each in one of four layouts, batches and means."""
     mean = rc.Mean("sequence", over="kept") if number % 2 else rc.Mean()
@@ -79,7 +79,7 @@ def test_surrogates(number, name, device):
         check(only(BATCHES[number // 4 % 3], *tensors), objective(name, mean=mean), layout, device)
 
 
-@pytest.mark.parametrize(("number", "layout"), enumerate(LAYOUTS))
+@pytest.mark.parametrize(("number", "layout"), list(enumerate(LAYOUTS)))
 def test_layouts(number, layout, device):
     wanted = objective(("ppo dual", "gspo", "gmpo")[number % 3], mean=rc.Mean("sequence"))
     with shaped(MIDDLE):
@@ -118,7 +118,7 @@ TERMS = {
 }
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(TERMS))
+@pytest.mark.parametrize(("number", "name"), list(enumerate(TERMS)))
 def test_kl_and_regularizer(number, name, device):
     regularizer = rc.SquaredLogRatio(0.2, ("all", "kept")[number % 2])
     wanted = objective(name, kl=TERMS[name], regularizer=regularizer)

@@ -142,7 +142,9 @@ OF_NEW = {
 }
 
 
-@pytest.mark.parametrize(("name", "nonfinite"), zip(OF_NEW, ("neutral", "reject", "reject", "propagate"), strict=True))
+@pytest.mark.parametrize(
+    ("name", "nonfinite"), list(zip(OF_NEW, ("neutral", "reject", "reject", "propagate"), strict=True))
+)
 def test_criteria_of_the_policy_that_trains(name, nonfinite, device):
     """The kernels of `correct` with a third log-prob: as the reference, masks and counts exactly."""
     spec = replace(OF_NEW[name], nonfinite=nonfinite)
