@@ -6,6 +6,8 @@ from typing import Any
 
 import rollout_corr as rc
 
+KINDS = ("token", "product", "geometric", "prefix")
+
 
 def weight_of(
     kind: str,
