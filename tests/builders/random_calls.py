@@ -10,6 +10,7 @@ import torch
 import rollout_corr as rc
 from builders import unit_cases
 from builders.batches import LAYOUTS, MASK_DTYPES, fitted, random_sequences, spoil, wild
+from builders.weights import KINDS
 from rollout_corr.specs.choices import NONFINITE, STATS
 
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -37,7 +38,7 @@ def random_batch(rng: random.Random):
 def random_spec(rng: random.Random, sequences, stats=STATS) -> rc.Spec:
     """Any Spec over tokens and sequences, whose criteria cut this batch between its values."""
     overs = ("token", "sequence", "sequence")
-    spec = unit_cases.random_spec(rng, stats, overs, NONFINITE, levels=unit_cases.LEVELS[:3], decay=(None,))
+    spec = unit_cases.random_spec(rng, stats, overs, NONFINITE, levels=KINDS[:3], decay=(None,))
     criteria = tuple(replace(criterion, eps=rng.choice((1e-8, 0.2))) for criterion in spec.criteria)
     return fitted(replace(spec, criteria=criteria), sequences)
 

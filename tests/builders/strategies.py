@@ -6,7 +6,8 @@ import math
 
 from hypothesis import strategies as st
 
-from builders.unit_cases import LEVELS, random_spec
+from builders.unit_cases import random_spec
+from builders.weights import KINDS
 from oracles.correction import Sequence
 from rollout_corr.specs.choices import STATS
 
@@ -46,5 +47,5 @@ def specs(draw, nonfinite=("reject", "neutral"), normalize=(None,), prefixes=Fal
     """Any Spec over tokens and sequences: with and without a weight and criteria; with `prefixes` also over those."""
     rng = draw(st.randoms(use_true_random=False))
     overs = ("token", "sequence", "sequence", *(("prefix",) * prefixes))
-    levels = LEVELS if prefixes else LEVELS[:3]
+    levels = KINDS if prefixes else KINDS[:3]
     return random_spec(rng, STATS, overs, nonfinite, levels=levels, normalize=normalize, decay=(None,))

@@ -10,12 +10,11 @@ import torch
 import rollout_corr as rc
 from builders.batches import Laid, lay_out, random_sequences, rounded, spoil, wild
 from builders.turns import offsets_of, random_turns
-from builders.weights import weight_of
+from builders.weights import KINDS, weight_of
 from rollout_corr.specs.choices import NONFINITE, OUTSIDE, REDUCTIONS, REJECTED, STATS, SUMS_OVER, WHEN
 
 SIGNED = ("k1", "prob_diff", "external")
 OVERS = ("token", "turn", "prefix", "prefix", "sequence")
-LEVELS = ("token", "product", "geometric", "prefix")
 # Of outcomes that log-ratios on the grid of a half precision do not have.
 WEIGHT_BOUNDS = ((None, None), (0.512345, 1.987654), (None, 1.123456), (0.901234, None))
 LABELS = ("a", "b", "c")
@@ -50,7 +49,7 @@ def random_criterion(rng, stats=STATS, overs=OVERS):
     )
 
 
-def random_weight(rng, overs=OVERS, levels=LEVELS, normalize=(None, "batch"), decay=(None, 0.8)):
+def random_weight(rng, overs=OVERS, levels=KINDS, normalize=(None, "batch"), decay=(None, 0.8)):
     level = rng.choice(levels)
     among = "sequence" if level == "token" or "turn" not in overs else rng.choice(("turn", "sequence"))
     chosen = rng.choice(normalize)
