@@ -28,7 +28,7 @@ def step(code, **about):
     [
         ("", {}, "passed"),
         ("sys.exit(3)", {}, "failed"),
-        ("import time; time.sleep(60)", {"seconds": 8.0}, "out of time"),
+        ("import time; time.sleep(60)", {"seconds": 12.0}, "out of time"),
         ("sys.exit('Device not supported')", {"needs": "timeout"}, "not run"),
         ("", {"needs": "a-program-that-is-nowhere"}, "not run"),
     ],
