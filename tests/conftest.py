@@ -36,13 +36,13 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """With --quick, leave out every case of a test but the first that the markers have left."""
+    """Deselect what means nothing without a GPU, and with --quick all cases of a test but the first that is left."""
     if config.getoption("without_gpu"):
         from ptx.without_gpu import LEFT_OUT
 
-        for item in items:
-            for reason in (reason for name, reason in LEFT_OUT.items() if name in item.nodeid):
-                item.add_marker(pytest.mark.skip(reason=f"without a GPU: {reason}"))
+        without_meaning = [item for item in items if any(name in item.nodeid for name in LEFT_OUT)]
+        config.hook.pytest_deselected(items=without_meaning)
+        items[:] = [item for item in items if item not in without_meaning]
     if not config.getoption("quick"):
         return
     first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
@@ -81,7 +81,7 @@ def device(request, quick_interpreter):
 
 @pytest.fixture(scope="session")
 def without_gpu(request):
-    """What stands for the GPU under --without-gpu; None where there is one."""
+    """The stand-in for a GPU under --without-gpu; None where there is one."""
     if not request.config.getoption("without_gpu"):
         yield None
         return
@@ -93,7 +93,7 @@ def without_gpu(request):
 
 @pytest.fixture(autouse=True)
 def launches_of_a_test(without_gpu):
-    """What tests write to the memory that stands for a GPU's is looked at test by test."""
+    """Begin a fresh session of the stand-in for each test."""
     if without_gpu is not None:
         without_gpu.begin()
 

@@ -75,7 +75,7 @@ def _clip(both: float, low: float | None, high: float | None, dual: bool) -> PPO
 
 
 def _clip_of_segments(both: float, low: float | None, high: float | None, dual: bool) -> GSPO:
-    """The same clip of the ratio of a segment (`ratio_type: segment` of agentic pipelines)."""
+    """PPO's clip of the ratio of a whole segment (`ratio_type: segment` in agentic pipelines)."""
     made = _clip(both, low, high, dual)
     return GSPO(made.low, made.high, made.dual, over="turn")
 

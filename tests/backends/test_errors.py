@@ -1,4 +1,4 @@
-"""What the backends refuse: bounds, groups, ranks, turns and labels that cannot be, named with what was expected."""
+"""Errors of the backends: invalid bounds, groups, ranks, turns and labels, each named with what was expected."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def step(code, **about):
     ],
 )
 def test_a_step(code, about, status, tmp_path):
-    """What a step has written is there however it ends."""
+    """A step's output survives however the step ends."""
     seconds = about.pop("seconds", 60.0)
     entry = gpu_report.run_step(step(code, **about), tmp_path, seconds)
     assert entry["status"] == status

@@ -1,4 +1,4 @@
-"""What rounding may change in a result: the tolerance of every comparison of floats in the tests.
+"""Tolerances of all comparisons of floats in the tests: how far rounding may move a result.
 
 A rounding of a number as large as `size` is off by at most u * size, where u is half the epsilon of the dtype. Those of
 n operations have random signs and add up to sqrt(n) of that; beyond four deviations no machine goes, whatever its

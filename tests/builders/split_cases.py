@@ -218,7 +218,7 @@ def turns_of(turns, held):
 
 
 def outcomes(sequences, spec, way, ranks, dtype, layout="packed", *, sent=None, turns=None, kept=None, **options):
-    """What `correct` gives on every rank, after one exchange.
+    """Run `correct` on every rank of a split batch, with one exchange.
 
     `sent` collects the tables that travel. With `turns`, their lengths in each sequence, `kept` collects `keep_turns`.
     Options are those of the call, and the `device` of its tensors.

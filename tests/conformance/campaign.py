@@ -24,7 +24,7 @@ class Compared(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What to run of a framework."""
+    """A framework to compare, and the number of cases."""
 
     framework: str
     cases: int

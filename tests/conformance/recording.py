@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was recorded of one version of a framework.
+    """Recorded results of one version of a framework.
 
     Attributes:
         source: The version, without its code.

@@ -116,7 +116,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What no other row of its framework has."""
+        """Name of the row, unique in its framework."""
         return f"{self.title}, {self.place}"
 
     @property

@@ -1,4 +1,4 @@
-"""What is read part by part, as chunks of whole sequences: a dump of files of any known kind, or tensors in memory."""
+"""Sources of log-probs that are read in chunks of whole sequences: a dump in files of any known kind, or tensors."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _loaded(path: Path) -> Any:
 
 
 class _RefusedError(ValueError):
-    """What is wrong with a .pt file, in words for the user."""
+    """The reason for refusing a .pt file, in words for the user."""
 
 
 def _sizes_of_records(file: IO[bytes], whole: bool) -> Counter[int]:
@@ -157,7 +157,7 @@ def _sizes_of_records(file: IO[bytes], whole: bool) -> Counter[int]:
 
 
 class _Contents:
-    """What a pickle holds, in plain types.
+    """Converts what a pickle holds to plain types, within the memory that its file justifies.
 
     Args:
         records: How many records have so many bytes. The values of a tensor are a whole record.
