@@ -220,8 +220,8 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
     else:
         sentences.append(says(product, f"The sum of D scatters by {std:.2g} * sqrt(length)"))
     limit = BY_KEY["kl_rollout_train_k3"]
-    if limit.crossed(k3):
-        sentences.append(f"k3 is far above {limit.healthy:g}: these bounds keep what is broken; {limit.hint}")
+    if limit.state(k3) == "alarm":
+        sentences.append(f"k3 is far above {limit.watch:g}: these bounds keep what is broken; {limit.hint}")
     return Suggestion(geometric, product, veto, rejected, tuple(sentences))
 
 

@@ -36,9 +36,9 @@ def _table(metrics: Mapping[str, float], keys: Sequence[str]) -> str:
     for key in keys:
         limit = BY_KEY.get(key)
         value = f"{metrics[key]:,.6g}"
-        if limit is not None and limit.crossed(metrics[key]):
+        if limit is not None and limit.state(metrics[key]) == "alarm":
             value = f"<b style='color:#c00'>{value}</b>"
-        healthy = "" if limit is None else f"healthy: {html.escape(limit.range_of(limit.healthy))}"
+        healthy = "" if limit is None else f"healthy: {html.escape(limit.range)}"
         rows.append(f"<tr><td><code>{html.escape(key)}</code></td><td>{value}</td><td>{healthy}</td></tr>")
     return f"<table>{''.join(rows)}</table>"
 

@@ -86,8 +86,10 @@ def _mismatch(metrics: Mapping[str, float], measured: float) -> list[str]:
     found = []
     for key in ("kl_rollout_train_k3", "chi2_train_rollout", "logratio_abs_max"):
         limit = BY_KEY[key]
-        if limit.crossed(metrics[key]):
-            found.append(f"{key} is {metrics[key]:.3g} (healthy: {limit.range_of(limit.healthy)}): {limit.hint}")
+        state = limit.state(metrics[key])
+        if state != "healthy":
+            mild = "watch: " if state == "watch" else ""
+            found.append(f"{mild}{key} is {metrics[key]:.3g} (healthy: {limit.range}): {limit.hint}")
     error = metrics["ratio_std"] / math.sqrt(measured) if measured else 0.0
     away = metrics["ratio_mean"] - 1.0
     if abs(away) > ratio_room(metrics["ratio_std"], measured):
@@ -109,7 +111,7 @@ def _kept(metrics: Mapping[str, float]) -> list[str]:
     limit = BY_KEY["tokens_kept_fraction"]
     if not metrics["tokens_kept"]:
         return [f"everything is rejected, 0.0 % of the tokens train: {limit.hint}"]
-    if not limit.crossed(metrics["tokens_kept_fraction"]):
+    if limit.state(metrics["tokens_kept_fraction"]) != "alarm":
         return []
     return [
         f"only {100 * metrics['tokens_kept_fraction']:.1f} % of the tokens and "
@@ -124,7 +126,7 @@ def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
         limit = BY_KEY["weight_ess" if spec.weight.per_token else "sequence_weight_ess"]
         ess = metrics["weight_ess" if spec.weight.per_token else f"{weight_of_sequence(spec)}_ess"]
         # 0 where every weight is 0: then all is rejected.
-        if limit.crossed(ess) and metrics["tokens_kept"]:
+        if limit.state(ess) == "alarm" and metrics["tokens_kept"]:
             found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds: {limit.hint}")
     sequence_sums = spec.weight is not None and spec.weight.is_product
     sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)

@@ -7,7 +7,7 @@ import sys
 from rollout_corr.api import routes
 from rollout_corr.metrics import extra, loss, native, turns
 from rollout_corr.metrics.labels import LabelSet
-from rollout_corr.metrics.limits import LIMITS, RATIO_ERRORS, RATIO_MARGIN
+from rollout_corr.metrics.limits import LIMITS, NOT_WARNED, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
 from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
@@ -40,21 +40,23 @@ WATCHED = """\
 log-likelihoods, probabilities, a mask), placeholders of 0 or -1 at every token, two arguments that are identical, and
 product ratios near the clamp; of a policy loss, tokens with NaN or infinity in what it needs. Of 1,000 healthy batches
 of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3) it spoke about none (`tests/metrics/test_warnings.py`).
+Between the healthy range and the alarm a sentence begins with "watch:". Pages show rows with a star; `warnings()` does
+not judge them, because they grow with the length of healthy sequences too.
 """
 
 
 def watched() -> str:
     """The table of the limits, which the guide shows too."""
     lines = [
-        "| metric | healthy | `warnings()` reports | what it says | what to do |",
+        "| metric | healthy | alarm | what it says | what to do |",
         "|---|---|---|---|---|",
         f"| `ratio_mean` | near 1 | more than {RATIO_ERRORS:g} standard errors and {RATIO_MARGIN:g} from 1 | its mean "
         "is 1, whatever the mismatch, where tokens were sampled from the rollout log-probs | look for top-p, a "
         "temperature, a shift, other weights |",
     ]
     for limit in LIMITS:
-        reports = "-" if limit.alarm is None else f"{limit.beyond} {limit.alarm:g}"
-        cells = f"`{limit.key}`", limit.range_of(limit.healthy), reports, limit.reason, limit.hint
+        key = f"`{limit.key}`{' *' * (limit.key in NOT_WARNED)}"
+        cells = key, limit.range, f"{limit.beyond} {limit.alarm:g}", limit.reason, limit.hint
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -161,17 +161,13 @@ def test_every_limit_is_a_metric_and_says_why():
     specs = [rc.Spec(weight=weight) for weight in (rc.Weight.token(), rc.Weight.product())]
     keys = {row.key: row for spec in specs for row in metrics_of(spec)}
     for limit in LIMITS:
-        assert keys[limit.key].healthy == limit.range_of(limit.healthy)
-        assert limit.reason and limit.hint
-        if limit.alarm is not None:
-            assert (
-                not limit.crossed(limit.alarm) and not limit.crossed(limit.healthy) and not limit.crossed(float("nan"))
-            )
-            assert limit.crossed(limit.alarm + (1.0 if limit.beyond == "above" else -1.0))
-            assert (
-                f"| `{limit.key}` | {limit.range_of(limit.healthy)} | {limit.beyond} {limit.alarm:g} |"
-                in metrics_page.watched()
-            )
+        assert keys[limit.key].healthy == limit.range and limit.reason and limit.hint
+        beyond = 1e-6 if limit.beyond == "above" else -1e-6
+        values = (limit.watch, limit.watch + beyond, limit.alarm, limit.alarm + beyond, float("nan"))
+        between = "watch" if limit.alarm != limit.watch else "alarm"
+        wanted = ["healthy", between, "watch" if between == "watch" else "healthy", "alarm", "healthy"]
+        assert [limit.state(value) for value in values] == wanted
+        assert f"| {limit.range} | {limit.beyond} {limit.alarm:g} |" in metrics_page.watched()
     assert len(BY_KEY) == len(LIMITS)
 
 

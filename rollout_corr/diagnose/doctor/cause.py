@@ -16,7 +16,7 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 Metrics = dict[str, float]
 
 # k3 of a healthy engine stays below this, and |sum of D| of a sequence below this many nats.
-HEALTHY_K3, HEALTHY_SUM = BY_KEY["kl_rollout_train_k3"].healthy, 2.0
+HEALTHY_K3, HEALTHY_SUM = BY_KEY["kl_rollout_train_k3"].watch, 2.0
 
 # A group of tokens is suspect if its mean |D| is TIMES that of equally likely tokens and at least MATTERS nats.
 TIMES, MATTERS = 2.0, 5e-3

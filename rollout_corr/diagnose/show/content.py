@@ -114,7 +114,7 @@ def _healthy(key: str, metrics: Sequence[Mapping[str, float]]) -> str:
         return f"1 +- {max(map(ratio_room_of, metrics)):.2g}"
     # The metrics of each kind of weights have its name before theirs.
     limit = BY_KEY.get(key.rpartition("/")[2])
-    return limit.range_of(limit.healthy) if limit is not None else ""
+    return limit.range if limit is not None else ""
 
 
 def weights_table(dumps: Named) -> Table:
@@ -158,9 +158,9 @@ TILES = {
     "token/weight_ess": f"effective sample, token weights <= {UPPER:g}",
 }
 WORDS: dict[State | Literal["none"], str] = {
-    "good": "healthy",
-    "warning": "watch",
-    "error": "alarm",
+    "healthy": "healthy",
+    "watch": "watch",
+    "alarm": "alarm",
     "none": "not measured",
 }
 
@@ -185,7 +185,7 @@ class Tile(NamedTuple):
     @property
     def range(self) -> str:
         """Its healthy range, to stand behind the word for its state."""
-        return self.healthy if self.state == "good" else f"(healthy: {self.healthy})"
+        return self.healthy if self.state == "healthy" else f"(healthy: {self.healthy})"
 
 
 def ratio_room_of(metrics: Mapping[str, float]) -> float:
@@ -202,10 +202,10 @@ def tiles(metrics: Mapping[str, float]) -> list[Tile]:
         state: State
         if key == "ratio_mean":
             room = ratio_room_of(metrics)
-            healthy, state = f"1 +- {room:.2g}", "good" if abs(value - 1.0) <= room else "error"
+            healthy, state = f"1 +- {room:.2g}", "healthy" if abs(value - 1.0) <= room else "alarm"
         else:
             limit = BY_KEY[key.rpartition("/")[2]]
-            healthy, state = limit.range_of(limit.healthy), limit.state(value)
+            healthy, state = limit.range, limit.state(value)
         if measured:
             near_one = key == "ratio_mean" and value < 100.0
             found.append(Tile(key, name, f"{value:.3f}" if near_one else f"{value:.3g}", healthy, state))

@@ -18,7 +18,7 @@ h2 { font-size: 1.1rem; margin: 2.2rem 0 .7rem; overflow-wrap: anywhere; }
 .tiles { display: grid; grid-template-columns: repeat(5, minmax(0, 1fr)); gap: 12px; margin: .8rem 0; }
 .tile { display: flex; flex-direction: column; background: var(--card); border-top: 4px solid var(--hue);
   border-radius: 6px; padding: .55rem .8rem .6rem; --hue: var(--soft); }
-.tile.good { --hue: var(--good); } .tile.warning { --hue: var(--warning); } .tile.error { --hue: var(--error); }
+.tile.healthy { --hue: var(--good); } .tile.watch { --hue: var(--warning); } .tile.alarm { --hue: var(--error); }
 .tile .name { font-size: .8rem; line-height: 1.3; color: var(--soft); min-height: 2.6em; }
 .tile b { font-size: 1.65rem; line-height: 1.3; font-variant-numeric: tabular-nums; color: var(--hue); }
 .tile .range { font-size: .78rem; } .tile .state { color: var(--hue); font-weight: 600;
