@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ...metrics.limits import BY_KEY, State, ratio_room
@@ -11,6 +11,8 @@ from ...metrics.native import weight_of_sequence
 from ..doctor.cause import counted
 from ..doctor.diagnosis import Diagnosed
 from ..measure.measurement import UPPER, WEIGHTED, Measurement
+from ..measure.profiles import Row
+from ..measure.worst_tokens import WorstToken
 from ..read.dump import Source
 from ..what_if import Setting, SettingResult
 
@@ -83,10 +85,42 @@ def summary(diagnosis: Diagnosed) -> str:
     """Say how much was measured, and how large the mismatch is."""
     metrics = diagnosis.measured.metrics()
     return (
-        f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}. {ABOUT_D} Mean |D| "
+        f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}: mean |D| "
         f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}, k3 "
-        f"{metrics['kl_rollout_train_k3']:.3g} nats per token"
+        f"{metrics['kl_rollout_train_k3']:.3g} nats per token. {ABOUT_D}"
     )
+
+
+def joined(rows: Sequence[Row], most: int) -> Sequence[Row]:
+    """Join neighboring bins, as many each time, until at most so many are left."""
+    size = -(-len(rows) // most)
+    return rows if size <= 1 else [_join(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+
+def _join(rows: Sequence[Row]) -> Row:
+    """Return the bin that holds all tokens of some."""
+    count = sum(row.count for row in rows)
+
+    def mean(value: Callable[[Row], float]) -> float:
+        return math.fsum(row.count * value(row) for row in rows) / count
+
+    middle, first, last = mean(lambda row: row.logratio_mean), rows[0].label, rows[-1].label
+    square = mean(lambda row: row.logratio_std**2 + row.logratio_mean**2)
+    return Row(
+        label=first if len(rows) == 1 else f"{first.partition(' - ')[0]} - {last.rpartition(' - ')[2]}",
+        at=rows[0].at,
+        count=count,
+        logratio_mean=middle,
+        logratio_abs_mean=mean(lambda row: row.logratio_abs_mean),
+        logratio_std=math.sqrt(max(0.0, square - middle * middle)),
+        logratio_abs_max=max(row.logratio_abs_max for row in rows),
+        large_fraction=mean(lambda row: row.large_fraction),
+    )
+
+
+def around(tokens: Iterable[WorstToken]) -> str:
+    """Name what is shown of the neighbors of the worst tokens."""
+    return "tokens around it" if any(token.tokens for token in tokens) else "D of neighboring tokens"
 
 
 def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:

@@ -21,14 +21,15 @@ from ..read.problems import DumpError, extra
 from ..what_if import WhatIf, pareto
 from .content import (
     ABOUT_BEST,
-    ABOUT_D,
     ABOUT_SUGGESTION,
     AXES,
     HEALTHY,
     KEYS,
     PARETO,
     Table,
+    around,
     fields_of,
+    joined,
     metrics_table,
     named,
     outcome_cells,
@@ -36,12 +37,16 @@ from .content import (
     summary,
     weights_table,
 )
+from .order import first_views
 from .visible import MOST_OF_TOKEN, visible
 
-# Longer axes are thinned out in the terminal; the page and --json have all rows.
+# Neighbors of longer axes are joined in the terminal; the page and --json have all rows.
 MOST_ROWS = 16
-# Characters of the longest bar, and worst tokens in the terminal.
-BAR, MOST_WORST = 16, 10
+# Characters of the longest bar to each side, and worst tokens in the terminal.
+BAR, MOST_WORST = 9, 10
+ABOUT_BARS = "Bars: mean D, to the left where it is negative, and light on to mean |D|"
+# What bars are made of: a full block, a light one, and a middle.
+BLOCKS = "\u2588\u2591\u2502"
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 # Texts are folded to columns of this width, and not to narrower ones; no number is as long.
 FOLDED = 24
@@ -68,6 +73,17 @@ class Terminal:
         # rich would exit with 1, which tells a gate that the dump is unhealthy.
         self._console.on_broken_pipe = _raise
         self._made = _rich("text").Text
+        self._text_alone = into is not None
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the encoding of what is printed has block characters."""
+        encoding = getattr(sys.stdout, "encoding", None) if self._text_alone else self._console.encoding
+        try:
+            BLOCKS.encode(encoding or "utf-8")
+        except (LookupError, UnicodeEncodeError):
+            return False
+        return True
 
     @property
     def width(self) -> int:
@@ -177,25 +193,32 @@ def _of_source(source: Source) -> Iterator[Line]:
 
 
 def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
-    """Print the report of a dump. Of two dumps only the metrics are printed, side by side; the page has the rest."""
-    for each in diagnoses:
-        _print(out, _of_source(each.source))
-    out.line(ABOUT_D)
-    measured = diagnoses[0].measured
+    """Print the report of a dump: the causes, then tables. Of two dumps only the metrics are tables."""
+    for diagnosis in diagnoses:
+        if len(diagnoses) > 1:
+            out.line(diagnosis.source.where, style="bold")
+        _print(out, _of_findings(diagnosis))
+        if is_healthy(diagnosis.findings):
+            _print(out, ((f"! {warning}", "yellow") for warning in diagnosis.measured.mismatch_warnings()))
+        out.line()
     dumps = named(diagnoses)
     out.table("Mismatch", metrics_table(dumps, KEYS))
     if len(diagnoses) == 1:
-        out.table("Importance weights", weights_table(dumps))
-        for axis, rows in measured.profiles().items():
-            title = visible(AXES.get(axis, axis), MOST_OF_TOKEN)
-            out.table(f"|D| by {title}", _axis_table(title, rows))
+        measured, first = diagnoses[0].measured, first_views(diagnoses[0].findings)
+        out.line(f"{ABOUT_BARS}.")
+        profiles = measured.profiles()
+        for axis in sorted(profiles, key=lambda axis: axis not in first):
+            rows = profiles[axis]
+            title, shown = visible(AXES.get(axis, axis), MOST_OF_TOKEN), joined(rows, MOST_ROWS)
+            cut = ""
+            if axis not in AXES and len(rows) > MOST_ROWS:
+                # Labels have no neighbors.
+                shown = sorted(rows, key=lambda row: -row.logratio_abs_mean)[:MOST_ROWS]
+                cut = f", the {MOST_ROWS} of {len(rows)} with the largest mean |D|"
+            out.table(f"D by {title}{cut}", _axis_table(title, shown, out.blocks))
         if measured.worst:
             out.table("Worst tokens", _worst_table(measured))
-        for warning in measured.warnings():
-            out.line(f"! {warning}", style="yellow")
-    for each in diagnoses:
-        for finding in each.findings:
-            out.line(*_title(finding, f"{each.source.where}: " if len(diagnoses) == 2 else ""))
+        out.table("Importance weights", weights_table(dumps))
 
 
 def text_of_report(diagnoses: Sequence[Diagnosed]) -> str:
@@ -208,25 +231,23 @@ def text_of_report(diagnoses: Sequence[Diagnosed]) -> str:
     return "\n".join(line.rstrip() for line in into.getvalue().splitlines())
 
 
-def _title(finding: Finding, before: str) -> Line:
-    return f"{before}{finding.severity}: {finding.title} [{finding.name}]", STYLES[finding.severity]
-
-
-def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return at most MOST_ROWS rows, evenly spread, with the first and the last."""
-    if len(rows) <= MOST_ROWS:
-        return rows
-    return [rows[round(i * (len(rows) - 1) / (MOST_ROWS - 1))] for i in range(MOST_ROWS)]
-
-
-def _axis_table(title: str, rows: Sequence[Row]) -> Table:
-    most = max(row.logratio_abs_mean for row in rows)
+def _axis_table(title: str, rows: Sequence[Row], blocks: bool) -> Table:
+    most = max(row.logratio_abs_mean for row in rows) or 1.0
     cells = []
-    for row in _thinned(rows):
-        bar = "#" * round(BAR * row.logratio_abs_mean / most) if most else ""
-        values = (f"{value:.3g}" for value in (row.logratio_abs_mean, row.logratio_mean, row.logratio_abs_max))
-        cells.append((row.label, bar, *values, str(row.count)))
-    return Table((title, "mean |D|", "", "mean D", "max |D|", "count"), cells, text=2)
+    for row in rows:
+        bar = _bar(row.logratio_mean / most, row.logratio_abs_mean / most, BLOCKS if blocks else "#.|")
+        values = (f"{value:.3g}" for value in (row.logratio_mean, row.logratio_abs_mean, row.logratio_abs_max))
+        cells.append((row.label, bar, *values, f"{row.count:,}"))
+    return Table((title.partition(" (")[0], "mean D", "", "mean |D|", "max |D|", "count"), cells, text=2)
+
+
+def _bar(part: float, reach: float, characters: str) -> str:
+    """Draw a number from -1 to 1 to the left or to the right of a middle, and light on to a larger magnitude."""
+    full, light, middle = characters
+    solid, whole = round(BAR * abs(part)), round(BAR * reach)
+    if part < 0:
+        return f"{(whole - solid) * light + solid * full:>{BAR}}{middle}"
+    return f"{'':{BAR}}{middle}{solid * full}{(whole - solid) * light}"
 
 
 def _worst_table(measured: Measurement) -> Table:
@@ -237,8 +258,7 @@ def _worst_table(measured: Measurement) -> Table:
         context = " ".join(f"[{text}]" if i == token.at else text for i, text in enumerate(shown))
         values = (f"{value:.4g}" for value in (token.d, token.train_logp, token.rollout_logp))
         rows.append((f"{token.record}:{token.position}", context, *values))
-    around = "tokens" if any(token.tokens for token in measured.worst) else "D around it"
-    return Table(("record:position", around, "D", "train", "rollout"), rows, text=2)
+    return Table(("record:position", around(measured.worst), "D", "train", "rollout"), rows, text=2)
 
 
 def print_findings(out: Terminal, diagnosis: Diagnosed) -> None:
@@ -263,16 +283,18 @@ def _folded(content: str, width: int) -> list[str]:
 
 
 def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
-    yield from _of_source(diagnosis.source)
-    yield summary(diagnosis), ""
+    """Say what was found, the gravest cause first and alone on its line; then what was read."""
     if is_healthy(diagnosis.findings):
         yield f"healthy: {HEALTHY}", "bold green"
     for i, finding in enumerate(diagnosis.findings, 1):
-        yield "", ""
-        yield _title(finding, f"{i}. ")
+        if i > 1:
+            yield "", ""
+        yield f"{i}. {finding.severity}: {finding.title} [{finding.name}]", STYLES[finding.severity]
         for line in finding.evidence:
             yield f"   - {line}", ""
         yield f"   -> {finding.advice}", ""
+    yield summary(diagnosis), ""
+    yield from _of_source(diagnosis.source)
 
 
 def print_what_if(out: Terminal, source: Source, tried: WhatIf, everything: bool = False) -> None:
