@@ -80,7 +80,7 @@ def test_the_command_prints_what_python_returns(tmp_path, capsys, monkeypatch):
     assert main(["report", str(path), "--page", str(tmp_path / "one.html")]) == 0
     *printed, last = (line.rstrip() for line in capsys.readouterr().out.splitlines())
     found = rc.report(path, page=tmp_path / "two.html")
-    assert printed == repr(found).splitlines() and last == f"page: {tmp_path / 'one.html'}"
+    assert "\n".join(printed).rstrip() == repr(found) and last == f"page: {tmp_path / 'one.html'}"
     pages = [(tmp_path / name).read_text(encoding="utf-8") for name in ("one.html", "two.html")]
     assert pages[0] == pages[1] == found.html()
 
@@ -101,7 +101,9 @@ def test_a_planted_temperature_is_an_object(monkeypatch):
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.findings = ()
     text = repr(found)
-    assert text.startswith("tensors: train_logp, rollout_logp, cu_seqlens, token_ids\n")
+    # The cause is the first line, what was read the last one.
+    assert text.startswith("1. error: a temperature was applied on one side only")
+    assert text.endswith("\ntensors: train_logp, rollout_logp, cu_seqlens, token_ids")
     assert f"1. error: {finding.title} [temperature]" in text and f"   -> {finding.advice}" in text
     monkeypatch.setenv("COLUMNS", "60")
     folded = repr(found)

@@ -8,15 +8,18 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders import planted_dumps
 from builders.dumps import json_of, packed, plain, records, statistics, write, write_jsonl
 from builders.rounding import near
 from builders.weights import weight_of
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
-from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES
+from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES, Row
 from rollout_corr.diagnose.measure.worst_tokens import WORST
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.show import terminal
+from rollout_corr.diagnose.show.content import joined
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -198,3 +201,41 @@ def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
     assert "reading dump.pt" in out.err and "reading" not in out.out
     assert main(["report", path, "--json"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_the_terminal_begins_with_the_cause_and_its_axis(tmp_path, capsys):
+    """The evidence follows, and of the tables by an axis that of the cause is the first."""
+    torch.save(planted_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), tmp_path / "x.pt")
+    assert main(["report", str(tmp_path / "x.pt"), "--no-page"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1. warning: ") and lines[0].endswith("[drift]") and lines[1].startswith("   - mean |D|")
+    axes = [line.strip() for line in lines if line.startswith("D by ")]
+    assert axes[:2] == ["D by step", "D by position in the sequence"]
+    # All 40 steps, three to a row.
+    below = lines[lines.index(next(line for line in lines if line.startswith("D by step"))) :]
+    rows = [line.split() for line in below[4 : below.index("", 4) if "" in below else 20]]
+    steps = [row for row in rows if "│" in " ".join(row)]
+    assert [" ".join(row[:3]) for row in steps[:2]] == ["0 - 2", "3 - 5"] and len(steps) == 14 and steps[-1][0] == "39"
+
+
+def test_neighbors_are_joined_and_no_token_is_lost():
+    rows = [Row(f"{i}", float(i), i + 1, 0.1 * i - 1.0, 1.0 + i, 0.5, 2.0 + i % 5, 0.25) for i in range(37)]
+    few = joined(rows, 16)
+    assert len(few) == 13 and joined(few, 16) is few
+    assert [row.label for row in few[:2]] == ["0 - 2", "3 - 5"] and few[-1] == rows[-1]
+    assert sum(row.count for row in few) == sum(row.count for row in rows)
+    first = few[1]
+    assert first.count == 15 and first.logratio_abs_max == 6.0 and first.large_fraction == near(0.25)
+    assert first.logratio_mean == near(math.fsum(row.count * row.logratio_mean for row in rows[3:6]) / 15)
+    squares = math.fsum(row.count * (row.logratio_std**2 + row.logratio_mean**2) for row in rows[3:6]) / 15
+    assert first.logratio_std == near(math.sqrt(squares - first.logratio_mean**2))
+
+
+@pytest.mark.parametrize(("characters", "solid"), [(terminal.BLOCKS, "█"), ("#.|", "#")])
+def test_a_bar_goes_to_the_side_of_its_sign(characters, solid):
+    middle = characters[2]
+    left, right = (terminal._bar(part, 1.0, characters) for part in (-0.5, 0.5))
+    assert left.endswith(middle) and right.index(middle) == left.index(middle) == terminal.BAR
+    assert left.count(solid) == right.count(solid) == round(0.5 * terminal.BAR)
+    assert left.rstrip(middle)[-1] == right.partition(middle)[2][0] == solid
+    assert len(right) == 2 * terminal.BAR + 1

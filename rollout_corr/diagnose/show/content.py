@@ -19,6 +19,10 @@ from ..what_if import Setting, SettingResult
 # Measurements by the name of what was read.
 Named = Sequence[tuple[str, Measurement]]
 
+Unit = Literal["tokens", "sequences"]
+# The mean of a bin of fewer is chance.
+FEWEST: dict[Unit, int] = {"tokens": 50, "sequences": 5}
+
 ABOUT_D = "D is the log-ratio train_logp - rollout_logp of a token."
 HEALTHY = "no known sign of a bug, and the policies agree"
 
@@ -91,6 +95,16 @@ def summary(diagnosis: Diagnosed) -> str:
     )
 
 
+def unit_of(axis: str) -> Unit:
+    """Return what the bins of an axis count."""
+    return "sequences" if axis == "length" else "tokens"
+
+
+def enough(rows: Sequence[Row], unit: Unit) -> Sequence[Row]:
+    """Return the bins that have enough tokens or sequences for a mean; all, if none has enough."""
+    return [row for row in rows if row.count >= FEWEST[unit]] or rows
+
+
 def joined(rows: Sequence[Row], most: int) -> Sequence[Row]:
     """Join neighboring bins, as many each time, until at most so many are left."""
     size = -(-len(rows) // most)
@@ -99,6 +113,8 @@ def joined(rows: Sequence[Row], most: int) -> Sequence[Row]:
 
 def _join(rows: Sequence[Row]) -> Row:
     """Return the bin that holds all tokens of some."""
+    if len(rows) == 1:
+        return rows[0]
     count = sum(row.count for row in rows)
 
     def mean(value: Callable[[Row], float]) -> float:
@@ -107,7 +123,7 @@ def _join(rows: Sequence[Row]) -> Row:
     middle, first, last = mean(lambda row: row.logratio_mean), rows[0].label, rows[-1].label
     square = mean(lambda row: row.logratio_std**2 + row.logratio_mean**2)
     return Row(
-        label=first if len(rows) == 1 else f"{first.partition(' - ')[0]} - {last.rpartition(' - ')[2]}",
+        label=f"{first.partition(' - ')[0]} - {last.rpartition(' - ')[2]}",
         at=rows[0].at,
         count=count,
         logratio_mean=middle,

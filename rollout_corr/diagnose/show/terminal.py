@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..best_settings import best_settings
-from ..doctor.cause import Finding, Severity
+from ..doctor.cause import Severity
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row
@@ -27,7 +27,9 @@ from .content import (
     KEYS,
     PARETO,
     Table,
+    Unit,
     around,
+    enough,
     fields_of,
     joined,
     metrics_table,
@@ -35,6 +37,7 @@ from .content import (
     outcome_cells,
     problems_title,
     summary,
+    unit_of,
     weights_table,
 )
 from .order import first_views
@@ -215,7 +218,7 @@ def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
                 # Labels have no neighbors.
                 shown = sorted(rows, key=lambda row: -row.logratio_abs_mean)[:MOST_ROWS]
                 cut = f", the {MOST_ROWS} of {len(rows)} with the largest mean |D|"
-            out.table(f"D by {title}{cut}", _axis_table(title, shown, out.blocks))
+            out.table(f"D by {title}{cut}", _axis_table(title, shown, unit_of(axis), out.blocks))
         if measured.worst:
             out.table("Worst tokens", _worst_table(measured))
         out.table("Importance weights", weights_table(dumps))
@@ -228,11 +231,12 @@ def text_of_report(diagnoses: Sequence[Diagnosed]) -> str:
         print_report(Terminal(into=into), diagnoses)
     except DumpError as error:
         return "\n".join([*map(text_of_findings, diagnoses), str(error)])
-    return "\n".join(line.rstrip() for line in into.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in into.getvalue().splitlines()).rstrip()
 
 
-def _axis_table(title: str, rows: Sequence[Row], blocks: bool) -> Table:
-    most = max(row.logratio_abs_mean for row in rows) or 1.0
+def _axis_table(title: str, rows: Sequence[Row], unit: Unit, blocks: bool) -> Table:
+    # A few tokens far out would make all other bars short.
+    most = max(row.logratio_abs_mean for row in enough(rows, unit)) or 1.0
     cells = []
     for row in rows:
         bar = _bar(row.logratio_mean / most, row.logratio_abs_mean / most, BLOCKS if blocks else "#.|")
@@ -243,8 +247,8 @@ def _axis_table(title: str, rows: Sequence[Row], blocks: bool) -> Table:
 
 def _bar(part: float, reach: float, characters: str) -> str:
     """Draw a number from -1 to 1 to the left or to the right of a middle, and light on to a larger magnitude."""
-    full, light, middle = characters
-    solid, whole = round(BAR * abs(part)), round(BAR * reach)
+    full, light, middle = tuple(characters)
+    solid, whole = (round(BAR * min(1.0, abs(length))) for length in (part, reach))
     if part < 0:
         return f"{(whole - solid) * light + solid * full:>{BAR}}{middle}"
     return f"{'':{BAR}}{middle}{solid * full}{(whole - solid) * light}"
