@@ -112,6 +112,14 @@ def temperature(seed: int, engine: float, reported: float, trainer: float) -> di
     return model.columns(sampled, (model.logits / trainer).log_softmax(1), (model.engine / reported).log_softmax(1))
 
 
+def raw(seed: int, sampled_at: float = 1.0, top_p: float = 1.0) -> dict[str, Tensor]:
+    """Give raw log-probs on both sides, and the entropy of the policy that they are of, whatever sampled."""
+    model = Model(seed)
+    sampled = model.sample(truncated(model.engine / sampled_at, top_p=top_p))
+    train, rollout = model.logits.log_softmax(1), model.engine.log_softmax(1)
+    return model.columns(sampled, train, rollout, entropy=-(train.exp() * train).sum(1))
+
+
 def updated(seed: int, step: float, **model_arguments: Any) -> dict[str, Tensor]:
     """Put the trainer some updates ahead."""
     model = Model(seed, **model_arguments)
@@ -211,7 +219,43 @@ def retokenized(seed: int, tokens: int, harder: float | None = None, first: bool
     return columns
 
 
+def other_context(seed: int) -> dict[str, Tensor]:
+    """Make turns of 30 tokens, of which the trainer reads all but the first behind other text."""
+    model = Model(seed)
+    columns = model.healthy(mask=model.position % 40 < 30)
+    other = model.logits[torch.randperm(model.count, generator=model.generator)]
+    later = at(other.log_softmax(1), columns["token_ids"])
+    columns["train_logp"] = torch.where(model.position >= 40, later, columns["train_logp"])
+    return columns
+
+
 # --- the values are no log-probs
+
+
+def padded(seed: int, left: bool = False, hidden: bool = False, **model_arguments: Any) -> dict[str, Tensor]:
+    """Pad a healthy batch with zeros, with or without the mask that hides them."""
+    model = Model(seed, **model_arguments)
+    columns = model.healthy()
+    place = torch.arange(int(model.lengths.max()))
+    inside = (place.flip(0) if left else place) < model.lengths[:, None]
+    found = {
+        name: torch.zeros(inside.shape).masked_scatter(inside, columns[name]) for name in ("train_logp", "rollout_logp")
+    }
+    return found | ({"mask": inside} if hidden else {})
+
+
+def certain_ends(seed: int, tokens: int, length: int = 0) -> dict[str, Tensor]:
+    """End sequences with some certain tokens, of probability 1 in float32; 0: sequences of any lengths."""
+    model = Model(seed, sequences=60)
+    columns = model.healthy()
+    left = model.lengths[model.owner] - model.position
+    run = 1 + (tokens * 2 * model.uniform(len(model.lengths))).long()
+    for name in ("train_logp", "rollout_logp"):
+        columns[name] = torch.where(left <= run[model.owner], 0.0, columns[name])
+    if length:
+        use = (model.lengths >= length)[model.owner] & (left <= length)
+        columns = {name: columns[name][use].view(-1, length) for name in ("train_logp", "rollout_logp")}
+    return columns
 
 
 def filled(seed: int, value: float, share: float = 0.1, side: str = "rollout_logp") -> dict[str, Tensor]:

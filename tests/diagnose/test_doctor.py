@@ -128,12 +128,54 @@ def test_small_and_empty_dumps_get_no_false_finding(change, wanted):
     assert causes_of(one | change(one)) == wanted
 
 
-@pytest.mark.parametrize(("length", "paired"), [(25, 0), (26, 8)])
-def test_pairs_do_not_reach_into_the_next_sequence(length, paired):
-    """Moved by two, 26 tokens make the 24 pairs that are needed; 25 tokens do not."""
-    logp = -torch.rand(8 * length, generator=torch.Generator().manual_seed(0))
-    made = {"train_logp": logp, "rollout_logp": logp - 0.01, "lengths": torch.full((8,), length)}
-    assert measured(made).evidence.paired == paired
+@pytest.mark.parametrize(("length", "pools"), [(2, 0), (10, 4), (25, 8), (26, 8)])
+def test_short_sequences_are_tested_for_a_shift_together(length, pools):
+    """Moved by one within each sequence; pairs that reached into the next one would spoil the fit."""
+    logp = -torch.rand(16 * length, generator=torch.Generator().manual_seed(0))
+    moved = logp.view(16, length).roll(1, 1).flatten()
+    found = measured({"train_logp": logp, "rollout_logp": moved, "lengths": torch.full((16,), length)}).evidence
+    assert found.paired == found.shifted[-1] == (16 if pools else 0)
+
+
+def test_padding_is_counted(tmp_path, capsys):
+    """Finding 2 of the users' second review: a padded batch without its mask was called healthy."""
+    columns = planted_dumps.padded(0)
+    names = ("train_logp", "rollout_logp")
+    (found,) = diagnose(measured(columns))
+    zeros = int((columns["train_logp"] == 0).sum())
+    assert abs(found.numbers["tokens"] - zeros) < 0.01 * zeros and "at the ends of rows" in found.title
+    hidden = measured(planted_dumps.padded(0, hidden=True)).metrics()["kl_rollout_train_k3"]
+    assert found.numbers["rest_kl_rollout_train_k3"] == pytest.approx(hidden, rel=0.01)
+    mask = planted_dumps.padded(0, hidden=True)["mask"].to(torch.uint8)
+    torch.save(columns | {"token_loss_mask": mask, "scores": torch.ones(len(mask))}, tmp_path / "x.pt")
+    rc.dump(tmp_path / "x.jsonl", *map(columns.get, names), sequences=None, token_loss_mask=mask).result()
+    rows, width = mask.shape
+    for name, shape in (("x.pt", f"{rows} x {width}"), ("x.jsonl", f"{width}")):
+        assert main(["doctor", str(tmp_path / name)]) == 1
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"token_loss_mask [{shape}, 0/1: --field mask=token_loss_mask if it is the mask]" in text
+        assert main(["doctor", str(tmp_path / name), "--field", "mask=token_loss_mask"]) == 0
+        assert "token_loss_mask [" not in capsys.readouterr().out
+
+
+def test_an_entropy_shows_what_log_probs_cannot(tmp_path):
+    """Finding 8: raw log-probs of both sides agree whatever sampled. Entropies come from a batch or from a dump."""
+    made = planted_dumps.raw(0, 0.7)
+    batch = rc.Batch(cu_seqlens=made.pop("cu_seqlens"), entropy=made.pop("entropy"))
+    logps = made["train_logp"], made["rollout_logp"]
+    rc.dump(tmp_path / "x.jsonl", *logps, batch, sequences=None).result()
+    for found in (rc.doctor(*logps, batch), rc.doctor(tmp_path / "x.jsonl")):
+        assert [one.name for one in found.findings] == ["raw_log_probs"] and "entropy" in found.source.fields
+    unseen = rc.doctor(*logps, cu_seqlens=batch.cu_seqlens)
+    assert unseen.healthy and "pass entropy, or processed log-probs" in " ".join(str(unseen).split())
+
+
+def test_versions_that_are_equal_are_no_advice():
+    """Finding 25: a dump whose tokens have one version was told to bring versions."""
+    columns = planted_dumps.updated(0, 0.5)
+    (found,) = diagnose(measured(columns | {"versions": torch.zeros_like(columns["token_ids"])}))
+    assert found.evidence[-1].startswith("all tokens are of version 0: there is nothing to compare")
+    assert "Dump versions" not in found.advice and "Dump versions" in diagnose(measured(columns))[0].advice
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------

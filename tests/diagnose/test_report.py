@@ -178,6 +178,7 @@ def test_report_as_json(tmp_path, capsys):
     assert set(found) == {
         "file",
         "fields",
+        "unused",
         "problems",
         "metrics",
         "warnings",

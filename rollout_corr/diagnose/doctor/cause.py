@@ -18,6 +18,9 @@ Metrics = dict[str, float]
 # k3 of a healthy engine stays below this, and |sum of D| of a sequence below this many nats.
 HEALTHY_K3, HEALTHY_SUM = BY_KEY["kl_rollout_train_k3"].watch, 2.0
 
+# Where an error is found, no range of these says that a dump is healthy.
+EVERY = (*BY_KEY, "ratio_mean")
+
 # A group of tokens is suspect if its mean |D| is TIMES that of equally likely tokens and at least MATTERS nats.
 TIMES, MATTERS = 2.0, 5e-3
 
@@ -33,6 +36,7 @@ class Signs:
         strength: How much of the dump shows it, 0 to 1.
         severity: Replaces the severity of the cause.
         beside: Causes that it hides otherwise, and does not explain here.
+        advice: Replaces the advice of the cause.
     """
 
     title: str
@@ -41,6 +45,7 @@ class Signs:
     strength: float
     severity: Severity | None = None
     beside: tuple[str, ...] = ()
+    advice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Finding:
         advice: What to do about it.
         strength: How much of the tokens shows it, 0 to 1; findings of one severity are ranked by it.
         numbers: The numbers of `evidence` by name, such as {"slope": -0.296, ...}.
+        invalidates: Metrics that look healthy all the same and mean nothing: a bug that they cannot see.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Finding:
     advice: str
     strength: float
     numbers: dict[str, float] = field(hash=False)
+    invalidates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class Cause:
         looks_for: What a dump with it shows; docs/mismatch.md has the same words.
         advice: What to do about it.
         hides: Names of later causes that are only consequences of this one, and not reported beside it.
+        invalidates: Metrics that mean nothing where it is a warning; an error invalidates all of them.
         recognize: Returns the signs of the cause in what was measured, or None.
     """
 
@@ -85,6 +93,7 @@ class Cause:
     advice: str
     hides: Sequence[str]
     recognize: Callable[[Measurement, Metrics], Signs | None]
+    invalidates: tuple[str, ...] = ()
 
     def find(self, measured: Measurement, metrics: Metrics) -> tuple[Finding, frozenset[str]] | None:
         """Look for the cause; also return what it hides here. `metrics` are those of `measured`."""
@@ -92,17 +101,30 @@ class Cause:
         if signs is None:
             return None
         severity = signs.severity or self.severity
-        finding = Finding(self.name, severity, signs.title, signs.evidence, self.advice, signs.strength, signs.numbers)
+        finding = Finding(
+            self.name,
+            severity,
+            signs.title,
+            signs.evidence,
+            signs.advice or self.advice,
+            signs.strength,
+            signs.numbers,
+            EVERY if severity == "error" else self.invalidates,
+        )
         return finding, frozenset(self.hides) - frozenset(signs.beside)
 
 
 def cause(
-    severity: Severity, looks_for: str, advice: str, hides: Sequence[str] = ()
+    severity: Severity,
+    looks_for: str,
+    advice: str,
+    hides: Sequence[str] = (),
+    invalidates: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Measurement, Metrics], Signs | None]], Cause]:
     """Turn a function that recognizes a cause into that `Cause`, named like the function."""
 
     def made(recognize: Callable[[Measurement, Metrics], Signs | None]) -> Cause:
-        return Cause(recognize.__name__, severity, looks_for, advice, hides, recognize)
+        return Cause(recognize.__name__, severity, looks_for, advice, hides, recognize, invalidates)
 
     return made
 

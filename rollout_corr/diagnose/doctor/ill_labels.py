@@ -57,7 +57,7 @@ def _named(name: str, labels: list[int], names: Sequence[str]) -> str:
 
 def _numbers(name: str, one: IllLabel, names: Sequence[str]) -> str:
     return (
-        f"{name} {name_of(names, one.label)}: mean |D|, cut at 1, is {one.logratio_abs_mean:.3g} over "
+        f"{name} {name_of(names, one.label)}: |D| averages {one.logratio_abs_mean:.3g} (a token counts at most 1) over "
         f"{counted(one.sequences, 'sequence')}, {one.times:.1f} times that of equally likely tokens of the labels that "
         f"agree best ({one.rest_logratio_abs_mean:.3g})"
     )

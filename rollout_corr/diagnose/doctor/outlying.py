@@ -18,8 +18,9 @@ SHOWN = 5
     "warning",
     "a few sequences or tokens carry most of k3, and the others agree: broken samples, or one rank of several",
     "Look at these sequences first: broken text, a request that failed and was retried, other weights on one replica. "
-    "A veto (no token's ratio below 1e-4) rejects sequences with a broken token; a geometric criterion rejects "
-    "sequences that are off everywhere.",
+    "Forced tokens look like this too: min_tokens, logit bias, an EOS added at the length limit. A veto (no token's "
+    "ratio below 1e-4) rejects sequences with a broken token; a geometric criterion rejects sequences that are off "
+    "everywhere.",
     hides=("not_the_sampler", "different_policies", "long_products"),
 )
 def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
@@ -65,8 +66,8 @@ def _sequences(found: BySequence, part: Part) -> Signs:
     return Signs(
         f"the policies differ{guess}" if "?" in guess else f"{of_all}: {_numbers(found.worst[: part.sequences])}",
         (
-            f"{of_all}: there the mean |D|, cut at 1, is {part.logratio_abs_mean:.2g}, and "
-            f"{part.rest_logratio_abs_mean:.2g} in all others, whose k3 is {part.rest_k3:.2g} nats per "
+            f"{of_all}: there |D| averages {part.logratio_abs_mean:.2g} (a token counts at most 1), in all others "
+            f"{part.rest_logratio_abs_mean:.2g}; their k3 is {part.rest_k3:.2g} nats per "
             f"token (healthy: below {HEALTHY_K3:g})",
             _records(found, part.sequences),
         ),

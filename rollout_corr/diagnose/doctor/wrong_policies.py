@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from ...metrics.limits import RATIO_ERRORS
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
-from .cause import HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
+from .cause import EVERY, HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
 SURE = RATIO_ERRORS
 # The slope is a median over sequences, which no outlier moves; a mean of ratios has a heavy tail.
 SURE_OF_SLOPE = 6.0
+# Of policies that differ for a reason that is no bug.
+CORRECT = "Corrections are made for this: `rollout-corr what-if` shows what each would do."
 # A temperature leaves D of unlikely tokens scattered by about its slope, for contexts differ; more has another cause.
 SCATTERS = 1.6
 
@@ -222,7 +224,8 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
     "warning",
     "the mismatch grows along the sequence",
     "Look at what depends on the position: rope scaling and its base, a sliding window, a quantized KV cache, "
-    "context-parallel ranks that count positions from 0.",
+    "context-parallel ranks that count positions from 0. Penalties of the sampler (presence, frequency, repetition) "
+    "look like this too, for tokens repeat more and more: sample without, or return log-probs before them.",
     hides=("different_policies", "long_products", "outliers"),
 )
 def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
@@ -320,25 +323,62 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
+    "the mean of `entropy` is not the mean of -log-prob: tokens were sampled at another temperature, or with top-p",
+    "Sample with temperature 1 and top_p=1; or have the engine return log-probs after sampling (vLLM: "
+    "logprobs_mode='processed_logprobs') and divide the trainer's logits by the same temperature.",
+    invalidates=EVERY,
+)
+def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognize log-probs that agree on both sides, of a policy that did not sample."""
+    found = measured.evidence.entropy()
+    if found is None:
+        return None
+    entropy, difference, error = found
+    # Log-probs that differ a little may be off by as much: |E_q f - E_p f| <= std(f) * sqrt(chi2).
+    room = measured.evidence.fit["train_std"] * math.sqrt(max(0.0, metrics["chi2_train_rollout"]))
+    if abs(difference) < SURE * error + room + 0.03 * entropy + 0.01:
+        return None
+    sharper = difference > 0
+    return Signs(
+        f"the tokens were sampled from a {'sharper' if sharper else 'flatter'} policy than either side reports",
+        (
+            f"the mean entropy is {entropy:.3f} nats, the mean of -train_logp {entropy - difference:.3f}, "
+            f"{abs(difference) / error:.0f} standard errors apart; over tokens that this policy sampled they are equal",
+            "both log-probs are raw, before temperature, top-p or penalties, so that they agree",
+        ),
+        {"entropy_mean": entropy, "surprise_mean": entropy - difference, "difference_error": error},
+        min(1.0, abs(difference) / max(entropy, 1e-9)),
+    )
+
+
+@cause(
+    "warning",
     "the policies differ, and none of the signs above is there: staleness, low precision",
-    "Corrections are made for this: `rollout-corr what-if` shows what each would do. Dump versions and steps beside "
-    "the log-probs to tell staleness from precision.",
+    f"{CORRECT} Dump versions and steps beside the log-probs to tell staleness from precision.",
 )
 def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize policies that differ, where nothing says that the cause is a bug."""
     if metrics["kl_rollout_train_k3"] < HEALTHY_K3:
         return None
     ratio, error = _mean_ratio(metrics)
+    versions = measured.evidence.values["versions"]
+    same = (
+        ()
+        if len(versions) != 1
+        else (f"all tokens are of version {next(iter(versions))}: there is nothing to compare; dump more steps",)
+    )
     return Signs(
         "the two policies differ and show none of the known bugs: staleness or low precision are the usual causes",
         (
             f"k3 is {metrics['kl_rollout_train_k3']:.3g} nats per token (healthy: below {HEALTHY_K3:g}), mean |D| "
             f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}",
             f"the mean ratio exp(D) is {ratio:.3f} +- {error:.3f}; over tokens that the rollout policy sampled it is 1",
+            *same,
         ),
         {name: metrics[name] for name in ("kl_rollout_train_k3", "logratio_abs_mean", "logratio_abs_p99")}
         | {"ratio_mean": ratio, "ratio_mean_error": error},
         min(1.0, metrics["kl_rollout_train_k3"]),
+        advice=CORRECT if same else None,
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from ..measure.evidence import FAR, OTHER_TURNS, SHIFTS, SIDES
+from ..measure.evidence import FAR, FIRST_TURN, OTHER_TURNS, SHIFTS, SIDES
 from ..measure.measurement import Measurement
-from .cause import MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
+from .cause import EVERY, HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
 
 # First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
 SURELY = 10.0
@@ -126,11 +126,49 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 
 @cause(
+    "error",
+    "log-probs of exactly 0 on both sides fill the ends, or the beginnings, of rows: padding without a mask",
+    "Pass the mask (--field mask=NAME; in Python mask=), or the lengths. Without it padding counts as tokens that "
+    "agree: k3 and every mean are too small, and criteria over sequences keep too much.",
+)
+def padding(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognize padding that no mask hides: zeros that fill rows up to their length."""
+    evidence = measured.evidence
+    found = evidence.padding
+    if not found.is_likely(int(metrics["sequences"]), evidence.tokens):
+        return None
+    count, share = found.tokens, found.tokens / evidence.tokens
+    rest = max(1.0, evidence.finite - count)
+    k3 = metrics["kl_rollout_train_k3"] * evidence.finite / rest
+    where = "ends" if found.at_end >= found.at_begin else "beginnings"
+    return Signs(
+        f"{count:,} of {counted(evidence.tokens, 'token')} are exactly 0 on both sides, at the {where} of rows: is the "
+        "mask missing?",
+        (
+            f"{found.rows:,} of {counted(metrics['sequences'], 'sequence')} {where[:-1]} with such a run, of "
+            f"{count / found.rows:.0f} tokens on average; elsewhere {found.inside:,} tokens are 0, in runs of "
+            f"{found.inside / max(1, found.runs):.1f}",
+            f"without them k3 is {k3:.2g} nats per token and not {metrics['kl_rollout_train_k3']:.2g} (healthy: below "
+            f"{HEALTHY_K3:g})",
+        ),
+        {
+            "tokens": count,
+            "tokens_fraction": share,
+            "sequences": found.rows,
+            "tokens_0_elsewhere": found.inside,
+            "rest_kl_rollout_train_k3": k3,
+        },
+        share,
+    )
+
+
+@cause(
     "warning",
     "both log-probs are the same bits: nothing is measured, unless engine and trainer agree bit by bit",
     "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and no correction has an "
     "effect: check which policy each field holds, and whether a bypass mode is on. Where they are built so, "
     "--fail-if 'findings > identical' lets it pass.",
+    invalidates=EVERY,
 )
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs of which not one differs."""
@@ -242,8 +280,9 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
         f"{title}{among(found.scaled, found.scale_tested)}",
         (
             f"in {found.scaled} of {counted(found.scale_tested, 'sequence')} the train log-probs are a multiple of the "
-            "rollout log-probs, within 2 % of their square",
-            f"the factor train / rollout is {factor:.4g}, in most within {percent(math.expm1(deviation))} of it",
+            "rollout log-probs",
+            f"the factor train / rollout is {factor:.4g}; in two thirds of them it lies between "
+            f"{factor / math.exp(deviation):.3g} and {factor * math.exp(deviation):.3g}",
         ),
         {
             "factor": factor,
@@ -256,11 +295,72 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 
 @cause(
+    "warning",
+    "later turns, or their first tokens, differ far more than equally likely tokens: retokenization, chat template",
+    "Keep the token ids that the engine sampled and append to them; do not decode a conversation and tokenize it "
+    "again. Where whole turns are off, compare what stands before them on both sides: template, output of tools.",
+    hides=(
+        *("wrong_weights", "not_the_sampler", "different_policies", "long_products", "temperature", "renormalized"),
+        *("positions", "outliers"),
+    ),
+)
+def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognize later turns, or their first tokens, that differ more than equally likely tokens."""
+    turns = measured.evidence.turns
+    first_turn, later = [FIRST_TURN], list(range(OTHER_TURNS + 1))
+    whole = 0.0
+    if min(turns.tokens(first_turn), turns.tokens(later)) >= 50:
+        whole = turns.over(later, first_turn)
+    best, times = 0, 0.0
+    for last in range(3):
+        first = list(range(last + 1))
+        if turns.tokens(first) < 20:
+            continue
+        found = turns.over(first, list(range(4, OTHER_TURNS + 1)))
+        if found > times:
+            best, times = last + 1, found
+    if whole >= 2.0 * TIMES and times < 1.5 * TIMES:
+        best, times = len(later), whole
+    if times < 1.5 * TIMES:
+        return None
+    count, magnitude = turns.table()
+    tokens = turns.tokens(later[:best])
+    here = float(magnitude[:best].sum())
+    if here / tokens < 4 * MATTERS:
+        return None
+    share = float(magnitude[:best].sum() / magnitude.sum())
+    which = "token" if best == 1 else f"{best} tokens"
+    title = "turns begin with other tokens than the engine sampled: retokenization or a chat template"
+    said, than = f"the first {which} of each later turn", "equally likely later tokens"
+    if best == len(later):
+        title = "later turns are off and the first is not: other text stands between turns in the trainer"
+        said, than = "all tokens of later turns", "equally likely tokens of the first turn"
+    return Signs(
+        title,
+        (
+            f"{said}: mean |D| {here / tokens:.3g}, {times:.1f} times that of {than} ({counted(tokens, 'token')})",
+            f"{percent(tokens / float(count.sum()))} of the tokens, and {percent(share)} of sum |D|",
+        ),
+        {
+            "first_tokens": best,
+            "tokens": tokens,
+            "logratio_abs_mean": here / tokens,
+            "times": times,
+            "tokens_fraction": tokens / float(count.sum()),
+            "logratio_abs_fraction": share,
+        },
+        share,
+        "error" if times >= SURELY else None,
+    )
+
+
+@cause(
     "error",
     "log-probs that do not correlate, at any shift; a head that was not trained or tied",
     "Compare the logits of one prompt in trainer and engine right after the weights are sent: parameters that were "
-    "skipped, a tied lm_head, another checkpoint, another chat template or tokenizer.",
-    hides=OF_D,
+    "skipped, a tied lm_head, another checkpoint, another chat template or tokenizer; or log-probs gathered at the "
+    "wrong logits.",
+    hides=tuple(name for name in OF_D if name != "turn_starts"),
 )
 def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs of two models that have nothing to do with one another."""
@@ -297,54 +397,6 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
             "train_mean": fit["train_mean"],
         },
         1.0 - max(0.0, correlation),
-    )
-
-
-@cause(
-    "warning",
-    "the first tokens of later turns differ far more than equally likely ones: retokenization, chat template",
-    "Keep the token ids that the engine sampled and append to them; do not decode a conversation and tokenize it "
-    "again.",
-    hides=(
-        *("not_the_sampler", "different_policies", "long_products", "temperature", "renormalized", "positions"),
-        "outliers",
-    ),
-)
-def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize tokens right after the start of a turn that differ more than equally likely ones."""
-    turns = measured.evidence.turns
-    best, tokens = 0, 1.0
-    times = 0.0
-    for last in range(3):
-        first = list(range(last + 1))
-        if turns.tokens(first) < 20:
-            continue
-        found = turns.over(first, list(range(4, OTHER_TURNS + 1)))
-        if found > times:
-            best, times, tokens = last + 1, found, turns.tokens(first)
-    count, magnitude = turns.table()
-    here = float(magnitude[:best].sum())
-    if times < 1.5 * TIMES or here / tokens < 4 * MATTERS:
-        return None
-    share = float(magnitude[:best].sum() / magnitude.sum())
-    which = "token" if best == 1 else f"{best} tokens"
-    return Signs(
-        "turns begin with other tokens than the engine sampled: retokenization or a chat template",
-        (
-            f"the first {which} of each later turn: mean |D| {here / tokens:.3g}, {times:.1f} times "
-            f"that of equally likely later tokens ({counted(tokens, 'token')})",
-            f"{percent(tokens / float(count.sum()))} of the tokens, and {percent(share)} of sum |D|",
-        ),
-        {
-            "first_tokens": best,
-            "tokens": tokens,
-            "logratio_abs_mean": here / tokens,
-            "times": times,
-            "tokens_fraction": tokens / float(count.sum()),
-            "logratio_abs_fraction": share,
-        },
-        share,
-        "error" if times >= SURELY else None,
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..read.chunk import ValidTokens
 from .by_label import ByLabel
 from .by_sequence import BySequence
+from .padding import Padding
 from .profiles import CUT, Excess, Profile, probability_bins
 
 # The two log-probs that are compared.
@@ -21,7 +22,8 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 # Shifts of the rollout log-probs that are tried, in tokens.
 SHIFTS = (-2, -1, 0, 1, 2)
-# Shorter sequences, in pairs of tokens, are not tested for a shift.
+MOST_SHIFT = max(SHIFTS)
+# Pairs of tokens in which a shift is seen. Shorter sequences are tested together with their neighbors.
 FEWEST_PAIRS = 24
 # Sequences of a chunk, and tokens of each, that are compared with one another to find swapped ones.
 SWAP_ROWS, SWAP_TOKENS = 64, 32
@@ -60,7 +62,7 @@ class Evidence:
         fractional, in_bfloat16: Per side, finite log-probs that are no power of two, and those exact in bfloat16.
         repeated: Per side, counts of the most frequent values at tokens with |D| > FAR.
         rows_bad, rows_all_bad: Sequences with a non-finite D, and with no other.
-        paired, shifted: Sequences long enough to test for a shift; those that fit better after each shift.
+        paired, shifted: Sequences that were tested for a shift; those that fit better after each shift.
         swap_tested, swapped: Sequences tested for a swap; those that fit another one better.
         moments: Sums of 1, m, D, m^2, D^2, m D, both log-probs and their squares; m is the mean of the log-probs.
         by_mean: D by the probability bin of m.
@@ -69,6 +71,9 @@ class Evidence:
         by_sequence: Tallies of whole sequences.
         labels: Tallies by each of the further columns that were asked for.
         distances: Sums of |new - train| and |train - rollout| over tokens that have all three, and their count.
+        padding: Tallies of log-probs that are 0 on both sides.
+        surprise: Of n tokens of a sequence that have entropies, and e, the sum of entropy + train_logp over them: the
+            sums over sequences of 1, n, n^2, the entropy, e, e^2 and n e.
     """
 
     def __init__(self, by: Iterable[str] = ()) -> None:
@@ -89,6 +94,8 @@ class Evidence:
         self.by_sequence = BySequence()
         self.labels = {name: ByLabel() for name in by if name not in self.columns}
         self.distances = dict.fromkeys(("tokens", "new_train", "train_rollout"), 0.0)
+        self.padding = Padding()
+        self.surprise = torch.zeros(7, dtype=torch.float64)
 
     def add(self, tokens: ValidTokens) -> None:
         """Add the tokens of a chunk."""
@@ -99,6 +106,8 @@ class Evidence:
         self._add_moments(tokens)
         self._add_groups(tokens)
         self._add_distances(tokens)
+        self._add_entropy(tokens)
+        self.padding.add(tokens)
         self.by_sequence.add(tokens)
         for name, tally in self.labels.items():
             tally.add(tokens, tokens.column(name))
@@ -135,21 +144,23 @@ class Evidence:
         """Correlate train[t] with rollout[t - shift] within each sequence."""
         train, rollout = (x.double().clamp(-CUT, CUT).where(tokens.finite, 0.0) for x in (tokens.train, tokens.rollout))
         finite, owner, count = tokens.finite, tokens.owner, tokens.lengths.shape[0]
+        pool = _pools(tokens.lengths, FEWEST_PAIRS + MOST_SHIFT)
         found, counts = {}, []
         for shift in SHIFTS:
             a = slice(max(shift, 0), train.shape[0] + min(shift, 0))
             b = slice(max(-shift, 0), train.shape[0] - max(shift, 0))
             use = finite[a] & finite[b] & (owner[a] == owner[b])
-            x, y, own = train[a][use], rollout[b][use], owner[a][use]
+            x, y, own = train[a][use], rollout[b][use], pool[owner[a][use]]
             found[shift], pairs = _correlations(x, y, own, count)
             counts.append(pairs)
         usable = (torch.stack(counts).amin(0) >= FEWEST_PAIRS) & torch.stack(list(found.values())).isfinite().all(0)
-        self.paired += int(usable.sum())
+        rows = torch.bincount(pool, (tokens.lengths > 0).double(), minlength=count)
+        self.paired += int(rows[usable].sum())
         for shift in SHIFTS:
             if shift:
                 others = torch.stack([found[other] for other in SHIFTS if other != shift]).amax(0)
                 better = (found[shift] > 0.7) & (1.0 - found[shift] < 0.25 * (1.0 - others))
-                self.shifted[shift] += int((usable & better).sum())
+                self.shifted[shift] += int(rows[usable & better].sum())
 
     def _add_swaps(self, tokens: ValidTokens) -> None:
         """Correlate the first tokens of every sequence with those of every other one in the chunk."""
@@ -223,6 +234,32 @@ class Evidence:
         self.distances["new_train"] += float((new - train).abs().sum())
         self.distances["train_rollout"] += float((train - rollout).abs().sum())
 
+    def _add_entropy(self, tokens: ValidTokens) -> None:
+        entropy = tokens.column("entropy")
+        if entropy is None:
+            return
+        use = tokens.finite & entropy.isfinite()
+        owner, entropy = tokens.owner[use], entropy[use].double()
+        n, own, excess = (
+            torch.bincount(owner, x) for x in (None, entropy, entropy + tokens.train[use].double().clamp(-CUT, CUT))
+        )
+        n = n.double()
+        some = (n > 0).sum().double()
+        self.surprise += torch.stack([some, *(x.sum() for x in (n, n * n, own, excess, excess * excess, excess * n))])
+
+    def entropy(self) -> tuple[float, float, float] | None:
+        """Return the mean of `entropy`, by how much it is above that of -train_logp, and the standard error of that.
+
+        None where fewer than 8 sequences have entropies.
+        """
+        sequences, n, n2, entropy, excess, excess2, cross = self.surprise.tolist()
+        if sequences < 8:
+            return None
+        difference = excess / n
+        # Of a ratio of sums over sequences.
+        squares = excess2 - 2.0 * difference * cross + difference * difference * n2
+        return entropy / n, difference, math.sqrt(max(squares, 0.0)) / n
+
     def mean_distance(self, pair: Literal["new_train", "train_rollout"]) -> float | None:
         """Return the mean distance of two log-probs over tokens that have all three, or None without such tokens."""
         return self.distances[pair] / self.distances["tokens"] if self.distances["tokens"] else None
@@ -257,6 +294,18 @@ class Evidence:
         count, d, d2 = sums[:, 0], sums[:, 1], sums[:, 3]
         total = float(d2.sum())
         return float((d * d / count.clamp(min=1.0)).sum()) / total if total > 0 else 0.0
+
+
+def _pools(lengths: Tensor, fewest: int) -> Tensor:
+    """Return [S] the group of each sequence: itself, or where it has fewer tokens, some of the short ones around it."""
+    short = lengths < fewest
+    # Twice as many: each of them loses pairs at its ends. What is left over belongs to the last group.
+    running = (lengths * short).cumsum(0)
+    groups = (running // (2 * fewest)).clamp(max=(running.amax() // (2 * fewest) - 1).clamp(min=0))
+    place = torch.arange(lengths.shape[0])
+    # A group is numbered by its first sequence.
+    first = torch.full_like(place, lengths.shape[0]).scatter_reduce_(0, groups[short], place[short], "amin")
+    return torch.where(short, first[groups], place)
 
 
 def _correlations(x: Tensor, y: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:

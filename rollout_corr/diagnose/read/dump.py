@@ -52,6 +52,7 @@ class Source(ABC):
         fields: The field of each role in the first part, once it was opened.
         progress: How much was read, 0 to 1.
         label_names: Names of the labels of `by`, those that were read first.
+        unused: Columns of the first part without a role, and what they look like.
 
     Raises:
         DumpError: The limit is no number of sequences.
@@ -69,6 +70,7 @@ class Source(ABC):
         self.fields: dict[str, str] = {}
         self.progress = 0.0
         self.label_names: Names = {}
+        self.unused: dict[str, str] = {}
 
     @abstractmethod
     def parts(self) -> Sequence[Part]:
@@ -106,7 +108,7 @@ class Source(ABC):
         """Open part i of all and read it."""
         file = opened()
         for chunk in file.chunks():
-            self.fields = self.fields or file.fields
+            self.fields, self.unused = self.fields or file.fields, self.unused or file.unused
             self.label_names = file.label_names | self.label_names
             self.progress = (i + file.progress) / count
             yield chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "versions": ("versions", "version", "weight_versions", "weight_version", "policy_versions", "policy_version"),
     "steps": ("steps", "step", "global_step", "global_steps"),
     "log_mass": ("log_mass", "kept_log_mass"),
+    "entropy": ("entropy", "entropies", "entropys", "token_entropy", "old_entropy"),
     "new_logp": ("new_logp", "new_logprobs", "new_log_probs", "curr_logprobs", "log_probs", "logprobs"),
 }
 REQUIRED = ("train_logp", "rollout_logp")
@@ -156,6 +158,32 @@ def choose(
         if any(part.lower() in ALIASES["mask"] for part in name.split(".")[:-1]):
             raise Problem(file, None, name, "as mask: expected values, got a mapping").error()
     return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}
+
+
+def unused(fields: Mapping[str, Any], chosen: Mapping[str, str], shape: Sequence[int], limit: int) -> dict[str, str]:
+    """Describe the columns of numbers that have no role: their shape, and whether they could be the mask.
+
+    Args:
+        fields: The fields of a file or of a record.
+        chosen: The field of each role.
+        shape: That of the train log-probs.
+        limit: Look at so many values of a column.
+    """
+    found = {}
+    for name, values in fields.items():
+        if name in chosen.values() or not isinstance(values, (torch.Tensor, list)) or name.endswith("/names"):
+            continue
+        try:
+            x = values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            continue
+        what = " x ".join(map(str, x.shape))
+        some = x[: max(1, limit // max(1, math.prod(x.shape[1:])))].double()
+        if tuple(x.shape) == tuple(shape) and bool(((some == 0) | (some == 1)).all()) and bool((some == 0).any()):
+            maybe = "mask" not in chosen and "lengths" not in chosen
+            what += ", 0/1" + f": --field mask={name} if it is the mask" * maybe
+        found[name] = what
+    return found
 
 
 def names_in(fields: Mapping[str, Any], by: Iterable[str]) -> Names:

@@ -20,6 +20,7 @@ from .fields import (
     choose,
     floating_of,
     names_in,
+    unused,
 )
 from .formats import signed
 from .problems import DumpError, Problem, Problems
@@ -119,6 +120,7 @@ class RecordFile:
         fields: The field of each role in the first record.
         progress: How much was read, 0 to 1.
         label_names: Names of labels that were asked for.
+        unused: Columns of the first record without a role, and what they look like.
     """
 
     def __init__(self, records: Iterator[Numbered], file: str, wanted: ChosenFields, problems: Problems) -> None:
@@ -126,6 +128,8 @@ class RecordFile:
         self.progress = 0.0
         self.fields: dict[str, str] = {}
         self.label_names: Names = {}
+        self.unused: dict[str, str] = {}
+        self._looked = False
         self._chosen: dict[tuple[str, ...], dict[str, str]] = {}
 
     def chunks(self) -> Iterator[Chunk]:
@@ -177,6 +181,8 @@ class RecordFile:
                 if essential:
                     return None
         train = values.pop("train_logp")
+        if not self._looked:
+            self._looked, self.unused = True, unused(record, roles, train.shape, MOST_VALUES)
         return Chunk(
             train=train,
             rollout=values.pop("rollout_logp"),

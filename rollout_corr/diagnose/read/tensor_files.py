@@ -22,6 +22,7 @@ from .fields import (
     floating_of,
     last_part,
     names_in,
+    unused,
 )
 from .formats import Unread, signed
 from .problems import DumpError, Problem
@@ -44,6 +45,7 @@ class TensorFile:
         fields: The field of each role.
         progress: How much was read, 0 to 1.
         label_names: Names of labels that were asked for.
+        unused: Columns without a role, and what they look like.
 
     Raises:
         DumpError: A field is missing, or has a shape, a dtype or offsets that cannot be.
@@ -97,6 +99,8 @@ class TensorFile:
                 raise self._error(name, what)
         if wanted.guess and "mask" not in self.fields:
             self._check_no_mask()
+        rest = self.tensors if wanted.guess else {}
+        self.unused = unused(rest, self.fields, tuple(self.tensors[train].shape), chunks.CHUNK_SLOTS)
 
     def _error(self, name: str, what: str) -> DumpError:
         return Problem(self.file, None, name, what).error()

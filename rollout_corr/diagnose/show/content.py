@@ -14,6 +14,7 @@ from ..measure.measurement import UPPER, WEIGHTED, Measurement
 from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
 from ..read.dump import Source
+from ..read.fields import listing
 from ..what_if import Setting, SettingResult
 
 # Measurements by the name of what was read.
@@ -25,6 +26,14 @@ FEWEST: dict[Unit, int] = {"tokens": 50, "sequences": 5}
 
 ABOUT_D = "D is the log-ratio train_logp - rollout_logp of a token."
 HEALTHY = "no known sign of a bug, and the policies agree"
+# Without entropies.
+UNSEEN = (
+    "Not visible here: log-probs before temperature or top-p agree on both sides, whatever sampled; pass entropy, or "
+    "processed log-probs, to see it"
+)
+
+# Columns without a role that are named.
+MOST_UNUSED = 6
 
 # Metrics of the first table.
 KEYS = (
@@ -190,6 +199,14 @@ def outcome_cells(setting: Setting, outcome: SettingResult) -> list[str]:
 def fields_of(source: Source) -> str:
     """List the fields that were read, with their roles where the names differ."""
     return ", ".join(role if role == name else f"{role} = {name}" for role, name in source.fields.items())
+
+
+def unused_of(source: Source) -> str:
+    """List the columns that have no role, those first that may be the mask."""
+    each = sorted(source.unused.items(), key=lambda one: "--field" not in one[1])
+    return listing([f"{name} [{what}]" for name, what in each[:MOST_UNUSED]]) + (
+        ", ..." if len(each) > MOST_UNUSED else ""
+    )
 
 
 def problems_title(source: Source) -> str:

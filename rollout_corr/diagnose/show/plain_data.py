@@ -26,7 +26,9 @@ def _plain(value: Any) -> Any:
 def _data(source: Source, **found: Any) -> dict[str, Any]:
     """Return results beside what was read and what could not be read."""
     problems = {"count": source.problems.count, "shown": [problem._asdict() for problem in source.problems.shown]}
-    return dict(_plain({"file": source.where, "fields": source.fields, "problems": problems, **found}))
+    return dict(
+        _plain({"file": source.where, "fields": source.fields, "unused": source.unused, "problems": problems, **found})
+    )
 
 
 def report(diagnosis: Diagnosed) -> dict[str, Any]:

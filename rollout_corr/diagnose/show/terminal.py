@@ -26,6 +26,7 @@ from .content import (
     HEALTHY,
     KEYS,
     PARETO,
+    UNSEEN,
     Table,
     Unit,
     around,
@@ -38,6 +39,7 @@ from .content import (
     problems_title,
     summary,
     unit_of,
+    unused_of,
     weights_table,
 )
 from .order import first_views
@@ -189,6 +191,8 @@ def _print(out: Terminal, lines: Iterator[Line]) -> None:
 def _of_source(source: Source) -> Iterator[Line]:
     """Say what was read, and the problems of the rest."""
     yield f"{source.where}: {fields_of(source)}", ""
+    if source.unused:
+        yield f"not used: {unused_of(source)}", ""
     if source.problems.count:
         yield f"{problems_title(source)}:", "bold red"
         for problem in source.problems.shown:
@@ -290,6 +294,8 @@ def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
     """Say what was found, the gravest cause first and alone on its line; then what was read."""
     if is_healthy(diagnosis.findings):
         yield f"healthy: {HEALTHY}", "bold green"
+        if "entropy" not in diagnosis.source.fields:
+            yield UNSEEN, ""
     for i, finding in enumerate(diagnosis.findings, 1):
         if i > 1:
             yield "", ""

@@ -1,0 +1,67 @@
+"""Tallies for the doctor of log-probs that are 0 on both sides: padding without a mask, or tokens that are certain."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from ..read.chunk import ValidTokens
+
+# Shorter runs of zeros are certain tokens.
+SHORTEST = 4
+# Lengths that are remembered, of sequences that end or begin with a run.
+MOST_LENGTHS = 4096
+
+
+class Padding:
+    """Tallies over chunks.
+
+    Attributes:
+        at_end, at_begin: Tokens in runs of at least SHORTEST zeros at the ends and at the beginnings of sequences.
+        rows: Sequences with such a run.
+        inside, runs: Zeros at all other places, and the runs that they form.
+    """
+
+    def __init__(self) -> None:
+        self.at_end = self.at_begin = self.rows = self.inside = self.runs = 0
+        self._lengths: Counter[int] = Counter()
+
+    def add(self, tokens: ValidTokens) -> None:
+        """Add the tokens of a chunk."""
+        zero = (tokens.train == 0) & (tokens.rollout == 0)
+        if not bool(zero.any()):
+            return
+        owner, position, lengths = tokens.owner, tokens.position, tokens.lengths
+        other, where = owner[~zero], position[~zero]
+        first = lengths.scatter_reduce(0, other, where, "amin", include_self=True)
+        last = torch.full_like(lengths, -1).scatter_reduce(0, other, where, "amax", include_self=True)
+        end = lengths - 1 - last
+        begin = torch.where(end < lengths, first, 0)
+        end, begin = (run.where(run >= SHORTEST, 0) for run in (end, begin))
+        some = end + begin > 0
+        self.at_end += int(end.sum())
+        self.at_begin += int(begin.sum())
+        self.rows += int(some.sum())
+        inner = zero & (position >= begin[owner]) & (position < (lengths - end)[owner])
+        self.inside += int(inner.sum())
+        self.runs += int((inner & ~(inner.roll(1) & (position > 0))).sum())
+        for length, count in zip(*(x.tolist() for x in lengths[some].unique(return_counts=True)), strict=True):
+            if length in self._lengths or len(self._lengths) < MOST_LENGTHS:
+                self._lengths[length] += count
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in runs at the ends and beginnings of sequences."""
+        return self.at_end + self.at_begin
+
+    def is_likely(self, sequences: int, tokens: int) -> bool:
+        """Return whether these runs are padding: long, in many of the sequences, which are equally long with it."""
+        alike = sum(count for count in self._lengths.values() if count > 1)
+        usual = self.inside / self.runs if self.runs else 1.0
+        return (
+            self.rows >= max(2, 0.1 * sequences)
+            and self.tokens >= 0.02 * tokens
+            and self.tokens >= 4.0 * usual * self.rows
+            and alike >= 0.8 * self.rows
+        )
