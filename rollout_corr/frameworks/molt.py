@@ -17,10 +17,9 @@ from ..specs.surrogates import GSPO, PPO, Score
 from ..specs.terms import KL
 from ..specs.validate import number, one_of
 from .openrlhf.config import ADVANTAGE, ESTIMATORS, written_flags
-from .shared.preset import PRESETS, presets
+from .shared.preset import LEVELS, PRESETS, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, SAME_AS_PPO, Named, Recipe, as_wide, named_recipe, of_presets
 from .shared.settings import boolean, defaults_of, flags_of, maybe, under
-from .shared.specs import LEVELS
 
 LIMIT = 30.0
 MODES = ("mask", "clip", "trunc")

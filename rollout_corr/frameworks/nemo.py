@@ -15,7 +15,7 @@ from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GPG, GSPO
 from ..specs.terms import KL, Mean
 from ..specs.validate import LARGEST_CLAMP, number, one_of
-from .shared.preset import presets
+from .shared.preset import LEVELS, gated, level_of, presets, truncated
 from .shared.recipe import (
     BOTH,
     DECOUPLED,
@@ -31,7 +31,6 @@ from .shared.recipe import (
     of_presets,
 )
 from .shared.settings import boolean, defaults_of, maybe, settings_of
-from .shared.specs import LEVELS, gated, level_of, truncated
 
 # --- presets ---
 

@@ -15,10 +15,9 @@ from ..specs.surrogate import RatioOf, Surrogate
 from ..specs.surrogates import PPO, Score
 from ..specs.terms import KL, KLKind
 from ..specs.validate import not_negative, number, one_of, positive
-from .shared.preset import presets
+from .shared.preset import LEVELS, level_of, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, WITH_REFERENCE, Named, Recipe, clip, named_recipe, of_presets
 from .shared.settings import boolean, defaults_of, maybe, settings_of
-from .shared.specs import LEVELS, level_of
 
 TOKEN_CLAMP = 10.0
 

@@ -21,7 +21,7 @@ from ..specs.surrogate import Level, Surrogate
 from ..specs.surrogates import DPPO, GPG, GSPO, PPO, REC, SAPO, TOPR, AveragePPO, Reinforce, Score
 from ..specs.terms import KL, KLKind, Mean, SquaredLogRatio
 from ..specs.validate import number, one_of, positive
-from .shared.preset import PRESETS, presets
+from .shared.preset import PRESETS, gated, masked, presets, truncated
 from .shared.recipe import (
     BOTH,
     BYPASS,
@@ -50,7 +50,6 @@ from .shared.recipe import (
     preset_with,
 )
 from .shared.settings import boolean, defaults_of, maybe
-from .shared.specs import gated, masked, truncated
 
 DUAL_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
 GSPO_TOKEN = as_wide(partial(GSPO, through="token", clamp=10.0))

@@ -13,10 +13,9 @@ from ..specs.correction import Criterion, Spec
 from ..specs.statistics import Stat
 from ..specs.surrogates import Reinforce
 from ..specs.validate import one_of, positive
-from .shared.preset import PRESETS, RECIPES, presets, warn_once
+from .shared.preset import PRESETS, RECIPES, masked, presets, warn_once
 from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
 from .shared.settings import settings_of
-from .shared.specs import masked
 
 
 def _mask(stat: Stat, label: str, **more: Any) -> Spec:

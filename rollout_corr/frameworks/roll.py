@@ -19,7 +19,7 @@ from ..specs.surrogate import Surrogate
 from ..specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
 from ..specs.terms import KL
 from ..specs.validate import number, one_of
-from .shared.preset import presets
+from .shared.preset import LEVELS, level_of, presets
 from .shared.recipe import (
     AGGREGATIONS,
     BOTH,
@@ -36,7 +36,6 @@ from .shared.recipe import (
     penalty,
 )
 from .shared.settings import block_of, boolean, fields_of, maybe, refuse_unknown, settings_of
-from .shared.specs import LEVELS, level_of
 
 # --- presets ---
 

@@ -18,10 +18,9 @@ from ..specs.surrogates import PPO, REAL
 from ..specs.terms import KL, Mean
 from ..specs.validate import number, one_of
 from .shared import lookup
-from .shared.preset import presets
+from .shared.preset import LEVELS, is_off_policy, off_policy, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, ROWS, SEQUENCES, TOKENS, WITH_REFERENCE, Recipe, built_recipe
 from .shared.settings import boolean, default_of, maybe, settings_of, words
-from .shared.specs import LEVELS, is_off_policy, off_policy
 from .trl.config import mean_of, refuse_entropy, surrogate
 
 TOKEN_CLAMP = 20.0

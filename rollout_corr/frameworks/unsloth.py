@@ -5,9 +5,8 @@ A NaN is ratio 1 ("neutral"), as since 2026.10.9.
 
 from __future__ import annotations
 
-from .shared.preset import presets
+from .shared.preset import LEVELS, presets
 from .shared.recipe import WITH_REFERENCE
-from .shared.specs import LEVELS
 from .trl.config import KNOWN, Trainer, modes
 
 presets("unsloth", "unsloth-zoo 2026.10.9")(**modes(LEVELS, "unsloth-zoo"))

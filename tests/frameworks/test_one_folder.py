@@ -22,7 +22,7 @@ CONFIG = """
 from rollout_corr.frameworks.shared.preset import PRESETS, presets
 from rollout_corr.frameworks.shared.recipe import BOTH, Named, clip, of_presets
 from rollout_corr.frameworks.shared.settings import fields_of
-from rollout_corr.frameworks.shared.specs import truncated
+from rollout_corr.frameworks.shared.preset import truncated
 
 presets("toy", "toy 1.0")(tis=("w = min(exp(D), cap).", truncated, {"cap": 2.0}))
 of_presets("toy", Named(clip, eps=0.2, eps_high=None), BOTH)

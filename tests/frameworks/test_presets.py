@@ -46,6 +46,10 @@ def test_every_preset_is_expected_and_documented():
 UNKNOWN = """
 rc.spec("verl.decoupled_token_iss") | unknown name ...did you mean 'verl.decoupled_token_is'
 rc.spec("icepop") | did you mean 'glm.icepop' or 'nemo.icepop' or 'open_instruct.icepop'
+rc.spec("verl.seq") | did you mean 'verl.decoupled_seq_is' or 'verl.decoupled_seq_is_rs' or 'verl.decoupled_k3_rs_
+rc.spec("verll.seq") | did you mean 'verl.decoupled_seq_is' or
+rc.spec("verl.qqqqqqqq") | unknown name 'verl.qqqqqqqq'; verl has verl.bypass_pg_geo_rs, verl.
+rc.recipe("trl.token") | unknown name 'trl.token'; 'trl.token_mask' is a spec, a correction without a loss
 rc.spec("qqqqqqqq") | unknown name 'qqqqqqqq'; rc.spec_names()
 rc.spec("verl.gspo") | ; it is a recipe, a whole loss: rc.recipe('verl.gspo')
 rc.spec(3) | TypeError spec: expected a name ...got int 3

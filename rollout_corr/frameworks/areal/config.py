@@ -18,6 +18,7 @@ from ...specs.statistics import Stat
 from ...specs.surrogate import Surrogate
 from ...specs.terms import Mean
 from ...specs.validate import number, one_of, positive
+from ..shared.preset import LEVELS as RATIO_LEVELS
 from ..shared.preset import presets
 from ..shared.recipe import (
     BOTH,
@@ -33,7 +34,6 @@ from ..shared.recipe import (
     of_presets,
 )
 from ..shared.settings import boolean, defaults_of, fields_of, maybe, settings_of
-from ..shared.specs import LEVELS as RATIO_LEVELS
 
 # --- the correction ---
 

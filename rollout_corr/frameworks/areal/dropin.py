@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...api.correct import Correction, correct
+from ...backends.choose import BackendName
 from ...specs.choices import Reduce
 from ...specs.correction import Criterion, Spec, Weight
 from ..shared.dropin import DropIn, DumpPath, Installed, Target
@@ -16,18 +17,38 @@ from . import config as areal_config
 
 MODULE = "areal.utils.functional.functional"
 
+# The fields of AReaL's RejectionSamplingConfig.
+FIELDS = ("level", "action", "metric", "agg", "upper", "lower")
+
 DROP_IN = DropIn("areal", checked=("1.0.4", "2.0.0"))
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 @DROP_IN.documents
-def install(*, dump: DumpPath = None, every: int = 100) -> Installed:
-    """Replace AReaL's function, in this process and wherever it has been imported by name."""
-    return DROP_IN.install(TARGETS, dump, every)
+def install(
+    *,
+    spec: Spec | None = None,
+    backend: BackendName = "auto",
+    warnings: bool = True,
+    dump: DumpPath = None,
+    every: int = 100,
+) -> Installed:
+    """Replace AReaL's function, in this process and wherever it has been imported by name.
+
+    Args:
+        spec: A correction of its own, in place of `rejection_sampling`, which has to be there. AReaL logs its weights
+            and what it rejects; its other metrics have no way into AReaL's log.
+    """
+    return DROP_IN.install(TARGETS, dump, every, warnings, spec=spec, backend=backend)
 
 
 def apply_rejection_sampling(
-    proximal_logprobs: Tensor, old_logprobs: Tensor, loss_mask: Tensor, cu_seqlens: Tensor | None, config: Any
+    proximal_logprobs: Tensor,
+    old_logprobs: Tensor,
+    loss_mask: Tensor,
+    cu_seqlens: Tensor | None,
+    config: Any,
+    **switches: Any,
 ) -> Any:
     """Reject or truncate by a ratio or by a divergence.
 
@@ -37,6 +58,7 @@ def apply_rejection_sampling(
         loss_mask: Same shape, non-zero is valid.
         cu_seqlens: [S + 1] offsets of packed sequences; None for [B, T], and for [N] at the level token.
         config: AReaL's RejectionSamplingConfig; read, never changed.
+        **switches: Those of `install`.
 
     Returns:
         AReaL's RejectionSamplingResult: the mask in its own dtype, float32 weights that are 0 where the mask is, and
@@ -44,21 +66,30 @@ def apply_rejection_sampling(
     """
     from areal.utils.functional.functional import RejectionSamplingResult
 
+    own: Spec | None = switches.get("spec")
     level, action = config.level, config.action
     if cu_seqlens is None and proximal_logprobs.dim() == 1:
-        if level == "sequence":
-            raise ValueError("cu_seqlens: expected the offsets of packed sequences at the level sequence, got None")
+        if level == "sequence" or own is not None:
+            what = "at the level sequence" if own is None else "for a Spec"
+            raise ValueError(f"cu_seqlens: expected the offsets of packed sequences {what}, got None")
         cu_seqlens = torch.tensor([0, proximal_logprobs.shape[0]], device="cpu")
-    spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
-    DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
-    out = correct(proximal_logprobs, old_logprobs, mask=loss_mask, cu_seqlens=cu_seqlens, spec=spec)
-    DROP_IN.seen(proximal_logprobs, old_logprobs, loss_mask, cu_seqlens)
-    values = out.statistics.metrics_async().values()
+    if own is None:
+        DROP_IN.name_unknown(config, FIELDS)
+        spec = _spec_of(level, action, config.metric, config.agg, config.upper, config.lower)
+        DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
+    else:
+        spec = own
+        DROP_IN.say(own.acts, repr(own))
+    tensors, backend = (proximal_logprobs, old_logprobs), switches.get("backend", "auto")
+    out = correct(*tensors, mask=loss_mask, cu_seqlens=cu_seqlens, spec=spec, backend=backend)
+    pending = out.statistics.metrics_async()
+    values = pending.values()
+    DROP_IN.seen(pending, *tensors, loss_mask, cu_seqlens)
     tokens = max(values["tokens"], 1.0)
-    if action == "mask":
+    if action == "mask" or own is not None:
         return RejectionSamplingResult(
             loss_mask=out.mask,
-            behave_imp_weight=out.weights,
+            behave_imp_weight=(out.mask != 0).to(torch.float32) if out.weights is None else out.weights,
             filtered_fraction=(values["tokens"] - values["tokens_kept"]) / tokens,
         )
     weights = _clamped(out, cu_seqlens, level, config.lower, config.upper)

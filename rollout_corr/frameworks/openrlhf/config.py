@@ -17,7 +17,7 @@ from ...specs.statistics import Stat
 from ...specs.surrogate import RatioOf, Surrogate
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import number, one_of
-from ..shared.preset import presets, warn_once
+from ..shared.preset import gated, level_of, presets, truncated, warn_once
 from ..shared.recipe import (
     AGGREGATIONS,
     BOTH,
@@ -34,7 +34,6 @@ from ..shared.recipe import (
     of_presets,
 )
 from ..shared.settings import boolean, defaults_of, flags_of, maybe, under
-from ..shared.specs import gated, level_of, truncated
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
 MODES = ("mask", "clip")

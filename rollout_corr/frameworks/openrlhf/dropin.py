@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...api.policy_loss import policy_loss
+from ...backends.choose import BackendName
 from ...backends.given import Batch
 from ...specs.correction import Spec
 from ...specs.loss import Loss
@@ -28,24 +29,32 @@ DROP_IN = DropIn(
     "openrlhf",
     checked=("0.11.2",),
     not_covered={"the KL in the loss (algo.kl.use_loss) and the entropy bonus": None},
+    brings=("advantages", "log-probs of the policy that trains"),
 )
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 @DROP_IN.documents
-def install(*, spec: Spec | None = None, dump: DumpPath = None, every: int = 100) -> Installed:
+def install(
+    *,
+    spec: Spec | None = None,
+    backend: BackendName = "auto",
+    warnings: bool = True,
+    dump: DumpPath = None,
+    every: int = 100,
+) -> Installed:
     """Replace OpenRLHF's policy loss, in this process; call it in every Ray worker that trains.
 
     Args:
-        spec: A correction of its own, in place of `is_correction_*`. No denominator changes by what it rejects. The
-            metrics beside the loss stay OpenRLHF's.
+        spec: A correction of its own, in place of `is_correction_*`. No denominator changes by what it rejects. What
+            OpenRLHF logs as `vllm_kl` and `is_filter_ratio` is of it; its other metrics have no way into that log.
     """
-    if spec is not None and not isinstance(spec, Spec):
-        raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
-    return DROP_IN.install(TARGETS, dump, every, spec=spec)
+    return DROP_IN.install(TARGETS, dump, every, warnings, spec=spec, backend=backend)
 
 
-def replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable[..., Any]:
+def replaced(
+    original: Callable[..., Any], spec: Spec | None = None, backend: BackendName = "auto"
+) -> Callable[..., Any]:
     """Make the replacement of `PolicyLoss.forward`."""
 
     def forward(
@@ -85,11 +94,16 @@ def replaced(original: Callable[..., Any], spec: Spec | None = None) -> Callable
             Batch(mask=action_mask, total=count),
             Loss(surrogate, TOKENS if self.token_level_loss else SEQUENCES),
             old_logp=old_log_probs,
-            rollout_logp=rollout_log_probs if found.acts else None,
-            spec=found if found.acts and not in_the_ratio else None,
+            rollout_logp=rollout_log_probs if found.acts or found is spec else None,
+            spec=spec if in_the_ratio or not found.acts else found,
+            backend=backend,
         )
         if rollout_log_probs is not None:
-            DROP_IN.seen(old_log_probs, rollout_log_probs, action_mask)
+            DROP_IN.seen(out.metrics_async(), old_log_probs, rollout_log_probs, action_mask)
+        if spec is not None:
+            # Tensors, as OpenRLHF's own are: nothing waits for them.
+            logged = out.statistics.on_device("kl_rollout_train_k1"), out.statistics.on_device("tokens_kept_fraction")
+            metrics[2:] = [logged[0].float(), 1.0 - logged[1].float()][: len(metrics[2:])]
         return (out.value if count is None else out.value * dp_size, *metrics)
 
     return forward

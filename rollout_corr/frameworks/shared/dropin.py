@@ -14,21 +14,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from torch import Tensor
 
-from ...specs.validate import one_of
+from ...backends.choose import BACKENDS
+from ...specs.correction import Spec, no_spec
+from ...specs.validate import one_of, shown
 from . import signatures
 from .imports import (
+    MISSING,
     Origin,
+    Place,
     forget,
     lacks,
+    look_up,
     origin_of,
+    places_of,
     present,
     state_of,
     whenever_imported,
 )
-from .places import MISSING, Place, look_up, places_of
+from .settings import boolean, keys_of, nearest
+from .watching import SILENCE, Dumps, Speaker
 
 if TYPE_CHECKING:
-    from .dumping import Dumps
+    from ...metrics.statistics import PendingMetrics
 
 DumpPath = str | os.PathLike[str] | None
 Function = Callable[..., Any]
@@ -36,6 +43,9 @@ Arguments = ParamSpec("Arguments")
 
 # What the docstring of every framework's `install` says, behind its switches.
 OF_INSTALL = """
+    backend: "auto" takes the Triton kernels for tensors on a GPU and plain torch elsewhere; or "torch" or "triton".
+    warnings: Log what `warnings()` says of the corrections: each warning once, and again every hundredth correction
+        while it holds.
     dump: A folder, or a name that ends in .jsonl: 64 sequences of every so many corrections are written there in the
         background, for `rollout-corr report` and `doctor`.
     every: How many corrections come to one that is written.
@@ -105,6 +115,25 @@ class Installed(NamedTuple):
     covered: tuple[str, ...]
     not_covered: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """A table of at most 400 characters; the fields have the whole names."""
+        later = f"{self.waiting[0]}{_more(self.waiting)}, replaced when imported" if self.waiting else "-"
+        given = ", ".join(f"{name}={value!r}" for name, value in self.switches.items())
+        missing = f"{self.not_covered[0]}{_more(self.not_covered)}" if self.not_covered else "-"
+        rows = {
+            "active": f"{'yes' if self.active else 'no'}: {self.why.partition(';')[0]}",
+            "waiting": later,
+            "switches": given or "-",
+            "not covered": missing,
+        }
+        return "\n".join(
+            f"{name:12} {words if len(words) <= 85 else words[:82] + '...'}" for name, words in rows.items()
+        )
+
+
+def _more(items: tuple[str, ...]) -> str:
+    return f" and {len(items) - 1} more" if len(items) > 1 else ""
+
 
 @dataclass(eq=False)
 class Swap:
@@ -164,6 +193,7 @@ class DropIn:
         not_covered: What the framework corrects or trains with besides, in words; each with the module whose functions
             cover it where they are among the targets, or None.
         advice: What else a user can do with a version that does not fit.
+        brings: What its correction is handed besides log-probs and mask, of NEEDS: a Spec that needs more is refused.
     """
 
     def __init__(
@@ -173,10 +203,13 @@ class DropIn:
         switches: Mapping[str, tuple[str, ...]] | None = None,
         not_covered: Mapping[str, str | None] | None = None,
         advice: str = "",
+        brings: tuple[str, ...] = (),
     ):
-        self.framework, self.checked, self.choices = framework, checked, switches or {}
-        self.not_covered, self.advice = not_covered or {}, advice
+        self.framework, self.checked = framework, checked
+        self.choices: Mapping[str, tuple[str, ...]] = {"backend": BACKENDS, **(switches or {})}
+        self.not_covered, self.advice, self.brings = not_covered or {}, advice, brings
         self.targets: tuple[Target, ...] = ()
+        self.speaker: Speaker | None = Speaker(self._called)
         self.dumps: Dumps | None = None
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
@@ -195,14 +228,20 @@ class DropIn:
         return install
 
     def install(
-        self, targets: tuple[Target, ...], dump: DumpPath = None, every: int = 100, **switches: object
+        self,
+        targets: tuple[Target, ...],
+        dump: DumpPath = None,
+        every: int = 100,
+        warnings: bool = True,
+        **switches: object,
     ) -> Installed:
         """Replace functions of imported modules now, and of other modules whenever they are imported.
 
         Args:
             targets: The functions and their replacements.
-            dump: Where some sequences of every so many corrections are written; see `dumping`.
+            dump: Where some sequences of every so many corrections are written; see `watching`.
             every: How many.
+            warnings: Whether warnings are logged.
             **switches: Keywords that every function of ours is called with.
 
         Raises:
@@ -210,14 +249,16 @@ class DropIn:
             RuntimeError: A module is missing or half imported, a function is missing, takes other arguments than ours,
                 or was replaced by other code since the last call. Then this call has replaced nothing. An import raises
                 it too, if the module is imported later.
+            TypeError: A switch has a value of the wrong type.
             ValueError: A switch has an unknown value.
         """
         self.check(switches)
-        dumps = None
-        if (dump, every) != (None, 100):
-            from .dumping import Dumps
-
-            dumps = Dumps(dump, every)
+        boolean("warnings", warnings)
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every: expected a whole number >= 1, got {every!r}")
+        if dump is None and every != 100:
+            raise ValueError(f"every: expected with dump=..., which says where to write, got every={every} alone")
+        dumps = None if dump is None else Dumps(dump, every)
         if not present(self.framework):
             raise ImportError(
                 f"rollout_corr.frameworks.{self.framework}: expected the package {self.framework!r} in this "
@@ -226,8 +267,13 @@ class DropIn:
         with self._lock:
             if (targets, switches) != (self.targets, self._switches) or self._misfit or self._lost():
                 self._install(targets, switches)
-            self.dumps = dumps
+            self._watch(Speaker(self._called, SILENCE) if warnings else None, dumps)
             return self.installed()
+
+    def _watch(self, speaker: Speaker | None, dumps: Dumps | None) -> None:
+        if self.speaker is not None:
+            self.speaker.finish()
+        self.speaker, self.dumps = speaker, dumps
 
     def _install(self, targets: tuple[Target, ...], switches: dict[str, object]) -> None:
         # An import that begins from here on is seen by `_imported`, which waits for the lock.
@@ -249,10 +295,21 @@ class DropIn:
         LOGGER.info("rollout-corr: %s", self.installed().why)
 
     def check(self, switches: Mapping[str, object]) -> None:
-        """Raise ValueError if a switch has an unknown value."""
+        """Raise ValueError or TypeError if a switch has a wrong value."""
         for name, value in switches.items():
             if name in self.choices:
                 one_of(name, value, self.choices[name])
+        spec = switches.get("spec")
+        if spec is None:
+            return
+        if not isinstance(spec, Spec):
+            raise no_spec(spec, "a Spec or None")
+        for need, needed in NEEDS.items():
+            if need not in self.brings and needed(spec):
+                raise ValueError(
+                    f"spec: expected one that needs no {need}, which {self.framework} does not hand to its correction, "
+                    f"got {shown(spec)}"
+                )
 
     def uninstall(self) -> None:
         """Restore the framework's own functions wherever they are imported by now; nothing if none is replaced.
@@ -266,7 +323,7 @@ class DropIn:
     def _clear(self) -> None:
         self._restore()
         self.targets, self._switches, self._misfit, self._last_refusal = (), None, None, None
-        self.dumps = None
+        self._watch(Speaker(self._called), None)
 
     # --- what is checked ---
 
@@ -447,10 +504,51 @@ class DropIn:
             ", ".join(target.path for target in self.targets),
         )
 
-    def seen(self, train_logp: Tensor, rollout_logp: Tensor, mask: Any, cu_seqlens: Any = None) -> None:
-        """Write some of the sequences of a call, if `install(dump=...)` asked for it and it is their turn."""
+    @property
+    def switches(self) -> Mapping[str, Any]:
+        """What `install` was given; nothing before it."""
+        return self._switches or {}
+
+    def seen(
+        self,
+        found: PendingMetrics,
+        train_logp: Any,
+        rollout_logp: Any,
+        mask: Any,
+        cu_seqlens: Any = None,
+        **columns: Any,
+    ) -> None:
+        """Log the warnings of a correction, and write some of its sequences if `install(dump=...)` asked for it.
+
+        Args:
+            found: Its metrics, on their way to the host or there.
+            train_logp: As for `rollout_corr.dump`, and so are the others.
+            rollout_logp: Same layout.
+            mask: Same layout.
+            cu_seqlens: Offsets of packed ones.
+            **columns: Further columns of the dump; None is left out.
+        """
+        if self.speaker is not None:
+            self.speaker.hear(found)
         if self.dumps is not None:
-            self.dumps.seen(train_logp, rollout_logp, mask, cu_seqlens)
+            given = {name: x for name, x in columns.items() if x is not None}
+            self.dumps.seen(train_logp, rollout_logp, mask, cu_seqlens, **given)
+
+    def name_unknown(self, config: object, known: Iterable[str], least: float | None = None) -> None:
+        """Log once for each setting of a configuration that is not known: it changes nothing.
+
+        Args:
+            config: A mapping or an object with attributes.
+            known: The settings that this version of the framework has.
+            least: A configuration that holds much else: how similar a setting has to be to a known one to be named.
+        """
+        for key in keys_of(config).difference(known):
+            if ("setting", key) in self._said:
+                continue
+            self._said.add(("setting", key))
+            hint = nearest(key, known, least or 0.6)
+            if hint or least is None:
+                LOGGER.warning("rollout-corr in %s: unknown setting %r has no effect%s", self._called(), key, hint)
 
     def say(self, active: bool, why: str) -> None:
         """Log once, at the first call, whether the framework's batches are corrected."""
@@ -460,6 +558,18 @@ class DropIn:
         # A warning either way: below that nothing is shown in a process that has not set up logging, and a correction
         # that silently does not happen is what people lose weeks to.
         LOGGER.warning("rollout-corr in %s: correction active: %s, %s", self._called(), "yes" if active else "no", why)
+
+
+# What a Spec may need besides log-probs and mask, and whether it does.
+NEEDS: dict[str, Callable[[Spec], bool]] = {
+    "advantages": lambda spec: any(criterion.when != "any" for criterion in spec.criteria),
+    "log-probs of the policy that trains": lambda spec: any(c.of != "train/rollout" for c in spec.criteria),
+    "external tensors": lambda spec: any(criterion.stat == "external" for criterion in spec.criteria),
+    "turns": lambda spec: spec.measures_turns,
+    "groups": lambda spec: spec.needs_groups,
+    "entropy": lambda spec: spec.reads_entropy,
+    "versions": lambda spec: spec.reads_versions,
+}
 
 
 def require_tensor(name: str, x: object, how: str) -> None:

@@ -198,14 +198,21 @@ def _entry(call: str, registry: Mapping[str, Entry], name: str) -> Entry:
     known = [*_every(registry)]
     if name in frameworks():
         raise ValueError(_alone(call, name, known))
-    same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
-    own = [other for other in known if other.startswith(f"{framework}.")]
-    if name in _every(RECIPES if call == "spec" else PRESETS):
-        is_a = {"spec": "recipe, a whole loss: rc.recipe", "recipe": "spec, a correction without a loss: rc.spec"}
-        hint = f"; it is a {is_a[call]}({name!r})"
-    elif own and call == "recipe":
-        hint = _closest(difflib.get_close_matches(name, own, n=3)) or f"; {framework} has {', '.join(own)}"
+    of_other = [*_every(RECIPES if call == "spec" else PRESETS)]
+    is_a = {"spec": "recipe, a whole loss: rc.recipe", "recipe": "spec, a correction without a loss: rc.spec"}[call]
+    near = difflib.get_close_matches(framework, frameworks(), n=1, cutoff=0.75) if "." in name else []
+    (meant,) = near or [framework]
+    own = [other for other in known if other.startswith(f"{meant}.")]
+    if name in of_other:
+        hint = f"; it is a {is_a}({name!r})"
+    elif own:
+        # Those of another framework would be another correction.
+        hint = _closest(_alike(name, own))
+        if not hint and (near := _alike(name, [other for other in of_other if other.startswith(f"{meant}.")])):
+            hint = f"; {near[0]!r} is a {is_a}({near[0]!r})"
+        hint = hint or f"; {meant} has {', '.join(own)}"
     else:
+        same = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
         hint = _closest([*same, *difflib.get_close_matches(name, known, n=3)])
     raise ValueError(f"{call}: unknown name {name!r}{hint}; rc.{call}_names() lists them all")
 
@@ -268,6 +275,14 @@ def _no_reader(call: str, framework: str, config: object) -> str:
     if framework in frameworks():
         hint = f"; its configuration cannot be read, but by name there is {', '.join(own)}" if own else ""
     return f"expected a framework whose configuration can be read, one of {known}, got {framework!r}{hint}"
+
+
+def _alike(name: str, own: list[str]) -> list[str]:
+    """Names of one framework with the words of another name among theirs, the most similar first, or spelled alike."""
+    last, by_last = name.partition(".")[2], {other.partition(".")[2]: other for other in own}
+    with_words = [other for other in by_last if {*last.split("_")} <= {*other.split("_")}]
+    near = difflib.get_close_matches(last, with_words, n=3, cutoff=0.0) or difflib.get_close_matches(last, by_last, n=3)
+    return [by_last[other] for other in near]
 
 
 def _closest(names: Iterable[str]) -> str:

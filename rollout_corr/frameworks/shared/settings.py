@@ -7,12 +7,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from ...specs.caches import cached
+from ...specs.choices import Scheme
 from ...specs.correction import Spec
 from ...specs.validate import number
 
@@ -38,12 +39,18 @@ def fields_of(config: object, what: str = "config") -> dict[str, Any]:
     return {key: found[key] for key in found if not (isinstance(key, str) and key.startswith("_"))}
 
 
+def keys_of(config: object) -> set[str]:
+    """Return the names of a configuration's fields; no value is read, which could be missing."""
+    names = config if isinstance(config, Mapping) else getattr(config, "__dict__", ())
+    return {name for name in names if isinstance(name, str) and not name.startswith("_")}
+
+
 def refuse_unknown(given: Iterable[Any], known: Iterable[str]) -> None:
     """Raise ValueError for the first key that the framework does not have."""
     known = list(known)
     for key in given:
         if key not in known:
-            raise ValueError(f"unknown key {key!r}{_nearest(key, known)}, expected some of {known}")
+            raise ValueError(f"unknown key {key!r}{nearest(key, known)}, expected some of {known}")
 
 
 def block_of(config: object, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +60,8 @@ def block_of(config: object, name: str, known: Mapping[str, Any]) -> dict[str, A
     return {**known, **given}
 
 
-def _nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
+def nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
+    """Name the known key that is most like another one, for the end of a message; nothing where none is."""
     close = difflib.get_close_matches(str(key), list(known), n=1, cutoff=least)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -91,7 +99,7 @@ def settings_of(
     larger = not isinstance(config, Mapping) or any(key in given for key in whole)
     if larger:
         for key in given:
-            if key not in known and (near := _nearest(key, known, 0.9)):
+            if key not in known and (near := nearest(key, known, 0.9)):
                 raise ValueError(f"unknown key {key!r}{near}")
     else:
         refuse_unknown(given, known)
@@ -125,7 +133,7 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
             flags |= {f"{block}.{key}": value for key, value in fields_of(at, block).items()}
     for flag in flags:
         if not any(flag == name or flag.startswith(f"{name}.") for name in every):
-            raise ValueError(f"unknown key {flag!r}{_nearest(flag, every)}")
+            raise ValueError(f"unknown key {flag!r}{nearest(flag, every)}")
     if not flags:
         refuse_unknown(outer, sorted(tops))
     return {name: flags.get(name, default) for name, default in known.items()}
@@ -271,6 +279,12 @@ def cached_spec(build: Callable[..., Spec]) -> Callable[..., Spec]:
         return known(*[_hashable(setting) for setting in settings])
 
     return spec_of
+
+
+@cached(maxsize=16)
+def reporting(spec: Spec, scheme: Scheme) -> Spec:
+    """Return a Spec that reports a framework's metrics too."""
+    return replace(spec, report=tuple(dict.fromkeys(("native", *spec.report, scheme))))
 
 
 def _hashable(setting: Any) -> Any:

@@ -18,7 +18,7 @@ from ...specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
 from ...specs.surrogate import Surrogate
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import not_negative, number, one_of, positive
-from ..shared.preset import presets, warn_once
+from ..shared.preset import LEVELS, level_of, masked, presets, warn_once
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -36,7 +36,6 @@ from ..shared.recipe import (
     of_presets,
 )
 from ..shared.settings import block_of, boolean, defaults_of, fields_of, maybe, refuse_unknown, settings_of
-from ..shared.specs import LEVELS, level_of, masked
 
 # --- the correction ---
 

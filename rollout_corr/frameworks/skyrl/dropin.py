@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from ...api.correct import correct
-from ...metrics.statistics import Statistics
+from ...backends.choose import BackendName
+from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite
 from ...specs.correction import Spec
 from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
-from ..shared.settings import cached_spec, defaults_of
+from ..shared.settings import cached_spec, defaults_of, reporting
 from . import config
 from . import metrics as report
 
@@ -42,23 +43,35 @@ installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 
 @DROP_IN.documents
-def install(*, padding: str = "skyrl", nonfinite: str = "reject", dump: DumpPath = None, every: int = 100) -> Installed:
+def install(
+    *,
+    spec: Spec | None = None,
+    padding: str = "skyrl",
+    nonfinite: str = "reject",
+    backend: BackendName = "auto",
+    warnings: bool = True,
+    dump: DumpPath = None,
+    every: int = 100,
+) -> Installed:
     """Replace SkyRL's functions, in this process and wherever they have been imported by name.
 
     Args:
+        spec: A correction of its own, in place of `off_policy_correction`. Its metrics are logged too, under
+            "rollout_corr/".
         padding: "skyrl" counts masked slots in the spread and the minimum of the ratio, and rows without a token in
             shares of sequences, as SkyRL does; "skip" leaves them out.
         nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,
             "propagate" lets it become NaN.
     """
-    return DROP_IN.install(TARGETS, dump, every, padding=padding, nonfinite=nonfinite)
+    switches = {"padding": padding, "nonfinite": nonfinite}
+    return DROP_IN.install(TARGETS, dump, every, warnings, spec=spec, backend=backend, **switches)
 
 
 # --- SkyRL's functions ---
 
 
 def compute_off_policy_correction(
-    old_log_probs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, off_policy_correction: Any, **switches: str
+    old_log_probs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, off_policy_correction: Any, **switches: Any
 ) -> tuple[Tensor | None, dict[str, float], Tensor]:
     """Weights, metrics and mask of a micro-batch.
 
@@ -75,22 +88,31 @@ def compute_off_policy_correction(
         multiply it by a mask of its own, else in its own dtype.
     """
     require_tensor("rollout_logprobs", rollout_logprobs, HOW)
-    values = tuple(getattr(off_policy_correction, name, default) for name, default in FIELDS.items())
-    spec = _spec_of(switches.get("nonfinite", "reject"), *values)
-    _say(spec, values)
-    if spec.weight is None and not spec.criteria:
+    own: Spec | None = switches.get("spec")
+    if own is None:
+        DROP_IN.name_unknown(off_policy_correction, FIELDS)
+        values = tuple(getattr(off_policy_correction, name, default) for name, default in FIELDS.items())
+        spec = _spec_of(switches.get("nonfinite", "reject"), *values)
+        _say(spec, values)
+    else:
+        spec = reporting(own, "skyrl")
+        DROP_IN.say(own.acts, repr(own))
+    if spec.weight is None and not spec.criteria and own is None:
         return None, {}, loss_mask
-    out = correct(old_log_probs, rollout_logprobs, mask=loss_mask, spec=spec)
-    DROP_IN.seen(old_log_probs, rollout_logprobs, loss_mask)
+    backend = switches.get("backend", "auto")
+    out = correct(old_log_probs, rollout_logprobs, mask=loss_mask, spec=spec, backend=backend)
+    pending = out.statistics.metrics_async()
+    metrics = _metrics(pending, spec, switches)
+    DROP_IN.seen(pending, old_log_probs, rollout_logprobs, loss_mask)
     weights = out.weights
-    if weights is not None and spec.weight is not None:
-        if spec.weight.is_product:
+    if weights is not None:
+        if own is None and spec.weight is not None and spec.weight.is_product:
             # One value a row: that of its valid tokens, and 1 for a row without, which the cap may lie below.
             largest = weights.amax(dim=-1, keepdim=True)
             weights = torch.where(largest == 0.0, min(1.0, spec.weight.high or 1.0), largest)
         weights = weights.to(old_log_probs.dtype)
     mask = out.mask.to(torch.promote_types(loss_mask.dtype, torch.float32)) if spec.criteria else out.mask
-    return weights, _metrics(out.statistics, switches), mask
+    return weights, metrics if own is None else pending.result(prefix="rollout_corr/") | metrics, mask
 
 
 def apply_off_policy_correction(
@@ -99,7 +121,7 @@ def apply_off_policy_correction(
     rollout_logprobs: Tensor | None,
     loss_mask: Tensor,
     off_policy_correction: Any,
-    **switches: str,
+    **switches: Any,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The loss of each token times its weight, the mask and the metrics; all as they are without `rollout_logprobs`."""
     if rollout_logprobs is None:
@@ -125,11 +147,11 @@ def _spec_of(nonfinite: Nonfinite, *values: Any) -> Spec:
     return replace(config.spec(*values), nonfinite=nonfinite)
 
 
-def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, float]:
-    values = statistics.metrics_async().values()
+def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -> dict[str, float]:
+    values = pending.values()
     if switches.get("padding") == "skip":
         values["skyrl/rows"], values["skyrl/slots"] = values["sequences_measured"], values["tokens_measured"]
-    return report.metrics(values, statistics.spec or Spec())
+    return report.metrics(values, spec)
 
 
 def _say(spec: Spec, values: tuple[Any, ...]) -> None:

@@ -24,7 +24,7 @@ from ...specs.surrogate import Surrogate
 from ...specs.surrogates import SAPO
 from ...specs.terms import Mean
 from .config import SURROGATES
-from .dropin import compute_off_policy_correction
+from .dropin import DROP_IN, compute_off_policy_correction
 
 ValueAndMetrics = tuple[Tensor, dict[str, float]]
 
@@ -111,7 +111,8 @@ def _loss(
     weights, kept = None, mask
     metrics: dict[str, float] = {}
     if rollout is not None:
-        weights, metrics, kept = compute_off_policy_correction(old, rollout, mask, config.off_policy_correction)
+        given = old, rollout, mask, config.off_policy_correction
+        weights, metrics, kept = compute_off_policy_correction(*given, **DROP_IN.switches)
     factor = kept.to(torch.promote_types(old.dtype, torch.float32))
     found = policy_loss(
         new,
@@ -120,6 +121,7 @@ def _loss(
         mask=mask,
         old_logp=old,
         correction=Factors(weights=factor if weights is None else factor * weights),
+        backend=DROP_IN.switches.get("backend", "auto"),
     )
     clipped = found.metrics()
     return found.value, {"clip_ratio": clipped["clip_low_fraction"] + clipped["clip_high_fraction"]} | metrics

@@ -19,7 +19,7 @@ from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GSPO
 from ...specs.terms import KL, KLKind
-from ..shared.preset import presets
+from ..shared.preset import LEVELS, gated, is_off_policy, level_of, masked, off_policy, presets, truncated
 from ..shared.recipe import (
     BOTH,
     DECOUPLED,
@@ -34,7 +34,6 @@ from ..shared.recipe import (
     penalty,
 )
 from ..shared.settings import boolean, cached_spec, fields_of, maybe, settings_of, words
-from ..shared.specs import LEVELS, gated, is_off_policy, level_of, masked, off_policy, truncated
 
 # --- presets ---
 

@@ -53,7 +53,9 @@ def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..
         masks = _Ranks.of(args, total_lengths, response_lengths, kwargs).shard(loss_masks)
         _same_lengths(train_log_probs, rollout_log_probs, masks)
         here = _Whole(train_log_probs, rollout_log_probs, masks, list)
-        weights = here.flat(correct(list(train_log_probs), list(rollout_log_probs), mask=masks, spec=spec).weights)
+        out = correct(list(train_log_probs), list(rollout_log_probs), mask=masks, spec=spec)
+        DROP_IN.seen(out.metrics_async(), train_log_probs, rollout_log_probs, masks)
+        weights = here.flat(out.weights)
         ratio = here.d.clamp(-spec.clamp, spec.clamp).exp()
         metrics = {
             "tis": ratio,
@@ -115,7 +117,9 @@ def mis(
         DROP_IN.say(False, "metrics only: --use-tis is off")
     else:
         DROP_IN.say(True, f"mis with {settings}")
+        DROP_IN.name_unknown(args, presets.MIS, 0.85)
         out = correct(list(whole.train), list(whole.rollout), mask=list(whole.masks), spec=mis_spec(settings))
+        DROP_IN.seen(out.metrics_async(), whole.train, whole.rollout, whole.masks)
         masks = [mask.to(torch.promote_types(mask.dtype, torch.float32)) for mask in out.mask]
         flat = whole.flat(out.weights)
         metrics |= _importance(whole, settings, flat)

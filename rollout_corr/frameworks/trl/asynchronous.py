@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from ...api.policy_loss import PolicyLoss, policy_loss
+from ...backends.choose import BackendName
 from ...backends.given import Batch
+from ...metrics.statistics import Statistics
 from ...specs.correction import Spec
 from ...specs.loss import Loss
 from ...specs.surrogates import PPO
@@ -28,7 +30,12 @@ from ..shared.dropin import DropIn, Target
 MODULE = "trl.experimental.async_grpo.async_grpo_trainer"
 
 # The one installation of this package in TRL.
-DROP_IN = DropIn("trl", ("1.16.0",), not_covered={"AsyncGRPOTrainer, which this TRL does not have": MODULE})
+DROP_IN = DropIn(
+    "trl",
+    ("1.16.0",),
+    not_covered={"AsyncGRPOTrainer, which this TRL does not have": MODULE},
+    brings=("advantages", "log-probs of the policy that trains"),
+)
 
 
 def packed_policy_loss(
@@ -42,6 +49,8 @@ def packed_policy_loss(
     clips: tuple[float, float] = (0.2, 0.2),
     spec: Spec | None = None,
     delta: float | None = None,
+    backend: BackendName = "auto",
+    token_ids: Tensor | None = None,
 ) -> PolicyLoss:
     """Compute -min(r A, clip(r) A) of a packed row, with r = exp(log_probs - old_log_probs).
 
@@ -55,23 +64,36 @@ def packed_policy_loss(
         clips: How far r may lie below and above 1.
         spec: Its criteria reject tokens and completions by r; they stay in `tokens`.
         delta: r is at most this before anything else; TRL clips it on one side only, where A > 0.
+        backend: As for `policy_loss`.
+        token_ids: [N], for the dump.
     """
     # One read of the device, after TRL's own in the same step.
     segments = int(segment_id[-1]) + 1 if segment_id.numel() else 0
     starts = torch.arange(segments + 1, device=segment_id.device, dtype=segment_id.dtype)
     offsets = torch.searchsorted(segment_id, starts)
-    DROP_IN.seen(log_probs, old_log_probs, mask, offsets)
-    return policy_loss(
+    out = policy_loss(
         log_probs,
         advantages,
         Batch(mask=mask, cu_seqlens=offsets, total=tokens),
         Loss(PPO(*clips, delta=delta)),
         rollout_logp=old_log_probs,
         spec=spec,
+        backend=backend,
     )
+    DROP_IN.seen(out.metrics_async(), log_probs, old_log_probs, mask, offsets, token_ids=token_ids)
+    return out
 
 
-def replaced(original: Callable[..., Any], spec: Spec | None = None, delta: float | None = None) -> Callable[..., Any]:
+def log_spec(trainer: Any, logged: Any, statistics: Statistics) -> None:
+    """Add the metrics of a Spec, of all processes, to those that a trainer logs."""
+    whole = statistics.all_reduce() if trainer.accelerator.num_processes > 1 else statistics
+    for name, value in whole.metrics(prefix="rollout_corr/").items():
+        logged[name].append(value)
+
+
+def replaced(
+    original: Callable[..., Any], spec: Spec | None = None, delta: float | None = None, backend: BackendName = "auto"
+) -> Callable[..., Any]:
     """Make the replacement of `AsyncGRPOTrainer.compute_loss`."""
 
     def compute_loss(
@@ -90,11 +112,10 @@ def replaced(original: Callable[..., Any], spec: Spec | None = None, delta: floa
         DROP_IN.say(True, described if spec is None else f"{described}, and {spec!r}")
         tokens = (inputs["global_n_tokens"][0] / self.accelerator.num_processes).clamp(min=1.0)
         clips = self.epsilon_low, self.epsilon_high
-        out = packed_policy_loss(**_row(inputs, outputs), tokens=tokens, clips=clips, spec=spec, delta=delta)
+        given: dict[str, Any] = {"tokens": tokens, "clips": clips, "spec": spec, "delta": delta, "backend": backend}
+        out = packed_policy_loss(**_row(inputs, outputs), **given)
         if spec is not None:
-            statistics = out.statistics.all_reduce() if self.accelerator.num_processes > 1 else out.statistics
-            for name, value in statistics.metrics().items():
-                self._metrics["train"][f"rollout_corr/{name}"].append(value)
+            log_spec(self, self._metrics["train"], out.statistics)
         loss = out.value / self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs["aux_loss"] / self.current_gradient_accumulation_steps
@@ -103,7 +124,7 @@ def replaced(original: Callable[..., Any], spec: Spec | None = None, delta: floa
     return compute_loss
 
 
-def _row(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _row(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """Read a row of the trainer: what belongs to a token that trains, one after another, then padding.
 
     Nothing is selected by value, which would wait for the device.
@@ -112,7 +133,9 @@ def _row(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[st
     if "segment_id" in inputs:
         # A position whose prediction serves several completions stands once in the row and once for each of them here.
         position = inputs["token_index"].flatten()
+        labels = inputs.get("shift_labels")
         return {
+            "token_ids": None if labels is None else labels.flatten()[position.clamp(min=0)],
             "log_probs": log_probs[position.clamp(min=0)],
             "old_log_probs": inputs["old_log_probs"].flatten(),
             "advantages": inputs["advantages"].flatten(),
@@ -126,6 +149,7 @@ def _row(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[st
     return {
         "log_probs": log_probs,
         **{name: inputs[name].flatten()[tokens] for name in ("old_log_probs", "advantages")},
+        "token_ids": inputs["input_ids"].flatten()[tokens],
         "segment_id": begins.cumsum(0)[tokens] - 1,
         "mask": inputs["completion_mask"].flatten()[tokens],
     }

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...api.correct import correct
+from ...api.correct import Correction, correct
+from ...backends.choose import BackendName
 from ...specs.correction import Spec
 from ...specs.validate import number
 from ..shared.dropin import DumpPath, Installed, Target
@@ -31,7 +32,13 @@ installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 
 @DROP_IN.documents
 def install(
-    *, spec: Spec | None = None, delta: float | None = None, dump: DumpPath = None, every: int = 100
+    *,
+    spec: Spec | None = None,
+    delta: float | None = None,
+    backend: BackendName = "auto",
+    warnings: bool = True,
+    dump: DumpPath = None,
+    every: int = 100,
 ) -> Installed:
     """Replace what TRL's trainers correct with, in this process; call it before the trainer trains.
 
@@ -39,15 +46,13 @@ def install(
         spec: A correction of its own. In GRPOTrainer it stands in place of `vllm_importance_sampling_mode`
             with its bounds; what it rejects gets the ratio 0. AsyncGRPOTrainer has one ratio, of the policy that trains
             to the engine, and multiplies by that already: there the criteria reject by it. No denominator changes.
-            Metrics of TRL stay TRL's; AsyncGRPOTrainer logs those of a Spec beside them, under "rollout_corr/".
+            Its metrics are logged too, under "rollout_corr/".
         delta: In AsyncGRPOTrainer the ratio is at most this, also where the advantage is negative and TRL has no bound.
     """
-    if spec is not None and not isinstance(spec, Spec):
-        raise TypeError(f"spec: expected a Spec or None, got {type(spec).__name__}")
     if delta is not None and number("delta", delta) < 1.0:
         raise ValueError(f"delta: expected None or a bound of at least 1, got {delta!r}")
     targets = TARGETS if lacks(asynchronous.MODULE) else (*TARGETS, *asynchronous.TARGETS)
-    return DROP_IN.install(targets, dump, every, spec=spec, delta=delta)
+    return DROP_IN.install(targets, dump, every, warnings, spec=spec, delta=delta, backend=backend)
 
 
 # --- the replacements ---
@@ -61,6 +66,7 @@ def importance_sampling_ratio(
     clip_max: float | None = 3.0,
     clip_min: float | None = None,
     spec: Spec | None = None,
+    backend: BackendName = "auto",
 ) -> Tensor:
     """Return the ratio that multiplies the loss of a token.
 
@@ -72,23 +78,40 @@ def importance_sampling_ratio(
         clip_max: `vllm_importance_sampling_clip_max`.
         clip_min: `vllm_importance_sampling_clip_min`.
         spec: Used in place of the three.
+        backend: As for `correct`.
 
     Returns:
         [B, T], or [B, 1] in the sequence modes, of the dtype that the log-probs promote to; no gradient. What stands
         behind the mask is what TRL has there: the ratio 1, bounded.
     """
-    run = _spec_of(mode, clip_max, clip_min) if spec is None else spec
-    out = correct(old_per_token_logps, sampling_per_token_logps, mask=mask, spec=run)
-    DROP_IN.seen(old_per_token_logps, sampling_per_token_logps, mask)
-    dtype = torch.promote_types(old_per_token_logps.dtype, sampling_per_token_logps.dtype)
-    ratio = torch.ones_like(old_per_token_logps, dtype=dtype) if out.weights is None else out.weights.to(dtype)
+    logps = old_per_token_logps, sampling_per_token_logps
+    ratio, found = _ratio(*logps, mask, (mode, clip_max, clip_min), spec, backend, None)
+    DROP_IN.seen(found.metrics_async(), *logps, mask)
+    return ratio
+
+
+def _ratio(
+    old: Tensor,
+    sampling: Tensor,
+    mask: Tensor,
+    settings: tuple[str, float | None, float | None],
+    spec: Spec | None,
+    backend: BackendName,
+    advantages: Tensor | None,
+) -> tuple[Tensor, Correction]:
+    """Return the ratio, and the correction that it is of."""
+    mode, *_ = settings
+    run = _spec_of(*settings) if spec is None else spec
+    out = correct(old, sampling, mask=mask, spec=run, advantages=advantages, backend=backend)
+    dtype = torch.promote_types(old.dtype, sampling.dtype)
+    ratio = torch.ones_like(old, dtype=dtype) if out.weights is None else out.weights.to(dtype)
     valid = mask != 0
     if run.rejected != "zero":
         ratio = torch.where(valid & (out.mask == 0), 0.0, ratio)
-    masked = _bounded_one(mode, clip_max, clip_min) if spec is None else 1.0
+    masked = _bounded_one(*settings) if spec is None else 1.0
     if spec is None and mode.startswith("sequence"):
         ratio, valid = ratio.amax(dim=-1, keepdim=True), valid.any(dim=-1, keepdim=True)
-    return torch.where(valid, ratio, masked)
+    return torch.where(valid, ratio, masked), out
 
 
 def get_off_policy_mask(
@@ -121,7 +144,9 @@ def get_off_policy_mask(
     return ((mean <= off_policy_threshold) | (advantages >= 0)).to(mask.dtype)
 
 
-def _replaced(original: Callable[..., Any], spec: Spec | None = None, **switches: object) -> Callable[..., Any]:
+def _replaced(
+    original: Callable[..., Any], spec: Spec | None = None, backend: BackendName = "auto", **switches: object
+) -> Callable[..., Any]:
     def generate_and_score_completions(self: Any, inputs: Any) -> Any:
         output = original(self, inputs)
         if "importance_sampling_ratio" not in output:
@@ -135,12 +160,30 @@ def _replaced(original: Callable[..., Any], spec: Spec | None = None, **switches
         mask = output["completion_mask"]
         if "tool_mask" in output:
             mask = mask * output["tool_mask"]
-        output["importance_sampling_ratio"] = importance_sampling_ratio(
-            output["old_per_token_logps"], output["sampling_per_token_logps"], mask, mode, clip_max, clip_min, spec
-        )
+        logps = output["old_per_token_logps"], output["sampling_per_token_logps"]
+        settings, advantages = (mode, clip_max, clip_min), output.get("advantages")
+        ratio, found = _ratio(*logps, mask, settings, spec, backend, advantages)
+        output["importance_sampling_ratio"] = ratio
+        pending = found.metrics_async()
+        _log(self, ratio, mask, found if spec is not None else None)
+        # The metrics above were waited for, so the statistics have arrived.
+        DROP_IN.seen(pending, *logps, mask, token_ids=output.get("completion_ids"))
         return output
 
     return generate_and_score_completions
+
+
+def _log(trainer: Any, ratio: Tensor, mask: Tensor, found: Correction | None) -> None:
+    """Log the ratio in use under TRL's keys, over those of TRL's own ratio, and the metrics of a Spec."""
+    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+    chosen = ratio.flatten() if ratio.shape != mask.shape else ratio[mask != 0]
+    some = chosen if chosen.numel() else chosen.new_zeros(1)
+    gathered = trainer.accelerator.gather(torch.stack([some.min(), some.mean(), some.max()])).view(-1, 3)
+    ends = gathered[:, 0].min(), gathered[:, 1].mean(), gathered[:, 2].max()
+    for name, value in zip(("min", "mean", "max"), torch.stack(ends).tolist(), strict=True):
+        logged[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value]
+    if found is not None:
+        asynchronous.log_spec(trainer, logged, found.statistics)
 
 
 TARGETS = (

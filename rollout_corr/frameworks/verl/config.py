@@ -26,7 +26,7 @@ from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, 
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of, positive
 from ..shared import lookup
-from ..shared.preset import Row, presets, registered, warn_once
+from ..shared.preset import LEVELS, Row, presets, registered, warn_once
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -46,7 +46,6 @@ from ..shared.recipe import (
     penalty,
 )
 from ..shared.settings import anything, block_of, boolean, fields_of, refuse_unknown, settings_of
-from ..shared.specs import LEVELS
 from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...api.correct import Correction, correct
+from ...api.correct import correct
+from ...backends.choose import BackendName
 from ...backends.given import Batch, Ranks
+from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite, Scheme
 from ...specs.correction import Criterion, Spec
 from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
-from ..shared.settings import cached_spec, defaults_of
+from ..shared.settings import cached_spec, defaults_of, reporting
 from . import metrics as report
 from . import options
 from .measures import calculate_debug_metrics, compute_is_metrics, compute_rs_metrics
@@ -57,11 +59,14 @@ Threshold = options.Threshold | None
 @DROP_IN.documents
 def install(
     *,
+    spec: Spec | None = None,
     losses: bool = False,
     k1_bounds: str = "verl",
     empty_rows: str = "verl",
     empty_batch: str = "zeros",
     nonfinite: str = "reject",
+    backend: BackendName = "auto",
+    warnings: bool = True,
     dump: DumpPath = None,
     every: int = 100,
 ) -> Installed:
@@ -71,6 +76,8 @@ def install(
     nothing; with others it replaces what the first installed.
 
     Args:
+        spec: A correction of its own, in place of `rollout_is`, `rollout_rs` and their thresholds in
+            `algorithm.rollout_correction`, which has to be there. Its metrics are logged too, under "rollout_corr/".
         losses: Replace verl's policy losses too. See `losses`.
         k1_bounds: "verl" compares -log r with [log lower, log upper], as verl does; "ratio" keeps ratios within
             [lower, upper], as its documentation says (verl#6377).
@@ -88,7 +95,7 @@ def install(
 
         targets = (*targets, *verl_losses.TARGETS)
     switches = {"k1_bounds": k1_bounds, "empty_rows": empty_rows, "empty_batch": empty_batch, "nonfinite": nonfinite}
-    return DROP_IN.install(targets, dump, every, **switches)
+    return DROP_IN.install(targets, dump, every, warnings, spec=spec, backend=backend, **switches)
 
 
 # --- verl's functions ---
@@ -103,7 +110,7 @@ def compute_rollout_correction_and_rejection_mask(
     rollout_is_batch_normalize: bool = False,
     rollout_rs: str | None = None,
     rollout_rs_threshold: Threshold = None,
-    **switches: str,
+    **switches: Any,
 ) -> tuple[Any, Tensor, dict[str, float]]:
     """Return weights, mask and metrics of a batch as verl's function of this name does.
 
@@ -117,7 +124,7 @@ def compute_rollout_correction_and_rejection_mask(
             initialized.
         rollout_rs: None, or a comma-separated list of `options.RS_OPTIONS`.
         rollout_rs_threshold: One for all options, or one for each.
-        **switches: Those of `install`.
+        **switches: Those of `install`; and `token_ids`, of the same shape, for the dump.
 
     Returns:
         A DataProto that holds "rollout_is_weights" ([B, T], of the dtype that log-probs and mask promote to), or None;
@@ -125,11 +132,15 @@ def compute_rollout_correction_and_rejection_mask(
         floats, by verl's keys.
     """
     same_shape(old_log_prob, rollout_log_prob, response_mask)
-    settings = rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold
-    spec = _spec_of(*_of(switches), *settings)
-    _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
-    weights, mask, metrics = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)
-    DROP_IN.seen(*rows_of(old_log_prob, rollout_log_prob, response_mask))
+    spec, token_ids = switches.get("spec"), switches.get("token_ids")
+    if spec is None:
+        settings = rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold
+        spec = _spec_of(*_of(switches), *settings)
+        _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
+    else:
+        DROP_IN.say(spec.acts, repr(spec))
+        spec = reporting(spec, "verl")
+    weights, mask, metrics = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches, token_ids)
     return proto(weights), mask, metrics
 
 
@@ -139,13 +150,13 @@ def compute_rollout_correction_weights(
     rollout_is: str = "token",
     rollout_is_threshold: Threshold = 2.0,
     rollout_is_batch_normalize: bool = False,
-    **switches: str,
+    **switches: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the weights alone, from log-ratios, and their metrics without a prefix."""
     spec = _spec_of(*_of(switches), rollout_is, rollout_is_threshold, rollout_is_batch_normalize)
     if spec.weight is None:
         raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
-    weights, _, metrics = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    weights, _, metrics, _ = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
     assert weights is not None
     return weights, without_prefix(metrics, "rollout_is_")
 
@@ -155,44 +166,42 @@ def compute_rollout_rejection_mask(
     response_mask: Tensor,
     rollout_rs: str = "token_k1",
     rollout_rs_threshold: Threshold = None,
-    **switches: str,
+    **switches: Any,
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the mask alone, from log-ratios, and the metrics of rejection without a prefix."""
     if rollout_rs is None:
         raise ValueError(f"rollout_rs: expected at least one of {sorted(options.RS_OPTIONS)}, got None")
     spec = _spec_of(*_of(switches), None, None, False, rollout_rs, rollout_rs_threshold)
-    _, mask, metrics = corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    _, mask, metrics, _ = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
     return mask, without_prefix(metrics, "rollout_rs_")
 
 
 def compute_offpolicy_metrics(
-    old_log_prob: Tensor, rollout_log_prob: Tensor | None, response_mask: Tensor, **switches: str
+    old_log_prob: Tensor, rollout_log_prob: Tensor | None, response_mask: Tensor, **switches: Any
 ) -> dict[str, float]:
     """Return perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
-    rollout = old_log_prob if rollout_log_prob is None else rollout_log_prob
     spec = _spec_of(*_of(switches))
-    _, _, metrics = corrected(old_log_prob, rollout, response_mask, spec, switches)
-    found = without_prefix(metrics, "")
     if rollout_log_prob is None:
+        found = without_prefix(_corrected(old_log_prob, old_log_prob, response_mask, spec, switches)[2], "")
         return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
-    DROP_IN.seen(*rows_of(old_log_prob, rollout, response_mask))
-    return found
+    return without_prefix(corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)[2], "")
 
 
 def compute_rollout_corr_metrics_from_logprobs(
-    log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor, **switches: str
+    log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor, **switches: Any
 ) -> dict[str, float]:
     """Return perplexities and divergences under verl's prefix."""
     found = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask, **switches)
     return {f"{report.PREFIX}{key}": value for key, value in found.items()}
 
 
-# A configuration that lacks a setting is read as this.
+# A configuration that lacks a setting is read as this; it also says how the corrected batch is used.
 DEFAULTS = defaults_of(compute_rollout_correction_and_rejection_mask)
+KNOWN = (*DEFAULTS, "bypass_mode", "loss_type")
 
 
 def compute_rollout_correction_and_add_to_batch(
-    batch: Any, rollout_corr_config: Mapping[str, Any], **switches: str
+    batch: Any, rollout_corr_config: Mapping[str, Any], **switches: Any
 ) -> tuple[Any, dict[str, float]]:
     """Correct a DataProto: its "response_mask" is replaced, "rollout_is_weights" added where there are weights.
 
@@ -206,12 +215,14 @@ def compute_rollout_correction_and_add_to_batch(
     """
     if "rollout_log_probs" not in batch.batch.keys():  # noqa: SIM118  # a TensorDict has no `in` of its own
         raise KeyError(f"rollout_log_probs: expected among {sorted(batch.batch.keys())}; {HOW}")
+    DROP_IN.name_unknown(rollout_corr_config, KNOWN)
     settings: dict[str, Any] = {name: rollout_corr_config.get(name, default) for name, default in DEFAULTS.items()}
     weights, mask, metrics = compute_rollout_correction_and_rejection_mask(
         old_log_prob=batch.batch["old_log_probs"],
         rollout_log_prob=batch.batch["rollout_log_probs"],
         response_mask=batch.batch["response_mask"],
         **settings | switches,
+        token_ids=batch.batch["responses"] if "responses" in batch.batch.keys() else None,  # noqa: SIM118
     )
     batch.batch["response_mask"] = mask
     return batch if weights is None else batch.union(weights), metrics
@@ -256,7 +267,7 @@ def _spec_of(
     return Spec(weight=weight, criteria=criteria, nonfinite=nonfinite, report=REPORT)
 
 
-def _of(switches: Mapping[str, str]) -> tuple[str, str]:
+def _of(switches: Mapping[str, Any]) -> tuple[str, Nonfinite]:
     """Return the switches that change the Spec."""
     return switches.get("k1_bounds", "verl"), switches.get("nonfinite", "reject")
 
@@ -288,16 +299,27 @@ def rows_of(*tensors: Tensor) -> list[Tensor]:
 
 
 def corrected(
-    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, str]
+    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, Any], token_ids: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor, dict[str, float]]:
-    """Return weights, mask and metrics.
+    """Return weights, mask and metrics of log-probs, which are looked at for warnings and dumps."""
+    weights, kept, metrics, pending = _corrected(old, rollout, mask, spec, switches)
+    DROP_IN.seen(pending, *rows_of(old, rollout, mask), token_ids=None if token_ids is None else rows_of(token_ids)[0])
+    return weights, kept, metrics
+
+
+def _corrected(
+    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, Any]
+) -> tuple[Tensor | None, Tensor, dict[str, float], PendingMetrics]:
+    """Return weights, mask, metrics and what these were read from.
 
     Tensors of other shapes than [B, T] are read as rows of their last dimension, over which verl sums.
     """
     rows = rows_of(old, rollout, mask)
     group = world() if spec.weight is not None and spec.weight.normalize is not None else None
-    out = correct(rows[0], rows[1], Batch(mask=rows[2], ranks=Ranks(batch=group)), spec=spec)
-    metrics = _metrics(out, switches)
+    of = Batch(mask=rows[2], ranks=Ranks(batch=group))
+    out = correct(rows[0], rows[1], of, spec=spec, backend=switches.get("backend", "auto"))
+    pending = out.statistics.metrics_async()
+    metrics = _metrics(pending, spec, switches)
     if group is not None:
         factor = report.PREFIX + "rollout_is_batch_norm_factor"
         metrics[factor] = out.statistics.all_reduce(group).metrics("verl")[factor]
@@ -305,17 +327,18 @@ def corrected(
     if weights is not None:
         dtype = torch.promote_types(torch.promote_types(old.dtype, rollout.dtype), mask.dtype)
         weights = weights.to(dtype).reshape(old.shape)
-    return weights, mask if out.mask is rows[2] else out.mask.reshape(mask.shape), metrics
+    return weights, mask if out.mask is rows[2] else out.mask.reshape(mask.shape), metrics, pending
 
 
-def _metrics(out: Correction, switches: Mapping[str, str]) -> dict[str, float]:
+def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -> dict[str, float]:
     """Compute verl's metrics from one copy to the host; the switches that depend on values apply afterwards."""
-    values = out.statistics.metrics_async().values()
+    values = pending.values()
     if not values["tokens"] and switches.get("empty_batch") == "raise":
         raise ValueError("response_mask must contain at least one valid token (1).")
     if switches.get("empty_rows") == "skip":
         values["verl/rows"] = values["sequences_measured"]
-    return report.metrics(values, out.statistics.spec or Spec())
+    native = {} if switches.get("spec") is None else pending.result(prefix=report.PREFIX)
+    return native | report.metrics(values, spec)
 
 
 def world() -> Any:

@@ -104,7 +104,7 @@ def _function(name: str, kind: Kind) -> Callable[..., ValueAndMetrics]:
         loss_agg_mode: str = kind.mode,
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
-        **switches: str,
+        **switches: Any,
     ) -> ValueAndMetrics:
         """The loss of a micro-batch, and verl's metrics as floats.
 
@@ -113,7 +113,7 @@ def _function(name: str, kind: Kind) -> Callable[..., ValueAndMetrics]:
         """
         mode = kind.mode if kind.forced else loss_agg_mode
         given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-        value, ours = _loss(kind.surrogate(_needed(config)), mode, config, *given)
+        value, ours = _loss(kind.surrogate(_needed(config)), mode, config, switches, *given)
         found = {"actor/ppo_kl": ours["kl_old_new_k1"]} if kind.reports_kl else {}
         if kind.clipped is not None:
             found["actor/pg_clipfrac"] = sum(ours[key] for key in kind.clipped)
@@ -132,11 +132,11 @@ def compute_policy_loss_reinforce(
     loss_agg_mode: str = "seq-mean-token-sum",
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
-    **switches: str,
+    **switches: Any,
 ) -> ValueAndMetrics:
     """Compute the loss -w A log pi, which `bypass_mode` calls; arguments as above, with the engine's log-probs."""
     given = (rollout_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
-    value, ours = _loss(GPG(), loss_agg_mode, config, *given)
+    value, ours = _loss(GPG(), loss_agg_mode, config, switches, *given)
     return value, {"actor/ppo_kl": ours["kl_old_new_k1"]}
 
 
@@ -158,7 +158,7 @@ def reads(function: object, parameter: str) -> bool:
     return any(parameter == names or (isinstance(names, tuple) and parameter in names) for names in loaded)
 
 
-def gspo_of(theirs: Callable[..., Any], **switches: str) -> Callable[..., ValueAndMetrics]:
+def gspo_of(theirs: Callable[..., Any], **switches: Any) -> Callable[..., ValueAndMetrics]:
     """Make GSPO as the verl that is there has it.
 
     verl 0.9.1 averages by `loss_agg_mode`. Up to 0.9.0, and on its main branch, GSPO takes the mean over sequences
@@ -189,6 +189,7 @@ def _loss(
     surrogate: Surrogate,
     loss_agg_mode: str,
     config: Any,
+    switches: Mapping[str, Any],
     old: Tensor,
     new: Tensor,
     advantages: Tensor,
@@ -209,6 +210,7 @@ def _loss(
     if loss_agg_mode == "seq-mean-token-sum-norm":
         mean = replace(mean, length=float(info.get("loss_scale_factor") or mask.shape[-1]))
     batch, wanted = Batch(mask=mask, total=count), Loss(surrogate, mean)
-    found: PolicyLoss = policy_loss(new, advantages, batch, wanted, old_logp=old, correction=Factors(weights))
+    backend, factors = switches.get("backend", "auto"), Factors(weights)
+    found: PolicyLoss = policy_loss(new, advantages, batch, wanted, old_logp=old, correction=factors, backend=backend)
     value = found.value if ranks == 1 else found.value * ranks
     return value.to(torch.promote_types(new.dtype, advantages.dtype)), found.metrics()

@@ -29,7 +29,7 @@ def compute_is_metrics(
     rollout_is: str,
     rollout_is_threshold: float,
     rollout_is_threshold_lower: float | None = None,
-    **switches: str,
+    **switches: Any,
 ) -> dict[str, float]:
     """Compute metrics of given weights.
 
@@ -82,7 +82,7 @@ def compute_rs_metrics(
     rollout_rs_threshold: float,
     rollout_rs_threshold_lower: float,
     apply_lower_threshold: bool,
-    **switches: str,
+    **switches: Any,
 ) -> dict[str, float]:
     """Compute metrics of a given rejection statistic.
 
@@ -119,7 +119,7 @@ def compute_rs_metrics(
     return {f"rollout_rs_{option_name}_{name}": value for name, value in found.items()}
 
 
-def calculate_debug_metrics(data: Any, **switches: str) -> dict[str, float]:
+def calculate_debug_metrics(data: Any, **switches: Any) -> dict[str, float]:
     """Compare the two probabilities of the sampled tokens: maximum, mean and spread of the difference, and correlation.
 
     Args:

@@ -16,7 +16,7 @@ from ...specs.checked import expression
 from ...specs.choices import Reduce, Unit
 from ...specs.correction import Criterion, Weight
 from ...specs.statistics import Stat
-from ..shared import specs
+from ..shared import preset
 from ..shared.preset import warn_once
 
 LEVELS = ("token", "sequence")
@@ -109,7 +109,7 @@ def weight(level: str, threshold: object, normalize: bool = False, key: str = "r
     if _looks_mangled(threshold):
         warn_once(("mangled", key), _mangled(key, threshold))
     return Weight(
-        *specs.LEVELS[level],
+        *preset.LEVELS[level],
         lower=lower,
         upper=upper,
         outside="clamp" if lower is None else "zero",
@@ -205,7 +205,7 @@ def veto(threshold: object, key: str = "rollout_token_veto_threshold") -> Criter
 
 def written_weight(weight: Weight) -> dict[str, object]:
     """Write a weight as `weight` reads it, as far as it goes."""
-    level = specs.level_of(weight)
+    level = preset.level_of(weight)
     found: dict[str, object] = {"rollout_is": level if level in LEVELS else None}
     if weight.upper is not None:
         lower, upper = weight.low, weight.high

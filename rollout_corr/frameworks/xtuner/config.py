@@ -14,10 +14,9 @@ from ...specs.loss import Loss
 from ...specs.ratio_losses import PPO
 from ...specs.terms import KL, Mean
 from ...specs.validate import not_negative, number, one_of
-from ..shared.preset import presets
+from ..shared.preset import LEVELS, level_of, presets
 from ..shared.recipe import BOTH, DECOUPLED, GLOBAL, KL_KINDS, Named, Recipe, named_recipe, of_presets, penalty
 from ..shared.settings import block_of, boolean, defaults_of, fields_of, refuse_unknown, settings_of
-from ..shared.specs import LEVELS, level_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 MODES = ("truncate", "mask", "both")

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from ...api.correct import correct
+from ...backends.choose import BackendName
 from ...definition.offsets import offsets_of
-from ...metrics.statistics import Statistics
+from ...metrics.statistics import PendingMetrics, Statistics
 from ...specs import validate
 from ...specs.choices import NONFINITE, Nonfinite
 from ...specs.correction import Spec
 from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
-from ..shared.settings import cached_spec, defaults_of
+from ..shared.settings import cached_spec, defaults_of, reporting
 from . import config
 from . import metrics as report
 
@@ -56,7 +57,7 @@ installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 class Metrics(dict[str, Any]):
     """Metrics of a pack under xtuner's keys, with the statistics that they are computed from."""
 
-    def __init__(self, metrics: Mapping[str, Any], statistics: Statistics, switches: Mapping[str, str]) -> None:
+    def __init__(self, metrics: Mapping[str, Any], statistics: Statistics, switches: Mapping[str, Any]) -> None:
         super().__init__(metrics)
         self.statistics, self.switches = statistics, dict(switches)
 
@@ -64,16 +65,21 @@ class Metrics(dict[str, Any]):
 @DROP_IN.documents
 def install(
     *,
+    spec: Spec | None = None,
     mismatch_over: str = "pack",
     empty_rows: str = "xtuner",
     nonfinite: str = "reject",
     merge: str = "xtuner",
+    backend: BackendName = "auto",
+    warnings: bool = True,
     dump: DumpPath = None,
     every: int = 100,
 ) -> Installed:
     """Replace xtuner's functions, in this process and wherever they have been imported by name.
 
     Args:
+        spec: A correction of its own, in place of the settings of `rollout_is`, which has to be there. Its metrics are
+            logged too, under "rollout_corr/".
         mismatch_over: Perplexities and their differences are those of a "pack" taken as one sequence, as in xtuner, or
             those of each "sequence".
         empty_rows: "xtuner" counts sequences of padding in extrema and shares of sequences, as xtuner does; "skip"
@@ -87,7 +93,7 @@ def install(
     merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
     targets = (*TARGETS, Target(MODULE, "merge_rollout_is_metrics", merging))
     switches = {"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite}
-    return DROP_IN.install(targets, dump, every, **switches)
+    return DROP_IN.install(targets, dump, every, warnings, spec=spec, backend=backend, **switches)
 
 
 # --- xtuner's functions ---
@@ -100,7 +106,7 @@ def compute_rollout_importance_weights_and_metrics(
     num_tokens: Tensor | Sequence[int],
     response_mask: Tensor,
     advantages: Tensor | None = None,
-    **switches: str,
+    **switches: Any,
 ) -> tuple[Tensor | None, Tensor, dict[str, Any], dict[str, Any]]:
     """Return weights, mask and both groups of metrics: the method of `RolloutImportanceSampling`.
 
@@ -117,6 +123,7 @@ def compute_rollout_importance_weights_and_metrics(
         Weights [1, S], or None without `rollout_is_threshold`; the mask in float32 with 0 where rejected, or the very
         mask given without threshold; metrics of the mismatch; metrics of the weights.
     """
+    DROP_IN.name_unknown(self, (*FIELDS, *SWITCHES, "backend"))
     settings = {name: getattr(self, name, default) for name, default in FIELDS.items()}
     return _pack(settings, switches, old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
 
@@ -134,10 +141,10 @@ def compute_rollout_importance_weights(
     rollout_is_veto_level: str = "max",
     rollout_is_veto_negative_adv_only: bool = False,
     advantages: Tensor | None = None,
-    **switches: str,
+    **switches: Any,
 ) -> tuple[Tensor | None, Tensor, dict[str, Any]]:
     """Return weights, mask and the metrics of the weights. Pairs are (upper, lower)."""
-    if rollout_is_threshold is None:
+    if rollout_is_threshold is None and switches.get("spec") is None:
         return None, response_mask, {}
     settings = {
         "rollout_is_level": rollout_is_level,
@@ -154,7 +161,7 @@ def compute_rollout_importance_weights(
 
 
 def merge_rollout_is_metrics(
-    rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: str
+    rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: Any
 ) -> dict[str, float]:
     """Average metrics over the packs of all ranks, by two collectives instead of one per metric.
 
@@ -185,7 +192,7 @@ def merge_rollout_is_metrics(
 
 
 def pool_rollout_is_metrics(
-    rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: str
+    rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: Any
 ) -> dict[str, float]:
     """Compute metrics of all ranks' tokens and sequences together, from the statistics in the packs' metrics."""
     keys = [key for key in rollout_is_metrics[0] if key != "mismatch/valid"]
@@ -195,7 +202,7 @@ def pool_rollout_is_metrics(
     if len(packs) < len(rollout_is_metrics):
         raise TypeError("rollout_is_metrics: expected what the replaced method returned, got plain dicts beside it")
     merged = Statistics.sum(pack.statistics for pack in packs).to(device).all_reduce()
-    found = _metrics(merged, packs[0].switches)
+    found = _metrics(merged.metrics_async(), merged.spec or Spec(), packs[0].switches)
     if not found["mismatch/valid"]:
         return dict.fromkeys(keys, 0.0)
     return {key: found[key] for key in keys}
@@ -218,7 +225,7 @@ TARGETS = (
 
 def _pack(
     settings: dict[str, Any],
-    switches: Mapping[str, str],
+    switches: Mapping[str, Any],
     old: Tensor,
     rollout: Tensor,
     num_tokens: Tensor | Sequence[int],
@@ -226,19 +233,28 @@ def _pack(
     advantages: Tensor | None,
 ) -> tuple[Tensor | None, Tensor, Metrics, Metrics]:
     """Correct a pack: weights, mask, metrics of the mismatch, metrics of the weights (none without weights)."""
-    spec, reported = _specs(settings, switches.get("nonfinite", "reject"))
+    own: Spec | None = switches.get("spec")
+    if own is None:
+        spec, reported = _specs(settings, switches.get("nonfinite", "reject"))
+    else:
+        spec = reported = reporting(own, "xtuner")
+        DROP_IN.say(own.acts, repr(own))
     require_tensor("rollout_log_prob", rollout, "set return_logprob=True in the SampleParams of the rollout")
     if old.dim() != 2 or old.shape[0] != 1:
         raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old.shape]}")
     offsets = _offsets(num_tokens, old.shape[1])
-    run = partial(correct, old, rollout, mask=mask, cu_seqlens=offsets, advantages=advantages)
+    backend = switches.get("backend", "auto")
+    run = partial(correct, old, rollout, mask=mask, cu_seqlens=offsets, advantages=advantages, backend=backend)
     out = run(spec=spec)
-    DROP_IN.seen(old, rollout, mask, offsets)
     statistics = out.statistics if spec == reported else run(spec=reported).statistics
-    mismatch, importance = _split(_metrics(statistics, switches))
+    pending = statistics.metrics_async()
+    mismatch, importance = _split(_metrics(pending, reported, switches))
+    DROP_IN.seen(pending, old, rollout, mask, offsets)
     weights, kept = out.weights, mask
     if weights is None:
         importance = {}
+        if own is not None:
+            kept = out.mask.to(torch.promote_types(mask.dtype, torch.float32))
     else:
         dtype = torch.promote_types(old.dtype, rollout.dtype)
         if spec.weight is not None and spec.weight.kind == "geometric" and not mask.is_floating_point():
@@ -284,12 +300,13 @@ def _offsets(num_tokens: Tensor | Sequence[int], tokens: int) -> Tensor:
     return offsets
 
 
-def _metrics(statistics: Statistics, switches: Mapping[str, str]) -> dict[str, Any]:
-    pending = statistics.metrics_async()
+def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -> dict[str, Any]:
     values = pending.values()
     if switches.get("empty_rows") == "skip":
         values["xtuner/rows"] = values["sequences_measured"]
-    found: dict[str, Any] = report.metrics(values, statistics.spec or Spec())
+    found: dict[str, Any] = report.metrics(values, spec)
+    if switches.get("spec") is not None:
+        found = pending.result(prefix="rollout_corr/") | found
     if switches.get("mismatch_over") == "sequence":
         native = pending.result()
         found |= {f"{report.PREFIX}mismatch_{key}": native[name] for key, name in OF_SEQUENCES.items()}

@@ -19,6 +19,7 @@ class RolloutImportanceSampling(Theirs):  # type: ignore[misc]  # xtuner is not 
     mismatch_over: str = "pack"
     empty_rows: str = "xtuner"
     nonfinite: str = "reject"
+    backend: str = "auto"
 
     def compute_rollout_importance_weights_and_metrics(
         self,
@@ -29,7 +30,7 @@ class RolloutImportanceSampling(Theirs):  # type: ignore[misc]  # xtuner is not 
         advantages: Tensor | None = None,
     ) -> Any:
         """Return weights, mask and both groups of metrics of a pack; see `dropin`."""
-        switches = {name: getattr(self, name) for name in dropin.SWITCHES}
+        switches = {name: getattr(self, name) for name in (*dropin.SWITCHES, "backend")}
         dropin.DROP_IN.check(switches)
         given = (old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
         return dropin.compute_rollout_importance_weights_and_metrics(self, *given, **switches)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from types import ModuleType
+import time
+from collections import defaultdict
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -90,6 +92,12 @@ class Trainer:
     vllm_importance_sampling_mode = "token_mask"
     vllm_importance_sampling_clip_max = 1.2
     vllm_importance_sampling_clip_min = 0.8
+    model = SimpleNamespace(training=True)
+    # Of two processes, of which the other one's ratios are twice as far from 0.
+    accelerator = SimpleNamespace(num_processes=1, gather=lambda x: torch.stack([x, 2.0 * x]))
+
+    def __init__(self):
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
 
     def _generate_and_score_completions(self, inputs):
         return dict(inputs)
@@ -140,6 +148,50 @@ def test_install(trainer):
     assert trainer.get_off_policy_mask(1, 2, 3, 4, 5) == "theirs"
 
 
+def test_logs_the_ratio_in_use(trainer, caplog):
+    """Over what TRL has just logged of its own ratio, in the mode of the model; the metrics of a Spec beside it."""
+    old, sampling, mask = batch()
+    given = {"old_per_token_logps": old, "sampling_per_token_logps": sampling, "completion_mask": mask}
+    given["importance_sampling_ratio"] = None
+    key = "sampling/importance_sampling_ratio/"
+    for training, spec in ((True, None), (False, None), (True, rc.Spec(weight=rc.Weight.token(upper=1.1)))):
+        dropin.install(spec=spec)
+        trainer.model = SimpleNamespace(training=training)
+        logged = trainer._metrics["train" if training else "eval"]
+        logged.clear()
+        logged |= {f"{key}{name}": [7.0, 7.0] for name in ("min", "mean", "max")}
+        ratio = trainer._generate_and_score_completions(given)["importance_sampling_ratio"][mask != 0]
+        expected = ratio.min().item(), 1.5 * ratio.mean().item(), 2.0 * ratio.max().item()
+        found = tuple(logged[f"{key}{name}"] for name in ("min", "mean", "max"))
+        assert found == tuple([7.0, pytest.approx(value)] for value in expected)
+        ours = {name: values for name, values in logged.items() if name.startswith("rollout_corr/")}
+        if spec is None:
+            assert not ours
+        else:
+            out = rc.correct(old, sampling, mask=mask, spec=spec)
+            assert ours == {name: [value] for name, value in out.metrics(prefix="rollout_corr/").items()}
+    assert "kl_rollout_train_k3 is" in caplog.text and "install(warnings=False)" in caplog.text
+
+
+def test_a_spec_may_read_advantages(trainer, tmp_path):
+    """They lie in the batch, and so do the ids that a dump is written with."""
+    old, sampling, mask = batch()
+    gated = rc.Criterion("abs", upper=0.2, when="negative_advantage")
+    ids, advantages = torch.arange(45).view(5, 9), torch.tensor([1.0, -1.0, 0.0, 1.0, -1.0])
+    given = {"old_per_token_logps": old, "sampling_per_token_logps": sampling, "completion_mask": mask}
+    given |= {"importance_sampling_ratio": None, "advantages": advantages, "completion_ids": ids}
+    dropin.install(spec=rc.Spec(criteria=(gated,)), dump=tmp_path / "dumps")
+    found = trainer._generate_and_score_completions(given)["importance_sampling_ratio"]
+    far = ((old - sampling).abs() > 0.2) & (mask != 0)
+    assert far[0].any() and torch.equal(found == 0.0, far & (advantages < 0.0)[:, None])
+    dropin.uninstall()
+    for _ in range(500):
+        if files := list((tmp_path / "dumps").glob("*.pt")):
+            break
+        time.sleep(0.02)
+    assert torch.equal(torch.load(files[0])["token_ids"], ids)
+
+
 def test_says_what_it_does(trainer, caplog, monkeypatch):
     """No engine, and an engine whose correction is off, are logged."""
     monkeypatch.setattr(dropin.DROP_IN, "_said", set())
@@ -152,7 +204,7 @@ def test_says_what_it_does(trainer, caplog, monkeypatch):
         trainer.use_vllm = False
         assert trainer._generate_and_score_completions(given) == given
         trainer.use_vllm = True
-    yes, off, no_engine = (record.getMessage() for record in caplog.records)
+    yes, off, no_engine = (said for said in caplog.messages if "correction active" in said)
     assert "active: yes, vllm_importance_sampling_mode 'token_mask', clip_max 1.2, clip_min 0.8" in yes
     assert "active: no, vllm_importance_sampling_correction is off" in off
     assert "active: no, use_vllm is off" in no_engine

@@ -294,6 +294,6 @@ def test_says_what_it_does(caplog, monkeypatch):
     for _ in range(2):
         run(pack(), **SHIPPED)
         run(pack(), rollout_is_veto_threshold=(20.0, 0.0))
-    yes, no = (record.getMessage() for record in caplog.records)
+    yes, no = (said for said in caplog.messages if "correction active" in said)
     assert "active: yes, rollout_is_level 'token', rollout_is_mode 'both', threshold (1.5, 0.7), veto (1.9, 0.5)" in yes
     assert "active: no, metrics only: rollout_is_threshold is None, which switches the mask and the veto off too" in no

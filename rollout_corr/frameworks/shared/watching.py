@@ -1,0 +1,107 @@
+"""What a drop-in tells about a running job: warnings to the log, and dumps by `install(dump="folder", every=100)`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...metrics.statistics import PendingMetrics
+
+LOGGER = logging.getLogger("rollout_corr")
+
+# A sentence that still holds is said again after so many corrections.
+AGAIN = 100
+HOW_OFTEN = f" [each warning comes once, and again after {AGAIN} corrections"
+SILENCE = "; install(warnings=False) silences them"
+
+_NUMBER = re.compile(r"[-+]?\b(?:\d[\d.,]*(?:e[-+]?\d+)?|inf|nan)\b")
+
+
+class Speaker:
+    """Logs what `warnings()` says of a framework's corrections.
+
+    Args:
+        called: Gives the framework's name and version.
+        silence: How they are silenced, behind the first of them.
+    """
+
+    def __init__(self, called: Callable[[], str], silence: str = "") -> None:
+        self._called = called
+        self._first = f"{HOW_OFTEN}{silence}]"
+        self._corrections = 0
+        self._said: dict[str, int] = {}
+        self._waiting: deque[tuple[int, PendingMetrics]] = deque()
+
+    def hear(self, pending: PendingMetrics) -> None:
+        """Log the warnings of a correction, and of earlier ones whose statistics have reached the host by now.
+
+        Nothing waits for a GPU: statistics that nobody has read yet are read at a later correction.
+        """
+        self._waiting.append((self._corrections, pending))
+        self._corrections += 1
+        while self._waiting and self._waiting[0][1].done():
+            self._say(*self._waiting.popleft())
+
+    def finish(self) -> None:
+        """Log the warnings of every correction so far; waits for the statistics."""
+        while self._waiting:
+            self._say(*self._waiting.popleft())
+
+    def _say(self, correction: int, pending: PendingMetrics) -> None:
+        for sentence in pending.warnings():
+            # Numbers change with each batch; a sentence is new by its words.
+            kind = _NUMBER.sub("#", sentence)
+            if kind in self._said and correction < self._said[kind] + AGAIN:
+                continue
+            about = "" if self._said else self._first
+            self._said[kind] = correction
+            LOGGER.warning(
+                "rollout-corr in %s, correction %d%s: %s%s", self._called(), correction, _rank(), sentence, about
+            )
+
+
+def _rank() -> str:
+    import torch.distributed as dist
+
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return f", rank {dist.get_rank()}" if several else ""
+
+
+class Dumps:
+    """Writes some sequences of every so many calls of a framework's correction, in the background.
+
+    Args:
+        path: As for `rollout_corr.dump`.
+        every: How many calls come to one that is written; the first is.
+
+    Raises:
+        ValueError: A wrong path or number, named.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int) -> None:
+        self._path: Path | None = Path(path)
+        if self._path.suffix not in ("", ".jsonl"):
+            raise ValueError(f"dump: expected a name that ends in .jsonl or a folder's, got {str(path)!r}")
+        self._every, self._calls = every, 0
+
+    def seen(self, train_logp: Any, rollout_logp: Any, mask: Any, cu_seqlens: Any = None, **columns: Any) -> None:
+        """Write some of these sequences, as `rollout_corr.dump` does, if it is their turn."""
+        if self._path is None:
+            return
+        calls, self._calls = self._calls, self._calls + 1
+        if calls % self._every:
+            return
+        from ...api.dump import dump
+
+        try:
+            dump(self._path, train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, step=calls, **columns)
+        except (TypeError, ValueError) as error:
+            # What is corrected can be dumped; where it cannot after all, the training is worth more than its dump.
+            LOGGER.warning("rollout-corr: dump=%s is off: %s", self._path, error)
+            self._path = None

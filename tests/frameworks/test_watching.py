@@ -1,0 +1,350 @@
+"""What every drop-in does beside correcting: warnings to the log, dumps, a Spec and a backend of the user's choice."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import time
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders import fake_verl
+from rollout_corr.diagnose.doctor.diagnosis import diagnose
+from rollout_corr.diagnose.measure.measurement import measure
+from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.frameworks.shared import watching
+from rollout_corr.frameworks.shared.dropin import Installed
+from rollout_corr.frameworks.shared.watching import Dumps, Speaker
+
+ROLLOUT = -torch.rand(4, 60, generator=torch.Generator().manual_seed(0)) - 0.1
+TRAIN = ROLLOUT.roll(1, 1)  # the bug that the doctor is to find in what was dumped
+MASK = torch.ones(4, 60)
+PACKED = [x.reshape(-1) for x in (TRAIN, ROLLOUT, MASK)]
+# Rejects most sequences of these log-probs, weighs no token by more than 1.1.
+SPEC = rc.Spec(
+    weight=rc.Weight.token(upper=1.1),
+    criteria=(rc.Criterion("abs", over="sequence", reduce="mean", upper=0.3),),
+)
+
+
+@pytest.fixture(autouse=True)
+def frameworks(monkeypatch):
+    """As much of the frameworks as results are made of."""
+    fake_verl.put(monkeypatch)
+    areal = ModuleType("areal.utils.functional.functional")
+    areal.RejectionSamplingResult = SimpleNamespace
+    monkeypatch.setitem(sys.modules, areal.__name__, areal)
+
+
+def by_verl(dropin, train, **switches):
+    proto, mask, metrics = dropin.compute_rollout_correction_and_rejection_mask(train, ROLLOUT, MASK, **switches)
+    return proto and proto.batch["rollout_is_weights"], mask, metrics
+
+
+def by_verl_metrics(dropin, train, **switches):
+    return None, MASK, dropin.compute_rollout_corr_metrics_from_logprobs(train, ROLLOUT, MASK, **switches)
+
+
+def by_trl(dropin, train, **switches):
+    return dropin.importance_sampling_ratio(train, ROLLOUT, MASK, **switches), MASK, {}
+
+
+def by_async_trl(dropin, train, **switches):
+    segments = torch.arange(4).repeat_interleave(60)
+    packed = train.reshape(-1), PACKED[1], torch.ones(240), segments, PACKED[2]
+    function = import_module("rollout_corr.frameworks.trl.asynchronous").packed_policy_loss
+    function(*packed, tokens=240.0, **{"spec": rc.Spec(), **switches})
+    return None, MASK, {}
+
+
+def by_skyrl(dropin, train, **switches):
+    config = SimpleNamespace(tis_ratio_type="token", token_tis_ratio_clip_high=2.0, sequence_mask_metric=None)
+    weights, metrics, mask = dropin.compute_off_policy_correction(train, ROLLOUT, MASK, config, **switches)
+    return weights, mask, metrics
+
+
+def by_xtuner(dropin, train, **switches):
+    given = train.reshape(1, -1), ROLLOUT.reshape(1, -1), [60] * 4, MASK.reshape(1, -1).long()
+    function = dropin.compute_rollout_importance_weights_and_metrics
+    weights, mask, metrics, more = function(SimpleNamespace(), *given, **switches)
+    return None if weights is None else weights.view(4, 60), mask.view(4, 60), metrics | more
+
+
+def by_areal(dropin, train, **switches):
+    config = SimpleNamespace(level="token", action="mask", metric="ratio", agg="mean", upper=5.0, lower=None)
+    found = dropin.apply_rejection_sampling(train, ROLLOUT, MASK, None, config, **switches)
+    return found.behave_imp_weight, found.loss_mask, {"filtered": found.filtered_fraction}
+
+
+def by_openrlhf(dropin, train, spec=None, **switches):
+    spec = spec or rc.Spec(weight=rc.Weight.token(upper=2.0))
+    loss = SimpleNamespace(
+        clip_eps_low=0.2, clip_eps_high=0.2, dual_clip=None, token_level_loss=True, policy_loss_type="ppo"
+    )
+    new = train.clone().requires_grad_()
+
+    def theirs(*given):
+        return 0.0, "clip_ratio", "ppo_kl", None, None
+
+    given = loss, new, train, torch.ones(4, 60), MASK, ROLLOUT
+    _, _, _, gap, filtered = dropin.replaced(theirs, spec, **switches)(*given)
+    return None, MASK, {"vllm_kl": gap.item(), "is_filter_ratio": filtered.item()}
+
+
+CALLS = {
+    "verl": by_verl,
+    "verl, metrics": by_verl_metrics,
+    "trl": by_trl,
+    "trl, asynchronous": by_async_trl,
+    "skyrl": by_skyrl,
+    "xtuner": by_xtuner,
+    "areal": by_areal,
+    "openrlhf": by_openrlhf,
+}
+
+
+def drop_in_of(name):
+    return import_module(f"rollout_corr.frameworks.{name.partition(',')[0]}.dropin")
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Give a function that sets what looks at a drop-in's corrections; all is as before afterwards."""
+
+    def watch(name, dumps=None, speaks=True):
+        dropin = drop_in_of(name)
+        monkeypatch.setattr(dropin.DROP_IN, "_said", set())
+        monkeypatch.setattr(dropin.DROP_IN, "speaker", Speaker(lambda: "it 1.0") if speaks else None)
+        monkeypatch.setattr(dropin.DROP_IN, "dumps", dumps)
+        return dropin
+
+    return watch
+
+
+# --- warnings ---
+
+
+def heard(caplog):
+    """The number of the correction and the words of every warning about one."""
+    found = [record.getMessage().partition(", correction ")[2] for record in caplog.records]
+    return [(int(said.partition(": ")[0]), said.partition(": ")[2]) for said in found if said]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warning_comes_once_and_again_after_a_hundred_corrections(name, watched, caplog, monkeypatch):
+    assert watching.AGAIN == 100
+    monkeypatch.setattr(watching, "AGAIN", 3)
+    dropin = watched(name)
+    healthy = ROLLOUT + 1e-3
+    for step in range(6):
+        # The numbers in the sentence are others in each step.
+        CALLS[name](dropin, healthy if step == 0 else TRAIN * (1.0 + 1e-4 * step))
+    said = [step for step, words in heard(caplog) if words.startswith(("kl_rollout_train_k3 is", "watch: kl"))]
+    assert said == [1, 4]
+    assert "rollout-corr in it 1.0, correction 1: " in caplog.text and caplog.text.count("each warning comes once") == 1
+    caplog.clear()
+    CALLS[name](watched(name, speaks=False), TRAIN)
+    assert not heard(caplog)
+
+
+def test_what_rejects_more_than_half_says_so_at_once(watched, caplog):
+    given = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}
+    by_verl(watched("verl"), ROLLOUT * 0.8, **given)
+    (words,) = [words for step, words in heard(caplog) if "rejected" in words or "are kept" in words]
+    assert "0.0 % of the tokens" in words and heard(caplog)[0][0] == 0
+
+
+def test_statistics_on_their_way_are_not_waited_for(caplog):
+    """They are read, in order, when a later correction finds that they have arrived."""
+
+    class Pending:
+        def __init__(self):
+            self.arrived = False
+
+        def done(self):
+            return self.arrived
+
+        def warnings(self):
+            assert self.arrived, "waited"
+            return [f"word {'a' * (4 - self.number)} {self.number}"]
+
+    speaker, steps = Speaker(lambda: "it"), [Pending() for _ in range(4)]
+    for number, pending in enumerate(steps):
+        pending.number = number
+        speaker.hear(pending)
+        if number == 2:
+            assert not heard(caplog)
+            steps[0].arrived = steps[2].arrived = True
+    assert [step for step, _ in heard(caplog)] == [0]
+    steps[1].arrived = steps[3].arrived = True
+    speaker.finish()
+    assert [step for step, _ in heard(caplog)] == [0, 1, 2, 3]
+
+
+def test_install_silences(made, caplog):
+    fake, drop_in = made()
+    out = rc.correct(TRAIN, ROLLOUT, mask=MASK)
+    for warnings in (True, False):
+        drop_in.install(fake.targets, warnings=warnings)
+        drop_in.seen(out.metrics_async(), TRAIN, ROLLOUT, MASK)
+        assert bool(heard(caplog)) is warnings
+        assert ("install(warnings=False) silences them" in caplog.text) is warnings
+        caplog.clear()
+
+
+# --- a Spec and a backend ---
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("verl, metrics", "trl, asynchronous")])
+def test_a_spec_stands_in_place_of_the_configuration(name, watched):
+    out = rc.correct(TRAIN, ROLLOUT, mask=MASK, spec=SPEC)
+    assert 0 < out.keep.sum() < 4
+    weights, mask, metrics = CALLS[name](watched(name), TRAIN, spec=SPEC)
+    if name == "trl":
+        # What is rejected has the ratio 0 there.
+        assert torch.equal(weights, torch.where(out.mask != 0, out.weights, 0.0))
+    elif name != "openrlhf":
+        assert torch.equal(weights, out.weights) and torch.equal(mask != 0, out.mask != 0)
+    if name in ("verl", "skyrl", "xtuner"):
+        native = out.metrics(prefix="rollout_corr/")
+        assert {key: metrics[key] for key in native} == native and len(metrics) > len(native) + 3
+    if name == "areal":
+        assert metrics["filtered"] == pytest.approx(1.0 - out.metrics()["tokens_kept_fraction"])
+    if name == "openrlhf":
+        expected = {"vllm_kl": "kl_rollout_train_k1", "is_filter_ratio": "tokens_kept_fraction"}
+        of_all = out.metrics()
+        assert metrics["vllm_kl"] == pytest.approx(of_all[expected["vllm_kl"]])
+        assert metrics["is_filter_ratio"] == pytest.approx(1.0 - of_all[expected["is_filter_ratio"]])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_backend_is_handed_on(name, watched):
+    with pytest.raises(ValueError, match=r"backend: expected one of .*, got 'mine'"):
+        CALLS[name](watched(name), TRAIN, backend="mine")
+
+
+@pytest.mark.parametrize("name", ["areal", "openrlhf", "skyrl", "trl", "verl", "xtuner"])
+def test_a_spec_that_needs_more_than_the_framework_has_is_refused(name):
+    switches = inspect.signature(drop_in_of(name).install).parameters
+    assert {"spec", "backend", "warnings", "dump", "every"} <= switches.keys()
+    install = drop_in_of(name).install
+    with pytest.raises(ValueError, match=f"^spec: expected one that needs no turns, which {name} does not hand"):
+        install(spec=rc.Spec(turns=True))
+    gated = rc.Spec(criteria=(rc.Criterion("abs", upper=1.0, when="negative_advantage"),))
+    refused = {"trl": ImportError, "openrlhf": ImportError}.get(name, ValueError)  # these two have advantages
+    with pytest.raises(refused, match=r"needs no advantages|expected the package"):
+        install(spec=gated)
+
+
+def test_errors_of_the_switches(made, tmp_path):
+    fake, drop_in = made()
+    for path, every in (("x.csv", 1), ("x", 0), ("x", 1.5), ("x", True), (None, 5)):
+        with pytest.raises(ValueError, match=r"dump: expected a name|every: expected (a whole|with dump)"):
+            drop_in.install(fake.targets, path, every)
+    with pytest.raises(TypeError, match=r"spec: expected a Spec or None, got str 'verl.x'; a name becomes one by"):
+        drop_in.install(fake.targets, spec="verl.x")
+    with pytest.raises(ValueError, match="backend: expected one of"):
+        drop_in.install(fake.targets, backend="cuda")
+    assert drop_in.installed().switches == {} and not drop_in.installed().waiting
+
+
+# --- settings ---
+
+
+def test_unknown_settings_are_named_once(watched, caplog):
+    """A typing mistake with what was meant; a setting of a newer release without."""
+    dropin = watched("verl")
+    batch = {"old_log_probs": TRAIN, "rollout_log_probs": ROLLOUT, "response_mask": MASK}
+    config = {"rollout_is": "token", "rollout_is_treshold": 3.0, "bypass_mode": False, "_target_": "x", "novel": 1}
+    for _ in range(2):
+        data = fake_verl.DataProto(batch=dict(batch))
+        dropin.compute_rollout_correction_and_add_to_batch(data, config)
+    said = sorted(text for text in caplog.messages if "unknown setting" in text)
+    assert [text.partition("unknown ")[2] for text in said] == [
+        "setting 'novel' has no effect",
+        "setting 'rollout_is_treshold' has no effect (did you mean 'rollout_is_threshold'?)",
+    ]
+    flags = SimpleNamespace(tis_upper_bond=3.0, tis_clip=2.0, lr=1e-3)
+    dropin.DROP_IN.name_unknown(flags, ["tis_upper_bound", "tis_lower_bound"], 0.85)
+    assert "'tis_upper_bond' has no effect (did you mean 'tis_upper_bound'?)" in caplog.text
+    assert "'lr'" not in caplog.text and "'tis_clip'" not in caplog.text
+
+
+def test_the_state_is_short():
+    """Also of many places, modules and words; the fields have all of it."""
+    many = tuple(f"framework.package.subpackage.module_{i}.function" for i in range(40))
+    switches = {"spec": SPEC, "backend": "torch", "note": "x" * 200}
+    state = Installed(True, f"{'framework 1.0 uses ' * 9}; later", "1.0", many, many, switches, None, True, many, many)
+    assert len(repr(state)) <= 400 and len(str(state)) <= 400
+    assert "module_0.function and 39 more, replaced when imported" in repr(state) and state.waiting == many
+    short = repr(state._replace(why="framework 1.0 uses ours; later", waiting=(), switches={}, not_covered=()))
+    assert short.splitlines() == [
+        "active       yes: framework 1.0 uses ours",
+        "waiting      -",
+        "switches     -",
+        "not covered  -",
+    ]
+
+
+# --- dumps ---
+
+
+def written(folder, count):
+    """Wait until the thread has written so many files."""
+    for _ in range(500):
+        files = sorted(path.name for path in folder.glob("*.pt"))
+        if len(files) >= count:
+            return files
+        time.sleep(0.02)
+    raise AssertionError(files)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_so_many_corrections_are_written(name, tmp_path, watched):
+    folder = tmp_path / "dumps"
+    dropin = watched(name, Dumps(folder, 2))
+    for _ in range(4):
+        CALLS[name](dropin, TRAIN)
+    files = written(folder, 2)
+    assert len(files) == 2 and "0" in files[0] and "2" in files[1]
+    CALLS[name](watched(name), TRAIN)  # off: nothing more is written
+    measured = measure(Dump(folder))
+    assert measured.metrics()["sequences"] == 8
+    assert [finding.name for finding in diagnose(measured)] == ["shifted"]
+
+
+def test_verl_s_responses_are_written(tmp_path, watched):
+    dropin = watched("verl", Dumps(tmp_path / "dumps", 1))
+    ids = torch.arange(240).view(4, 60)
+    batch = {"old_log_probs": TRAIN, "rollout_log_probs": ROLLOUT, "response_mask": MASK, "responses": ids}
+    dropin.compute_rollout_correction_and_add_to_batch(fake_verl.DataProto(batch=batch), {})
+    (file,) = written(tmp_path / "dumps", 1)
+    assert torch.equal(torch.load(tmp_path / "dumps" / file)["token_ids"], ids)
+
+
+def test_install_turns_them_on_and_off(made, tmp_path):
+    fake, drop_in = made()
+    seen = rc.correct(TRAIN, ROLLOUT, mask=MASK).metrics_async(), TRAIN, ROLLOUT, MASK
+    drop_in.install(fake.targets, tmp_path / "dumps", 1)
+    drop_in.seen(*seen)
+    written(tmp_path / "dumps", 1)
+    drop_in.install(fake.targets)
+    drop_in.seen(*seen)
+    drop_in.install(fake.targets, tmp_path / "dumps", 1)
+    drop_in.uninstall()
+    drop_in.seen(*seen)
+    time.sleep(0.05)
+    assert len(written(tmp_path / "dumps", 1)) == 1
+
+
+def test_a_dump_that_cannot_be_made_ends_and_nothing_else(tmp_path, caplog):
+    dumps = Dumps(tmp_path / "x", 1)
+    with caplog.at_level(logging.WARNING, "rollout_corr"):
+        dumps.seen(TRAIN, ROLLOUT[:2], MASK)
+        dumps.seen(TRAIN, ROLLOUT[:2], MASK)
+    assert len(caplog.records) == 1 and "is off: " in caplog.text and not (tmp_path / "x").exists()
