@@ -290,7 +290,7 @@ class Launch:
         """Launch it through Triton, and keep the kernel that it takes if `run` would launch that in the same way."""
         kernel, grid, named = self.kernel, (self.programs,), self.arguments
         options = self.options(warp_size(self.device), self.device.type == "cuda" and torch.version.hip is None)
-        if getattr(_THREAD, "only_compiles", False):
+        if only_compiles():
             kernel.warmup(**named, grid=grid, **options)
             return
         driver = plain_driver(kernel) if self.site.is_known else None
@@ -310,6 +310,11 @@ class Launch:
 
 # Of this thread alone: what others launch meanwhile is launched.
 _THREAD = threading.local()
+
+
+def only_compiles() -> bool:
+    """Tell whether launches of this thread are compiled and not launched."""
+    return getattr(_THREAD, "only_compiles", False)
 
 
 @contextmanager

@@ -104,8 +104,9 @@ def launched(request, without_gpu):
     if not on_gpu(request.config):
         yield
         return
-    from builders.launches import counted_launches
+    from builders.launches import counted_launches, first_calls
 
+    first_calls()
     with counted_launches() as count:
         yield
     assert count["cuda"], "no kernel was launched on a GPU"

@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import loss_operators, whole
+from ..backends import whole
 from ..backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader
 from ..backends.choose import BACKENDS, chosen, chosen_backend
 from ..backends.given import Factors
 from ..backends.layouts import LogProbs, dtype_of, shape_of
+from ..backends.loss_task import beyond_kernels
 from ..backends.ranks import Claims, claims_of
 from ..backends.read import Given, groups_of, read_mass, reader, turns_of
 from ..backends.sequence_groups import wanted_by
@@ -246,7 +247,7 @@ class LossRequest:
                 f"{surrogate!r}"
             )
         scaled = self.scales is not None
-        beyond = "a loss with ranks.sequence" if split else loss_operators.beyond_kernels(surrogate, scaled)
+        beyond = "a loss with ranks.sequence" if split else beyond_kernels(surrogate, scaled)
         if given.backend == "triton" and beyond is not None:
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
         if traits.reads_entropy and self.entropy is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
@@ -18,6 +19,24 @@ if TYPE_CHECKING:
 BackendName = Literal["auto", "triton", "torch"]
 
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+
+VARIABLE = "ROLLOUT_CORR_BACKEND"
+
+
+def wanted_by(environment: Mapping[str, str]) -> str:
+    """Read the backend that an environment names for calls that say "auto".
+
+    Raises:
+        ValueError: It names none.
+    """
+    found = environment.get(VARIABLE, "auto")
+    if found not in BACKENDS:
+        raise ValueError(f"{VARIABLE}: expected one of {list(BACKENDS)} in the environment, got {found!r}")
+    return found
+
+
+# Read at the import: compilers follow `chosen_backend`, and every call asks it.
+WANTED = wanted_by(os.environ)
 
 
 class Call(NamedTuple):
@@ -88,7 +107,7 @@ class Backend(NamedTuple):
 
 
 def backend_for(tensor: Tensor, spec: Spec | None = None, surrogate: Surrogate | None = None) -> Backend:
-    """Say which backend `backend="auto"` takes for this tensor, and why.
+    """Say which backend `backend="auto"` takes for this tensor, and why. ROLLOUT_CORR_BACKEND overrules "auto".
 
     Args:
         tensor: Any tensor on the device in question.
@@ -107,7 +126,8 @@ def backend_for(tensor: Tensor, spec: Spec | None = None, surrogate: Surrogate |
     runner = chosen(backend, beyond, where == "cpu", torch.compiler.is_compiling())
     reason = f"tensors on {where} run on {runner.reason}"
     if where in operators.DEVICES and runner.name != "kernels":
-        reason = f"{operators.why_not(tensor.device) or beyond}; {reason}"
+        forbidden = f"{VARIABLE}=torch" if WANTED == "torch" else None
+        reason = f"{operators.why_not(tensor.device) or forbidden or beyond}; {reason}"
     return Backend("triton" if runner.name == "kernels" else "torch", runner.name, reason)
 
 
@@ -115,18 +135,25 @@ def _surrogate_beyond_kernels(surrogate: Surrogate) -> str | None:
     # A correction imports nothing of the loss.
     from ..specs.surrogate import Surrogate
     from ..specs.validate import shown
-    from . import loss_operators
+    from .loss_task import beyond_kernels
 
     if not isinstance(surrogate, Surrogate):
         raise TypeError(f"surrogate: expected a surrogate such as PPO(0.2, 0.2) or None, got {shown(surrogate)}")
-    return loss_operators.beyond_kernels(surrogate, scaled=False)
+    return beyond_kernels(surrogate, scaled=False)
 
 
 def chosen_backend(tensor: Tensor, backend: str) -> str:
     """Name the backend that runs for a tensor; raise if the one asked for cannot."""
     device = tensor.device
     if backend == "auto":
-        return "triton" if device.type in operators.DEVICES and operators.why_not(device) is None else "torch"
+        if WANTED == "torch":
+            return WANTED
+        on_gpu = device.type in operators.DEVICES
+        if (on_gpu or WANTED == "triton") and (reason := operators.why_not(device)) is None:
+            return "triton"
+        if on_gpu and WANTED == "triton":
+            raise ValueError(f"{VARIABLE}: expected 'auto' or 'torch' for {device} tensors, got 'triton': {reason}")
+        return "torch"
     if backend == "triton" and (reason := operators.why_not(device)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch' for {device} tensors, got 'triton': {reason}")
     return backend

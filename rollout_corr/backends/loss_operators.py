@@ -6,18 +6,25 @@ the reference needs it.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..definition.tokens import KeptMass
 from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
 from ..specs.operands import LossOperands, ScaleOperands
-from ..specs.surrogate import Surrogate
+from ..specs.surrogate import Decided
 from ..specs.terms import Objective
+from . import first_call, loss_blocks
+from .batch import OpenBatch
 from .loss_task import LossResult, LossTask
 from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
+
+# Statistics that are counts.
+COUNTS = frozenset((*loss_metrics.OF_SEQUENCES, "loss_tokens_nonfinite", "clip_low", "clip_high", "clip_dual"))
 
 
 class LossOutputs(NamedTuple):
@@ -69,23 +76,6 @@ def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
     return encoded_once(wanted)
 
 
-def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
-    """Say why the kernels leave a surrogate to plain torch; None if they do not.
-
-    Args:
-        surrogate: The surrogate.
-        scaled: Factors of all that a token adds are given.
-    """
-    if type(surrogate).__module__.rpartition(".")[0] != Surrogate.__module__.rpartition(".")[0]:
-        return f"{surrogate!r} has a formula of its own, which runs on plain torch"
-    if surrogate.ratio_level in ("average", "geometric_average"):
-        return f"{surrogate!r} takes an average of two ratios, which runs on plain torch"
-    if surrogate.sees_batch and not surrogate.traits.chooses_tokens:
-        units = "groups of sequences" if surrogate.traits.sees == "groups" else "the batch for bounds"
-        return f"{surrogate!r} looks at {units}, which runs on plain torch"
-    return f"{surrogate!r} with scale runs on plain torch" if scaled and surrogate.traits.one_loss else None
-
-
 def run_fused(task: LossTask) -> LossResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     wanted, operands, text = task.objective, _operands(task), _encoded(task)
@@ -94,7 +84,7 @@ def run_fused(task: LossTask) -> LossResult:
         value, gradient, inners, counted, statistics = found
         statistics = _with_decided(statistics, task)
         return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
-    made = kernels().run(beside_tokens(operands), wanted)
+    made = launcher().run(beside_tokens(operands), wanted)
     statistics = _with_decided(made.statistics, task)
     return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True)
 
@@ -130,6 +120,76 @@ def kernels() -> Any:
     from ..kernels.policy_loss import launch
 
     return launch
+
+
+@cached(maxsize=1)
+def launcher() -> Any:
+    """The launcher of calls that no operator stands for, behind the comparison of the first of them."""
+    return first_call.launcher_of(
+        "policy_loss", kernels(), _results_of_kernels, _results_of_torch, launcher.cache_clear
+    )
+
+
+# --- the first call ---
+
+
+def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_call.Outputs:
+    found = kernels().run(operands._replace(differentiable=True), objective)
+    one = torch.ones((), dtype=found.gradient.dtype, device=found.gradient.device)
+    owners = operands.offsets if operands.turns is None else operands.turns
+    slope = kernels().scale(ScaleOperands(found.gradient, found.inners, one, found.divisor, owners, one.dtype))
+    return _results(operands, objective, found.value, slope, found.statistics)
+
+
+def _results_of_torch(operands: LossOperands, objective: Objective) -> first_call.Outputs:
+    dtype = torch.float64 if operands.double else torch.float32
+    floats = ("new", "base", "ref", "weights", "advantages", "scales")
+    cast = {name: None if (x := getattr(operands, name)) is None else x.to(dtype) for name in floats}
+    new, offsets = cast["new"], operands.offsets
+    assert new is not None and cast["advantages"] is not None
+    count = new.shape[0] if offsets is None else offsets.shape[0] - 1
+    batch = OpenBatch(new, new, operands.mask, None if offsets is None else offsets.long(), count, lambda x: x, None)
+    batch.advantages, batch.per_sequence, batch.turns = cast["advantages"], operands.per_sequence, operands.turns
+    decided = None
+    if operands.chosen is not None:
+        decided = Decided((operands.chosen,), (), dict.fromkeys(objective.surrogate.traits.sums, new.new_zeros(())))
+    log_mass = operands.log_mass
+    task = LossTask(
+        new,
+        batch,
+        cast["advantages"],
+        cast["base"],
+        cast["weights"],
+        cast["ref"],
+        operands.trains,
+        objective,
+        divisor=operands.divisor,
+        mass=None if log_mass is None else KeptMass(log_mass, "train" if operands.mass_of_base else "rollout"),
+        scales=cast["scales"],
+        decided=decided,
+    )
+    found = loss_blocks.run_blocks(task)
+    assert found.gradient is not None
+    slope = found.gradient / found.divisor.to(found.gradient.dtype)
+    return _results(operands, objective, found.value, slope, found.statistics)
+
+
+def _results(
+    operands: LossOperands, objective: Objective, value: Tensor, slope: Tensor, vector: Tensor
+) -> first_call.Outputs:
+    """The results of a loss as they are compared: counts exactly."""
+    size = 1.0
+    for x in (operands.advantages, operands.weights, operands.scales):
+        if x is not None:
+            size *= max(1.0, float(torch.where(x.isfinite(), x, 0).abs().max()))
+    names = (*loss_metrics.sum_names(objective), *loss_metrics.max_names())
+    values = dict(zip(names, vector.tolist(), strict=True))
+    of_sums = size * max(1.0, math.sqrt(values["loss_valid_tokens"]))
+    # What a surrogate found in the whole batch is no result of the kernels.
+    sizes = {name: None if name in COUNTS else of_sums for name in names if name not in objective.surrogate.traits.sums}
+    largest = float(torch.where(slope.isfinite(), slope, 0).abs().max())
+    found = first_call.results(value=(value, size), gradient=(slope, 0.01 * largest))
+    return found | first_call.statistics(values, sizes)
 
 
 # --- the operators ---

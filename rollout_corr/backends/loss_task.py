@@ -1,4 +1,4 @@
-"""A policy loss to run on a batch, and its result."""
+"""A policy loss to run on a batch, its result, and what of it the kernels leave to plain torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from ..definition.tokens import KeptMass
+from ..specs.surrogate import Surrogate
 from .batch import OpenBatch
 
 if TYPE_CHECKING:
@@ -76,3 +77,20 @@ class LossResult(NamedTuple):
     divisor: Tensor
     statistics: Tensor
     by_kernels: bool = False
+
+
+def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
+    """Say why the kernels leave a surrogate to plain torch; None if they do not.
+
+    Args:
+        surrogate: The surrogate.
+        scaled: Factors of all that a token adds are given.
+    """
+    if type(surrogate).__module__.rpartition(".")[0] != Surrogate.__module__.rpartition(".")[0]:
+        return f"{surrogate!r} has a formula of its own, which runs on plain torch"
+    if surrogate.ratio_level in ("average", "geometric_average"):
+        return f"{surrogate!r} takes an average of two ratios, which runs on plain torch"
+    if surrogate.sees_batch and not surrogate.traits.chooses_tokens:
+        units = "groups of sequences" if surrogate.traits.sees == "groups" else "the batch for bounds"
+        return f"{surrogate!r} looks at {units}, which runs on plain torch"
+    return f"{surrogate!r} with scale runs on plain torch" if scaled and surrogate.traits.one_loss else None

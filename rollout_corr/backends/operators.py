@@ -6,7 +6,9 @@ its results for tracing. Triton is imported by the first call that needs it.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +22,7 @@ from ..metrics.statistics import Statistics
 from ..specs.caches import cached, registered
 from ..specs.correction import Spec
 from ..specs.operands import CorrectOperands
-from . import blocks, whole
+from . import blocks, first_call, whole
 from .batch import OpenBatch, Result, external_names, read_offsets
 from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
 from .turns import read_offsets_of_turns
@@ -115,7 +117,7 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
             Statistics(spec, statistics),
             None if batch.turns is None else keep_turns,
         )
-    made: CorrectFound = kernels().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
+    made: CorrectFound = launcher().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
     return Result(made.weights, made.mask, made.keep, Statistics(spec, made.statistics), made.keep_turns)
 
 
@@ -135,6 +137,12 @@ def kernels() -> Any:
     from ..kernels.correct import launch
 
     return launch
+
+
+@cached(maxsize=1)
+def launcher() -> Any:
+    """The launcher of calls that no operator stands for, behind the comparison of the first of them."""
+    return first_call.launcher_of("correct", kernels(), _results_of_kernels, _results_of_torch, launcher.cache_clear)
 
 
 def operands_of(batch: OpenBatch, spec: Spec) -> CorrectOperands:
@@ -180,6 +188,42 @@ def counts(spec: Spec) -> tuple[int, int]:
 def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool:
     """Tell whether a new mask is written: where the Spec edits it, or where none is given and sequences are packed."""
     return spec.edits_mask or (mask is None and offsets is not None)
+
+
+# --- the first call ---
+
+
+def _results_of_kernels(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
+    found = kernels().run(beside_tokens(operands), spec)
+    return _results(found.weights, found.mask, found.keep, found.statistics, found.keep_turns, spec)
+
+
+def _results_of_torch(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
+    return _results(*_reference(operands, spec), spec)
+
+
+def _results(
+    weights: Tensor | None, mask: Tensor | None, keep: Tensor, vector: Tensor, keep_turns: Tensor | None, spec: Spec
+) -> first_call.Outputs:
+    """The results of a correction as they are compared: decisions and counts exactly."""
+    found = first_call.results(
+        keep=(keep, None), keep_turns=(keep_turns, None), mask=(mask, None), weights=(weights, 0.0)
+    )
+    names = [name for part in schema.layout(spec) for name in part]
+    values = dict(zip(names, vector.tolist(), strict=True))
+    if values["tokens_nonfinite"] and spec.nonfinite == "propagate":
+        return found
+    return found | first_call.statistics(values, {name: _size_of(name, values) for name in names})
+
+
+def _size_of(name: str, values: Mapping[str, float]) -> float | None:
+    """The size of the terms of a statistic; None for a count."""
+    if name.startswith(("tokens", "sequences", "histogram_")) or name.endswith(("/tokens", "/sequences", "/units")):
+        return None
+    value, squares = values[name], values.get(f"{name}2", 0.0)
+    # An exponential is off by what its exponent is, and that by its size.
+    exponent = max(1.0, math.log(value)) if name.endswith("_ppl") and 0.0 < value < math.inf else 1.0
+    return exponent * max(1.0, abs(value), math.sqrt(max(0.0, values["tokens"] * squares)))
 
 
 # --- the operator ---

@@ -7,8 +7,8 @@ import torch
 
 import rollout_corr as rc
 from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import operators
-from rollout_corr.backends.choose import RUNNERS, Call, chosen
+from rollout_corr.backends import choose, operators
+from rollout_corr.backends.choose import RUNNERS, Call, chosen, chosen_backend
 from rollout_corr.backends.run import CORRECTIONS
 
 
@@ -52,6 +52,26 @@ def test_backend_for_says_which_and_why(monkeypatch: pytest.MonkeyPatch) -> None
     assert refused is not None and (name, runner) == ("torch", "whole") and reason.startswith(refused)
     name, runner, reason = rc.backend_for(on_gpu, surrogate=rc.REAL())
     assert (name, runner) == ("torch", "whole") and reason.startswith("REAL() looks at groups of sequences")
+
+
+def test_the_environment_stands_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for nothing that a call says itself; what is no backend is named."""
+    monkeypatch.setattr(operators, "MISSING_TRITON", None)
+    monkeypatch.setattr(operators, "DEVICES", ("meta",))
+    on_gpu, on_cpu = torch.zeros(1, device="meta"), torch.zeros(1)
+    assert [choose.wanted_by(x) for x in ({}, {"ROLLOUT_CORR_BACKEND": "torch"})] == ["auto", "torch"]
+    with pytest.raises(ValueError, match=r"ROLLOUT_CORR_BACKEND: expected one of \['auto'.*got 'cuda'"):
+        choose.wanted_by({"ROLLOUT_CORR_BACKEND": "cuda"})
+    monkeypatch.setattr(choose, "WANTED", "torch")
+    assert chosen_backend(on_gpu, "auto") == "torch" and chosen_backend(on_gpu, "triton") == "triton"
+    name, runner, reason = rc.backend_for(on_gpu)
+    assert (name, runner) == ("torch", "whole") and reason.startswith("ROLLOUT_CORR_BACKEND=torch; ")
+    monkeypatch.setattr(choose, "WANTED", "triton")
+    assert chosen_backend(on_gpu, "auto") == chosen_backend(on_cpu, "auto") == "triton"  # the interpreter on the CPU
+    monkeypatch.setattr(operators, "MISSING_TRITON", "none is installed")
+    assert chosen_backend(on_cpu, "auto") == "torch"
+    with pytest.raises(ValueError, match=r"ROLLOUT_CORR_BACKEND: expected 'auto' or 'torch' for meta.*none is inst"):
+        chosen_backend(on_gpu, "auto")
 
 
 CALLS = [

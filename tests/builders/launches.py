@@ -9,6 +9,8 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import rollout_corr as rc
+from rollout_corr.backends import first_call
 from rollout_corr.kernels.grid import grid_for
 from rollout_corr.kernels.launches import Launch, Operation, Site
 
@@ -79,3 +81,11 @@ def counted_launches():
 
     with mock.patch.object(Launch, "run", counted):
         yield count
+
+
+def first_calls():
+    """Let the kernels be compared with plain torch, as the first calls of a process do: the others launch their own."""
+    train, rollout = (-torch.rand(4, 16, device="cuda") for _ in range(2))
+    found = rc.correct(train, rollout, spec=rc.Spec(rc.Weight.token(upper=2.0)))
+    rc.policy_loss(train.requires_grad_(), torch.ones(4, device="cuda"), old_logp=rollout, correction=found)
+    assert {call for call, _ in first_call.COMPARED} == {"correct", "policy_loss"}

@@ -15,8 +15,7 @@ from builders.rounding import FORMULA, margin, near
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.differentiable import scaled
-from rollout_corr.backends.loss_operators import beyond_kernels
-from rollout_corr.backends.loss_task import LossTask
+from rollout_corr.backends.loss_task import LossTask, beyond_kernels
 from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics

@@ -17,7 +17,7 @@ from builders.rounding import is_near, near
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import batch_losses as oracle
-from rollout_corr.backends.loss_operators import beyond_kernels
+from rollout_corr.backends.loss_task import beyond_kernels
 from rollout_corr.kernels.launches import Launch
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -149,7 +149,7 @@ class Gpu(TorchFunctionMode):
         elsewhere = [x.shape for x in tree_leaves(launch.arguments) if isinstance(x, Tensor) and not self.here(x)]
         assert not elsewhere, f"{launch.kernel.__name__} was given memory of the host: {elsewhere}"
         with torch._C.DisableTorchFunction():
-            if getattr(launches._THREAD, "only_compiles", False):
+            if launches.only_compiles():
                 compile_ptx(launch)
                 return
             self.session.run(launch)
@@ -260,6 +260,7 @@ def names_of_cuda(gpu: Gpu) -> dict[str, Any]:
         "mem_get_info": lambda: (1 << 36, 1 << 36),
         "empty_cache": nothing,
         "set_sync_debug_mode": lambda mode: setattr(gpu, "refuses_waits", mode == "error"),
+        "get_sync_debug_mode": lambda: 2 * gpu.refuses_waits,
         "memory_allocated": lambda device=None: gpu.memory.allocated,
         "max_memory_allocated": lambda device=None: gpu.memory.peak,
         "reset_peak_memory_stats": lambda device=None: setattr(gpu.memory, "peak", gpu.memory.allocated),

@@ -18,6 +18,7 @@ NO_CACHES = {
     "kernels/uploads.py:_CAPTURED": "memory that captured graphs read",
     "kernels/uploads.py:_STREAMS": "a stream for each device",
     "rollout_corr/api/dump_files.py:_clean": "folders that this process has tidied up",
+    "rollout_corr/backends/first_call.py:COMPARED": "the kinds of devices on which kernels were compared",
     "rollout_corr/frameworks/shared/imports.py:_waiting": "what is to be done after imports",
     "rollout_corr/frameworks/shared/preset.py:PRESETS": "a registry, filled by imports",
     "rollout_corr/frameworks/shared/preset.py:RECIPES": "a registry, filled by imports",

@@ -1,0 +1,271 @@
+"""The first call on a new kind of device: the kernels beside plain torch, on the first sequences of that very batch.
+
+Once a process, call and kind of device. A difference raises; nothing is checked afterwards, because the launcher itself
+then stands where its `FirstCall` stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..specs.operands import CorrectOperands, LossOperands
+
+Operands = TypeVar("Operands", CorrectOperands, LossOperands)
+
+# Tokens that are compared, of whole sequences: more where the first sequence is longer.
+TOKENS = 4096
+# Floats may be apart by this part of their size: 30 times what roundings of float32 add up to, far below any fault.
+WITHIN = 3e-5
+# Log-probs are moved by this to find what lies on a threshold. There an exponential of another device may decide
+# otherwise, which then is no fault. A result that moves by more than `JUMP` of itself has crossed one.
+MOVED, JUMP = 1e-5, 0.1
+
+# Calls that are compared where those before decided nothing; after these the 32nd, the 64th and so on.
+TRIES = 16
+
+# The names of the calls and the kinds of devices on which they have been compared.
+COMPARED: set[tuple[str, str]] = set()
+
+
+class Output(NamedTuple):
+    """A result to compare.
+
+    Attributes:
+        values: The result.
+        size: Floats about as large as what the result is made of; None: it is compared exactly.
+        names: The names of the elements of statistics; of other results none.
+    """
+
+    values: Tensor
+    size: float | Tensor | None = None
+    names: tuple[str, ...] = ()
+
+
+Outputs = Mapping[str, Output]
+
+
+class FirstCall:
+    """Stands for a launcher of kernels until they have been compared on every kind of device that is there.
+
+    Args:
+        call: "correct" or "policy_loss".
+        launcher: The module whose `run` launches them.
+        by_kernels: Gives the results of operands by the kernels.
+        by_torch: Gives those of operands on the CPU by plain torch.
+        over: Called when nothing is left to compare.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        launcher: Any,
+        by_kernels: Callable[[Any, Any], Outputs],
+        by_torch: Callable[[Any, Any], Outputs],
+        over: Callable[[], None],
+    ) -> None:
+        self.call, self.launcher, self.over = call, launcher, over
+        self.by_kernels, self.by_torch = by_kernels, by_torch
+        self.calls = 0
+
+    def run(self, operands: Any, wanted: Any, *more: Any) -> Any:
+        """Compare where that is possible now, then run the call.
+
+        Raises:
+            RuntimeError: The kernels differ from plain torch.
+        """
+        kind = kind_of(operands[0].device)
+        due = kind is not None and (self.call, kind) not in COMPARED and may_wait() and self._is_due()
+        if kind is not None and due and self.agrees(operands, wanted):
+            COMPARED.add((self.call, kind))
+        if all((self.call, kind) in COMPARED for kind in kinds()):
+            self.over()
+        return self.launcher.run(operands, wanted, *more)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the launcher has."""
+        return getattr(self.launcher, name)
+
+    def _is_due(self) -> bool:
+        """Tell whether to compare now. Batches that never decide anything, such as equal log-probs, cost little."""
+        self.calls += 1
+        return self.calls <= TRIES or self.calls & (self.calls - 1) == 0
+
+    def agrees(self, operands: Any, wanted: Any) -> bool:
+        """Compare a part of a call; False where it decides nothing, and the next call has to be compared.
+
+        Raises:
+            RuntimeError: The kernels differ from plain torch.
+        """
+        part = first_sequences(operands)
+        if part is None:
+            return False
+        on_cpu = _on_cpu(part)
+        expected = self.by_torch(on_cpu, wanted)
+        if not _says_something(on_cpu, expected):
+            return False
+        got = self.by_kernels(part, wanted)
+        wrong = _apart(got, expected, WITHIN)
+        if not wrong:
+            return True
+        moved = [_apart(self.by_torch(one, wanted), expected, JUMP) for one in _moved(on_cpu)]
+        for name, places in wrong.items():
+            for jumps in moved:
+                if expected[name].names:
+                    places = places & (not jumps)  # a statistic is of all tokens
+                elif name in jumps:
+                    places = places & ~jumps[name]
+            if bool(places.any()):
+                raise RuntimeError(self._message(operands[0], name, got[name], expected[name], places, wanted))
+        return False
+
+    def _message(self, tokens: Tensor, name: str, got: Output, expected: Output, places: Tensor, wanted: object) -> str:
+        """Say what differs, where, and how to go on."""
+        import triton
+
+        device, place = tokens.device, places.nonzero()[0].tolist()
+        where = f" {got.names[place[0]]}" if got.names else "".join(f"[{i}]" for i in place)
+        by_kernels, by_torch = (x.values.cpu()[tuple(place)].item() for x in (got, expected))
+        return (
+            f"rollout_corr.{self.call}: the Triton kernels differ from plain torch on {device} ({kind_of(device)}): "
+            f"{name}{where} is {by_kernels!r} by the kernels and {by_torch!r} by plain torch "
+            f"({int(places.sum())} of {places.numel()} values differ; torch {torch.__version__}, Triton "
+            f"{triton.__version__}). To go on without the kernels, start again with ROLLOUT_CORR_BACKEND=torch in the "
+            f"environment or pass backend='torch'; and please report this message. The call: {wanted!r}"
+        )
+
+
+def launcher_of(
+    call: str,
+    launcher: Any,
+    by_kernels: Callable[[Any, Any], Outputs],
+    by_torch: Callable[[Any, Any], Outputs],
+    over: Callable[[], None],
+) -> Any:
+    """A launcher, behind its `FirstCall` as long as there is a kind of device on which that is still to come."""
+    if all((call, kind) in COMPARED for kind in kinds()):
+        return launcher
+    return FirstCall(call, launcher, by_kernels, by_torch, over)
+
+
+def kind_of(device: torch.device) -> str | None:
+    """The kind of a device that kernels are compared on; None for the CPU, where they run in the interpreter alone."""
+    return torch.cuda.get_device_properties(device).name if device.type == "cuda" else None
+
+
+def kinds() -> set[str]:
+    """The kinds of all devices that this process sees."""
+    return {torch.cuda.get_device_properties(i).name for i in range(torch.cuda.device_count())}
+
+
+def may_wait() -> bool:
+    """Tell whether results may be read now: no graph is captured, nobody forbids syncs, and launches are launched."""
+    from ..kernels.launches import only_compiles
+
+    return not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode() or only_compiles())
+
+
+# --- a part of a batch ---
+
+
+def first_sequences(operands: Operands) -> Operands | None:
+    """The first whole sequences of a batch, some `TOKENS` tokens; None where none have a token.
+
+    Beginning with the first keeps the alignment of addresses, and so the compiled kernels.
+    """
+    tokens, given = operands[0], dict[str, Any](operands._asdict())
+    if operands.offsets is None:
+        if not tokens.numel():
+            return None
+        sequences = of_tokens = min(tokens.shape[0], max(1, TOKENS // tokens.shape[1]))
+        end = sequences * tokens.shape[1]
+    else:
+        offsets = operands.offsets.tolist()
+        if offsets != sorted(offsets) or offsets[0] < 0 or offsets[-1] > tokens.shape[0] or offsets[0] == offsets[-1]:
+            return None  # offsets on a device are taken as they are, and wrong ones give wrong numbers
+        with_some = next(i for i, end in enumerate(offsets) if end > offsets[0])
+        sequences = max(with_some, sum(end <= TOKENS for end in offsets) - 1)
+        end = of_tokens = offsets[sequences]
+    if operands.turns is not None:
+        turns = operands.turns.tolist()
+        if turns != sorted(turns) or end not in turns:
+            return None
+        given["turns"] = operands.turns[: turns.index(end) + 1]
+    for name, x in given.items():
+        if name == "externals":
+            given[name] = [one[:of_tokens] for one in x]
+        elif name == "offsets" and x is not None:
+            given[name] = x[: sequences + 1]
+        elif name == "advantages" and operands.per_sequence:
+            given[name] = x[:sequences]
+        elif isinstance(x, Tensor) and name not in ("turns", "divisor"):
+            given[name] = x[:of_tokens]
+    return type(operands)(**given)
+
+
+def _on_cpu(operands: Operands) -> Operands:
+    moved: dict[str, Any] = {
+        name: x.detach().cpu() if isinstance(x, Tensor) else x for name, x in operands._asdict().items()
+    }
+    if isinstance(operands, CorrectOperands):
+        moved["externals"] = [x.cpu() for x in operands.externals]
+    return type(operands)(**moved)
+
+
+def _says_something(operands: CorrectOperands | LossOperands, expected: Outputs) -> bool:
+    """Tell whether a part on the CPU has a token with a gradient, or a valid one whose log-probs differ."""
+    if isinstance(operands, LossOperands):
+        return bool((expected["gradient"].values != 0).any())
+    differs = operands.train != operands.rollout
+    differs = differs if operands.mask is None else differs & (operands.mask != 0)
+    return bool((differs if operands.offsets is None else differs[slice(*operands.offsets[[0, -1]].tolist())]).any())
+
+
+def _moved(operands: Operands) -> list[Operands]:
+    """The same call with each of its policies moved a little, either way."""
+    found = []
+    for name in ("train", "rollout") if isinstance(operands, CorrectOperands) else ("new", "base", "ref"):
+        x = getattr(operands, name)
+        if x is not None:
+            x = x if x.dtype == torch.float64 else x.float()
+            found += [operands._replace(**{name: x + by}) for by in (MOVED, -MOVED)]
+    return found
+
+
+# --- the comparison ---
+
+
+def _apart(got: Outputs, expected: Outputs, within: float) -> dict[str, Tensor]:
+    """Where results are apart: a bool for each element of each result that has such an element."""
+    found = {}
+    for name, wanted in expected.items():
+        one, other = (x.values.cpu() for x in (got[name], wanted))
+        if one.dtype == torch.bool:
+            one, other = one.view(torch.uint8), other.view(torch.uint8)
+        apart = (one != other) & ~(one.isnan() & other.isnan())
+        if wanted.size is not None:
+            one, other = one.double(), other.double()
+            room = within * torch.maximum(other.abs(), torch.as_tensor(wanted.size, dtype=torch.float64))
+            apart &= ~((one - other).abs() <= room)
+        if bool(apart.any()):
+            found[name] = apart
+    return found
+
+
+def results(**found: tuple[Tensor | None, float | None]) -> dict[str, Output]:
+    """Results with their sizes by name, without those that are not there."""
+    return {name: Output(x.detach(), size) for name, (x, size) in found.items() if x is not None and x.numel()}
+
+
+def statistics(values: Mapping[str, float], sizes: Mapping[str, float | None]) -> dict[str, Output]:
+    """Statistics by name as results: counts, whose size is None, and sums."""
+    found = {}
+    for kind, exact in (("count", True), ("statistic", False)):
+        names = tuple(name for name, size in sizes.items() if (size is None) == exact)
+        vector = torch.tensor([values[name] for name in names], dtype=torch.float64, device="cpu")
+        size = None if exact else torch.tensor([sizes[name] for name in names], dtype=torch.float64, device="cpu")
+        found[kind] = Output(vector, size, names)
+    return found
