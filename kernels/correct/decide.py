@@ -198,6 +198,7 @@ def decide(
         valid = tl.where(known, tl.maximum(valid, 0), 0)
     else:
         add(out.sums, PLAN, "tokens_outside", valid * 0)
+    add(out.sums, PLAN, "sequences_padded", valid * 0)
     keep = decide_by_tokens(totals, valid, measured_tokens(valid, nonfinite, PLAN), known, out, PLAN)
     units = units_of(totals, valid, nonfinite, keep, PLAN)
     advantage = units.sum_d

@@ -66,7 +66,9 @@ class SequenceWeights(NamedTuple):
 
 
 @triton.jit
-def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, PLAN: tl.constexpr) -> tl.tuple:
+def measure_tokens(
+    found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr
+) -> tl.tuple:  # fmt: skip
     """Record the statistics of D and of its exponential."""
     d, excess = pair.d, ratio.excess
     saturated = limited(d, -LARGEST_D, LARGEST_D, PLAN)
@@ -78,7 +80,8 @@ def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, PLAN: tl.constexpr
     found = record(found, PLAN, "floats", "k3", ratio.k3)
     found = record(found, PLAN, "token_sums", "ratio", excess)
     found = record(found, PLAN, "token_sums", "ratio2", excess * excess)
-    clamped = tl.where(d == ratio.log_ratio, 0.0, 1.0).to(d.dtype)
+    # NaN is not beyond the clamp.
+    clamped = tl.where(tl.abs(d) > clamp, 1.0, 0.0).to(d.dtype)
     found = record(found, PLAN, "token_sums", "tokens_clamped", clamped)
     return record_extrema(found, PLAN, "-min_d", "max_d", d, pair.measured)
 
@@ -103,6 +106,17 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
     found = record(found, PLAN, "token_sums", "p2", p * p)
     found = record(found, PLAN, "token_sums", "q2", q * q)
     return record(found, PLAN, "token_sums", "pq", p * q)
+
+
+@triton.jit
+def measure_fillers(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
+    """Count tokens whose policies are far apart, one of their log-probs being exactly 0 or -1."""
+    # |D| has been computed for other statistics.
+    far = tl.abs(limited(pair.d, -LARGEST_D, LARGEST_D, PLAN)) > 1.0
+    filled = far & ((pair.logp == 0.0) | (pair.logp == -1.0))
+    found = record(found, PLAN, "token_sums", "tokens_train_filled", tl.where(filled, 1.0, 0.0).to(pair.d.dtype))
+    filled = far & ((pair.base == 0.0) | (pair.base == -1.0))
+    return record(found, PLAN, "token_sums", "tokens_rollout_filled", tl.where(filled, 1.0, 0.0).to(pair.d.dtype))
 
 
 @triton.jit

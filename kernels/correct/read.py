@@ -59,6 +59,7 @@ from .measures import (
     Ratio,
     count_bins,
     measure_divergences,
+    measure_fillers,
     measure_probabilities,
     measure_tokens,
     measure_weights,
@@ -118,9 +119,10 @@ def read_step(
     found = record(found, PLAN, "floats", "train", pair.logp)
     found = record(found, PLAN, "floats", "rollout", pair.base)
     found = record_sum(found, PLAN, "d", pair.d)
-    found = measure_tokens(found, pair, ratio, PLAN)
+    found = measure_tokens(found, pair, ratio, clamp, PLAN)
     if PLAN.full:
         found = measure_probabilities(found, pair, PLAN)
+        found = measure_fillers(found, pair, PLAN)
         found = measure_divergences(found, ratio, pair.d, clamp, PLAN)
         count_bins(context.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)

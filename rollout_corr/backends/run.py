@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..definition.weights import SMALLEST_MEAN
-from ..metrics import extra, native, peers
+from ..metrics import extra, native, peers, schema
 from ..metrics.extra import Extra, entropy_of
 from ..metrics.statistics import Statistics, sum_of
 from ..specs.caches import cached
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..definition.bounds_of_batch import BoundsOfBatch
 
 
+# A row of this many tokens at one end, all exactly 0 on both sides, is taken for padded.
+PADDED = 8
 # The functions of the runners without `Ranks.sequence`, by the names of `choose.RUNNERS`.
 CORRECTIONS: dict[str, Callable[[OpenBatch, Spec], Result]] = {
     "kernels": operators.run_fused,
@@ -114,6 +116,8 @@ def start_correction(
 def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Result:
     """Do what comes after the runners: normalization, ages of tokens, and the caller's tensors."""
     _normalize(result, batch, spec, groups)
+    if batch.mask is None and batch.offsets is None and groups.sequence is None:
+        _count_padded(result.statistics, batch, spec)
     if batch.entropy is not None:
         result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
     if batch.ages is not None:
@@ -126,6 +130,18 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
         result.statistics = _with_bounds(result.statistics, batch.bounds, spec)
     _put_into_outputs(result, batch)
     return result
+
+
+def _count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> None:
+    """Count rows that begin or end with zeros on both sides, as padding does, where no mask tells it from tokens."""
+    width = batch.train.shape[1]
+    few = min(PADDED, width // 4)
+    if not few:
+        return
+    # [B, 2, few]: both ends of each row.
+    train, rollout = (x.unfold(1, few, width - few) for x in (batch.train, batch.rollout))
+    padded = ((train == 0) & (rollout == 0)).all(2).any(1)
+    statistics.vector[schema.layout(spec)[0].index("sequences_padded")] = padded.sum()
 
 
 def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> Statistics:
@@ -185,7 +201,7 @@ def mask_back(batch: OpenBatch, edited: Tensor | None) -> Any:
 def statistics_of_entropy(entropy: Tensor, batch: OpenBatch, beside: Statistics | None = None) -> Statistics:
     """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone."""
     _, valid = whole.sequences_of(batch)
-    sums, maxima = entropy_of(entropy.to(batch.dtype), valid)
+    sums, maxima = entropy_of(entropy.to(batch.dtype), batch.train.to(batch.dtype), valid)
     if beside is None:
         return Statistics(None, torch.cat([sums, maxima]), extra=Extra(entropy=True))
     return beside.beside(Extra(entropy=True), sums, maxima)

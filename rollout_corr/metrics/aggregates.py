@@ -37,6 +37,8 @@ from .sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_
 
 # The log of a ratio of 2.
 LOG_2 = 0.6931471805599453
+# A log-prob of exactly 0 or -1 may be a filler where the other one is so far from it.
+FAR = 1.0
 
 
 def _weighted(spec: Spec) -> bool:
@@ -116,7 +118,7 @@ AGGREGATES: list[Aggregate] = [
     over_tokens("k3", "sum", lambda f: f.tokens.k3),
     over_tokens("ratio", "sum", lambda f: f.tokens.excess),
     over_tokens("ratio2", "squares", lambda f: f.tokens.excess),
-    over_tokens("tokens_clamped", "count", lambda f: f.tokens.clamped() != f.tokens.d),
+    over_tokens("tokens_clamped", "count", lambda f: f.tokens.size > f.spec.clamp),
     *_weights("tokens", _weighs_tokens),
     Aggregate(("raw_plain",), (), "tokens", _weighs_prefixes, sum_of_weight("ratio")),
     Aggregate(("raw_plain2",), (), "tokens", _weighs_prefixes, squares_of_weight("ratio")),
@@ -126,6 +128,8 @@ AGGREGATES: list[Aggregate] = [
     # Sequences.
     total("tokens", "sequences", lambda s: s.tokens(s.facts.tokens), always, _counting(lambda f: f.tokens.valid)),
     Aggregate(("tokens_outside",), (), "call", of_all=lambda s: (s.tokens_outside,), local=True),
+    # Counted behind the backends, in padded batches without a mask.
+    Aggregate(("sequences_padded",), (), "call", of_all=lambda s: (0 * s.tokens_outside,), local=True),
     total("tokens_measured", "sequences", lambda s: s.tokens(s.facts.measured), always,
           _counting(lambda f: f.tokens.measured)),
     total("tokens_nonfinite", "sequences", lambda s: s.nonfinite, always, lambda f, by: _count_some(by, f.tokens.bad)),
@@ -240,6 +244,11 @@ def _probabilities(f: Findings, by: Sums) -> tuple[Number, ...]:
     return by.sum(p), by.sum(q), by.squares(p), by.squares(q), by.sum(p * q), by.sum(gap), largest
 
 
+def _fillers(f: Findings, by: Sums) -> tuple[Number, ...]:
+    far = f.tokens.size > FAR
+    return tuple(by.count(far & ((x == 0.0) | (x == -1.0))) for x in (f.tokens.train, f.tokens.rollout))
+
+
 def _divergences(f: Findings, by: Sums) -> tuple[Number, ...]:
     d = f.tokens.clamped()
     reverse = k3(-d)
@@ -252,6 +261,7 @@ def _divergences(f: Findings, by: Sums) -> tuple[Number, ...]:
 # After the criteria's rows. The histogram of D, of which every bin is a sum, has its place in schema.py.
 FULL = [
     Aggregate(("p", "q", "p2", "q2", "pq", "abs_prob_diff"), ("max_abs_prob_diff",), "tokens", _full, _probabilities),
+    Aggregate(("tokens_train_filled", "tokens_rollout_filled"), (), "tokens", _full, _fillers),
     Aggregate(("k3_back", "log_cosh", "factor", "tokens_beyond_2"), (), "tokens", _full, _divergences),
 ]
 

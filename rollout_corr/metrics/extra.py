@@ -29,6 +29,7 @@ from .rows import (
     minimum,
     plain,
     ratio_of,
+    std,
 )
 from .sums import OfBatch
 
@@ -46,12 +47,16 @@ AGE_METRICS = [
 ]
 
 FINITE = Over("valid tokens with a finite entropy", "entropy_tokens")
+PAIRED = Over("valid tokens with a finite entropy and train_logp", "entropy_gap_tokens")
 ENTROPY_METRICS = [
     Metric("entropy_mean", "mean of the entropy given", "nats", FINITE, "not falling to 0", mean("entropy")),
     Metric("entropy_max", "max of it", "nats", FINITE, "-", maximum("entropy")),
     Metric("entropy_min", "min of it", "nats", FINITE, ">= 0", minimum("entropy")),
     Metric("tokens_entropy_nonfinite", "valid tokens whose entropy is NaN or infinite", "tokens", EACH, "0",
            plain("entropy_nonfinite")),
+    Metric("entropy_gap_mean", "mean of entropy + train_logp: 0 where the tokens were sampled from that policy", "nats",
+           PAIRED, "near 0", mean("entropy_gap")),
+    Metric("entropy_gap_std", "population standard deviation of it", "nats", PAIRED, "-", std("entropy_gap")),
 ]
 # Where a correction has measured the KL.
 ENTROPY_METRICS_OF_D = [
@@ -112,10 +117,14 @@ class Part(NamedTuple):
     metrics: list[Metric]
 
 
+ENTROPY_SUMS = (
+    *("entropy", "entropy_tokens", "entropy_nonfinite"),
+    *("entropy_gap", "entropy_gap2", "entropy_gap_tokens"),
+)
 # In the order of the fields of Extra, which is that in which they are appended.
 PARTS = (
     Part(lambda extra: extra.divisors, ("sequences_divided", "sequences_undivided"), "divisor", DIVISOR_METRICS),
-    Part(lambda extra: extra.entropy, ("entropy", "entropy_tokens", "entropy_nonfinite"), "entropy", ENTROPY_METRICS),
+    Part(lambda extra: extra.entropy, ENTROPY_SUMS, "entropy", ENTROPY_METRICS),
     Part(lambda extra: extra.ages, ("age", "tokens_stale", "tokens_newer"), "age", AGE_METRICS),
 )
 
@@ -174,16 +183,24 @@ class Extra(NamedTuple):
         )
 
     def warnings(self, values: Values) -> list[str]:
-        """Say in plain words what is wrong with the ages."""
+        """Say in plain words what is wrong with the labels and the ages."""
+        found = []
+        for one in self.labels:
+            if outside := values[count_outside(one)]:
+                found.append(
+                    f"{outside:.0f} {one.units} have an id of {one.name!r} that names no label: ids are 0 to "
+                    f"{len(one.values) - 1}; their metrics are in none of its labels"
+                )
         newer = values["tokens_newer"] if self.ages else 0.0
         if not newer:
-            return []
+            return found
         tokens, most = "1 valid token was" if newer == 1 else f"{newer:.0f} valid tokens were", values["-min_age"]
-        return [
+        found.append(
             f"{tokens} sampled by a newer version than versions.current, by up to {most:g}: the counter of the trainer "
             "may be read before it moves on, or the two sides count from other starts; such an age is negative in "
             "metrics and criteria, and no weight grows with it"
-        ]
+        )
+        return found
 
     def named(self, name: object) -> LabelSet:
         """Find labels by their name."""
@@ -221,9 +238,12 @@ def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, 
     return _numbers([among.sum(), (counts & ~divides).sum()], mean, among)
 
 
-def entropy_of(entropy: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+def entropy_of(entropy: Tensor, train_logp: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """Take the statistics of entropies, per token; `valid` is bool per token, None: all are."""
     finite = entropy.isfinite()
     among, broken = (finite, ~finite) if valid is None else (finite & valid, ~finite & valid)
     counts = [torch.count_nonzero(which) for which in (among, broken)]
-    return _numbers([select(among, entropy).sum(dtype=torch.float64), *counts], entropy, among)
+    paired = among & train_logp.isfinite()
+    gap = select(paired, entropy + train_logp).double()
+    of_gap = gap.sum(), gap.square().sum(), torch.count_nonzero(paired)
+    return _numbers([select(among, entropy).sum(dtype=torch.float64), *counts, *of_gap], entropy, among)

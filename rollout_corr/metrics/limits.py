@@ -51,11 +51,35 @@ class Limit(NamedTuple):
 # standard errors and this margin: D that is noise of standard deviation s has a mean ratio of 1 + s^2 / 2.
 RATIO_ERRORS, RATIO_MARGIN = 8.0, 0.02
 
+# Where its room exceeds this, the data are too broken, or too few, to call a mean ratio healthy.
+RATIO_UNKNOWN = 0.5
+
 # Fewer measured tokens may all be certain, so that their log-probs are equal, or all 0, in a healthy run.
 FEWEST_TOKENS = 16
 
 # From this part of the clamp on, a sequence's |sum D| is near it.
 NEAR_CLAMP = 0.5
+
+# A largest |D| between watch and alarm is news where that token makes this share of k3: the largest of a million tokens
+# of a healthy engine may lie there too.
+CARRIES_K3 = 0.1
+
+# Correlation of the two probabilities. Below the first bound they are of other tokens or other weights; above the
+# second one the tokens are the same, and something smooth differs: a temperature, precision, age.
+UNRELATED, RELATED = 0.5, 0.9
+
+# Log-probs of exactly 0 or -1 where the other policy is 1 nat away are fillers from this share of the tokens on, if
+# the other side has so many times fewer: certain tokens that are compared with others have them on both sides.
+FILLED, FILLED_TIMES = 0.01, 5.0
+
+# A batch has padding that no mask tells from tokens where this share of its rows, and at least two, are padded. A model
+# that repeats itself is certain to the end of a row too.
+PADDED_SHARE = 0.2
+
+# Tokens were not sampled from the policy whose entropy is given where the mean of entropy + log-prob is so many
+# standard errors from 0, this part of the mean entropy, and this many standard deviations of a sequence of mean length:
+# the best of eight answers by their own likelihood are 1.4 of these away.
+ENTROPY_ERRORS, ENTROPY_MARGIN, ENTROPY_SELECTED = 8.0, 0.05, 1.5
 
 LIMITS = (
     Limit("kl_rollout_train_k3", "above", 0.01, 0.05,
@@ -65,14 +89,15 @@ LIMITS = (
           "temperature on one side"),
     Limit("chi2_train_rollout", "above", 1.0, 3.0,
           "the variance of the token ratios: above 1 weights keep little information, above 10 next to none",
-          "find the cause of the mismatch, or reject"),
+          "weights keep little of the batch"),
     Limit("logratio_abs_max", "above", 5.0, 10.0,
           "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
           "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave "
           "out; a veto rejects their sequences"),
     Limit("tokens_kept_fraction", "below", 0.9, 0.5,
           "the share that trains: below one half, what trains is no longer the batch that was sampled",
-          "compare each criterion's bounds with its LABEL/mean and LABEL/std; rc.suggest gives bounds that fit"),
+          "compare each criterion's bounds with its LABEL/mean and LABEL/std; rc.suggest gives bounds that keep "
+          "healthy data"),
     Limit("weight_ess", "below", 0.5, 0.3,
           "the effective sample size: the share of the tokens that is left after the bounds of the weight",
           "lower the upper bound, or find the cause of the mismatch"),
@@ -104,3 +129,20 @@ def healthy(key: str) -> str:
 def ratio_room(ratio_std: float, measured: float) -> float:
     """The largest distance from 1 of the mean ratio of so many tokens that the rollout policy sampled."""
     return RATIO_ERRORS * ratio_std / math.sqrt(max(1.0, measured)) + RATIO_MARGIN
+
+
+def ratio_state(ratio_mean: float, ratio_std: float, measured: float) -> State | None:
+    """Rate the mean ratio of so many tokens; None where their spread hides it."""
+    room = ratio_room(ratio_std, measured)
+    away = abs(ratio_mean - 1.0)
+    if away > room:
+        return "watch" if away <= 3.0 * room else "alarm"
+    return "healthy" if room <= RATIO_UNKNOWN else None
+
+
+def is_not_sampled(gap_mean: float, gap_std: float, entropy: float, tokens: float, sequences: float) -> bool:
+    """Tell from the mean of entropy + log-prob whether other log-probs than these sampled the tokens."""
+    away = abs(gap_mean)
+    selected = ENTROPY_SELECTED * gap_std * math.sqrt(sequences / max(1.0, tokens))
+    errors = ENTROPY_ERRORS * gap_std / math.sqrt(max(1.0, tokens))
+    return away > max(errors, ENTROPY_MARGIN * entropy, selected)

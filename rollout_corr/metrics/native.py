@@ -92,6 +92,9 @@ ALWAYS = [
     Metric("tokens", "valid tokens inside sequences", "tokens", EACH, "-", plain("tokens")),
     Metric("tokens_outside", "valid tokens that belong to no sequence", "tokens", EACH, healthy("tokens_outside"),
            plain("tokens_outside")),
+    Metric("sequences_padded", "rows of a padded batch without a mask that begin or end with 8 tokens (at most a "
+           "quarter of the row) of which both log-probs are exactly 0", "sequences", EACH, "0",
+           plain("sequences_padded")),
     Metric("tokens_nonfinite", "valid tokens whose D is NaN or infinite", "tokens", EACH, healthy("tokens_nonfinite"),
            plain("tokens_nonfinite")),
     Metric("tokens_clamped", "measured tokens with |D| > clamp", "tokens", EACH, "near 0", plain("tokens_clamped")),
@@ -231,6 +234,11 @@ FULL_METRICS = [
            mean("abs_prob_diff")),
     Metric("prob_diff_abs_max", "max |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.5",
            maximum("abs_prob_diff")),
+    *(
+        Metric(f"tokens_{side}_filled", f"measured tokens with |D| > 1 whose {side}_logp is exactly 0 or -1", "tokens",
+               EACH, "near 0", plain(f"tokens_{side}_filled"))
+        for side in ("train", "rollout")
+    ),
     Metric("kl_train_rollout_k3", "mean e^-D - 1 + D, D clamped: k3 of KL(train || rollout), as if the trainer had "
            "sampled the tokens", "nats", TOKENS, "like kl_rollout_train_k3", mean("k3_back")),
     Metric("js_divergence", "mean log cosh(D / 2), D clamped: the mean of both policies' k3 to their mixture", "nats",

@@ -6,13 +6,27 @@ import math
 from collections.abc import Mapping
 
 from ..specs.correction import Spec
-from .limits import BY_KEY, FEWEST_TOKENS, NEAR_CLAMP, ratio_room
+from .limits import (
+    BY_KEY,
+    CARRIES_K3,
+    FEWEST_TOKENS,
+    FILLED,
+    FILLED_TIMES,
+    NEAR_CLAMP,
+    PADDED_SHARE,
+    RELATED,
+    UNRELATED,
+    State,
+    is_not_sampled,
+    ratio_state,
+)
 from .native import TOKENS, readers_of, weight_of_sequence
 from .rows import exp
 
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
 FILLERS = (0.0, -1.0)
 SIDES = ("train", "rollout")
+LOOK = "rc.dump and `rollout-corr doctor` name the cause"
 
 
 def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
@@ -31,6 +45,7 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
         )
     if not metrics["tokens"]:
         return [*found, "no valid token: the mask is 0 everywhere, or the batch is empty; nothing was measured"]
+    found += _padding(metrics)
     measured = values[str(TOKENS.units)]
     wrong = _not_log_probs(metrics) if measured >= FEWEST_TOKENS else []
     if measured >= FEWEST_TOKENS and not wrong and metrics["logratio_abs_max"] == 0.0:
@@ -39,8 +54,12 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
             "tensor, or the trainer's values were stored as the engine's; nothing is corrected"
         )
     # Where the values are no log-probs, or none is finite, how far they are apart says nothing more.
-    found += wrong or (_mismatch(metrics, measured) if measured else [])
-    return found + _kept(metrics) + _weights(metrics, spec)
+    differ = _mismatch(metrics, values, measured) if measured and not wrong else []
+    found += wrong or differ or _sampler(values)
+    found += _kept(metrics, spec, bool(wrong or differ))
+    if differ:
+        found[-1] += f"; {LOOK}"
+    return found + _weights(metrics, spec)
 
 
 def warnings_of_loss(values: Mapping[str, float]) -> list[str]:
@@ -81,21 +100,41 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
     return found
 
 
-def _mismatch(metrics: Mapping[str, float], measured: float) -> list[str]:
+def _padding(metrics: Mapping[str, float]) -> list[str]:
+    """Recognize rows whose ends are no tokens, where the call has no mask."""
+    padded, rows = metrics["sequences_padded"], metrics["sequences"]
+    if padded < 2 or padded < PADDED_SHARE * rows:
+        return []
+    return [
+        f"{padded:.0f} of {rows:.0f} rows begin or end with tokens that are exactly 0 on both sides, and no mask was "
+        "given: is this padding? Pass mask=; else padding counts as agreement, and every metric looks healthier than "
+        "it is"
+    ]
+
+
+def _mild(state: State) -> str:
+    return "watch: " if state == "watch" else ""
+
+
+def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measured: float) -> list[str]:
     """Compare the two policies with the limits."""
-    found = []
+    found = _filled(metrics, measured)
     for key in ("kl_rollout_train_k3", "chi2_train_rollout", "logratio_abs_max"):
-        limit = BY_KEY[key]
-        state = limit.state(metrics[key])
+        limit, value = BY_KEY[key], metrics[key]
+        state = limit.state(value)
+        hint = limit.hint
+        if key == "kl_rollout_train_k3" and not found:
+            hint = _cause(metrics, values) or hint
+        if key == "logratio_abs_max" and state == "watch" and not found and not _carries(metrics, measured):
+            continue
         if state != "healthy":
-            mild = "watch: " if state == "watch" else ""
-            found.append(f"{mild}{key} is {metrics[key]:.3g} (healthy: {limit.range}): {limit.hint}")
-    error = metrics["ratio_std"] / math.sqrt(measured) if measured else 0.0
-    away = metrics["ratio_mean"] - 1.0
-    if abs(away) > ratio_room(metrics["ratio_std"], measured):
+            found.append(f"{_mild(state)}{key} is {value:.3g} (healthy: {limit.range}): {hint}")
+    rated = ratio_state(metrics["ratio_mean"], metrics["ratio_std"], measured)
+    if rated not in (None, "healthy"):
+        error = metrics["ratio_std"] / math.sqrt(measured)
         cause = (
             "top-p, top-k, min-p without its log_mass, a softmax over fewer tokens on one side"
-            if away < 0
+            if metrics["ratio_mean"] < 1.0
             else "a shift or a constant"
         )
         found.append(
@@ -106,16 +145,79 @@ def _mismatch(metrics: Mapping[str, float], measured: float) -> list[str]:
     return found
 
 
-def _kept(metrics: Mapping[str, float]) -> list[str]:
-    """Say what rejection leaves."""
-    limit = BY_KEY["tokens_kept_fraction"]
-    if not metrics["tokens_kept"]:
-        return [f"everything is rejected, 0.0 % of the tokens train: {limit.hint}"]
-    if limit.state(metrics["tokens_kept_fraction"]) != "alarm":
+def _carries(metrics: Mapping[str, float], measured: float) -> bool:
+    """Tell whether the token with the largest |D| makes a good part of k3."""
+    ends = (metrics["logratio_min"], metrics["logratio_max"])
+    return max(exp(d) - 1.0 - d for d in ends) >= CARRIES_K3 * metrics["kl_rollout_train_k3"] * measured
+
+
+def _cause(metrics: Mapping[str, float], values: Mapping[str, float]) -> str | None:
+    """Say what the call knows about the cause of a large k3: ages, and the correlation of the probabilities."""
+    tokens, age = metrics["tokens"], values.get("age", 0.0)
+    related = metrics.get("prob_correlation")
+    if age > 0.0:
+        return (
+            f"tokens are {age / tokens:.3g} versions old on average, which raises it; if it is as large where "
+            "age is 0, look for a temperature on one side, or for log-probs that are shifted by a token"
+        )
+    fresh = "all tokens are of the current version, so it is not staleness; " if "age" in values else ""
+    if related is not None and related < UNRELATED:
+        return (
+            f"{fresh}the two probabilities hardly correlate ({related:.2f}): log-probs that are shifted by a token, "
+            "gathered at the wrong place or of other weights"
+        )
+    if related is not None and related > RELATED:
+        old = "" if fresh else ", or old weights"
+        return (
+            f"{fresh}the two probabilities correlate ({related:.2f}), so they are of the same tokens: look for a "
+            f"temperature on one side, a coarse precision{old}"
+        )
+    return fresh + BY_KEY["kl_rollout_train_k3"].hint if fresh else None
+
+
+def _filled(metrics: Mapping[str, float], measured: float) -> list[str]:
+    """Recognize fillers at a part of the tokens of one side, which `detail="full"` counts."""
+    counts = [metrics.get(f"tokens_{side}_filled", 0.0) for side in SIDES]
+    for side, count, other in zip(SIDES, counts, reversed(counts), strict=True):
+        if count >= FILLED * measured and count >= FILLED_TIMES * other:
+            remedy = "compute them with the trainer" if side == "train" else "ask the engine for them"
+            return [
+                f"{side}_logp is exactly 0 or -1 at {count:.0f} of {measured:.0f} tokens, and the other side more than "
+                f"1 nat away: placeholders where log-probs are missing; {remedy}, or mask these tokens"
+            ]
+    return []
+
+
+def _sampler(values: Mapping[str, float]) -> list[str]:
+    """Compare the entropy, where it is given, with log-probs of policies that agree."""
+    paired = values.get("entropy_gap_tokens", 0.0)
+    if paired < FEWEST_TOKENS:
+        return []
+    gap, entropy = values["entropy_gap"] / paired, values["entropy"] / values["entropy_tokens"]
+    spread = math.sqrt(max(0.0, values["entropy_gap2"] / paired - gap * gap))
+    if not is_not_sampled(gap, spread, entropy, paired, values["sequences"]):
         return []
     return [
-        f"only {100 * metrics['tokens_kept_fraction']:.1f} % of the tokens and "
-        f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept: {limit.hint}"
+        f"the mean entropy is {entropy:.3g} and the mean negative log-prob {entropy - gap:.3g}: they would be equal if "
+        "the tokens were sampled from these log-probs. Does the engine report raw log-probs (vLLM's default) of tokens "
+        "that it samples with a temperature or top-p? Then the two policies agree, and ratios correct nothing: ask for "
+        "processed log-probs, and divide the trainer's logits by the temperature"
+    ]
+
+
+def _kept(metrics: Mapping[str, float], spec: Spec, differ: bool) -> list[str]:
+    """Say what rejection leaves; wider bounds are no remedy where the policies differ."""
+    limit, share = BY_KEY["tokens_kept_fraction"], metrics["tokens_kept_fraction"]
+    state = limit.state(share)
+    # A bound that the batch decides rejects a share of it by design.
+    if state == "healthy" or (state == "watch" and spec.asks_batch):
+        return []
+    hint = "first find out why the two policies differ; wider bounds train on what is broken" if differ else limit.hint
+    if not metrics["tokens_kept"]:
+        return [f"everything is rejected, 0.0 % of the tokens train: {hint}"]
+    return [
+        f"{_mild(state)}only {100 * share:.1f} % of the tokens and "
+        f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept: {hint}"
     ]
 
 
@@ -125,9 +227,12 @@ def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
     if spec.weight is not None:
         limit = BY_KEY["weight_ess" if spec.weight.per_token else "sequence_weight_ess"]
         ess = metrics["weight_ess" if spec.weight.per_token else f"{weight_of_sequence(spec)}_ess"]
+        state = limit.state(ess)
         # 0 where every weight is 0: then all is rejected.
-        if limit.state(ess) == "alarm" and metrics["tokens_kept"]:
-            found.append(f"effective sample size is {100 * ess:.1f} % of the batch after the bounds: {limit.hint}")
+        if state != "healthy" and metrics["tokens_kept"]:
+            found.append(
+                f"{_mild(state)}effective sample size is {100 * ess:.1f} % of the batch after the bounds: {limit.hint}"
+            )
     sequence_sums = spec.weight is not None and spec.weight.is_product
     sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)
     if sequence_sums and metrics["sequence_logratio_abs_mean"] > NEAR_CLAMP * spec.clamp:

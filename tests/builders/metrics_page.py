@@ -36,12 +36,29 @@ comes from: the formula, each sum that it is made of with its value, the unit an
 WATCHED = """\
 ## What `warnings()` reports
 
-`warnings()` also names a batch without a valid token, one that is rejected whole, log-probs above 0 (negative
-log-likelihoods, probabilities, a mask), placeholders of 0 or -1 at every token, two arguments that are identical, and
-product ratios near the clamp; of a policy loss, tokens with NaN or infinity in what it needs. Of 1,000 healthy batches
-of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3) it spoke about none (`tests/metrics/test_warnings.py`).
-Between the healthy range and the alarm a sentence begins with "watch:". Pages show rows with a star; `warnings()` does
-not judge them, because they grow with the length of healthy sequences too.
+Metrics beyond the bounds of this table, which `doctor`, `report` and what-if judge by too. Between the healthy range
+and the alarm a sentence begins with "watch:". Pages show rows with a star; `warnings()` does not judge them, because
+they grow with the length of healthy sequences too. A `logratio_abs_max` between 5 and 10 is reported where that one
+token makes a tenth of k3.
+
+Where the policies differ, the sentences say what the call knows: the age of tokens, if the Batch has `versions`; with
+`detail="full"` whether the two probabilities correlate (a temperature, precision) or not (a shift, other weights), and
+placeholders of 0 or -1 at a hundredth of one side's tokens. Bounds are advised only where the policies agree.
+
+`warnings()` also names:
+
+- a batch without a valid token, and one that is rejected whole;
+- log-probs above 0 (negative log-likelihoods, probabilities, a mask), placeholders at every token, two arguments that
+  are identical;
+- a padded batch without a mask of which a fifth of the rows begin or end with tokens that are exactly 0 on both sides
+  (a mask of ones hides this; `doctor` sees it);
+- with `Batch.entropy`, tokens that were not sampled from these log-probs: mean entropy and mean negative log-prob
+  differ. Raw log-probs of an engine that samples with a temperature agree with the trainer's, and only this shows it;
+- product ratios near the clamp, ages below 0, ids that name no label;
+- of a policy loss, tokens with NaN or infinity in what it needs.
+
+Of 1,000 healthy batches of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3) it spoke about none
+(`tests/metrics/test_warnings.py`).
 """
 
 
@@ -50,7 +67,7 @@ def watched() -> str:
     lines = [
         "| metric | healthy | alarm | what it says | what to do |",
         "|---|---|---|---|---|",
-        f"| `ratio_mean` | near 1 | more than {RATIO_ERRORS:g} standard errors and {RATIO_MARGIN:g} from 1 | its mean "
+        f"| `ratio_mean` | within {RATIO_ERRORS:g} standard errors + {RATIO_MARGIN:g} of 1 | 3 times as far | its mean "
         "is 1, whatever the mismatch, where tokens were sampled from the rollout log-probs | look for top-p, a "
         "temperature, a shift, other weights |",
     ]

@@ -145,7 +145,116 @@ def test_a_few_certain_tokens_are_no_filler():
     certain = torch.zeros(1, 8)
     assert rc.correct(certain, certain).warnings() == []
     some = torch.zeros(4, 100).index_fill(1, torch.tensor([5]), -1e-4)
-    assert rc.correct(some, torch.zeros(4, 100)).warnings() == []
+    assert rc.correct(some, torch.zeros(4, 100), mask=torch.ones(4, 100)).warnings() == []
+
+
+def padded(left=False, dtype=torch.float32):
+    """A healthy batch of rows, with zeros where they have no token, and its mask."""
+    batch = healthy(0, median=60)
+    shape = len(batch.lengths), int(batch.lengths.max())
+    column, n = torch.arange(shape[1]), batch.lengths[:, None]
+    mask = column >= shape[1] - n if left else column < n
+    train, rollout = (torch.zeros(shape).masked_scatter(mask, x).to(dtype) for x in batch[:2])
+    return train, rollout, mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_without_a_mask_is_named(left, dtype):
+    train, rollout, mask = padded(left, dtype)
+    (said,) = rc.correct(train, rollout).warnings()
+    assert said.startswith("31 of 32 rows begin or end with tokens that are exactly 0 on both sides")
+    assert rc.correct(train, rollout, mask=mask).warnings() == []
+    # The engine's side alone is 0 there, or the rows are wide enough for their answers.
+    assert not any("padding" in said for said in rc.correct(train - 0.01, rollout).warnings())
+    assert rc.correct(train[:, :8] - 1.0, rollout[:, :8] - 1.0).metrics()["sequences_padded"] == 0
+
+
+def test_rows_that_end_in_certain_tokens_are_no_padding():
+    """A fifth of the rows, 8 tokens at an end, and no narrower row than 4: each of the bounds of the count."""
+
+    def padded_of(rows, zeros, width):
+        x = torch.full((10, width), -1.0)
+        x[:rows, width - zeros :] = 0.0
+        return rc.correct(x, x + 1e-3 * torch.randn(x.shape) * (x < 0))
+
+    assert [padded_of(5, n, 100).metrics()["sequences_padded"] for n in (7, 8, 60)] == [0, 5, 5]
+    assert [padded_of(5, 3, n).metrics()["sequences_padded"] for n in (3, 4, 12, 16)] == [0, 5, 5, 0]
+    assert [len(padded_of(rows, 9, 100).warnings()) for rows in (1, 2)] == [0, 1]
+    one = rc.correct(*(torch.zeros(1, 40) - (torch.arange(40) < 20) * x for x in (1.0, 1.001)))
+    assert one.metrics()["sequences_padded"] == 1 and one.warnings() == []
+
+
+def noisy(spread, batch, **more):
+    """The warnings of a healthy batch whose trainer has so much noise more."""
+    noise = spread * torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(2))
+    train = batch.rollout_logp + noise * -batch.rollout_logp.expm1() - 0.3 * spread * spread
+    of = rc.Batch(mask=batch.mask, cu_seqlens=batch.cu_seqlens, **more)
+    return rc.correct(train, batch.rollout_logp, of, spec=rc.Spec(detail="full")).warnings()
+
+
+def test_a_mismatch_between_watch_and_alarm_is_said_mildly():
+    batch = healthy(0)
+    (mild,) = noisy(0.35, batch)
+    assert mild.startswith("watch: kl_rollout_train_k3 is 0.01") and "name the cause" in mild
+    loud = noisy(0.9, batch)[0]
+    assert loud.startswith("kl_rollout_train_k3 is 0.") and "the two probabilities correlate (0.9" in loud
+
+
+def test_old_tokens_are_named_before_other_causes():
+    batch = healthy(0)
+    for version, said in ((0, "tokens are 8 versions old on average"), (8, "so it is not staleness")):
+        versions = rc.Versions(torch.full((32,), version), 8)
+        assert said in noisy(0.6, batch, versions=versions)[0]
+    assert noisy(0.02, batch, versions=rc.Versions(torch.zeros(32, dtype=torch.long), 8)) == []
+
+
+def test_the_full_detail_tells_fillers_and_shifts_apart():
+    batch, full = healthy(0), rc.Spec(detail="full")
+    some = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0)) < 0.1
+    for filler in (0.0, -1.0):
+        said = warned(batch, full, rollout_logp=batch.rollout_logp.masked_fill(some, filler))
+        assert said[0].startswith("rollout_logp is exactly 0 or -1 at ") and "placeholders" in said[0]
+        said = warned(batch, full, train_logp=batch.train_logp.masked_fill(some, filler))
+        assert said[0].startswith("train_logp is exactly 0 or -1 at ") and "with the trainer" in said[0]
+    shifted = warned(batch, full, rollout_logp=batch.rollout_logp.roll(1))
+    assert "hardly correlate" in shifted[0] and "shifted by a token" in shifted[0]
+    # Certain tokens beside others: exact zeros on both sides.
+    certain = batch.rollout_logp.masked_fill(some, 0.0)
+    assert not any(
+        "placeholders where" in x for x in warned(batch, full, train_logp=certain.roll(1), rollout_logp=certain)
+    )
+
+
+def test_bounds_are_advised_where_the_policies_agree():
+    batch = healthy(0)
+    narrow = rc.Spec(criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.999, upper=1.001),))
+    (said,) = warned(batch, narrow)
+    assert said.startswith("only ") and "rc.suggest" in said and "find out" not in said
+    *_, said = warned(batch, narrow, rollout_logp=batch.rollout_logp.roll(1))
+    assert "first find out why" in said and said.endswith("name the cause") and "rc.suggest" not in said
+    # A bound that the batch decides rejects by design.
+    fifth = rc.Spec(criteria=(rc.Criterion("abs", over="sequence", reduce="mean", upper=rc.Quantile(0.8)),))
+    assert warned(batch, fifth) == []
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.7, 1.0])
+def test_raw_log_probs_of_another_temperature_are_seen_by_the_entropy(temperature):
+    generator = torch.Generator().manual_seed(3)
+    logits = 3.0 * torch.randn(4000, 64, generator=generator)
+    logp = logits.log_softmax(1)
+    chosen = torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)
+    train, entropy = logp.gather(1, chosen).view(20, -1), -(logp.exp() * logp).sum(1).view(20, -1)
+    rollout = train + 0.01 * torch.randn(train.shape, generator=generator) * train.expm1()
+    found = rc.correct(train, rollout, rc.Batch(entropy=entropy, mask=torch.ones_like(train))).warnings()
+    assert [text.startswith("the mean entropy is") for text in found] == [True] * (temperature < 1.0)
+
+
+def test_units_whose_id_names_no_label_are_named():
+    x = -torch.rand(4, 30)
+    labels = {"environment": rc.Labels(torch.tensor([0, 1, 2, -1]), ("math", "code"))}
+    (said,) = rc.correct(x, x - 1e-3 * torch.rand(4, 30), rc.Batch(labels=labels)).warnings()
+    assert said.startswith("2 sequences have an id of 'environment' that names no label: ids are 0 to 1")
 
 
 def test_merged_statistics_speak_once():

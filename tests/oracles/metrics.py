@@ -232,6 +232,8 @@ def of_probabilities(spec, tokens):
         "prob_diff_abs_mean": mean(gaps),
         "prob_diff_abs_max": max(gaps, default=0.0),
         "prob_correlation": pearson(p, q),
+        "tokens_train_filled": sum(t.train in (0.0, -1.0) and abs(t.d) > 1.0 for t in tokens),
+        "tokens_rollout_filled": sum(t.rollout in (0.0, -1.0) and abs(t.d) > 1.0 for t in tokens),
         "kl_train_rollout_k3": mean([k3(-x) for x in d]),
         "js_divergence": mean([0.5 * (k3(x - m) + k3(-m)) for x, m in zip(d, middle, strict=True)]),
         "ratio_error_mean": mean([exp(abs(x)) for x in d]),
@@ -244,7 +246,11 @@ def of_entropy(answer, k3_mean):
     valid = at_valid(answer, lambda q, t: q.external["entropy"][t])
     finite = [h for h in valid if math.isfinite(h)]
     average = mean(finite)
+    gaps = [h + t for h, t in at_valid(answer, lambda q, t: (q.external["entropy"][t], q.train[t]))]
+    gaps = [gap for gap in gaps if math.isfinite(gap)]
     return extremes("entropy", finite) | {
+        "entropy_gap_mean": mean(gaps),
+        "entropy_gap_std": std(gaps),
         "entropy_mean": average,
         "tokens_entropy_nonfinite": len(valid) - len(finite),
         "kl_rollout_train_k3_over_entropy": k3_mean / average if average else 0.0,
