@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..backends.batch import OpenBatch
 from ..backends.given import Batch, batch_given
 from ..backends.layouts import LogProbs
 from ..backends.read import Given, read_batch
-from ..metrics.limits import BY_KEY, NEAR_CLAMP
+from ..metrics.limits import BY_KEY
 from ..specs.checked import known_keywords
 from ..specs.correction import Criterion, Spec
 from ..specs.validate import number
@@ -28,12 +29,13 @@ def suggest(
     *,
     mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
-    keep: float = 0.95,
+    keep: float = 0.99,
 ) -> Suggestion:
     """Suggest bounds of rejection that keep a given share of the sequences of a healthy batch.
 
     The mean of D over a sequence of n tokens scatters around -KL with the standard deviation of D over sqrt(n), so that
-    a bound has to know the mismatch and the lengths. The bounds keep that share by this rule and of this very batch.
+    a bound has to know the mismatch and the lengths. The bounds keep that share of this very batch, and by this rule,
+    with some room, of batches like it.
     Values are read on the host, so call it now and then and not in every step.
 
     Args:
@@ -66,6 +68,13 @@ def suggest(
 CLAMP = Spec().clamp
 # The bound of a veto: where to start, and the lowest, below which a token is broken and no bound should keep it.
 VETO, LOWEST_VETO = 1e-4, 1e-6
+# The spread of all sequences counts as so many tokens of each.
+PRIOR = 3.0
+# Bounds are made for less than may be rejected, because the next batch has other lengths and longer tails: less by this
+# share of the sequences, but not below this part.
+LESS, PART = 0.0075, 0.25
+# A bound of products beyond this factor rejects nothing that the veto would not.
+LARGEST_PRODUCT = 10.0
 # Identical log-probs would give bounds of exactly 1, which the next batch fails.
 NARROWEST = 1e-4
 
@@ -76,7 +85,7 @@ class Suggestion:
 
     Attributes:
         geometric: Rejects sequences by the geometric mean of their ratios.
-        product: Rejects sequences by the product of their ratios; None where no bound on it means anything.
+        product: Rejects sequences by the product of their ratios; None where its bound would lie beyond a factor of 10.
         veto: Rejects sequences with one token of a tiny ratio.
         rejected: The share of these sequences that each of them rejects, by its label.
         sentences: Each bound, why, and what it rejects.
@@ -87,6 +96,22 @@ class Suggestion:
     veto: Criterion
     rejected: dict[str, float]
     sentences: tuple[str, ...]
+
+    def to_paste(self, framework: str) -> str:
+        """Write the geometric criterion and the veto as lines of a framework's configuration (YAML).
+
+        Args:
+            framework: A name that `Spec.to_config` takes.
+
+        Returns:
+            The lines; what the framework cannot say is a comment with the reason.
+
+        Raises:
+            ValueError: An unknown framework, or one whose configuration cannot be written.
+        """
+        # By name, because the core imports no framework.
+        module = import_module(f"{__name__.partition('.')[0]}.frameworks.shared.nearest")
+        return str(module.pasted(self.geometric, self.veto, framework))
 
     @property
     def spec(self) -> Spec:
@@ -99,10 +124,11 @@ class Suggestion:
 
     def _repr_html_(self) -> str:
         """Give the sentences to a notebook, as a list."""
-        first, *rest = (html.escape(sentence) for sentence in self.sentences)
-        parts = (sentence.partition(":") for sentence in rest)
-        items = "".join(f"<li><b>{label}</b>{colon}{text}</li>" for label, colon, text in parts)
-        return f"<p>{first}</p><ul>{items}</ul>"
+        parts = [html.escape(sentence).partition(": ") for sentence in self.sentences]
+        labels = ("geometric", "veto", "product")
+        said = "".join(f"<p>{label}{colon}{text}</p>" for label, colon, text in parts if label not in labels)
+        items = "".join(f"<li><b>{label}</b>{colon}{text}</li>" for label, colon, text in parts if label in labels)
+        return f"{said}<ul>{items}</ul>"
 
 
 @dataclass(frozen=True)
@@ -174,15 +200,17 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
     kl = float(-left.d.sum() / tokens)
     std = math.sqrt(max(0.0, float(left.d2.sum() / tokens) - kl * kl))
 
-    means = _bound(left.d / left.n, -kl, std / left.n.sqrt(), allowed, keep)
-    sums = _bound(left.d, -kl * left.n, std * left.n.sqrt(), allowed, keep)
+    # A sequence's own spread where it has the tokens to tell, as sequences differ in it.
+    own = ((left.d2 + PRIOR * std * std) / (left.n + PRIOR)).sqrt()
+    means = _bound(left.d / left.n, -kl, own / left.n.sqrt(), allowed, keep)
+    sums = _bound(left.d, -kl * left.n, own * left.n.sqrt(), allowed, keep)
     geometric, veto = (
         _around_one("mean", means, "geometric"),
         Criterion("ratio", "sequence", "min", lower, label="veto"),
     )
     tried = [geometric, veto]
     product = None
-    if sums <= NEAR_CLAMP * Spec().clamp:
+    if sums <= math.log(LARGEST_PRODUCT):
         product = _around_one("sum", sums, "product")
         tried.append(product)
 
@@ -213,15 +241,20 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
         says(veto, why),
     ]
     if product is None:
+        factor = f"{math.exp(sums):,.0f}" if sums < 14.0 else f"e^{sums:.0f}"
         sentences.append(
-            f"product: none. To keep {100 * keep:g} % it would have to accept products up to e^{sums:.0f}: these "
-            "sequences are too long for products"
+            f"product: none. It would have to accept products from 1/{factor} to {factor}: these sequences are too "
+            "long for products"
         )
     else:
         sentences.append(says(product, f"The sum of D scatters by {std:.2g} * sqrt(length)"))
     limit = BY_KEY["kl_rollout_train_k3"]
-    if limit.state(k3) == "alarm":
-        sentences.append(f"k3 is far above {limit.watch:g}: these bounds keep what is broken; {limit.hint}")
+    if limit.state(k3) != "healthy":
+        sentences.insert(
+            0,
+            f"Find out why they differ first: k3 is {k3:.2g} (healthy: {limit.range}), and `rollout-corr doctor` or "
+            "rc.doctor names the cause. Bounds that fit these sequences keep what is broken",
+        )
     return Suggestion(geometric, product, veto, rejected, tuple(sentences))
 
 
@@ -251,7 +284,7 @@ def _bound(values: Tensor, center: Tensor | float, spread: Tensor, allowed: int,
         above, below = ((side * bound - center) / spread.clamp(min=1e-300) for side in (1.0, -1.0))
         return float((torch.special.ndtr(above) - torch.special.ndtr(below)).mean())
 
-    return max(NARROWEST, measured, _least(kept, keep))
+    return max(NARROWEST, measured, _least(kept, 1.0 - max(PART * (1.0 - keep), 1.0 - keep - LESS)))
 
 
 def _least(kept: Callable[[float], float], keep: float) -> float:

@@ -22,6 +22,7 @@ from rollout_corr.diagnose.show import page_file, plain_data, terminal, what_if_
 from rollout_corr.diagnose.show.content import ABOUT_D
 from rollout_corr.diagnose.show.terminal import Terminal, progress_of
 from rollout_corr.diagnose.what_if import try_all
+from rollout_corr.frameworks.shared.lookup import readable
 
 # The gate of `doctor` unless the user names another one.
 FAIL_IF = "findings > 0"
@@ -112,20 +113,35 @@ def what_if(arguments: list[str]) -> int:
     )
     _page_arguments(parser, "what-if")
     parser.add_argument("--all", action="store_true", help="print every setting, and not only the best ones")
+    parser.add_argument(
+        "--framework",
+        metavar="NAME",
+        choices=readable("write"),
+        help="try only what this framework can say, and print the lines to paste into its configuration: "
+        f"{', '.join(readable('write'))}",
+    )
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        metavar="N",
+        help="sequences of a training batch: variance averages out over them and bias does not; default: the dump's",
+    )
     chosen = parser.parse_args(arguments)
+    if chosen.sequences is not None and chosen.sequences < 1:
+        raise DumpError(f"--sequences: expected a number >= 1, got {chosen.sequences}")
     dump = Dump(chosen.file, _fields(chosen), limit=chosen.limit)
     page = _page(chosen, "what-if")
     if page is not None:
         page_file.checked(page, [dump])
     out = None if chosen.json else Terminal()
     with progress_of(f"reading {dump.name}", _progress(chosen)) as each:
-        tried = try_all(dump, each)
+        tried = try_all(dump, each, chosen.framework)
     if page is not None:
-        page_file.write(page, what_if_page.what_if_page(dump, tried))
+        page_file.write(page, what_if_page.what_if_page(dump, tried, chosen.sequences))
     if out is None:
-        _print_json(plain_data.what_if(dump, tried))
+        _print_json(plain_data.what_if(dump, tried, chosen.sequences))
         return GOOD
-    terminal.print_what_if(out, dump, tried, chosen.all)
+    terminal.print_what_if(out, dump, tried, chosen.all, chosen.sequences)
     if page is not None:
         out.line(f"page: {page}")
     return GOOD

@@ -1,22 +1,25 @@
-"""The settings of `what-if` to look at first: the best one of each kind, with a reason in plain words."""
+"""What `what-if` says first: whether a setting is needed at all, and the best one of each kind with a reason."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..specs.bounds_of_batch import OfBatch, Side
 from ..specs.bounds_of_batch import in_words as bound_in_words
 from ..specs.correction import Criterion, Spec, Weight
-from .what_if import Setting, SettingResult
+from .doctor.cause import Finding
+from .doctor.diagnosis import is_healthy
+from .what_if import Setting, SettingResult, WhatIf
 
 Outcome = tuple[Setting, SettingResult]
 
-# Settings that are named.
-MOST = 5
-# Errors within this part of one another are equal: the lesser variance decides, and a name before a grid point.
-EQUAL = 0.02
+# Settings that are named, and the part of the best one's worth that each of them has at least.
+MOST, LEAST = 5, 0.5
+# Settings whose worth differs by less are one answer: the simplest of them, and a name before a grid point.
+EQUAL = 0.01
 # What a sequence's tokens are reduced to, in words.
 VALUES = {
     ("ratio", "mean"): "geometric mean ratio",
@@ -33,7 +36,7 @@ class BestSetting:
     Attributes:
         setting: The setting.
         outcome: Its result.
-        error: bias^2 + (1 + variance) / sequences.
+        worth: The share of a sample without mismatch that gives the same error: 1 / (1 + variance + N bias^2).
         does: The setting in words.
         reason: Its result in words.
         alike: Further settings with the same result on this dump.
@@ -41,47 +44,118 @@ class BestSetting:
 
     setting: Setting
     outcome: SettingResult
-    error: float
+    worth: float
     does: str
     reason: str
     alike: tuple[str, ...]
 
 
-def best_settings(outcomes: Iterable[Outcome], sequences: float) -> list[BestSetting]:
-    """Return the best setting of each kind of correction, by the error of an average over the sequences of the dump.
+@dataclass(frozen=True)
+class Verdict:
+    """What to do, before any setting is named.
 
-    Bias does not average out and variance does, so the error is bias^2 + (1 + variance) / sequences. Settings whose
-    products mean nothing on these sequences are left out, and one without effect stands for the others like it.
+    Attributes:
+        state: "broken": the doctor finds an error; "healthy": no correction is needed; "equal": no setting is better
+            than none; "better": one is.
+        title: The verdict in a line.
+        sentences: Why, and what to do.
+        best: The best setting of each kind, the best first.
+    """
+
+    state: Literal["broken", "healthy", "equal", "better"]
+    title: str
+    sentences: tuple[str, ...]
+    best: list[BestSetting]
+
+
+def verdict_of(tried: WhatIf, outcomes: Sequence[Outcome], sequences: float | None = None) -> Verdict:
+    """Judge a dump: its doctor's error first, then whether any setting is worth more than no correction.
+
+    Args:
+        tried: The settings over the dump.
+        outcomes: Their results.
+        sequences: Number of sequences of a batch, for which variance counts; None: the dump's.
+    """
+    count = tried.sequences if sequences is None else sequences
+    best = best_settings(outcomes, count)
+    findings = tried.findings()
+    return _verdict(findings, bool(tried.measured.mismatch_warnings()), outcomes, best, count)
+
+
+def _verdict(
+    findings: Sequence[Finding], warned: bool, outcomes: Sequence[Outcome], best: list[BestSetting], count: float
+) -> Verdict:
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
+        said = (
+            f"No setting repairs this: {errors[0].advice}",
+            "The ranking below is of broken data. Repair it, dump again, and ask again.",
+        )
+        return Verdict("broken", f"error: {errors[0].title} [{errors[0].name}]{more}", said, best)
+    none = next((worth_of(outcome, count) for setting, outcome in outcomes if setting.spec == Spec()), 0.0)
+    gain = (best[0].worth if best else 0.0) - none
+    keep = f"Nothing here is worth more than no correction by {_percent(EQUAL)} or more; keep the setting you have."
+    if is_healthy(findings) and not warned:
+        why = "The doctor finds nothing, and every metric is in its healthy range."
+        return Verdict("healthy", "no correction needed", (why, keep) if gain < EQUAL else (why,), best)
+    warnings = tuple(f"{finding.severity}: {finding.title} [{finding.name}]" for finding in findings[:1])
+    if gain < EQUAL:
+        return Verdict("equal", "no setting is better than no correction", (*warnings, keep), best)
+    gained = f"The batch is worth {_percent(best[0].worth)} of an exact one with it, and {_percent(none)} without."
+    return Verdict("better", f"best here: {best[0].setting.name}", (*warnings, gained), best)
+
+
+def best_settings(outcomes: Iterable[Outcome], sequences: float) -> list[BestSetting]:
+    """Return the best setting of each kind of correction, by what a batch of so many sequences is worth under it.
+
+    Bias does not average out and variance does, so the error is bias^2 + (1 + variance) / N. Settings whose products
+    mean nothing on these sequences are left out, and one without effect stands for the others like it.
 
     Args:
         outcomes: Settings with their results.
-        sequences: Number of the dump's sequences.
+        sequences: N, the number of sequences of a batch.
     """
-    usable = [(s, o) for s, o in outcomes if math.isfinite(o.variance) and not o.note and o.tokens_kept > 0.0]
+    usable = [(s, o) for s, o in outcomes if math.isfinite(o.variance) and not o.too_long and o.tokens_kept > 0.0]
     by_kind: dict[object, list[Outcome]] = {}
     for setting, outcome in usable:
         by_kind.setdefault(_kind(setting.spec), []).append((setting, outcome))
-    chosen = [_best_of(kind, sequences) for kind in by_kind.values()]
+    chosen = [_simplest_of(kind, sequences) for kind in by_kind.values()]
+    chosen.sort(key=lambda one: -worth_of(one[1], sequences))
+    chosen = [one for one in chosen if worth_of(one[1], sequences) >= LEAST * worth_of(chosen[0][1], sequences)]
     # The simplest of those that have one result stands for them.
-    chosen.sort(key=lambda one: (_error(one[1], sequences), len(one[0].spec.criteria), bool(one[0].family)))
     found: dict[tuple[str, ...], Outcome] = {}
-    for setting, outcome in chosen:
+    while chosen:
+        setting, outcome = _simplest_of(chosen, sequences)
+        chosen.remove((setting, outcome))
         found.setdefault(_result(outcome), (setting, outcome))
     return [
         BestSetting(
             setting=setting,
             outcome=outcome,
-            error=_error(outcome, sequences),
+            worth=worth_of(outcome, sequences),
             does=in_words(setting.spec),
-            reason=_reason(setting, outcome),
+            reason=_reason(outcome),
             alike=tuple(s.name for s, o in usable if s is not setting and _result(o) == _result(outcome)),
         )
         for setting, outcome in list(found.values())[:MOST]
     ]
 
 
-def _error(outcome: SettingResult, sequences: float) -> float:
-    return outcome.bias**2 + (1.0 + outcome.variance) / max(1.0, sequences)
+def worth_of(outcome: SettingResult, sequences: float) -> float:
+    """Return the share of a sample without mismatch that gives the same error of a mean over so many sequences."""
+    return 1.0 / (1.0 + outcome.variance + max(1.0, sequences) * outcome.bias**2)
+
+
+def _simplest_of(outcomes: list[Outcome], sequences: float) -> Outcome:
+    """Return the simplest of those that are worth as much as the best."""
+    most = max(worth_of(outcome, sequences) for _, outcome in outcomes)
+    equal = [one for one in outcomes if worth_of(one[1], sequences) > most - EQUAL]
+    return min(equal, key=lambda one: (_parts(one[0].spec), bool(one[0].family), -worth_of(one[1], sequences)))
+
+
+def _parts(spec: Spec) -> int:
+    return (spec.weight is not None) + len(spec.criteria)
 
 
 def _kind(spec: Spec) -> object:
@@ -93,19 +167,13 @@ def _kind(spec: Spec) -> object:
     )
 
 
-def _best_of(kind: list[Outcome], sequences: float) -> Outcome:
-    least = min(_error(outcome, sequences) for _, outcome in kind)
-    equal = [one for one in kind if _error(one[1], sequences) <= (1.0 + EQUAL) * least]
-    return min(equal, key=lambda one: (bool(one[0].family), one[1].variance))
-
-
 def _result(outcome: SettingResult) -> tuple[str, ...]:
     """Return the numbers of a result as they are shown."""
     values = (outcome.tokens_kept, outcome.sequences_kept, outcome.bias, outcome.variance)
     return tuple(f"{value:.3g}" if value > 1e-4 else "0" for value in values)
 
 
-def _reason(setting: Setting, outcome: SettingResult) -> str:
+def _reason(outcome: SettingResult) -> str:
     if outcome.tokens_kept == 1.0:
         rejects = "Rejects nothing here"
     else:
@@ -113,10 +181,10 @@ def _reason(setting: Setting, outcome: SettingResult) -> str:
         if outcome.sequences_kept < 1.0:
             rejects += f" and {_percent(1.0 - outcome.sequences_kept)} of the sequences"
     off = (
-        "weights are the exact ratios"
-        if outcome.bias < 1e-4
-        else f"{'a weight of 1' if setting.spec.weight is None else 'a weight'} is {_percent(outcome.bias)} away from "
-        "its ratio on average"
+        "no bias remains"
+        if outcome.bias_high < 1e-4
+        else f"a weighted mean is off by {_percent(outcome.bias)} ({_percent(outcome.bias_low)} to "
+        f"{_percent(outcome.bias_high)}) of a standard deviation"
     )
     left = (
         "no information is lost to uneven weights"
@@ -128,8 +196,8 @@ def _reason(setting: Setting, outcome: SettingResult) -> str:
 
 def _percent(share: float) -> str:
     if 0.0 < share < 0.001:
-        return "less than 0.1 %"
-    return f"{100.0 * share:.3g} %"
+        return "< 0.1 %"
+    return f"{100.0 * share:.2g} %" if share < 0.095 else f"{100.0 * share:.3g} %"
 
 
 def in_words(spec: Spec) -> str:

@@ -1,10 +1,11 @@
-"""Apply every framework's spec and a grid of thresholds to one dump: how much each keeps, and its bias and variance."""
+"""Apply every framework's spec and a grid of thresholds to one dump: how much each keeps, its bias and its variance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,15 @@ from ..api.suggest import Sequences, Suggestion, suggested
 from ..backends.given import Batch, KeptMass
 from ..definition.sequences import Packed
 from ..frameworks.shared import lookup
-from ..metrics.limits import NEAR_CLAMP
+from ..frameworks.shared.nearest import nearest
 from ..specs.choices import Reduce
 from ..specs.correction import Criterion, Spec, Weight
+from .doctor.cause import Finding
+from .doctor.diagnosis import diagnose
+from .measure.measurement import Measurement
 from .read.chunk import Chunk, ValidTokens
 from .read.dump import Source
+from .remaining_bias import RemainingBias
 
 # Bounds of ratios: those of tokens and products are far from 1, geometric means are close to it.
 UPPERS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -26,7 +31,9 @@ NEAR_ONE = (1.0003, 1.001, 1.003, 1.01, 1.03, 1.1)
 LOWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 # The share of the sequences that the suggested bounds keep, and the sequences that they are measured on at most: 10 MB.
-KEEP, MOST_SUGGESTED = 0.95, 262_144
+KEEP, MOST_SUGGESTED = 0.99, 262_144
+# Sequences whose |sum of D| is larger on average, in nats, have products that are chance.
+LONGEST_PRODUCT = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Setting:
         family: Name of its curve in the grid; empty for a framework's spec.
         threshold: The threshold, which is its place on the curve.
         same: Further names of an equal Spec.
+        config: The settings of the framework that was asked for; None: it was not asked for, or cannot say it.
     """
 
     name: str
@@ -46,6 +54,12 @@ class Setting:
     family: str = ""
     threshold: float = math.nan
     same: tuple[str, ...] = ()
+    config: dict[str, Any] | None = field(default=None, hash=False)
+
+    @property
+    def target(self) -> str:
+        """Name of the exact ratio that its weights stand for."""
+        return "product" if self.spec.weight is not None and self.spec.weight.is_product else "token"
 
     @property
     def products(self) -> bool:
@@ -63,10 +77,12 @@ class SettingResult:
         sequences_kept: Fraction of the non-empty sequences with a token that trains.
         weight_mean: Mean weight of valid tokens, rejected ones included.
         ess: (sum w)^2 / (n sum w^2) of those weights.
-        bias: Mean |w - r| over mean r, where r is the unbounded ratio: exp(D) of the token, or exp(sum of D) of its
-            sequence under a product weight.
+        bias: The bias that remains in a weighted mean, see `RemainingBias`, beside the unbounded ratio: exp(D) of the
+            token, or exp(sum of D) of its sequence under a product weight.
+        bias_low: Lower end of its interval of 95 %.
+        bias_high: Upper end.
         variance: Variance of w over its squared mean: 1 / ess - 1.
-        note: A warning if products over these sequences are unreliable, else empty.
+        too_long: A product decides, and over these sequences it is chance: the mean |sum of D| is above 1 nat.
     """
 
     tokens_kept: float
@@ -74,8 +90,10 @@ class SettingResult:
     weight_mean: float
     ess: float
     bias: float
+    bias_low: float
+    bias_high: float
     variance: float
-    note: str = ""
+    too_long: bool = False
 
 
 def grid() -> list[Setting]:
@@ -97,7 +115,7 @@ def grid() -> list[Setting]:
     for reduce, name, uppers in aggregates:
         for upper in uppers:
             rejection = Criterion("ratio", over="sequence", reduce=reduce, lower=1.0 / upper, upper=upper)
-            named = f"reject sequences by {name} {upper:g}"
+            named = f"{name} rejection {upper:g}"
             found.append(Setting(named, Spec(None, (rejection,)), f"{name} rejection", upper))
     for lower in LOWERS:
         veto = Criterion("ratio", over="sequence", reduce="min", lower=lower)
@@ -131,23 +149,63 @@ def named_settings(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]
             left_out[name] = "it needs advantages, and the dump has none"
         else:
             found.setdefault(spec, []).append(name)
+    for names in found.values():
+        # A correction of decoupled mode is first told by its name there.
+        names.sort(key=lambda name: "bypass" in name)
     return [Setting(names[0], spec, same=tuple(names[1:])) for spec, names in found.items()], left_out
 
 
-class WhatIf:
-    """All settings over a dump, chunk by chunk. Batch-normalized weights are divided by the mean of their chunk.
+def settings_in(framework: str, tried: Iterable[Setting], left_out: dict[str, str]) -> list[Setting]:
+    """Return the settings that a framework can say, in its manner, with what to write there.
 
-    Bounds that the batch decides are those of a chunk too.
+    Of other frameworks' specs only those stay that are equal to one of its own or of the grid. The reason why a setting
+    cannot be said is added to `left_out`.
+    """
+    found: dict[str, Setting] = {}
+    for setting in tried:
+        own = [name for name in (setting.name, *setting.same) if name.startswith(f"{framework}.")]
+        if own:
+            setting = replace(setting, name=own[0], same=tuple(own[1:]))
+        elif not setting.family and setting.spec != Spec():
+            continue
+        try:
+            spec, config = nearest(setting.spec, framework)
+        except ValueError as error:
+            left_out[setting.name] = f"it cannot be said in {framework}: {error}"
+            continue
+        before = found.get(repr(config))
+        if before is None:
+            found[repr(config)] = replace(setting, spec=spec, config=config)
+        else:
+            found[repr(config)] = replace(before, same=(*before.same, setting.name, *setting.same))
+    return [*found.values()]
+
+
+class WhatIf:
+    """All settings over a dump, chunk by chunk, and what the doctor finds in the same chunks.
+
+    Batch-normalized weights are divided by the mean of their chunk. Bounds that the batch decides are those of a chunk
+    too.
 
     Args:
         has_advantages: Also try specs that look at advantages.
+        framework: Try only what this framework can say; None: the specs of all frameworks.
     """
 
-    def __init__(self, has_advantages: bool) -> None:
+    def __init__(self, has_advantages: bool, framework: str | None = None) -> None:
+        self.framework = framework
         tried, self.left_out = named_settings(has_advantages)
-        self.settings = [Setting("no correction", Spec()), *tried, *grid()]
-        # Per setting: tokens, kept tokens, sequences, kept sequences, w, w^2, |w - r|, r.
-        self._tallies = torch.zeros(len(self.settings), 8, dtype=torch.float64)
+        none = Setting("no correction", Spec())
+        self.settings = [none, *tried, *grid()]
+        if framework is not None:
+            self.left_out = {name: why for name, why in self.left_out.items() if name.startswith(f"{framework}.")}
+            self.settings = settings_in(framework, self.settings, self.left_out)
+            if self.settings[:1] != [none] and none.name in self.left_out:
+                self.settings = [none, *self.settings]
+        self.measured = Measurement()
+        # Per setting: tokens, kept tokens, sequences, kept sequences, w, w^2.
+        self._tallies = torch.zeros(len(self.settings), 6, dtype=torch.float64)
+        self._biases = RemainingBias(len(self.settings), ("token", "product"))
         # |sum of D| of sequences, and their number.
         self._sums = torch.zeros(2, dtype=torch.float64)
         self._parts: list[Sequences] = []
@@ -163,8 +221,13 @@ class WhatIf:
         ratios = {"token": tokens.d.double().clamp(-20.0, 20.0).exp()}
         ratios["product"] = rejoined.spread(totals.clamp(-20.0, 20.0).exp())
         advantages = tokens.column("advantages")
+        functions = self._biases.begin(tokens, ratios)
         for done, (setting, tally) in enumerate(zip(self.settings, self._tallies, strict=True), 1):
-            tally += _sums_of(setting.spec, tokens, rejoined.offsets, ratios, advantages)
+            kept, weights = _applied(setting.spec, tokens, rejoined.offsets, advantages)
+            alive = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0]) > 0
+            counts = kept.numel(), kept.sum(), (tokens.lengths > 0).sum(), alive.sum()
+            tally += torch.tensor([float(x) for x in (*counts, weights.sum(), weights.square().sum())]).double()
+            self._biases.add(done - 1, functions, weights)
             yield done
 
     def _add_sequences(self, tokens: ValidTokens) -> None:
@@ -185,31 +248,33 @@ class WhatIf:
         """Number of sequences with a valid token."""
         return float(self._sums[1])
 
+    def findings(self) -> list[Finding]:
+        """Return what the doctor finds, the gravest first."""
+        return diagnose(self.measured)
+
     def outcomes(self) -> list[tuple[Setting, SettingResult]]:
         """Return every setting with its result."""
         total, sequences = self._sums.tolist()
-        mean = total / sequences if sequences else 0.0
+        long = total > LONGEST_PRODUCT * sequences
         found = []
-        for setting, tally in zip(self.settings, self._tallies.tolist(), strict=True):
-            note = ""
-            if setting.products and mean > 1.0:
-                note = f"T x KL: the mean |sum of D| of a sequence is {mean:.1f} nats, "
-                if mean > NEAR_CLAMP * setting.spec.clamp:
-                    note += f"near the clamp of {setting.spec.clamp:g}: products over these sequences are noise"
-                else:
-                    note += f"so products over a sequence differ by factors around e^{mean:.1f}"
-            found.append((setting, _outcome(tally, note)))
+        for i, (setting, tally) in enumerate(zip(self.settings, self._tallies.tolist(), strict=True)):
+            n, kept, count, kept_count, w, w2 = tally
+            ess = w * w / (n * w2) if w2 else 0.0
+            result = SettingResult(
+                kept / n if n else 0.0,
+                kept_count / count if count else 0.0,
+                w / n if n else 0.0,
+                ess,
+                *self._biases.bias(i, setting.target),
+                variance=max(0.0, 1.0 / ess - 1.0) if ess else math.inf,
+                too_long=setting.products and long,
+            )
+            found.append((setting, result))
         return found
 
 
-def _sums_of(
-    spec: Spec,
-    tokens: ValidTokens,
-    offsets: Tensor,
-    ratios: dict[str, Tensor],
-    advantages: Tensor | None,
-) -> Tensor:
-    """Apply a setting to the valid tokens of a chunk; return the sums of `WhatIf`, [8] float64."""
+def _applied(spec: Spec, tokens: ValidTokens, offsets: Tensor, advantages: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Apply a setting to the M valid tokens of a chunk; return what is kept, [M] bool, and the weights, [M] float64."""
     # Only valid tokens are passed, so that masked ones are skipped once and not by every setting.
     log_mass = tokens.log_mass
     out = correct(
@@ -219,56 +284,34 @@ def _sums_of(
         spec=spec,
         advantages=advantages if any(criterion.when != "any" for criterion in spec.criteria) else None,
     )
-    kept = out.mask
-    if out.weights is not None:
-        # Rejection by "zero" returns the mask unchanged.
-        kept = kept if spec.rejected == "mask" else kept & (out.weights != 0)
-        weights = out.weights.double().where(kept, 0.0)
-    else:
-        weights = kept.double()
-    kind = "product" if spec.weight is not None and spec.weight.is_product else "token"
-    ratio, finite = ratios[kind], tokens.finite
-    alive = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0]) > 0
-    return torch.stack(
-        [
-            *(torch.tensor(float(x)) for x in (kept.numel(), kept.sum(), (tokens.lengths > 0).sum(), alive.sum())),
-            *(x.sum() for x in (weights, weights * weights)),
-            (weights - ratio).abs().where(finite, 0.0).sum(),
-            ratio.where(finite, 0.0).sum(),
-        ]
-    ).double()
+    if out.weights is None:
+        return out.mask, out.mask.double()
+    # Rejection by "zero" returns the mask unchanged.
+    kept = out.mask if spec.rejected == "mask" else out.mask & (out.weights != 0)
+    return kept, out.weights.double().where(kept, 0.0)
 
 
-def _outcome(tally: list[float], note: str) -> SettingResult:
-    n, kept, sequences, kept_sequences, w, w2, apart, r = tally
-    ess = w * w / (n * w2) if w2 else 0.0
-    return SettingResult(
-        tokens_kept=kept / n if n else 0.0,
-        sequences_kept=kept_sequences / sequences if sequences else 0.0,
-        weight_mean=w / n if n else 0.0,
-        ess=ess,
-        bias=apart / r if r else 0.0,
-        variance=max(0.0, 1.0 / ess - 1.0) if ess else math.inf,
-        note=note,
-    )
-
-
-def try_all(source: Source, each: Callable[[float, str], object] = lambda done, doing: None) -> WhatIf:
-    """Read a dump once and apply every setting to it.
+def try_all(
+    source: Source, each: Callable[[float, str], object] = lambda done, doing: None, framework: str | None = None
+) -> WhatIf:
+    """Read a dump once, apply every setting to it, and measure it as the doctor does.
 
     Args:
         source: The dump.
         each: Called after every setting of every chunk, with how much is done, 0 to 1, and what was tried.
+        framework: Try only what this framework can say.
     """
     found: WhatIf | None = None
     begun = 0.0
     for chunk in source.chunks():
-        found = found or WhatIf("advantages" in chunk.columns)
+        found = found or WhatIf("advantages" in chunk.columns, framework)
+        found.measured.add(chunk)
         # A chunk takes minutes, and reading it took none of them.
         count, here = len(found.settings), source.progress - begun
         for done in found.adding(_with_advantages(chunk, found)):
             each(begun + here * done / count, f"setting {done} of {count}")
         begun = source.progress
+        found.measured.label_names = source.label_names
     assert found is not None  # a dump without sequences raises
     return found
 

@@ -87,6 +87,10 @@ def read(config: object) -> Spec:
     return PRESETS[f"prime_rl.{TYPES[kind]}"].build(**given)
 
 
+# Where what is written stands in a configuration.
+PLACE = "loss"
+
+
 def write(spec: Spec) -> dict[str, Any]:
     """Write the block `loss`, without the taus."""
     first = next(iter(spec.criteria), None)

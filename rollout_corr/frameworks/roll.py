@@ -169,6 +169,10 @@ def read(config: object) -> Spec:
     return Spec(weight=_weight(block_of(given.get("is_weight") or {}, "is_weight", WEIGHT)), criteria=tuple(criteria))
 
 
+# Where what is written stands in a configuration.
+PLACE = "train_infer_correction"
+
+
 def write(spec: Spec) -> dict[str, Any]:
     """Write the block `train_infer_correction`: a filter for each criterion."""
     weight: dict[str, Any] = {"enabled": False}

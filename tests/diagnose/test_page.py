@@ -190,11 +190,11 @@ def test_the_page_of_what_if(folder):
     # The best ones come first, then the Pareto-optimal ones by their numbers in the chart; all others are folded.
     outcomes = tried.outcomes()
     first = [one.setting.name for one in best_settings(outcomes, tried.sequences)]
-    assert len(first) == 5 and [text for text in page.said("b") if text in first] == first
+    assert len(first) > 1 and [text for text in page.said("b") if text in first] == first
     best = pareto(outcomes)
     at = cells.index("1")
     assert [cells[at + 6 * i + 1] for i in range(len(best))] == best
-    assert page.said("h2") == ["Look at these first", "Bounds for these sequences", "Bias and variance", "The rest"]
+    assert page.said("h2") == ["Settings on broken data", "Bounds for these sequences", "Bias and variance", "The rest"]
     folded = [tag for tag, _, above in page.elements if tag in ("figure", "table") and "details" in above]
     assert folded == ["figure"] * len(families) + ["table"] * 2
     numbers = [text for i in (text.split("-") for text in page.said("text")) for text in i if text.isdigit()]

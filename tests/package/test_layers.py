@@ -29,6 +29,7 @@ NAMED_SLOTS = {
     "kernels/correct/peers.py": "the peers' statistics in the kernels, with their columns and numbers",
 }
 COMPUTED_IMPORTS = {
+    "rollout_corr/api/suggest.py": "loads rollout_corr.frameworks.shared.nearest for Suggestion.to_paste",
     "rollout_corr/specs/correction.py": "loads rollout_corr.frameworks.shared.writing for Spec.to_config",
     "rollout_corr/metrics/peers.py": "loads rollout_corr.frameworks.NAME.metrics for the names in Spec.report",
 }

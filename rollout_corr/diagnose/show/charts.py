@@ -27,8 +27,8 @@ MOST_BARS, SHOWN, MOST, TIMES = 61, 0.999, 0.9, 8.0
 # A bin of fewer tokens, or sequences, is gray: its mean is chance.
 FEW_TOKENS, FEW_SEQUENCES = 50, 5
 
-# Lower bias and variance are drawn here.
-FLOOR = 1e-5
+# Lower bias and variance are drawn here, and axes reach to 1: differences below 0.1 % look as small as they are.
+FLOOR = 1e-3
 
 # CSS classes of the first and of the second dump.
 KINDS = ("a", "b")
@@ -294,17 +294,20 @@ def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[
     finite = [
         (setting, outcome, max(outcome.bias, FLOOR), max(outcome.variance, FLOOR))
         for setting, outcome in outcomes
-        if math.isfinite(outcome.variance)
+        if math.isfinite(outcome.variance) and math.isfinite(outcome.bias)
     ]
+    ends = [FLOOR, 1.0]
     cut = any(outcome.bias < FLOOR or outcome.variance < FLOOR for _, outcome, *_ in finite)
     chart = Chart(
         "each setting: lower and further left is better",
-        spanning(f"bias{f' (less is drawn at {FLOOR:g})' if cut else ''}", [x for *_, x, _ in finite], log=True),
-        spanning("variance", [y for *_, y in finite], log=True),
+        spanning(f"bias{f' (less is drawn at {FLOOR:g})' if cut else ''}", ends + [x for *_, x, _ in finite], log=True),
+        spanning("variance", ends + [y for *_, y in finite], log=True),
     )
     places: dict[str, tuple[float, float]] = {}
     for setting, outcome, bias, variance in sorted(finite, key=lambda one: one[0].name in best):
-        says = f"{setting.name}: bias {outcome.bias:.3g}, variance {outcome.variance:.3g}, ESS {outcome.ess:.3g}"
+        interval = f"{outcome.bias_low:.2g} to {outcome.bias_high:.2g}"
+        numbers = f"bias {outcome.bias:.3g} ({interval}), variance {outcome.variance:.3g}, ESS {outcome.ess:.3g}"
+        says = f"{setting.name}: {numbers}"
         chart.dot(bias, variance, "b" if setting.family else "a", says, 4.5 if setting.name in best else 2.4)
         places[setting.name] = bias, variance
     chart.numbers([places[name] for name in best])

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from ...frameworks.shared.nearest import lines_of
 from ...metrics.limits import BY_KEY, State, ratio_room
 from ...metrics.native import weight_of_sequence
+from ..best_settings import worth_of
 from ..doctor.cause import counted
 from ..doctor.diagnosis import Diagnosed
 from ..measure.measurement import UPPER, WEIGHTED, Measurement
@@ -53,14 +55,22 @@ AXES = {
     "versions": "weight version",
     "steps": "step",
 }
-OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS", "bias", "variance", "T x KL")
+OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS", "bias", "95 %", "worth")
+ABOUT_OUTCOMES = "kept, bias and worth in %"
+# In a terminal: the columns of these that are shown, and their heads.
+OUTCOME_SHORT = {"setting": 0, "kept": 1, "ESS": 4, "bias": 5, "95 %": 6, "worth": 7}
 # Above the bounds of `suggest`.
-ABOUT_SUGGESTION = "Bounds that keep 95 % of these sequences (rc.suggest), from their lengths and their mismatch"
-ABOUT_BEST = (
-    "The best setting of each kind, by the error of an average over these sequences: bias^2 + (1 + variance) / number "
-    "of sequences"
-)
-PARETO = "Pareto-optimal (no other setting has lower bias and lower variance)"
+ABOUT_SUGGESTION = "Bounds that keep 99 % of such sequences (rc.suggest), from their lengths and their mismatch"
+ABOUT_PARETO = "Pareto-optimal (no other setting has lower bias and lower variance)"
+ABOUT_TOO_LONG = "long: products over these sequences are chance: the mean |sum of D| is above 1 nat"
+
+
+def about_best(sequences: float) -> str:
+    """Say what the settings are ranked by."""
+    return (
+        f"The best setting of each kind, by what a batch of {counted(sequences, 'sequence')} is worth under it: "
+        "1 / (1 + variance + N bias^2)"
+    )
 
 
 class Table(NamedTuple):
@@ -188,12 +198,31 @@ def weights_table(dumps: Named) -> Table:
     return Table(("ratio", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
 
 
-def outcome_cells(setting: Setting, outcome: SettingResult) -> list[str]:
-    """Return a row of the table of settings."""
-    values = (outcome.weight_mean, outcome.ess, outcome.bias, outcome.variance)
-    kept = (f"{100 * outcome.tokens_kept:.3g} %", f"{100 * outcome.sequences_kept:.3g} %")
-    shown = (f"{value:.3g}" if math.isfinite(value) else "-" for value in values)
-    return [setting.name, *kept, *shown, "!" if outcome.note else ""]
+def outcome_cells(setting: Setting, outcome: SettingResult, sequences: float) -> list[str]:
+    """Return a row of the table of settings, for a batch of so many sequences."""
+    kept = (f"{100.0 * share:.3g}" for share in (outcome.tokens_kept, outcome.sequences_kept))
+    worth = "long" if outcome.too_long else f"{100.0 * worth_of(outcome, sequences):.3g}"
+    return [setting.name, *kept, f"{outcome.weight_mean:.3g}", f"{outcome.ess:.2g}", *bias_cells(outcome), worth]
+
+
+def bias_cells(outcome: SettingResult) -> tuple[str, str]:
+    """Return the bias that remains and its interval, in percent of a standard deviation."""
+    if not math.isfinite(outcome.bias):
+        return "-", "-"
+
+    def percent(bias: float) -> str:
+        return f"{100.0 * bias:.0f}" if bias >= 1.0 else f"{100.0 * bias:.2g}" if bias >= 1e-4 else "0"
+
+    return percent(outcome.bias), f"{percent(outcome.bias_low)}-{percent(outcome.bias_high)}"
+
+
+def pasted_lines(setting: Setting, framework: str | None) -> list[str]:
+    """Return the lines to paste into a framework's configuration for a setting."""
+    if framework is None:
+        return []
+    if setting.config is None:
+        return [f"# cannot be said in {framework}"]
+    return lines_of(setting.config, framework)
 
 
 def fields_of(source: Source) -> str:

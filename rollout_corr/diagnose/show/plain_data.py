@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from ..best_settings import best_settings
+from ..best_settings import verdict_of, worth_of
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..read.dump import Source
 from ..what_if import WhatIf, pareto
@@ -55,10 +55,10 @@ def doctor(diagnosis: Diagnosed) -> dict[str, Any]:
     )
 
 
-def what_if(source: Source, tried: WhatIf) -> dict[str, Any]:
+def what_if(source: Source, tried: WhatIf, sequences: float | None = None) -> dict[str, Any]:
     """Return all results of `what-if`."""
-    outcomes = tried.outcomes()
-    best = pareto(outcomes)
+    outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
+    optimal = pareto(outcomes)
     settings = [
         {
             "name": setting.name,
@@ -66,17 +66,37 @@ def what_if(source: Source, tried: WhatIf) -> dict[str, Any]:
             "family": setting.family,
             "threshold": setting.threshold,
             "spec": setting.spec.to_dict(),
-            "best": setting.name in best,
+            "config": setting.config,
+            "best": setting.name in optimal,
+            "worth": worth_of(outcome, count),
             **asdict(outcome),
         }
         for setting, outcome in outcomes
     ]
+    verdict = verdict_of(tried, outcomes, count)
     first = [
-        {"name": one.setting.name, "error": one.error, "does": one.does, "reason": one.reason, "alike": one.alike}
-        for one in best_settings(outcomes, tried.sequences)
+        {
+            "name": one.setting.name,
+            "config": one.setting.config,
+            "worth": one.worth,
+            "does": one.does,
+            "reason": one.reason,
+            "alike": one.alike,
+        }
+        for one in verdict.best
     ]
     suggestion = tried.suggestion()
     bounds = None
     if suggestion is not None:
         bounds = {"sentences": suggestion.sentences, "rejected": suggestion.rejected, "spec": suggestion.spec.to_dict()}
-    return _data(source, best=first, suggestion=bounds, settings=settings, left_out=tried.left_out)
+    return _data(
+        source,
+        verdict={"state": verdict.state, "title": verdict.title, "sentences": verdict.sentences},
+        sequences=count,
+        framework=tried.framework,
+        best=first,
+        suggestion=bounds,
+        settings=settings,
+        left_out=tried.left_out,
+        findings=[asdict(finding) for finding in tried.findings()],
+    )

@@ -11,24 +11,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ..best_settings import best_settings
+from ..best_settings import Verdict, verdict_of
 from ..doctor.cause import Severity
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row
 from ..read.dump import Source
 from ..read.problems import DumpError, extra
-from ..what_if import WhatIf, pareto
+from ..what_if import WhatIf
 from .content import (
-    ABOUT_BEST,
+    ABOUT_OUTCOMES,
     ABOUT_SUGGESTION,
+    ABOUT_TOO_LONG,
     AXES,
     HEALTHY,
     KEYS,
-    PARETO,
+    OUTCOME_SHORT,
     UNSEEN,
     Table,
     Unit,
+    about_best,
     around,
     enough,
     fields_of,
@@ -36,6 +38,7 @@ from .content import (
     metrics_table,
     named,
     outcome_cells,
+    pasted_lines,
     problems_title,
     summary,
     unit_of,
@@ -57,7 +60,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "n
 FOLDED = 24
 # A line and its style.
 Line = tuple[str, str]
-SHORT_HEADS = ("setting", "tokens", "seqs", "mean", "ESS", "bias", "var", "TxKL")
+VERDICTS = {"broken": "bold red", "healthy": "bold green", "equal": "bold green", "better": "bold cyan"}
 
 
 class Terminal:
@@ -307,33 +310,48 @@ def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
     yield from _of_source(diagnosis.source)
 
 
-def print_what_if(out: Terminal, source: Source, tried: WhatIf, everything: bool = False) -> None:
-    """Print the best settings with a reason each, and with `everything` the result of every setting."""
-    outcomes = tried.outcomes()
+def print_what_if(
+    out: Terminal, source: Source, tried: WhatIf, everything: bool = False, sequences: float | None = None
+) -> None:
+    """Print the verdict, then the best settings with a reason each; with `everything` the result of every setting."""
+    outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
+    verdict = verdict_of(tried, outcomes, count)
+    _print(out, _of_verdict(verdict))
+    out.line()
     _print(out, _of_source(source))
     if everything:
-        rows = [outcome_cells(*one) for one in outcomes]
-        out.table("Kept tokens and sequences, weights, bias and variance", Table(SHORT_HEADS, rows))
+        rows = [outcome_cells(*one, count) for one in outcomes]
+        rows = [[row[i] for i in OUTCOME_SHORT.values()] for row in rows]
+        out.table(f"All settings: {ABOUT_OUTCOMES}", Table([*OUTCOME_SHORT], rows))
+        if any(outcome.too_long for _, outcome in outcomes):
+            out.line(ABOUT_TOO_LONG)
         for setting, _ in outcomes:
             if setting.same:
                 out.line(f"{setting.name} is also {', '.join(setting.same)}")
         for reason in dict.fromkeys(tried.left_out.values()):
             names = [name for name, other in tried.left_out.items() if other == reason]
             out.line(f"not tried, because {reason}: {', '.join(names)}")
-    for note in dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note):
-        out.line(f"! {note}", style="yellow")
-    out.line(f"{PARETO}: {', '.join(pareto(outcomes))}")
-    out.line()
     suggestion = tried.suggestion()
     if suggestion is not None:
-        out.line(f"{ABOUT_SUGGESTION}:", style="bold")
-        for sentence in suggestion.sentences:
-            out.line(f"   {sentence}")
         out.line()
-    out.line(f"{ABOUT_BEST}:", style="bold")
-    for i, best in enumerate(best_settings(outcomes, tried.sequences), 1):
+        out.line(f"{ABOUT_SUGGESTION}:", style="bold")
+        pasted = [] if tried.framework is None else suggestion.to_paste(tried.framework).splitlines()
+        _print(out, ((f"   {text}", "") for text in suggestion.sentences))
+        for line in pasted:
+            out.line(f"      {line}")
+    out.line()
+    _print(out, iter([(f"{about_best(count)}:", "bold")]))
+    for i, best in enumerate(verdict.best, 1):
         out.line(f"{i}. {best.setting.name}", style="bold")
-        out.line(f"   {best.does}")
-        out.line(f"   {best.reason}")
+        _print(out, ((f"   {text}", "") for text in (best.does, best.reason)))
+        for line in pasted_lines(best.setting, tried.framework):
+            out.line(f"      {line}")
     if not everything:
         out.line(f"The other settings, {len(outcomes)} in all: --all, --json, or the page")
+
+
+def _of_verdict(verdict: Verdict) -> Iterator[Line]:
+    """Say what to do, before any setting is named."""
+    yield verdict.title, VERDICTS[verdict.state]
+    for sentence in verdict.sentences:
+        yield f"   {sentence}", ""

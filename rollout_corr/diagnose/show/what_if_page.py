@@ -1,32 +1,43 @@
-"""The page of `what-if`: the best settings with a reason each, the Pareto-optimal ones; the rest is folded."""
+"""The page of `what-if`: the verdict, the best settings with a reason each, the Pareto-optimal ones, then the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..best_settings import BestSetting, best_settings
+from ..best_settings import BestSetting, verdict_of
 from ..doctor.cause import counted
 from ..read.dump import Source
 from ..what_if import SettingResult, WhatIf, pareto
 from . import charts
 from .content import (
-    ABOUT_BEST,
     ABOUT_D,
+    ABOUT_OUTCOMES,
+    ABOUT_PARETO,
     ABOUT_SUGGESTION,
+    ABOUT_TOO_LONG,
     OUTCOME_HEADS,
-    PARETO,
     Table,
+    about_best,
+    bias_cells,
     outcome_cells,
+    pasted_lines,
 )
 from .html import Child, Html, element
-from .parts import card, drawn, folded, page, problem_cards, section, table
+from .parts import drawn, folded, page, problem_cards, section, table
 
+# The kind of card that shows a verdict.
+CARDS = {"broken": "error", "healthy": "good", "equal": "good", "better": "note"}
 # Names of further settings that are listed beside a best one.
 MOST_ALIKE = 6
 MEANING = (
-    "Bias is how far weights are from the exact ratios on average; variance is how uneven they are. No bound: no bias. "
-    "Equal weights: no variance."
+    "Bias is what remains wrong in a weighted mean of any number of samples, in standard deviations of what is "
+    "averaged, with an interval of 95 %; variance is how uneven the weights are."
 )
+
+
+def _pasted(lines: Sequence[str]) -> Child:
+    """Return lines to paste."""
+    return element("div", [element("div", element("span", line)) for line in lines], class_="context") if lines else ()
 
 
 def _suggestion(what_if: WhatIf) -> Child:
@@ -34,34 +45,47 @@ def _suggestion(what_if: WhatIf) -> Child:
     if found is None:
         return ()
     items = element("ul", [element("li", sentence) for sentence in found.sentences])
-    return section("Bounds for these sequences", element("p", f"{ABOUT_SUGGESTION}:", class_="of"), items)
+    pasted = [] if what_if.framework is None else found.to_paste(what_if.framework).splitlines()
+    about = element("p", f"{ABOUT_SUGGESTION}:", class_="of")
+    return section("Bounds for these sequences", about, items, _pasted(pasted))
 
 
-def what_if_page(source: Source, what_if: WhatIf) -> str:
-    """Return the page of `what-if`: the result of every setting."""
-    outcomes = what_if.outcomes()
+def what_if_page(source: Source, what_if: WhatIf, sequences: float | None = None) -> str:
+    """Return the page of `what-if`: the verdict, the best settings, and the result of every setting.
+
+    Args:
+        source: The dump.
+        what_if: The settings over it.
+        sequences: Number of sequences of a batch; None: the dump's.
+    """
+    outcomes, count = what_if.outcomes(), what_if.sequences if sequences is None else sequences
+    verdict = verdict_of(what_if, outcomes, count)
     best = pareto(outcomes)
     rows = [
-        [" = ".join((setting.name, *setting.same)), *outcome_cells(setting, outcome)[1:]]
+        [" = ".join((setting.name, *setting.same)), *outcome_cells(setting, outcome, count)[1:]]
         for setting, outcome in outcomes
     ]
     marked = frozenset(i for i, (setting, _) in enumerate(outcomes) if setting.name in best)
     by_name = {setting.name: (setting, outcome) for setting, outcome in outcomes}
     named = [(str(i), name, *_numbers(by_name[name][1])) for i, name in enumerate(best, 1)]
-    notes = dict.fromkeys(outcome.note for _, outcome in outcomes if outcome.note)
+    too_long = any(outcome.too_long for _, outcome in outcomes)
     left_out = table(Table(("spec", "not tried, because"), list(what_if.left_out.items()), text=2))
-    first = best_settings(outcomes, what_if.sequences)
     return page(
         f"What if: {source.name}",
         f"{source.where}: {counted(what_if.sequences, 'sequence')}, {len(outcomes)} settings tried. {ABOUT_D} "
         f"{MEANING}",
         [
+            element(
+                "div",
+                element("b", verdict.title),
+                [element("div", sentence) for sentence in verdict.sentences],
+                class_=f"card {CARDS[verdict.state]}",
+            ),
             problem_cards(source),
             section(
-                "Look at these first",
-                element("p", f"{ABOUT_BEST}.", class_="of"),
-                [_card(i, one, one.setting.name in best) for i, one in enumerate(first, 1)],
-                map(card, notes),
+                "Settings on broken data" if verdict.state == "broken" else "Look at these first",
+                element("p", f"{about_best(count)}.", class_="of"),
+                [_card(i, one, one.setting.name in best, what_if.framework) for i, one in enumerate(verdict.best, 1)],
             ),
             _suggestion(what_if),
             section(
@@ -71,8 +95,8 @@ def what_if_page(source: Source, what_if: WhatIf) -> str:
                     charts.trade_off(outcomes, best),
                     element(
                         "div",
-                        element("p", f"{PARETO}, by their numbers in the chart:", class_="of"),
-                        table(Table(("", "setting", "kept", "ESS", "bias", "variance"), named, text=2)),
+                        element("p", f"{ABOUT_PARETO}, by their numbers in the chart:", class_="of"),
+                        table(Table(("", "setting", "kept", "ESS", "bias, %", "95 %"), named, text=2)),
                     ),
                     class_="beside",
                 ),
@@ -80,7 +104,11 @@ def what_if_page(source: Source, what_if: WhatIf) -> str:
             section(
                 "The rest",
                 folded("What each threshold keeps", drawn(charts.thresholds(outcomes))),
-                folded(f"All {len(outcomes)} settings", table(Table(OUTCOME_HEADS, rows), best=marked)),
+                folded(
+                    f"All {len(outcomes)} settings: {ABOUT_OUTCOMES}",
+                    element("p", f"{ABOUT_TOO_LONG}.", class_="of") if too_long else (),
+                    table(Table(OUTCOME_HEADS, rows), best=marked),
+                ),
                 folded("Presets that were not tried", left_out),
             ),
         ],
@@ -88,13 +116,10 @@ def what_if_page(source: Source, what_if: WhatIf) -> str:
 
 
 def _numbers(outcome: SettingResult) -> list[str]:
-    return [
-        f"{100.0 * outcome.tokens_kept:.3g} %",
-        *(f"{value:.2g}" for value in (outcome.ess, outcome.bias, outcome.variance)),
-    ]
+    return [f"{100.0 * outcome.tokens_kept:.3g} %", f"{outcome.ess:.2g}", *bias_cells(outcome)]
 
 
-def _card(rank: int, best: BestSetting, optimal: bool) -> Html:
+def _card(rank: int, best: BestSetting, optimal: bool, framework: str | None) -> Html:
     """Return a card for one of the best settings."""
     others = dict.fromkeys((*best.setting.same, *best.alike))
     listed: Sequence[str] = list(others)[:MOST_ALIKE]
@@ -108,6 +133,7 @@ def _card(rank: int, best: BestSetting, optimal: bool) -> Html:
             element("span", "Pareto-optimal", class_="chip") if optimal else (),
             element("div", best.does),
             element("div", best.reason, class_="soft"),
+            _pasted(pasted_lines(best.setting, framework)),
             element("div", f"Same result here: {', '.join(listed)}{more}", class_="soft alike") if listed else (),
         ),
         class_="best",

@@ -249,6 +249,10 @@ def _block(given: dict[str, Any]) -> Spec:
     return spec(**given)
 
 
+# Where what is written stands in a configuration.
+PLACE = "trainer.algorithm.off_policy_correction"
+
+
 def write(spec: Spec) -> dict[str, Any]:
     """Write the block `off_policy_correction`."""
     made: dict[str, Any] = dict.fromkeys(("tis_ratio_type", "sequence_mask_metric", *KNOWN[-4:]))

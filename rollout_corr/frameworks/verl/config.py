@@ -441,6 +441,10 @@ def _check_bypass(given: dict[str, Any]) -> None:
             _old([key], f'write loss_type: "{LOSS_TYPES[boolean(key, given[key])]}"')
 
 
+# Where what is written stands in a configuration.
+PLACE = "algorithm.rollout_correction"
+
+
 def write(spec: Spec, *, k1_bounds: str = "verl") -> dict[str, Any]:
     """Write the block `rollout_correction`, without the keys that choose the loss."""
     one_of("k1_bounds", k1_bounds, verl_options.K1_BOUNDS)

@@ -1,0 +1,151 @@
+"""A Spec in the words of a framework: the settings that mean it there, as lines to paste.
+
+`Spec.to_config` refuses whatever a framework cannot say to the last detail. Most of these details concern tokens that a
+healthy run does not have: log-ratios that are not finite or beyond +-10. `nearest` takes them over from the framework.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...specs.correction import Criterion, Spec
+from . import lookup
+from .writing import written
+
+
+class Said(NamedTuple):
+    """A Spec that a framework can say, and how.
+
+    Attributes:
+        spec: What the settings mean.
+        config: The settings, as `Spec.to_config` gives them.
+    """
+
+    spec: Spec
+    config: dict[str, Any]
+
+
+def nearest(spec: Spec, framework: str) -> Said:
+    """Return the settings of a framework for a Spec, or for one that differs in how the framework treats extremes.
+
+    Taken over from the framework's own presets are `nonfinite`, `clamp`, `token_clamp`, the kind of rejection, and k1
+    in place of the ratio where it tests that.
+
+    Raises:
+        ValueError: The framework cannot say it; the first field that it cannot is named.
+    """
+    refused: ValueError | None = None
+    for variant in dict.fromkeys((spec, *_in_its_manner(spec, framework))):
+        try:
+            return Said(variant, written(variant, framework, {}))
+        except ValueError as error:
+            refused = refused or error
+    assert refused is not None
+    raise ValueError(_reason(refused, framework)) from refused
+
+
+def _reason(error: ValueError, framework: str) -> str:
+    """Return the first reason, without the call that it is said of."""
+    return str(error).removeprefix(f"to_config({framework!r}): ").partition("; ")[0]
+
+
+def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
+    """Give a Spec every manner that a framework's presets have."""
+    lookup.part(framework)
+    own = [lookup.named(name) for name in lookup.spec_names() if name.startswith(f"{framework}.")]
+    criteria = [criterion for each in own for criterion in each.criteria]
+    tests_k1 = any(criterion.stat == "k1" for criterion in criteria)
+    clamps = dict.fromkeys(
+        (
+            (None, None),
+            *(
+                (each.weight.token_clamp if each.weight is not None else None, criterion.token_clamp)
+                for each in own
+                for criterion in (each.criteria or (Criterion("ratio", upper=1.0),))
+            ),
+        )
+    )
+    manners = dict.fromkeys((each.nonfinite, each.clamp, each.rejected) for each in own)
+    for nonfinite, clamp, rejected in manners:
+        for of_weight, of_criteria in clamps:
+            yield replace(
+                spec,
+                nonfinite=nonfinite,
+                clamp=clamp,
+                rejected=rejected if spec.criteria else spec.rejected,
+                weight=None if spec.weight is None else replace(spec.weight, token_clamp=of_weight),
+                criteria=tuple(
+                    replace(_as_k1(each) if tests_k1 else each, token_clamp=of_criteria) for each in spec.criteria
+                ),
+            )
+
+
+def _as_k1(criterion: Criterion) -> Criterion:
+    """Return a test of the ratio, or of the sum or mean of its logarithm, as the same test of k1 = -D."""
+    if criterion.stat != "ratio" or criterion.reduce not in (None, "sum", "mean"):
+        return criterion
+    low, high = criterion.low, criterion.high
+    return replace(
+        criterion,
+        stat="k1",
+        lower=None if high is None else -math.log(high),
+        upper=None if not low else -math.log(low),
+    )
+
+
+def pasted(geometric: Criterion, veto: Criterion, framework: str) -> str:
+    """Return the lines to paste for two rejections, or for the first alone where a framework has no veto.
+
+    Raises:
+        ValueError: An unknown framework, or one whose configuration is not written.
+    """
+    if not lookup.is_readable(framework, "write"):
+        raise ValueError(f"framework: expected one of {lookup.readable('write')}, got {framework!r}")
+    try:
+        return "\n".join(lines_of(nearest(Spec(criteria=(geometric, veto)), framework).config, framework))
+    except ValueError:
+        try:
+            alone = nearest(Spec(criteria=(geometric,)), framework)
+        except ValueError as error:
+            return "\n".join(_comment(f"cannot be said in {framework}: {error}"))
+    return "\n".join([*lines_of(alone.config, framework), *_comment(f"{framework} has no setting for the veto")])
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 70, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def lines_of(config: Mapping[str, Any], framework: str) -> list[str]:
+    """Write settings as lines of YAML, inside of the block that the framework has for them (its `PLACE`)."""
+    found, indent = [], ""
+    for name in filter(None, getattr(lookup.part(framework), "PLACE", "").split(".")):
+        found.append(f"{indent}{name}:")
+        indent += "  "
+    return [*found, *_yaml(config, indent)]
+
+
+def _yaml(config: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _yaml(value, f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    """Write a value as JSON, which is YAML but for numbers such as 1e-05, which need a point."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_scalar, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_scalar(item)}' for key, item in value.items())}}}"
+    text = json.dumps(value)
+    mantissa, exponent, power = text.partition("e")
+    if isinstance(value, float) and exponent and "." not in mantissa:
+        return f"{mantissa}.0e{power}"
+    return text
