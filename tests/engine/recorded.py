@@ -1,0 +1,52 @@
+"""Dumps in small files: one for each model, with the sequences of its modes that are recorded."""
+
+import io
+import lzma
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parent / "recorded"
+SEQUENCES = {"flat": 20, "peaky": 44, "moe": 20}
+PER_TOKEN = ("train_logp", "rollout_logp", "token_ids", "mask", "turns")
+
+
+def thinned(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """About `count` sequences of a dump, evenly spaced, so that all replicas are among them."""
+    offsets = tensors["cu_seqlens"]
+    chosen = torch.arange(0, len(offsets) - 1, (len(offsets) - 1) // count)
+    places = torch.cat([torch.arange(int(offsets[i]), int(offsets[i + 1])) for i in chosen])
+    found = {
+        name: value[places if name in PER_TOKEN else chosen] for name, value in tensors.items() if name != "cu_seqlens"
+    }
+    lengths = offsets.diff()[chosen]
+    return found | {"cu_seqlens": torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()}
+
+
+def write(name: str, dumps: dict[str, dict[str, Tensor]]) -> None:
+    """Writes the tensors of all modes, each once and byte by byte of their values, which compresses to two thirds."""
+    unique: dict[bytes, int] = {}
+    planes: list[tuple[Tensor, torch.dtype]] = []
+    index: dict[str, dict[str, int]] = {}
+    for mode, tensors in dumps.items():
+        index[mode] = {}
+        for key, value in tensors.items():
+            value = value if value.is_floating_point() else value.to(torch.int16)
+            content = value.numpy().tobytes()
+            if content not in unique:
+                unique[content] = len(planes)
+                planes.append((value.view(torch.uint8).view(len(value), -1).T.contiguous(), value.dtype))
+            index[mode][key] = unique[content]
+    buffer = io.BytesIO()
+    torch.save({"planes": planes, "index": index}, buffer)
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.pt.xz").write_bytes(lzma.compress(buffer.getvalue(), preset=9))
+
+
+def read(name: str) -> dict[str, dict[str, Tensor]]:
+    """The tensors of every mode that is recorded of a model, as `verdicts.diagnose` takes them."""
+    found = torch.load(io.BytesIO(lzma.decompress((FOLDER / f"{name}.pt.xz").read_bytes())))
+    tensors = [planes.T.contiguous().view(dtype)[:, 0] for planes, dtype in found["planes"]]
+    tensors = [value if value.is_floating_point() else value.int() for value in tensors]
+    return {mode: {key: tensors[i] for key, i in names.items()} for mode, names in found["index"].items()}
