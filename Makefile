@@ -12,6 +12,7 @@
 #   make conformance  presets, recipes and drop-ins next to the frameworks' own functions; PEERS is a folder of checkouts
 #   make engine       vLLM next to a Hugging Face model, through doctor and the presets (docs/engine.md): half an hour.
 #                     PYTHON has to be 3.11 on x86-64 Linux
+#   make example-engine  GRPO with vLLM in the loop; results and picture in build/engine_rl
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)
@@ -59,7 +60,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -92,6 +93,9 @@ conformance: $(PEERS_VENV)/installed-peers
 # -P: the folder kernels/ of the checkout would hide the package of that name, which transformers looks for.
 engine: $(ENGINE_VENV)/installed-engine
 	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m engine $(ARGS)
+
+example-engine: $(ENGINE_VENV)/installed-engine
+	PYTHONPATH=tests:examples $(ENGINE_VENV)/bin/python -P examples/engine_rl.py $(ARGS)
 
 test-browser: $(VENV)/installed-test
 	$(VENV)/bin/pytest -m browser $(ARGS)

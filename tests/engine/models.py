@@ -18,7 +18,8 @@ PAD, BOS, EOS, USER, ASSISTANT, TOOL = range(6)
 SPECIALS = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>", "<tool>"]
 VOCABULARY = 512
 BLOCK, ROWS = 192, 8
-STEPS = {"flat": 700, "peaky": 900, "moe": 400}
+STEPS = {"flat": 700, "peaky": 900}
+KINDS = (*STEPS, "moe")
 AGES = (1, 4, 16, 64)
 """Checkpoints that are this many steps older than the last one, for stale engines."""
 
@@ -96,22 +97,39 @@ def conversation(tokenizer, rng: random.Random, steps: bool) -> list[int]:
     return ids
 
 
-def new_model(kind: str):
-    """A Qwen3 of 4 layers in float32, of 0.9 million weights; "moe" has 8 experts, two for a token."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+CONFIG = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 384, "max_position_embeddings": 1024,
+    "tie_word_embeddings": True, "rope_theta": 10000.0, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD,
+}  # fmt: skip
 
-    common = {
-        "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024, "tie_word_embeddings": True,
-        "rope_theta": 10000.0, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD,
-    }  # fmt: skip
+
+def new_model():
+    """A Qwen3 of 4 layers in float32, of 0.9 million weights."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     torch.manual_seed(0)
-    if kind == "moe":
-        config = Qwen3MoeConfig(
-            **common, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
-        )
-        return Qwen3MoeForCausalLM(config).float()
-    return Qwen3ForCausalLM(Qwen3Config(**common, intermediate_size=384)).float()
+    return Qwen3ForCausalLM(Qwen3Config(**CONFIG)).float()
+
+
+@torch.no_grad()
+def experts_of(dense):
+    """A mixture of 8 experts, 2 for a token: variations of the dense layers, with a random router."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"moe_intermediate_size": CONFIG["intermediate_size"], "num_experts": 8, "num_experts_per_tok": 2}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**CONFIG, **shape, norm_topk_prob=True)).float()
+    model.load_state_dict(dense.state_dict(), strict=False)
+    for layer, of in zip(model.model.layers, dense.model.layers, strict=True):
+        up = torch.cat([of.mlp.gate_proj.weight, of.mlp.up_proj.weight])
+        for weight, value in (
+            (layer.mlp.experts.gate_up_proj, up),
+            (layer.mlp.experts.down_proj, of.mlp.down_proj.weight),
+        ):
+            weight.copy_(value * (1 + 0.6 * torch.randn_like(weight)))
+        layer.mlp.gate.weight.normal_(std=0.1)
+    return model
 
 
 def save(model, folder: Path) -> None:
@@ -123,7 +141,7 @@ def train(kind: str, folder: Path, tokenizer, text: str) -> None:
     """Trains a model and writes its checkpoints; about five minutes on one core."""
     rng, steps = random.Random(0), STEPS[kind]
     stream = torch.tensor(tokenizer.encode(text[:3_000_000]).ids) if kind != "peaky" else None
-    model = new_model(kind)
+    model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.05)
     losses, started = [], time.time()
     for step in range(1, steps + 1):
@@ -207,18 +225,19 @@ def write_int8(folder: Path, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config))
 
 
-def make(folder: Path, kinds=tuple(STEPS)) -> None:
-    """Trains the models that are not in the folder yet, and writes them in int8."""
+def make(folder: Path, kinds=KINDS) -> None:
+    """Makes the models that are not in the folder yet; the mixture of experts needs the flat one."""
     folder.mkdir(parents=True, exist_ok=True)
     text = source_code()
     path = folder / "tokenizer.json"
     if not path.exists():
         make_tokenizer(text).save(str(path))
-    for kind in kinds:
-        if not (folder / kind / "config.json").exists():
+    for kind in STEPS:
+        if kind in kinds and not (folder / kind / "config.json").exists():
             train(kind, folder / kind, load_tokenizer(folder), text)
-        if kind != "moe":
             write_int8(folder / kind, folder / kind / "int8")
+    if "moe" in kinds and not (folder / "moe" / "config.json").exists():
+        save(experts_of(load(folder / "flat")), folder / "moe")
 
 
 def load_tokenizer(folder: Path):

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import models
-from .models import ASSISTANT, BOS, EOS, PAD, TOOL, USER
-from .rollouts import Answer, engine, push, sample
-from .trainer import logp
-from .verdicts import CURRENT
+from engine import models
+from engine.models import ASSISTANT, BOS, EOS, PAD, TOOL, USER
+from engine.rollouts import Answer, engine, push, sample
+from engine.trainer import entropy, logp
+from engine.verdicts import CURRENT
 
 BIAS = {22: 2.0, 30: -100.0}  # of the logits of the digits 1 and 9
 
@@ -59,7 +59,7 @@ class Study:
         count: The number of prompts.
     """
 
-    def __init__(self, folder: Path, kind: str, seed: int, count: int = 128) -> None:
+    def __init__(self, folder: Path, kind: str, seed: int, count: int) -> None:
         self.kind, self.seed, self.model = kind, seed, folder / kind
         self.tokenizer = models.load_tokenizer(folder)
         self.rng = random.Random(1000 + seed)
@@ -88,7 +88,8 @@ class Study:
         return [BOS, *self.tokenizer.encode(self.text[at : at + self.rng.randrange(40, 200)]).ids]
 
     def sample(self, llm, prompts=None, **sampling) -> list[Answer]:
-        return sample(llm, prompts or self.prompts, self.seed, **sampling)
+        limit = {"max_tokens": 128 if self.kind == "peaky" else 64}
+        return sample(llm, prompts or self.prompts, self.seed, **(limit | sampling))
 
     def dump(self, mode: str, answers: list[Answer], train=None, **columns) -> Dump:
         """A dump of the mode; without `train` the float32 trainer scores the answers as it should."""
@@ -114,6 +115,8 @@ def raw(study: Study) -> Iterator[Dump]:
     for name, answers in blind.items():
         yield study.dump(f"raw_{name}", answers)
     yield study.dump("raw_temperature_0.7", cool)
+    for name, answers in {"bf16": base, "raw_temperature_0.7": cool, "raw_top_p": blind["top_p"]}.items():
+        yield study.dump(f"{name}_with_entropy", answers, entropy=entropy(study.fp32, answers))
     for t, answers in ((0.7, cool), (1.3, hot)):
         train = logp(study.fp32, answers, temperature=t)
         yield study.dump(f"raw_temperature_{t}_trainer_too", answers, train)
@@ -138,9 +141,9 @@ def layouts(study: Study, base: list[Answer]) -> Iterator[Dump]:
     right = logp(study.fp32, base)
     yield study.dump("slice_one_early", base, [torch.cat([x[1:], x[-1:]]) for x in right])
     yield study.dump("slice_one_late", base, [torch.cat([x.new_zeros(1), x[:-1]]) for x in right])
-    others = [*base[1:], base[0]]
-    mixed = [a.but(logp=[*b.logp, *[-1.0] * 200][: len(a.ids)]) for a, b in zip(base, others, strict=True)]
-    yield study.dump("rows_swapped", mixed, right)
+    pairs = [(a, b, min(len(a.ids), len(b.ids))) for a, b in zip(base, [*base[1:], base[0]], strict=True)]
+    mixed = [a.but(ids=a.ids[:n], logp=b.logp[:n]) for a, b, n in pairs]
+    yield study.dump("rows_swapped", mixed, [x[:n] for x, (*_, n) in zip(right, pairs, strict=True)])
     forced = [a.but(ids=[*a.ids[:-1], EOS]) if a.cut else a for a in base]
     yield study.dump("eos_forced", forced)
     added = [a.but(ids=[*a.ids, EOS], logp=[*a.logp, 0.0]) if a.cut else a for a in base]
@@ -306,7 +309,7 @@ def experts(study: Study) -> Iterator[Dump]:
     yield study.dump("moe_trainer_top_1", answers)
 
 
-def run(folder: Path, kind: str, seed: int, count: int = 128) -> Iterator[Dump]:
+def run(folder: Path, kind: str, seed: int, count: int) -> Iterator[Dump]:
     """Every mode of a model, one after another."""
     study = Study(folder, kind, seed, count)
     for part in (experts,) if kind == "moe" else (raw, processed, precision):

@@ -1,4 +1,4 @@
-"""Dumps in small files: one for each model, with the sequences of its modes that are recorded."""
+"""Dumps in small files: one for each model, with all its modes."""
 
 import io
 import lzma
@@ -8,20 +8,6 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent / "recorded"
-SEQUENCES = {"flat": 20, "peaky": 44, "moe": 20}
-PER_TOKEN = ("train_logp", "rollout_logp", "token_ids", "mask", "turns")
-
-
-def thinned(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    """About `count` sequences of a dump, evenly spaced, so that all replicas are among them."""
-    offsets = tensors["cu_seqlens"]
-    chosen = torch.arange(0, len(offsets) - 1, (len(offsets) - 1) // count)
-    places = torch.cat([torch.arange(int(offsets[i]), int(offsets[i + 1])) for i in chosen])
-    found = {
-        name: value[places if name in PER_TOKEN else chosen] for name, value in tensors.items() if name != "cu_seqlens"
-    }
-    lengths = offsets.diff()[chosen]
-    return found | {"cu_seqlens": torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()}
 
 
 def write(name: str, dumps: dict[str, dict[str, Tensor]]) -> None:

@@ -58,7 +58,7 @@ def engine(folder: Path, **settings):
 
 
 def sample(llm, prompts: list[list[int]], seed: int = 0, **sampling) -> list[Answer]:
-    """Answers of at most 128 tokens with the log-prob of every token.
+    """Answers with the log-prob of every token.
 
     The engine samples with torch's own generator, which is seeded here: a seed of a request fails on a CPU where a
     prompt is prefilled in chunks.
@@ -67,7 +67,7 @@ def sample(llm, prompts: list[list[int]], seed: int = 0, **sampling) -> list[Ans
     from vllm import SamplingParams
 
     torch.manual_seed(seed)
-    chosen = {"temperature": 1.0, "max_tokens": 128, "logprobs": 0, "detokenize": False} | sampling
+    chosen = {"temperature": 1.0, "logprobs": 0, "detokenize": False} | sampling
     requests = [{"prompt_token_ids": ids} for ids in prompts]
     done = llm.generate(requests, SamplingParams(**chosen), use_tqdm=False)
     answers = []

@@ -1,33 +1,46 @@
 """Log-probs of a Hugging Face model for answers of an engine, laid out right or with a bug that trainers have."""
 
+from collections.abc import Iterator
+
 import torch
 
-from .models import PAD
-from .rollouts import Answer
+from engine.models import PAD
+from engine.rollouts import Answer
+
+
+def logp(model, answers: list[Answer], **layout) -> list[torch.Tensor]:
+    """One float32 tensor of log-probs for each answer, by `distributions`."""
+    found = zip(answers, distributions(model, answers, **layout), strict=True)
+    return [rows.gather(1, torch.tensor(answer.ids)[:, None])[:, 0] for answer, rows in found]
+
+
+def entropy(model, answers: list[Answer]) -> torch.Tensor:
+    """The entropy of the distribution of each token, packed."""
+    return torch.cat([-(rows.exp() * rows).sum(1) for rows in distributions(model, answers)])
 
 
 @torch.no_grad()
-def logp(
-    model, answers: list[Answer], temperature=1.0, left=False, bug: str | None = None, rows=32
-) -> list[torch.Tensor]:
-    """One float32 tensor of log-probs for each answer.
+def distributions(
+    model, answers, temperature=1.0, left=False, bug: str | None = None, rows=32
+) -> Iterator[torch.Tensor]:
+    """The log-softmax of every token of each answer.
 
     Args:
+        model: Of Hugging Face.
+        answers: Of an engine.
+        temperature: Divides the logits.
         left: Pad on the left.
         bug: "positions" (they count the padding), "no mask" (padding is attended to), "gap" (padding between prompt and
             answer, counted by the positions), "packed" (sequences of one row attend to each other), "late" (the logits
             of the next place).
         rows: Answers of one batch, or of one packed row.
     """
-    found = []
     for start in range(0, len(answers), rows):
         part = answers[start : start + rows]
         logits, places = _packed(model, part) if bug == "packed" else _padded(model, part, left, bug)
-        for answer, (row, columns) in zip(part, places, strict=True):
+        for row, columns in places:
             columns = (columns + (bug == "late")).clamp(max=logits.shape[1] - 1)
-            scaled = logits[row, columns].float() / temperature
-            found.append(scaled.log_softmax(-1).gather(1, torch.tensor(answer.ids)[:, None])[:, 0])
-    return found
+            yield (logits[row, columns].float() / temperature).log_softmax(-1)
 
 
 def _padded(model, answers, left, bug):

@@ -41,6 +41,9 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "raw_presence_penalty": HEALTHY,
     "raw_logit_bias": HEALTHY,
     "raw_temperature_0.7": ("healthy", "not_the_sampler"),
+    "bf16_with_entropy": HEALTHY,
+    "raw_temperature_0.7_with_entropy": ("raw_log_probs",),
+    "raw_top_p_with_entropy": ("raw_log_probs",),
     "int8_weights_and_activations": SMALL,
     "fp8_weights": SMALL,
     "stale_1": SMALL,
@@ -100,12 +103,13 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
 
 def arguments(tensors: dict[str, Tensor]) -> dict:
     """Tensors by name as the arguments of `rc.dump` and `rc.doctor`."""
-    found = {name: value for name, value in tensors.items() if name not in ("mask", "cu_seqlens", "turns", "versions")}
-    turns, versions = tensors.get("turns"), tensors.get("versions")
+    found, sequences = dict(tensors), len(tensors["cu_seqlens"]) - 1
+    turns, versions = found.pop("turns", None), found.pop("versions", None)
     found["batch"] = rc.Batch(
-        mask=tensors.get("mask"),
-        cu_seqlens=tensors["cu_seqlens"],
-        turns=None if turns is None else rc.TurnIds(turns, int(turns.max()) + 1),
+        mask=found.pop("mask", None),
+        cu_seqlens=found.pop("cu_seqlens"),
+        entropy=found.pop("entropy", None),
+        turns=None if turns is None else rc.TurnIds(turns, 2 * sequences),
         versions=None if versions is None else rc.Versions(versions, CURRENT),
     )
     return found
