@@ -39,12 +39,12 @@ class Setting:
 
     bits: int = 4
     stale: int = 4
-    steps: int = 60
-    prompts: int = 8
+    steps: int = 30
+    prompts: int = 6
     group: int = 8
     rate: float = 3e-4
-    every: int = 10  # steps between two points of a curve
-    tests: int = 128  # problems that a point's reward is measured on, greedily
+    every: int = 5  # steps between two points of a curve
+    tests: int = 64  # problems that a point's reward is measured on, greedily
 
 
 def problems(rng: random.Random, count: int, tokenizer) -> list[tuple[list[int], str]]:
@@ -112,7 +112,7 @@ def train(llm, folder: Path, arm: str, seed: int, setting: Setting) -> Iterator[
         out = rc.correct(old, sampled, mask=mask, spec=spec)
         found = rc.correct(old, sampled, mask=mask, spec=WATCH).metrics()
         kept = out.metrics()["tokens_kept_fraction"] if spec is not WATCH else 1.0
-        seen.append({"kl": found["kl_rollout_train_k3"], "ess": found["weight_raw_ess"], "kept": kept})
+        seen.append({"kl": found["kl_rollout_train_k3"], "ess": found["weight_before_bounds_ess"], "kept": kept})
         loss = rc.policy_loss(new, advantages, mask=mask, old_logp=old, correction=out)
         optimizer.zero_grad()
         loss.value.backward()
@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", type=Path, default=Path("build/engine"), help="where they are, or will be")
     parser.add_argument("--out", type=Path, default=Path("build/engine_rl"), help="folder to write to (%(default)s)")
-    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--arms", default=",".join(ARMS), help="runs, separated by commas (%(default)s)")
     for name in ("bits", "stale", "steps"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Setting, name))
@@ -136,14 +136,14 @@ def main() -> None:
     began = time.monotonic()
     # In float32, so that the mismatch is the planted one alone.
     with rollouts.engine(asked.models / "flat", dtype="float32", max_model_len=128) as llm:
-        for seed in range(asked.seeds):
+        for seed in asked.seeds:
             for arm, runs in curves.items():
                 runs.append(list(train(llm, asked.models, arm, seed, setting)))
                 last = runs[-1][-1]
                 print(
                     f"seed {seed}, {arm}: " + ", ".join(f"{key} {value:.3g}" for key, value in last.items()), flush=True
                 )
-            done = about(setting, range(seed + 1), time.monotonic() - began)
+            done = about(setting, asked.seeds, time.monotonic() - began)
             found = {
                 "about": done,
                 "start": [run[0]["reward"] for run in next(iter(curves.values()))],

@@ -66,14 +66,14 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "processed_temperature_0.7_top_p_0.9": ("renormalized",),
     "processed_top_p_0.9": ("renormalized",),
     "processed_top_p_0.95": ("renormalized",),
-    "processed_top_k_20": ("renormalized",),
+    "processed_top_k_20": ("renormalized", "healthy"),  # a peaky model has fewer tokens to choose from
     "processed_top_k_2": ("renormalized",),
     "processed_min_p_0.05": ("renormalized",),
     "processed_repetition_penalty": PENALTY,
     "processed_presence_penalty": PENALTY,
     "processed_frequency_penalty": PENALTY,
     "processed_logit_bias": PENALTY,
-    "processed_min_tokens": PENALTY,
+    "processed_min_tokens": (*PENALTY, "renormalized"),  # without its EOS the rest is renormalized
     "left_padded_no_mask": DIFFERENT,
     "position_gap": ("different_policies", "positions"),
     "packed_attends_across": DIFFERENT,
