@@ -46,7 +46,7 @@ def tables() -> str:
             )
             if mode in SHOWN:
                 losses[f"{name} `{mode}`"] = kept(tensors)
-        perplexity = diagnose(dumps["moe" if name == "moe" else "bf16"]).metrics()["rollout_perplexity"]
+        perplexity = dumps["moe" if name == "moe" else "bf16"]["rollout_logp"].double().mean().neg().exp()
         well = [ok for mode, ok in right.items() if ACCEPTED[mode] == HEALTHY]
         ill = [ok for mode, ok in right.items() if "healthy" not in ACCEPTED[mode]]
         counted.append(
@@ -63,12 +63,12 @@ def tables() -> str:
 
 def _losses(losses: dict[str, dict[str, float]]) -> list[str]:
     groups = defaultdict(list)
-    for name in next(iter(losses.values())):
-        groups[tuple(f"{of.get(name, float('nan')):.1f}" for of in losses.values())].append(f"`{name}`")
+    for name in set.intersection(*map(set, losses.values())):
+        groups[tuple(f"{of[name]:.1f}" for of in losses.values())].append(f"`{name}`")
     whole = groups.pop(("100.0",) * len(losses), [])
     lines = ["Per cent of the tokens that a preset keeps; presets in one row keep the same.", ""]
     lines += [f"| preset | {' | '.join(losses)} |", "|---|" + "--:|" * len(losses)]
-    lines += [f"| {', '.join(names)} | {' | '.join(shares)} |" for shares, names in sorted(groups.items())]
+    lines += [f"| {', '.join(sorted(names))} | {' | '.join(shares)} |" for shares, names in sorted(groups.items())]
     return [*lines, "", f"The other {len(whole)} presets that need no more than a dump keep every token."]
 
 

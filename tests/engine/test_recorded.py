@@ -8,8 +8,37 @@ import rollout_corr as rc
 from engine import recorded
 from engine.verdicts import ACCEPTED, HEALTHY, arguments, diagnose, verdict
 
-# What doctor does not get right, by model, with what it says instead. A line that is right again has to go.
-MISSES: dict[tuple[str, str], str] = {}
+# What doctor says where it is not right. The table may only shrink: a line whose verdict has become right has to go.
+MISSES = {
+    # k3 below the limit of a healthy run.
+    ("flat", "stale_16"): "healthy",
+    ("flat", "replica_stale_16"): "healthy",
+    ("flat", "replica_stale_64"): "healthy",
+    ("flat", "int4_weights"): "healthy",
+    ("flat", "prompt_double_bos"): "healthy",
+    ("flat", "prompt_no_bos"): "healthy",
+    ("flat", "head_untied_old64"): "healthy",
+    ("peaky", "int4_weights"): "healthy",
+    ("peaky", "prompt_double_bos"): "healthy",
+    ("peaky", "head_untied_old64"): "healthy",
+    # 48 sequences of a sure model: the mean entropy has a large error.
+    ("peaky", "raw_temperature_0.7_with_entropy"): "healthy",
+    ("peaky", "raw_top_p_with_entropy"): "healthy",
+    # Most log-probs of a sure model are near 0, where a temperature multiplies them by a constant.
+    ("peaky", "raw_temperature_0.7_trainer_too"): "scale",
+    ("peaky", "raw_temperature_1.3_trainer_too"): "scale",
+    ("peaky", "trainer_temperature_0.7"): "scale",
+    ("peaky", "processed_temperature_0.7_trainer_1"): "scale",
+    ("peaky", "processed_top_k_2"): "scale",
+    # A small model that has lost its context answers as one that has nothing to do with it.
+    ("peaky", "left_padded_no_mask"): "wrong_weights",
+    ("peaky", "packed_attends_across"): "wrong_weights",
+    ("peaky", "prompt_cut_left"): "wrong_weights",
+    ("peaky", "rope_theta"): "wrong_weights",
+    # The bias and the penalty change few tokens, and later ones more.
+    ("flat", "processed_logit_bias"): "outliers",
+    ("peaky", "processed_frequency_penalty"): "positions",
+}
 
 CASES = [(model, mode) for mode in ACCEPTED for model in (["moe"] if mode.startswith("moe") else ["flat", "peaky"])]
 dumps = cache(recorded.read)
@@ -17,12 +46,9 @@ dumps = cache(recorded.read)
 
 @pytest.mark.parametrize(("model", "mode"), CASES)
 def test_doctor_names_the_cause(model, mode):
-    said = verdict(diagnose(dumps(model)[mode]))
-    if (model, mode) in MISSES:
-        assert said == MISSES[model, mode], "no longer this miss: remove it from MISSES, or say what it is now"
-        assert said not in ACCEPTED[mode]
-    else:
-        assert said in ACCEPTED[mode]
+    said, missed = verdict(diagnose(dumps(model)[mode])), MISSES.get((model, mode))
+    assert (said in ACCEPTED[mode]) == (missed is None), (said, missed, ACCEPTED[mode])
+    assert missed in (None, said)
 
 
 @pytest.mark.parametrize(("model", "mode"), [case for case in CASES if ACCEPTED[case[1]] == HEALTHY])
@@ -30,3 +56,8 @@ def test_healthy_modes_raise_no_warning(model, mode):
     given = arguments(dumps(model)[mode])
     out = rc.correct(given["train_logp"], given["rollout_logp"], given["batch"], spec=rc.Spec())
     assert out.warnings() == []
+
+
+def test_no_healthy_mode_is_missed():
+    """A false alarm is not a miss to be listed."""
+    assert not [case for case in MISSES if "healthy" in ACCEPTED[case[1]]]
