@@ -7,11 +7,12 @@ In a training script it is one line before `trainer.train()`, which `accelerate 
 
     from rollout_corr.frameworks import trl
     trl.install()                                                          # TRL's own mode, computed here
-    trl.install(spec=rc.spec("verl.decoupled_geo_rs_token_tis"))         # or any Spec
+    trl.install(spec=rc.spec("verl.decoupled_token_is"))                   # or any Spec
 
 This script trains a tiny model for a few steps with TRL's own ratio, with ours of the same mode, and with a Spec. The
 losses of the first two agree; those of the Spec are others from the first step on, because it rejects sequences. A GRPO
-loss is near 0 by construction, so its size says nothing of a run.
+loss is near 0 by construction, so its size says nothing of a run. Warnings go to the log: here about log-probs that are
+a little off, and about a Spec that rejects most of them. The last line shows what the trainer logs of the Spec.
 
 TRL corrects only what vLLM has sampled. So that no GPU is needed, a function stands in for vLLM here: it samples from
 the model, and its log-probs are a little off.
@@ -62,7 +63,7 @@ def different_letters(completion_ids, **columns):
 
 
 def train(folder):
-    """The losses of a few steps."""
+    """What the trainer logs in a few steps."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     words = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<pad>"))
@@ -92,7 +93,7 @@ def train(folder):
     trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, SimpleNamespace(sync_weights=list), 0
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
 def main() -> None:
@@ -102,8 +103,10 @@ def main() -> None:
         same = train(folder)
         dropin.install(spec=SPEC)
         spec = train(folder)
-    for name, losses in (("TRL's own", theirs), ("ours, same mode", same), ("ours, the Spec", spec)):
-        print(f"{name}:", *(f"{loss:.6f}" for loss in losses))
+    for name, steps in (("TRL's own", theirs), ("ours, same mode", same), ("ours, the Spec", spec)):
+        print(f"{name}:", *(f"{step['loss']:.6f}" for step in steps))
+    for key in ("sampling/importance_sampling_ratio/mean", "rollout_corr/tokens_kept_fraction"):
+        print(f"{key}:", *(f"{step[key]:.3f}" for step in spec))
 
 
 if __name__ == "__main__":

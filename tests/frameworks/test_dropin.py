@@ -75,7 +75,7 @@ def test_waits_for_the_import(made):
     status = drop_in.install(fake.targets, note="mine")
     assert "peer" not in sys.modules and not status.active
     assert status.waiting == ("peer.helper", "peer.losses", "peer.trainer")
-    assert status.why.endswith("not imported yet: peer.helper, peer.losses, peer.trainer")
+    assert status.why.endswith("waiting for the import of peer.helper, peer.losses, peer.trainer")
     for module in fake.load():
         assert type(module.__loader__).__module__ != imports.__name__
         assert module.__spec__.loader is module.__loader__

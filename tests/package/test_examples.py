@@ -215,9 +215,11 @@ def test_trl(run):
     said = run("trl_hook.py").splitlines()
     assert said[0] == (
         "trl 1.16.0 uses the functions of rollout-corr in 2 places; "
-        "not imported yet: trl.experimental.async_grpo.async_grpo_trainer"
+        "waiting for the import of trl.experimental.async_grpo.async_grpo_trainer"
     )
-    theirs, ours, spec = (numbers(line.partition(": ")[2]) for line in said[1:])
+    theirs, ours, spec, ratio, kept = (numbers(line.partition(": ")[2]) for line in said[1:])
+    # What is rejected has the ratio 0, and the others at most 1.1.
+    assert len(ratio) == 4 and min(kept) < 0.5 and all(0.9 * k < r <= 1.1 * k for r, k in zip(ratio, kept, strict=True))
     assert len(theirs) == len(spec) == 4 and len({*theirs}) == 4
     assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6) and spec != pytest.approx(theirs, rel=0.1)
 

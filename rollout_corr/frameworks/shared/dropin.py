@@ -468,8 +468,8 @@ class DropIn:
         if lost:
             return f"not all functions of {called} are replaced: other code has replaced or reloaded {lost}"
         if not replaced:
-            return f"no function of {called} is replaced yet; modules that are not imported yet: {', '.join(waiting)}"
-        later = f"; not imported yet: {', '.join(waiting)}" if waiting else ""
+            return f"no function of {called} is replaced yet; waiting for the import of {', '.join(waiting)}"
+        later = f"; waiting for the import of {', '.join(waiting)}" if waiting else ""
         later += "".join(f"; not covered: {', '.join(words)}" for words in [missing] if words)
         later += "" if self._last_refusal is None else f"; the last install() changed nothing: {self._last_refusal}"
         return f"{called} uses the functions of rollout-corr in {len(replaced)} places{later}"

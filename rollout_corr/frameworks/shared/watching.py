@@ -55,8 +55,8 @@ class Speaker:
 
     def _say(self, correction: int, pending: PendingMetrics) -> None:
         for sentence in pending.warnings():
-            # Numbers change with each batch; a sentence is new by its words.
-            kind = _NUMBER.sub("#", sentence)
+            # Numbers change with each batch, and so does the advice: a sentence is new by what it begins with.
+            kind = " ".join(_NUMBER.sub("#", sentence).split()[:6])
             if kind in self._said and correction < self._said[kind] + AGAIN:
                 continue
             about = "" if self._said else self._first
