@@ -128,7 +128,8 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
         result.statistics = result.statistics.beside(Extra(ages=True), *extra.ages_of(batch.ages, valid))
     if batch.bounds is not None:
         result.statistics = _with_bounds(result.statistics, batch.bounds, spec)
-    _put_into_outputs(result, batch)
+    if batch.weights_out is not None or batch.mask_out is not None:
+        _put_into_outputs(result, batch)
     return result
 
 

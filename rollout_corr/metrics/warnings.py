@@ -12,6 +12,7 @@ from .limits import (
     FEWEST_TOKENS,
     FILLED,
     FILLED_TIMES,
+    FILLED_TOKENS,
     NEAR_CLAMP,
     PADDED_SHARE,
     RELATED,
@@ -123,14 +124,14 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
         limit, value = BY_KEY[key], metrics[key]
         state = limit.state(value)
         hint = limit.hint
-        if key == "kl_rollout_train_k3" and not found:
+        if key == "kl_rollout_train_k3":
             hint = _cause(metrics, values) or hint
-        if key == "logratio_abs_max" and state == "watch" and not found and not _carries(metrics, measured):
+        if key == "logratio_abs_max" and state == "watch" and not _carries(metrics, measured):
             continue
         if state != "healthy":
             found.append(f"{_mild(state)}{key} is {value:.3g} (healthy: {limit.range}): {hint}")
     rated = ratio_state(metrics["ratio_mean"], metrics["ratio_std"], measured)
-    if rated not in (None, "healthy"):
+    if rated in ("watch", "alarm") and measured >= FEWEST_TOKENS:
         error = metrics["ratio_std"] / math.sqrt(measured)
         cause = (
             "top-p, top-k, min-p without its log_mass, a softmax over fewer tokens on one side"
@@ -138,9 +139,9 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
             else "a shift or a constant"
         )
         found.append(
-            f"ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g} and would be 1 if the tokens were sampled "
-            f"from the rollout log-probs: {cause}, a temperature that one side lacks, other weights than those "
-            "that sampled, or tokens that were trained on already"
+            f"{_mild(rated)}ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g} and would be 1 if the tokens "
+            f"were sampled from the rollout log-probs: {cause}, a temperature that one side lacks, other weights than "
+            "those that sampled, or tokens that were trained on already"
         )
     return found
 
@@ -179,11 +180,12 @@ def _filled(metrics: Mapping[str, float], measured: float) -> list[str]:
     """Recognize fillers at a part of the tokens of one side, which `detail="full"` counts."""
     counts = [metrics.get(f"tokens_{side}_filled", 0.0) for side in SIDES]
     for side, count, other in zip(SIDES, counts, reversed(counts), strict=True):
-        if count >= FILLED * measured and count >= FILLED_TIMES * other:
+        if count >= max(FILLED_TOKENS, FILLED * measured, FILLED_TIMES * other):
             remedy = "compute them with the trainer" if side == "train" else "ask the engine for them"
             return [
                 f"{side}_logp is exactly 0 or -1 at {count:.0f} of {measured:.0f} tokens, and the other side more than "
-                f"1 nat away: placeholders where log-probs are missing; {remedy}, or mask these tokens"
+                f"1 nat away: placeholders where log-probs are missing, or padding under a mask that is not its own; "
+                f"{remedy}, or mask these tokens"
             ]
     return []
 

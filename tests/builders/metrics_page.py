@@ -7,7 +7,7 @@ import sys
 from rollout_corr.api import routes
 from rollout_corr.metrics import extra, loss, native, turns
 from rollout_corr.metrics.labels import LabelSet
-from rollout_corr.metrics.limits import LIMITS, NOT_WARNED, RATIO_ERRORS, RATIO_MARGIN
+from rollout_corr.metrics.limits import LIMITS, MOST_OF_NOISE, NOT_WARNED, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
 from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
@@ -43,7 +43,7 @@ token makes a tenth of k3.
 
 Where the policies differ, the sentences say what the call knows: the age of tokens, if the Batch has `versions`; with
 `detail="full"` whether the two probabilities correlate (a temperature, precision) or not (a shift, other weights), and
-placeholders of 0 or -1 at a hundredth of one side's tokens. Bounds are advised only where the policies agree.
+placeholders of 0 or -1 at a thousandth of one side's tokens. Bounds are advised only where the policies agree.
 
 `warnings()` also names:
 
@@ -67,7 +67,8 @@ def watched() -> str:
     lines = [
         "| metric | healthy | alarm | what it says | what to do |",
         "|---|---|---|---|---|",
-        f"| `ratio_mean` | within {RATIO_ERRORS:g} standard errors + {RATIO_MARGIN:g} of 1 | 3 times as far | its mean "
+        f"| `ratio_mean` | within {RATIO_ERRORS:g} standard errors + {RATIO_MARGIN:g} + s^2 / 2 (at most "
+        f"{MOST_OF_NOISE:g}; s: `ratio_std`) of 1 | 3 times as far | its mean "
         "is 1, whatever the mismatch, where tokens were sampled from the rollout log-probs | look for top-p, a "
         "temperature, a shift, other weights |",
     ]

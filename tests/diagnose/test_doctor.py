@@ -35,7 +35,6 @@ SILENT = {
     "worse step by step",
     "one very bad step at the end",
     "products over long sequences",
-    "top-p 0.99",
     "raw log-probs, sampled at temperature 0.7",
     "raw log-probs, sampled with top-p 0.9",
     "padding without a mask",

@@ -26,7 +26,7 @@ LOWEST = -(BINS - 1) / PER_OCTAVE
 FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = (
     8,
     1.0 / 3.0,
-    3.0 * BY_KEY["logratio_abs_mean"].watch,
+    1.5 * BY_KEY["logratio_abs_mean"].watch,
     5.0,
     0.5,
 )
