@@ -22,7 +22,7 @@ from rollout_corr.testing import example_batch
 SPEC = rc.Spec(
     weight=rc.Weight.geometric(upper=2.0),
     criteria=(
-        rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.995, upper=1.005),
+        rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.95, upper=1.05),
         rc.Criterion("ratio", over="sequence", reduce="min", lower=1e-4, label="veto"),
     ),
 )

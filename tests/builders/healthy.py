@@ -50,6 +50,15 @@ def healthy(seed, sequences=32, median=500, k3=1e-3):
     return Healthy(train.clamp(max=0.0), rollout, mask, offsets, lengths)
 
 
+def same_lengths(length, sequences, k3):
+    """Make train and rollout log-probs, [sequences, length], as `healthy` does, of one mismatch."""
+    generator = torch.Generator().manual_seed(length)
+    rollout = -_surprise(sequences * length, generator)
+    s = math.sqrt(2.0 * k3 / UNSURE_SQUARED) * -rollout.expm1()
+    train = rollout + s * torch.randn(rollout.shape, generator=generator) - 0.5 * s * s
+    return [x.view(sequences, length) for x in (train.clamp(max=0.0), rollout)]
+
+
 def at_random(seed):
     """Make a healthy batch of random shape: median lengths of 8 to 8192, k3 of 1e-5 to 5e-3, both log-uniform."""
     generator = torch.Generator().manual_seed(10_000 + seed)

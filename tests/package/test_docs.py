@@ -12,7 +12,8 @@ import yaml
 
 import rollout_corr as rc
 from builders import metrics_page
-from builders.pages import DOCS, PAGES, ROOT, blocks
+from builders.healthy import same_lengths
+from builders.pages import DOCS, EXAMPLES, PAGES, ROOT, blocks
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.specs import choices, surrogate, terms
@@ -64,6 +65,49 @@ def test_python_runs(block, monkeypatch, tmp_path, request):
     code = compile("\n" * block.line + block.code, str(block.path), "exec")
     with torch.random.fork_rng(devices=[]):
         exec(code, {"__name__": "docs"})
+
+
+# --- settings to paste ---
+
+# What these pages show is a framework's own; they say which lengths its bounds fit.
+OF_FRAMEWORKS = ("migrate.md", "presets.md", "losses.md", "mismatch_rl.py")
+CALL = re.compile(r"rc\.(?:spec|Spec|Criterion|GeoRS|MIS|IcePop)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+
+
+def settings_shown() -> dict[rc.Spec, str]:
+    """Every Spec and criterion that a page or an example writes in full, in code of any kind, and where it stands."""
+    found: dict[rc.Spec, str] = {}
+    for path in (page for page in (*PAGES, *EXAMPLES) if page.name not in OF_FRAMEWORKS):
+        for call in CALL.findall(path.read_text(encoding="utf-8")):
+            try:
+                made = eval(call, {"rc": rc})
+            except (NameError, SyntaxError, TypeError, ValueError):
+                continue  # of names that stand above it, or shown to be refused
+            found.setdefault(made if isinstance(made, rc.Spec) else rc.Spec(criteria=(made,)), f"{path.name}: {call}")
+    return found
+
+
+def of_the_two_log_probs(spec: rc.Spec) -> bool:
+    """Whether a Spec rejects by fixed bounds on what a healthy pair of log-probs has."""
+    asks = spec.asks_batch or spec.reads_versions or spec.reads_entropy or spec.measures_turns or spec.needs_groups
+    return not asks and all(
+        c.of == "train/rollout" and c.when == "any" and c.statistic.source != "caller" for c in spec.criteria
+    )
+
+
+def test_settings_to_paste_keep_healthy_data():
+    """Findings 1 and 35: at k3 3e-4, a bf16 engine, each rejects below 5 % of the tokens and sequences of any length.
+
+    Geometric bounds have to be as wide as 2 standard deviations of D over sqrt(length): 1.018 for 8 tokens.
+    """
+    shown = {spec: where for spec, where in settings_shown().items() if of_the_two_log_probs(spec)}
+    assert len(shown) > 20
+    for length, sequences in ((8, 400), (200, 60), (4000, 12), (32_000, 3)):
+        train, rollout = same_lengths(length, sequences, 3e-4)
+        for spec, where in shown.items():
+            found = rc.correct(train, rollout, spec=spec).metrics()
+            kept = min(found["tokens_kept_fraction"], found["sequences_kept_fraction"])
+            assert kept > 0.95, f"{where} keeps {100 * kept:.0f} % of {length} tokens"
 
 
 # --- what is generated ---
