@@ -74,7 +74,7 @@ def unlike_sequences(seed: int) -> dict[str, Tensor]:
     return planted.over(seed, lambda model: 0.02 + 0.1 * (model.owner % 7 == 0).float())[1]
 
 
-DIFFERENT = ("different_policies",)
+DIFFERENT, SHARPER = ("different_policies",), ("temperature",)
 
 CASES = (
     case("noise of a bf16 engine", None, plain_model),
@@ -116,6 +116,22 @@ CASES = (
     case("trainer very many updates ahead", "different_policies", planted.updated, 2.0, like="wrong_weights"),
     case("coarse log-probs of other weights", "wrong_weights", planted.coarse, like="filled", also=("bfloat16",)),
     case("trainer surer of what is likely", "different_policies", planted.sharpened, 2.5, like="temperature"),
+    case(
+        "large random weights added to the trainer",
+        "different_policies",
+        planted.flattened,
+        1.0,
+        0.85,
+        like="temperature",
+    ),
+    case(
+        "small random weights added to the trainer",
+        "different_policies",
+        planted.flattened,
+        0.6,
+        0.9,
+        like="temperature",
+    ),
     case("other weights", "wrong_weights", planted.other_weights),
     case("an untrained head", "wrong_weights", planted.untrained_head),
     case("raw log-probs, sampled at temperature 0.7", "raw_log_probs", planted.raw, 0.7),
@@ -250,11 +266,13 @@ CASES = (
     case("one late on one rank, in one block", "shifted", mixes.part, mixes.shift, block=True),
     case("NaN on one rank of eight", "nonfinite", mixes.part, mixes.no_numbers),
     # --- two at once
-    case("temperature 0.7 and half a step behind", "temperature", mixes.mixed, 0.7, step=0.5, too=DIFFERENT),
-    case("temperature 0.7 and a step behind", "temperature", mixes.mixed, 0.7, step=0.8, too=DIFFERENT),
-    case("temperature 1.3 and half a step behind", "temperature", mixes.mixed, 1.3, step=0.5, too=DIFFERENT),
-    case("trainer at 0.7, half a step ahead", "temperature", mixes.mixed, 1.0, 0.7, step=0.5, also=DIFFERENT),
-    case("temperature 0.7 and old versions", "temperature", mixes.old_and_sharp, 0.7, too=("stale",)),
+    case("temperature 0.7 and a third of a step behind", "temperature", mixes.mixed, 0.7, step=0.35, also=DIFFERENT),
+    case("half a step behind, at temperature 1.3", "different_policies", mixes.mixed, 1.3, step=0.5, too=SHARPER),
+    case(
+        "half a step ahead, at 0.7 in the trainer", "different_policies", mixes.mixed, 1.0, 0.7, step=0.5, too=SHARPER
+    ),
+    case("many steps behind, at temperature 0.7", "different_policies", mixes.mixed, 0.7, step=1.5, also=SHARPER),
+    case("old versions, at temperature 0.7", "stale", mixes.old_and_sharp, 0.7, too=SHARPER),
     case("temperature 0.7 and top-p 0.9", "temperature", mixes.mixed, 0.7, top_p=0.9, too=("renormalized",)),
     case("temperature 0.8 and top-p 0.95", "temperature", mixes.mixed, 0.8, top_p=0.95, too=("renormalized",)),
     case("temperature 1.3 and top-p 0.9", "temperature", mixes.mixed, 1.3, top_p=0.9, too=("renormalized",)),

@@ -94,7 +94,7 @@ def test_a_planted_temperature_is_an_object(monkeypatch):
     assert finding.numbers["temperature"] == pytest.approx(0.7, abs=0.03)
     assert finding.numbers["factor"] == pytest.approx(1.0 / finding.numbers["temperature"])
     assert 0.0 < finding.numbers["slope_error"] < 0.02
-    assert f"{finding.numbers['slope']:+.3f}" in finding.evidence[0]
+    assert f"{finding.numbers['slope']:+.3f}" in finding.evidence[1]
     assert finding.advice and finding.title and finding == call(hot()).findings[0] and hash(finding)
     with pytest.raises(dataclasses.FrozenInstanceError):
         finding.name = "other"

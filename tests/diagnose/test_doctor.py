@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -298,14 +299,39 @@ def test_outliers_are_counted_and_named():
     assert found.evidence[-1].endswith("they are one block, 50 to 59")
 
 
-@pytest.mark.parametrize("engine", [0.7, 1.3])
-@pytest.mark.parametrize("step", [0.0, 0.5])
-def test_a_temperature_is_estimated_with_its_error(engine, step):
-    """Row 6 of the users' review: a temperature beside staleness was no sign of a bug."""
-    found = diagnose(measured(planted_mixes.mixed(0, engine, step=step)))
-    (text,) = re.findall(r"temperature is ([\d.]+) \+- ([\d.]+) times the trainer's", found[0].evidence[0])
-    assert found[0].name == "temperature" and abs(float(text[0]) - engine) < 4.0 * float(text[1]) + 0.01
-    assert ("different_policies" in [one.name for one in found]) == (step > 0)
+def temperatures(seeds, engines=(0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.3)):
+    """The interval of the temperature in dumps of three sharpnesses, of engines in bfloat16 and in int8."""
+    for sure, noise, engine, seed in itertools.product((0.6, 1.3, 2.2), (0.03, 0.1), engines, seeds):
+        model = Model(seed, noise=noise, sure=sure)
+        rollout = (model.engine / engine).log_softmax(1)
+        columns = model.columns(model.sample(rollout), model.logits.log_softmax(1), rollout)
+        found = measured(columns).evidence.sharpness.found()
+        yield engine, found.interval(), found.share
+
+
+def test_a_temperature_is_estimated_with_its_error():
+    """Finding 13 of the users' second review: 13 of 15 dumps excluded the truth."""
+    for engine, (low, high), share in temperatures(range(200, 201), (0.7, 1.3)):
+        assert low <= engine <= high and high - low < 0.12 and share > 0.7
+    found = diagnose(measured(planted_mixes.mixed(0, 0.7)))[0]
+    assert re.match(r"the engine's temperature is about 0\.(69|70|71) \(0\.6\d to 0\.7\d\) times", found.evidence[0])
+    assert found.numbers["temperature_low"] < 0.7 < found.numbers["temperature_high"]
+
+
+@pytest.mark.slow
+def test_the_interval_of_a_temperature_holds_it_in_95_of_100_dumps():
+    """Of 210 dumps, on seeds that no threshold was set on."""
+    inside = [low <= engine <= high for engine, (low, high), _ in temperatures(range(300, 305))]
+    assert len(inside) == 210 and sum(inside) >= 0.95 * len(inside)
+
+
+def test_a_temperature_is_named_where_it_explains_the_mismatch():
+    """A damaged policy is flatter than the engine's, and no temperature: most of D has another cause."""
+    share = {
+        step: measured(planted_mixes.mixed(0, 0.7, step=step)).evidence.sharpness.found().share for step in (0, 0.8)
+    }
+    assert share[0] > 0.9 and 0.2 < share[0.8] < 0.5
+    assert measured(planted_dumps.flattened(0, 1.0, 0.85)).evidence.sharpness.found().share < 0.25
 
 
 def test_the_factor_of_a_scale_is_measured():

@@ -55,6 +55,7 @@ def _tokens(found: BySequence, metrics: Metrics) -> Signs:
             "rest_kl_rollout_train_k3": rest,
         },
         share,
+        severity="note" if rest >= HEALTHY_K3 else None,
         beside=("different_policies",) if rest >= HEALTHY_K3 else (),
     )
 
@@ -80,6 +81,7 @@ def _sequences(found: BySequence, part: Part) -> Signs:
             "rest_kl_rollout_train_k3": part.rest_k3,
         },
         part.k3_share,
+        severity="note" if part.rest_k3 >= HEALTHY_K3 else None,
         beside=("different_policies",) if part.rest_k3 >= HEALTHY_K3 else (),
     )
 

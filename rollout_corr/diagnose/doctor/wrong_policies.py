@@ -12,12 +12,15 @@ from .cause import EVERY, HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Sign
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
 SURE = RATIO_ERRORS
-# The slope is a median over sequences, which no outlier moves; a mean of ratios has a heavy tail.
-SURE_OF_SLOPE = 6.0
+# The groups that are far off are left out of a slope; a mean of ratios has a heavy tail.
+SURE_OF_SLOPE, LEAST_SLOPE = 6.0, 0.02
+# A temperature is named where it explains this share of the mismatch, and is the cause where it explains most of it;
+# beyond the last share nothing else is there.
+PART, MOST, ALONE = 0.3, 0.5, 0.65
+# A wider interval of the temperature is said by its ends alone.
+WIDE = 0.3
 # Of policies that differ for a reason that is no bug.
 CORRECT = "Corrections are made for this: `rollout-corr what-if` shows what each would do."
-# A temperature leaves D of unlikely tokens scattered by about its slope, for contexts differ; more has another cause.
-SCATTERS = 1.6
 
 
 def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
@@ -37,16 +40,9 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
 def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize engine probabilities that are larger by a factor: those of a truncated distribution."""
     ratio, error = _mean_ratio(metrics)
-    mean, magnitude = metrics["logratio_mean"], metrics["logratio_abs_mean"]
-    upwards = 0.5 * (magnitude + mean) / magnitude if magnitude else 0.5
-    slope, slope_error = measured.evidence.by_sequence.slope()
-    # Beside a temperature D is positive for some tokens all the same. Top-k alone takes more from flat contexts, whose
-    # tokens are unlikely: D grows with the log-prob, and is hardly ever positive.
-    sharper = _is_slope(slope, slope_error) and ratio + SURE * error < 0.995
-    sharper = sharper and upwards > (0.05 if slope < 0.0 else 0.12)
-    slight = ratio > 0.97 and ratio + SURE * error < 0.998 and upwards < 0.45
-    plain = ratio + SURE * error < 0.985 and upwards < 0.3
-    if measured.evidence.finite < 50 or not (plain or slight or (sharper and upwards < 0.4)):
+    mean = metrics["logratio_mean"]
+    plain, sharper, slight = _truncated(measured, metrics)
+    if measured.evidence.finite < 50 or not (plain or sharper or slight):
         return None
     # Truncation takes nothing away where a token is nearly certain; a constant does.
     constant = metrics["logratio_std"] < 0.25 * abs(mean)
@@ -59,16 +55,14 @@ def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
         title,
         (
             f"the mean ratio exp(D) is {ratio:.4f} +- {error:.4f}, {(1.0 - ratio) / error:.0f} standard errors below "
-            "1: the probability mass that truncation kept. Over tokens that a policy sampled, its own ratios average "
-            "to 1",
-            f"positive D makes up {percent(upwards)} of sum |D|; percentiles 1 and 50 of D are "
-            f"{metrics['logratio_p1']:.3g} and {metrics['logratio_p50']:.3g}, its mean is {mean:.3g}, its standard "
-            f"deviation {metrics['logratio_std']:.3g}",
+            "1: the probability mass that truncation kept. Over tokens that a policy sampled, ratios average to 1",
+            f"tokens with D > 0 make up {percent(_upwards(metrics))} of sum |D|, usually half; half of all D lie below "
+            f"{metrics['logratio_p50']:.3g}, one in a hundred below {metrics['logratio_p1']:.3g}",
         ),
         {
             "ratio_mean": ratio,
             "ratio_mean_error": error,
-            "positive_fraction": upwards,
+            "positive_fraction": _upwards(metrics),
             **{name: metrics[name] for name in ("logratio_p1", "logratio_p50", "logratio_mean", "logratio_std")},
         },
         1.0 - ratio,
@@ -77,76 +71,87 @@ def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
 
 
-def _is_slope(slope: float, error: float) -> bool:
-    """Return whether D of unlikely tokens grows with their log-prob as only a temperature makes it, within sequences.
+def _upwards(metrics: Metrics) -> float:
+    """Return the share of the sum of |D| where D is positive."""
+    mean, magnitude = metrics["logratio_mean"], metrics["logratio_abs_mean"]
+    return min(1.0, max(0.0, 0.5 * (magnitude + mean) / magnitude)) if magnitude else 0.5
 
-    The median over sequences is what counts: other weights in some of them have slopes of -1 there. Where the slope is
-    -1 in most, the log-probs are unrelated.
-    """
-    return abs(slope) > max(0.1, SURE_OF_SLOPE * error) and slope > -0.8
+
+def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, bool]:
+    """Return whether ratios lie below 1 as of a truncated policy: plainly, beside a temperature, or slightly."""
+    ratio, error = _mean_ratio(metrics)
+    upwards = _upwards(metrics)
+    slope = measured.evidence.sharpness.found()
+    # Beside a temperature D is positive for some tokens all the same. Top-k alone takes more from flat contexts, whose
+    # tokens are unlikely: D grows with the log-prob, and is hardly ever positive.
+    sharper = abs(slope.slope) > max(0.1, SURE_OF_SLOPE * slope.error) and slope.slope > -0.8
+    sharper = sharper and ratio + SURE * error < 0.995 and (0.05 if slope.slope < 0.0 else 0.12) < upwards < 0.4
+    slight = ratio > 0.97 and ratio + SURE * error < 0.998 and upwards < 0.45
+    return ratio + SURE * error < 0.985 and upwards < 0.3, sharper, slight
 
 
 @cause(
     "error",
-    "D follows the log-prob: one policy is sharper everywhere",
+    "D follows the log-prob and that explains most of it: one policy is sharper everywhere",
     "Divide the trainer's logits by the sampling temperature before the softmax, once; and have the engine return "
     "log-probs after temperature (vLLM: logprobs_mode='processed_logprobs').",
     hides=("not_the_sampler", "different_policies", "long_products", "outliers"),
 )
 def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize D that follows the log-prob itself: one side is sharper than the other, everywhere."""
-    fit = measured.evidence.fit
+    found = measured.evidence.sharpness.found()
+    slope, share = found.slope, found.share
     if measured.evidence.finite < 200 or metrics["logratio_abs_mean"] < MATTERS:
         return None
-    found = measured.evidence.by_sequence
-    slope, error = found.slope()
-    # A temperature keeps the order of likely and unlikely tokens; policies that went apart lose it.
-    alone = (
-        measured.evidence.fit["log_prob_correlation"] > 0.95
-        and abs(fit["correlation"]) > 0.55
-        and fit["explained"] > 0.5
-        and abs(fit["slope"]) > 0.01
-    )
-    if not (alone or _is_slope(slope, error)):
+    if abs(slope) < max(LEAST_SLOPE, SURE_OF_SLOPE * found.error) or slope < -0.8:
         return None
-    known = abs(slope) > SURE_OF_SLOPE * error and slope > -0.8
-    sharper = "trainer" if (slope if known else fit["slope"]) > 0 else "engine"
-    table = measured.evidence.by_mean.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
-    ends = "; ".join(f"{row.label}: {row.logratio_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
-    evidence = [f"mean D by probability: {ends}"]
-    numbers = {name: fit[name] for name in ("correlation", "explained")}
+    truncated = _truncated(measured, metrics)[1]
+    if share < PART and not truncated:
+        return None
+    sharper = "trainer" if slope > 0 else "engine"
+    low, high = found.interval()
     title = f"a temperature was applied on one side only: the {sharper} has the sharper policy"
-    if known:
-        factor = 1.0 + abs(slope) if slope > 0 else 1.0 / (1.0 + slope)
-        numbers |= {"factor": factor, "temperature": 1.0 + slope, "slope": slope, "slope_error": error}
+    if not truncated and share < MOST:
+        title = f"a part of the mismatch looks like a temperature: the {sharper} has the sharper policy"
+    middle = 0.5 * (low + high)
+    factor = middle if slope > 0 or middle <= 0.0 else 1.0 / middle
+    if high - low < WIDE:
         title += f", by a factor of about {factor:.2f}"
-        evidence.insert(
-            0,
-            f"within a sequence, D of unlikely tokens changes by {slope:+.3f} +- {error:.3f} for each nat of their "
-            f"rollout log-prob: the engine's temperature is {1.0 + slope:.2f} +- {error:.2f} times the trainer's (too "
-            "near 1 where sampling was truncated as well)",
-        )
-    else:
-        numbers["slope"] = fit["slope"]
-        evidence.insert(
-            0,
-            f"D against the mean of the two log-probs: correlation {fit['correlation']:.2f}, slope {fit['slope']:.2f}; "
-            f"the token's probability alone explains {percent(fit['explained'])} of the mean square of D",
-        )
-    scatter = found.scatter_of_d()
-    more = not alone and known and scatter > SCATTERS * abs(slope)
+    table = measured.probability.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
+    ends = "; ".join(f"{row.label}: {row.logratio_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
+    explained = f"a temperature explains {percent(share)} of the mismatch"
+    more = not truncated and share < ALONE and (1.0 - share) * metrics["kl_rollout_train_k3"] > HEALTHY_K3
     if more:
-        evidence.append(
-            f"and something else: D of unlikely tokens scatters by {scatter:.2f} around that line, where a temperature "
-            f"alone leaves up to about {abs(slope):.2f}"
-        )
+        explained += "; the rest is something else"
+    if truncated:
+        explained = "sampling was truncated as well, which makes the interval wide"
     return Signs(
         title,
-        tuple(evidence),
-        numbers | {"scatter": scatter},
-        max(fit["explained"], min(1.0, abs(slope))),
+        (
+            f"the engine's temperature is {_between(low, high)} times the trainer's",
+            f"D of unlikely tokens changes by {slope:+.3f} +- {found.error:.3f} per nat of their log-prob; {explained}",
+            f"mean D by rollout probability: {ends}",
+        ),
+        {
+            "factor": factor,
+            "temperature": middle,
+            "temperature_low": low,
+            "temperature_high": high,
+            "slope": slope,
+            "slope_error": found.error,
+            "explained": share,
+        },
+        min(1.0, abs(middle - 1.0)) if truncated or share >= MOST else share * metrics["kl_rollout_train_k3"],
+        severity=None if truncated or share >= MOST else "warning",
         beside=("different_policies",) * more,
     )
+
+
+def _between(low: float, high: float) -> str:
+    """Say an interval: by its middle, or where it is wide by its ends."""
+    if high - low < WIDE:
+        return f"about {0.5 * (low + high):.2f} ({low:.2f} to {high:.2f})"
+    return f"below {high:.2f}" if low < 0.1 else f"{low:.2f} to {high:.2f}"
 
 
 @cause(
@@ -324,8 +329,9 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "the mean of `entropy` is not the mean of -log-prob: tokens were sampled at another temperature, or with top-p",
-    "Sample with temperature 1 and top_p=1; or have the engine return log-probs after sampling (vLLM: "
-    "logprobs_mode='processed_logprobs') and divide the trainer's logits by the same temperature.",
+    "Both log-probs are raw, before temperature, top-p or penalties, so they agree all the same. Sample without; or "
+    "have the engine return processed log-probs (vLLM: logprobs_mode='processed_logprobs') and divide the trainer's "
+    "logits by the same temperature.",
     invalidates=EVERY,
 )
 def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
@@ -344,7 +350,6 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
         (
             f"the mean entropy is {entropy:.3f} nats, the mean of -train_logp {entropy - difference:.3f}, "
             f"{abs(difference) / error:.0f} standard errors apart; over tokens that this policy sampled they are equal",
-            "both log-probs are raw, before temperature, top-p or penalties, so that they agree",
         ),
         {"entropy_mean": entropy, "surprise_mean": entropy - difference, "difference_error": error},
         min(1.0, abs(difference) / max(entropy, 1e-9)),

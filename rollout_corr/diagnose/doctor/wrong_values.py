@@ -369,7 +369,9 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     if evidence.by_sequence.part() is not None:
         # In some sequences alone: `outliers` says in which.
         return None
-    if evidence.finite < 50 or metrics["logratio_abs_mean"] < 0.5 or correlation > 0.5:
+    # Probabilities stay alike where a model is only damaged, though its log-probs no longer correlate.
+    alike = max(correlation - 0.2, metrics["prob_correlation"])
+    if evidence.finite < 50 or metrics["logratio_abs_mean"] < 0.5 or alike > 0.3:
         return None
     flat = [
         name

@@ -1,4 +1,4 @@
-"""Tallies of whole sequences for the doctor: which differ far more than the others, which are scaled or sharpened."""
+"""Tallies of whole sequences for the doctor: which differ far more than the others, which are scaled."""
 
 from __future__ import annotations
 
@@ -30,16 +30,13 @@ FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = (
     5.0,
     0.5,
 )
-# Tokens below this rollout probability show a temperature: D grows with their log-prob, and certain ones agree anyway.
-UNLIKELY = math.log(0.1)
-# A sequence needs so many tokens for a slope over them.
-FEWEST_FOR_SLOPE, FEWEST_FOR_SCALE = 8, 8
-# A slope over unlikely tokens is counted in bins of this width, up to MOST_SLOPE in both directions.
-SLOPE_BIN, MOST_SLOPE = 0.02, 4.0
-SLOPE_BINS = round(2 * MOST_SLOPE / SLOPE_BIN)
+# A sequence needs so many tokens for a factor.
+FEWEST_FOR_SCALE = 8
 # One side of a sequence is a multiple of the other where this much of its square is left unexplained, and the factor
 # is beyond this one.
 UNEXPLAINED, FACTOR = 0.02, 1.25
+# ... and D has one sign at tokens with a log-prob beyond TOLD: |signs| add up to so much of their number.
+TOLD, ONE_SIGN = 0.02, 0.7
 # How far the logarithm of a factor may lie from that of the length.
 LENGTH_FITS = 0.25
 
@@ -92,8 +89,6 @@ class BySequence:
         scale_tested, scaled: Sequences tested for a factor; those of which one side is a multiple of the other.
         factors: Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over
             rollout, n the length.
-        slopes: [SLOPE_BINS] counts of the slopes of D over the log-prob of unlikely tokens.
-        scatter: Sums of the squares that these slopes leave, and their degrees of freedom.
     """
 
     def __init__(self) -> None:
@@ -102,8 +97,6 @@ class BySequence:
         self.far = self.with_far = 0
         self.scale_tested = self.scaled = 0
         self.factors = torch.zeros(2, 3, dtype=torch.float64)
-        self.slopes = torch.zeros(SLOPE_BINS, dtype=torch.int64)
-        self.scatter = torch.zeros(2, dtype=torch.float64)
         # Per bin of the mean min(|D|, 1), which no single token decides: sequences, tokens, sums of it and of k3.
         self._levels = torch.zeros(BINS, 4, dtype=torch.float64)
         self._worst: list[tuple[float, int, WorstSequence]] = []
@@ -137,7 +130,6 @@ class BySequence:
             self._levels[:, column] += torch.bincount(bins, values, minlength=BINS)
         self._add_worst(tokens, n, sums, total(d.abs()), owner, d)
         self._add_scales(tokens, owner, n, count)
-        self._add_slopes(tokens.rollout[finite], owner, d, count)
 
     def _add_worst(
         self, tokens: ValidTokens, n: Tensor, sums: Tensor, magnitudes: Tensor, owner: Tensor, d: Tensor
@@ -166,11 +158,16 @@ class BySequence:
         xy, xx, yy = (
             torch.bincount(owner, x, minlength=count) for x in (train * rollout, rollout * rollout, train * train)
         )
-        usable = (n >= FEWEST_FOR_SCALE) & (xx > 1e-12) & (yy > 1e-12)
+        # Under a temperature D has both signs, one for tokens that are certain enough.
+        d, told = train - rollout, torch.maximum(train.abs(), rollout.abs()) > TOLD
+        signs, tested = (torch.bincount(owner[told], x, minlength=count) for x in (d[told].sign(), None))
+        one_sign = signs.abs() > ONE_SIGN * tested
+        usable = (n >= FEWEST_FOR_SCALE) & (xx > 1e-12) & (yy > 1e-12) & (tested >= FEWEST_FOR_SCALE)
         self.scale_tested += int(usable.sum())
         factor, unexplained = xy / xx, 1.0 - xy * xy / (xx * yy)
         scaled = (
             usable
+            & one_sign
             & (factor > 0)
             & (unexplained < UNEXPLAINED)
             & (factor.clamp(min=1e-300).log().abs() > math.log(FACTOR))
@@ -179,22 +176,6 @@ class BySequence:
         self.scaled += log.numel()
         columns = torch.stack([log, log + length, log - length], 1)
         self.factors += torch.stack([columns.sum(0), columns.square().sum(0)])
-
-    def _add_slopes(self, rollout: Tensor, owner: Tensor, d: Tensor, count: int) -> None:
-        """Fit D = a + b * rollout_logp over the unlikely tokens of each sequence."""
-        unlikely = rollout < UNLIKELY
-        x, y, own = rollout[unlikely].double().clamp(min=-CUT), d[unlikely], owner[unlikely]
-        n = torch.bincount(own, minlength=count).double()
-        some = n.clamp(min=1)
-        x = x - (torch.bincount(own, x, minlength=count) / some)[own]
-        y = y - (torch.bincount(own, y, minlength=count) / some)[own]
-        xx, xy, yy = (torch.bincount(own, values, minlength=count) for values in (x * x, x * y, y * y))
-        usable = (n >= FEWEST_FOR_SLOPE) & (xx > 0.05 * n)
-        slope = (xy / xx.clamp(min=1e-300))[usable]
-        bins = ((slope + MOST_SLOPE) / SLOPE_BIN).long().clamp(0, SLOPE_BINS - 1)
-        self.slopes += torch.bincount(bins, minlength=SLOPE_BINS)
-        left = (yy - xy * xy / xx.clamp(min=1e-300))[usable].clamp(min=0.0)
-        self.scatter += torch.stack([left.sum(), (n[usable] - 2.0).sum()])
 
     @property
     def worst(self) -> list[WorstSequence]:
@@ -226,11 +207,6 @@ class BySequence:
                 best = part
         return best
 
-    def scatter_of_d(self) -> float:
-        """Return the standard deviation of D that the slopes over unlikely tokens leave."""
-        squares, freedom = self.scatter.tolist()
-        return math.sqrt(squares / freedom) if freedom else 0.0
-
     def factor(self) -> tuple[float, float]:
         """Return the geometric mean of the factors of scaled sequences, and the deviation of their logarithm."""
         mean, deviation = self._factor(0)
@@ -248,21 +224,3 @@ class BySequence:
         """Return mean and standard deviation of a column of `factors`."""
         mean, square = (self.factors[:, column] / max(1, self.scaled)).tolist()
         return mean, math.sqrt(max(square - mean * mean, 0.0))
-
-    def slope(self) -> tuple[float, float]:
-        """Return the median slope of D over the log-prob of unlikely tokens and its standard error; inf if unknown."""
-        count = int(self.slopes.sum())
-        if count < 8:
-            return 0.0, math.inf
-        running = self.slopes.cumsum(0)
-
-        def quantile(share: float) -> float:
-            i = int((running >= share * count).nonzero()[0])
-            before = float(running[i - 1]) if i else 0.0
-            inside = (share * count - before) / max(1.0, float(self.slopes[i]))
-            return (i + inside) * SLOPE_BIN - MOST_SLOPE
-
-        # Of a normal distribution, the quartiles lie 1.349 standard deviations apart, and its median's error is 1.2533
-        # times that of its mean.
-        deviation = max(SLOPE_BIN, quantile(0.75) - quantile(0.25)) / 1.349
-        return quantile(0.5), 1.2533 * deviation / math.sqrt(count)

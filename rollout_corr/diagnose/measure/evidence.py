@@ -14,7 +14,8 @@ from ..read.chunk import ValidTokens
 from .by_label import ByLabel
 from .by_sequence import BySequence
 from .padding import Padding
-from .profiles import CUT, Excess, Profile, probability_bins
+from .profiles import CUT, Excess
+from .sharpness import SharpnessTally
 
 # The two log-probs that are compared.
 Side = Literal["train", "rollout"]
@@ -47,7 +48,7 @@ OTHER_TURNS, FIRST_TURN = TURN_OFFSETS, TURN_OFFSETS + 1
 
 
 # Numbers of `Evidence.fit`.
-FITTED = ("slope", "correlation", "train_mean", "train_std", "rollout_std", "log_prob_correlation", "explained")
+FITTED = ("train_mean", "train_std", "rollout_std", "log_prob_correlation")
 
 
 class Evidence:
@@ -64,8 +65,8 @@ class Evidence:
         rows_bad, rows_all_bad: Sequences with a non-finite D, and with no other.
         paired, shifted: Sequences that were tested for a shift; those that fit better after each shift.
         swap_tested, swapped: Sequences tested for a swap; those that fit another one better.
-        moments: Sums of 1, m, D, m^2, D^2, m D, both log-probs and their squares; m is the mean of the log-probs.
-        by_mean: D by the probability bin of m.
+        moments: Sums of 1, both log-probs, their squares and their product.
+        sharpness: How D follows the log-prob.
         turns, positions: |D| by place in the turn, and by octave of the position.
         columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         by_sequence: Tallies of whole sequences.
@@ -86,8 +87,8 @@ class Evidence:
         self.paired = 0
         self.shifted = dict.fromkeys(SHIFTS, 0)
         self.swap_tested = self.swapped = 0
-        self.moments = torch.zeros(10, dtype=torch.float64)
-        self.by_mean = Profile()
+        self.moments = torch.zeros(6, dtype=torch.float64)
+        self.sharpness = SharpnessTally()
         self.turns, self.positions = Excess(), Excess()
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
@@ -108,6 +109,7 @@ class Evidence:
         self._add_distances(tokens)
         self._add_entropy(tokens)
         self.padding.add(tokens)
+        self.sharpness.add(tokens)
         self.by_sequence.add(tokens)
         for name, tally in self.labels.items():
             tally.add(tokens, tokens.column(name))
@@ -186,15 +188,8 @@ class Evidence:
     def _add_moments(self, tokens: ValidTokens) -> None:
         finite = tokens.finite
         train, rollout = (x[finite].double().clamp(-CUT, CUT) for x in (tokens.train, tokens.rollout))
-        d, middle = train - rollout, 0.5 * (train + rollout)
-        self.moments += torch.stack(
-            [
-                torch.tensor(float(d.numel()), dtype=torch.float64),
-                *(x.sum() for x in (middle, d, middle * middle, d * d, middle * d)),
-                *(x.sum() for x in (train, rollout, train * train, rollout * rollout)),
-            ]
-        )
-        self.by_mean.add(probability_bins(middle), d)
+        products = (torch.ones_like(train), train, rollout, train * train, rollout * rollout, train * rollout)
+        self.moments += torch.stack([x.sum() for x in products])
 
     def _add_groups(self, tokens: ValidTokens) -> None:
         finite = tokens.finite
@@ -266,34 +261,18 @@ class Evidence:
 
     @property
     def fit(self) -> dict[str, float]:
-        """Correlation and slope of D against the mean of the two log-probs, and the spread and correlation of both."""
-        n, m, d, m2, d2, md, train, rollout, train2, rollout2 = self.moments.tolist()
+        """Mean, spread and correlation of the two log-probs."""
+        n, train, rollout, train2, rollout2, joint = self.moments.tolist()
         if n < 2:
             return dict.fromkeys(FITTED, 0.0)
-        var_m, var_d = m2 / n - (m / n) ** 2, d2 / n - (d / n) ** 2
-        covariance = md / n - m * d / n**2
-        spread = math.sqrt(max(var_m * var_d, 0.0))
         var_train, var_rollout = train2 / n - (train / n) ** 2, rollout2 / n - (rollout / n) ** 2
-        # m^2 = (t^2 + 2 t r + r^2) / 4 gives the sum of t r.
-        joint = 0.5 * (4.0 * m2 - train2 - rollout2) / n - train * rollout / n**2
+        spread = var_train * var_rollout
         return {
-            "slope": covariance / var_m if var_m > 0 else 0.0,
-            "correlation": covariance / spread if spread > 0 else 0.0,
             "train_mean": train / n,
             "train_std": math.sqrt(max(var_train, 0.0)),
             "rollout_std": math.sqrt(max(var_rollout, 0.0)),
-            "log_prob_correlation": joint / math.sqrt(var_train * var_rollout)
-            if var_train * var_rollout > 1e-12
-            else 0.0,
-            "explained": self._explained(),
+            "log_prob_correlation": (joint / n - train * rollout / n**2) / math.sqrt(spread) if spread > 1e-12 else 0.0,
         }
-
-    def _explained(self) -> float:
-        """Return the share of the mean square of D that its means by probability account for."""
-        sums = self.by_mean.sums
-        count, d, d2 = sums[:, 0], sums[:, 1], sums[:, 3]
-        total = float(d2.sum())
-        return float((d * d / count.clamp(min=1.0)).sum()) / total if total > 0 else 0.0
 
 
 def _pools(lengths: Tensor, fewest: int) -> Tensor:
