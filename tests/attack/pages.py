@@ -29,19 +29,21 @@ from builders.hostile import TEXTS
 
 TAGS = frozenset(
     (
-        *("b", "body", "circle", "code", "details", "div", "figcaption", "figure", "h1", "h2", "head", "html", "li"),
-        *("line", "meta", "p", "polyline", "rect", "section", "span", "style", "summary", "svg", "table", "tbody"),
-        *("td", "text", "th", "thead", "title", "tr", "ul"),
+        *("a", "b", "body", "circle", "code", "details", "div", "figcaption", "figure", "g", "h1", "h2", "head"),
+        *("html", "li", "line", "meta", "p", "polyline", "pre", "rect", "section", "span", "style", "summary", "svg"),
+        *("table", "tbody", "td", "text", "th", "thead", "title", "tr", "ul"),
     )
 )
 ATTRIBUTES = frozenset(
     (
-        *("aria-label", "charset", "class", "content", "cx", "cy", "fill-opacity", "height", "lang", "name", "points"),
-        *("r", "role", "text-anchor", "title", "transform", "viewbox", "width", "x", "x1", "x2", "y", "y1", "y2"),
+        *("aria-label", "charset", "class", "content", "cx", "cy", "data-head", "data-says", "fill-opacity", "height"),
+        *("href", "id", "lang", "name", "open", "points", "r", "role", "rx", "tabindex", "text-anchor", "title"),
+        *("transform", "viewbox", "width", "x", "x1", "x2", "y", "y1", "y2"),
     )
 )
-# Attributes in which a text may stand.
-SAYS = frozenset(("aria-label", "title"))
+# Attributes in which a text may stand; and the only addresses: places of the same page.
+SAYS = frozenset(("aria-label", "data-head", "data-says", "title"))
+PLACES = {"href": re.compile("#[a-z0-9-]+"), "id": re.compile("[a-z0-9-]+")}
 COLORS = re.compile(r"\x1b\[(?:0|1|3[136]|1;3[1236]|1;3[1236];\d+)m")
 # A mark that hostile texts carry, to be looked for where no text belongs.
 MARK = "ALERT"
@@ -72,7 +74,12 @@ class Page(HTMLParser):
         if tag not in TAGS:
             self.wrong.append(f"<{tag}>")
         for name, value in attributes:
-            if name not in ATTRIBUTES or value is None or (name not in SAYS and MARK.lower() in value.lower()):
+            known = name in ATTRIBUTES and value is not None
+            if known and name in PLACES:
+                known = bool(PLACES[name].fullmatch(value))
+            elif known and name not in SAYS:
+                known = MARK.lower() not in value.lower()
+            if not known:
                 self.wrong.append(f"<{tag} {name}={value!r}>")
         if len(dict(attributes)) != len(attributes):
             self.wrong.append(f"<{tag}> has an attribute twice")

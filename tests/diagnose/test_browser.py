@@ -34,10 +34,12 @@ window.addEventListener("load", () => {
     tiles: all(".tile").map((tile) => box(tile)[3]),
     best: all("div.best").length,
     heads: all("h2").map((head) => box(head)[1]),
+    cards: all(".card").map((card) => box(card)[1]),
+    order: all("body > *").map((part) => part.className || part.tagName),
     paper: getComputedStyle(document.body).backgroundColor,
     asked: performance.getEntriesByType("resource").map((entry) => entry.name),
   };
-  answer.folded = all("details").map((details) => {
+  answer.folded = all("details").filter((details) => !details.parentElement.closest("details")).map((details) => {
     const height = () => details.getBoundingClientRect().height, summary = details.querySelector("summary");
     const before = height();
     summary.click();
@@ -45,17 +47,44 @@ window.addEventListener("load", () => {
     summary.click();
     return [summary.textContent, before, after, height()];
   });
+  // A link unfolds the section that it leads to.
+  answer.links = all("p a").map((link) => {
+    const place = document.querySelector(link.getAttribute("href")), section = place.closest("details");
+    if (section) section.open = false;
+    location.hash = link.getAttribute("href");
+    return [link.textContent, place.checkVisibility()];
+  });
   // With all that is folded.
   all("details").forEach((details) => { details.open = true; });
   answer.opened = wider();
   answer.outside = [], answer.overlaps = [], answer.labels = [], answer.faint = [];
   answer.shapes = 0;
+  // No column is out of sight.
+  answer.cut = all(".wide").filter((b) => b.scrollWidth > b.clientWidth).map((b) => b.textContent.slice(0, 80));
+  // Each place has a box that it shows alone, around its text and inside of the chart.
+  answer.says = 0, answer.silent = [];
+  for (const says of all(".says")) {
+    const tip = says.querySelector(".tip"), svg = box(says.closest("svg"));
+    const hidden = getComputedStyle(tip).display === "none";
+    says.focus({preventScroll: true});
+    const shown = getComputedStyle(tip).display !== "none" && document.activeElement === says;
+    const [a, b, c, d] = box(tip.querySelector("rect"));
+    const inside = all("text", tip).every((t) => {
+      const [left, top, right, bottom] = box(t);
+      return left >= a && top >= b - 1 && right <= c && bottom <= d + 1;
+    });
+    const fits = a >= svg[0] - 1 && b >= svg[1] - 1 && c <= svg[2] + 1 && d <= svg[3] + 1;
+    answer.says += 1;
+    if (!(hidden && shown && inside && fits)) answer.silent.push([tip.textContent, hidden, shown, inside, fits]);
+    says.blur();
+  }
   const figures = all("figure").map(box);
   answer.figures = figures.length;
   answer.small = figures.filter((b) => b[2] - b[0] < 250 || b[3] - b[1] < 120).length;
   for (const svg of all("svg")) {
     const [left, top, right, bottom] = box(svg), called = svg.getAttribute("aria-label");
-    for (const part of all("text, rect, circle, polyline, line", svg)) {
+    const drawn = (what) => all(what, svg).filter((part) => !part.closest(".tip"));
+    for (const part of drawn("text, rect, circle, polyline, line")) {
       const [a, b, c, d] = box(part);
       answer.shapes += 1;
       if (a < left - 1 || b < top - 1 || c > right + 1 || d > bottom + 1)
@@ -63,7 +92,7 @@ window.addEventListener("load", () => {
       if (part.tagName === "text" && !part.getAttribute("transform") && d - b < 9)
         answer.faint.push(`${called}: ${part.textContent} is ${d - b} pixels high`);
     }
-    const texts = all("text", svg).filter((t) => !t.getAttribute("transform"));
+    const texts = drawn("text").filter((t) => !t.getAttribute("transform"));
     texts.forEach((t, i) => texts.slice(i + 1).forEach((u) => {
       const p = box(t), q = box(u);
       if (p[0] < q[2] && q[0] < p[2] && p[1] < q[3] - 1 && q[1] < p[3] - 1)
@@ -114,15 +143,17 @@ def ask(page, screen, *options):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Write three pages by the commands."""
+    """Write four pages by the commands."""
     folder = tmp_path_factory.mktemp("pages")
     turns = planted_dumps.retokenized(0, 2)
     n = turns["mask"].numel()
     torch.save(turns | {"versions": torch.arange(n) % 3, "steps": torch.arange(n) // 200}, folder / "turns.pt")
     torch.save(planted_dumps.renormalized(0, top_p=0.8), folder / "truncated.pt")
-    made = {name: folder / f"{name}.html" for name in ("report", "compare", "what-if")}
+    torch.save(planted_dumps.temperature(0, 0.7, 0.7, 1.0), folder / "hot.pt")
+    made = {name: folder / f"{name}.html" for name in ("report", "hot", "compare", "what-if")}
     one, two = str(folder / "turns.pt"), str(folder / "truncated.pt")
     assert main(["report", one, "--page", str(made["report"])]) == 0
+    assert main(["report", str(folder / "hot.pt"), "--page", str(made["hot"])]) == 0
     assert main(["report", one, "--compare", two, "--page", str(made["compare"])]) == 0
     assert main(["what-if", one, "--page", str(made["what-if"])]) == 0
     return made
@@ -130,7 +161,7 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("screen", SCREENS)
-@pytest.mark.parametrize("name", ["report", "compare", "what-if"])
+@pytest.mark.parametrize("name", ["report", "hot", "compare", "what-if"])
 def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
     found = ask(pages[name], screen, *([DARK] if scheme == "dark" else []))
     width, height = SCREENS[screen]
@@ -145,15 +176,19 @@ def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
     assert found["faint"] == []
     assert len(found["folded"]) >= 3
     for summary, before, after, again in found["folded"]:
-        assert before == again < 0.5 * after, summary
+        # Most are folded; those of a finding are open.
+        assert before == again and (before < 0.5 * after or after < 0.5 * before), summary
+    assert found["cut"] == []
+    assert found["silent"] == [] and found["says"] > 100
     # The first screen.
     if name == "what-if":
         assert found["best"] == 5 and found["heads"][0] < height / 2
-    else:
-        assert len(found["tiles"]) == (5 if name == "report" else 10)
-        assert max(found["tiles"][:5]) < height
-    if name == "report" and screen == "desktop":
-        assert found["heads"][0] < height
+        return
+    assert len(found["tiles"]) == 5
+    assert len(found["links"]) >= 5 and all(seen for _, seen in found["links"]), found["links"]
+    # What was found, with its picture; then the numbers.
+    assert found["cards"][0] < height / 2
+    assert max(found["tiles"]) < (1.2 if screen == "desktop" else 2.0) * height
 
 
 def test_a_dark_page_has_other_colors(pages):

@@ -16,7 +16,7 @@ from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.content import TILES
+from rollout_corr.diagnose.show.content import TILES, change, tiles
 from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, spanning
 from rollout_corr.diagnose.show.what_if_page import what_if_page
 from rollout_corr.diagnose.what_if import pareto, try_all
@@ -24,7 +24,14 @@ from rollout_corr.metrics.histogram import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SECTIONS = ["Distribution of D", "Train against rollout", "Where it differs", "Weights and rejection", "More"]
+SECTIONS = {
+    "Train against rollout": "figure",
+    "Where it differs": "figure",
+    "Worst records": "div",
+    "Distribution of D": "figure",
+    "Weights and rejection": "figure",
+    "All numbers": "table",
+}
 ELSEWHERE = re.compile(r"https?://|//[a-z]|url\(|@import|javascript:", re.IGNORECASE)
 
 
@@ -71,7 +78,12 @@ def folder(tmp_path_factory):
     torch.save(turns | more, path / "turns.pt")
     torch.save(planted_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), path / "steps.pt")
     torch.save(planted_dumps.renormalized(0, top_p=0.8), path / "truncated.pt")
-    torch.save(planted_dumps.Model(0).healthy(), path / "healthy.pt")
+    torch.save(planted_dumps.temperature(0, 0.7, 0.7, 1.0), path / "hot.pt")
+    healthy = planted_dumps.Model(0).healthy()
+    torch.save(healthy, path / "healthy.pt")
+    healthy["train_logp"] = healthy["train_logp"].clone()
+    healthy["train_logp"][100:103] -= 9.0
+    torch.save(healthy, path / "spiked.pt")
     torch.save(planted_dumps.broken(0, rows=1.0), path / "broken.pt")
     torch.save(planted_dumps.copied(0), path / "copied.pt")
     torch.save(planted_dumps.filled(0, -9999.0), path / "filled.pt")
@@ -80,28 +92,150 @@ def folder(tmp_path_factory):
     return path
 
 
+def opened(page):
+    """Return the headings of the sections that are open, in their order."""
+    found = []
+    for (tag, attributes, _), following in zip(page.elements, [*page.elements[1:], None], strict=True):
+        if tag == "details" and following and following[0] == "summary":
+            found.append("open" in attributes)
+    heads = [head for head in page.said("h2") if head in SECTIONS]
+    tops = [
+        "open" in attributes for tag, attributes, above in page.elements if tag == "details" and "details" not in above
+    ]
+    return [head for head, shown in zip(heads, tops, strict=False) if shown]
+
+
 @pytest.mark.parametrize("name", ["turns", "steps", "truncated", "healthy", "broken", "copied", "filled", "one"])
 def test_every_report_is_a_whole_page(name, folder):
     page = checked(report(folder / f"{name}.pt", by=("entropy",) if name == "turns" else ()))
-    heads = page.said("h2")
-    wanted = [head for head in SECTIONS if head != "Where it differs" or name not in ("broken", "one")]
-    assert [head for head in heads if head != "Worst records"] == wanted
-    assert ("Worst records" in heads) == (name not in ("broken", "copied"))
+    absent = {"broken": ["Where it differs", "Worst records"], "one": ["Where it differs"], "copied": ["Worst records"]}
+    assert sorted(page.said("h2")) == sorted(set(SECTIONS) - set(absent.get(name, ())))
     tiles = [attributes for _, attributes, _ in page.elements if "tile" in attributes.get("class", "").split()]
-    assert [tile["title"] for tile in tiles] == list(TILES)
-    assert f"{name}.pt" in page.said("p")[0]
+    assert len(tiles) == 5 and [key for key in page.said("code") if key in TILES] == list(TILES)
+    # Where the numbers come from.
+    strip = " ".join(page.said("span"))
+    assert f"{name}.pt" in strip and f"rollout-corr {rc.__version__}, torch {torch.__version__}" in strip
+    assert f"rollout-corr report {folder / name}.pt" in strip and re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", strip)
 
 
 def test_a_report_has_a_chart_for_every_axis(folder):
     page = checked(report(folder / "turns.pt", by=("entropy",)))
     captions = page.said("figcaption")
-    wanted = ["D = train", "mean D of sequences", "log-probs", "probabilities", "by position", "by rollout probability"]
-    wanted += ["by sequence length", "by turn", "by weight version", "by step", "by entropy", "kept within"]
-    wanted += ["D = train", "mean D of sequences"]
+    # That of the finding is the first, and stands in its card.
+    wanted = ["by turn", "by position", "by rollout probability", "by sequence length", "by weight version", "by step"]
+    wanted += ["by entropy", "log-probs", "probabilities", "D of tokens", "mean D of sequences", "kept within"]
     assert len(captions) == len(wanted)
     for caption, start in zip(captions, wanted, strict=True):
         assert caption.startswith(start)
     assert any("turns begin with other tokens" in text for text in page.said("b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "picture", "first", "others"),
+    [
+        ("truncated", "log-probs, train against rollout", "Train against rollout", ["Where it differs"]),
+        ("steps", "by step", "Train against rollout", []),
+        ("spiked", None, "Worst records", []),
+        ("turns", "by turn", "Where it differs", []),
+    ],
+)
+def test_a_page_begins_with_the_finding_and_its_picture(name, picture, first, others, folder):
+    """Its card holds its picture, its sections are open and the first, and everything else is folded."""
+    page = checked(report(folder / f"{name}.pt"))
+    cards = [
+        attributes["class"].split()
+        for tag, attributes, _ in page.elements
+        if "card" in attributes.get("class", "").split()
+    ]
+    assert ("found" in cards[0]) == (picture is not None)
+    assert picture is None or page.said("figcaption")[0] == picture
+    shown = opened(page)
+    assert shown == ([] if name == "steps" else [first, *others])
+    assert name == "steps" or page.said("h2")[0] == first
+
+
+def test_a_healthy_page_shows_the_pictures_that_can_be_checked(folder):
+    page = checked(report(folder / "healthy.pt"))
+    assert opened(page) == ["Train against rollout", "Where it differs", "Distribution of D"]
+    states = [
+        attributes["class"].split()[1]
+        for _, attributes, _ in page.elements
+        if attributes.get("class", "").startswith("tile ")
+    ]
+    assert states == ["healthy"] * 5
+
+
+@pytest.mark.parametrize("name", ["truncated", "steps", "spiked", "turns", "broken"])
+def test_no_number_is_green_next_to_a_finding(name, folder):
+    """A number that lies in its healthy range has not seen it, and its range does not come from what is broken."""
+    found = rc.doctor(folder / f"{name}.pt")
+    assert not found.healthy
+    seen = {tile.key: tile for tile in tiles(found)}
+    assert "healthy" not in {tile.state for tile in seen.values()}
+    if name != "broken":
+        low, high = map(float, seen["ratio_mean"].healthy.split(" to "))
+        assert 0.9 < low < 1.0 < high < 1.1
+    page = checked(report(folder / f"{name}.pt"))
+    blind = sum(tile.state == "blind" for tile in seen.values())
+    assert page.said("span").count("cannot see this") == blind and (blind or name == "broken")
+
+
+def test_a_temperature_is_drawn_as_the_line_that_was_fitted(folder):
+    """The line goes through the tokens that it is of: they lie on both of its sides."""
+    found = rc.doctor(folder / "hot.pt")
+    (fit,) = (charts.fit_of(found.findings, found.measured),)
+    assert fit.slope == 1.0 + found.findings[0].numbers["slope"]
+    saved = torch.load(folder / "hot.pt", weights_only=True)
+    unlikely = saved["rollout_logp"] < math.log(0.1)
+    left = saved["train_logp"][unlikely] - fit.slope * saved["rollout_logp"][unlikely] - fit.offset
+    # The offset comes from the cells of the picture, a quarter of a nat wide.
+    assert abs(float(left.mean())) < 0.05
+    page = checked(report(folder / "hot.pt"))
+    assert any(text.startswith("fitted: 0.7") for text in page.said("span")) and "equal" in page.said("span")
+
+
+def test_every_place_says_series_x_y_and_count(folder):
+    """Nothing needs the browser's own titles, which come late, and on a phone never."""
+    page = checked(report(folder / "hot.pt"))
+    assert [tag for tag, _, above in page.elements if tag == "title" and "svg" in above] == []
+    says = page.said("text")
+    for wanted in (
+        r"position in the sequence 26 - 30",
+        r"rollout probability 0\.99 - 0\.999",
+        r"mean D [+-][\d.e-]+, mean \|D\| [\d.e-]+",
+        r"[\d,]+ tokens, largest \|D\| [\d.]+",
+        r"rollout -[\d.]+ to -[\d.]+",
+        r"D -?[\d.e-]+ to [\d.e-]+",
+        r"[\d.]+ %, [\d,]+ tokens?",
+        r"\|log ratio\| up to [\d.e-]+: ratio / or x [\d.e+]+",
+    ):
+        assert any(re.fullmatch(wanted, text) for text in says), wanted
+    # The tokens of one axis are all tokens, whatever the number of bins.
+    counts = [
+        int(m[1].replace(",", "")) for m in (re.fullmatch(r"([\d,]+) tokens?, largest .*", text) for text in says) if m
+    ]
+    tokens = int(rc.doctor(folder / "hot.pt").metrics()["tokens"])
+    assert sum(counts) == 2 * tokens
+
+
+def test_headings_are_places_that_links_lead_to(folder):
+    page = checked(report(folder / "turns.pt"))
+    places = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
+    links = [attributes["href"] for tag, attributes, _ in page.elements if tag == "a"]
+    assert len(places) == len(set(places)) == len(SECTIONS)
+    assert sorted(links) == sorted(2 * [f"#{place}" for place in places])
+
+
+def test_a_bug_report_is_text_in_a_fence(folder, tmp_path):
+    """Finding and numbers, and nothing of a file's name ends the fence."""
+    path = tmp_path / "a`b```\n# c.pt"
+    path.write_bytes((folder / "hot.pt").read_bytes())
+    page = checked(report(path))
+    (lines,) = (text.split("\n") for text in page.said("pre"))
+    assert lines[0] == "**rollout-corr doctor: error `temperature`**" and lines[2] == "```text" and lines[-1] == "```"
+    assert not [line for line in lines[3:-1] if line.lstrip().startswith(("```", "#"))]
+    assert any(line.startswith("  slope = -0.") for line in lines)
+    assert any(line.startswith("kl_rollout_train_k3 = ") and "(alarm; healthy: < 0.01)" in line for line in lines)
 
 
 def test_two_dumps_side_by_side(folder):
@@ -116,16 +250,44 @@ def test_two_dumps_side_by_side(folder):
     assert {"a", "b"} <= kinds
     texts = " ".join(" ".join(page.said("div", "b")).split())
     assert "healthy : no known" in texts and "error: the rollout log-probs are of a truncated" in texts
-    heads = page.said("h2")
-    assert heads[:3] == ["healthy.pt", "truncated.pt", "Distribution of D"]
-    assert {"Worst records: healthy.pt", "Worst records: truncated.pt"} <= set(heads)
+    assert page.said("h2")[:3] == ["healthy.pt", "truncated.pt", "Train against rollout"]
+    assert opened(page)[0] == "Train against rollout"
+    # Findings and records stand in columns, and a change has the color of what it means.
+    columns = [attributes for _, attributes, _ in page.elements if attributes.get("class") == "columns"]
+    assert len(columns) == 2
+    cells = [
+        attributes for tag, attributes, _ in page.elements if tag == "td" and attributes.get("data-head") == "change"
+    ]
+    assert sum("worse" in cell.get("class", "").split() for cell in cells) > 5
+    better = sum("better" in cell.get("class", "").split() for cell in cells)
+    assert better < 0.2 * len(cells)
+    tiles = [attributes for _, attributes, _ in page.elements if "tile" in attributes.get("class", "").split()]
+    assert len(tiles) == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after", "says"),
+    [
+        ("kl_rollout_train_k3", 0.01, 0.03, "worse"),
+        ("kl_rollout_train_k3", 0.03, 0.01, "better"),
+        ("ratio_mean", 0.9, 1.01, "better"),
+        ("ratio_mean", 1.0, 1.2, "worse"),
+        ("token/weight_ess", 0.5, 0.9, "better"),
+        ("logratio_mean", -0.5, 0.51, ""),
+        ("tokens", 10.0, 20.0, ""),
+    ],
+)
+def test_a_change_is_judged_by_its_distance_from_equal_policies(key, before, after, says):
+    assert change(key, before, after) == says
 
 
 def bars_of(counts):
     """Return (from, to, percent) of the bars of a linear chart, and the share further out."""
     reach = charts._reach(counts)
-    bars, outside = charts._linear_bars(counts, reach, "tokens")
-    return reach, [bar[:3] for bar in bars], outside
+    total = sum(counts)
+    found = charts._linear_bars(counts, reach, charts.MOST_BARS)
+    bars = [(low, high, 100.0 * count / total) for (low, high), count in found.items()]
+    return reach, bars, 1.0 - sum(found.values()) / total
 
 
 def test_linear_bars_show_a_bell_as_a_bell():
@@ -145,15 +307,31 @@ def test_linear_bars_show_a_bell_as_a_bell():
 
 
 def test_a_bin_of_few_tokens_is_gray_and_does_not_stretch_the_axis():
-    rows = [Row(str(i), float(i), 2 if i == 3 else 500, 0.0, 90.0 if i == 3 else 0.01, 0.0, 1.0, 0.0) for i in range(8)]
-    for figure in (
-        charts.axis_chart("t", "turn", [("", rows)], log=False, unit="tokens"),
-        charts.category_chart("t", "version", [("", rows)], "tokens"),
-    ):
-        page = Page(figure.source)
+    rows = [
+        Row(str(i), float(i), 2 if i == 3 else 500, 0.01, 90.0 if i == 3 else 0.01, 0.0, 1.0, 0.0) for i in range(8)
+    ]
+    for named in (False, True):
+        page = Page(charts.axis_chart("t", "turn", [("", rows)], "tokens", named=named).source)
         kinds = [attributes.get("class", "").split() for _, attributes, _ in page.elements]
-        assert sum(kind[1:] == ["few"] for kind in kinds) == 2  # the bin, and its key
-        assert "90" not in page.said("text") and "fewer than 50 tokens" in page.said("span")
+        assert sum("few" in kind for kind in kinds) == (3 if named else 2)  # the bin, and its key
+        axis = [float(text) for text in page.said("text") if re.fullmatch(r"[\d.]+", text)]
+        assert max(axis) < 8 and "fewer than 50 tokens" in page.said("span")
+
+
+def test_bars_have_the_sign_of_mean_d_and_a_cut_one_its_value():
+    means = [0.5, -0.2, 3.75, 0.1]
+    rows = [
+        Row(f"bin {i}", float(i), 20 if i == 2 else 900, mean, abs(mean), 0.0, 5.0, 0.0) for i, mean in enumerate(means)
+    ]
+    page = Page(charts.axis_chart("t", "version", [("", rows)], "tokens", named=True).source)
+    bars = [attributes for _, attributes, _ in page.elements if attributes.get("class", "").startswith("bar ")]
+    (zero,) = (float(attributes["y1"]) for _, attributes, _ in page.elements if attributes.get("class") == "zero")
+    sides = [float(bar["y"]) + float(bar["height"]) / 2.0 < zero for bar in bars]
+    # The bins of enough tokens come first.
+    assert sides == [True, False, True, True]
+    cut = [text for text in page.said("text") if text.startswith("3.75")]
+    assert len(cut) == 1 and cut[0] != "3.75"
+    assert {f"bin {i}" for i in range(4)} <= set(page.said("text"))
 
 
 def test_the_worst_records_come_with_their_tokens(tmp_path):
@@ -167,6 +345,8 @@ def test_the_worst_records_come_with_their_tokens(tmp_path):
     bold = page.said("b")
     first = bold.index("record 7")
     assert [text.startswith("record ") for text in bold[first : first + 5]] == [True] * 5
+    # Two of them, and a fold.
+    assert "3 more records" in page.said("summary")
     assert source.count('class="record"') == 5
     spans = page.said("span")
     about = spans.index(next(text for text in spans if " % of k3, " in text))

@@ -14,12 +14,11 @@ from builders.rounding import near
 from builders.weights import weight_of
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
-from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES, Row
+from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES, Row, joined
 from rollout_corr.diagnose.measure.worst_tokens import WORST
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import terminal
-from rollout_corr.diagnose.show.content import joined
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,6 +56,35 @@ class Row:
     logratio_std: float
     logratio_abs_max: float
     large_fraction: float
+
+
+def joined(rows: Sequence[Row], most: int) -> Sequence[Row]:
+    """Join neighboring bins, as many each time, until at most so many are left."""
+    size = -(-len(rows) // most)
+    return rows if size <= 1 else [_join(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+
+def _join(rows: Sequence[Row]) -> Row:
+    """Return the bin that holds all tokens of some."""
+    if len(rows) == 1:
+        return rows[0]
+    count = sum(row.count for row in rows)
+
+    def mean(value: Callable[[Row], float]) -> float:
+        return math.fsum(row.count * value(row) for row in rows) / count
+
+    middle, first, last = mean(lambda row: row.logratio_mean), rows[0].label, rows[-1].label
+    square = mean(lambda row: row.logratio_std**2 + row.logratio_mean**2)
+    return Row(
+        label=f"{first.partition(' - ')[0]} - {last.rpartition(' - ')[2]}",
+        at=rows[0].at,
+        count=count,
+        logratio_mean=middle,
+        logratio_abs_mean=mean(lambda row: row.logratio_abs_mean),
+        logratio_std=math.sqrt(max(0.0, square - middle * middle)),
+        logratio_abs_max=max(row.logratio_abs_max for row in rows),
+        large_fraction=mean(lambda row: row.large_fraction),
+    )
 
 
 class Profile:

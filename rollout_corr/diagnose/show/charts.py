@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
 from ...metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
+from ..doctor.cause import Finding, counted
 from ..measure.measurement import CELLS, LOWEST_LOGP, Measurement
-from ..measure.profiles import Row
+from ..measure.profiles import Row, joined
+from ..measure.sharpness import UNLIKELY
 from ..what_if import Setting, SettingResult
-from .content import Named
+from .content import FEWEST, Named, Unit, enough
 from .html import Html
-from .svg import Axis, Chart, spanning
+from .svg import BOTTOM, HEIGHT, LEFT, LETTER, RIGHT, TURNED, WIDTH, Axis, Chart, spanning
 
 HALF = HISTOGRAM_BINS // 2
 # Smaller |D| is one bin in the middle of the histogram, larger |D| one at each end.
@@ -24,8 +28,10 @@ RATIO = 2.0
 # Most bars of a linear histogram. Its axis has the first share of the values, or ends at so many times the |D| that has
 # the second one, so that a few values far out do not make one bar of all others.
 MOST_BARS, SHOWN, MOST, TIMES = 61, 0.999, 0.9, 8.0
-# A bin of fewer tokens, or sequences, is gray: its mean is chance.
-FEW_TOKENS, FEW_SEQUENCES = 50, 5
+# Bins that say their values; neighbors of more are joined.
+MOST_SAYING = 64
+# Height of a density, whose frame is nearly a square, and its cells per nat.
+SQUARE, NAT = 330, round(-CELLS / LOWEST_LOGP)
 
 # Lower bias and variance are drawn here, and axes reach to 1: differences below 0.1 % look as small as they are.
 FLOOR = 1e-3
@@ -34,78 +40,46 @@ FLOOR = 1e-3
 KINDS = ("a", "b")
 
 
-def _signed(d: float) -> float:
-    """Return the place of D on an axis that is logarithmic to both sides: 1 is SMALLEST, 0 is 0."""
-    if abs(d) <= SMALLEST:
-        return d / SMALLEST
-    return math.copysign(1.0 + math.log2(min(abs(d), LARGEST) / SMALLEST), d)
-
-
-def _bars(counts: Sequence[float]) -> list[tuple[float, float, float, str]]:
-    """Make bars (from, to, fraction, tooltip) of the signed histogram, two to an octave."""
-    total = sum(counts) or 1.0
-    found: dict[tuple[float, float], float] = {}
-    for i, count in enumerate(counts):
-        if not count:
-            continue
-        low, high = bin_edges(i % HALF)
-        sign = -1.0 if i >= HALF else 1.0
-        if high <= SMALLEST:
-            key = (-1.0, 1.0)
-        else:
-            start = math.floor(2.0 * _signed(low) + 1e-9) / 2.0
-            key = (start, start + 0.5) if sign > 0 else (-start - 0.5, -start)
-        found[key] = found.get(key, 0.0) + count
-    return [
-        (low, high, count / total, f"{count:.0f} ({100 * count / total:.3g} %)")
-        for (low, high), count in sorted(found.items())
-    ]
-
-
-def _of(name: str, several: bool) -> str:
-    """Return what tells the dumps of a chart apart, if there are several."""
-    return f", {name}" if several else ""
-
-
-def _mark_ratio(chart: Chart, at: Callable[[float], float] = float) -> None:
-    if at(math.log(RATIO)) < 0.1 * chart.x.high:
-        # The two labels would touch.
-        return
-    chart.vertical(at(math.log(RATIO)), f"x{RATIO:g}")
-    chart.vertical(at(-math.log(RATIO)), f"/{RATIO:g}")
-
-
 def distributions(dumps: Named) -> list[Html]:
     """Draw the distributions of D of tokens, and of mean D of sequences, on linear axes."""
-    return [_linear_chart(f"{title} of {unit}", unit, series) for title, unit, series in _series(dumps)]
+    return [_linear_chart(f"{title} of {unit}", title, unit, series) for title, unit, series in _series(dumps)]
 
 
-def tails(dumps: Named) -> list[Html]:
-    """Draw the same distributions with both axes logarithmic."""
-    return [
-        _logarithmic_chart(f"{title} of {unit}, all values", title, series) for title, unit, series in _series(dumps)
-    ]
+# Counts by the bins of the histogram, of each dump.
+Series = Sequence[tuple[str, Sequence[float]]]
 
 
-def _series(dumps: Named) -> list[tuple[str, str, list[tuple[str, list[float]]]]]:
+def _series(dumps: Named) -> list[tuple[str, Unit, Series]]:
     """Return title, unit and histograms by dump."""
     tokens = [(name, _histogram_of(measured)) for name, measured in dumps]
     sequences = [(name, measured.sequence_means.tolist()) for name, measured in dumps]
-    return [("D = train - rollout", "tokens", tokens), ("mean D", "sequences", sequences)]
+    return [("D", "tokens", tokens), ("mean D", "sequences", sequences)]
 
 
-def _linear_chart(title: str, unit: str, series: Sequence[tuple[str, Sequence[float]]]) -> Html:
+def _linear_chart(title: str, what: str, unit: Unit, series: Series) -> Html:
     """Draw the middle of distributions, and say how much of them lies further out."""
     reach = max(_reach(counts) for _, counts in series)
-    bars = [(name, *_linear_bars(counts, reach, unit)) for name, counts in series]
-    outside = max(share for *_, share in bars)
+    totals = [sum(counts) or 1.0 for _, counts in series]
+    # With few values, narrow bars would show chance. An odd number has one in the middle.
+    bars = min(MOST_BARS, 2 * round(math.sqrt(min(totals))) + 1)
+    found = [(name, _linear_bars(counts, reach, bars)) for name, counts in series]
+    outside = max(1.0 - sum(some.values()) / total for (_, some), total in zip(found, totals, strict=True))
     label = "D, nats" + (f" ({100 * outside:.2g} % of the {unit} lie further out)" if outside > 5e-7 else "")
-    heights = [height for _, some, _ in bars for *_, height, _ in some]
-    top = spanning(f"% of the {unit}, per bar", heights, zero=True)
-    chart = Chart(title, Axis(label, -reach, reach), top)
-    _mark_ratio(chart)
-    for kind, (name, some, _) in zip(("a", "b hollow"), bars, strict=False):
-        chart.bars(some, kind, name if len(bars) > 1 else "")
+    heights = [100.0 * n / total for (_, some), total in zip(found, totals, strict=True) for n in some.values()]
+    chart = Chart(title, Axis(label, -reach, reach), spanning(f"% of the {unit}, per bar", heights, zero=True))
+    if math.log(RATIO) > 0.1 * reach:
+        # Nearer to one another the two labels would touch.
+        chart.vertical(math.log(RATIO), f"x{RATIO:g}")
+        chart.vertical(-math.log(RATIO), f"/{RATIO:g}")
+    several = len(series) > 1
+    says: dict[tuple[float, float], list[str]] = {}
+    for kind, (name, some), total in zip(("a", "b hollow"), found, totals, strict=False):
+        chart.bars([(*edge, 100.0 * n / total) for edge, n in some.items()], kind, name if several else "")
+        for edge, n in some.items():
+            said = says.setdefault(edge, [f"{what} {edge[0]:.3g} to {edge[1]:.3g}"])
+            said.append(f"{name + ': ' if several else ''}{100.0 * n / total:.3g} %, {counted(n, unit[:-1])}")
+    for edge, lines in says.items():
+        chart.band(*edge, lines)
     return chart.svg()
 
 
@@ -122,18 +96,13 @@ def _reach(counts: Sequence[float]) -> float:
     return bin_edges(HALF - 1)[0] if total else 1.0
 
 
-def _linear_bars(
-    counts: Sequence[float], reach: float, unit: str
-) -> tuple[list[tuple[float, float, float, str]], float]:
-    """Make bars (from, to, percent, tooltip) of equal widths, and the share of the values beyond them.
+def _linear_bars(counts: Sequence[float], reach: float, bars: int) -> dict[tuple[float, float], float]:
+    """Return the counts of bars (from, to) of equal widths within the reach.
 
     A bin of the histogram is spread evenly over the bars that it touches.
     """
-    total = sum(counts) or 1.0
-    # With few values, narrow bars would show chance. An odd number has one in the middle.
-    count_of_bars = min(MOST_BARS, 2 * round(math.sqrt(total)) + 1)
-    width = 2.0 * reach / count_of_bars
-    inside = [0.0] * count_of_bars
+    width = 2.0 * reach / bars
+    inside = [0.0] * bars
     for i, count in enumerate(counts):
         low, high = bin_edges(i % HALF)
         if not count or high > reach * (1.0 + 1e-9):
@@ -141,29 +110,11 @@ def _linear_bars(
         if i >= HALF:
             low, high = -high, -low
         first = int((low + reach) / width)
-        for bar in range(first, min(count_of_bars, int((high + reach) / width) + 1)):
+        for bar in range(first, min(bars, int((high + reach) / width) + 1)):
             left = bar * width - reach
             inside[bar] += count * max(0.0, min(high, left + width) - max(low, left)) / (high - low)
-    bars = []
-    for i, count in enumerate(inside):
-        if count:
-            left, percent = i * width - reach, 100.0 * count / total
-            says = f"{left:.3g} to {left + width:.3g}: {percent:.3g} % of the {unit}"
-            bars.append((left, left + width, percent, says))
-    return bars, max(0.0, 1.0 - sum(inside) / total)
-
-
-def _logarithmic_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[float]]]) -> Html:
-    bars = [(name, _bars(counts)) for name, counts in series]
-    values = [value for _, some in bars for *_, value, _ in some]
-    ticks = [(_signed(d), f"{d:g}") for d in (-10.0, -1.0, -0.1, -1e-3, 0.0, 1e-3, 0.1, 1.0, 10.0)]
-    reach = _signed(LARGEST)
-    x = Axis(f"{label}, nats (logarithmic to both sides)", -reach, reach, ticks=ticks)
-    chart = Chart(title, x, spanning("fraction", values, log=True))
-    _mark_ratio(chart, _signed)
-    for kind, (name, some) in zip(("a", "b hollow"), bars, strict=False):
-        chart.bars(some, kind, name if len(bars) > 1 else "")
-    return chart.svg()
+    edges = [i * width - reach for i in range(bars + 1)]
+    return {pair: count for pair, count in zip(pairwise(edges), inside, strict=True) if count}
 
 
 def _histogram_of(measured: Measurement) -> list[float]:
@@ -172,37 +123,68 @@ def _histogram_of(measured: Measurement) -> list[float]:
     return [raw[key] for key in HISTOGRAM]
 
 
-def densities(dumps: Named) -> list[Html]:
-    """Draw the densities of train against rollout, as log-probs and as probabilities."""
-    charts = []
-    for name, measured in dumps:
-        of = f": {name}" if len(dumps) > 1 else ""
-        charts.append(_density(f"log-probs{of}", measured.density, LOWEST_LOGP, 0.0))
-        charts.append(_density(f"probabilities{of}", measured.probability_density, 0.0, 1.0))
-    return charts
+def densities(dumps: Named, fits: Sequence[Fit | None]) -> list[Html]:
+    """Draw the densities of train against rollout, as log-probs and then as probabilities, with a fitted line."""
+    several = len(dumps) > 1
+    return [
+        _density(f"{title}{f' of {name}' if several else ', train against rollout'}", title, measured, fit)
+        for title in ("log-probs", "probabilities")
+        for (name, measured), fit in zip(dumps, fits, strict=True)
+    ]
 
 
-def _density(title: str, counts: Tensor, low: float, high: float) -> Html:
-    chart = Chart(title, Axis("rollout", low, high), Axis("train", low, high))
+def _density(title: str, of: str, measured: Measurement, fit: Fit | None) -> Html:
+    """Draw the density of train against rollout, over the part of the axes that has tokens."""
+    logs = of == "log-probs"
+    counts = (measured.density if logs else measured.probability_density).view(CELLS, CELLS)
+    low, high = (LOWEST_LOGP, 0.0) if logs else (0.0, 1.0)
     step = (high - low) / CELLS
+    if logs and counts.any():
+        # Whole nats, so that ticks are round.
+        first = min(int(each.nonzero()[0]) for each in (counts.sum(0), counts.sum(1)))
+        first = min(first // NAT * NAT, CELLS - 2 * NAT)
+        counts, low = counts[first:, first:], low + first * step
+    chart = Chart(title, Axis("rollout", low, high), Axis("train", low, high), height=SQUARE)
 
-    def says(row: int, column: int, count: int) -> str:
-        return f"rollout {low + column * step:.3g}, train {low + row * step:.3g}: {count} tokens"
+    def says(row: int, column: int, side: int, count: int) -> list[str]:
+        x, y = (low + i * step for i in (column, row))
+        wide = side * step
+        return [f"rollout {x:.3g} to {x + wide:.3g}", f"train {y:.3g} to {y + wide:.3g}", counted(count, "token")]
 
-    chart.cells(counts.view(CELLS, CELLS).tolist(), says)
-    chart.diagonal()
+    chart.cells(counts.tolist(), says)
+    chart.diagonal("equal")
+    if fit is not None and logs:
+        points = [(x, fit.slope * x + fit.offset) for x in (low + (high - low) * i / 200 for i in range(201))]
+        chart.line(
+            [(x, y) for x, y in points if low <= y <= high], "b", f"fitted: {fit.slope:.3g} x rollout {fit.offset:+.2g}"
+        )
     return chart.svg()
+
+
+class Fit(NamedTuple):
+    """A line that a finding has fitted: train = slope * rollout + offset, of log-probs."""
+
+    slope: float
+    offset: float
+
+
+def fit_of(findings: Sequence[Finding], measured: Measurement) -> Fit | None:
+    """Return the line that the gravest finding with a slope has fitted, through the mean of the tokens it is of."""
+    for numbers in (finding.numbers for finding in findings):
+        if "factor_spread" in numbers:
+            return Fit(numbers["factor"], 0.0)
+        if "slope" in numbers:
+            # Of D over the rollout log-prob of unlikely tokens.
+            slope = 1.0 + numbers["slope"]
+            places = LOWEST_LOGP * (1.0 - (torch.arange(CELLS) + 0.5) / CELLS)
+            counts = measured.density.view(CELLS, CELLS).double() * (places < UNLIKELY)
+            train, rollout = ((counts.sum(axis) * places).sum() / counts.sum() for axis in (1, 0))
+            return Fit(slope, float(train - slope * rollout)) if counts.any() else None
+    return None
 
 
 def _rows_of(series: Sequence[tuple[str, Sequence[Row]]]) -> list[Row]:
     return [row for _, rows in series for row in rows]
-
-
-def _parted(rows: Sequence[Row], unit: str) -> tuple[list[Row], list[Row]]:
-    """Return the rows that have enough tokens or sequences, and the others; all, if none has enough."""
-    least = FEW_SEQUENCES if unit == "sequences" else FEW_TOKENS
-    many = [row for row in rows if row.count >= least]
-    return (many, [row for row in rows if row.count < least]) if many else (list(rows), [])
 
 
 def _nats(rows: Sequence[Row]) -> Axis:
@@ -210,55 +192,82 @@ def _nats(rows: Sequence[Row]) -> Axis:
     return spanning("nats", [value for row in rows for value in (row.logratio_abs_mean, row.logratio_mean)], zero=True)
 
 
-def _few(unit: str) -> tuple[str, str]:
-    """Return the entry of the legend for small bins."""
-    least = FEW_SEQUENCES if unit == "sequences" else FEW_TOKENS
-    return "few", f"fewer than {least} {unit}"
+def _said(label: str, rows: Sequence[tuple[str, Row]], unit: Unit) -> list[str]:
+    """Say what lies in a bin: the bin, and D and count of each dump."""
+    says = [f"{label} {rows[0][1].label}"]
+    for name, row in rows:
+        count = counted(row.count, unit[:-1])
+        says += [f"{name}, {count}:"] if name else []
+        says.append(f"mean D {row.logratio_mean:+.4g}, mean |D| {row.logratio_abs_mean:.4g}")
+        says += [] if name else [f"{count}, largest |D| {row.logratio_abs_max:.4g}"]
+    return says
 
 
-def axis_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], log: bool, unit: str) -> Html:
-    """Draw mean |D| and mean D along an axis whose bins are numbers; a small bin is a gray dot beside the line."""
+def axis_chart(
+    title: str,
+    label: str,
+    series: Sequence[tuple[str, Sequence[Row]]],
+    unit: Unit,
+    *,
+    log: bool = False,
+    named: bool = False,
+    mark: tuple[float, str] | None = None,
+) -> Html:
+    """Draw mean |D| and mean D along an axis; a bin of few tokens is gray, and stretches no axis.
+
+    Args:
+        title: Of the chart.
+        label: Of the axis.
+        series: Bins of each dump.
+        unit: What they count.
+        log: Make the axis logarithmic.
+        named: The bins have names: mean D is a bar, and each bin has its label.
+        mark: A place on the axis to mark, with its name.
+    """
     rows = _rows_of(series)
+    index = {at: float(i) for i, at in enumerate(sorted({row.at for row in rows}))}
     # On a logarithmic axis the first position is 1.
     shift = 1.0 if log and min(row.at for row in rows) < 1.0 else 0.0
-    parted = [(name, *_parted(some, unit)) for name, some in series]
-    x = spanning(label, [row.at + shift for row in rows], log=log)
-    chart = Chart(title, x, _nats([row for _, many, _ in parted for row in many]))
-    for kind, (name, many, few) in zip(KINDS, parted, strict=False):
-        of = _of(name, len(series) > 1)
-        for row in few:
-            says = f"{label} {row.label}: mean |D| {row.logratio_abs_mean:.4g}, {row.count} {unit}"
-            chart.dot(row.at + shift, row.logratio_abs_mean, "few", says)
-        chart.line([(row.at + shift, row.logratio_abs_mean) for row in many], kind, f"mean |D|{of}")
-        chart.line([(row.at + shift, row.logratio_mean) for row in many], f"{kind} thin", f"mean D{of}")
-    if any(few for *_, few in parted):
-        chart.legend.append(_few(unit))
-    return chart.svg()
 
+    def place(row: Row) -> float:
+        return index[row.at] if named else row.at + shift
 
-def category_chart(title: str, label: str, series: Sequence[tuple[str, Sequence[Row]]], unit: str) -> Html:
-    """Draw mean |D| and mean D along an axis whose bins have names; a small bin is a gray bar."""
-    rows = _rows_of(series)
-    places = sorted({(row.at, row.label) for row in rows})
-    index = {place: i for i, place in enumerate(places)}
-    step = max(1, -(-len(places) // 5))
-    ticks = [(float(i), text) for i, (_, text) in enumerate(places) if i % step == 0]
-    parted = [(name, *_parted(some, unit)) for name, some in series]
-    x = Axis(label, -0.6, len(places) - 0.4, ticks=ticks)
-    chart = Chart(title, x, _nats([row for _, many, _ in parted for row in many]))
-    width = 0.8 / len(series)
-    for i, (kind, (name, many, few)) in enumerate(zip(KINDS, parted, strict=False)):
-        of = _of(name, len(series) > 1)
-        for some, painted, called in ((many, kind, f"mean |D|{of}"), (few, "few", "")):
-            bars = []
-            for row in some:
-                left = index[row.at, row.label] - 0.4 + i * width
-                says = f"{row.label}: mean |D| {row.logratio_abs_mean:.4g}, {row.count} {unit}"
-                bars.append((left, left + width, row.logratio_abs_mean, says))
-            chart.bars(bars, painted, called)
-        chart.line([(index[row.at, row.label], row.logratio_mean) for row in many], f"{kind} thin", f"mean D{of}")
-    if any(few for *_, few in parted):
-        chart.legend.append(_few(unit))
+    nats = _nats([row for _, some in series for row in enough(some, unit)])
+    if named:
+        labels = sorted({(index[row.at], row.label) for row in rows})
+        room = (WIDTH - LEFT - RIGHT) / len(labels)
+        turned = max(len(text) for _, text in labels) * LETTER > room
+        x = Axis(label, -0.6, len(index) - 0.4, ticks=labels)
+        chart = Chart(title, x, nats, *((HEIGHT + TURNED - BOTTOM, TURNED) if turned else ()))
+    else:
+        chart = Chart(title, spanning(label, [row.at + shift for row in rows], log=log), nats)
+    if mark is not None:
+        chart.vertical(mark[0] + shift, mark[1])
+    several, width = len(series) > 1, 0.8 / len(series)
+    over = " over" if named and not several else " thin" if named else ""
+    for i, (kind, (name, some)) in enumerate(zip(KINDS, series, strict=False)):
+        many = enough(some, unit)
+        few = [row for row in some if row not in many]
+        if named:
+            for part, painted in ((many, kind), (few, "few")):
+                edges = [(place(row) - 0.4 + i * width, place(row) - 0.4 + (i + 1) * width) for row in part]
+                chart.bars([(*edge, row.logratio_mean) for edge, row in zip(edges, part, strict=True)], painted)
+        else:
+            chart.line([(place(row), row.logratio_mean) for row in many], f"{kind} thin")
+        chart.line([(place(row), row.logratio_abs_mean) for row in many], kind + over)
+        for row, shade in (*((row, kind + over) for row in joined(many, MOST_SAYING)), *((row, "few") for row in few)):
+            chart.point(place(row), row.logratio_abs_mean, shade)
+        # Of two dumps a color is the name, and the kind of a line what it shows.
+        chart.legend.append((kind, name if several else "mean D" if named else "mean |D|"))
+    thin = "thin" if several else "over" if named else "a thin"
+    chart.legend.append((thin, "mean |D|" if named else "mean D"))
+    if any(len(enough(some, unit)) < len(some) for _, some in series):
+        chart.legend.append(("few", f"fewer than {FEWEST[unit]} {unit}"))
+    said: dict[float, list[tuple[str, Row]]] = {}
+    for name, some in series:
+        for row in joined(some, MOST_SAYING):
+            said.setdefault(place(row), []).append((name if several else "", row))
+    chart.bands({at: _said(label.partition(" (")[0], here, unit) for at, here in said.items()})
     return chart.svg()
 
 
@@ -266,12 +275,21 @@ def kept(dumps: Named) -> Html:
     """Draw how much a bound on the ratio keeps: tokens by their own, sequences by their geometric mean."""
     x = Axis("largest |log ratio| that is kept, nats", SMALLEST, LARGEST, log=True)
     chart = Chart("kept within a bound of the ratio", x, Axis("fraction", 0.0, 1.0))
+    said: dict[float, list[str]] = {}
     for kind, (name, measured) in zip(KINDS, dumps, strict=False):
-        of = _of(name, len(dumps) > 1)
-        chart.line(_below(_histogram_of(measured)), kind, f"tokens{of}", dots=False)
-        chart.line(_below(measured.sequence_means.tolist()), f"{kind} thin", f"sequences{of}", dots=False)
+        of = f", {name}" if len(dumps) > 1 else ""
+        for unit, counts, thin in (
+            ("tokens", _histogram_of(measured), ""),
+            ("sequences", measured.sequence_means.tolist(), " thin"),
+        ):
+            points = _below(counts)
+            chart.line(points, f"{kind}{thin}", f"{unit}{of}")
+            for bound, fraction in points[::4]:
+                says = said.setdefault(bound, [f"|log ratio| up to {bound:.3g}: ratio / or x {math.exp(bound):.4g}"])
+                says.append(f"{100.0 * fraction:.3g} % of the {unit}{of}")
     for bound, text in ((1e-3, "1.001"), (1e-2, "1.01"), (0.1, "1.1"), (math.log(2.0), "2")):
         chart.vertical(bound, text)
+    chart.bands(said)
     return chart.svg()
 
 
@@ -306,8 +324,8 @@ def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[
     places: dict[str, tuple[float, float]] = {}
     for setting, outcome, bias, variance in sorted(finite, key=lambda one: one[0].name in best):
         interval = f"{outcome.bias_low:.2g} to {outcome.bias_high:.2g}"
-        numbers = f"bias {outcome.bias:.3g} ({interval}), variance {outcome.variance:.3g}, ESS {outcome.ess:.3g}"
-        says = f"{setting.name}: {numbers}"
+        numbers = f"variance {outcome.variance:.3g}, ESS {outcome.ess:.3g}"
+        says = setting.name, f"bias {outcome.bias:.3g} ({interval})", numbers
         chart.dot(bias, variance, "b" if setting.family else "a", says, 4.5 if setting.name in best else 2.4)
         places[setting.name] = bias, variance
     chart.numbers([places[name] for name in best])
@@ -333,7 +351,7 @@ def thresholds(outcomes: Sequence[tuple[Setting, SettingResult]]) -> list[Html]:
         ticks = [(place, f"{at:g}") for place, (at, _) in zip(places, points, strict=True)]
         x = replace(spanning(label, places, log=True), ticks=ticks)
         chart = Chart(family, x, Axis("fraction", 0.0, 1.05))
-        chart.line([(at - above, outcome.tokens_kept) for at, outcome in points], "a", "tokens kept")
-        chart.line([(at - above, outcome.ess) for at, outcome in points], "b", "ESS")
+        chart.line([(at - above, outcome.tokens_kept) for at, outcome in points], "a", "tokens kept", dots=True)
+        chart.line([(at - above, outcome.ess) for at, outcome in points], "b", "ESS", dots=True)
         charts.append(chart.svg())
     return charts

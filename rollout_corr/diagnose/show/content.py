@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any, Literal, NamedTuple
 
+import torch
+
+from ..._version import __version__
 from ...frameworks.shared.nearest import lines_of
 from ...metrics.limits import BY_KEY, State, ratio_room
 from ...metrics.native import weight_of_sequence
 from ..best_settings import worth_of
 from ..doctor.cause import counted
-from ..doctor.diagnosis import Diagnosed
+from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import UPPER, WEIGHTED, Measurement
 from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
-from ..read.dump import Source
+from ..read.dump import Dump, Source
 from ..read.fields import listing
 from ..what_if import Setting, SettingResult
 
@@ -26,7 +32,8 @@ Unit = Literal["tokens", "sequences"]
 # The mean of a bin of fewer is chance.
 FEWEST: dict[Unit, int] = {"tokens": 50, "sequences": 5}
 
-ABOUT_D = "D is the log-ratio train_logp - rollout_logp of a token."
+MEANING_D = "the log-ratio train_logp - rollout_logp of a token"
+ABOUT_D = f"D is {MEANING_D}."
 HEALTHY = "no known sign of a bug, and the policies agree"
 # Without entropies.
 UNSEEN = (
@@ -55,6 +62,9 @@ AXES = {
     "versions": "weight version",
     "steps": "step",
 }
+# What a metric is where both policies are one, by the first of these parts of a name that it has.
+IDEALS = {"logratio": 0.0, "kl_": 0.0, "chi2": 0.0, "diff": 0.0, "nonfinite": 0.0}
+IDEALS |= {"ratio_mean": 1.0, "_ess": 1.0, "correlation": 1.0}
 OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS", "bias", "95 %", "worth")
 ABOUT_OUTCOMES = "kept, bias and worth in %"
 # In a terminal: the columns of these that are shown, and their heads.
@@ -78,13 +88,15 @@ class Table(NamedTuple):
 
     Attributes:
         heads: Names of the columns.
-        rows: Cells.
+        rows: Cells, texts; on a page they may be elements.
         text: Number of columns, from the left, that are text and no numbers.
+        colors: "better" or "worse" by row and column.
     """
 
     heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Any]]
     text: int = 1
+    colors: Mapping[tuple[int, int], str] = {}
 
 
 def number(value: float) -> str:
@@ -124,35 +136,6 @@ def enough(rows: Sequence[Row], unit: Unit) -> Sequence[Row]:
     return [row for row in rows if row.count >= FEWEST[unit]] or rows
 
 
-def joined(rows: Sequence[Row], most: int) -> Sequence[Row]:
-    """Join neighboring bins, as many each time, until at most so many are left."""
-    size = -(-len(rows) // most)
-    return rows if size <= 1 else [_join(rows[i : i + size]) for i in range(0, len(rows), size)]
-
-
-def _join(rows: Sequence[Row]) -> Row:
-    """Return the bin that holds all tokens of some."""
-    if len(rows) == 1:
-        return rows[0]
-    count = sum(row.count for row in rows)
-
-    def mean(value: Callable[[Row], float]) -> float:
-        return math.fsum(row.count * value(row) for row in rows) / count
-
-    middle, first, last = mean(lambda row: row.logratio_mean), rows[0].label, rows[-1].label
-    square = mean(lambda row: row.logratio_std**2 + row.logratio_mean**2)
-    return Row(
-        label=f"{first.partition(' - ')[0]} - {last.rpartition(' - ')[2]}",
-        at=rows[0].at,
-        count=count,
-        logratio_mean=middle,
-        logratio_abs_mean=mean(lambda row: row.logratio_abs_mean),
-        logratio_std=math.sqrt(max(0.0, square - middle * middle)),
-        logratio_abs_max=max(row.logratio_abs_max for row in rows),
-        large_fraction=mean(lambda row: row.large_fraction),
-    )
-
-
 def around(tokens: Iterable[WorstToken]) -> str:
     """Name what is shown of the neighbors of the worst tokens."""
     return "tokens around it" if any(token.tokens for token in tokens) else "D of neighboring tokens"
@@ -165,22 +148,28 @@ def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:
         return Table(
             ("metric", "value", "healthy"), [(key, number(metrics[0][key]), _healthy(key, metrics)) for key in keys]
         )
-    rows = [
-        (
-            key,
-            *(number(each[key]) for each in metrics),
-            number(metrics[1][key] - metrics[0][key]),
-            _healthy(key, metrics),
-        )
-        for key in keys
-    ]
-    return Table(("metric", *(name for name, _ in dumps), "change", "healthy"), rows)
+    rows, colors = [], {}
+    for i, key in enumerate(keys):
+        before, after = (each[key] for each in metrics)
+        rows.append((key, number(before), number(after), number(after - before), _healthy(key, metrics)))
+        colors[i, 3] = change(key, before, after)
+    return Table(("metric", *(name for name, _ in dumps), "change", "healthy"), rows, colors=colors)
+
+
+def change(key: str, before: float, after: float) -> str:
+    """Judge a change of a metric by a tenth or more: "better", "worse", or neither."""
+    ideal = next((ideal for part, ideal in IDEALS.items() if part in key), None)
+    if ideal is None:
+        return ""
+    before, after = abs(before - ideal), abs(after - ideal)
+    return "worse" if after > 1.1 * before else "better" if after < 0.9 * before else ""
 
 
 def _healthy(key: str, metrics: Sequence[Mapping[str, float]]) -> str:
     """Return the healthy range of a metric; empty if none is known."""
     if key == "ratio_mean":
-        return f"1 +- {max(map(ratio_room_of, metrics)):.2g}"
+        room = max(map(ratio_room_of, metrics))
+        return f"{1.0 - room:.4g} to {1.0 + room:.4g}"
     # The metrics of each kind of weights have its name before theirs.
     limit = BY_KEY.get(key.rpartition("/")[2])
     return limit.range if limit is not None else ""
@@ -253,58 +242,120 @@ TILES = {
     "ratio_mean": "mean ratio exp(D)",
     "token/weight_ess": f"effective sample, token weights <= {UPPER:g}",
 }
-WORDS: dict[State | Literal["none"], str] = {
+# No number is green next to a finding: what lies in its healthy range there has not seen it.
+TileState = Literal[State, "blind", "none"]
+WORDS: dict[TileState, str] = {
     "healthy": "healthy",
     "watch": "watch",
     "alarm": "alarm",
+    "blind": "cannot see this",
     "none": "not measured",
 }
 
 
 class Tile(NamedTuple):
-    """A number beside its healthy range.
+    """A number with its healthy range.
 
     Attributes:
         key: The metric.
         name: Its name in words.
-        value: The number, formatted.
+        value: The number.
         healthy: Its healthy range.
-        state: Where it lies; "none" where nothing was measured.
+        state: Where it lies.
     """
 
     key: str
     name: str
-    value: str
+    value: float
     healthy: str
-    state: State | Literal["none"]
+    state: TileState
 
     @property
-    def range(self) -> str:
-        """Its healthy range, to stand behind the word for its state."""
-        return self.healthy if self.state == "healthy" else f"(healthy: {self.healthy})"
+    def shown(self) -> str:
+        """The number, formatted."""
+        if self.state == "none":
+            return "-"
+        return f"{self.value:.3f}" if self.key == "ratio_mean" and self.value < 100.0 else f"{self.value:.3g}"
 
 
 def ratio_room_of(metrics: Mapping[str, float]) -> float:
-    """Return how far the mean ratio of a dump may lie from 1."""
-    return ratio_room(metrics["ratio_std"], metrics["tokens"] - metrics["tokens_nonfinite"])
+    """Return how far the mean ratio of a dump may lie from 1: its spread counts as far as a healthy one goes."""
+    healthy = math.sqrt(2.0 * BY_KEY["kl_rollout_train_k3"].watch)
+    return ratio_room(min(metrics["ratio_std"], healthy), metrics["tokens"] - metrics["tokens_nonfinite"])
 
 
-def tiles(metrics: Mapping[str, float]) -> list[Tile]:
-    """Return the five numbers, from the metrics of a measurement."""
-    measured = metrics["tokens"] > metrics["tokens_nonfinite"]
+def tiles(diagnosis: Diagnosed) -> list[Tile]:
+    """Return the five numbers."""
+    metrics = diagnosis.measured.metrics()
     found = []
     for key, name in TILES.items():
         value = metrics[key]
-        state: State
+        state: TileState
         if key == "ratio_mean":
-            room = ratio_room_of(metrics)
-            healthy, state = f"1 +- {room:.2g}", "healthy" if abs(value - 1.0) <= room else "alarm"
+            room, away = ratio_room_of(metrics), abs(value - 1.0)
+            state = "healthy" if away <= room else "watch" if away <= 3.0 * room else "alarm"
         else:
-            limit = BY_KEY[key.rpartition("/")[2]]
-            healthy, state = limit.range, limit.state(value)
-        if measured:
-            near_one = key == "ratio_mean" and value < 100.0
-            found.append(Tile(key, name, f"{value:.3f}" if near_one else f"{value:.3g}", healthy, state))
-        else:
-            found.append(Tile(key, name, "-", healthy, "none"))
+            state = BY_KEY[key.rpartition("/")[2]].state(value)
+        if state == "healthy" and not is_healthy(diagnosis.findings):
+            state = "blind"
+        if metrics["tokens"] <= metrics["tokens_nonfinite"]:
+            state = "none"
+        found.append(Tile(key, name, value, _healthy(key, [metrics]), state))
     return found
+
+
+# --- where a page comes from
+
+
+def command_of(diagnoses: Sequence[Diagnosed]) -> str:
+    """Return the command that makes a report again."""
+    source = diagnoses[0].source
+    if not isinstance(source, Dump):
+        return "rc.report(train_logp, rollout_logp, ...)"
+    words = ["rollout-corr", "report", *map(str, source.paths)]
+    words += [word for other in diagnoses[1:] for word in ("--compare", other.source.where)]
+    words += [word for name in source.wanted.by for word in ("--by", name)]
+    words += [word for pair in source.wanted.roles.items() for word in ("--field", "=".join(pair))]
+    return shlex.join(words + ([] if source.limit is None else ["--limit", str(source.limit)]))
+
+
+def provenance(diagnosis: Diagnosed) -> list[tuple[str, str]]:
+    """Say where numbers come from: what was read, when it was written, which steps and versions are in it."""
+    source, measured = diagnosis.source, diagnosis.measured
+    metrics = measured.metrics()
+    said = [("read", f"{source.where} ({fields_of(source)})")]
+    said += [("not used", unused_of(source))] if source.unused else []
+    with suppress(OSError):
+        written = [file.stat().st_mtime for file in source.files]
+        if written:
+            said.append(("written", f"{datetime.fromtimestamp(max(written), timezone.utc):%Y-%m-%d %H:%M} UTC"))
+    tokens, sequences = counted(metrics["tokens"], "token"), counted(metrics["sequences"], "sequence")
+    said.append(("size", f"{tokens} in {sequences}"))
+    for name in ("steps", "versions"):
+        values = sorted(measured.columns[name].values)
+        if values:
+            more = f" to {values[-1]:.10g} ({len(values)} of them)" if len(values) > 1 else ""
+            said.append((AXES[name] + "s" * (len(values) > 1), f"{values[0]:.10g}{more}"))
+    return said
+
+
+def markdown(diagnosis: Diagnosed, command: str) -> list[str]:
+    """Return the lines of a bug report. In a fence nothing of a dump is markup, and each of its texts is in a line."""
+    found = diagnosis.findings
+    title = "healthy" if is_healthy(found) else ", ".join(f"{one.severity} `{one.name}`" for one in found)
+    lines = [f"**rollout-corr doctor: {title}**", "", "```text"]
+    for one in found:
+        lines += [f"{one.severity}: {one.title}", *(f"- {line}" for line in one.evidence)]
+        lines += [f"  {name} = {number(value)}" for name, value in one.numbers.items()]
+    lines += [f"{tile.key} = {tile.shown} ({WORDS[tile.state]}; healthy: {tile.healthy})" for tile in tiles(diagnosis)]
+    lines += [f"{term}: {text}" for term, text in (*provenance(diagnosis), *made_by(command))]
+    return [*lines, "```"]
+
+
+def made_by(command: str) -> list[tuple[str, str]]:
+    """Say what made a page."""
+    return [
+        ("made by", f"rollout-corr {__version__}, torch {torch.__version__}"),
+        ("command", command),
+        ("D", MEANING_D),
+    ]

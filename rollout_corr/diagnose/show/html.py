@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -20,8 +21,23 @@ TAGS = BLOCKS | frozenset(
 # No style, address or handler of an event: their values are languages of their own, which escape() does not know.
 ATTRIBUTES = frozenset(
     (
-        *("aria-label", "class", "cx", "cy", "fill-opacity", "height", "points", "r", "role", "text-anchor", "title"),
-        *("transform", "viewBox", "width", "x", "x1", "x2", "y", "y1", "y2"),
+        *("aria-label", "class", "cx", "cy", "data-head", "data-says", "fill-opacity", "height", "open", "points", "r"),
+        *(
+            "role",
+            "rx",
+            "tabindex",
+            "text-anchor",
+            "title",
+            "transform",
+            "viewBox",
+            "width",
+            "x",
+            "x1",
+            "x2",
+            "y",
+            "y1",
+            "y2",
+        ),
     )
 )
 
@@ -59,6 +75,27 @@ def element(tag: str, *children: Child, **attributes: str | float | None) -> Htm
         if value is not None and value != "":
             shown.append(f' {name}="{text(f"{value:.1f}" if isinstance(value, float) else str(value))}"')
     return Html(f"<{tag}{''.join(shown)}>{_source(children)}</{tag}>" + ("\n" if tag in BLOCKS else ""))
+
+
+def place(name: str, *children: Child) -> Html:
+    """Make a block that `link` leads to; where it is folded, following the link unfolds it."""
+    return Html(f'<div id="{_slug(name)}" class="place">{_source(children)}</div>\n')
+
+
+def link(content: str, name: str) -> Html:
+    """Make a link to a `place` of the same page, the only kind of address that a page has."""
+    return Html(f'<a href="#{_slug(name)}">{text(content)}</a>')
+
+
+def _slug(name: str) -> str:
+    """Return a name of letters and digits alone, whatever the text."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "here"
+
+
+def preformatted(lines: Iterable[str]) -> Html:
+    """Make a block of lines as they are."""
+    shown = "\n".join(map(text, lines))
+    return Html(f"<pre>{shown}</pre>\n")
 
 
 def document(title: str, style: str, *body: Child) -> str:

@@ -21,6 +21,8 @@ SHOWN_BY = {
     "outliers": (WORST,),
     "long_products": ("length",),
     "bfloat16": (DISTRIBUTION,),
+    # Both sides agree: no picture has it.
+    "raw_log_probs": (),
 }
 
 

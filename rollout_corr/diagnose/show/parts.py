@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from ..doctor.cause import Finding
-from ..doctor.diagnosis import is_healthy
 from ..read.dump import Source
-from .content import HEALTHY, WORDS, Table, Tile, problems_title
-from .html import Child, Html, document, element
+from .content import HEALTHY, UNSEEN, WORDS, Table, Tile, change, problems_title
+from .html import Child, Html, document, element, link, place
 from .style import STYLE
 
-
-def page(title: str, of: str, parts: Sequence[Child]) -> str:
-    """Return a whole page: a title, a line that says what it is about, and its parts."""
-    return document(title, STYLE, element("h1", title), element("p", of, class_="of"), parts)
+# Columns of a table that fits a phone.
+NARROW = 4
 
 
-def section(title: str, *parts: Child) -> Html:
-    """Return a heading and its content."""
-    return element("section", element("h2", title), parts)
+def page(title: str, of: Child, parts: Sequence[Child]) -> str:
+    """Return a whole page: a title, what it is about, and its parts."""
+    return document(title, STYLE, element("h1", title), element("div", of, class_="of"), parts)
+
+
+def section(title: str, *parts: Child, opened: bool | None = None) -> Html:
+    """Return a heading, which has a link to itself, and its content; the reader folds it unless `opened` is None."""
+    content, head = place(title, parts), element("h2", title, link("#", title))
+    return element("section", head, content) if opened is None else folded(head, content, opened=opened)
 
 
 def drawn(figures: Sequence[Html]) -> Html:
@@ -29,20 +31,19 @@ def drawn(figures: Sequence[Html]) -> Html:
 
 
 def table(content: Table, best: frozenset[int] = frozenset()) -> Html:
-    """Return a table; `best` are the indices of rows to emphasize."""
+    """Return a table; `best` are the indices of rows to emphasize. On a phone a wide one has a block for each row."""
 
-    def cells(kind: Literal["th", "td"], row: Sequence[str]) -> list[Html]:
-        return [element(kind, x, class_="text" if i < content.text else None) for i, x in enumerate(row)]
+    def cell(row: int, i: int, shown: Child) -> Html:
+        kind = " ".join(filter(None, ("text" if i < content.text else "", content.colors.get((row, i), ""))))
+        return element("td", shown, class_=kind, data_head=content.heads[i])
 
-    rows = [element("tr", cells("td", row), class_="best" if i in best else None) for i, row in enumerate(content.rows)]
-    return wide(cells("th", content.heads), rows)
-
-
-def wide(heads: Sequence[Html], rows: Sequence[Html]) -> Html:
-    """Return a table that scrolls sideways where the page is narrow."""
-    return element(
-        "div", element("table", element("thead", element("tr", heads)), element("tbody", rows)), class_="wide"
-    )
+    heads = [element("th", x, class_="text" if i < content.text else None) for i, x in enumerate(content.heads)]
+    rows = [
+        element("tr", [cell(n, i, x) for i, x in enumerate(row)], class_="best" if n in best else None)
+        for n, row in enumerate(content.rows)
+    ]
+    made = element("table", element("thead", element("tr", heads)), element("tbody", rows))
+    return element("div", made, class_="wide stacked" if len(heads) > NARROW else "wide")
 
 
 def problem_cards(source: Source) -> Child:
@@ -53,21 +54,21 @@ def problem_cards(source: Source) -> Child:
     return element("div", element("b", problems_title(source)), element("ul", items), class_="card error")
 
 
-def finding_cards(findings: Sequence[Finding]) -> list[Html]:
-    """Return a card for every finding of the doctor."""
-    cards = []
-    if is_healthy(findings):
-        cards.append(element("div", element("b", "healthy"), f": {HEALTHY}", class_="card good"))
-    for finding in findings:
-        cards.append(
-            element(
-                "div",
-                *(element("b", f"{finding.severity}: {finding.title}"), " ", element("code", finding.name)),
-                *(element("ul", [element("li", line) for line in finding.evidence]), finding.advice),
-                class_=f"card {finding.severity}",
-            )
-        )
-    return cards
+def healthy_card(source: Source) -> Html:
+    """Return a card that says that nothing was found, and what could not be."""
+    unseen = () if "entropy" in source.fields else element("p", UNSEEN, class_="soft")
+    return element("div", element("b", "healthy"), f": {HEALTHY}", unseen, class_="card good")
+
+
+def finding_card(finding: Finding, picture: Child = ()) -> Html:
+    """Return a card for a finding of the doctor, with the picture that shows it."""
+    says = element(
+        "div",
+        *(element("b", f"{finding.severity}: {finding.title}"), " ", element("code", finding.name)),
+        element("ul", [element("li", line) for line in finding.evidence]),
+        element("p", finding.advice),
+    )
+    return element("div", says, picture, class_=f"card {finding.severity}{' found' if picture else ''}")
 
 
 def card(text: str, kind: str = "warning") -> Html:
@@ -75,30 +76,35 @@ def card(text: str, kind: str = "warning") -> Html:
     return element("div", text, class_=f"card {kind}")
 
 
-def folded(summary: str, *parts: Child) -> Html:
-    """Return parts that the reader unfolds."""
-    return element("details", element("summary", summary), parts)
+def folded(summary: Child, *parts: Child, opened: bool = False) -> Html:
+    """Return parts that the reader folds and unfolds."""
+    return element("details", element("summary", summary), parts, open="open" if opened else None)
 
 
-def tile_row(tiles: Sequence[Tile]) -> Html:
-    """Return numbers beside their healthy ranges, in the color of where they lie."""
-    return element(
-        "div",
-        [
+def strip(said: Sequence[tuple[str, str]]) -> Html:
+    """Return terms and what they are; on a phone each is a line, and whole when it is touched."""
+    items = [element("span", element("b", term), text, tabindex="-1") for term, text in said]
+    return element("div", items, class_="strip")
+
+
+def tile_row(*dumps: Sequence[Tile]) -> Html:
+    """Return numbers with their healthy ranges, in the color of where they lie; of two dumps, before and after."""
+    found = []
+    for same in zip(*dumps, strict=True):
+        values: list[Child] = [element("b", tile.shown, class_=tile.state) for tile in same]
+        if len(same) > 1:
+            kind = change(same[0].key, same[0].value, same[1].value)
+            values.insert(1, element("span", " \u2192 ", class_=kind))
+        last = same[-1]
+        state = element("span", WORDS[last.state], class_="state")
+        found.append(
             element(
                 "div",
-                element("span", tile.name, class_="name"),
-                element("b", tile.value),
-                element(
-                    "span",
-                    element("span", WORDS[tile.state], class_="state"),
-                    element("span", tile.range),
-                    class_="range",
-                ),
-                class_=f"tile {tile.state}",
-                title=tile.key,
+                element("span", last.name, class_="name"),
+                element("span", values, class_="values"),
+                element("span", state, element("span", f"healthy: {last.healthy}"), class_="range"),
+                element("code", last.key),
+                class_=f"tile {last.state}",
             )
-            for tile in tiles
-        ],
-        class_="tiles",
-    )
+        )
+    return element("div", found, class_="tiles")

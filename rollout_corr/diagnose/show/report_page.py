@@ -1,85 +1,111 @@
-"""The page of `report`: what is wrong, five numbers, distributions, the worst records; then everything else."""
+"""The page of `report`: the cause and the picture of it, five numbers, then all views, those of the cause unfolded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..doctor.cause import counted, percent
+from ..doctor.cause import Finding, counted, percent
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
-from ..measure.profiles import Row
+from ..measure.profiles import Row, joined
 from ..measure.worst_tokens import WorstToken
 from . import charts
 from .content import (
-    ABOUT_D,
     AXES,
     KEYS,
     Named,
-    fields_of,
+    Table,
+    around,
+    command_of,
+    made_by,
+    markdown,
     metrics_table,
     named,
+    provenance,
     tiles,
+    unit_of,
     weights_table,
 )
-from .html import Child, Html, element
-from .parts import (
-    card,
-    drawn,
-    finding_cards,
-    folded,
-    page,
-    problem_cards,
-    section,
-    table,
-    tile_row,
-    wide,
-)
+from .html import Child, Html, element, link, preformatted
+from .order import DISTRIBUTION, TRAIN, WORST, first_views, views_of
+from .parts import card, drawn, finding_card, folded, healthy_card, page, problem_cards, section, strip, table, tile_row
 from .style import SHADES
 from .visible import MOST_OF_TOKEN, visible
 
-# Records that are shown, and tokens of each.
-MOST_RECORDS, MOST_TOKENS = 5, 3
+# Records that are shown, of these unfolded, and tokens of each.
+MOST_RECORDS, UNFOLDED, MOST_TOKENS = 5, 2, 3
+# Rows of a table that stands next to a chart.
+MOST_ROWS = 12
+SECTIONS = {
+    TRAIN: "Train against rollout",
+    "axes": "Where it differs",
+    WORST: "Worst records",
+    DISTRIBUTION: "Distribution of D",
+    "weights": "Weights and rejection",
+    "numbers": "All numbers",
+}
 
 
 def report_page(diagnoses: Sequence[Diagnosed]) -> str:
     """Return the page of `report`: one dump, or two side by side."""
-    dumps = named(diagnoses)
-    several = len(diagnoses) > 1
-    parts: list[Child] = []
-    for (name, _), one in zip(dumps, diagnoses, strict=True):
-        if several:
-            parts.append(element("h2", name))
-        parts += [tile_row(tiles(one.measured.metrics())), problem_cards(one.source), finding_cards(one.findings)]
-        # Where something was found, it says the same and more.
-        if is_healthy(one.findings):
-            parts += map(card, one.measured.mismatch_warnings())
-    parts.append(section("Distribution of D", drawn(charts.distributions(dumps))))
-    for name, each in dumps:
-        if each.worst:
-            of = f": {name}" if several else ""
-            parts.append(section(f"Worst records{of}", _worst_records(each)))
-            parts.append(folded(f"The {len(each.worst)} worst tokens{of}", _worst_tokens(each.worst)))
-    axes = _axes(dumps)
-    parts += [
-        section("Train against rollout", drawn(charts.densities(dumps))),
-        section("Where it differs", drawn(axes)) if axes else (),
-        section("Weights and rejection", table(weights_table(dumps)), drawn([charts.kept(dumps)]), _of_weights(dumps)),
-        section(
-            "More",
-            folded("Tails of D", drawn(charts.tails(dumps))),
-            folded("Mismatch in numbers", table(metrics_table(dumps, KEYS))),
+    dumps, several = named(diagnoses), len(diagnoses) > 1
+    findings = [finding for one in diagnoses for finding in one.findings]
+    fits = [charts.fit_of(one.findings, one.measured) for one in diagnoses]
+    axes, densities = _axes(dumps, findings), charts.densities(dumps, fits)
+    distributions = charts.distributions(dumps)
+    pictures = dict(axes)
+    if any(each.evidence.finite for _, each in dumps):
+        pictures |= {TRAIN: densities[0], DISTRIBUTION: distributions[0]}
+    if several:
+        tops: Child = [
+            element("div", element("h2", name), _top(one, {})) for (name, _), one in zip(dumps, diagnoses, strict=True)
+        ]
+    else:
+        tops = _top(diagnoses[0], pictures)
+        if TRAIN not in pictures:
+            densities = [*densities[1:], distributions[0]]
+        axes = {axis: figure for axis, figure in axes.items() if axis in pictures}
+    worst = [_worst_records(each) for _, each in dumps if each.worst]
+    content: dict[str, Child] = {
+        TRAIN: drawn(densities),
+        "axes": _pairs(axes, dumps) if axes else (),
+        WORST: element("div", worst, class_="columns") if several else worst,
+        DISTRIBUTION: drawn(distributions),
+        "weights": (drawn([charts.kept(dumps), table(weights_table(dumps))]), _of_weights(dumps)),
+        "numbers": (
+            table(metrics_table(dumps, KEYS)),
             folded("All metrics", table(metrics_table(dumps, diagnoses[0].measured.metrics()))),
         ),
+    }
+    wanted = [view if view in content else "axes" for view in first_views(findings) if view in (*axes, *content)]
+    # Without a finding all pictures are open.
+    opened = dict.fromkeys(wanted if findings else (TRAIN, "axes", DISTRIBUTION))
+    order = [view for view in dict.fromkeys((*opened, *content)) if content[view]]
+    command = command_of(diagnoses)
+    reports = [
+        folded(f"Copy as Markdown{f': {name}' if several else ''}", preformatted(markdown(one, command)))
+        for (name, _), one in zip(dumps, diagnoses, strict=True)
     ]
-    title = " against ".join(name for name, _ in dumps) if several else dumps[0][0]
-    paths = " against ".join(one.source.where for one in diagnoses)
-    tokens = ", ".join(_size(each) for _, each in dumps)
-    return page(title, f"{paths} ({fields_of(diagnoses[0].source)}): {tokens}. {ABOUT_D}", parts)
+    parts: list[Child] = [
+        element("div", tops, class_="columns") if several else tops,
+        tile_row(*map(tiles, diagnoses)),
+        element("p", "Go to: ", [(link(SECTIONS[view], SECTIONS[view]), " ") for view in order], class_="of"),
+        [section(SECTIONS[view], content[view], opened=view in opened) for view in order],
+        reports,
+    ]
+    of = [strip(provenance(one)) for one in diagnoses]
+    return page(" against ".join(name for name, _ in dumps), [*of, strip(made_by(command))], parts)
 
 
-def _size(measured: Measurement) -> str:
-    metrics = measured.metrics()
-    return f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}"
+def _top(one: Diagnosed, pictures: dict[str, Html]) -> list[Child]:
+    """Return what was found, each with the picture that shows it, which is taken; and what could not be read."""
+    parts: list[Child] = [healthy_card(one.source)] if is_healthy(one.findings) else []
+    for finding in one.findings:
+        view = next((view for view in views_of(finding) if view in pictures), None)
+        parts.append(finding_card(finding, () if view is None or finding.severity == "note" else pictures.pop(view)))
+    # Where something was found, it says the same and more.
+    parts += map(card, one.measured.mismatch_warnings() if is_healthy(one.findings) else ())
+    return [*parts, problem_cards(one.source)]
 
 
 def _of_weights(dumps: Named) -> Child:
@@ -90,24 +116,41 @@ def _of_weights(dumps: Named) -> Child:
     return folded("Warnings for weights of each kind", found) if found else ()
 
 
-def _axes(dumps: Named) -> list[Html]:
-    """Draw D along every axis that one of the dumps has."""
+def _axes(dumps: Named, findings: Sequence[Finding]) -> dict[str, Html]:
+    """Draw D along every axis that one of the dumps has, those of the findings first."""
     profiles = [(name, measured.profiles()) for name, measured in dumps]
-    figures = []
-    for axis in dict.fromkeys(axis for _, found in profiles for axis in found):
+    first = first_views(findings)
+    start = next((one.numbers["from_position"] for one in findings if "from_position" in one.numbers), None)
+    figures = {}
+    for axis in sorted(
+        dict.fromkeys(axis for _, found in profiles for axis in found), key=lambda axis: axis not in first
+    ):
         series: list[tuple[str, Sequence[Row]]] = [(name, found[axis]) for name, found in profiles if axis in found]
         label = visible(AXES.get(axis, axis), MOST_OF_TOKEN)
-        unit = "sequences" if axis == "length" else "tokens"
-        if axis in ("position", "length"):
-            figures.append(charts.axis_chart(f"by {label}", label, series, log=True, unit=unit))
-        elif axis in ("steps", "turn") or max(len(rows) for _, rows in series) > 24:
-            figures.append(charts.axis_chart(f"by {label}", label, series, log=False, unit=unit))
-        else:
-            figures.append(charts.category_chart(f"by {label}", label, series, unit))
+        log = axis in ("position", "length")
+        bars = not log and axis not in ("steps", "turn") and max(len(rows) for _, rows in series) <= 24
+        mark = (start, f"from {start:,.0f}") if axis == "position" and start is not None else None
+        figures[axis] = charts.axis_chart(f"by {label}", label, series, unit_of(axis), log=log, named=bars, mark=mark)
     return figures
 
 
-def _worst_records(measured: Measurement) -> list[Html]:
+def _pairs(axes: Mapping[str, Html], dumps: Named) -> Html:
+    """Return charts in pairs; one that is left alone has the table of its numbers next to it."""
+    figures = list(axes.values())
+    if len(figures) % 2:
+        axis, several = list(axes)[-1], len(dumps) > 1
+        rows = [
+            ([name] if several else [])
+            + [row.label, f"{row.logratio_mean:+.3g}", f"{row.logratio_abs_mean:.3g}", f"{row.count:,}"]
+            for name, each in dumps
+            for row in joined(each.profiles().get(axis, ()), MOST_ROWS // len(dumps))
+        ]
+        heads = [*(["dump"] if several else []), axis, "mean D", "mean |D|", unit_of(axis)]
+        figures.append(table(Table(heads, rows, text=len(heads) - 3)))
+    return drawn(figures)
+
+
+def _worst_records(measured: Measurement) -> Html:
     """Return the records with the largest sums of k3, each with its worst tokens among their neighbors."""
     by_sequence = measured.evidence.by_sequence
     worst = by_sequence.worst[:MOST_RECORDS]
@@ -118,6 +161,7 @@ def _worst_records(measured: Measurement) -> list[Html]:
             f"{percent(one.k3 / by_sequence.k3)} of k3, {counted(one.tokens, 'token')}, mean |D| "
             f"{one.logratio_abs_mean:.3g}, largest |D| {one.logratio_abs_max:.3g}"
         )
+        tokens = measured.worst_of(one.file, one.record)[:MOST_TOKENS]
         lines = [
             element(
                 "div",
@@ -125,13 +169,21 @@ def _worst_records(measured: Measurement) -> list[Html]:
                 element("span", f"train {token.train_logp:.3g}, rollout {token.rollout_logp:.3g}", class_="soft"),
                 element("div", _context(token), class_="context"),
             )
-            for token in measured.worst_of(one.file, one.record)[:MOST_TOKENS]
+            for token in tokens
         ]
+        if tokens and not any(token.tokens for token in tokens):
+            lines.append(element("div", f"In the lines: {around(tokens)}", class_="soft"))
         title = f"record {one.record}{f' of {one.file}' if several else ''}"
         found.append(
             element("div", element("b", title), " ", element("span", says, class_="soft"), lines, class_="record")
         )
-    return found
+    rest = found[UNFOLDED:]
+    return element(
+        "div",
+        found[:UNFOLDED],
+        folded(f"{counted(len(rest), 'more record')}", rest) if rest else (),
+        folded(f"The {len(measured.worst)} worst tokens", _worst_tokens(measured.worst)),
+    )
 
 
 def _context(token: WorstToken) -> list[Child]:
@@ -142,7 +194,7 @@ def _context(token: WorstToken) -> list[Child]:
         shade = SHADES if d is None else round(SHADES * min(1.0, abs(d) / 5.0))
         says = "not finite" if d is None else f"D {d:.4g}"
         kind = f"shade{shade} at" if i == token.at else f"shade{shade}"
-        spans += [element("span", visible(text, MOST_OF_TOKEN), class_=kind, title=says), " "]
+        spans += [element("span", visible(text, MOST_OF_TOKEN), class_=kind, data_says=says, tabindex="-1"), " "]
     return spans
 
 
@@ -153,18 +205,6 @@ def _worst_tokens(tokens: Sequence[WorstToken]) -> Html:
         more = f", turn {token.turn}" if token.turn else ""
         more += f", version {token.version}" if token.version is not None else ""
         numbers = (f"{value:.4g}" for value in (token.d, token.train_logp, token.rollout_logp))
-        rows.append(
-            element(
-                "tr",
-                element("td", f"{token.record}:{token.position}{more}", class_="text"),
-                [element("td", number) for number in numbers],
-                element("td", _context(token), class_="text context"),
-            )
-        )
-    shown_as = "tokens around it" if any(token.tokens for token in tokens) else "D around it"
-    heads = [
-        element("th", "record:position", class_="text"),
-        *(element("th", head) for head in ("D", "train", "rollout")),
-        element("th", shown_as, class_="text"),
-    ]
-    return wide(heads, rows)
+        context = element("span", _context(token), class_="context")
+        rows.append((f"{token.record}:{token.position}{more}", context, *numbers))
+    return table(Table(("record:position", around(tokens), "D", "train", "rollout"), rows, text=2))

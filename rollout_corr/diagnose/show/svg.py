@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from .html import Html, element
+from .visible import visible
 
 # Units of the view box. A phone shows a chart at about this width, so that texts keep their size there.
 WIDTH, HEIGHT = 380, 240
 # Numbers of places that are nearer than this to one another would touch.
 NEAR = 26.0
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 16, 48
+# Below the frame where labels are turned.
+TURNED = 84
+# Most letters of a line in a box of values, and the width of one.
+LONGEST, LETTER = 56, 6.0
+# And of a label that is turned.
+SHORT = 24
+# Half the width of the widest place that says its values, and how many of them a density has in a row.
+WIDEST, SQUARES = 20.0, 32
 
 
 @dataclass(frozen=True)
@@ -91,32 +101,36 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
 class Chart:
     """A chart; its methods draw on it.
 
+    Places that say their values to a pointer or a finger lie above everything else, so that no line covers a box.
+
     Args:
         title: Its caption.
         x: The horizontal axis.
         y: The vertical axis.
-        width: In units of the view box.
         height: In units of the view box.
+        bottom: Units below the frame, for the labels of the horizontal axis.
         parts: SVG elements drawn so far.
+        says: Places with values drawn so far.
         legend: CSS class and name of each entry.
     """
 
     title: str
     x: Axis
     y: Axis
-    width: int = WIDTH
     height: int = HEIGHT
+    bottom: int = BOTTOM
     parts: list[Html] = field(default_factory=list)
+    says: list[Html] = field(default_factory=list)
     legend: list[tuple[str, str]] = field(default_factory=list)
 
     def px(self, value: float) -> float:
-        return LEFT + self.x.at(value) * (self.width - LEFT - RIGHT)
+        return LEFT + self.x.at(value) * (WIDTH - LEFT - RIGHT)
 
     def py(self, value: float) -> float:
-        return self.height - BOTTOM - self.y.at(value) * (self.height - TOP - BOTTOM)
+        return self.height - self.bottom - self.y.at(value) * (self.height - TOP - self.bottom)
 
-    def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "", dots: bool = True) -> None:
-        """Draw a line through points; up to 100 points get a dot with a tooltip."""
+    def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "", dots: bool = False) -> None:
+        """Draw a line through points; with `dots`, each of up to 100 points has a dot that says its values."""
         points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
         if not points:
             return
@@ -124,14 +138,47 @@ class Chart:
         self.parts.append(element("polyline", class_=f"line {kind}", points=path))
         if dots and len(points) <= 100:
             for x, y in points:
-                self.dot(x, y, kind, f"{self.x.label} {x:.4g}: {y:.4g}")
+                self.dot(x, y, kind, (f"{name}: {y:.4g}" if name else f"{y:.4g}", f"{self.x.label} {x:.4g}"))
         if name:
             self.legend.append((kind, name))
 
-    def dot(self, x: float, y: float, kind: str, says: str, radius: float = 2.6) -> None:
-        """Draw a dot with a tooltip."""
-        place = {"cx": self.px(x), "cy": self.py(y), "r": radius}
-        self.parts.append(element("circle", element("title", says), class_=f"dot {kind}", **place))
+    def point(self, x: float, y: float, kind: str, radius: float = 2.6) -> None:
+        """Draw a dot."""
+        self.parts.append(element("circle", class_=f"dot {kind}", cx=self.px(x), cy=self.py(y), r=radius))
+
+    def dot(self, x: float, y: float, kind: str, says: Sequence[str] | str, radius: float = 2.6) -> None:
+        """Draw a dot that says something."""
+        self.point(x, y, kind, radius)
+        area = element("circle", cx=self.px(x), cy=self.py(y), r=max(7.0, radius))
+        self._say(area, self.px(x), self.py(y), says)
+
+    def band(self, low: float, high: float, says: Sequence[str]) -> None:
+        """Let the part of the frame above an interval of the horizontal axis say something."""
+        self._band(self.px(low), self.px(high), says)
+
+    def bands(self, said: Mapping[float, Sequence[str]]) -> None:
+        """Let the parts of the frame nearest to places on the horizontal axis say something."""
+        places = sorted((self.px(x), says) for x, says in said.items())
+        edges = [LEFT, *(0.5 * (a + b) for (a, _), (b, _) in pairwise(places)), WIDTH - RIGHT]
+        for (left, right), (x, says) in zip(pairwise(edges), places, strict=False):
+            self._band(max(left, x - WIDEST), min(right, x + WIDEST), says)
+
+    def _band(self, left: float, right: float, says: Sequence[str]) -> None:
+        size = {"width": max(right - left, 0.4), "height": float(self.height - TOP - self.bottom)}
+        self._say(element("rect", x=left, y=float(TOP), **size), 0.5 * (left + right), TOP + 0.2 * size["height"], says)
+
+    def _say(self, area: Html, x: float, y: float, says: Sequence[str] | str) -> None:
+        """Give an area a box of lines, which the style sheet shows where a pointer or a finger is on it."""
+        lines = [visible(line, LONGEST) for line in ((says,) if isinstance(says, str) else says)]
+        width, height = 14.0 + LETTER * max(map(len, lines)), 7.0 + 13.0 * len(lines)
+        left = x + 10.0 if x + width + 12.0 < WIDTH else x - width - 10.0
+        left = min(max(left, 1.0), WIDTH - width - 1.0)
+        top = min(max(y - 0.5 * height, 1.0), self.height - height - 1.0)
+        texts = [element("text", line, x=7, y=13 * i + 13) for i, line in enumerate(lines)]
+        box = element("rect", width=width, height=height, rx=3)
+        tip = element("g", box, texts, class_="tip", transform=f"translate({left:.1f} {top:.1f})")
+        # With -1 a finger can choose it, and the keyboard does not stop at hundreds of places.
+        self.says.append(element("g", area, tip, class_="says", tabindex="-1"))
 
     def numbers(self, places: Sequence[tuple[float, float]]) -> None:
         """Number places from 1; those that lie close together have one label, such as 2-4."""
@@ -146,18 +193,23 @@ class Chart:
             x, y = at[group[0]]
             says = f"{group[0] + 1}-{group[-1] + 1}" if len(group) > 1 else str(group[0] + 1)
             # Inside the frame, below a dot at its top.
-            x = min(max(x, LEFT + 10.0), self.width - RIGHT - 10.0)
+            x = min(max(x, LEFT + 10.0), WIDTH - RIGHT - 10.0)
             y = y - 8.0 if y > TOP + 20.0 else y + 16.0
             self.parts.append(element("text", says, class_="number", x=x, y=y, text_anchor="middle"))
 
-    def bars(self, edges: Sequence[tuple[float, float, float, str]], kind: str, name: str = "") -> None:
-        """Draw bars that stand on the horizontal axis: (from, to, height, tooltip)."""
+    def bars(self, edges: Sequence[tuple[float, float, float]], kind: str, name: str = "") -> None:
+        """Draw bars that stand on 0, or on a logarithmic axis: (from, to, height). A bar that is cut has its value."""
         floor = self.py(self.y.low if self.y.log else 0.0)
-        for low, high, value, says in edges:
-            a, b, top = self.px(low), self.px(high), self.py(value)
-            place = {"x": min(a, b), "y": min(top, floor)}
-            size = {"width": max(abs(b - a) - 0.4, 0.4), "height": abs(floor - top)}
-            self.parts.append(element("rect", element("title", says), class_=f"bar {kind}", **place, **size))
+        for low, high, value in edges:
+            a, b, end = self.px(low), self.px(high), self.py(value)
+            place = {"x": min(a, b), "y": min(end, floor)}
+            size = {"width": max(abs(b - a) - 0.4, 0.4), "height": abs(floor - end)}
+            self.parts.append(element("rect", class_=f"bar {kind}", **place, **size))
+            if not self.y.low <= value <= self.y.high:
+                turned = f"translate({0.5 * (a + b) + 3.5:.1f} {end + (4.0 if value > 0 else -4.0):.1f}) rotate(-90)"
+                says = f"{value:.3g} \u2192" if value > 0 else f"\u2190 {value:.3g}"
+                anchor = "end" if value > 0 else "start"
+                self.parts.append(element("text", says, class_="cut", transform=turned, text_anchor=anchor))
         if name:
             self.legend.append((kind, name))
 
@@ -165,59 +217,72 @@ class Chart:
         """Draw a dashed vertical line at a value, with its name on top."""
         if self.x.low <= value <= self.x.high:
             x = self.px(value)
-            self.parts.append(element("line", class_="mark", x1=x, x2=x, y1=TOP, y2=self.height - BOTTOM))
+            self.parts.append(element("line", class_="mark", x1=x, x2=x, y1=TOP, y2=self.height - self.bottom))
             self.parts.append(element("text", says, class_="small", x=x, y=TOP - 3, text_anchor="middle"))
 
-    def diagonal(self) -> None:
+    def diagonal(self, name: str) -> None:
         """Draw the line on which both axes have the same value."""
         low, high = max(self.x.low, self.y.low), min(self.x.high, self.y.high)
         ends = {"x1": self.px(low), "y1": self.py(low), "x2": self.px(high), "y2": self.py(high)}
         self.parts.append(element("line", class_="mark", **ends))
+        self.legend.append(("thin", name))
 
-    def cells(self, counts: Sequence[Sequence[int]], says: Callable[[int, int, int], str]) -> None:
-        """Draw a density: counts[row][column] over equal parts of both axes, row 0 below, shaded by log(count)."""
-        most = max((max(row) for row in counts), default=0)
-        rows, columns = len(counts), len(counts[0])
-        w, h = (self.width - LEFT - RIGHT) / columns, (self.height - TOP - BOTTOM) / rows
+    def cells(self, counts: Sequence[Sequence[int]], says: Callable[[int, int, int, int], Sequence[str]]) -> None:
+        """Draw a density: counts[row][column] over equal parts of both axes, row 0 below, shaded by log(count).
+
+        Args:
+            counts: As many rows as columns.
+            says: Returns what a square of cells says, from its first row and column, its side and its count.
+        """
+        most, size = max((max(row) for row in counts), default=0), len(counts)
+        w, h = (WIDTH - LEFT - RIGHT) / size, (self.height - TOP - self.bottom) / size
+        bottom = self.height - self.bottom
+
+        def place(i: int, j: int, side: int) -> dict[str, float]:
+            return {"x": LEFT + j * w, "y": bottom - (i + side) * h, "width": side * w, "height": side * h}
+
         for i, row in enumerate(counts):
             for j, count in enumerate(row):
-                if not count:
-                    continue
-                shade = 0.12 + 0.88 * math.log1p(count) / math.log1p(most)
-                place = {
-                    "x": LEFT + j * w,
-                    "y": self.height - BOTTOM - (i + 1) * h,
-                    "width": w + 0.2,
-                    "height": h + 0.2,
-                }
-                title = element("title", says(i, j, count))
-                self.parts.append(element("rect", title, class_="cell", **place, fill_opacity=f"{shade:.2f}"))
+                if count:
+                    shade = 0.12 + 0.88 * math.log1p(count) / math.log1p(most)
+                    self.parts.append(element("rect", class_="cell", **place(i, j, 1), fill_opacity=f"{shade:.2f}"))
+        # A finger is wider than a cell.
+        side = max(1, size // SQUARES)
+        for i in range(0, size, side):
+            for j in range(0, size, side):
+                count = sum(sum(row[j : j + side]) for row in counts[i : i + side])
+                if count:
+                    at = place(i, j, min(side, size - i, size - j))
+                    self._say(element("rect", **at), at["x"] + at["width"], at["y"], says(i, j, side, count))
 
     def svg(self) -> Html:
         """Return the chart as an HTML figure."""
-        right, bottom = self.width - RIGHT, self.height - BOTTOM
+        right, bottom = WIDTH - RIGHT, self.height - self.bottom
         frame = []
         for value, text in self.x.marks():
             x = self.px(value)
             frame.append(element("line", class_="grid", x1=x, x2=x, y1=TOP, y2=bottom))
-            frame.append(element("text", text, x=x, y=bottom + 18, text_anchor="middle"))
+            if self.bottom > BOTTOM:
+                turned = f"translate({x + 3.0:.1f} {bottom + 12:.0f}) rotate(-40)"
+                frame.append(element("text", visible(text, SHORT), class_="small", transform=turned, text_anchor="end"))
+            else:
+                frame.append(element("text", text, x=x, y=bottom + 18, text_anchor="middle"))
         for value, text in self.y.marks():
             y = self.py(value)
             frame.append(element("line", class_="grid", x1=LEFT, x2=right, y1=y, y2=y))
             frame.append(element("text", text, x=LEFT - 5, y=y + 3.5, text_anchor="end"))
-        middle = (LEFT + right) / 2
+        if self.y.low < 0.0 < self.y.high and not self.y.log:
+            frame.append(element("line", class_="zero", x1=LEFT, x2=right, y1=self.py(0.0), y2=self.py(0.0)))
         turned = f"translate(12 {(TOP + bottom) / 2:.0f}) rotate(-90)"
         labels = [
-            element("text", self.x.label, x=middle, y=self.height - 8, text_anchor="middle"),
+            element("text", self.x.label, x=(LEFT + right) / 2, y=self.height - 8, text_anchor="middle"),
             element("text", self.y.label, transform=turned, text_anchor="middle"),
         ]
         box = element("rect", class_="frame", x=LEFT, y=TOP, width=right - LEFT, height=bottom - TOP)
         keys = [element("span", name, class_=f"key {kind}") for kind, name in dict.fromkeys(self.legend)]
-        drawn = (frame, self.parts, box, labels)
-        view = f"0 0 {self.width} {self.height}"
+        drawn = (frame, self.parts, box, labels, self.says)
         return element(
             "figure",
             element("figcaption", self.title, keys),
-            element("svg", *drawn, viewBox=view, role="img", aria_label=self.title),
-            class_="wide" if self.width > WIDTH else None,
+            element("svg", *drawn, viewBox=f"0 0 {WIDTH} {self.height}", role="img", aria_label=self.title),
         )

@@ -15,7 +15,7 @@ from ..best_settings import Verdict, verdict_of
 from ..doctor.cause import Severity
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
-from ..measure.profiles import Row
+from ..measure.profiles import Row, joined
 from ..read.dump import Source
 from ..read.problems import DumpError, extra
 from ..what_if import WhatIf
@@ -34,7 +34,6 @@ from .content import (
     around,
     enough,
     fields_of,
-    joined,
     metrics_table,
     named,
     outcome_cells,
