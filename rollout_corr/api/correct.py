@@ -14,7 +14,7 @@ from ..backends.given import Batch, batch_given
 from ..backends.layouts import L, L_co, LogProbs, W_co, described
 from ..backends.operators import beyond_kernels
 from ..backends.ranks import THIS_RANK, Claims, claims_of
-from ..backends.read import Given, read_batch, upload
+from ..backends.read import Given, check_mask, read_batch, upload
 from ..backends.run import mask_back, run_correction, start_correction
 from ..backends.turns import check_turns, measuring_turns
 from ..metrics.statistics import HasStatistics, Statistics
@@ -241,8 +241,10 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
             raise ValueError("backend: expected 'auto' or 'torch' for labels with ranks.sequence, got 'triton'")
         if given.out is not None:
             take_outputs(given.out, batch, given.batch, given.train_logp, spec)
-        if validate and ranks.some():
-            claimed = _claims(batch, spec, given)
+        if validate:
+            check_mask(batch)
+            if ranks.some():
+                claimed = _claims(batch, spec, given)
     except (TypeError, ValueError) as error:
         if validate:
             ranks.tell(error)

@@ -187,6 +187,12 @@ def _fields(
     tokens = {"train_logp": read.first.detach(), "rollout_logp": read.tensor("rollout_logp", rollout_logp)}
     if batch.mask is not None:
         tokens["mask"] = read.tensor("mask", batch.mask, MASK_DTYPES)
+    if batch.kept_mass is not None and batch.kept_mass.of == "train":
+        # Readers take the mass from train_logp; over the whole vocabulary there is none to take.
+        train = read.first.detach()
+        log_mass = read.tensor("kept_mass.log_mass", batch.kept_mass.log_mass).detach()
+        tokens["train_logp"] = train.to(compute_dtype(train.dtype, log_mass.dtype)) + log_mass
+        batch = replace(batch, kept_mass=None)
     turns = batch.turns.ids if isinstance(batch.turns, TurnIds) else batch.turns
     # Readers take the runs of the mask where no turns are written.
     if turns is not None and not isinstance(turns, str) and _offsets_given(turns, read, batch):
@@ -219,11 +225,6 @@ def _columns_of(batch: Batch, turns: LogProbs | None) -> dict[str, LogProbs]:
     if batch.versions is not None:
         found["versions"] = batch.versions.ids
     if batch.kept_mass is not None:
-        if batch.kept_mass.of != "rollout":
-            raise ValueError(
-                "kept_mass.of: expected 'rollout' in a dump, whose readers take the mass from train_logp, got "
-                f"{batch.kept_mass.of!r}"
-            )
         found["log_mass"] = batch.kept_mass.log_mass
     if batch.groups is not None:
         found["group_index"] = batch.groups.index
@@ -391,15 +392,8 @@ def columns_of(
 
     Returns:
         Tensors of tokens ([N] of packed ones, else [B, T]) and of sequences ([S]) by name, and names of labels.
-        Tensors that lie on the CPU already are not copied. Where the trainer's log-probs are over the kept set there is
-        no column of its mass: they are brought back over the whole vocabulary, as readers bring the rollout's.
+        Tensors that lie on the CPU already are not copied.
     """
-    mass = batch.kept_mass
-    replayed = mass is not None and mass.of == "train"
     with torch.no_grad():
-        fields = _fields(train_logp, rollout_logp, replace(batch, kept_mass=None) if replayed else batch, columns)
-        if mass is not None and replayed:
-            train = fields.tokens["train_logp"]
-            log_mass = reader("train_logp", train_logp, batch).tensor("kept_mass.log_mass", mass.log_mass)
-            fields.tokens["train_logp"] = train.to(compute_dtype(train.dtype, log_mass.dtype)) + log_mass
+        fields = _fields(train_logp, rollout_logp, batch, columns)
         return _columns(fields.each(lambda x: x.detach().cpu()), None)

@@ -18,8 +18,9 @@ class FilteredGroups(NamedTuple):
 
     Attributes:
         mean: [S] mean reward of the kept samples of the sample's group, its baseline; 0 where none is kept, and where
-            `alone` says so.
-        std: [S] population standard deviation of these rewards; 0 where fewer than two are kept.
+            one is kept and `alone` is "reward".
+        std: [S] population standard deviation of these rewards; 0 where fewer than two are kept, but 1 where one is
+            kept and `alone` is "reward".
         size: [S] int64, number of kept samples of the group.
         centered: [S] reward - mean for kept samples, 0 for rejected ones.
     """
@@ -30,7 +31,7 @@ class FilteredGroups(NamedTuple):
     centered: Tensor
 
 
-def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alone = "reward") -> FilteredGroups:
+def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alone = "zero") -> FilteredGroups:
     """Compute group statistics of the rewards over kept samples only.
 
     A rejected sample does not train, so its reward must not move its siblings' baseline: beside a rejected 100, rewards
@@ -44,7 +45,8 @@ def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alo
             neighbors, and numbers may be left out; numbers outside that range are an error on the CPU and undefined
             on a device.
         alone: Treatment of a sample that is the only one kept of its group and so has no sibling to compare with:
-            "reward" leaves its reward as it is (baseline 0, as frameworks do), "zero" centers it on itself.
+            "zero" centers it on itself, so that it teaches nothing; "reward" takes its reward as its advantage, with
+            baseline 0 and a standard deviation of 1, as some frameworks do.
 
     Returns:
         A `FilteredGroups` in the dtype of `rewards` promoted to at least float32.
@@ -92,6 +94,6 @@ def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alo
     deviation = torch.where(keep, given - mean, 0.0)
     std = (over_group(deviation * deviation) / count.clamp(min=1.0)).sqrt()
     if alone == "reward":
-        mean = torch.where(count > 1.0, mean, 0.0)
+        mean, std = torch.where(count > 1.0, mean, 0.0), torch.where(count == 1.0, 1.0, std)
     centered = torch.where(keep, given - mean, 0.0)
     return FilteredGroups(mean.to(dtype), std.to(dtype), count.to(torch.int64), centered.to(dtype))

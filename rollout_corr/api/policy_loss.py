@@ -18,7 +18,7 @@ from ..backends.layouts import L, L_co, LogProbs, W_co, described
 from ..backends.loss_blocks import finite_tokens
 from ..backends.loss_task import LossResult, LossTask
 from ..backends.ranks import THIS_RANK
-from ..backends.read import Given, read_beside, upload
+from ..backends.read import Given, check_mask, read_beside, upload
 from ..backends.run import mask_back, run_correction, statistics_of_entropy
 from ..definition.entropy import total_of
 from ..definition.loss import both
@@ -80,9 +80,24 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
             raise AttributeError(f"'PolicyLoss' object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
-        """Shapes and dtypes; nothing is read from the device."""
-        found = ", ".join(f"{name}={described(getattr(self, name))}" for name in ("value", "mask", "weights", "keep"))
-        return f"PolicyLoss({found}, device='{self.value.device}')"
+        """Shapes and dtypes, and on the CPU the value; nothing is read from a device."""
+        found = ", ".join(f"{name}={described(getattr(self, name))}" for name in ("mask", "weights", "keep"))
+        plain = self.value.device.type == "cpu" and type(self.value) is Tensor and not torch.compiler.is_compiling()
+        value = f"{self.value.item():.6g}" if plain else described(self.value)
+        return f"PolicyLoss(value={value}, {found}, device='{self.value.device}')"
+
+
+class _Uncorrected(PolicyLoss[L_co, W_co]):
+    """The result of a call with `rollout_logp` next to `old_logp` in which nothing reads it."""
+
+    def warnings(self) -> list[str]:
+        """Say in plain words that the mismatch is not corrected, and which metrics deserve a look."""
+        said = (
+            "rollout_logp is not used: next to old_logp the ratio is new/old, and without correction= or spec= nothing "
+            "corrects the mismatch. Pass correction=rc.correct(old_logp, rollout_logp, batch, spec=...) or spec=...; "
+            "leave out old_logp for bypass mode, or rollout_logp where nothing is to be corrected"
+        )
+        return [said, *super().warnings()]
 
 
 class LossOptions(TypedDict, total=False):
@@ -152,8 +167,8 @@ def policy_loss(
         mask: In place of a batch that holds no more: non-zero at generated tokens; None: every token.
         cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
         old_logp: Log-probs under the proximal policy, same layout.
-        rollout_logp: Log-probs under the engine that sampled the tokens, same layout. Beside `old_logp` only a `spec`
-            and surrogates of new/rollout read them: without these nothing is corrected.
+        rollout_logp: Log-probs under the engine that sampled the tokens, same layout. Next to `old_logp` only a `spec`
+            and surrogates of new/rollout read them: without these nothing is corrected, as `warnings()` says.
         ref_logp: Log-probs under the reference policy, same layout; needed by `Loss.kl`.
         correction: What `correct` gave: its weights multiply the surrogate, and its mask says what trains. Or
             `Factors`, weights and a mask from elsewhere.
@@ -196,8 +211,10 @@ def policy_loss(
         )
         upload(tensors.batch, tokens)
         inner = None if request.spec is None else _read_inner(request, request.spec)
-        if validate and ranks.some():
-            claimed = request.claims()
+        if validate:
+            check_mask(tensors.batch)
+            if ranks.some():
+                claimed = request.claims()
     except (TypeError, ValueError) as error:
         if validate:
             ranks.tell(error)
@@ -238,10 +255,10 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         objective=wanted,
         differentiable=torch.is_grad_enabled() and new.requires_grad,
         group=request.given.batch.ranks.sequence,
-        mass=batch.mass if request.mode.name == "bypass" else None,
+        mass=batch.mass if batch.mass is not None and request.mode.name == "bypass" else None,
         scales=request.scales,
     )
-    if wanted.surrogate.traits.reads_entropy and request.entropy is not None:
+    if request.entropy is not None and wanted.surrogate.traits.reads_entropy:
         task.entropy = request.entropy.detach()
     if wanted.surrogate.sees_batch:
         task.decided = _decided_by_batch(request, task)
@@ -259,7 +276,10 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         if inner is None:
             statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
     if inner is None:
-        return PolicyLoss(value, mask_back(batch, _within(batch, trains)), None, None, statistics)
+        given = value, mask_back(batch, _within(batch, trains)), None, None, statistics
+        if tensors.rollout is not None and weights is None and trains is None and request.mode.name == "decoupled":
+            return _Uncorrected(*given)
+        return PolicyLoss(*given)
     result = inner.result
     handed = None if result.weights is None else batch.restore(result.weights)
     joined = result.statistics.join(statistics)

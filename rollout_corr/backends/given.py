@@ -96,7 +96,7 @@ class Batch:
             log-probs is ids. `TurnIds` bounds their number.
         entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, any dtype of
             log-probs, as the heads that give log-probs return it: for metrics, criteria with stat="entropy", the
-            entropy bonus of a loss (whose gradient goes there) and EntropyClip.
+            entropy bonus of a loss (whose gradient goes there) and EntropyClip. Each call with it reports its metrics.
         labels: `Labels` by name, {"environment": rc.Labels(ids, ["math", "code"])}, by which
             `out.metrics(by="environment")` tells apart. An id that names no label is counted, and no error. "age"
             without ids makes labels of the ages of `versions`.
@@ -118,8 +118,9 @@ class Batch:
             tensor that the caller has reduced over micro-batches and ranks. Each sequence's own mean stays over the
             tokens of `mask`, and a KL with a mean of its own counts for itself. By 0 nothing is divided.
         ranks: The process groups that the batch is spread over, as `Ranks`.
-        validate: Also check `cu_seqlens` where that needs a device read, and that it covers all tokens; and compare the
-            calls of the ranks of each group: one small collective more, and an error on all ranks that names the rank.
+        validate: Also check `cu_seqlens` where that needs a device read, that it covers all tokens, and that no mask is
+            NaN; and compare the calls of the ranks of each group: one small collective more, and an error on all ranks
+            that names the rank.
 
     Raises:
         TypeError: An argument of the wrong type. Shapes, dtypes and devices are checked by the first call.
@@ -298,6 +299,8 @@ def _no_batch(given: object) -> TypeError:
         hint = "; a mask is mask=..., offsets are cu_seqlens=..., all else goes into batch=rc.Batch(...)"
     elif isinstance(given, Mapping):
         hint = f"; write rc.Batch({', '.join(f'{name}=...' for name in given)})"
+    elif kind == "Recipe":
+        hint = "; of a recipe pass loss=recipe.loss and spec=recipe.spec"
     elif kind in ("Spec", "Loss", "Correction"):
         hint = f"; write {kind.lower()}=..."
     return TypeError(f"batch: expected rc.Batch(mask=..., cu_seqlens=...) or None, got {kind}{hint}")

@@ -166,6 +166,16 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
         batch.bounds = thresholds
 
 
+def check_mask(batch: OpenBatch) -> None:
+    """Read the mask, and refuse NaN, which is not 0 and so would be valid."""
+    mask = batch.mask
+    if mask is None or not mask.is_floating_point() or torch.compiler.is_compiling():
+        return
+    wrong = mask.isnan().nonzero()
+    if wrong.shape[0]:
+        raise ValueError(f"mask: expected numbers, got NaN at {wrong.shape[0]} tokens, first at {wrong[0].tolist()}")
+
+
 def upload(batch: OpenBatch, given: Batch) -> None:
     """Copy offsets that came on the CPU to the device of the tokens, once for all calls of a Batch."""
     device = batch.train.device

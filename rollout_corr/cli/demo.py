@@ -63,9 +63,12 @@ def rows(batch: ExampleBatch, bad: Tensor) -> list[list[str]]:
 
 
 def _program() -> str:
-    """Return what a shell calls this program by: its name where that is found, else the interpreter that runs it."""
+    """Return what a shell calls this program by, as short as that can be, and as it was called."""
     if shutil.which(PROGRAM):
         return PROGRAM
+    typed = Path(sys.argv[0])
+    if typed.stem == PROGRAM:
+        return min(str(typed), os.path.relpath(typed), key=len)
     return f"{min(sys.executable, os.path.relpath(sys.executable), key=len)} -m rollout_corr"
 
 
@@ -96,7 +99,10 @@ def run(arguments: list[str]) -> int:
 
     out.line()
     heads = ("spec", "kept", "ESS", "fixed: kept", "ESS")
-    out.line("2. What three specs of frameworks make of it, and of the same batch once the bug is fixed", style="bold")
+    out.line(
+        "2. What three specs of frameworks and one from rc.suggest make of it, and of the batch without the bug",
+        style="bold",
+    )
     out.table("", Table(heads, rows(batch, bad)))
     out.line(
         "kept: tokens that train. ESS: effective sample size, the share that is left when weights differ. A spec "

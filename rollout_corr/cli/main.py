@@ -6,6 +6,7 @@ Each command is a row of `COMMANDS`. It parses its own arguments, and its module
 from __future__ import annotations
 
 import argparse
+import ast
 import shutil
 import sys
 import textwrap
@@ -18,7 +19,7 @@ from rollout_corr._version import __version__
 from rollout_corr.cli.streams import error_line, let_go_of, print_line, usable_streams
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show.visible import visible
-from rollout_corr.frameworks.shared.lookup import every_preset, spec
+from rollout_corr.frameworks.shared.lookup import every_preset, named, recipe, recipe_names, spec_names
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -57,7 +58,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("plant a bug in an example batch, find it, and compare specs", "rollout_corr.cli.demo:run"),
-    "explain": Command("explain in words what a framework's spec does", "rollout_corr.cli.main:explain"),
+    "explain": Command("explain in words what a framework's spec or recipe does", "rollout_corr.cli.main:explain"),
     "specs": Command("list the specs of all frameworks, or those that contain a word", "rollout_corr.cli.main:specs"),
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),
     "doctor": Command("name the causes of a mismatch; exit with 1 if any", "rollout_corr.cli.dump_commands:doctor"),
@@ -82,7 +83,7 @@ def _command(arguments: list[str]) -> str:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.about)
-    return str(parser.parse_args(arguments[:1]).command)
+    return str(parser.parse_args(arguments[:1] or ["--help"]).command)
 
 
 def _guarded(arguments: list[str]) -> int:
@@ -135,16 +136,35 @@ class Parser(argparse.ArgumentParser):
 
 
 def explain(arguments: list[str]) -> int:
-    """Print what a framework's spec does."""
-    parser = parser_of("explain", "Explain in words what a framework's spec does.")
+    """Print what a framework's spec or recipe does."""
+    parser = parser_of("explain", "Explain in words what a framework's spec or recipe does.")
     parser.add_argument("name", help="a name such as verl.decoupled_token_is; `rollout-corr specs` lists them")
+    parser.add_argument("setting", nargs="*", help="an argument of rc.spec or rc.recipe, such as upper=3.0")
+    chosen = parser.parse_args(arguments)
+    settings = dict(_setting(given) for given in chosen.setting)
     try:
-        explained = spec(parser.parse_args(arguments).name).explain()
-    except ValueError as error:
+        if chosen.name in recipe_names() and chosen.name not in spec_names():
+            found = recipe(chosen.name, **settings)
+            parts = {"spec": found.spec, "loss": found.loss}
+            said = [f"{part}:\n{one.explain()}" for part, one in parts.items() if one is not None]
+        else:
+            said = [named(chosen.name, **settings).explain()]
+    except (TypeError, ValueError) as error:
         raise DumpError(str(error)) from error
-    for line in explained.splitlines():
+    for line in "\n".join(said).splitlines():
         print_line(line)
     return GOOD
+
+
+def _setting(given: str) -> tuple[str, object]:
+    """Read NAME=VALUE: a Python number, None, a tuple and so on; anything else is text."""
+    name, equals, text = given.partition("=")
+    if not (equals and name.isidentifier()):
+        raise DumpError(f"expected a setting NAME=VALUE, got {given!r}")
+    try:
+        return name, ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return name, text
 
 
 def specs(arguments: list[str]) -> int:

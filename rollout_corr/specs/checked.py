@@ -184,6 +184,9 @@ OF_BATCH = (
     *("ranks", "validate"),
 )
 _MEANT_IN_CALLS = {name: f"batch=rc.Batch({name}=...)" for name in OF_BATCH} | {
+    # Of `correct`, and of `policy_loss`.
+    **dict.fromkeys(("old_logp", "new_logp", "logp", "policy_logp"), "train_logp="),
+    "train_logp": "old_logp= (decoupled) or new_logp=",
     "attention_mask": "mask=",
     "response_mask": "mask=",
     "config": "spec=",

@@ -291,6 +291,8 @@ def no_spec(given: object, wanted: str = "a Spec") -> TypeError:
     elif isinstance(given, (Weight, Criterion)):
         field = f"weight={given!r}" if isinstance(given, Weight) else f"criteria=({given!r},)"
         hint = f"; write Spec({field})"
+    elif type(given).__name__ == "Recipe":
+        hint = "; of a recipe pass its .spec, and its .loss as loss= of policy_loss"
     elif type(given).__name__ == "Loss":
         hint = "; a Loss is loss=... of policy_loss"
     return TypeError(f"spec: expected {wanted}, got {type(given).__name__}{hint}")

@@ -159,13 +159,28 @@ _FACTORS = {
     "stopped_ratio": "the ratio, without its gradient",
     "weights": "the weight of the token",
 }
+# By `Surrogate.of`, and by what weights are for in bypass mode.
+_RATIOS = {
+    None: "new/old where old_logp is given (decoupled mode), else new/rollout (bypass mode), else new/new, which is 1 "
+    "with a gradient",
+    "new/old": "new/old",
+    "new/rollout": "new/rollout",
+}
+_WEIGHTS: dict[str, str] = {
+    "multiply": "The weights of a correction multiply it.",
+    "replace_ratio": "The weights of a correction multiply it; in bypass mode they take the place of the ratio.",
+    "report": "The weights of a correction multiply it; in bypass mode the ratio corrects, and they are only reported.",
+}
 _SCOPES = {"kept": "tokens that train", "all": "valid tokens, rejected ones too"}
 
 
 def explain(loss: Loss) -> str:
     """The steps of a Loss, numbered."""
     surrogate, mean = loss.surrogate, loss.mean
-    steps = [f"The loss of a token that trains is that of {surrogate!r}, times the weight of a correction."]
+    steps = [
+        f"The loss of a token that trains is that of {surrogate!r}, of the ratio {_RATIOS[surrogate.of]}.",
+        _WEIGHTS["multiply" if surrogate.of == "new/old" else surrogate.traits.weights_in_bypass],
+    ]
     if loss.kl is not None:
         steps.append(_penalty(loss.kl))
     if loss.regularizer is not None:

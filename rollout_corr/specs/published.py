@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from .bounds_of_batch import MeanBelow
-from .choices import Of
+from .choices import STRETCHES, Of, Stretch
 from .criterion import Criterion
 from .ratio_losses import GSPO, PPO
 from .score_losses import Score
@@ -58,14 +58,16 @@ def IcePop(lower: float | None = 0.5, upper: float | None = 5.0) -> Weight:
 # --- criteria ---
 
 
-def GeoRS(lower: float | None, upper: float | None) -> Criterion:
+def GeoRS(lower: float | None, upper: float | None, over: Stretch = "sequence") -> Criterion:
     """Geometric rejection sampling (Geo-RS): keep a sequence whose geometric mean of ratios lies within the bounds.
 
     Args:
         lower: The smallest mean kept, or None. Bounds lie close to 1; `rc.suggest` finds those of a batch.
         upper: The largest mean kept, or None.
+        over: Test each "sequence", or each "turn" by itself.
     """
-    return Criterion("ratio", over="sequence", reduce="mean", lower=lower, upper=upper)
+    choice("GeoRS.over", over, STRETCHES)
+    return Criterion("ratio", over=over, reduce="mean", lower=lower, upper=upper)
 
 
 def OPSM(delta: float, of: Of = "new/rollout") -> Criterion:

@@ -41,6 +41,17 @@ def test_a_dump_is_read_back(name, tmp_path):
     assert block.columns["advantages"].unique().tolist() == columns["advantages"].tolist()
 
 
+def test_a_trainer_over_the_kept_set_is_written_over_the_whole_vocabulary(tmp_path):
+    """So D of the file is D of the call, and the file needs no mass."""
+    train, rollout, log_mass = -torch.rand(2, 5), -torch.rand(2, 5) - 0.5, -torch.rand(2, 5)
+    batch = rc.Batch(kept_mass=rc.KeptMass(log_mass, of="train"))
+    assert rc.dump(tmp_path / "x.jsonl", train, rollout, batch, sequences=None).result(timeout=60) == 2
+    block = next(Dump(tmp_path / "x.jsonl").chunks())
+    d, wanted = (block.train - block.rollout).view(2, 5), train - (rollout - log_mass)
+    assert "log_mass" not in block.columns and torch.allclose(d, wanted, atol=1e-6)
+    assert rc.correct(train, rollout, batch).metrics()["logratio_mean"] == pytest.approx(wanted.mean().item(), abs=1e-6)
+
+
 @pytest.mark.parametrize("name", ["x.jsonl", "folder"])
 def test_names_of_labels_are_kept_and_shown(name, tmp_path, capsys):
     batch = example_batch(sequences=60)

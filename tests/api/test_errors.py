@@ -174,7 +174,16 @@ RECORDS = [
     (lambda: correct(BATCH, spec=rc.Loss()), T, "spec: expected a Spec, got Loss; a Loss is loss=... of policy_loss"),
     (lambda: correct(msk=MASK), T, "correct: unknown argument 'msk'"),
     (lambda: correct(cu_seqlens=OFFSETS, turns="runs"), T, "did you mean batch=rc.Batch(turns=...)?"),
-    (lambda: correct(old_logp=LOGP), T, "correct: unknown argument 'old_logp', expected some of"),
+    (lambda: correct(old_logp=LOGP), T, "did you mean train_logp=?"),
+    (lambda: loss(train_logp=LOGP), T, "did you mean old_logp= (decoupled) or new_logp=?"),
+    (lambda: correct(rc.recipe("verl.ppo")), T, "got Recipe; of a recipe pass loss=recipe.loss and spec=recipe.spec"),
+    (
+        lambda: correct(spec=rc.recipe("verl.ppo")),
+        T,
+        "expected a Spec, got Recipe; of a recipe pass its .spec, and",
+    ),
+    (lambda: rc.correct(X, X, rc.Batch(mask=X * math.nan, validate=True)), V, "mask: expected numbers, got NaN at 6"),
+    (lambda: rc.GeoRS(0.9, 1.1, over="token"), V, "GeoRS.over: expected one of ['turn', 'sequence'], got 'token'"),
     (lambda: loss(BATCH, rc.PPO(), old_logp=LOGP), T, "loss: expected a rollout_corr.Loss, got PPO; write rc.Loss(PPO"),
     (lambda: loss(BATCH, SPEC), T, "loss: expected a rollout_corr.Loss, got Spec; a Spec is spec=..."),
     (lambda: loss(rc.Loss()), T, "got Loss; write loss=..."),
@@ -185,7 +194,6 @@ RECORDS = [
     (lambda: loss(BATCH, reduction="token_mean"), T, "did you mean loss=rc.Loss(mean=rc.Mean(...))?"),
     (lambda: loss(rc.Batch(cu_seqlens=OFFSETS, total=3), rc.Loss(mean=rc.Mean("sum"))), V, "total: expected None with"),
     (lambda: loss(rc.Batch(cu_seqlens=OFFSETS, total=-1)), V, "total: expected a finite number >= 0"),
-    (lambda: rc.dump("x", X, X, rc.Batch(kept_mass=rc.KeptMass(X, "train"))), V, "expected 'rollout' in a du"),
     (lambda: rc.dump("x.jsonl", LOGP, LOGP, BATCH, versions=ONES), V, "versions: expected it in the Batch, rc.Batch(v"),
     (lambda: rc.Batch(MASK), T, "Batch: expected keywords, such as mask=..., got Tensor by position"),
     (lambda: rc.Batch(attention_mask=MASK), T, "did you mean mask=?"),
@@ -334,3 +342,18 @@ def test_a_loss_stays_an_ordinary_object():
     assert repr(pickle.loads(pickle.dumps(LOSS))) == repr(LOSS)
     assert not hasattr(LOSS, "__array__") and not hasattr(LOSS, "backward")
     assert pickle.loads(pickle.dumps(rc.correct)) is rc.correct
+
+
+def test_a_loss_says_that_nothing_corrects_the_mismatch():
+    """Only where rollout_logp is given and nothing reads it."""
+
+    def said(surrogate=rc.PPO(), **given):  # noqa: B008  (frozen)
+        loss = rc.policy_loss(X, torch.ones(2), loss=rc.Loss(surrogate), **given)
+        return ["rollout_logp is not used" in one for one in loss.warnings()]
+
+    assert said(old_logp=X, rollout_logp=X - 0.1) == [True]
+    both, weights = {"old_logp": X, "rollout_logp": X - 0.1}, rc.Factors(weights=torch.ones(2, 3))
+    for others in ({"old_logp": X}, {"rollout_logp": X - 0.1}, both | {"correction": weights}, both | {"spec": SPEC}):
+        assert not any(said(**others)), others
+    assert not said(rc.PPO(of="new/rollout"), **both)
+    assert repr(LOSS).startswith(f"PolicyLoss(value={LOSS.value.item():.6g}, mask=bool[2, 3], ")

@@ -275,11 +275,19 @@ def test_verl_4544_groups_need_not_be_neighbors():
             kept = [rewards[i] for i in range(n) if keep[i] and group[i] == group[s]]
             mean = math.fsum(kept) / len(kept) if kept else 0.0
             std = math.sqrt(math.fsum((x - mean) ** 2 for x in kept) / len(kept)) if kept else 0.0
-            baseline = 0.0 if len(kept) == 1 and alone == "reward" else mean
+            baseline, std = (0.0, 1.0) if len(kept) == 1 and alone == "reward" else (mean, std)
             assert out.size[s] == len(kept)
             assert out.mean[s] == near(baseline)
             assert out.std[s] == near(std)
             assert out.centered[s] == near(rewards[s] - baseline if keep[s] else 0.0)
+
+
+def test_a_lone_sample_has_an_advantage_of_its_own_size_or_none():
+    """Its standard deviation of 0 made a reward of 1 an advantage of a million."""
+    rewards, keep, index = torch.tensor([1.0, 5.0]), torch.tensor([True, False]), torch.tensor([0, 0])
+    for alone, wanted in (({}, 0.0), ({"alone": "reward"}, 1.0)):
+        groups = rc.filter_groups(rewards, keep, index, **alone)
+        assert (groups.centered / (groups.std + 1e-6))[0].item() == pytest.approx(wanted, abs=1e-5)
 
 
 def test_verl_6310_keep_of_a_batch_feeds_the_groups():

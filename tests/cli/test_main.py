@@ -18,14 +18,16 @@ def test_every_command_has_help_of_its_own(name, capsys):
     assert capsys.readouterr().out.startswith(f"usage: rollout-corr {name} ")
 
 
-def test_the_commands_are_listed(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_the_commands_are_listed(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert all(command.about in said for command in COMMANDS.values())
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["specs", "--more"], ["explain"], ["demo", "--fast"]])
+@pytest.mark.parametrize("arguments", [["unknown"], ["specs", "--more"], ["explain"], ["demo", "--fast"]])
 def test_wrong_arguments_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -38,6 +40,14 @@ def test_specs_and_explain(capsys):
     assert "verl.decoupled_token_is" in names
     assert main(["explain", "verl.decoupled_token_is"]) == 0
     assert capsys.readouterr().out == rc.spec("verl.decoupled_token_is").explain() + "\n"
+    assert main(["explain", "verl.decoupled_token_is", "upper=3.0"]) == 0
+    assert capsys.readouterr().out == rc.spec("verl.decoupled_token_is", upper=3.0).explain() + "\n"
+    assert main(["explain", "trl.dapo", "epsilon_high=0.3"]) == 0
+    said, wanted = capsys.readouterr().out, rc.recipe("trl.dapo", epsilon_high=0.3)
+    assert said == f"spec:\n{wanted.spec.explain()}\nloss:\n{wanted.loss.explain()}\n"
+    for wrong, why in (("uper=3.0", "did you mean upper=?"), ("3.0", "expected a setting NAME=VALUE, got '3.0'")):
+        assert main(["explain", "verl.decoupled_token_is", wrong]) == 2
+        assert why in capsys.readouterr().err
     assert main(["explain", "verl.decoupled_token"]) == 2
     out = capsys.readouterr()
     assert out.out == "" and "verl.decoupled_token_is" in out.err
