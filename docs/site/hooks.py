@@ -83,7 +83,9 @@ def outside() -> set[str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Give headings the anchors that a forge gives them, so that a link fits both."""
+    """Give headings the anchors that a forge gives them, so that a link fits both, and pages the version."""
+    version = re.search(r'"(.+)"', (ROOT / "rollout_corr" / "_version.py").read_text(encoding="utf-8").splitlines()[-1])
+    config.copyright = f"rollout-corr {version[1] if version else ''}"
     config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
     return config
 

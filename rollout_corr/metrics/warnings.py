@@ -227,6 +227,12 @@ def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
     """Say what the weights leave, and whether products of ratios mean anything."""
     found = []
     if spec.weight is not None:
+        for side, bound, wrong in (("upper", spec.weight.upper, "below"), ("lower", spec.weight.lower, "above")):
+            if isinstance(bound, float) and bound != 1.0 and (bound < 1.0) == (wrong == "below"):
+                found.append(
+                    f"Weight.{side} is {bound:g}, {wrong} 1: it moves the weights of tokens on which both policies "
+                    "agree, whose ratio is 1; bounds are of the ratio, such as 0.5 to 2"
+                )
         limit = BY_KEY["weight_ess" if spec.weight.per_token else "sequence_weight_ess"]
         ess = metrics["weight_ess" if spec.weight.per_token else f"{weight_of_sequence(spec)}_ess"]
         state = limit.state(ess)

@@ -289,3 +289,16 @@ def test_a_loss_names_tokens_without_a_number():
         assert fine.warnings() == []
         (said,) = broken.warnings()
         assert said.startswith("5 valid tokens have NaN or infinity in what the loss needs: look at new_logp,")
+
+
+def test_a_bound_of_the_weight_on_the_wrong_side_of_1_is_named():
+    """`Weight("token", upper=0.5)` halved every weight and nothing was said."""
+    logp = -torch.rand(4, 16)
+    for weight, side in (
+        (rc.Weight("token", upper=0.5), "upper is 0.5, below 1"),
+        (rc.Weight.product(lower=3), "lower is 3"),
+    ):
+        assert any(f"Weight.{side}" in said for said in rc.correct(logp, logp - 0.01, spec=rc.Spec(weight)).warnings())
+    for weight in (rc.Weight.token(lower=0.5, upper=2.0), rc.Weight.token(lower=1.0, upper=1.0), rc.Weight.token()):
+        said = rc.correct(logp, logp - 0.01, spec=rc.Spec(weight)).warnings()
+        assert not any("Weight." in one for one in said)
