@@ -186,6 +186,13 @@ def test_statistics_on_their_way_are_not_waited_for(caplog):
     assert [step for step, _ in heard(caplog)] == [0, 1, 2, 3]
 
 
+def test_a_rank_names_itself(watched, caplog, monkeypatch):
+    for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 1)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    by_skyrl(watched("skyrl"), TRAIN)
+    assert "rollout-corr in it 1.0, correction 0, rank 1: kl_rollout_train_k3 is" in caplog.text
+
+
 def test_install_silences(made, caplog):
     fake, drop_in = made()
     out = rc.correct(TRAIN, ROLLOUT, mask=MASK)
@@ -269,6 +276,9 @@ def test_unknown_settings_are_named_once(watched, caplog):
         "setting 'novel' has no effect",
         "setting 'rollout_is_treshold' has no effect (did you mean 'rollout_is_threshold'?)",
     ]
+    skyrl = watched("skyrl")
+    found = skyrl.compute_off_policy_correction(TRAIN, ROLLOUT, MASK, {"tis_ratio_type": "token", "geo_mask_hihg": 1.0})
+    assert found[0] is not None and "'geo_mask_hihg' has no effect (did you mean 'geo_mask_high'?)" in caplog.text
     flags = SimpleNamespace(tis_upper_bond=3.0, tis_clip=2.0, lr=1e-3)
     dropin.DROP_IN.name_unknown(flags, ["tis_upper_bound", "tis_lower_bound"], 0.85)
     assert "'tis_upper_bond' has no effect (did you mean 'tis_upper_bound'?)" in caplog.text
@@ -323,8 +333,10 @@ def test_verl_s_responses_are_written(tmp_path, watched):
     ids = torch.arange(240).view(4, 60)
     batch = {"old_log_probs": TRAIN, "rollout_log_probs": ROLLOUT, "response_mask": MASK, "responses": ids}
     dropin.compute_rollout_correction_and_add_to_batch(fake_verl.DataProto(batch=batch), {})
-    (file,) = written(tmp_path / "dumps", 1)
-    assert torch.equal(torch.load(tmp_path / "dumps" / file)["token_ids"], ids)
+    batch["responses"] = ids[:, :3]  # ids that do not fit cost no dump
+    dropin.compute_rollout_correction_and_add_to_batch(fake_verl.DataProto(batch=batch), {})
+    first, second = (torch.load(tmp_path / "dumps" / file) for file in written(tmp_path / "dumps", 2))
+    assert torch.equal(first["token_ids"], ids) and "token_ids" not in second
 
 
 def test_install_turns_them_on_and_off(made, tmp_path):

@@ -526,12 +526,12 @@ class DropIn:
             rollout_logp: Same layout.
             mask: Same layout.
             cu_seqlens: Offsets of packed ones.
-            **columns: Further columns of the dump; None is left out.
+            **columns: Further columns of the dump; what is None or of another shape is left out.
         """
         if self.speaker is not None:
             self.speaker.hear(found)
         if self.dumps is not None:
-            given = {name: x for name, x in columns.items() if x is not None}
+            given = {name: x for name, x in columns.items() if x is not None and x.shape == train_logp.shape}
             self.dumps.seen(train_logp, rollout_logp, mask, cu_seqlens, **given)
 
     def name_unknown(self, config: object, known: Iterable[str], least: float | None = None) -> None:

@@ -45,6 +45,11 @@ def keys_of(config: object) -> set[str]:
     return {name for name in names if isinstance(name, str) and not name.startswith("_")}
 
 
+def setting_of(config: object, name: str, default: object) -> Any:
+    """Read one setting of a mapping or of an object with attributes."""
+    return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
+
+
 def refuse_unknown(given: Iterable[Any], known: Iterable[str]) -> None:
     """Raise ValueError for the first key that the framework does not have."""
     known = list(known)

@@ -21,7 +21,7 @@ from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite
 from ...specs.correction import Spec
 from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
-from ..shared.settings import cached_spec, defaults_of, reporting
+from ..shared.settings import cached_spec, defaults_of, reporting, setting_of
 from . import config
 from . import metrics as report
 
@@ -91,7 +91,7 @@ def compute_off_policy_correction(
     own: Spec | None = switches.get("spec")
     if own is None:
         DROP_IN.name_unknown(off_policy_correction, FIELDS)
-        values = tuple(getattr(off_policy_correction, name, default) for name, default in FIELDS.items())
+        values = tuple(setting_of(off_policy_correction, name, default) for name, default in FIELDS.items())
         spec = _spec_of(switches.get("nonfinite", "reject"), *values)
         _say(spec, values)
     else:
