@@ -22,13 +22,14 @@ from ..metrics.statistics import Statistics
 from ..specs.caches import cached, registered
 from ..specs.correction import Spec
 from ..specs.operands import CorrectOperands
-from . import blocks, first_call, whole
+from . import blocks, whole
 from .batch import OpenBatch, Result, external_names, read_offsets
 from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
 from .turns import read_offsets_of_turns
 
 if TYPE_CHECKING:
     from ..kernels.correct.launch import CorrectFound
+    from . import first_call
 
 # The first Triton with functions of constants, by which the kernels find their columns.
 OLDEST_TRITON = (3, 5)
@@ -142,6 +143,8 @@ def kernels() -> Any:
 @cached(maxsize=1)
 def launcher() -> Any:
     """The launcher of calls that no operator stands for, behind the comparison of the first of them."""
+    from . import first_call
+
     return first_call.launcher_of("correct", kernels(), _results_of_kernels, _results_of_torch, launcher.cache_clear)
 
 
@@ -206,6 +209,8 @@ def _results(
     weights: Tensor | None, mask: Tensor | None, keep: Tensor, vector: Tensor, keep_turns: Tensor | None, spec: Spec
 ) -> first_call.Outputs:
     """The results of a correction as they are compared: decisions and counts exactly."""
+    from . import first_call
+
     found = first_call.results(
         keep=(keep, None), keep_turns=(keep_turns, None), mask=(mask, None), weights=(weights, 0.0)
     )
