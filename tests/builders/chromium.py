@@ -1,12 +1,16 @@
-"""A headless Chromium for the tests of the pages, and the pictures of docs/mismatch.md.
+"""A headless Chromium for the tests of the pages, and the pictures of README and docs/mismatch.md.
 
-python -m builders.chromium docs/pictures   # in tests/: run the commands on two planted dumps and take the pictures
+python -m builders.chromium docs/pictures   # in tests/: run the commands on planted dumps and take the pictures
+
+It writes a digest of each page with them. Where that of today's page differs, a test says to run it again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +20,7 @@ from pathlib import Path
 
 from builders import planted_dumps
 from rollout_corr.cli.main import main
+from rollout_corr.diagnose.show.style import STYLE
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # Nothing of a user's profile, no network, no window.
@@ -25,12 +30,17 @@ OPTIONS = (
 )
 DARK = "--blink-settings=preferredColorScheme=0"
 
-# Name of the picture: page, width and height, further options.
+# Name of the picture: dump, width and height, further options.
 PICTURES = {
-    "report": ("report", (1280, 1010), ()),
-    "report_phone": ("report", (390, 1010), (DARK,)),
-    "what_if": ("what-if", (1280, 1250), ()),
+    "broken_run": ("dump.jsonl", (1280, 572), ()),
+    "report": ("rollouts.jsonl", (1280, 1105), ()),
+    "report_phone": ("rollouts.jsonl", (390, 1010), (DARK,)),
+    "what_if": ("step_120.jsonl", (1280, 1250), ()),
 }
+DIGESTS = "made_of.json"
+# When the dumps say that they were written.
+WRITTEN = 1_750_000_000
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
 TEXT = (
     "So the answer is 7 because each side adds two more and then we check it again by hand : x = 3 , y = 4 . Let us "
     "now call tool with query result returned therefore sum equals 12 not 14 wait no yes that fits what was asked first"
@@ -61,25 +71,52 @@ def write_dump(path: Path, columns: dict) -> None:
             file.write(json.dumps(record) + "\n")
 
 
+def write_pages() -> dict[str, Path]:
+    """Write the pages of PICTURES into this folder; give them by the names of their dumps."""
+    made = {
+        "dump.jsonl": ("report", planted_dumps.temperature(0, 0.7, 0.7, 1.0)),
+        "rollouts.jsonl": ("report", planted_dumps.retokenized(1, 2)),
+        "step_120.jsonl": ("what-if", planted_dumps.updated(1, 0.25, sequences=150)),
+    }
+    for name, (kind, columns) in made.items():
+        write_dump(Path(name), columns)
+        os.utime(name, (WRITTEN, WRITTEN))
+        assert main([kind, name]) == 0
+    return {name: Path(f"{name}.{kind}.html").resolve() for name, (kind, _) in made.items()}
+
+
+def digest(page: Path) -> str:
+    """Give the digest of a page without its numbers, whose last digits differ by CPU: words, parts and style remain."""
+
+    def kinds(svg: re.Match[str]) -> str:
+        return " ".join(sorted(set(re.findall(r'<\w+|class="[^"]*"', svg[0]))))
+
+    text = page.read_text(encoding="utf-8").replace(STYLE, "")
+    text = re.sub(r"<svg.*?</svg>", kinds, text, flags=re.DOTALL)
+    text = NUMBER.sub("", re.sub(r"torch \S+", "torch", text))
+    return hashlib.sha256((STYLE + text).encode()).hexdigest()[:16]
+
+
 def take_pictures(folder: Path) -> None:
-    """Write a page of each kind and the pictures of their first screens."""
+    """Write the pages, the pictures of their first screens, and the digests of the pages."""
     from PIL import Image
 
-    before = Path.cwd()
+    folder, before = folder.resolve(), Path.cwd()
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
-        dumps = {"report": "rollouts.jsonl", "what-if": "step_120.jsonl"}
-        write_dump(Path(dumps["report"]), planted_dumps.retokenized(1, 2))
-        write_dump(Path(dumps["what-if"]), planted_dumps.updated(1, 0.25, sequences=150))
-        for kind, dump in dumps.items():
-            assert main([kind, dump]) == 0
-        for name, (kind, size, options) in PICTURES.items():
-            page, shot = Path(f"{dumps[kind]}.{kind}.html").resolve(), Path("shot.png").resolve()
-            window = f"--window-size={size[0]},{size[1]}"
-            run(Path("profile").resolve(), *options, window, f"--screenshot={shot}", page.as_uri())
+        pages = write_pages()
+        for name, (dump, (width, height), options) in PICTURES.items():
+            # A window has at least 500 pixels, a frame as many as it is asked for.
+            frame, shot = Path("frame.html").resolve(), Path("shot.png").resolve()
+            source = f'<iframe src="{pages[dump].name}" width="{width}" height="{height}" style="border: 0"></iframe>'
+            frame.write_text(f'<!DOCTYPE html><body style="margin: 0">{source}', encoding="utf-8")
+            window = f"--window-size={max(width, 500)},{height}"
+            run(Path("profile").resolve(), *options, window, f"--screenshot={shot}", frame.as_uri())
             # 64 colors show a page well, in a third of the bytes.
-            picture = Image.open(shot).convert("RGB").quantize(64, dither=Image.Dither.NONE)
-            picture.save(before / folder / f"{name}.png", optimize=True)
+            picture = Image.open(shot).convert("RGB").crop((0, 0, width, height))
+            picture.quantize(64, dither=Image.Dither.NONE).save(folder / f"{name}.png", optimize=True)
+        digests = {name: digest(page) for name, page in pages.items()}
+        (folder / DIGESTS).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
         os.chdir(before)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 import rollout_corr as rc
 from attack.pages import Page
-from builders import planted_dumps
+from builders import chromium, planted_dumps
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.measure.profiles import Row
@@ -64,6 +67,7 @@ def checked(text):
     return page
 
 
+@functools.cache
 def report(*paths, by=()):
     return rc.Report(tuple(rc.doctor(path, by=by) for path in paths)).html()
 
@@ -401,6 +405,16 @@ def test_a_page_is_written_where_it_is_asked_for(folder, tmp_path, monkeypatch, 
     capsys.readouterr()
     assert main(["report", path, "--page", "no/where.html"]) == 2
     assert "page no/where.html: cannot be written" in capsys.readouterr().err
+
+
+def test_pictures_show_the_pages_of_today(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictures = Path(__file__).parents[2] / "docs" / "pictures"
+    pages = chromium.write_pages()
+    made_of = json.loads((pictures / chromium.DIGESTS).read_text(encoding="utf-8"))
+    again = "take them again: PYTHONPATH=tests:. python -m builders.chromium docs/pictures"
+    assert made_of == {name: chromium.digest(page) for name, page in pages.items()}, again
+    assert sorted(path.stem for path in pictures.glob("*.png")) == sorted(chromium.PICTURES)
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ code { font-size: .85em; color: var(--soft); }
 pre { background: var(--card); padding: .8rem 1rem; border-radius: 4px; font-size: .8rem; white-space: pre-wrap;
   overflow-wrap: anywhere; user-select: all; }
 details { margin: .7rem 0; } summary { cursor: pointer; color: var(--a); padding: .2rem 0; overflow-wrap: anywhere; }
-summary h2 { display: inline; color: var(--ink); } .place { scroll-margin-top: 3rem; padding-top: .5rem; }
+summary h2 { display: inline; color: var(--ink); } .place { scroll-margin-top: 3rem; }
+details > .place { padding-top: .5rem; } section p.of { margin-top: 0; }
 body > details { border-top: 1px solid var(--line); padding-top: .5rem; margin: 1.1rem 0; }
 .best { display: flex; gap: 1rem; background: var(--card); border-radius: 6px; padding: .6rem 1rem .7rem;
   margin: .6rem 0; overflow-wrap: anywhere; } .best > div { min-width: 0; } .best b { font-size: 1.02rem; }
