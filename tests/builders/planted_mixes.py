@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from builders.planted_dumps import VOCABULARY, Model, at, truncated
+from builders.planted_dumps import VOCABULARY, Model, at, over, truncated
 
 
 def mixed(
@@ -29,6 +29,25 @@ def old_and_sharp(seed: int, engine: float) -> dict[str, Tensor]:
     noise = (0.02 + 0.4 * (3 - version)).float()
     train = model.logits + noise[:, None] * model.normal(model.count, VOCABULARY)
     return model.columns(model.sample(rollout), train.log_softmax(1), rollout, versions=100 + version)
+
+
+def every_other(seed: int, noise: float, **model_arguments: int) -> dict[str, Tensor]:
+    """Give every other sequence an engine of older weights."""
+    return over(seed, lambda model: torch.where(model.owner % 2 == 0, 0.02, noise), **model_arguments)[1]
+
+
+def penalized(seed: int, penalty: float) -> dict[str, Tensor]:
+    """Lower the engine's logits of tokens that the sequence had before."""
+    model = Model(seed)
+    sampled = torch.empty(model.count, dtype=torch.int64)
+    had = torch.zeros(len(model.lengths), VOCABULARY)
+    for at_position in range(int(model.lengths.max())):
+        row = (model.lengths > at_position).nonzero().squeeze(1)
+        slot = model.offsets[row] + at_position
+        model.engine[slot] -= penalty * had[row]
+        sampled[slot] = model.sample(model.engine[slot].log_softmax(1))
+        had[row, sampled[slot]] = 1.0
+    return model.columns(sampled, model.logits.log_softmax(1), model.engine.log_softmax(1))
 
 
 def off_tokens(seed: int, by: float, share: float = 0.0, count: int = 0) -> dict[str, Tensor]:

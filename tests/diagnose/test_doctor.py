@@ -190,6 +190,29 @@ def test_an_entropy_shows_what_log_probs_cannot(tmp_path):
     assert unseen.healthy and "pass entropy, or processed log-probs" in " ".join(str(unseen).split())
 
 
+def test_two_engines_are_told_from_one():
+    """Every other sequence from an engine of older weights: k3 stays healthy, and nothing labels them."""
+    (found,) = diagnose(measured(planted_mixes.every_other(0, 0.2, sequences=80)))
+    assert (found.name, found.severity, found.numbers["sequences"]) == ("outliers", "warning", 40)
+    assert 5.0 < found.numbers["times"] < 10.0 and "two engines" in found.title
+
+
+def test_a_penalty_is_no_growth_along_the_sequence():
+    """Penalties of the sampler were called positions. A token counts as seen within its own sequence alone."""
+    (found,) = diagnose(measured(planted_mixes.penalized(0, 1.0)))
+    assert found.name == "penalties" and 0.2 < found.numbers["difference"] < 1.0
+    columns = planted_mixes.penalized(0, 1.0)
+    del columns["token_ids"]
+    assert "penalties" not in causes_of(columns)
+
+
+def test_an_error_invalidates_what_looks_healthy():
+    """A tile that cannot see a bug must not be green; a note takes nothing back."""
+    for columns, all_of_them in ((planted_dumps.padded(0), True), (planted_dumps.in_bfloat16(0), False)):
+        (found,) = diagnose(measured(columns))
+        assert ({"kl_rollout_train_k3", "ratio_mean", "weight_ess"} <= set(found.invalidates)) == all_of_them
+
+
 def test_versions_that_are_equal_are_no_advice():
     """Finding 25: a dump whose tokens have one version was told to bring versions."""
     columns = planted_dumps.updated(0, 0.5)

@@ -27,6 +27,7 @@ CAUSES: tuple[Cause, ...] = (
     wrong_policies.temperature,
     wrong_policies.stale,
     wrong_policies.drift,
+    wrong_policies.penalties,
     wrong_policies.positions,
     wrong_policies.engine_alone,
     outlying.outliers,

@@ -10,6 +10,8 @@ from .cause import HEALTHY_K3, Metrics, Signs, among, cause, counted, percent
 
 # Single tokens are the cause if they are at most this share of all.
 RARE = 0.01
+# Two groups of sequences are worth a warning beyond this k3.
+MATTERS_K3 = 0.1 * HEALTHY_K3
 # Records that are named.
 SHOWN = 5
 
@@ -29,9 +31,26 @@ def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
     part = found.part()
     if part is not None:
         return _sequences(found, part)
-    if not found.far or found.far > RARE * found.tokens or found.far_k3 < CARRIES * found.k3:
-        return None
-    return _tokens(found, metrics)
+    if found.far and found.far <= RARE * found.tokens and found.far_k3 >= CARRIES * found.k3:
+        return _tokens(found, metrics)
+    groups = found.groups()
+    return None if groups is None else _two_groups(*groups, metrics)
+
+
+def _two_groups(worse: int, sequences: int, times: float, metrics: Metrics) -> Signs:
+    k3 = metrics["kl_rollout_train_k3"]
+    return Signs(
+        f"{worse} of {counted(sequences, 'sequence')} differ {times:.1f} times as much as the others: two engines, or "
+        "two weight versions?",
+        (
+            f"sequences fall into two groups by |D| at equal probability, {times:.1f} times apart; k3 over both is "
+            f"{k3:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
+        ),
+        {"sequences": worse, "sequences_fraction": worse / sequences, "times": times},
+        worse / sequences,
+        severity=None if k3 > MATTERS_K3 else "note",
+        beside=("different_policies",) if k3 >= HEALTHY_K3 else (),
+    )
 
 
 def _tokens(found: BySequence, metrics: Metrics) -> Signs:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from ...metrics.limits import RATIO_ERRORS
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
@@ -227,6 +230,43 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
+    "the engine makes tokens less likely that the sequence had before: presence, frequency or repetition penalty",
+    "Sample without penalties: the trainer knows nothing of them. Or have the engine return log-probs before them "
+    "(vLLM: logprobs_mode='raw_logprobs'), and accept that it did not sample from these.",
+    hides=("positions", "outliers", "not_the_sampler", "different_policies", "long_products"),
+)
+def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognize D that is positive for tokens that repeat and negative for new ones, at equal probability."""
+    sums = measured.evidence.repeats.profile.sums
+    if sums.shape[0] <= PROBABILITY_BINS:
+        return None
+    (n, d, _, d2, _), (m, e, _, e2, _) = (part.unbind(1) for part in (sums[:PROBABILITY_BINS], _padded(sums)))
+    both = (n >= 5) & (m >= 5)
+    weight = n * m / (n + m)
+    new, seen = d / n, e / m
+    variance = (d2 / n - new * new) / n + (e2 / m - seen * seen) / m
+    weight, gap, variance = weight[both], (seen - new)[both], variance[both]
+    if not weight.numel() or not float(variance.sum()):
+        return None
+    total = float(weight.sum())
+    difference = float((weight * gap).sum()) / total
+    error = math.sqrt(float((weight.square() * variance).sum())) / total
+    repeated, first = float(e.sum() / m.sum()), float(d.sum() / n.sum())
+    if difference < max(SURE * error, 4.0 * MATTERS) or not first < -MATTERS < MATTERS < repeated:
+        return None
+    return Signs(
+        "the engine lowers the probability of tokens that repeat: a presence, frequency or repetition penalty",
+        (
+            f"mean D is {repeated:+.3f} for tokens that the sequence had before and {first:+.3f} for new ones",
+            f"at equal probability they are {difference:.3f} +- {error:.3f} apart",
+        ),
+        {"repeated_logratio_mean": repeated, "new_logratio_mean": first, "difference": difference},
+        min(1.0, difference),
+    )
+
+
+@cause(
+    "warning",
     "the mismatch grows along the sequence",
     "Look at what depends on the position: rope scaling and its base, a sliding window, a quantized KV cache, "
     "context-parallel ranks that count positions from 0. Penalties of the sampler (presence, frequency, repetition) "
@@ -415,6 +455,12 @@ def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
         },
         min(1.0, metrics["sequence_logratio_abs_mean"] / 20.0),
     )
+
+
+def _padded(sums: Tensor) -> Tensor:
+    """Return the sums of the second group, whose last bins may be missing."""
+    second = sums[PROBABILITY_BINS:]
+    return torch.cat([second, second.new_zeros(PROBABILITY_BINS - second.shape[0], second.shape[1])])
 
 
 def _trend(measured: Measurement, column: str) -> list[tuple[float, float]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...metrics.limits import BY_KEY
 from ..read.chunk import ValidTokens
+from .profiles import PROBABILITY_BINS, probability_bins
 
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0
@@ -30,6 +31,11 @@ FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = (
     5.0,
     0.5,
 )
+# Sequences are in two groups by |D| at equal probability where these explain so much of the variance of its logarithm,
+# in bins of so many an octave, and are so many times apart; the smaller one has this share, the worse one at most that.
+GROUPED, GROUP_BINS, GROUPS_APART, SMALLEST, LARGEST = 0.87, 192, 4.0, 0.1, 0.7
+# A sequence needs so many tokens that are not certain to be in one.
+FEWEST_UNSURE, UNSURE = 16, math.log(0.9)
 # A sequence needs so many tokens for a factor.
 FEWEST_FOR_SCALE = 8
 # One side of a sequence is a multiple of the other where this much of its square is left unexplained, and the factor
@@ -99,6 +105,7 @@ class BySequence:
         self.factors = torch.zeros(2, 3, dtype=torch.float64)
         # Per bin of the mean min(|D|, 1), which no single token decides: sequences, tokens, sums of it and of k3.
         self._levels = torch.zeros(BINS, 4, dtype=torch.float64)
+        self._groups = torch.zeros(GROUP_BINS, dtype=torch.float64)
         self._worst: list[tuple[float, int, WorstSequence]] = []
         self._seen = 0
 
@@ -128,8 +135,37 @@ class BySequence:
         bins = level.long().clamp(0, BINS - 1)
         for column, values in enumerate((torch.ones_like(level), n[some], bounded[some], sums[some])):
             self._levels[:, column] += torch.bincount(bins, values, minlength=BINS)
+        self._add_groups(tokens.rollout[finite], owner, d.abs().clamp(max=1.0), bounded)
         self._add_worst(tokens, n, sums, total(d.abs()), owner, d)
         self._add_scales(tokens, owner, n, count)
+
+    def _add_groups(self, rollout: Tensor, owner: Tensor, d: Tensor, bounded: Tensor) -> None:
+        """Compare each sequence's |D| with that of equally likely tokens of the chunk."""
+        bins = probability_bins(rollout)
+        usual = torch.bincount(bins, d, PROBABILITY_BINS) / torch.bincount(bins, minlength=PROBABILITY_BINS).clamp(
+            min=1
+        )
+        expected = torch.bincount(owner, usual[bins], bounded.shape[0])
+        unsure = torch.bincount(owner[rollout < UNSURE], minlength=bounded.shape[0])
+        use = (unsure >= FEWEST_UNSURE) & (bounded > 0)
+        level = (bounded[use] / expected[use]).log2() * 8.0 + GROUP_BINS / 2
+        self._groups += torch.bincount(level.long().clamp(0, GROUP_BINS - 1), minlength=GROUP_BINS)
+
+    def groups(self) -> tuple[int, int, float] | None:
+        """Return the sequences of the worse of two groups, those of both, and by what factor they differ."""
+        count, at = self._groups, torch.arange(GROUP_BINS, dtype=torch.float64) / 8.0
+        total, below = float(count.sum()), count.cumsum(0)[:-1]
+        if total < FEWEST_SEQUENCES * 2:
+            return None
+        mean = float((count * at).sum()) / total
+        variance = float((count * (at - mean).square()).sum())
+        above = total - below
+        low, high = ((count * at).cumsum(0)[:-1] / below, (count * at).flip(0).cumsum(0).flip(0)[1:] / above)
+        between = (below * above / total * (high - low).square()).nan_to_num(0.0)
+        cut = int(between.argmax())
+        worse, times = int(above[cut]), 2.0 ** float(high[cut] - low[cut])
+        apart = float(between[cut]) >= GROUPED * variance > 0 and times >= GROUPS_APART
+        return (worse, int(total), times) if apart and SMALLEST <= worse / total <= LARGEST else None
 
     def _add_worst(
         self, tokens: ValidTokens, n: Tensor, sums: Tensor, magnitudes: Tensor, owner: Tensor, d: Tensor

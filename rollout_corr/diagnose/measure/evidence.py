@@ -68,6 +68,7 @@ class Evidence:
         moments: Sums of 1, both log-probs, their squares and their product.
         sharpness: How D follows the log-prob.
         turns, positions: |D| by place in the turn, and by octave of the position.
+        repeats: D of tokens that the sequence had not before, and of those that it had; needs ids.
         columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         by_sequence: Tallies of whole sequences.
         labels: Tallies by each of the further columns that were asked for.
@@ -89,7 +90,7 @@ class Evidence:
         self.swap_tested = self.swapped = 0
         self.moments = torch.zeros(6, dtype=torch.float64)
         self.sharpness = SharpnessTally()
-        self.turns, self.positions = Excess(), Excess()
+        self.turns, self.positions, self.repeats = Excess(), Excess(), Excess()
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
         self.by_sequence = BySequence()
@@ -202,6 +203,12 @@ class Evidence:
         bounded = d.clamp(-MOST_AT_START, MOST_AT_START)
         self.turns.add(group[finite], rollout, bounded)
         self.positions.add((tokens.position[finite] + 1).double().log2().long(), rollout, bounded)
+        ids = tokens.column("token_ids")
+        if ids is not None:
+            known = finite & (ids >= 0)
+            self.repeats.add(
+                _seen(tokens.owner[known], ids[known]), tokens.rollout[known], tokens.d[known].clamp(-1.0, 1.0)
+            )
         for name, excess in self.columns.items():
             values = tokens.column(name)
             if values is None:
@@ -273,6 +280,14 @@ class Evidence:
             "rollout_std": math.sqrt(max(var_rollout, 0.0)),
             "log_prob_correlation": (joint / n - train * rollout / n**2) / math.sqrt(spread) if spread > 1e-12 else 0.0,
         }
+
+
+def _seen(owner: Tensor, ids: Tensor) -> Tensor:
+    """Return [M] int64, 1 where the sequence had the token before."""
+    _, pair = torch.stack([owner, ids]).unique(dim=1, return_inverse=True)
+    at = torch.arange(pair.shape[0])
+    first = torch.full_like(at, pair.shape[0]).scatter_reduce_(0, pair, at, "amin")
+    return (first[pair] < at).long()
 
 
 def _pools(lengths: Tensor, fewest: int) -> Tensor:
