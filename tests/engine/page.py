@@ -73,7 +73,7 @@ def _losses(losses: dict[str, dict[str, float]]) -> list[str]:
 
 
 def _versions() -> str:
-    pins = [line.split()[0] for name in ("packaging/engine.txt", "constraints.txt") for line in _lines(ROOT / name)]
+    pins = [line.split()[0] for name in ("constraints.txt", "packaging/engine.txt") for line in _lines(ROOT / name)]
     found = dict(pin.split("==", 1) for pin in pins if "==" in pin)
     return f"Python 3.11, {', '.join(f'{name} {found[name]}' for name in PACKAGES)}, one thread.".replace("==", " ")
 

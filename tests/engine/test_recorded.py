@@ -24,19 +24,12 @@ MISSES = {
     # 48 sequences of a sure model: the mean entropy has a large error.
     ("peaky", "raw_temperature_0.7_with_entropy"): "healthy",
     ("peaky", "raw_top_p_with_entropy"): "healthy",
-    # Most log-probs of a sure model are near 0, where a temperature multiplies them by a constant.
+    # At temperature 0.7 most log-probs of a sure model are near 0, where a temperature multiplies them by a constant.
     ("peaky", "raw_temperature_0.7_trainer_too"): "scale",
-    ("peaky", "raw_temperature_1.3_trainer_too"): "scale",
-    ("peaky", "trainer_temperature_0.7"): "scale",
     ("peaky", "processed_temperature_0.7_trainer_1"): "scale",
-    ("peaky", "processed_top_k_2"): "scale",
     # A small model that has lost its context answers as one that has nothing to do with it.
-    ("peaky", "left_padded_no_mask"): "wrong_weights",
-    ("peaky", "packed_attends_across"): "wrong_weights",
-    ("peaky", "prompt_cut_left"): "wrong_weights",
-    ("peaky", "rope_theta"): "wrong_weights",
-    # The bias and the penalty change few tokens, and later ones more.
-    ("flat", "processed_logit_bias"): "outliers",
+    ("peaky", "left_padded_no_mask"): "renormalized",
+    # The penalty grows along the sequence.
     ("peaky", "processed_frequency_penalty"): "positions",
 }
 
