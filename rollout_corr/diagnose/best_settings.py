@@ -189,7 +189,7 @@ def _reason(outcome: SettingResult) -> str:
     left = (
         "no information is lost to uneven weights"
         if outcome.ess > 0.9995
-        else f"the batch is worth {_percent(outcome.ess)} of its tokens"
+        else f"the effective sample is {_percent(outcome.ess)} of the tokens"
     )
     return f"{rejects}; {off}; {left}."
 

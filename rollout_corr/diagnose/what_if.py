@@ -326,9 +326,9 @@ def _with_advantages(chunk: Chunk, what_if: WhatIf) -> Chunk:
 
 
 def pareto(outcomes: Iterable[tuple[Setting, SettingResult]]) -> list[str]:
-    """Name the Pareto-optimal settings: no other setting has lower bias and lower variance."""
+    """Name the Pareto-optimal settings: no other has both a lower variance and a lower upper end of its bias."""
     best, found = math.inf, []
-    for setting, outcome in sorted(outcomes, key=lambda pair: (pair[1].bias, pair[1].variance)):
+    for setting, outcome in sorted(outcomes, key=lambda pair: (pair[1].bias_high, pair[1].variance)):
         if outcome.variance < best:
             best = outcome.variance
             found.append(setting.name)

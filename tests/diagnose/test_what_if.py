@@ -345,7 +345,7 @@ def test_a_setting_has_a_plain_reason():
     ]
     found = {one.setting.name: one for one in best_settings(tried, 100)}
     assert found["w"].does == "token weights, cut to at most 2"
-    assert found["w"].reason == "Rejects nothing here; no bias remains; the batch is worth 80 % of its tokens."
+    assert found["w"].reason == "Rejects nothing here; no bias remains; the effective sample is 80 % of the tokens."
     assert found["none"].does == "no weights"
     assert "a weighted mean is off by 3.1 % (1.6 % to 6.2 %) of a standard deviation" in found["none"].reason
     assert "no information is lost to uneven weights" in found["none"].reason

@@ -310,15 +310,19 @@ def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[
     """Draw bias against variance of every setting; those of `best` are large, and numbered in its order from 1."""
     # A logarithmic axis has no 0.
     finite = [
-        (setting, outcome, max(outcome.bias, FLOOR), max(outcome.variance, FLOOR))
+        (setting, outcome, max(outcome.bias_high, FLOOR), max(outcome.variance, FLOOR))
         for setting, outcome in outcomes
         if math.isfinite(outcome.variance) and math.isfinite(outcome.bias)
     ]
     ends = [FLOOR, 1.0]
-    cut = any(outcome.bias < FLOOR or outcome.variance < FLOOR for _, outcome, *_ in finite)
+    cut = any(outcome.bias_high < FLOOR or outcome.variance < FLOOR for _, outcome, *_ in finite)
     chart = Chart(
         "each setting: lower and further left is better",
-        spanning(f"bias{f' (less is drawn at {FLOOR:g})' if cut else ''}", ends + [x for *_, x, _ in finite], log=True),
+        spanning(
+            f"bias, at most{f' (less is drawn at {FLOOR:g})' if cut else ''}",
+            ends + [x for *_, x, _ in finite],
+            log=True,
+        ),
         spanning("variance", ends + [y for *_, y in finite], log=True),
     )
     places: dict[str, tuple[float, float]] = {}

@@ -71,7 +71,7 @@ ABOUT_OUTCOMES = "kept, bias and worth in %"
 OUTCOME_SHORT = {"setting": 0, "kept": 1, "ESS": 4, "bias": 5, "95 %": 6, "worth": 7}
 # Above the bounds of `suggest`.
 ABOUT_SUGGESTION = "Bounds that keep 99 % of such sequences (rc.suggest), from their lengths and their mismatch"
-ABOUT_PARETO = "Pareto-optimal (no other setting has lower bias and lower variance)"
+ABOUT_PARETO = "Pareto-optimal (no other setting has a lower bias, by the end of its interval, and a lower variance)"
 ABOUT_TOO_LONG = "long: products over these sequences are chance: the mean |sum of D| is above 1 nat"
 
 

@@ -59,7 +59,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "n
 FOLDED = 24
 # A line and its style.
 Line = tuple[str, str]
-VERDICTS = {"broken": "bold red", "healthy": "bold green", "equal": "bold green", "better": "bold cyan"}
+VERDICTS = {"broken": "bold red", "healthy": "bold green", "equal": "bold cyan", "better": "bold cyan"}
 
 
 class Terminal:
@@ -339,7 +339,8 @@ def print_what_if(
         for line in pasted:
             out.line(f"      {line}")
     out.line()
-    _print(out, iter([(f"{about_best(count)}:", "bold")]))
+    broken = "On broken data: " if verdict.state == "broken" else ""
+    _print(out, iter([(f"{broken}{about_best(count)}:", "bold")]))
     for i, best in enumerate(verdict.best, 1):
         out.line(f"{i}. {best.setting.name}", style="bold")
         _print(out, ((f"   {text}", "") for text in (best.does, best.reason)))

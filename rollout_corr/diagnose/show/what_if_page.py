@@ -26,7 +26,7 @@ from .html import Child, Html, element
 from .parts import drawn, folded, page, problem_cards, section, table
 
 # The kind of card that shows a verdict.
-CARDS = {"broken": "error", "healthy": "good", "equal": "good", "better": "note"}
+CARDS = {"broken": "error", "healthy": "good", "equal": "note", "better": "note"}
 # Names of further settings that are listed beside a best one.
 MOST_ALIKE = 6
 MEANING = (
