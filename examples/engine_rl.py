@@ -24,6 +24,7 @@ from engine import models, rollouts
 
 WATCH = rc.Spec(weight=rc.Weight.token(), apply=False)
 # The weights of the engine (the policy's own, or rounded), and what is done about it. None: rc.suggest, asked once.
+# SkyRL's bounds of the product fit answers of at most 12 tokens, not long ones.
 ARMS: dict[str, tuple[bool, rc.Spec | None]] = {
     "no mismatch": (False, WATCH),
     "uncorrected": (True, WATCH),

@@ -70,7 +70,7 @@ def test_python_runs(block, monkeypatch, tmp_path, request):
 # --- settings to paste ---
 
 # What these pages show is a framework's own; they say which lengths its bounds fit.
-OF_FRAMEWORKS = ("migrate.md", "presets.md", "losses.md", "mismatch_rl.py")
+OF_FRAMEWORKS = ("migrate.md", "presets.md", "losses.md", "mismatch_rl.py", "engine_rl.py")
 CALL = re.compile(r"rc\.(?:spec|Spec|Criterion|GeoRS|MIS|IcePop)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 
 
