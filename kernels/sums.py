@@ -308,10 +308,14 @@ def put_slot(
 
 
 @triton.jit
-def put_outside(counts: tl.tensor, outside: tl.tensor, first_owner: tl.tensor, last_owner: tl.tensor,
+def put_outside(counts: tl.tensor, outside: tl.tensor, begin: tl.tensor, first_owner: tl.tensor, last_owner: tl.tensor,
                 extents: Extents) -> None:  # fmt: skip
-    """Store how many valid tokens of a tile no sequence has, below 0, as the count of an owner that is none."""
-    owner = tl.where(first_owner == 0, 0, last_owner)
+    """Store how many valid tokens of a tile no sequence has, below 0, as the count of an owner that is none.
+
+    begin: the first token of the tile that a sequence may have. Before it lies what belongs to owner 0, which has no
+    slot where there is nothing.
+    """
+    owner = tl.where(begin > 0, first_owner, last_owner)
     if (outside > 0) & ((owner == 0) | (owner > extents.sequences)):
         tl.store(counts + tl.program_id(0).to(tl.int64) + owner, -outside)
 

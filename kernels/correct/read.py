@@ -311,5 +311,5 @@ def read_kernel(
             kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
     put_slot(kept, tables, slots, span, PLAN)
     if PLAN.packed:
-        put_outside(counts, outside, first_owner, span.last, extents)
+        put_outside(counts, outside, tile.begin, first_owner, span.last, extents)
     put_batch(kept, token_sums, token_maxima, PLAN)

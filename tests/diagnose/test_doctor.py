@@ -35,6 +35,7 @@ SILENT = {
     "the trainer's log-probs kept in bfloat16",
     "worse step by step",
     "one very bad step at the end",
+    "older weights in every other sequence",
     "products over long sequences",
     "raw log-probs, sampled at temperature 0.7",
     "raw log-probs, sampled with top-p 0.9",

@@ -127,6 +127,14 @@ def test_dtypes_of_offsets(device):
         assert out.metrics()["tokens_outside"] == 5
 
 
+@pytest.mark.parametrize(("begin", "outside"), [(0, 8), (1, 9)])
+def test_tokens_behind_the_last_sequence_of_one_tile_are_counted(begin, outside, device):
+    """Of a batch that begins with its first sequence, the part of the tile before it has no slot."""
+    x = -torch.rand(148, device=device)
+    found = rc.correct(x, x - 0.01, cu_seqlens=torch.tensor([begin, 37, 140]), backend="triton").metrics()
+    assert (found["tokens_outside"], found["tokens"]) == (outside, 148 - outside)
+
+
 # --- nothing ---
 
 
