@@ -139,6 +139,17 @@ def test_errors():
             dropin.compute_off_policy_correction(old, tensor, mask, configuration(tis_ratio_type=ratio))
 
 
+def test_a_spec_with_a_product_keeps_its_zeros():
+    """SkyRL's own product is one value a row; a rejected row of a Spec that zeroes weights is not 1 there."""
+    old, rollout, mask = batch(0, torch.float64)
+    far = rc.Criterion("abs", over="sequence", reduce="mean", upper=0.15)
+    spec = rc.Spec(weight=rc.Weight.product(upper=1.2), criteria=(far,), rejected="zero")
+    out = rc.correct(old, rollout, mask=mask, spec=spec)
+    weights, _, kept = dropin.compute_off_policy_correction(old, rollout, mask, configuration(), spec=spec)
+    assert not out.keep.all() and out.weights.any()
+    assert torch.equal(weights, out.weights) and torch.equal(kept, mask)
+
+
 def test_says_what_it_does(caplog, monkeypatch):
     """One bound of the token mask without the other, and a batch without log-probs, are SkyRL's silent no."""
     monkeypatch.setattr(dropin.DROP_IN, "_said", set())
