@@ -89,7 +89,10 @@ def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, boo
     # tokens are unlikely: D grows with the log-prob, and is hardly ever positive.
     sharper = abs(slope.slope) > max(0.1, SURE_OF_SLOPE * slope.error) and slope.slope > -0.8
     sharper = sharper and ratio + SURE * error < 0.995 and (0.05 if slope.slope < 0.0 else 0.12) < upwards < 0.4
-    slight = ratio > 0.97 and ratio + SURE * error < 0.998 and upwards < 0.45
+    # Forced tokens lower the mean ratio too, by few tokens far off.
+    tally = measured.evidence.by_sequence
+    forced = tally.far_k3 > 0.5 * tally.k3
+    slight = 0.97 < ratio < 0.998 - SURE * error and upwards < 0.45 and not forced
     return ratio + SURE * error < 0.985 and upwards < 0.3, sharper, slight
 
 
