@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +32,8 @@ HEALTHY = {
     "fp8 at temperature 1.3 on both sides": ("plain", {"kind": "fp8", "temperature": 1.3}),
 }
 BATCHES = 12
-SEEDS = (0, 1)
+# Policies that bugs are planted in, as the table calls them.
+POLICIES = {"plain": "unsure", "peaky": "sure"}
 
 # What was said of a batch, the best first.
 OUTCOMES = ("named", "warned", "silent")
@@ -85,34 +84,32 @@ def judge(columns: Columns) -> Verdict:
 
 
 @functools.cache
-def loop_of(flavor: str, seed: int) -> Loop:
-    return Loop(flavor, seed)
+def loop_of(flavor: str) -> Loop:
+    return Loop(flavor)
 
 
 def healthy_batches(batches: int = BATCHES) -> Iterator[tuple[str, Columns]]:
     """Sample batches of every healthy engine."""
     for name, (flavor, arguments) in HEALTHY.items():
-        loop = loop_of(flavor, SEEDS[0])
+        loop = loop_of(flavor)
         loop.generator.manual_seed(1_000_000)
         columns = loop.healthy(**arguments, rows=128 * batches)
         for pieces in zip(*(x.split(128) for x in columns.values()), strict=True):
             yield name, dict(zip(columns, pieces, strict=True))
 
 
-def planted(bugs: Sequence[Bug] = BUGS, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[Bug, object, Columns]]:
+def planted(flavors: Iterable[str] = POLICIES) -> Iterator[tuple[str, Bug, object, Columns]]:
     """Plant each bug at each size in a batch of each policy."""
-    for seed in seeds:
-        loop = loop_of("plain", seed)
-        for i, bug in enumerate(bugs):
+    for flavor in flavors:
+        for i, bug in enumerate(BUGS):
             for size in bug.sizes:
-                loop.generator.manual_seed(2_000_000 + 1000 * seed + i)
+                loop_of(flavor).generator.manual_seed(2_000_000 + i)
                 with torch.no_grad():
-                    yield bug, size, bug.make(loop, size)
+                    yield flavor, bug, size, bug.make(loop_of(flavor), size)
 
 
-def healthy_table(judged: Iterable[tuple[str, Verdict]]) -> str:
+def healthy_table(judged: Sequence[tuple[str, Verdict]]) -> str:
     """Make a table of false alarms by the kind of engine."""
-    judged = list(judged)
     who = ("`warnings()`", "doctor", "tiles")
     rows = [("healthy engine", "batches", *who), ("---",) * 5]
     for name in dict.fromkeys(name for name, _ in judged):
@@ -123,17 +120,17 @@ def healthy_table(judged: Iterable[tuple[str, Verdict]]) -> str:
     return as_table(rows)
 
 
-def bug_table(judged: Iterable[tuple[Bug, object, Verdict]]) -> str:
+def bug_table(judged: Iterable[tuple[str, Bug, object, Verdict]]) -> str:
     """Make a table of the sizes at which each bug is named, only warned of, or passes in silence."""
-    judged = list(judged)
+    of: dict[Bug, dict[tuple[object, str], list[str]]] = {}
+    for flavor, bug, size, verdict in judged:
+        of.setdefault(bug, {}).setdefault((size, verdict.outcome(bug)), []).append(POLICIES[flavor])
     rows = [("bug", "sizes are", *OUTCOMES), ("---",) * 5]
-    for bug in dict.fromkeys(bug for bug, _, _ in judged):
+    for bug, found in of.items():
         cells: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
-        for size in bug.sizes:
-            of = Counter(verdict.outcome(bug) for each, at, verdict in judged if each is bug and at == size)
-            for outcome, count in of.items():
-                some = f" ({count} of {of.total()})" if count < of.total() else ""
-                cells[outcome].append(f"{said(size)}{some}")
+        for (size, outcome), policies in found.items():
+            some = f" ({', '.join(policies)})" if len(policies) < len(POLICIES) else ""
+            cells[outcome].append(f"{said(size)}{some}")
         name = f"{bug.name} ({bug.blind})" if bug.blind else bug.name
         rows.append((name, bug.unit, *(", ".join(cells[outcome]) or "-" for outcome in OUTCOMES)))
     return as_table(rows)
@@ -149,14 +146,29 @@ def as_table(rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("|" + "|".join(row) + "|" if row[0] == "---" else "| " + " | ".join(row) + " |" for row in rows)
 
 
+def totals(healthy: Sequence[tuple[str, Verdict]], bugs: Sequence[tuple[str, Bug, object, Verdict]]) -> str:
+    """Say how many healthy batches are called ill, and how many bugs of full size are named."""
+    full = [verdict.outcome(bug) for _, bug, size, verdict in bugs if size == bug.sizes[-1] and not bug.blind]
+    wrong = sum(bool(verdict.alarms) for _, verdict in healthy)
+    return (
+        f"{wrong} of {len(healthy)} healthy batches are called ill by anyone. Of {len(BUGS)} bugs in both policies, "
+        f"each of full size (the last of its sizes), `doctor` names {full.count('named')} of {len(full)} first, "
+        f"{full.count('warned')} have another cause or a warning, and {full.count('silent')} pass in silence; "
+        f"{sum(bool(bug.blind) for bug in BUGS)} cannot be seen in log-probs at all."
+    )
+
+
+def write(healthy: Sequence[tuple[str, Verdict]], bugs: Sequence[tuple[str, Bug, object, Verdict]]) -> None:
+    """Write the tables into the page."""
+    text = "\n\n".join([BEGIN, totals(healthy, bugs), healthy_table(healthy), bug_table(bugs), END])
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + text + rest.partition(END)[2], encoding="utf-8")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     healthy = [(name, judge(columns)) for name, columns in healthy_batches()]
-    bugs = [(bug, size, judge(columns)) for bug, size, columns in planted()]
-    text = "\n\n".join([BEGIN, healthy_table(healthy), bug_table(bugs), END])
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + text + rest.partition(END)[2], encoding="utf-8")
-    sys.stdout.write(f"{text}\n")
+    write(healthy, [(flavor, bug, size, judge(columns)) for flavor, bug, size, columns in planted()])
 
 
 if __name__ == "__main__":

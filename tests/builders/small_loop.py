@@ -173,7 +173,7 @@ class Loop:
     """A policy after lessons and GRPO steps, its weights at each step, and batches that engines sample from it.
 
     Args:
-        flavor: "plain"; "peaky", with a perplexity of 1.3 to 2; or "routed", a mixture of experts.
+        flavor: "plain"; "peaky", with a perplexity of 2; or "routed", a mixture of experts.
         seed: Of everything drawn.
         lessons: Batches of supervised training.
         steps: GRPO steps.
