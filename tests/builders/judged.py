@@ -128,7 +128,7 @@ def bug_table(judged: Iterable[tuple[str, Bug, object, Verdict]]) -> str:
     rows = [("bug", "sizes are", *OUTCOMES), ("---",) * 5]
     for bug, found in of.items():
         cells: dict[str, list[str]] = {outcome: [] for outcome in OUTCOMES}
-        for (size, outcome), policies in found.items():
+        for (size, outcome), policies in sorted(found.items(), key=lambda one: bug.sizes.index(one[0][0])):
             some = f" ({', '.join(policies)})" if len(policies) < len(POLICIES) else ""
             cells[outcome].append(f"{said(size)}{some}")
         name = f"{bug.name} ({bug.blind})" if bug.blind else bug.name

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
-from ..measure.evidence import FAR, FIRST_TURN, OTHER_TURNS, SHIFTS, SIDES
+from ..measure.evidence import FAR, FIRST_TURN, OTHER, OTHER_TURNS, OWN, SHIFTS, SIDES
 from ..measure.measurement import Measurement
 from .cause import EVERY, HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
 
 # First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
 SURELY = 10.0
+
+# Where less than half of the sequences are scaled, the logarithm of their factor deviates by at most this. Under a
+# temperature the log-probs of sure tokens are nearly multiples too, by a factor that varies.
+SAME_FACTOR = 0.02
 
 # Causes that are computed from D and mean nothing where D itself is wrong.
 OF_D = (
@@ -251,7 +255,7 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
         f"train and rollout log-probs of different sequences are paired{among(evidence.swapped, evidence.swap_tested)}",
         (
             f"in {evidence.swapped} of {counted(evidence.swap_tested, 'sequence')} the train log-probs fit the rollout "
-            "log-probs of another sequence (correlation above 0.9) and not their own (below 0.6)",
+            f"log-probs of another sequence (correlation above {OTHER:g}) and not their own (below {OWN:g})",
         ),
         {"sequences": evidence.swapped, "sequences_tested": evidence.swap_tested},
         evidence.swapped / evidence.swap_tested,
@@ -271,6 +275,8 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     factor, deviation = found.factor()
     divided = found.divided()
+    if found.scaled < 0.5 * found.scale_tested and divided is None and deviation > SAME_FACTOR:
+        return None
     title = f"the train log-probs are {factor:.3g} times the rollout log-probs"
     if divided is not None:
         title = f"the {divided} log-probs were divided by the length of their sequence"

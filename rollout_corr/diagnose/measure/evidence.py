@@ -29,6 +29,10 @@ FEWEST_PAIRS = 24
 # Sequences of a chunk, and tokens of each, that are compared with one another to find swapped ones.
 SWAP_ROWS, SWAP_TOKENS = 64, 32
 
+# A sequence fits another one by a correlation above the second, and not its own rollout log-probs: below the first.
+# Sure sequences with one unsure token each correlate by chance, up to 0.975.
+OWN, OTHER = 0.6, 0.98
+
 # Rounding may lift a log-prob above 0, but not above this.
 ROUNDING = 1e-3
 # Beyond this |D| one policy gives a token less than 1/e of the probability that the other gives it.
@@ -184,7 +188,7 @@ class Evidence:
         own = fit.diagonal()
         best = fit.clone().fill_diagonal_(-1.0).amax(1)
         self.swap_tested += own.numel()
-        self.swapped += int(((own < 0.6) & (best > 0.9)).sum())
+        self.swapped += int(((own < OWN) & (best > OTHER)).sum())
 
     def _add_moments(self, tokens: ValidTokens) -> None:
         finite = tokens.finite
