@@ -80,7 +80,7 @@ def judge(columns: Columns) -> Verdict:
     found = rc.doctor(*logps, batch)
     out = rc.correct(*logps, batch, spec=rc.Spec(rc.Weight.token(upper=2.0)))
     causes = tuple((one.name, one.severity) for one in found.findings)
-    return Verdict(causes, tuple(out.warnings()), {tile.key: tile.state for tile in tiles(found.metrics())})
+    return Verdict(causes, tuple(out.warnings()), {tile.key: tile.state for tile in tiles(found)})
 
 
 @functools.cache
