@@ -17,7 +17,19 @@ from aot.loss_variants import LOSS_VARIANTS
 from aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from builders.batches import GARBAGE, LAYOUTS
 from builders.cases import one_in
-from builders.kernel_cases import MIDDLE, NARROW, REAL, WIDE, between_fences, bits, fenced, shaped, unchecked, watched
+from builders.kernel_cases import (
+    INTERPRETED,
+    MIDDLE,
+    NARROW,
+    REAL,
+    WIDE,
+    between_fences,
+    bits,
+    fenced,
+    shaped,
+    unchecked,
+    watched,
+)
 from builders.loss_cases import (
     MEANS,
     SURROGATES,
@@ -43,7 +55,7 @@ from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import LossOperands
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = INTERPRETED
 
 INF, NAN = math.inf, math.nan
 DECOUPLED = ("old", "weights", "train_mask")
