@@ -72,8 +72,7 @@ def what_if_page(source: Source, what_if: WhatIf, sequences: float | None = None
     left_out = table(Table(("spec", "not tried, because"), list(what_if.left_out.items()), text=2))
     return page(
         f"What if: {source.name}",
-        f"{source.where}: {counted(what_if.sequences, 'sequence')}, {len(outcomes)} settings tried. {ABOUT_D} "
-        f"{MEANING}",
+        f"{source.where}: {counted(what_if.sequences, 'sequence')}, {len(outcomes)} settings tried. {ABOUT_D}",
         [
             element(
                 "div",
@@ -90,6 +89,7 @@ def what_if_page(source: Source, what_if: WhatIf, sequences: float | None = None
             _suggestion(what_if),
             section(
                 "Bias and variance",
+                element("p", MEANING, class_="of"),
                 element(
                     "div",
                     charts.trade_off(outcomes, best),
