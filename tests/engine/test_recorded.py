@@ -22,9 +22,6 @@ MISSES = {
     # 48 sequences of a sure model: the mean entropy has a large error.
     ("peaky", "raw_temperature_0.7_with_entropy"): "healthy",
     ("peaky", "raw_top_p_with_entropy"): "healthy",
-    # At temperature 0.7 most log-probs of a sure model are near 0, where a temperature multiplies them by a constant.
-    ("peaky", "raw_temperature_0.7_trainer_too"): "scale",
-    ("peaky", "processed_temperature_0.7_trainer_1"): "scale",
     # A small model that has lost its context answers as one that has nothing to do with it.
     ("peaky", "left_padded_no_mask"): "renormalized",
     # EOS is missing at few tokens; the penalty grows along the sequence.
