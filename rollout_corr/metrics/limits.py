@@ -7,6 +7,7 @@ them lie runs that differ for a known reason, such as old weights, and small bug
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 # Within `watch`; between `watch` and `alarm`; beyond `alarm`.
@@ -125,6 +126,15 @@ BY_KEY = {limit.key: limit for limit in LIMITS}
 def healthy(key: str) -> str:
     """The healthy range of a metric that has a limit, as tables show it."""
     return BY_KEY[key].range
+
+
+def largest_state(metrics: Mapping[str, float], measured: float) -> State:
+    """Rate the largest |D| of so many tokens: between watch and alarm it has to make a good part of k3."""
+    state = BY_KEY["logratio_abs_max"].state(metrics["logratio_abs_max"])
+    if state != "watch":
+        return state
+    largest = max(math.expm1(d) - d for d in (metrics["logratio_min"], metrics["logratio_max"]))
+    return "watch" if largest >= CARRIES_K3 * metrics["kl_rollout_train_k3"] * measured else "healthy"
 
 
 def ratio_room(ratio_std: float, measured: float) -> float:

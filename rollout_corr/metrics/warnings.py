@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from ..specs.correction import Spec
 from .limits import (
     BY_KEY,
-    CARRIES_K3,
     FEWEST_TOKENS,
     FILLED,
     FILLED_TIMES,
@@ -19,6 +18,7 @@ from .limits import (
     UNRELATED,
     State,
     is_not_sampled,
+    largest_state,
     ratio_state,
 )
 from .native import TOKENS, readers_of, weight_of_sequence
@@ -122,12 +122,10 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
     found = _filled(metrics, measured)
     for key in ("kl_rollout_train_k3", "chi2_train_rollout", "logratio_abs_max"):
         limit, value = BY_KEY[key], metrics[key]
-        state = limit.state(value)
+        state = largest_state(metrics, measured) if key == "logratio_abs_max" else limit.state(value)
         hint = limit.hint
         if key == "kl_rollout_train_k3":
             hint = _cause(metrics, values) or hint
-        if key == "logratio_abs_max" and state == "watch" and not _carries(metrics, measured):
-            continue
         if state != "healthy":
             found.append(f"{_mild(state)}{key} is {value:.3g} (healthy: {limit.range}): {hint}")
     rated = ratio_state(metrics["ratio_mean"], metrics["ratio_std"], measured)
@@ -144,12 +142,6 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
             "those that sampled, or tokens that were trained on already"
         )
     return found
-
-
-def _carries(metrics: Mapping[str, float], measured: float) -> bool:
-    """Tell whether the token with the largest |D| makes a good part of k3."""
-    ends = (metrics["logratio_min"], metrics["logratio_max"])
-    return max(exp(d) - 1.0 - d for d in ends) >= CARRIES_K3 * metrics["kl_rollout_train_k3"] * measured
 
 
 def _cause(metrics: Mapping[str, float], values: Mapping[str, float]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...metrics.limits import largest_state
 from ..measure.by_sequence import CARRIES, FAR_OFF, BySequence, Part, WorstSequence
 from ..measure.measurement import Measurement
 from .cause import HEALTHY_K3, Metrics, Signs, among, cause, counted, percent
@@ -31,7 +32,9 @@ def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
     part = found.part()
     if part is not None:
         return _sequences(found, part)
-    if found.far and found.far <= RARE * found.tokens and found.far_k3 >= CARRIES * found.k3:
+    agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
+    counts = found.far_k3 >= CARRIES * found.k3 or (agree and largest_state(metrics, found.tokens) != "healthy")
+    if found.far and found.far <= RARE * found.tokens and counts:
         return _tokens(found, metrics)
     groups = found.groups()
     return None if groups is None else _two_groups(*groups, metrics)

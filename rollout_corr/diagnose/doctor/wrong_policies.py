@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...metrics.limits import RATIO_ERRORS
+from ...metrics.limits import RATIO_ERRORS, ratio_state
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
 from .cause import EVERY, HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
@@ -350,7 +350,13 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
 def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize rollout log-probs of another policy than the one that sampled: ratios do not average to 1."""
     ratio, error = _mean_ratio(metrics)
-    if measured.evidence.finite < 50 or abs(ratio - 1.0) < SURE * error + 0.05:
+    finite = measured.evidence.finite
+    if finite < 50:
+        return None
+    # Where the policies agree, a mean ratio that is a little off says it too; else it may be their difference.
+    agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
+    off = agree and ratio_state(ratio, metrics["ratio_std"], finite) in ("watch", "alarm")
+    if not off and abs(ratio - 1.0) < SURE * error + 0.05:
         return None
     return Signs(
         "the tokens were not sampled from the rollout log-probs",

@@ -13,7 +13,7 @@ import torch
 
 from ..._version import __version__
 from ...frameworks.shared.nearest import lines_of
-from ...metrics.limits import BY_KEY, State, ratio_room
+from ...metrics.limits import BY_KEY, State, largest_state, ratio_room, ratio_state
 from ...metrics.native import weight_of_sequence
 from ..best_settings import worth_of
 from ..doctor.cause import counted
@@ -287,18 +287,20 @@ def ratio_room_of(metrics: Mapping[str, float]) -> float:
 def tiles(diagnosis: Diagnosed) -> list[Tile]:
     """Return the five numbers."""
     metrics = diagnosis.measured.metrics()
+    measured = metrics["tokens"] - metrics["tokens_nonfinite"]
     found = []
     for key, name in TILES.items():
         value = metrics[key]
         state: TileState
         if key == "ratio_mean":
-            room, away = ratio_room_of(metrics), abs(value - 1.0)
-            state = "healthy" if away <= room else "watch" if away <= 3.0 * room else "alarm"
+            state = ratio_state(value, metrics["ratio_std"], measured) or "blind"
+        elif key == "logratio_abs_max":
+            state = largest_state(metrics, measured)
         else:
             state = BY_KEY[key.rpartition("/")[2]].state(value)
         if state == "healthy" and not is_healthy(diagnosis.findings):
             state = "blind"
-        if metrics["tokens"] <= metrics["tokens_nonfinite"]:
+        if measured <= 0:
             state = "none"
         found.append(Tile(key, name, value, _healthy(key, [metrics]), state))
     return found
