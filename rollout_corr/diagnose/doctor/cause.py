@@ -17,6 +17,8 @@ Metrics = dict[str, float]
 
 # k3 of a healthy engine stays below this, and |sum of D| of a sequence below this many nats.
 HEALTHY_K3, HEALTHY_SUM = BY_KEY["kl_rollout_train_k3"].watch, 2.0
+# Two engines, or old and new weights, that differ in a healthy run are worth a warning beyond this k3, else a note.
+MATTERS_K3 = 0.1 * HEALTHY_K3
 
 # Where an error is found, no range of these says that a dump is healthy.
 EVERY = (*BY_KEY, "ratio_mean")

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from ...metrics.limits import largest_state
 from ..measure.by_sequence import CARRIES, FAR_OFF, BySequence, Part, WorstSequence
 from ..measure.measurement import Measurement
-from .cause import HEALTHY_K3, Metrics, Signs, among, cause, counted, percent
+from .cause import HEALTHY_K3, MATTERS_K3, Metrics, Signs, among, cause, counted, percent
 
 # Single tokens are the cause if they are at most this share of all.
 RARE = 0.01
-# Two groups of sequences are worth a warning beyond this k3.
-MATTERS_K3 = 0.1 * HEALTHY_K3
 # Records that are named.
 SHOWN = 5
 

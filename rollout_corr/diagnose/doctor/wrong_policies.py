@@ -11,7 +11,7 @@ from torch import Tensor
 from ...metrics.limits import RATIO_ERRORS, ratio_state
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
-from .cause import EVERY, HEALTHY_K3, HEALTHY_SUM, MATTERS, TIMES, Metrics, Signs, cause, percent
+from .cause import EVERY, HEALTHY_K3, HEALTHY_SUM, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
 SURE = RATIO_ERRORS
@@ -192,6 +192,7 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
             "versions": len(trend),
         },
         1.0 - new / old,
+        severity=None if metrics["kl_rollout_train_k3"] > MATTERS_K3 else "note",
     )
 
 
