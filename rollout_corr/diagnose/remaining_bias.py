@@ -26,6 +26,8 @@ REPLICATES = 200
 NORMAL_95 = 1.959964
 # A function that the others explain but for this share of its variance adds nothing.
 INDEPENDENT = 1e-6
+# Rounding, as a share of a mean square: of sums in float64, and of values in float32, whose variance below it is none.
+ROUNDING, CONSTANT = 1e-10, 1e-14
 
 
 class Bias(NamedTuple):
@@ -45,7 +47,7 @@ class TestFunctions(NamedTuple):
     """The test functions at the tokens of a chunk.
 
     Attributes:
-        values: [M, 1 + len(FUNCTIONS)] float64, a column of ones first.
+        values: [M, 1 + len(FUNCTIONS)] float64, a column of ones first, the others less a constant near their mean.
         owner: [M] int64, the sequence of each token.
         draws: [S, 1 + REPLICATES] float64, how often each sequence is drawn: once, then by replicate.
     """
@@ -76,6 +78,8 @@ class RemainingBias:
         self._weighted = torch.zeros(settings, *shape, dtype=torch.float64)
         self._exact = {name: torch.zeros(shape, dtype=torch.float64) for name in targets}
         self._products = torch.zeros(*shape, shape[1], dtype=torch.float64)
+        # The means over the first tokens. Taking them off changes no bias and no variance, only the rounding.
+        self._center: Tensor | None = None
         self._generator = torch.Generator().manual_seed(0)
 
     def begin(self, tokens: ValidTokens, ratios: Mapping[str, Tensor]) -> TestFunctions:
@@ -91,7 +95,13 @@ class RemainingBias:
             tokens.lengths.double().clamp(min=1).log()[tokens.owner],
             torch.zeros_like(logp) if advantages is None else advantages.double().nan_to_num(nan=0.0),
         ]
-        values = torch.stack(columns, 1).where(tokens.finite[:, None], 0.0)
+        values = torch.stack(columns, 1)
+        if self._center is None and bool(tokens.finite.any()):
+            self._center = values[tokens.finite].mean(0)
+            self._center[0] = 0.0
+        if self._center is not None:
+            values = values - self._center
+        values = values.where(tokens.finite[:, None], 0.0)
         draws = torch.poisson(torch.ones(count, REPLICATES, dtype=torch.float64), generator=self._generator)
         found = TestFunctions(values, tokens.owner, torch.cat([draws.new_ones(count, 1), draws], 1))
         for i in range(values.shape[1]):
@@ -112,24 +122,27 @@ class RemainingBias:
         usable = (weighted[:, 0] > 0.0) & (exact[:, 0] > 0.0) & (self._products[:, 0, 0] > 0.0)
         weighted, exact, products = weighted[usable], exact[usable], self._products[usable]
         means = products[:, 0, 1:] / products[:, 0, :1]
-        spread = products[:, 1:, 1:] / products[:, :1, :1] - means[:, :, None] * means[:, None, :]
-        chosen = _independent(spread[0])
+        squares = products[:, 1:, 1:] / products[:, :1, :1]
+        spread = squares - means[:, :, None] * means[:, None, :]
+        moments = squares.diagonal(dim1=1, dim2=2)
+        assert self._center is not None
+        chosen = _independent(spread[0], CONSTANT * (moments[0] + self._center[1:] ** 2))
         if not chosen:
             return Bias(0.0, 0.0, 0.0)
         apart = (weighted[:, 1:] / weighted[:, :1] - exact[:, 1:] / exact[:, :1])[:, chosen]
         spread = spread[:, chosen][:, :, chosen]
-        # A replicate may hold too few sequences for their values to be independent.
-        spread = spread + INDEPENDENT * torch.diag_embed(spread[0].diagonal())
+        # A replicate may hold too few sequences for their values to be independent, or to differ but by rounding.
+        spread = spread + torch.diag_embed(INDEPENDENT * spread[0].diagonal() + ROUNDING * moments[:, chosen])
         scaled = torch.linalg.solve_triangular(torch.linalg.cholesky(spread), apart[:, :, None], upper=False)[..., 0]
         return norm_of(scaled[0], scaled[1:])
 
 
-def _independent(spread: Tensor) -> list[int]:
-    """Choose the columns of a covariance, [k, k], that those before them do not explain."""
+def _independent(spread: Tensor, least: Tensor) -> list[int]:
+    """Choose the columns of a covariance, [k, k], whose variance exceeds `least` and that others do not explain."""
     chosen: list[int] = []
     for i in range(spread.shape[0]):
         own = float(spread[i, i])
-        if own <= 1e-12:
+        if own <= float(least[i]):
             continue
         explained = 0.0
         if chosen:
