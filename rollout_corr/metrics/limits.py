@@ -63,6 +63,9 @@ NEAR_CLAMP = 0.5
 # A largest |D| between watch and alarm is news where that token makes this share of k3: the largest of a million tokens
 # of a healthy engine may lie there too.
 CARRIES_K3 = 0.1
+# So is one where many tokens as far off make half of k3. D^2 / 2 is about k3 for small D, 3 times k3 at -5 and a tenth
+# of it at 5, so these are the bounds of the ratio of their means.
+HALF_FAR = 0.55, 2.0
 
 # Correlation of the two probabilities. Below the first bound they are of other tokens or other weights; above the
 # second one the tokens are the same, and something smooth differs: a temperature, precision, age.
@@ -129,12 +132,14 @@ def healthy(key: str) -> str:
 
 
 def largest_state(metrics: Mapping[str, float], measured: float) -> State:
-    """Rate the largest |D| of so many tokens: between watch and alarm it has to make a good part of k3."""
-    state = BY_KEY["logratio_abs_max"].state(metrics["logratio_abs_max"])
-    if state != "watch":
+    """Rate the largest |D| of so many tokens: between watch and alarm tokens so far off have to make much of k3."""
+    state, k3 = BY_KEY["logratio_abs_max"].state(metrics["logratio_abs_max"]), metrics["kl_rollout_train_k3"]
+    if state != "watch" or k3 <= 0.0:
         return state
     largest = max(math.expm1(d) - d for d in (metrics["logratio_min"], metrics["logratio_max"]))
-    return "watch" if largest >= CARRIES_K3 * metrics["kl_rollout_train_k3"] * measured else "healthy"
+    halves = 0.5 * (metrics["logratio_std"] ** 2 + metrics["logratio_mean"] ** 2) / k3
+    few = largest >= CARRIES_K3 * k3 * measured or not HALF_FAR[0] < halves < HALF_FAR[1]
+    return "watch" if few else "healthy"
 
 
 def ratio_room(ratio_std: float, measured: float) -> float:
@@ -152,9 +157,7 @@ def ratio_state(ratio_mean: float, ratio_std: float, measured: float) -> State |
     return "healthy" if room <= RATIO_UNKNOWN else None
 
 
-def is_not_sampled(gap_mean: float, gap_std: float, entropy: float, tokens: float, sequences: float) -> bool:
-    """Tell from the mean of entropy + log-prob whether other log-probs than these sampled the tokens."""
-    away = abs(gap_mean)
-    selected = ENTROPY_SELECTED * gap_std * math.sqrt(sequences / max(1.0, tokens))
-    errors = ENTROPY_ERRORS * gap_std / math.sqrt(max(1.0, tokens))
-    return away > max(errors, ENTROPY_MARGIN * entropy, selected)
+def is_not_sampled(gap: float, error: float, entropy: float, sequences: float) -> bool:
+    """Tell from the mean of entropy + log-prob, with its standard error, whether another policy sampled the tokens."""
+    errors = max(ENTROPY_ERRORS, ENTROPY_SELECTED * math.sqrt(sequences))
+    return abs(gap) > max(errors * error, ENTROPY_MARGIN * entropy)

@@ -189,7 +189,7 @@ def _sampler(values: Mapping[str, float]) -> list[str]:
         return []
     gap, entropy = values["entropy_gap"] / paired, values["entropy"] / values["entropy_tokens"]
     spread = math.sqrt(max(0.0, values["entropy_gap2"] / paired - gap * gap))
-    if not is_not_sampled(gap, spread, entropy, paired, values["sequences"]):
+    if not is_not_sampled(gap, spread / math.sqrt(paired), entropy, values["sequences"]):
         return []
     return [
         f"the mean entropy is {entropy:.3g} and the mean negative log-prob {entropy - gap:.3g}: they would be equal if "

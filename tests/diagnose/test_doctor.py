@@ -215,6 +215,15 @@ def test_an_error_invalidates_what_looks_healthy():
         assert ({"kl_rollout_train_k3", "ratio_mean", "weight_ess"} <= set(found.invalidates)) == all_of_them
 
 
+def test_a_policy_that_sharpened_since_is_no_error():
+    """With versions, a trainer that is surer than the engine may have learned to be."""
+    columns = planted_dumps.temperature(0, 1.3, 1.3, 1.0)
+    (error,) = diagnose(measured(columns))
+    (found,) = diagnose(measured(columns | {"versions": torch.zeros_like(columns["token_ids"])}))
+    assert (error.severity, found.severity) == ("error", "warning")
+    assert found.evidence[-1].endswith("compare tokens of the current version") and len(error.evidence) == 3
+
+
 def test_versions_that_are_equal_are_no_advice():
     """Finding 25: a dump whose tokens have one version was told to bring versions."""
     columns = planted_dumps.updated(0, 0.5)

@@ -20,7 +20,6 @@ MISSES = {
     ("peaky", "prompt_double_bos"): "healthy",
     ("peaky", "head_untied_old64"): "healthy",
     # 48 sequences of a sure model: the mean entropy has a large error.
-    ("peaky", "raw_temperature_0.7_with_entropy"): "healthy",
     ("peaky", "raw_top_p_with_entropy"): "healthy",
     # A small model that has lost its context answers as one that has nothing to do with it.
     ("peaky", "left_padded_no_mask"): "renormalized",

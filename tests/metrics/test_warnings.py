@@ -238,7 +238,19 @@ def test_bounds_are_advised_where_the_policies_agree():
     assert warned(batch, fifth) == []
 
 
-@pytest.mark.parametrize("temperature", [0.5, 0.7, 1.0])
+@pytest.mark.parametrize("length", [300, 600, 1000])
+@pytest.mark.parametrize("far", [-7.0, 7.0])
+def test_a_wrong_token_in_every_sequence_is_seen_at_any_length(length, far):
+    """Each carries little of k3, which stays healthy: the engine has no log-prob of the last token."""
+    generator = torch.Generator().manual_seed(1)
+    rollout = -4.0 * torch.rand(64, length, generator=generator) - 8.0
+    train = rollout + 0.01 * torch.randn(64, length, generator=generator)
+    assert rc.correct(train, rollout).warnings() == []
+    train[: 64 if far < 0.0 else 1, -1] += far
+    assert any("logratio_abs_max" in text for text in rc.correct(train, rollout).warnings())
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.7, 0.85, 1.0])
 def test_raw_log_probs_of_another_temperature_are_seen_by_the_entropy(temperature):
     generator = torch.Generator().manual_seed(3)
     logits = 3.0 * torch.randn(4000, 64, generator=generator)
@@ -246,8 +258,11 @@ def test_raw_log_probs_of_another_temperature_are_seen_by_the_entropy(temperatur
     chosen = torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)
     train, entropy = logp.gather(1, chosen).view(20, -1), -(logp.exp() * logp).sum(1).view(20, -1)
     rollout = train + 0.01 * torch.randn(train.shape, generator=generator) * train.expm1()
-    found = rc.correct(train, rollout, rc.Batch(entropy=entropy, mask=torch.ones_like(train))).warnings()
+    batch = rc.Batch(entropy=entropy, mask=torch.ones_like(train))
+    found = rc.correct(train, rollout, batch).warnings()
     assert [text.startswith("the mean entropy is") for text in found] == [True] * (temperature < 1.0)
+    doctor = [one.name for one in rc.doctor(train, rollout, batch).findings]
+    assert doctor == ["raw_log_probs"] * (temperature < 1.0)
 
 
 def test_units_whose_id_names_no_label_are_named():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...metrics.limits import RATIO_ERRORS, ratio_state
+from ...metrics.limits import RATIO_ERRORS, is_not_sampled, ratio_state
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
 from .cause import EVERY, HEALTHY_K3, HEALTHY_SUM, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
@@ -131,12 +131,17 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
         explained += "; the rest is something else"
     if truncated:
         explained = "sampling was truncated as well, which makes the interval wide"
+    versions = measured.evidence.values["versions"]
+    sharpened = slope > 0 and bool(versions)
+    same = f"a policy that became surer since version {min(versions, default=0):g} looks the same"
+    later = (f"{same}: compare tokens of the current version",) if sharpened else ()
     return Signs(
         title,
         (
             f"the engine's temperature is {_between(low, high)} times the trainer's",
             f"D of unlikely tokens changes by {slope:+.3f} +- {found.error:.3f} per nat of their log-prob; {explained}",
             f"mean D by rollout probability: {ends}",
+            *later,
         ),
         {
             "factor": factor,
@@ -148,7 +153,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
             "explained": share,
         },
         min(1.0, abs(middle - 1.0)) if truncated or share >= MOST else share * metrics["kl_rollout_train_k3"],
-        severity=None if truncated or share >= MOST else "warning",
+        severity="warning" if sharpened or not (truncated or share >= MOST) else None,
         beside=("different_policies",) * more,
     )
 
@@ -390,9 +395,11 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
     if found is None:
         return None
     entropy, difference, error = found
-    # Log-probs that differ a little may be off by as much: |E_q f - E_p f| <= std(f) * sqrt(chi2).
-    room = measured.evidence.fit["train_std"] * math.sqrt(max(0.0, metrics["chi2_train_rollout"]))
-    if abs(difference) < SURE * error + room + 0.03 * entropy + 0.01:
+    # Log-probs that differ may be off by as much: |E_q f - E_p f| <= std(f) * sqrt(chi2).
+    agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
+    chi2 = 0.0 if agree else max(0.0, metrics["chi2_train_rollout"])
+    room = measured.evidence.fit["train_std"] * math.sqrt(chi2)
+    if abs(difference) < room or not is_not_sampled(difference, error, entropy, metrics["sequences"]):
         return None
     sharper = difference > 0
     return Signs(
