@@ -16,6 +16,7 @@ from ..definition.tokens import select
 from ..specs.bounds_of_batch import WEIGHT
 from ..specs.correction import Spec
 from .labels import LabelSet, count_outside, outside_of
+from .limits import healthy
 from .rows import (
     EACH,
     Formula,
@@ -61,7 +62,8 @@ ENTROPY_METRICS = [
 # Where a correction has measured the KL.
 ENTROPY_METRICS_OF_D = [
     Metric("kl_rollout_train_k3_over_entropy",
-           "kl_rollout_train_k3 / entropy_mean: mismatch beside how open the policy is", "fraction", FINITE, "< 0.01",
+           "kl_rollout_train_k3 / entropy_mean: mismatch beside how open the policy is", "fraction", FINITE,
+           healthy("kl_rollout_train_k3"),
            lambda v, n: ratio_of(ratio_of(v["k3"], v["tokens_measured"]), ratio_of(v["entropy"], n))),
 ]
 DIVIDED = Over("sequences divided by a mean", "sequences_divided")

@@ -14,7 +14,7 @@ from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from . import turns
 from .histogram import percentile
-from .limits import healthy
+from .limits import BY_KEY, healthy
 from .rows import (
     EACH,
     Metric,
@@ -93,7 +93,7 @@ ALWAYS = [
     Metric("tokens_outside", "valid tokens that belong to no sequence", "tokens", EACH, healthy("tokens_outside"),
            plain("tokens_outside")),
     Metric("sequences_padded", "rows of a padded batch without a mask that begin or end with 8 tokens (at most a "
-           "quarter of the row) of which both log-probs are exactly 0", "sequences", EACH, "0",
+           "quarter of the row) whose two log-probs are both exactly 0", "sequences", EACH, "0",
            plain("sequences_padded")),
     Metric("tokens_nonfinite", "valid tokens whose D is NaN or infinite", "tokens", EACH, healthy("tokens_nonfinite"),
            plain("tokens_nonfinite")),
@@ -115,12 +115,12 @@ ALWAYS = [
     Metric("logratio_std", "population standard deviation of D", "nats", TOKENS, "< 0.1", std("d")),
     Metric("logratio_abs_max", "max |D|", "nats", TOKENS, healthy("logratio_abs_max"),
            lambda v, n: larger(v["max_d"], v["-min_d"]) + 0.0 if n else 0.0),
-    Metric("logratio_min", "min D", "nats", TOKENS, "> -5", minimum("d")),
-    Metric("logratio_max", "max D", "nats", TOKENS, "< 5", maximum("d")),
+    Metric("logratio_min", "min D", "nats", TOKENS, f"> {-BY_KEY['logratio_abs_max'].watch:g}", minimum("d")),
+    Metric("logratio_max", "max D", "nats", TOKENS, healthy("logratio_abs_max"), maximum("d")),
     Metric("kl_rollout_train_k1", "mean -D: estimates KL(rollout || train)", "nats", TOKENS, "near 0",
            lambda v, n: ratio_of(0.0 - v["d"], n)),
     Metric("kl_rollout_train_k2", "mean D^2 / 2: about KL(rollout || train) where D is small", "nats", TOKENS,
-           "< 0.01", lambda v, n: ratio_of(0.5 * v["d2"], n)),
+           healthy("kl_rollout_train_k3"), lambda v, n: ratio_of(0.5 * v["d2"], n)),
     Metric("kl_rollout_train_k3", "mean e^D - 1 - D, D clamped: estimates KL(rollout || train)", "nats", TOKENS,
            healthy("kl_rollout_train_k3"), mean("k3")),
     Metric("ratio_mean", "mean e^D, D clamped", "ratio", TOKENS, "near 1", mean_around(1.0, "ratio")),
@@ -235,9 +235,9 @@ FULL_METRICS = [
     Metric("prob_diff_abs_max", "max |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.5",
            maximum("abs_prob_diff")),
     *(
-        Metric(f"tokens_{side}_filled", f"measured tokens with |D| > 1 whose {side}_logp is exactly 0 or -1", "tokens",
-               EACH, "near 0", plain(f"tokens_{side}_filled"))
-        for side in ("train", "rollout")
+        Metric(f"tokens_{side}_filled", f"measured tokens with |D| > 1 whose {side}_logp{taken_off} is exactly 0 or -1",
+               "tokens", EACH, "near 0", plain(f"tokens_{side}_filled"))
+        for side, taken_off in (("train", ", after the kept mass is taken off,"), ("rollout", ""))
     ),
     Metric("kl_train_rollout_k3", "mean e^-D - 1 + D, D clamped: k3 of KL(train || rollout), as if the trainer had "
            "sampled the tokens", "nats", TOKENS, "like kl_rollout_train_k3", mean("k3_back")),

@@ -50,7 +50,7 @@ def test_a_few_sequences_suffice_because_their_tokens_tell():
 
 @pytest.mark.parametrize(("sequences", "median", "k3"), [(48, 200, 3e-4), (64, 500, 3.4e-3), (32, 2000, 1e-4)])
 def test_the_next_batch_loses_at_most_a_hundredth(sequences, median, k3):
-    """Finding 35. Measured: 0.1 to 0.6 %; without room for other lengths and tails 1.0 to 2.5 %."""
+    """Measured: 0.1 to 0.6 %; without room for other lengths and tails 1.0 to 2.5 %."""
     rejected = []
     for seed in range(5):
         tensors, offsets = given(healthy(seed, sequences, median, k3))
@@ -68,7 +68,7 @@ def test_products_beyond_a_factor_of_ten_are_none():
 
 
 def test_where_the_policies_differ_that_is_said_first():
-    """Finding 6: bounds that fit broken data come after the advice to find out why."""
+    """Bounds that fit broken data come after the advice to find out why."""
     for k3, first in ((1e-3, "32 sequences"), (0.03, "Find out why they differ first: k3 is 0.0"), (0.2, "Find out")):
         tensors, offsets = given(healthy(0, 32, 200, k3))
         assert of(tensors, **offsets).sentences[0].startswith(first)

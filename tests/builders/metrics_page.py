@@ -7,7 +7,16 @@ import sys
 from rollout_corr.api import routes
 from rollout_corr.metrics import extra, loss, native, turns
 from rollout_corr.metrics.labels import LabelSet
-from rollout_corr.metrics.limits import LIMITS, MOST_OF_NOISE, NOT_WARNED, RATIO_ERRORS, RATIO_MARGIN
+from rollout_corr.metrics.limits import (
+    FILLED,
+    FILLED_TIMES,
+    FILLED_TOKENS,
+    LIMITS,
+    MOST_OF_NOISE,
+    NOT_WARNED,
+    RATIO_ERRORS,
+    RATIO_MARGIN,
+)
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
 from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
@@ -33,7 +42,7 @@ comes from: the formula, each sum that it is made of with its value, the unit an
 `out.metrics("dashboard")` gives the few that [dashboard.md](dashboard.md) tells to look at.
 """
 
-WATCHED = """\
+WATCHED = f"""\
 ## What `warnings()` reports
 
 Metrics beyond the bounds of this table, which `doctor`, `report` and what-if judge by too. Between the healthy range
@@ -43,19 +52,23 @@ token makes a tenth of k3.
 
 Where the policies differ, the sentences say what the call knows: the age of tokens, if the Batch has `versions`; with
 `detail="full"` whether the two probabilities correlate (a temperature, precision) or not (a shift, other weights), and
-placeholders of 0 or -1 at a thousandth of one side's tokens. Bounds are advised only where the policies agree.
+placeholders of 0 or -1: at {100 * FILLED:g} % of the tokens, {FILLED_TOKENS} at least, and {FILLED_TIMES:g} times
+as many as on the other side. Bounds are advised only where the policies agree.
 
 `warnings()` also names:
 
 - a batch without a valid token, and one that is rejected whole;
 - log-probs above 0 (negative log-likelihoods, probabilities, a mask), placeholders at every token, two arguments that
   are identical;
-- a padded batch without a mask of which a fifth of the rows begin or end with tokens that are exactly 0 on both sides
+- a padded batch without a mask where a fifth of the rows begin or end with tokens that are exactly 0 on both sides
   (a mask of ones hides this; `doctor` sees it);
 - with `Batch.entropy`, tokens that were not sampled from these log-probs: mean entropy and mean negative log-prob
   differ. Raw log-probs of an engine that samples with a temperature agree with the trainer's, and only this shows it;
 - product ratios near the clamp, ages below 0, ids that name no label;
 - of a policy loss, tokens with NaN or infinity in what it needs.
+
+Sums of a call cannot show everything: a temperature within 5 % of the right one, padding under a mask that was given
+(a mask of ones), and, without `detail="full"`, placeholders. `doctor` looks at the tokens of a dump and sees them.
 
 Of 1,000 healthy batches of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3) it spoke about none
 (`tests/metrics/test_warnings.py`).

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_it_shows_a_bug_its_cause_three_specs_a_page_and_what_comes_next(tmp_path, capsys, monkeypatch):
-    """Rows 12 to 14 of the users' review: names cut at 80 columns, a timer's noise, an end that led nowhere."""
+    """No name is cut at 80 columns, no time is printed, and the end says how to go on."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: name)
@@ -45,7 +45,7 @@ def test_it_writes_where_it_is_told_and_says_where_it_cannot(tmp_path, capsys):
 
 
 def test_torch_without_numpy_is_silent():
-    """Row 11 of the users' review: the first lines of everything were torch's "Failed to initialize NumPy"."""
+    """torch's "Failed to initialize NumPy" is not printed."""
     code = "import sys; sys.modules['numpy'] = None; import rollout_corr as rc; print(rc.__version__)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stderr == ""

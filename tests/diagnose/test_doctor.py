@@ -160,7 +160,7 @@ def test_short_sequences_are_tested_for_a_shift_together(length, pools):
 
 
 def test_padding_is_counted(tmp_path, capsys):
-    """Finding 2 of the users' second review: a padded batch without its mask was called healthy."""
+    """A padded batch without its mask is not healthy."""
     columns = planted_dumps.padded(0)
     names = ("train_logp", "rollout_logp")
     (found,) = diagnose(measured(columns))
@@ -181,7 +181,7 @@ def test_padding_is_counted(tmp_path, capsys):
 
 
 def test_an_entropy_shows_what_log_probs_cannot(tmp_path):
-    """Finding 8: raw log-probs of both sides agree whatever sampled. Entropies come from a batch or from a dump."""
+    """Raw log-probs of both sides agree whatever sampled. Entropies come from a batch or from a dump."""
     made = planted_dumps.raw(0, 0.7)
     batch = rc.Batch(cu_seqlens=made.pop("cu_seqlens"), entropy=made.pop("entropy"))
     logps = made["train_logp"], made["rollout_logp"]
@@ -225,7 +225,7 @@ def test_a_policy_that_sharpened_since_is_no_error():
 
 
 def test_versions_that_are_equal_are_no_advice():
-    """Finding 25: a dump whose tokens have one version was told to bring versions."""
+    """A dump whose tokens have one version is not told to bring versions."""
     columns = planted_dumps.updated(0, 0.5)
     (found,) = diagnose(measured(columns | {"versions": torch.zeros_like(columns["token_ids"])}))
     assert found.evidence[-1].startswith("all tokens are of version 0: there is nothing to compare")
@@ -312,7 +312,7 @@ def test_a_gate_replaces_the_default(moved, healthy, capsys):
 
 
 def test_nothing_is_neither_healthy_nor_ill(tmp_path, capsys):
-    """Row 3 of the users' review: a dump that is masked everywhere passed a gate as healthy."""
+    """A dump that is masked everywhere does not pass a gate as healthy."""
     torch.save(planted_mixes.masked_everywhere(0), tmp_path / "x.pt")
     for more in ([], ["--fail-if", "kl_rollout_train_k3 > 1"], ["--json"]):
         assert main(["doctor", str(tmp_path / "x.pt"), *more]) == 2
@@ -321,7 +321,7 @@ def test_nothing_is_neither_healthy_nor_ill(tmp_path, capsys):
 
 
 def test_outliers_are_counted_and_named():
-    """Row 5 of the users' review: ten tokens of 15 nats in 1 of 300 sequences were staleness or low precision."""
+    """Ten tokens of 15 nats in 1 of 300 sequences are neither staleness nor low precision."""
     (found,) = diagnose(measured(planted_mixes.off_tokens(0, 15.0, count=10)))
     assert found.title == "10 tokens of 25,670 (0.039 %) carry 100 % of k3, in 1 sequence"
     assert "the worst record is 3 " in " ".join(found.evidence)
@@ -358,7 +358,7 @@ def temperatures(seeds, engines=(0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.3)):
 
 
 def test_a_temperature_is_estimated_with_its_error():
-    """Finding 13 of the users' second review: 13 of 15 dumps excluded the truth."""
+    """The interval holds the truth and is narrow."""
     for engine, (low, high), share in temperatures(range(200, 201), (0.7, 1.3)):
         assert low <= engine <= high and high - low < 0.12 and share > 0.7
     found = diagnose(measured(planted_mixes.mixed(0, 0.7)))[0]
@@ -383,7 +383,7 @@ def test_a_temperature_is_named_where_it_explains_the_mismatch():
 
 
 def test_the_factor_of_a_scale_is_measured():
-    """Row 7 of the users' review: log-probs divided by their length were top-p with a mass of 0.4464."""
+    """Log-probs divided by their length are not top-p with a mass of 0.4464."""
     for side in ("rollout_logp", "train_logp"):
         (found,) = diagnose(measured(planted_mixes.scaled(0, lambda x, n: x / n, side)))
         assert found.title == f"the {side[:-5]} log-probs were divided by the length of their sequence"
@@ -392,7 +392,7 @@ def test_the_factor_of_a_scale_is_measured():
 
 
 def test_a_shift_on_one_rank_is_said_to_be_in_a_part():
-    """Row 9 of the users' review: a shift on 1 of 8 ranks was said of all."""
+    """A shift on 1 of 8 ranks is not said of all."""
     (found,) = diagnose(measured(planted_mixes.part(0, planted_mixes.shift)))
     assert found.title == (
         "the rollout log-probs are 1 token late in 12.5 % of the sequences: one rank or replica of several?"

@@ -210,7 +210,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     ids=["temperature", "healthy", "stale"],
 )
 def test_the_verdict_comes_first(made, state, title, told, tmp_path, capsys, monkeypatch):
-    """Findings 9 and 10: an error before any ranking; where the policies agree, that no correction is needed."""
+    """An error before any ranking; where the policies agree, that no correction is needed."""
     monkeypatch.setattr("rollout_corr.diagnose.what_if.grid", lambda: grid()[:20])
     monkeypatch.setattr("rollout_corr.diagnose.what_if.named_settings", lambda has: ([], {}))
     torch.save(made, tmp_path / "x.pt")
@@ -244,7 +244,7 @@ def test_a_better_setting_is_named():
 
 @pytest.mark.parametrize("framework", lookup.readable("write"))
 def test_settings_are_those_that_a_framework_can_say(framework):
-    """Finding 15: what is tried is what the configuration means, own names come first, and the lines are YAML."""
+    """What is tried is what the configuration means, own names come first, and the lines are YAML."""
     left_out = {}
     tried = [Setting("no correction", rc.Spec()), *named_settings(True)[0], *grid()[::3]]
     found = settings_in(framework, tried, left_out)
@@ -355,7 +355,7 @@ def test_a_setting_has_a_plain_reason():
 
 
 def test_it_recommends_what_suggest_says(tmp_path, capsys, monkeypatch):
-    """Row 2 of the users' review: what-if gave 105 rows and no bound that fits; the numbers are those of rc.suggest."""
+    """What-if names a bound that fits; its numbers are those of rc.suggest."""
     made = columns()
     told = rc.suggest(made["train_logp"], made["rollout_logp"], mask=made["mask"], cu_seqlens=made["cu_seqlens"])
     what_if = WhatIf(True)

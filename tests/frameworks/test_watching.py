@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import time
+from concurrent.futures import wait
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
@@ -304,54 +304,59 @@ def test_the_state_is_short():
 # --- dumps ---
 
 
-def written(folder, count):
-    """Wait until the thread has written so many files."""
-    for _ in range(500):
-        files = sorted(path.name for path in folder.glob("*.pt"))
-        if len(files) >= count:
-            return files
-        time.sleep(0.02)
-    raise AssertionError(files)
+@pytest.fixture
+def dumped(monkeypatch):
+    """The steps and the futures of all calls of `dump`; each has been written, or has failed, when the call returns."""
+    api_dump = import_module("rollout_corr.api.dump")
+    calls, dump = [], api_dump.dump
+
+    def recorder(*given, **named):
+        future = dump(*given, **named)
+        wait([future])
+        calls.append((named["step"], future))
+        return future
+
+    monkeypatch.setattr(api_dump, "dump", recorder)
+    return calls
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_so_many_corrections_are_written(name, tmp_path, watched):
+def test_every_so_many_corrections_are_written(name, tmp_path, watched, dumped):
     folder = tmp_path / "dumps"
     dropin = watched(name, Dumps(folder, 2))
     for _ in range(4):
         CALLS[name](dropin, TRAIN)
-    files = written(folder, 2)
-    assert len(files) == 2 and "0" in files[0] and "2" in files[1]
     CALLS[name](watched(name), TRAIN)  # off: nothing more is written
+    assert [(step, future.result()) for step, future in dumped] == [(0, 4), (2, 4)]
     measured = measure(Dump(folder))
     assert measured.metrics()["sequences"] == 8
     assert [finding.name for finding in diagnose(measured)] == ["shifted"]
 
 
-def test_verl_s_responses_are_written(tmp_path, watched):
+def test_verl_s_responses_are_written(tmp_path, watched, dumped):
     dropin = watched("verl", Dumps(tmp_path / "dumps", 1))
     ids = torch.arange(240).view(4, 60)
     batch = {"old_log_probs": TRAIN, "rollout_log_probs": ROLLOUT, "response_mask": MASK, "responses": ids}
     dropin.compute_rollout_correction_and_add_to_batch(fake_verl.DataProto(batch=batch), {})
     batch["responses"] = ids[:, :3]  # ids that do not fit cost no dump
     dropin.compute_rollout_correction_and_add_to_batch(fake_verl.DataProto(batch=batch), {})
-    first, second = (torch.load(tmp_path / "dumps" / file) for file in written(tmp_path / "dumps", 2))
+    assert [future.result() for _, future in dumped] == [4, 4]
+    first, second = map(torch.load, sorted((tmp_path / "dumps").glob("*.pt")))
     assert torch.equal(first["token_ids"], ids) and "token_ids" not in second
 
 
-def test_install_turns_them_on_and_off(made, tmp_path):
+def test_install_turns_them_on_and_off(made, tmp_path, dumped):
     fake, drop_in = made()
     seen = rc.correct(TRAIN, ROLLOUT, mask=MASK).metrics_async(), TRAIN, ROLLOUT, MASK
     drop_in.install(fake.targets, tmp_path / "dumps", 1)
     drop_in.seen(*seen)
-    written(tmp_path / "dumps", 1)
+    assert len(dumped) == 1
     drop_in.install(fake.targets)
     drop_in.seen(*seen)
     drop_in.install(fake.targets, tmp_path / "dumps", 1)
     drop_in.uninstall()
     drop_in.seen(*seen)
-    time.sleep(0.05)
-    assert len(written(tmp_path / "dumps", 1)) == 1
+    assert [future.result() for _, future in dumped] == [4]
 
 
 def test_a_dump_that_cannot_be_made_ends_and_nothing_else(tmp_path, caplog):
@@ -360,3 +365,19 @@ def test_a_dump_that_cannot_be_made_ends_and_nothing_else(tmp_path, caplog):
         dumps.seen(TRAIN, ROLLOUT[:2], MASK)
         dumps.seen(TRAIN, ROLLOUT[:2], MASK)
     assert len(caplog.records) == 1 and "is off: " in caplog.text and not (tmp_path / "x").exists()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_folder_that_cannot_be_written_ends_it(tmp_path, caplog, dumped):
+    (tmp_path / "file").touch()
+    dumps = Dumps(tmp_path / "file" / "x", 1)
+    with caplog.at_level(logging.WARNING, "rollout_corr"):
+        dumps.seen(TRAIN, ROLLOUT, MASK)
+        dumps.seen(TRAIN, ROLLOUT, MASK)
+    assert len(dumped) == 1 and caplog.text.count("is off: ") == 1
+
+
+@pytest.mark.parametrize("every", [0, -1, True, 1.5])
+def test_a_number_of_corrections_is_whole(every, tmp_path):
+    with pytest.raises(ValueError, match=f"every: expected a whole number >= 1, got {every}"):
+        Dumps(tmp_path, every)

@@ -96,7 +96,7 @@ def of_the_two_log_probs(spec: rc.Spec) -> bool:
 
 
 def test_settings_to_paste_keep_healthy_data():
-    """Findings 1 and 35: at k3 3e-4, a bf16 engine, each rejects below 5 % of the tokens and sequences of any length.
+    """At k3 3e-4, a bf16 engine, each rejects below 5 % of the tokens and sequences of any length.
 
     Geometric bounds have to be as wide as 2 standard deviations of D over sqrt(length): 1.018 for 8 tokens.
     """

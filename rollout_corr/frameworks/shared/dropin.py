@@ -254,8 +254,6 @@ class DropIn:
         """
         self.check(switches)
         boolean("warnings", warnings)
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every: expected a whole number >= 1, got {every!r}")
         if dump is None and every != 100:
             raise ValueError(f"every: expected with dump=..., which says where to write, got every={every} alone")
         dumps = None if dump is None else Dumps(dump, every)

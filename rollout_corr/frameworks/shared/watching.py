@@ -7,6 +7,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,8 @@ def _rank() -> str:
 class Dumps:
     """Writes some sequences of every so many calls of a framework's correction, in the background.
 
+    The first call that cannot be written turns it off, with a warning.
+
     Args:
         path: As for `rollout_corr.dump`.
         every: How many calls come to one that is written; the first is.
@@ -88,11 +91,14 @@ class Dumps:
         self._path: Path | None = Path(path)
         if self._path.suffix not in ("", ".jsonl"):
             raise ValueError(f"dump: expected a name that ends in .jsonl or a folder's, got {str(path)!r}")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every: expected a whole number >= 1, got {every!r}")
         self._every, self._calls = every, 0
 
     def seen(self, train_logp: Any, rollout_logp: Any, mask: Any, cu_seqlens: Any = None, **columns: Any) -> None:
         """Write some of these sequences, as `rollout_corr.dump` does, if it is their turn."""
-        if self._path is None:
+        path = self._path
+        if path is None:
             return
         calls, self._calls = self._calls, self._calls + 1
         if calls % self._every:
@@ -100,8 +106,20 @@ class Dumps:
         from ...api.dump import dump
 
         try:
-            dump(self._path, train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, step=calls, **columns)
+            future = dump(path, train_logp, rollout_logp, mask=mask, cu_seqlens=cu_seqlens, step=calls, **columns)
         except (TypeError, ValueError) as error:
-            # What is corrected can be dumped; where it cannot after all, the training is worth more than its dump.
-            LOGGER.warning("rollout-corr: dump=%s is off: %s", self._path, error)
-            self._path = None
+            self._end(error)
+        else:
+            future.add_done_callback(self._written)
+
+    def _written(self, future: Future[int]) -> None:
+        """See what became of a call, in the thread that writes."""
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """Turn the dump off: the training is worth more than it."""
+        path, self._path = self._path, None
+        if path is not None:
+            LOGGER.warning("rollout-corr: dump=%s is off: %s", path, error)
