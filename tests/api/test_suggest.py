@@ -88,6 +88,24 @@ def test_lines_to_paste():
         found.to_paste("flash_rl")
 
 
+def test_skyrl_has_the_veto_as_its_outlier_mask():
+    batch = healthy(0, 32, 200)
+    tensors, offsets = given(batch)
+    found = of(tensors, **offsets)
+    lines = found.to_paste("skyrl")
+    read = rc.spec("skyrl", yaml.safe_load(lines)["trainer"]["algorithm"]["off_policy_correction"])
+    assert "#" not in lines
+    # A token that the veto rejects, and a sequence beyond the geometric bound.
+    train, (first, second) = tensors[0].clone(), batch.cu_seqlens[1:3].tolist()
+    train[first - 1] -= 12.0
+    train[first:second] += 0.5
+    keeps = [
+        rc.correct(train, tensors[1], mask=tensors[2], **offsets, spec=spec).keep.tolist()
+        for spec in (found.spec, read)
+    ]
+    assert keeps[0] == keeps[1] and not any(keeps[0][:2]) and any(keeps[0])
+
+
 def of(tensors, **layout):
     """Suggest for trainer, engine and mask."""
     train, rollout, mask = tensors

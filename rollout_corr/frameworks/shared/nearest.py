@@ -33,8 +33,9 @@ class Said(NamedTuple):
 def nearest(spec: Spec, framework: str) -> Said:
     """Return the settings of a framework for a Spec, or for one that differs in how the framework treats extremes.
 
-    Taken over from the framework's own presets are `nonfinite`, `clamp`, `token_clamp`, the kind of rejection, and k1
-    in place of the ratio where it tests that.
+    Taken over from the framework's own presets are `nonfinite`, `clamp`, `token_clamp`, the kind of rejection, k1 in
+    place of the ratio where it tests that, and `sums_over` where no token is rejected alone. A veto is tried as a
+    criterion of tokens that rejects their sequence too.
 
     Raises:
         ValueError: The framework cannot say it; the first field that it cannot is named.
@@ -70,19 +71,29 @@ def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
             ),
         )
     )
-    manners = dict.fromkeys((each.nonfinite, each.clamp, each.rejected) for each in own)
-    for nonfinite, clamp, rejected in manners:
-        for of_weight, of_criteria in clamps:
-            yield replace(
-                spec,
-                nonfinite=nonfinite,
-                clamp=clamp,
-                rejected=rejected if spec.criteria else spec.rejected,
-                weight=None if spec.weight is None else replace(spec.weight, token_clamp=of_weight),
-                criteria=tuple(
-                    replace(_as_k1(each) if tests_k1 else each, token_clamp=of_criteria) for each in spec.criteria
-                ),
-            )
+    manners = dict.fromkeys((each.nonfinite, each.clamp, each.rejected, each.sums_over) for each in own)
+    for said in dict.fromkeys((spec.criteria, tuple(_as_outlier(each) for each in spec.criteria))):
+        whole = all(each.over != "token" or each.drop == "sequence" for each in said)
+        for nonfinite, clamp, rejected, sums_over in manners:
+            for of_weight, of_criteria in clamps:
+                yield replace(
+                    spec,
+                    nonfinite=nonfinite,
+                    clamp=clamp,
+                    rejected=rejected if said else spec.rejected,
+                    sums_over=sums_over if said and whole else spec.sums_over,
+                    weight=None if spec.weight is None else replace(spec.weight, token_clamp=of_weight),
+                    criteria=tuple(
+                        replace(_as_k1(each) if tests_k1 else each, token_clamp=of_criteria) for each in said
+                    ),
+                )
+
+
+def _as_outlier(criterion: Criterion) -> Criterion:
+    """Return a lower bound of a sequence's least ratio as a criterion of tokens that rejects their sequence."""
+    if (criterion.stat, criterion.over, criterion.reduce) != ("ratio", "sequence", "min") or criterion.high is not None:
+        return criterion
+    return Criterion("ratio", lower=criterion.lower, drop="sequence", when=criterion.when, label=criterion.label)
 
 
 def _as_k1(criterion: Criterion) -> Criterion:
