@@ -235,9 +235,10 @@ FULL_METRICS = [
     Metric("prob_diff_abs_max", "max |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.5",
            maximum("abs_prob_diff")),
     *(
-        Metric(f"tokens_{side}_filled", f"measured tokens with |D| > 1 whose {side}_logp{taken_off} is exactly 0 or -1",
-               "tokens", EACH, "near 0", plain(f"tokens_{side}_filled"))
-        for side, taken_off in (("train", ", after the kept mass is taken off,"), ("rollout", ""))
+        Metric(f"tokens_{side}_filled", f"measured tokens with |D| > 1 whose {side}_logp is exactly 0 or -1, after the "
+               "kept mass is taken off if the other side knows it", "tokens", EACH, "near 0",
+               plain(f"tokens_{side}_filled"))
+        for side in ("train", "rollout")
     ),
     Metric("kl_train_rollout_k3", "mean e^-D - 1 + D, D clamped: k3 of KL(train || rollout), as if the trainer had "
            "sampled the tokens", "nats", TOKENS, "like kl_rollout_train_k3", mean("k3_back")),
