@@ -16,6 +16,7 @@ from ..backends.given import Batch, KeptMass
 from ..definition.sequences import Packed
 from ..frameworks.shared import lookup
 from ..frameworks.shared.nearest import nearest
+from ..metrics.limits import CHANCE_SUM
 from ..specs.choices import Reduce
 from ..specs.correction import Criterion, Spec, Weight
 from .doctor.cause import Finding
@@ -32,8 +33,6 @@ LOWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 # The share of the sequences that the suggested bounds keep, and the sequences that they are measured on at most: 10 MB.
 KEEP, MOST_SUGGESTED = 0.99, 262_144
-# Sequences whose |sum of D| is larger on average, in nats, have products that are chance.
-LONGEST_PRODUCT = 1.0
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ class WhatIf:
     def outcomes(self) -> list[tuple[Setting, SettingResult]]:
         """Return every setting with its result."""
         total, sequences = self._sums.tolist()
-        long = total > LONGEST_PRODUCT * sequences
+        long = total > CHANCE_SUM * sequences
         found = []
         for i, (setting, tally) in enumerate(zip(self.settings, self._tallies.tolist(), strict=True)):
             n, kept, count, kept_count, w, w2 = tally

@@ -67,6 +67,9 @@ CARRIES_K3 = 0.1
 # of it at 5, so these are the bounds of the ratio of their means.
 HALF_FAR = 0.55, 2.0
 
+# Sequences whose mean |sum of D| is larger, in nats, have products that are chance.
+CHANCE_SUM = 1.0
+
 # Correlation of the two probabilities. Below the first bound they are of other tokens or other weights; above the
 # second one the tokens are the same, and something smooth differs: a temperature, precision, age.
 UNRELATED, RELATED = 0.5, 0.9

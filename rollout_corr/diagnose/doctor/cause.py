@@ -15,8 +15,8 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 Metrics = dict[str, float]
 
-# k3 of a healthy engine stays below this, and |sum of D| of a sequence below this many nats.
-HEALTHY_K3, HEALTHY_SUM = BY_KEY["kl_rollout_train_k3"].watch, 2.0
+# k3 of a healthy engine stays below this.
+HEALTHY_K3 = BY_KEY["kl_rollout_train_k3"].watch
 # Two engines, or old and new weights, that differ in a healthy run are worth a warning beyond this k3, else a note.
 MATTERS_K3 = 0.1 * HEALTHY_K3
 

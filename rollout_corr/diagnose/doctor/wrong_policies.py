@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...metrics.limits import RATIO_ERRORS, is_not_sampled, ratio_state
+from ...metrics.limits import CHANCE_SUM, RATIO_ERRORS, is_not_sampled, ratio_state
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
-from .cause import EVERY, HEALTHY_K3, HEALTHY_SUM, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
+from .cause import EVERY, HEALTHY_K3, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
 SURE = RATIO_ERRORS
@@ -452,7 +452,7 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
 )
 def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize sequences so long that products of ratios are noise, though tokens agree well."""
-    if metrics["kl_rollout_train_k3"] > HEALTHY_K3 or metrics["sequence_logratio_abs_mean"] < HEALTHY_SUM:
+    if metrics["kl_rollout_train_k3"] > HEALTHY_K3 or metrics["sequence_logratio_abs_mean"] < CHANCE_SUM:
         return None
     return Signs(
         "products over these sequences are noise, though the tokens agree",
