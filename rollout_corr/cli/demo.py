@@ -115,6 +115,6 @@ def run(arguments: list[str]) -> int:
     out.line()
     out.line("Next:", style="bold")
     for following in (f"what-if {path}", f"explain {SPECS[1]}", "doctor DUMP.jsonl"):
-        out.line(f"  {_program()} {following}")
+        out.line(f"  {_program()} {following}", wrap=False)
     out.line("rc.dump in your training loop writes DUMP.jsonl.")
     return GOOD

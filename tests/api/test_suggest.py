@@ -79,9 +79,12 @@ def test_lines_to_paste():
     found = of(tensors, **offsets)
     lines = yaml.safe_load(found.to_paste("verl"))["algorithm"]["rollout_correction"]
     read = rc.spec("verl", lines).criteria[0]
-    assert (-read.upper, -read.lower) == pytest.approx(
-        (math.log(found.geometric.lower), math.log(found.geometric.upper))
-    )
+    lower, upper = map(math.exp, (-read.upper, -read.lower))
+    # Short, and rounded outward.
+    assert len(lines["rollout_rs_threshold"]) <= 16
+    assert found.geometric.lower - 1e-5 < lower <= found.geometric.lower
+    assert found.geometric.upper - 1e-12 <= upper < found.geometric.upper + 1e-5
+    assert kept(healthy(0, 32, 200), rc.spec("verl", lines)) >= kept(healthy(0, 32, 200), found.spec)
     assert found.to_paste("verl").endswith("# verl has no setting for the veto")
     assert found.to_paste("trl").startswith("# cannot be said in trl: criteria[0]=")
     with pytest.raises(ValueError, match=r"framework: expected one of \['areal', .*got 'flash_rl'"):

@@ -38,6 +38,16 @@ def test_it_shows_a_bug_its_cause_three_specs_a_page_and_what_comes_next(tmp_pat
     assert main(["doctor", "rollout_corr_demo/broken.jsonl"]) == 1
 
 
+def test_commands_to_copy_are_not_wrapped(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    program = f"/{'x' * 70}/rollout-corr"
+    monkeypatch.setattr("rollout_corr.cli.demo._program", lambda: program)
+    assert main(["demo"]) == 0
+    said = capsys.readouterr().out.partition("Next:")[2].splitlines()
+    assert said[1] == f"  {program} what-if rollout_corr_demo/broken.jsonl"
+
+
 def test_it_writes_where_it_is_told_and_says_where_it_cannot(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["demo", "--out", str(tmp_path / "file" / "x")]) == 2

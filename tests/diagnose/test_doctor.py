@@ -180,6 +180,46 @@ def test_padding_is_counted(tmp_path, capsys):
         assert "token_loss_mask [" not in capsys.readouterr().out
 
 
+def with_zeros_at_the_ends(count, left=False, sure=0.6, every=1, at_once=1):
+    """A healthy batch whose mask includes so many tokens of padding in every row, or in every few."""
+    model = Model(3, sequences=60, sure=sure)
+    columns = model.healthy()
+    made = {}
+    for name in ("train_logp", "rollout_logp"):
+        rows = columns[name].split(model.lengths.tolist())
+        zeros = [torch.zeros(count * (i % every == 0) * (1 + i % at_once)) for i in range(len(rows))]
+        made[name] = torch.cat([torch.cat([z, r] if left else [r, z]) for r, z in zip(rows, zeros, strict=True)])
+    extra = torch.tensor([len(z) for z in zeros])
+    return made | {"lengths": model.lengths + extra}
+
+
+@pytest.mark.parametrize(("count", "left", "sure"), [(20, False, 1.3), (20, True, 0.6), (4, False, 0.6)])
+def test_a_mask_that_is_too_long_is_an_error(count, left, sure):
+    (found,) = diagnose(measured(with_zeros_at_the_ends(count, left, sure)))
+    assert (found.name, found.severity) == ("padding", "error")
+    assert f"{'begins' if left else 'ends'} with {count} tokens" in found.title
+    assert f"the mask is too long, or {count} tokens {'early' if left else 'late'}" in found.title
+    assert found.numbers["tokens"] == count * 60 and found.numbers["run_length"] == count
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_few_zeros_at_the_ends_may_be_certain_tokens(count):
+    """A mask that is one late and a certain end of sequence look the same."""
+    (found,) = diagnose(measured(with_zeros_at_the_ends(count)))
+    assert (found.name, found.severity) == ("padding", "note")
+    assert "the mask is too long, or" in found.title and "certain of an end-of-sequence token" in found.title
+    assert "if they are padding" in found.advice and "nothing is wrong" in found.advice
+
+
+@pytest.mark.parametrize(
+    "healthy", [{"sure": 3.0}, {"every": 2}, {"at_once": 5}], ids=["certain anywhere", "half of the rows", "any length"]
+)
+@pytest.mark.parametrize("count", [1, 5])
+def test_certain_tokens_are_no_mask_that_is_too_long(count, healthy):
+    found = measured(with_zeros_at_the_ends(count, **healthy)).evidence
+    assert found.padding.beyond(60, found.tokens) is None
+
+
 def test_an_entropy_shows_what_log_probs_cannot(tmp_path):
     """Raw log-probs of both sides agree whatever sampled. Entropies come from a batch or from a dump."""
     made = planted_dumps.raw(0, 0.7)

@@ -6,6 +6,7 @@ import math
 
 from ..measure.evidence import FAR, FIRST_TURN, OTHER, OTHER_TURNS, OWN, SHIFTS, SIDES
 from ..measure.measurement import Measurement
+from ..measure.padding import SHORTEST, Beyond
 from .cause import EVERY, HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
 
 # First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
@@ -131,7 +132,8 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "log-probs of exactly 0 on both sides fill the ends, or the beginnings, of rows: padding without a mask",
+    "log-probs of exactly 0 on both sides fill the ends, or the beginnings, of rows: padding without a mask, or a mask "
+    "that is too long",
     "Pass the mask (--field mask=NAME; in Python mask=), or the lengths. Without it padding counts as tokens that "
     "agree: k3 and every mean are too small, and criteria over sequences keep too much.",
 )
@@ -139,6 +141,9 @@ def padding(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize padding that no mask hides: zeros that fill rows up to their length."""
     evidence = measured.evidence
     found = evidence.padding
+    beyond = found.beyond(int(metrics["sequences"]), evidence.tokens)
+    if beyond is not None:
+        return _mask_too_long(beyond, evidence.tokens, metrics)
     if not found.is_likely(int(metrics["sequences"]), evidence.tokens):
         return None
     count, share = found.tokens, found.tokens / evidence.tokens
@@ -163,6 +168,41 @@ def padding(measured: Measurement, metrics: Metrics) -> Signs | None:
             "rest_kl_rollout_train_k3": k3,
         },
         share,
+    )
+
+
+def _mask_too_long(beyond: Beyond, tokens: int, metrics: Metrics) -> Signs:
+    """Describe zeros at one end of nearly all rows; a few of them may be certain tokens of a template."""
+    late = beyond.at == "end"
+    many = counted(beyond.length, "token")
+    moved = f"or {many} {'late' if late else 'early'}"
+    title = f"nearly every row {'ends' if late else 'begins'} with {many} of log-prob exactly 0 on both sides"
+    said = (
+        f"{beyond.rows:,} of {counted(metrics['sequences'], 'sequence')}, {percent(beyond.zeros / tokens)} of the "
+        f"tokens; elsewhere {counted(beyond.elsewhere, 'token')} of {tokens - beyond.zeros:,} are 0 on both sides",
+    )
+    numbers = {
+        "tokens": beyond.zeros,
+        "tokens_fraction": beyond.zeros / tokens,
+        "sequences": beyond.rows,
+        "run_length": beyond.length,
+        "tokens_0_elsewhere": beyond.elsewhere,
+    }
+    repair = (
+        f"Compare the mask with the lengths of the answers: its {'last' if late else 'first'} token has to be the "
+        f"{'last' if late else 'first'} that was sampled."
+    )
+    if beyond.length >= SHORTEST:
+        return Signs(f"{title}: the mask is too long, {moved}", said, numbers, beyond.zeros / tokens, advice=repair)
+    certain = "an end-of-sequence token" if late else "a first token"
+    return Signs(
+        f"{title}: the mask is too long, {moved}, or both policies are certain of {certain}",
+        said,
+        numbers,
+        beyond.zeros / tokens,
+        severity="note",
+        advice=f"Look at the ids of these tokens: if they are padding, the mask is wrong. {repair} If they were "
+        "sampled, nothing is wrong.",
     )
 
 

@@ -1,8 +1,9 @@
-"""Tallies for the doctor of log-probs that are 0 on both sides: padding without a mask, or tokens that are certain."""
+"""Tallies for the doctor of log-probs that are 0 on both sides: padding that counts, or tokens that are certain."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -12,6 +13,26 @@ from ..read.chunk import ValidTokens
 SHORTEST = 4
 # Lengths that are remembered, of sequences that end or begin with a run.
 MOST_LENGTHS = 4096
+# A mask is too long where this share of so many rows ends with zeros, this part of them with equally many, and zeros
+# are rare elsewhere. Certain tokens come in runs of many lengths, and in the middle of rows.
+SHARE, FEWEST, EQUALLY, ELSEWHERE = 0.9, 8, 0.8, 1e-3
+
+
+class Beyond(NamedTuple):
+    """Zeros on both sides at one end of nearly all rows.
+
+    Attributes:
+        at: Which end of the rows.
+        length: Zeros of most of these rows.
+        rows, zeros: These rows, and their zeros there.
+        elsewhere: Zeros at all other places.
+    """
+
+    at: Literal["end", "beginning"]
+    length: int
+    rows: int
+    zeros: int
+    elsewhere: int
 
 
 class Padding:
@@ -26,6 +47,9 @@ class Padding:
     def __init__(self) -> None:
         self.at_end = self.at_begin = self.rows = self.inside = self.runs = 0
         self._lengths: Counter[int] = Counter()
+        self._zeros = 0
+        self._ends: Counter[int] = Counter()
+        self._begins: Counter[int] = Counter()
 
     def add(self, tokens: ValidTokens) -> None:
         """Add the tokens of a chunk."""
@@ -38,6 +62,10 @@ class Padding:
         last = torch.full_like(lengths, -1).scatter_reduce(0, other, where, "amax", include_self=True)
         end = lengths - 1 - last
         begin = torch.where(end < lengths, first, 0)
+        self._zeros += int(zero.sum())
+        for counter, run in ((self._ends, end), (self._begins, begin)):
+            counts = run[run > 0].unique(return_counts=True)
+            counter.update(dict(zip(*(x.tolist() for x in counts), strict=True)))
         end, begin = (run.where(run >= SHORTEST, 0) for run in (end, begin))
         some = end + begin > 0
         self.at_end += int(end.sum())
@@ -54,6 +82,23 @@ class Padding:
     def tokens(self) -> int:
         """Tokens in runs at the ends and beginnings of sequences."""
         return self.at_end + self.at_begin
+
+    def beyond(self, sequences: int, tokens: int) -> Beyond | None:
+        """Return the zeros that a mask includes beyond nearly every row, equally many in each; None: it does not."""
+        sides: tuple[tuple[Literal["end", "beginning"], Counter[int]], ...] = (
+            ("end", self._ends),
+            ("beginning", self._begins),
+        )
+        for at, runs in sides:
+            rows, zeros = runs.total(), sum(length * count for length, count in runs.items())
+            if rows < max(FEWEST, SHARE * sequences):
+                continue
+            ((length, count),) = runs.most_common(1)
+            # The longer the runs, the less single certain tokens explain them.
+            rare = ELSEWHERE * min(10.0, max(1.0, length / 2))
+            if count >= EQUALLY * rows and self._zeros - zeros <= rare * (tokens - zeros):
+                return Beyond(at, length, rows, zeros, self._zeros - zeros)
+        return None
 
     def is_likely(self, sequences: int, tokens: int) -> bool:
         """Return whether these runs are padding: long, in many of the sequences, which are equally long with it."""

@@ -101,9 +101,9 @@ class Terminal:
         """Return a text as rich shows it: the door through which every text passes. Nothing in it is markup."""
         return self._made(visible(content), style=style)
 
-    def line(self, content: str = "", style: str = "") -> None:
-        """Print one line; a line break in it is shown and not made."""
-        self._console.print(self._text(content, style))
+    def line(self, content: str = "", style: str = "", wrap: bool = True) -> None:
+        """Print one line, wrapped at the width unless it is to be copied; a line break in it is shown and not made."""
+        self._console.print(self._text(content, style), soft_wrap=not wrap)
 
     def table(self, title: str, content: Table) -> None:
         """Print a table; where it does not fit the terminal, each row as lines below one another."""

@@ -11,11 +11,14 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any, NamedTuple, TypeVar
 
-from ...specs.correction import Criterion, Spec
+from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .writing import written
+
+Part = TypeVar("Part", Weight, Criterion)
 
 
 class Said(NamedTuple):
@@ -35,19 +38,48 @@ def nearest(spec: Spec, framework: str) -> Said:
 
     Taken over from the framework's own presets are `nonfinite`, `clamp`, `token_clamp`, the kind of rejection, k1 in
     place of the ratio where it tests that, and `sums_over` where no token is rejected alone. A veto is tried as a
-    criterion of tokens that rejects their sequence too.
+    criterion of tokens that rejects their sequence too. Bounds of ratios are rounded outward: nothing more is rejected.
 
     Raises:
         ValueError: The framework cannot say it; the first field that it cannot is named.
     """
     refused: ValueError | None = None
-    for variant in dict.fromkeys((spec, *_in_its_manner(spec, framework))):
+    for variant in dict.fromkeys((_with_short_bounds(spec), *_in_its_manner(spec, framework))):
         try:
             return Said(variant, written(variant, framework, {}))
         except ValueError as error:
             refused = refused or error
     assert refused is not None
     raise ValueError(_reason(refused, framework)) from refused
+
+
+def _with_short_bounds(spec: Spec) -> Spec:
+    """Return a Spec whose bounds of ratios have few digits: a lower one is rounded down and an upper one up."""
+    weight, criteria = spec.weight, spec.criteria
+    if weight is not None and weight.outside == "zero":
+        weight = _short_bounds(weight)
+    return replace(spec, weight=weight, criteria=tuple(map(_with_short, criteria)))
+
+
+def _with_short(criterion: Criterion) -> Criterion:
+    return _short_bounds(criterion) if criterion.stat == "ratio" else criterion
+
+
+def _short_bounds(part: Part) -> Part:
+    lower, upper = part.lower, part.upper
+    return replace(
+        part,
+        lower=_short(lower, ROUND_FLOOR) if isinstance(lower, float) else lower,
+        upper=_short(upper, ROUND_CEILING) if isinstance(upper, float) else upper,
+    )
+
+
+def _short(bound: float, rounding: str) -> float:
+    """Round a positive number to 5 digits, or to 6 where it is so close to 1 that the fifth is all it has."""
+    if not 0.0 < bound < math.inf:
+        return bound
+    digits = 5 if abs(bound - 1.0) >= 1e-3 else 6
+    return float(Context(prec=digits, rounding=rounding).create_decimal(f"{bound:.12g}"))
 
 
 def _reason(error: ValueError, framework: str) -> str:
@@ -58,6 +90,7 @@ def _reason(error: ValueError, framework: str) -> str:
 def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
     """Give a Spec every manner that a framework's presets have."""
     lookup.part(framework)
+    short = _with_short_bounds(spec)
     own = [lookup.named(name) for name in lookup.spec_names() if name.startswith(f"{framework}.")]
     criteria = [criterion for each in own for criterion in each.criteria]
     tests_k1 = any(criterion.stat == "k1" for criterion in criteria)
@@ -82,9 +115,10 @@ def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
                     clamp=clamp,
                     rejected=rejected if said else spec.rejected,
                     sums_over=sums_over if said and whole else spec.sums_over,
-                    weight=None if spec.weight is None else replace(spec.weight, token_clamp=of_weight),
+                    weight=None if short.weight is None else replace(short.weight, token_clamp=of_weight),
                     criteria=tuple(
-                        replace(_as_k1(each) if tests_k1 else each, token_clamp=of_criteria) for each in said
+                        replace(_with_short(_as_k1(each) if tests_k1 else each), token_clamp=of_criteria)
+                        for each in said
                     ),
                 )
 
@@ -104,8 +138,9 @@ def _as_k1(criterion: Criterion) -> Criterion:
     return replace(
         criterion,
         stat="k1",
-        lower=None if high is None else -math.log(high),
-        upper=None if not low else -math.log(low),
+        # They are written as their exponentials.
+        lower=None if high is None else math.log(_short(1.0 / high, ROUND_FLOOR)),
+        upper=None if not low else math.log(_short(1.0 / low, ROUND_CEILING)),
     )
 
 
