@@ -86,6 +86,7 @@ def train(llm, folder: Path, arm: str, seed: int, setting: Setting) -> Iterator[
     optimizer = torch.optim.AdamW(model.parameters(), lr=setting.rate, weight_decay=0.0)
     rng, sampling = random.Random(seed), {"max_tokens": 12, "stop_token_ids": [models.EOS]}
     tests, seen = problems(random.Random(99), setting.tests, tokenizer), []
+    held = model.state_dict()
     for step in range(setting.steps + 1):
         if step % setting.every == 0:
             rollouts.push(llm, model.state_dict())
@@ -134,7 +135,7 @@ def main() -> None:
     setting = replace(Setting(), bits=asked.bits, stale=asked.stale, steps=asked.steps)
     models.make(asked.models, ("flat",))
     curves: Curves = {arm: [] for arm in asked.arms.split(",")}
-    began = time.monotonic()
+    began, found = time.monotonic(), {}
     # In float32, so that the mismatch is the planted one alone.
     with rollouts.engine(asked.models / "flat", dtype="float32", max_model_len=128) as llm:
         for seed in asked.seeds:

@@ -54,6 +54,7 @@ VERL_REJECTION_KEYS = {
 # Native keys that are 0 for finite log-probs inside sequences; a hand-written version has no reason to compute them.
 NOT_BY_HAND = {
     "tokens_outside",
+    "sequences_padded",
     "sequences_without_survivors",
     "weight_below_lower_fraction",
     "sequence_mean_weight_below_lower_fraction",

@@ -117,7 +117,7 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
     """Do what comes after the runners: normalization, ages of tokens, and the caller's tensors."""
     _normalize(result, batch, spec, groups)
     if batch.mask is None and batch.offsets is None and groups.sequence is None:
-        _count_padded(result.statistics, batch, spec)
+        result.statistics = _count_padded(result.statistics, batch, spec)
     if batch.entropy is not None:
         result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
     if batch.ages is not None:
@@ -133,16 +133,19 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
     return result
 
 
-def _count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> None:
+def _count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:
     """Count rows that begin or end with zeros on both sides, as padding does, where no mask tells it from tokens."""
     width = batch.train.shape[1]
     few = min(PADDED, width // 4)
     if not few:
-        return
+        return statistics
     # [B, 2, few]: both ends of each row.
     train, rollout = (x.unfold(1, few, width - few) for x in (batch.train, batch.rollout))
     padded = ((train == 0) & (rollout == 0)).all(2).any(1)
-    statistics.vector[schema.layout(spec)[0].index("sequences_padded")] = padded.sum()
+    at, vector = schema.layout(spec)[0].index("sequences_padded"), statistics.vector
+    # Not in place, which torch.func refuses.
+    counted = torch.cat([vector[:at], padded.sum(dtype=vector.dtype)[None], vector[at + 1 :]])
+    return replace(statistics, vector=counted)
 
 
 def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> Statistics:
