@@ -63,7 +63,7 @@ def different_letters(completion_ids, **columns):
 
 
 def train(folder):
-    """What the trainer logs in a few steps."""
+    """Train for a few steps and return the trainer's log."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     words = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<pad>"))

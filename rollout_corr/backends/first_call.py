@@ -86,7 +86,7 @@ class FirstCall:
         return self.launcher.run(operands, wanted, *more)
 
     def __getattr__(self, name: str) -> Any:
-        """What else the launcher has."""
+        """Look up everything else on the launcher."""
         return getattr(self.launcher, name)
 
     def _is_due(self) -> bool:
@@ -225,7 +225,7 @@ def _says_something(operands: CorrectOperands | LossOperands, expected: Outputs)
 
 
 def _moved(operands: Operands) -> list[Operands]:
-    """The same call with each of its policies moved a little, either way."""
+    """Copy a call with each of its policies moved up and down by `MOVED`."""
     found = []
     for name in ("train", "rollout") if isinstance(operands, CorrectOperands) else ("new", "base", "ref"):
         x = getattr(operands, name)

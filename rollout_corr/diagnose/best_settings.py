@@ -1,4 +1,4 @@
-"""What `what-if` says first: whether a setting is needed at all, and the best one of each kind with a reason."""
+"""The verdict of `what-if`: whether any setting is needed, and the best one of each kind with a reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BestSetting:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do, before any setting is named.
+    """The verdict on a dump, before any setting is named.
 
     Attributes:
         state: "broken": the doctor finds an error; "healthy": no correction is needed; "equal": no setting is better

@@ -40,7 +40,7 @@ OUTCOMES = ("named", "warned", "silent")
 
 
 class Verdict(NamedTuple):
-    """What is said of a batch.
+    """The verdicts on a batch.
 
     Attributes:
         causes: The causes that `doctor` names, the gravest first, with their severities.
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
     @property
     def alarms(self) -> dict[str, str]:
-        """What calls the batch other than healthy, by the one who does."""
+        """The judges that do not call the batch healthy, with their reasons."""
         grave = ", ".join(name for name, severity in self.causes if severity != "note")
         seen = ", ".join(key for key, state in self.tiles.items() if state in ("watch", "alarm"))
         said = {"doctor": grave, "`warnings()`": "; ".join(self.warnings), "tiles": seen}

@@ -36,7 +36,7 @@ WIDTH = 48
 LESSON_RATE, GRPO_RATE = 6e-3, 6e-4
 
 
-class Policy(example.Policy):  # type: ignore[misc]
+class Policy(example.Policy):  # type: ignore[misc]  # the example is imported by its path, so it has no types
     """The decoder of the example over another vocabulary, with dropout and positions that a bug may set."""
 
     dropout = 0.0

@@ -504,7 +504,7 @@ class DropIn:
 
     @property
     def switches(self) -> Mapping[str, Any]:
-        """What `install` was given; nothing before it."""
+        """The switches that `install` was given; empty before it."""
         return self._switches or {}
 
     def seen(

@@ -1,4 +1,4 @@
-"""What a drop-in tells about a running job: warnings to the log, and dumps by `install(dump="folder", every=100)`."""
+"""Watching a running job from a drop-in: warnings in the log, and dumps by `install(dump="folder", every=100)`."""
 
 from __future__ import annotations
 
