@@ -115,7 +115,7 @@ class RemainingBias:
         self._weighted[setting] += functions.sums(weights)
 
     def bias(self, setting: int, target: str) -> Bias:
-        """Return the bias that is left beside an exact ratio; infinite where every weight is 0."""
+        """Return the bias that is left relative to an exact ratio; infinite where every weight is 0."""
         weighted, exact = self._weighted[setting], self._exact[target]
         if not (weighted[0, 0] > 0.0 and exact[0, 0] > 0.0):
             return Bias(math.inf, math.inf, math.inf)

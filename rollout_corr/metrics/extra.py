@@ -62,7 +62,7 @@ ENTROPY_METRICS = [
 # Where a correction has measured the KL.
 ENTROPY_METRICS_OF_D = [
     Metric("kl_rollout_train_k3_over_entropy",
-           "kl_rollout_train_k3 / entropy_mean: mismatch beside how open the policy is", "fraction", FINITE,
+           "kl_rollout_train_k3 / entropy_mean: mismatch relative to how open the policy is", "fraction", FINITE,
            healthy("kl_rollout_train_k3"),
            lambda v, n: ratio_of(ratio_of(v["k3"], v["tokens_measured"]), ratio_of(v["entropy"], n))),
 ]

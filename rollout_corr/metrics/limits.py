@@ -113,7 +113,7 @@ LIMITS = (
           "the effective sample size over sequences",
           "lower the upper bound, or take token or geometric weights in place of products"),
     Limit("tokens_nonfinite", "above", 0.0, 0.0, "valid tokens with NaN or infinity", "look for broken logits, and for "
-          "tokens of which the engine returned no log-prob"),
+          "tokens for which the engine returned no log-prob"),
     Limit("tokens_outside", "above", 0.0, 0.0, "valid tokens that belong to no sequence", "pass offsets, which add "
           "lengths up, as cu_seqlens: [0, 10, 20] and not [10, 10]"),
     Limit("logratio_abs_mean", "above", 0.11, 0.25, "the mean difference of a token: noise of k3 0.01 "

@@ -81,7 +81,7 @@ def _upwards(metrics: Metrics) -> float:
 
 
 def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, bool]:
-    """Return whether ratios lie below 1 as of a truncated policy: plainly, beside a temperature, or slightly."""
+    """Return whether ratios lie below 1 as of a truncated policy: plainly, under a temperature, or slightly."""
     ratio, error = _mean_ratio(metrics)
     upwards = _upwards(metrics)
     slope = measured.evidence.sharpness.found()
@@ -349,7 +349,7 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "ratios do not average to 1, as they do over tokens that the rollout policy sampled",
-    "Possible causes: raw log-probs beside a sampling temperature, a constant that one side adds, log-probs of other "
+    "Possible causes: raw log-probs under a sampling temperature, a constant that one side adds, log-probs of other "
     "weights than those that sampled; or the trainer has already been trained on these very tokens.",
     hides=("different_policies", "long_products"),
 )
@@ -416,7 +416,7 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "the policies differ, and none of the signs above is there: staleness, low precision",
-    f"{CORRECT} Dump versions and steps beside the log-probs to tell staleness from precision.",
+    f"{CORRECT} Dump versions and steps with the log-probs to tell staleness from precision.",
 )
 def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize policies that differ, where nothing says that the cause is a bug."""
