@@ -42,22 +42,13 @@ KINDS = ("a", "b")
 
 def distributions(dumps: Named) -> list[Html]:
     """Draw the distributions of D of tokens, and of mean D of sequences, on linear axes."""
-    return [_linear_chart(f"{title} of {unit}", title, unit, series) for title, unit, series in _series(dumps)]
-
-
-# Counts by the bins of the histogram, of each dump.
-Series = Sequence[tuple[str, Sequence[float]]]
-
-
-def _series(dumps: Named) -> list[tuple[str, Unit, Series]]:
-    """Return title, unit and histograms by dump."""
     tokens = [(name, _histogram_of(measured)) for name, measured in dumps]
     sequences = [(name, measured.sequence_means.tolist()) for name, measured in dumps]
-    return [("D", "tokens", tokens), ("mean D", "sequences", sequences)]
+    return [_linear_chart("D", "tokens", tokens), _linear_chart("mean D", "sequences", sequences)]
 
 
-def _linear_chart(title: str, what: str, unit: Unit, series: Series) -> Html:
-    """Draw the middle of distributions, and say how much of them lies further out."""
+def _linear_chart(what: str, unit: Unit, series: Sequence[tuple[str, Sequence[float]]]) -> Html:
+    """Draw the middle of distributions, from counts by the bins of the histogram; say how much lies further out."""
     reach = max(_reach(counts) for _, counts in series)
     totals = [sum(counts) or 1.0 for _, counts in series]
     # With few values, narrow bars would show chance. An odd number has one in the middle.
@@ -66,7 +57,8 @@ def _linear_chart(title: str, what: str, unit: Unit, series: Series) -> Html:
     outside = max(1.0 - sum(some.values()) / total for (_, some), total in zip(found, totals, strict=True))
     label = "D, nats" + (f" ({100 * outside:.2g} % of the {unit} lie further out)" if outside > 5e-7 else "")
     heights = [100.0 * n / total for (_, some), total in zip(found, totals, strict=True) for n in some.values()]
-    chart = Chart(title, Axis(label, -reach, reach), spanning(f"% of the {unit}, per bar", heights, zero=True))
+    y = spanning(f"% of the {unit}, per bar", heights, zero=True)
+    chart = Chart(f"{what} of {unit}", Axis(label, -reach, reach), y)
     if math.log(RATIO) > 0.1 * reach:
         # Nearer to one another the two labels would touch.
         chart.vertical(math.log(RATIO), f"x{RATIO:g}")
@@ -183,10 +175,6 @@ def fit_of(findings: Sequence[Finding], measured: Measurement) -> Fit | None:
     return None
 
 
-def _rows_of(series: Sequence[tuple[str, Sequence[Row]]]) -> list[Row]:
-    return [row for _, rows in series for row in rows]
-
-
 def _nats(rows: Sequence[Row]) -> Axis:
     """Make an axis on which mean D and mean |D| of the rows fit."""
     return spanning("nats", [value for row in rows for value in (row.logratio_abs_mean, row.logratio_mean)], zero=True)
@@ -224,7 +212,7 @@ def axis_chart(
         named: The bins have names: mean D is a bar, and each bin has its label.
         mark: A place on the axis to mark, with its name.
     """
-    rows = _rows_of(series)
+    rows = [row for _, some in series for row in some]
     index = {at: float(i) for i, at in enumerate(sorted({row.at for row in rows}))}
     # On a logarithmic axis the first position is 1.
     shift = 1.0 if log and min(row.at for row in rows) < 1.0 else 0.0

@@ -130,15 +130,14 @@ class Chart:
         return self.height - self.bottom - self.y.at(value) * (self.height - TOP - self.bottom)
 
     def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "", dots: bool = False) -> None:
-        """Draw a line through points; with `dots`, each of up to 100 points has a dot that says its values."""
+        """Draw a line through points; with `dots`, each point has a dot that says its values."""
         points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
         if not points:
             return
         path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
         self.parts.append(element("polyline", class_=f"line {kind}", points=path))
-        if dots and len(points) <= 100:
-            for x, y in points:
-                self.dot(x, y, kind, (f"{name}: {y:.4g}" if name else f"{y:.4g}", f"{self.x.label} {x:.4g}"))
+        for x, y in points if dots else ():
+            self.dot(x, y, kind, (f"{name}: {y:.4g}", f"{self.x.label} {x:.4g}"))
         if name:
             self.legend.append((kind, name))
 
@@ -146,7 +145,7 @@ class Chart:
         """Draw a dot."""
         self.parts.append(element("circle", class_=f"dot {kind}", cx=self.px(x), cy=self.py(y), r=radius))
 
-    def dot(self, x: float, y: float, kind: str, says: Sequence[str] | str, radius: float = 2.6) -> None:
+    def dot(self, x: float, y: float, kind: str, says: Sequence[str], radius: float = 2.6) -> None:
         """Draw a dot that says something."""
         self.point(x, y, kind, radius)
         area = element("circle", cx=self.px(x), cy=self.py(y), r=max(7.0, radius))
@@ -167,9 +166,9 @@ class Chart:
         size = {"width": max(right - left, 0.4), "height": float(self.height - TOP - self.bottom)}
         self._say(element("rect", x=left, y=float(TOP), **size), 0.5 * (left + right), TOP + 0.2 * size["height"], says)
 
-    def _say(self, area: Html, x: float, y: float, says: Sequence[str] | str) -> None:
+    def _say(self, area: Html, x: float, y: float, says: Sequence[str]) -> None:
         """Give an area a box of lines, which the style sheet shows where a pointer or a finger is on it."""
-        lines = [visible(line, LONGEST) for line in ((says,) if isinstance(says, str) else says)]
+        lines = [visible(line, LONGEST) for line in says]
         width, height = 14.0 + LETTER * max(map(len, lines)), 7.0 + 13.0 * len(lines)
         left = x + 10.0 if x + width + 12.0 < WIDTH else x - width - 10.0
         left = min(max(left, 1.0), WIDTH - width - 1.0)
