@@ -22,22 +22,8 @@ TAGS = BLOCKS | frozenset(
 ATTRIBUTES = frozenset(
     (
         *("aria-label", "class", "cx", "cy", "data-head", "data-says", "fill-opacity", "height", "open", "points", "r"),
-        *(
-            "role",
-            "rx",
-            "tabindex",
-            "text-anchor",
-            "title",
-            "transform",
-            "viewBox",
-            "width",
-            "x",
-            "x1",
-            "x2",
-            "y",
-            "y1",
-            "y2",
-        ),
+        *("role", "rx", "tabindex", "text-anchor", "title", "transform", "viewBox", "width"),
+        *("x", "x1", "x2", "y", "y1", "y2"),
     )
 )
 

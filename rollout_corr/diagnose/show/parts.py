@@ -60,7 +60,7 @@ def healthy_card(source: Source) -> Html:
     return element("div", element("b", "healthy"), f": {HEALTHY}", unseen, class_="card good")
 
 
-def finding_card(finding: Finding, picture: Child = ()) -> Html:
+def finding_card(finding: Finding, picture: Child) -> Html:
     """Return a card for a finding of the doctor, with the picture that shows it."""
     says = element(
         "div",
@@ -71,9 +71,9 @@ def finding_card(finding: Finding, picture: Child = ()) -> Html:
     return element("div", says, picture, class_=f"card {finding.severity}{' found' if picture else ''}")
 
 
-def card(text: str, kind: str = "warning") -> Html:
-    """Return a card with one text."""
-    return element("div", text, class_=f"card {kind}")
+def card(text: str) -> Html:
+    """Return a card with one warning."""
+    return element("div", text, class_="card warning")
 
 
 def folded(summary: Child, *parts: Child, opened: bool = False) -> Html:
