@@ -27,6 +27,7 @@ from .rows import exp
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
 FILLERS = (0.0, -1.0)
 SIDES = ("train", "rollout")
+REMEDIES = {"train": "compute them with the trainer", "rollout": "ask the engine for them"}
 LOOK = "rc.dump and `rollout-corr doctor` name the cause"
 
 
@@ -94,9 +95,9 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
             same = abs(mean - filler) < 1e-6 and abs(perplexity - exp(-filler)) < 1e-5
             certain = filler == 0.0 and max(metrics[f"sequence_{one}_log_ppl_mean"] for one in SIDES) < 1e-3
             if same and not (certain and metrics["logratio_abs_max"] > 0.0):
-                remedy = "compute them with the trainer" if side == "train" else "ask the engine for them"
                 found.append(
-                    f"{side}_logp: {filler:g} at every token, a placeholder: the log-probs never arrived; {remedy}"
+                    f"{side}_logp: {filler:g} at every token, a placeholder: the log-probs never arrived; "
+                    f"{REMEDIES[side]}"
                 )
     return found
 
@@ -173,11 +174,10 @@ def _filled(metrics: Mapping[str, float], measured: float) -> list[str]:
     counts = [metrics.get(f"tokens_{side}_filled", 0.0) for side in SIDES]
     for side, count, other in zip(SIDES, counts, reversed(counts), strict=True):
         if count >= max(FILLED_TOKENS, FILLED * measured, FILLED_TIMES * other):
-            remedy = "compute them with the trainer" if side == "train" else "ask the engine for them"
             return [
                 f"{side}_logp is exactly 0 or -1 at {count:.0f} of {measured:.0f} tokens, and the other side more than "
                 f"1 nat away: placeholders where log-probs are missing, or padding under a mask that is not its own; "
-                f"{remedy}, or mask these tokens"
+                f"{REMEDIES[side]}, or mask these tokens"
             ]
     return []
 
