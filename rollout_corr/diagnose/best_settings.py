@@ -68,18 +68,16 @@ class Verdict:
     best: list[BestSetting]
 
 
-def verdict_of(tried: WhatIf, outcomes: Sequence[Outcome], sequences: float | None = None) -> Verdict:
+def verdict_of(tried: WhatIf, outcomes: Sequence[Outcome], sequences: float) -> Verdict:
     """Judge a dump: its doctor's error first, then whether any setting is worth more than no correction.
 
     Args:
         tried: The settings over the dump.
         outcomes: Their results.
-        sequences: Number of sequences of a batch, for which variance counts; None: the dump's.
+        sequences: Number of sequences of a batch, for which variance counts.
     """
-    count = tried.sequences if sequences is None else sequences
-    best = best_settings(outcomes, count)
-    findings = tried.findings()
-    return _verdict(findings, bool(tried.measured.mismatch_warnings()), outcomes, best, count)
+    best = best_settings(outcomes, sequences)
+    return _verdict(tried.findings(), bool(tried.measured.mismatch_warnings()), outcomes, best, sequences)
 
 
 def _verdict(

@@ -216,7 +216,7 @@ def test_the_verdict_comes_first(made, state, title, told, tmp_path, capsys, mon
     torch.save(made, tmp_path / "x.pt")
     source = Dump(tmp_path / "x.pt")
     tried = try_all(source)
-    verdict = verdict_of(tried, tried.outcomes())
+    verdict = verdict_of(tried, tried.outcomes(), tried.sequences)
     assert verdict.state == state and verdict.title.startswith(title)
     assert any(told in sentence for sentence in verdict.sentences)
     out = Terminal(into=io.StringIO())

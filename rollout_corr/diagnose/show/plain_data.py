@@ -75,14 +75,8 @@ def what_if(source: Source, tried: WhatIf, sequences: float | None = None) -> di
     ]
     verdict = verdict_of(tried, outcomes, count)
     first = [
-        {
-            "name": one.setting.name,
-            "config": one.setting.config,
-            "worth": one.worth,
-            "does": one.does,
-            "reason": one.reason,
-            "alike": one.alike,
-        }
+        {"name": one.setting.name, "config": one.setting.config}
+        | {name: getattr(one, name) for name in ("worth", "does", "reason", "alike")}
         for one in verdict.best
     ]
     suggestion = tried.suggestion()
