@@ -285,14 +285,13 @@ def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
 def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize a mismatch that grows along the sequence."""
     excess = measured.evidence.positions
-    count, magnitude = excess.table()
-    groups = [i for i in range(count.shape[0]) if float(count[i].sum()) >= 50]
+    groups = [i for i, tokens in enumerate(excess.tokens_of_each()) if tokens >= 50]
     early = [i for i in groups if i < 5]
     late = [i for i in groups if i >= 5]
     if not early or not late:
         return None
     times = excess.over([late[-1]], early)
-    here = float(magnitude[late[-1]].sum() / count[late[-1]].sum())
+    here = _level(excess, [late[-1]])
     correlation = _rank_correlation(excess.each_over([[i] for i in groups], groups))
     if times < 1.5 * TIMES or here < MATTERS or correlation < 0.8:
         return None

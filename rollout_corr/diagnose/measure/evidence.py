@@ -40,7 +40,7 @@ FAR = 1.0
 # Repeated values are counted among tokens with |D| > FAR; this many different ones are remembered.
 MOST_VALUES = 256
 
-# And to this where tokens are compared by their place.
+# D is clamped to +-MOST_AT_START where tokens are compared by their place.
 MOST_AT_START = 2.0
 
 # So many versions and so many steps are told apart, those that a dump has first; the tables of each take up to 75 MB.
