@@ -98,9 +98,9 @@ def healthy_batches(batches: int = BATCHES) -> Iterator[tuple[str, Columns]]:
             yield name, dict(zip(columns, pieces, strict=True))
 
 
-def planted(flavors: Iterable[str] = POLICIES) -> Iterator[tuple[str, Bug, object, Columns]]:
+def planted() -> Iterator[tuple[str, Bug, object, Columns]]:
     """Plant each bug at each size in a batch of each policy."""
-    for flavor in flavors:
+    for flavor in POLICIES:
         for i, bug in enumerate(BUGS):
             for size in bug.sizes:
                 loop_of(flavor).generator.manual_seed(2_000_000 + i)

@@ -82,7 +82,7 @@ class Model:
 
 
 def at(logp: Tensor, sampled: Tensor) -> Tensor:
-    return logp.gather(1, sampled[:, None]).squeeze(1)
+    return logp.gather(-1, sampled[..., None]).squeeze(-1)
 
 
 def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Tensor:
@@ -128,12 +128,10 @@ def updated(seed: int, step: float, **model_arguments: Any) -> dict[str, Tensor]
     return model.columns(model.sample(rollout), ahead.log_softmax(1), rollout)
 
 
-def flattened(seed: int, noise: float, scale: float, engine: bool = False) -> dict[str, Tensor]:
+def flattened(seed: int, noise: float, scale: float) -> dict[str, Tensor]:
     """Perturb a trained model, which makes it less sure: an adapter on one side, attention across samples."""
     model = Model(seed)
     other = scale * model.logits + noise * model.normal(model.count, VOCABULARY) * model.logits.std(1, keepdim=True) / 3
-    if engine:
-        return model.columns(model.sample(other.log_softmax(1)), model.logits.log_softmax(1), other.log_softmax(1))
     rollout = model.engine.log_softmax(1)
     return model.columns(model.sample(rollout), other.log_softmax(1), rollout)
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from builders.small_loop import ANSWER, BEGIN, EMPTY, PROMPT, ROW, Columns, Loop, answers_of, at
+from builders.planted_dumps import at
+from builders.small_loop import ANSWER, BEGIN, EMPTY, PROMPT, ROW, Columns, Loop, answers_of
 
 ROWS = 128
 

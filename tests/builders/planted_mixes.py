@@ -60,14 +60,11 @@ def off_tokens(seed: int, by: float, share: float = 0.0, count: int = 0) -> dict
     return columns
 
 
-def scaled(seed: int, change: Callable[[Tensor, Tensor], Tensor], side: str, share: float = 1.0) -> dict[str, Tensor]:
+def scaled(seed: int, change: Callable[[Tensor, Tensor], Tensor], side: str) -> dict[str, Tensor]:
     """Change the log-probs of one side by a function of them and of the length of their sequence."""
     model = Model(seed)
     columns = model.healthy()
-    some = (torch.arange(len(model.lengths)) < share * len(model.lengths))[model.owner]
-    changed = change(columns[side], model.lengths[model.owner].float())
-    columns[side] = torch.where(some, changed, columns[side])
-    return columns
+    return columns | {side: change(columns[side], model.lengths[model.owner].float())}
 
 
 # --- one part of several

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import rollout_corr as rc
-from builders.planted_dumps import VOCABULARY, truncated
+from builders.planted_dumps import VOCABULARY, at, truncated
 
 with mock.patch.object(sys, "path", [str(Path(__file__).resolve().parents[2] / "examples"), *sys.path]):
     example: Any = importlib.import_module("mismatch_rl")
@@ -105,10 +105,6 @@ class Text:
         return rows.where(mask | (torch.arange(ROW) < PROMPT), EMPTY), mask[:, PROMPT:]
 
 
-def at(logp: Tensor, tokens: Tensor) -> Tensor:
-    return logp.gather(-1, tokens[..., None]).squeeze(-1)
-
-
 def answers_of(policy: Policy, rows: Tensor, temperature: float = 1.0, **more: Tensor) -> Tensor:
     """Compute log-probs over the vocabulary at the answers of rows as the trainer does, [B, ANSWER, VOCABULARY]."""
     return (policy(rows[:, :-1], **more)[:, PROMPT - 1 :] / temperature).log_softmax(-1)
@@ -147,11 +143,11 @@ def sample(
     return Rollout(rows, torch.stack(logps, 1), torch.stack(masks, 1))
 
 
-def grouped(weight: Tensor, top: float, cast: Callable[[Tensor], Tensor], size: int = 16) -> Tensor:
-    """Round a matrix with a scale for each `size` neighbors of a row; vectors stay unchanged."""
+def grouped(weight: Tensor, top: float, cast: Callable[[Tensor], Tensor]) -> Tensor:
+    """Round a matrix with a scale for each 16 neighbors of a row; vectors stay unchanged."""
     if weight.ndim < 2:
         return weight
-    groups = weight.unflatten(-1, (-1, size))
+    groups = weight.unflatten(-1, (-1, 16))
     scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12) / top
     return (cast(groups / scale) * scale).flatten(-2)
 

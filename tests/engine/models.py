@@ -24,14 +24,14 @@ AGES = (1, 4, 16, 64)
 """Checkpoints that are this many steps older than the last one, for stale engines."""
 
 
-def source_code(characters: int = 6_000_000) -> str:
+def source_code() -> str:
     """The standard library's modules in a fixed random order, as ASCII; the last third is kept for prompts."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     random.Random(0).shuffle(files)
     text = ""
     for path in files:
         text += path.read_text(encoding="utf-8", errors="ignore").replace("    ", "\t") + "\n"
-        if len(text) > characters:
+        if len(text) > 6_000_000:
             break
     return text.encode("ascii", "ignore").decode()
 
@@ -180,15 +180,15 @@ def load(folder: Path, dtype=torch.float32):
 
 
 @torch.no_grad()
-def rounded(model, form: str, group: int = 32) -> dict[str, torch.Tensor]:
-    """The state of a model with its linear weights rounded to "int4" or "int3" in groups, or to "fp8" by rows.
+def rounded(model, form: str) -> dict[str, torch.Tensor]:
+    """The state of a model with its linear weights rounded to "int4" or "int3" in groups of 32, or to "fp8" by rows.
 
     An engine's kernels for such weights need an instruction set that not every CPU has; the numbers are these.
     """
     state = {}
     for name, value in model.state_dict().items():
         if value.dim() == 2 and "proj" in name:
-            grouped = value.unflatten(1, (-1, value.shape[1] if form == "fp8" else group))
+            grouped = value.unflatten(1, (-1, value.shape[1] if form == "fp8" else 32))
             top = 448.0 if form == "fp8" else 2.0 ** (int(form[3:]) - 1) - 1
             scale = (grouped.abs().amax(2, keepdim=True) / top).clamp(min=1e-8)
             codes = grouped / scale
