@@ -96,12 +96,13 @@ def folder(tmp_path_factory):
     return path
 
 
+def of_class(page, name):
+    """Return the attributes of the elements of a class."""
+    return [attributes for _, attributes, _ in page.elements if name in attributes.get("class", "").split()]
+
+
 def opened(page):
     """Return the headings of the sections that are open, in their order."""
-    found = []
-    for (tag, attributes, _), following in zip(page.elements, [*page.elements[1:], None], strict=True):
-        if tag == "details" and following and following[0] == "summary":
-            found.append("open" in attributes)
     heads = [head for head in page.said("h2") if head in SECTIONS]
     tops = [
         "open" in attributes for tag, attributes, above in page.elements if tag == "details" and "details" not in above
@@ -114,8 +115,7 @@ def test_every_report_is_a_whole_page(name, folder):
     page = checked(report(folder / f"{name}.pt", by=("entropy",) if name == "turns" else ()))
     absent = {"broken": ["Where it differs", "Worst records"], "one": ["Where it differs"], "copied": ["Worst records"]}
     assert sorted(page.said("h2")) == sorted(set(SECTIONS) - set(absent.get(name, ())))
-    tiles = [attributes for _, attributes, _ in page.elements if "tile" in attributes.get("class", "").split()]
-    assert len(tiles) == 5 and [key for key in page.said("code") if key in TILES] == list(TILES)
+    assert len(of_class(page, "tile")) == 5 and [key for key in page.said("code") if key in TILES] == list(TILES)
     # Where the numbers come from.
     strip = " ".join(page.said("span"))
     assert f"{name}.pt" in strip and f"rollout-corr {rc.__version__}, torch {torch.__version__}" in strip
@@ -146,12 +146,7 @@ def test_a_report_has_a_chart_for_every_axis(folder):
 def test_a_page_begins_with_the_finding_and_its_picture(name, picture, first, others, folder):
     """Its card holds its picture, its sections are open and the first, and everything else is folded."""
     page = checked(report(folder / f"{name}.pt"))
-    cards = [
-        attributes["class"].split()
-        for tag, attributes, _ in page.elements
-        if "card" in attributes.get("class", "").split()
-    ]
-    assert ("found" in cards[0]) == (picture is not None)
+    assert ("found" in of_class(page, "card")[0]["class"].split()) == (picture is not None)
     assert picture is None or page.said("figcaption")[0] == picture
     shown = opened(page)
     assert shown == ([] if name == "steps" else [first, *others])
@@ -161,12 +156,7 @@ def test_a_page_begins_with_the_finding_and_its_picture(name, picture, first, ot
 def test_a_healthy_page_shows_the_pictures_that_can_be_checked(folder):
     page = checked(report(folder / "healthy.pt"))
     assert opened(page) == ["Train against rollout", "Where it differs", "Distribution of D"]
-    states = [
-        attributes["class"].split()[1]
-        for _, attributes, _ in page.elements
-        if attributes.get("class", "").startswith("tile ")
-    ]
-    assert states == ["healthy"] * 5
+    assert [tile["class"] for tile in of_class(page, "tile")] == ["tile healthy"] * 5
 
 
 @pytest.mark.parametrize("name", ["truncated", "steps", "spiked", "turns", "broken"])
@@ -187,7 +177,7 @@ def test_no_number_is_green_next_to_a_finding(name, folder):
 def test_a_temperature_is_drawn_as_the_line_that_was_fitted(folder):
     """The line goes through the tokens that it is of: they lie on both of its sides."""
     found = rc.doctor(folder / "hot.pt")
-    (fit,) = (charts.fit_of(found.findings, found.measured),)
+    fit = charts.fit_of(found.findings, found.measured)
     assert fit.slope == 1.0 + found.findings[0].numbers["slope"]
     saved = torch.load(folder / "hot.pt", weights_only=True)
     unlikely = saved["rollout_logp"] < math.log(0.1)
@@ -257,16 +247,14 @@ def test_two_dumps_side_by_side(folder):
     assert page.said("h2")[:3] == ["healthy.pt", "truncated.pt", "Train against rollout"]
     assert opened(page)[0] == "Train against rollout"
     # Findings and records stand in columns, and a change has the color of what it means.
-    columns = [attributes for _, attributes, _ in page.elements if attributes.get("class") == "columns"]
-    assert len(columns) == 2
+    assert len(of_class(page, "columns")) == 2
     cells = [
         attributes for tag, attributes, _ in page.elements if tag == "td" and attributes.get("data-head") == "change"
     ]
     assert sum("worse" in cell.get("class", "").split() for cell in cells) > 5
     better = sum("better" in cell.get("class", "").split() for cell in cells)
     assert better < 0.2 * len(cells)
-    tiles = [attributes for _, attributes, _ in page.elements if "tile" in attributes.get("class", "").split()]
-    assert len(tiles) == 5
+    assert len(of_class(page, "tile")) == 5
 
 
 @pytest.mark.parametrize(
@@ -316,8 +304,7 @@ def test_a_bin_of_few_tokens_is_gray_and_does_not_stretch_the_axis():
     ]
     for named in (False, True):
         page = Page(charts.axis_chart("t", "turn", [("", rows)], "tokens", named=named).source)
-        kinds = [attributes.get("class", "").split() for _, attributes, _ in page.elements]
-        assert sum("few" in kind for kind in kinds) == (3 if named else 2)  # the bin, and its key
+        assert len(of_class(page, "few")) == (3 if named else 2)  # the bin, and its key
         axis = [float(text) for text in page.said("text") if re.fullmatch(r"[\d.]+", text)]
         assert max(axis) < 8 and "fewer than 50 tokens" in page.said("span")
 
@@ -328,9 +315,8 @@ def test_bars_have_the_sign_of_mean_d_and_a_cut_one_its_value():
         Row(f"bin {i}", float(i), 20 if i == 2 else 900, mean, abs(mean), 0.0, 5.0, 0.0) for i, mean in enumerate(means)
     ]
     page = Page(charts.axis_chart("t", "version", [("", rows)], "tokens", named=True).source)
-    bars = [attributes for _, attributes, _ in page.elements if attributes.get("class", "").startswith("bar ")]
-    (zero,) = (float(attributes["y1"]) for _, attributes, _ in page.elements if attributes.get("class") == "zero")
-    sides = [float(bar["y"]) + float(bar["height"]) / 2.0 < zero for bar in bars]
+    (zero,) = (float(line["y1"]) for line in of_class(page, "zero"))
+    sides = [float(bar["y"]) + float(bar["height"]) / 2.0 < zero for bar in of_class(page, "bar")]
     # The bins of enough tokens come first.
     assert sides == [True, False, True, True]
     cut = [text for text in page.said("text") if text.startswith("3.75")]
