@@ -161,16 +161,15 @@ def test_short_sequences_are_tested_for_a_shift_together(length, pools):
 
 def test_padding_is_counted(tmp_path, capsys):
     """A padded batch without its mask is not healthy."""
-    columns = planted_dumps.padded(0)
-    names = ("train_logp", "rollout_logp")
+    columns, hidden = planted_dumps.padded(0), planted_dumps.padded(0, hidden=True)
     (found,) = diagnose(measured(columns))
     zeros = int((columns["train_logp"] == 0).sum())
     assert abs(found.numbers["tokens"] - zeros) < 0.01 * zeros and "at the ends of rows" in found.title
-    hidden = measured(planted_dumps.padded(0, hidden=True)).metrics()["kl_rollout_train_k3"]
-    assert found.numbers["rest_kl_rollout_train_k3"] == pytest.approx(hidden, rel=0.01)
-    mask = planted_dumps.padded(0, hidden=True)["mask"].to(torch.uint8)
+    k3 = measured(hidden).metrics()["kl_rollout_train_k3"]
+    assert found.numbers["rest_kl_rollout_train_k3"] == pytest.approx(k3, rel=0.01)
+    mask = hidden["mask"].to(torch.uint8)
     torch.save(columns | {"token_loss_mask": mask, "scores": torch.ones(len(mask))}, tmp_path / "x.pt")
-    rc.dump(tmp_path / "x.jsonl", *map(columns.get, names), sequences=None, token_loss_mask=mask).result()
+    rc.dump(tmp_path / "x.jsonl", **columns, sequences=None, token_loss_mask=mask).result()
     rows, width = mask.shape
     for name, shape in (("x.pt", f"{rows} x {width}"), ("x.jsonl", f"{width}")):
         assert main(["doctor", str(tmp_path / name)]) == 1
@@ -241,9 +240,9 @@ def test_two_engines_are_told_from_one():
 
 def test_a_penalty_is_no_growth_along_the_sequence():
     """Penalties of the sampler were called positions. A token counts as seen within its own sequence alone."""
-    (found,) = diagnose(measured(planted_mixes.penalized(0, 1.0)))
-    assert found.name == "penalties" and 0.2 < found.numbers["difference"] < 1.0
     columns = planted_mixes.penalized(0, 1.0)
+    (found,) = diagnose(measured(columns))
+    assert found.name == "penalties" and 0.2 < found.numbers["difference"] < 1.0
     del columns["token_ids"]
     assert "penalties" not in causes_of(columns)
 
