@@ -35,7 +35,6 @@ class BestSetting:
 
     Attributes:
         setting: The setting.
-        outcome: Its result.
         worth: The share of a sample without mismatch that gives the same error: 1 / (1 + variance + N bias^2).
         does: The setting in words.
         reason: Its result in words.
@@ -43,7 +42,6 @@ class BestSetting:
     """
 
     setting: Setting
-    outcome: SettingResult
     worth: float
     does: str
     reason: str
@@ -130,7 +128,6 @@ def best_settings(outcomes: Iterable[Outcome], sequences: float) -> list[BestSet
     return [
         BestSetting(
             setting=setting,
-            outcome=outcome,
             worth=worth_of(outcome, sequences),
             does=in_words(setting.spec),
             reason=_reason(outcome),
