@@ -92,15 +92,14 @@ def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
     lookup.part(framework)
     short = _with_short_bounds(spec)
     own = [lookup.named(name) for name in lookup.spec_names() if name.startswith(f"{framework}.")]
-    criteria = [criterion for each in own for criterion in each.criteria]
-    tests_k1 = any(criterion.stat == "k1" for criterion in criteria)
+    tests_k1 = any(criterion.stat == "k1" for each in own for criterion in each.criteria)
     clamps = dict.fromkeys(
         (
             (None, None),
             *(
-                (each.weight.token_clamp if each.weight is not None else None, criterion.token_clamp)
+                (None if each.weight is None else each.weight.token_clamp, clamp)
                 for each in own
-                for criterion in (each.criteria or (Criterion("ratio", upper=1.0),))
+                for clamp in [criterion.token_clamp for criterion in each.criteria] or [None]
             ),
         )
     )
