@@ -20,9 +20,6 @@ HEALTHY_K3 = BY_KEY["kl_rollout_train_k3"].watch
 # Two engines, or old and new weights, that differ in a healthy run are worth a warning beyond this k3, else a note.
 MATTERS_K3 = 0.1 * HEALTHY_K3
 
-# Where an error is found, no range of these says that a dump is healthy.
-EVERY = (*BY_KEY, "ratio_mean")
-
 # A group of tokens is suspect if its mean |D| is TIMES that of equally likely tokens and at least MATTERS nats.
 TIMES, MATTERS = 2.0, 5e-3
 
@@ -62,7 +59,6 @@ class Finding:
         advice: What to do about it.
         strength: How much of the tokens shows it, 0 to 1; findings of one severity are ranked by it.
         numbers: The numbers of `evidence` by name, such as {"slope": -0.296, ...}.
-        invalidates: Metrics that look healthy all the same and mean nothing: a bug that they cannot see.
     """
 
     name: str
@@ -72,7 +68,6 @@ class Finding:
     advice: str
     strength: float
     numbers: dict[str, float] = field(hash=False)
-    invalidates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,6 @@ class Cause:
         looks_for: What a dump with it shows; docs/mismatch.md has the same words.
         advice: What to do about it.
         hides: Names of later causes that are only consequences of this one, and not reported beside it.
-        invalidates: Metrics that mean nothing where it is a warning; an error invalidates all of them.
         recognize: Returns the signs of the cause in what was measured, or None.
     """
 
@@ -95,7 +89,6 @@ class Cause:
     advice: str
     hides: Sequence[str]
     recognize: Callable[[Measurement, Metrics], Signs | None]
-    invalidates: tuple[str, ...] = ()
 
     def find(self, measured: Measurement, metrics: Metrics) -> tuple[Finding, frozenset[str]] | None:
         """Look for the cause; also return what it hides here. `metrics` are those of `measured`."""
@@ -111,7 +104,6 @@ class Cause:
             signs.advice or self.advice,
             signs.strength,
             signs.numbers,
-            EVERY if severity == "error" else self.invalidates,
         )
         return finding, frozenset(self.hides) - frozenset(signs.beside)
 
@@ -121,12 +113,11 @@ def cause(
     looks_for: str,
     advice: str,
     hides: Sequence[str] = (),
-    invalidates: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Measurement, Metrics], Signs | None]], Cause]:
     """Turn a function that recognizes a cause into that `Cause`, named like the function."""
 
     def made(recognize: Callable[[Measurement, Metrics], Signs | None]) -> Cause:
-        return Cause(recognize.__name__, severity, looks_for, advice, hides, recognize, invalidates)
+        return Cause(recognize.__name__, severity, looks_for, advice, hides, recognize)
 
     return made
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...metrics.limits import CHANCE_SUM, RATIO_ERRORS, is_not_sampled, ratio_state
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
-from .cause import EVERY, HEALTHY_K3, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
+from .cause import HEALTHY_K3, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
 
 # A mean is away from 1, or a slope from 0, if it is so many standard errors away.
 SURE = RATIO_ERRORS
@@ -386,7 +386,6 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     "Both log-probs are raw, before temperature, top-p or penalties, so they agree all the same. Sample without; or "
     "have the engine return processed log-probs (vLLM: logprobs_mode='processed_logprobs') and divide the trainer's "
     "logits by the same temperature.",
-    invalidates=EVERY,
 )
 def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that agree on both sides, of a policy that did not sample."""

@@ -7,7 +7,7 @@ import math
 from ..measure.evidence import FAR, FIRST_TURN, OTHER, OTHER_TURNS, OWN, SHIFTS, SIDES
 from ..measure.measurement import Measurement
 from ..measure.padding import SHORTEST, Beyond
-from .cause import EVERY, HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
+from .cause import HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
 
 # First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
 SURELY = 10.0
@@ -212,7 +212,6 @@ def _mask_too_long(beyond: Beyond, tokens: int, metrics: Metrics) -> Signs:
     "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and no correction has an "
     "effect: check which policy each field holds, and whether a bypass mode is on. Where they are built so, "
     "--fail-if 'findings > identical' lets it pass.",
-    invalidates=EVERY,
 )
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs of which not one differs."""
