@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from .api.policy_loss import policy_loss as policy_loss
     from .api.routes import RouteAgreement as RouteAgreement
     from .api.routes import route_agreement as route_agreement
+    from .api.selection import Selection as Selection
+    from .api.selection import selection as selection
     from .api.suggest import Suggestion as Suggestion
     from .api.suggest import suggest as suggest
     from .api.thresholds import Thresholds as Thresholds
@@ -111,11 +113,11 @@ __all__ = [
     "Criterion", "Diagnosis", "EntropyBonus", "EntropyClip", "Factors", "FilteredGroups", "Finding", "FrameworkName",
     "GSPOToken", "GeoRS", "Groups", "IcePop", "KLCov", "KPop", "KeepESS", "KeptMass", "Labels", "Loss", "Mean",
     "MeanBelow", "Outputs", "PendingCorrection", "PendingMetrics", "PolicyLoss", "Quantile", "Ranks", "Recipe",
-    "RecipeName", "Reinforce", "Report", "RouteAgreement", "Score", "Spec", "SpecName", "SquaredLogRatio",
+    "RecipeName", "Reinforce", "Report", "RouteAgreement", "Score", "Selection", "Spec", "SpecName", "SquaredLogRatio",
     "Statistics", "Suggestion", "ThresholdStatistics", "Thresholds", "TopK", "TurnIds", "Versions", "Weight",
     "backend_for", "clear_caches", "correct", "correct_async", "doctor", "dump", "early_token_weights",
     "filter_groups", "future_kl_weights", "policy_loss", "proximal", "recipe", "recipe_names", "report",
-    "route_agreement", "spec", "spec_names", "suggest", "threshold_statistics", "warmup",
+    "route_agreement", "selection", "spec", "spec_names", "suggest", "threshold_statistics", "warmup",
 ]  # fmt: skip
 
 # The names that a module of the package is imported for, when one of them is first used.
@@ -125,6 +127,7 @@ _IMPORTED_WHEN_USED = {
     "api.per_token": "early_token_weights future_kl_weights proximal",
     "api.policy_loss": "PolicyLoss policy_loss",
     "api.routes": "RouteAgreement route_agreement",
+    "api.selection": "Selection selection",
     "api.suggest": "Suggestion suggest",
     "api.thresholds": "ThresholdStatistics Thresholds threshold_statistics",
     "api.warmup": "warmup",

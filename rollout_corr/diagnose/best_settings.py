@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..api.selection import LOG_LENGTH, warnings_of
 from ..specs.bounds_of_batch import OfBatch, Side
 from ..specs.bounds_of_batch import in_words as bound_in_words
 from ..specs.correction import Criterion, Spec, Weight
@@ -20,6 +21,8 @@ Outcome = tuple[Setting, SettingResult]
 MOST, LEAST = 5, 0.5
 # Settings whose worth differs by less are one answer: the simplest of them, and a name before a grid point.
 EQUAL = 0.01
+# Standard errors between kept and rejected sequences that chance hardly makes.
+SELECTED_ERRORS = 4.0
 # What a sequence's tokens are reduced to, in words.
 VALUES = {
     ("ratio", "mean"): "geometric mean ratio",
@@ -175,6 +178,7 @@ def _reason(outcome: SettingResult) -> str:
         rejects = f"Rejects {_percent(1.0 - outcome.tokens_kept)} of the tokens"
         if outcome.sequences_kept < 1.0:
             rejects += f" and {_percent(1.0 - outcome.sequences_kept)} of the sequences"
+        rejects += _selected(outcome)
     off = (
         "no bias remains"
         if outcome.bias_high < 1e-4
@@ -186,7 +190,17 @@ def _reason(outcome: SettingResult) -> str:
         if outcome.ess > 0.9995
         else f"the effective sample is {_percent(outcome.ess)} of the tokens"
     )
-    return f"{rejects}; {off}; {left}."
+    return ". ".join([f"{rejects}; {off}; {left}", *(f"Watch: {text}" for text in warnings_of(outcome.selected))]) + "."
+
+
+def _selected(outcome: SettingResult) -> str:
+    """Say in what kept and rejected sequences differ by more than chance."""
+    apart = [
+        f"{one.name} {one.kept:.3g} and {one.rejected:.3g}"
+        for one in outcome.selected
+        if abs(one.errors) > SELECTED_ERRORS and one.name != LOG_LENGTH
+    ]
+    return f" (means of kept and rejected: {', '.join(apart)})" if apart else ""
 
 
 def _percent(share: float) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..api.correct import correct
+from ..api.selection import Selected, Selection, by_name, sums_of
 from ..api.suggest import Sequences, Suggestion, suggested
 from ..backends.given import Batch, KeptMass
 from ..definition.sequences import Packed
@@ -33,6 +34,10 @@ LOWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 # The share of the sequences that the suggested bounds keep, and the sequences that they are measured on at most: 10 MB.
 KEEP, MOST_SUGGESTED = 0.99, 262_144
+
+
+# What is compared between sequences that train and those that do not, in the order of `_quantities`.
+QUANTITIES = ("length", "log_length", "reward", "advantage")
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class SettingResult:
         bias_high: Upper end.
         variance: Variance of w over its squared mean: 1 / ess - 1.
         too_long: A product decides, and over these sequences it is chance: the mean |sum of D| is above 1 nat.
+        selected: Length, and where the dump has them reward and advantage, of what trains and of what does not.
     """
 
     tokens_kept: float
@@ -93,6 +99,7 @@ class SettingResult:
     bias_high: float
     variance: float
     too_long: bool = False
+    selected: tuple[Selected, ...] = ()
 
 
 def grid() -> list[Setting]:
@@ -205,6 +212,7 @@ class WhatIf:
         # Per setting: tokens, kept tokens, sequences, kept sequences, w, w^2.
         self._tallies = torch.zeros(len(self.settings), 6, dtype=torch.float64)
         self._biases = RemainingBias(len(self.settings), ("token", "product"))
+        self._selected = torch.zeros(len(self.settings), len(QUANTITIES), 6, dtype=torch.float64)
         # |sum of D| of sequences, and their number.
         self._sums = torch.zeros(2, dtype=torch.float64)
         self._parts: list[Sequences] = []
@@ -221,12 +229,14 @@ class WhatIf:
         ratios["product"] = rejoined.spread(totals.clamp(-20.0, 20.0).exp())
         advantages = tokens.column("advantages")
         functions = self._biases.begin(tokens, ratios)
+        quantities = _quantities(tokens)
         for done, (setting, tally) in enumerate(zip(self.settings, self._tallies, strict=True), 1):
             kept, weights = _applied(setting.spec, tokens, rejoined.offsets, advantages)
-            alive = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0]) > 0
-            counts = kept.numel(), kept.sum(), (tokens.lengths > 0).sum(), alive.sum()
+            left = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0])
+            counts = kept.numel(), kept.sum(), (tokens.lengths > 0).sum(), (left > 0).sum()
             tally += torch.tensor([float(x) for x in (*counts, weights.sum(), weights.square().sum())]).double()
             self._biases.add(done - 1, functions, weights)
+            self._selected[done - 1] += sums_of(left.double() / tokens.lengths.clamp(min=1), quantities)
             yield done
 
     def _add_sequences(self, tokens: ValidTokens) -> None:
@@ -267,9 +277,36 @@ class WhatIf:
                 *self._biases.bias(i, setting.target),
                 variance=max(0.0, 1.0 / ess - 1.0) if ess else math.inf,
                 too_long=setting.products and long,
+                selected=self._selections(i),
             )
             found.append((setting, result))
         return found
+
+    def _selections(self, setting: int) -> tuple[Selected, ...]:
+        """Compare what trains under a setting with what does not, by the quantities that the dump has."""
+        sums = self._selected[setting]
+        known = [i for i, count in enumerate(sums[:, 0].tolist()) if count]
+        return Selection(tuple(QUANTITIES[i] for i in known), sums[known]).compared()
+
+
+def _quantities(tokens: ValidTokens) -> Tensor:
+    """Return length, reward and advantage of the sequences of a chunk, [Q, S] float64; NaN where there is none.
+
+    The reward is the value that all tokens of a sequence share, or the sum of rewards of tokens.
+    """
+    lengths, owner = tokens.lengths, tokens.owner
+
+    def over_sequence(name: str) -> tuple[Tensor, Tensor]:
+        values = tokens.column(name)
+        if values is None or not values.numel():
+            return (torch.full(lengths.shape, math.nan, dtype=torch.float64),) * 2
+        total = torch.bincount(owner, values.double(), minlength=lengths.shape[0])
+        first = values[(lengths.cumsum(0) - lengths).clamp(max=owner.shape[0] - 1)].double()
+        shared = torch.bincount(owner[values == first[owner]], minlength=lengths.shape[0]) == lengths
+        return first.where(shared, total), total / lengths
+
+    more = {"reward": over_sequence("rewards")[0], "advantage": over_sequence("advantages")[1]}
+    return torch.stack([*by_name(lengths, more).values()])
 
 
 def _applied(spec: Spec, tokens: ValidTokens, offsets: Tensor, advantages: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,10 @@ PADDED_SHARE = 0.2
 # the best of eight answers by their own likelihood are 1.4 of these away.
 ENTROPY_ERRORS, ENTROPY_MARGIN, ENTROPY_SELECTED = 8.0, 0.05, 1.5
 
+# Rejection prefers short answers where the geometric mean length of what it keeps is less than this share of that of
+# what it rejects, and the lengths' logarithms are so many standard errors apart.
+SHORTER, SHORTER_ERRORS = 0.8, 5.0
+
 LIMITS = (
     Limit("kl_rollout_train_k3", "above", 0.01, 0.05,
           "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantized ones rarely "
@@ -165,3 +169,8 @@ def is_not_sampled(gap: float, error: float, entropy: float, sequences: float) -
     """Tell from the mean of entropy + log-prob, with its standard error, whether another policy sampled the tokens."""
     errors = max(ENTROPY_ERRORS, ENTROPY_SELECTED * math.sqrt(sequences))
     return abs(gap) > max(errors * error, ENTROPY_MARGIN * entropy)
+
+
+def prefers_short(ratio: float, errors: float) -> bool:
+    """Tell from the ratio of two mean lengths, kept over rejected, and its standard errors whether length decides."""
+    return ratio < SHORTER and errors < -SHORTER_ERRORS

@@ -19,7 +19,7 @@ from builders.healthy import healthy
 from builders.rounding import near
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose import remaining_bias
-from rollout_corr.diagnose.best_settings import _verdict, best_settings, verdict_of
+from rollout_corr.diagnose.best_settings import _reason, _verdict, best_settings, verdict_of
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show.terminal import Terminal, print_what_if
@@ -46,6 +46,7 @@ def columns():
     made = planted_dumps.updated(0, 0.3, sequences=16, median=60)
     made["mask"] = torch.arange(made["token_ids"].numel()) % 7 != 3
     made["advantages"] = torch.tensor([(-1.0) ** s * (1 + s % 3) for s in range(16)])
+    made["rewards"] = torch.tensor([0.5 * s for s in range(16)])
     return made
 
 
@@ -105,24 +106,37 @@ def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
             continue
         out = rc.correct(made["train_logp"], made["rollout_logp"], mask=made["mask"], spec=setting.spec, **whole)
         product = setting.spec.weight is not None and setting.spec.weight.is_product
-        weights, ratios, alive = [], [], 0
+        weights, ratios, alive, shares = [], [], 0, []
         for s, tokens in enumerate(valid):
             kept = [
                 bool(out.mask[i]) and (setting.spec.rejected == "mask" or float(out.weights[i]) != 0) for i in tokens
             ]
             alive += any(kept)
+            shares.append(sum(kept) / len(kept))
             for i, k in zip(tokens, kept, strict=True):
                 weights.append((1.0 if out.weights is None else float(out.weights[i])) if k else 0.0)
                 ratios.append(math.exp(max(-20.0, min(20.0, sums[s] if product else d[i]))))
         n, total, squares = len(weights), math.fsum(weights), math.fsum(w * w for w in weights)
         ess = total * total / (n * squares) if squares else 0.0
         assert outcome.sequences_kept == pytest.approx(alive / len(valid)), setting.name
+        for one in outcome.selected:
+            values = [quantity_of(one.name, made, s, tokens) for s, tokens in enumerate(valid)]
+            for mean, by in ((one.kept, shares), (one.rejected, [1.0 - k for k in shares])):
+                wanted = math.fsum(k * x for k, x in zip(by, values, strict=True)) / (math.fsum(by) or 1.0)
+                assert mean == pytest.approx(wanted, abs=1e-9), (setting.name, one.name)
+        assert len(outcome.selected) == 4
         assert outcome.weight_mean == near(total / n, torch.float32), setting.name
         assert outcome.ess == near(ess, torch.float32), setting.name
         bias = bias_of(functions, weights, ratios) if total else math.inf
         assert outcome.bias == pytest.approx(bias, rel=1e-4, abs=1e-6), setting.name
         assert outcome.variance == near(1 / ess - 1 if ess else math.inf, torch.float32), setting.name
         assert setting.name != "no correction" or (outcome.variance, outcome.weight_mean) == (0.0, 1.0)
+
+
+def quantity_of(name, made, s, tokens):
+    """What is compared between sequences that train and those that do not."""
+    of = {"length": float(len(tokens)), "log_length": math.log(len(tokens))}
+    return of[name] if name in of else float(made[f"{name}s"][s])
 
 
 def functions_of(made, valid):
@@ -163,6 +177,30 @@ def test_records_without_advantages_beside_others_with_them(tmp_path):
     assert kept["open_instruct.vaco"] == 0.75
     write_jsonl(tmp_path / "x.jsonl", rows[1:])
     assert "open_instruct.vaco" in try_all(Dump(tmp_path / "x.jsonl")).left_out
+
+
+def test_rewards_of_a_dump(tmp_path):
+    """A value for the sequence, or one of each token, which are added up; other forms are no problem of the dump."""
+    logps = {"train_logp": [-0.1, -2.0], "rollout_logp": [-9.0, -1.5]}
+    forms = [{"score": 2.0}, {"score": [0.0, 3.0]}, {"score": {"math": 1.0}}, {"score": [1.0, 2.0, 3.0]}]
+    write_jsonl(tmp_path / "x.jsonl", [logps | form for form in forms])
+    dump = Dump(tmp_path / "x.jsonl")
+    outcome = {setting.name: one for setting, one in try_all(dump).outcomes()}["no correction"]
+    assert {one.name: one.kept for one in outcome.selected}["reward"] == 2.5 and not dump.problems.count
+
+
+def test_products_that_reject_long_answers_are_named(tmp_path):
+    lengths = torch.logspace(0.5, 2.7, 250).long()
+    generator = torch.Generator().manual_seed(0)
+    rollout = torch.full((int(lengths.sum()),), -1.0)
+    train = rollout + 0.05 * torch.randn(rollout.shape, generator=generator)
+    made = {"train_logp": train, "rollout_logp": rollout, "lengths": lengths, "rewards": lengths / 100.0}
+    torch.save(made, tmp_path / "x.pt")
+    outcomes = {setting.name: one for setting, one in try_all(Dump(tmp_path / "x.pt")).outcomes()}
+    said = _reason(outcomes["product rejection 2"])
+    assert "(means of kept and rejected: length " in said and ", reward " in said
+    assert "Watch: rejection prefers short answers" in said
+    assert "means of" not in _reason(outcomes["no correction"])
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):

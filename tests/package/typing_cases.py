@@ -28,6 +28,7 @@ rc.policy_loss(x, x, old_logp=x, correction=rc.Factors(weights=out.weights, mask
 rc.Batch(labels={"environment": rc.Labels(x, ["math", "code"])}, groups=rc.Groups(size=4), turns="runs", total=8)
 rc.Batch(kept_mass=rc.KeptMass(x, of="train"), versions=rc.Versions(x, 3), ranks=rc.Ranks(order="zigzag"))
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
+rc.selection(x[0] > 0, x[0].long(), rewards=x[0]).metrics()["kept/length_mean"]
 rc.route_agreement(x.long()[None], x.long()[None]).metrics()["route_overlap_mean"]
 rc.warmup(x, x, batch, spec=spec, loss=rc.Loss(), advantages=x)
 rc.GSPO(through="token", of="new/rollout")

@@ -35,6 +35,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "token_ids": ("token_ids", "tokens", "responses", "response_ids", "completion_ids", "output_ids", "input_ids"),
     "texts": ("texts", "token_texts", "token_strings"),
     "advantages": ("advantages", "advantage"),
+    "rewards": ("rewards", "reward", "scores", "score", "token_level_rewards", "token_level_scores"),
     "turns": ("turns", "turn_ids", "turn_id", "turn"),
     "versions": ("versions", "version", "weight_versions", "weight_version", "policy_versions", "policy_version"),
     "steps": ("steps", "step", "global_step", "global_steps"),
