@@ -153,8 +153,8 @@ def _compared(name: str, sums: list[float]) -> Selected:
 def warnings_of(compared: tuple[Selected, ...]) -> list[str]:
     """Say whether rejection prefers short answers, from comparisons of length and its logarithm."""
     by = {one.name: one for one in compared}
-    length, log = by["length"], by[LOG_LENGTH]
-    if not prefers_short(math.exp(log.kept - log.rejected), log.errors):
+    length, log = by.get("length"), by.get(LOG_LENGTH)
+    if length is None or log is None or not prefers_short(math.exp(log.kept - log.rejected), log.errors):
         return []
     return [
         f"rejection prefers short answers: kept sequences have {length.kept:.0f} tokens on average, rejected ones "
