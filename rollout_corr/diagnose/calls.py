@@ -123,7 +123,7 @@ def report(
 
 def _diagnosis(source: Source, on_policy: bool, progress: bool | None) -> Diagnosis:
     with progress_of(f"reading {source.name}", progress) as move:
-        measured = measure(source, lambda: move(source.progress, ""))
+        measured = measure(source, lambda: move(source.progress, source.reading))
     return Diagnosis(source, measured, tuple(diagnose(measured, on_policy)))
 
 

@@ -189,7 +189,7 @@ def test_a_column_of_another_type(column, values, wanted, tmp_path):
     ("column", "values", "message"),
     [
         ("mask", pa.array([[("a", 1.0)], []], pa.map_(pa.string(), pa.float32())), "expected a list of numbers"),
-        ("mask", pa.array([[[1.0]], [[2.0]]], pa.list_(FLOATS)), "expected a flat list, got a list of list"),
+        ("mask", pa.array([[[1.0], [1.0]], [[2.0]]], pa.list_(FLOATS)), "expected a flat list, got a list of list"),
         ("train_logp", pa.array(["a", "b"]), "expected a list of numbers, got str 'a'"),
         ("train_logp", pa.array([b"a" * 500, b"b"]), "expected a list of numbers, got bytes b'aaa"),
         ("train_logp", lists(pa.array([1, 2, 3], pa.timestamp("us"))), "expected a list of numbers"),

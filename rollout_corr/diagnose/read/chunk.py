@@ -144,6 +144,11 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
     )
 
 
+def both_masks(mask: Tensor | None, sequences: Tensor | None) -> Tensor | None:
+    """Return the product of a mask of tokens and one of sequences, both [N] bool; None: all are valid."""
+    return sequences if mask is None else mask if sequences is None else mask & sequences
+
+
 def missing(like: Tensor, count: int) -> Tensor:
     """Return the values of a column for tokens that have none, of the dtype of another part of it."""
     return like.new_full((count,), torch.nan if like.is_floating_point() else MISSING_INTEGER)

@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from .chunk import Chunk, blocks
 from .fields import ChosenFields, Names, choose
 from .formats import load_npz, load_pt, load_safetensors
+from .job import Job, find_job
 from .json_files import json_lines, json_records
 from .parquet_files import parquet_rows
+from .pickle_files import load_pkl
 from .problems import DumpError, Problem, Problems, reason_of
+from .ranks import assembled, is_of_a_rank
 from .record_files import RecordFile, flat, listed, transposed, unwrapped
 from .tensor_files import TensorFile
+from .writers import Writer, writer_of
 
 # A file or a folder, or several of them.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".json", ".parquet")
-# Of files in a folder; a .json file beside dumps is the configuration of the run.
-IN_FOLDERS = tuple(suffix for suffix in SUFFIXES if suffix != ".json")
+SUFFIXES = (".pt", ".pth", ".pkl", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".json", ".parquet")
+# Of files in a folder; a .json file beside dumps is the configuration of the run, and a .pkl file may be anything.
+IN_FOLDERS = tuple(suffix for suffix in SUFFIXES if suffix not in (".json", ".pkl"))
 # Paths that are named where several are read.
 MOST_LISTED = 3
 
@@ -33,8 +40,22 @@ def suffix_of(path: Path) -> str:
     return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
-# The name of a part for messages, and what opens it.
-Part = tuple[str, Callable[[], TensorFile | RecordFile]]
+# Files that are opened together, their writer, and the step that their names say.
+Group = tuple[tuple[Path, ...], Writer | None, int | None]
+
+
+class Part(NamedTuple):
+    """A part of a source.
+
+    Attributes:
+        name: What messages call it.
+        open: Opens it.
+        step: The step of the training that all of it is of, where its name says so.
+    """
+
+    name: str
+    open: Callable[[], TensorFile | RecordFile]
+    step: int | None = None
 
 
 class Source(ABC):
@@ -51,6 +72,7 @@ class Source(ABC):
         problems: Problems that were noted so far.
         fields: The field of each role in the first part, once it was opened.
         progress: How much was read, 0 to 1.
+        reading: The name of the part that is being read.
         label_names: Names of the labels of `by`, those that were read first.
         unused: Columns of the first part without a role, and what they look like.
 
@@ -62,13 +84,18 @@ class Source(ABC):
     where: str
     files: tuple[Path, ...] = ()
 
+    @property
+    def about(self) -> str:
+        """What was recognized, in a line."""
+        return ""
+
     def __init__(self, wanted: ChosenFields, limit: int | None) -> None:
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise DumpError(f"limit: expected a number >= 1, got {limit!r}")
         self.wanted, self.limit = wanted, limit
         self.problems = Problems()
         self.fields: dict[str, str] = {}
-        self.progress = 0.0
+        self.progress, self.reading = 0.0, ""
         self.label_names: Names = {}
         self.unused: dict[str, str] = {}
 
@@ -88,8 +115,9 @@ class Source(ABC):
         """Read what each part returns at a time."""
         sequences = 0
         parts = self.parts()
-        for i, (file, opened) in enumerate(parts):
-            for chunk in self._until_damage(file, self._read(i, len(parts), opened)):
+        for i, part in enumerate(parts):
+            self.reading = Path(part.name).name
+            for chunk in self._until_damage(part.name, self._read(i, len(parts), part)):
                 if self.limit is not None and sequences + chunk.sequences > self.limit:
                     chunk = chunk.part(0, self.limit - sequences)
                 sequences += chunk.sequences
@@ -104,10 +132,12 @@ class Source(ABC):
                 raise self.problems.shown[0].error() from self.problems.cause
             raise DumpError(f"{self.where}: no sequence in it")
 
-    def _read(self, i: int, count: int, opened: Callable[[], TensorFile | RecordFile]) -> Iterator[Chunk]:
+    def _read(self, i: int, count: int, part: Part) -> Iterator[Chunk]:
         """Open part i of all and read it."""
-        file = opened()
+        file = part.open()
         for chunk in file.chunks():
+            if part.step is not None and "steps" not in chunk.columns:
+                chunk.columns["steps"] = torch.full(chunk.train.shape, part.step)
             self.fields, self.unused = self.fields or file.fields, self.unused or file.unused
             self.label_names = file.label_names | self.label_names
             self.progress = (i + file.progress) / count
@@ -138,10 +168,14 @@ class Dump(Source):
     """A dump of log-probs.
 
     Args:
-        paths: A file, or a folder whose files of known kinds are read in the order of their names; or several of them.
+        paths: A file; the folder of a job, whose dumps are read step by step; a folder whose files of known kinds are
+            read in the order of their names; or several of them.
         fields: Names of fields by role, where the guess is wrong: `{"train_logp": "pi_old"}`.
         by: Names of further columns to read, numbers per token or per sequence.
         limit: Read at most so many sequences.
+
+    Attributes:
+        jobs: What was found in each folder.
     """
 
     def __init__(
@@ -156,67 +190,90 @@ class Dump(Source):
         self.paths = tuple(Path(path) for path in several)
         if not self.paths:
             raise DumpError("expected at least one path, got none")
+        self.jobs: tuple[Job, ...] = ()
         self.name = _listed([path.name for path in self.paths])
         self.where = _listed([str(path) for path in self.paths])
-        self.files = tuple(file for path in self.paths for file in _files(path))
+        self._groups = [group for path in self.paths for group in self._groups_of(path)]
+        self.files = tuple(file for files, _, _ in self._groups for file in files)
+
+    def _groups_of(self, path: Path) -> list[Group]:
+        """Return the files of a path that are opened together: itself, or the dumps in a folder."""
+        try:
+            if not path.exists():
+                raise DumpError(f"{path}: no such file")
+            is_folder = path.is_dir()
+        except OSError as error:
+            raise DumpError(f"{path}: {reason_of(error)}") from error
+        if not is_folder:
+            if suffix_of(path) not in SUFFIXES:
+                raise DumpError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+            return [((path,), *writer_of(path))]
+        job = find_job(path, IN_FOLDERS)
+        self.jobs = (*self.jobs, job)
+        by_rank = job.writer is not None and job.writer.by_rank
+        return [
+            (files, job.writer, step)
+            for step, of_step in job.dumps.items()
+            for files in ([of_step] if by_rank else [(file,) for file in of_step])
+        ]
+
+    @property
+    def about(self) -> str:
+        """What was recognized, in a line."""
+        return "; ".join(filter(None, map(str, self.jobs)))
 
     def parts(self) -> Sequence[Part]:
         """Return the files."""
-        return [(str(path), partial(self._opened, path)) for path in self.files]
+        return [Part(str(files[0]), partial(self._opened, files, writer), step) for files, writer, step in self._groups]
 
-    def _opened(self, path: Path) -> TensorFile | RecordFile:
-        """Open a file by the package for its kind."""
+    def _opened(self, files: tuple[Path, ...], writer: Writer | None) -> TensorFile | RecordFile:
+        """Open a file by the package for its kind, or the files of several ranks."""
+        wanted = self.wanted if writer is None else replace(self.wanted, first=writer.roles)
+        if len(files) == 1:
+            return self._opened_one(files[0], wanted)
+        ranks = [load_pt(path, whole=self.limit is None)[0] for path in files]
+        strange = next((path for path, rank in zip(files, ranks, strict=True) if not is_of_a_rank(rank)), None)
+        if strange is not None:
+            raise DumpError(f"{strange}: expected the samples of a rank with their lengths, as the other ranks have")
+        return RecordFile(assembled(ranks), str(files[0]), wanted, self.problems)
+
+    def _opened_one(self, path: Path, wanted: ChosenFields) -> TensorFile | RecordFile:
         file = str(path)
         if not path.is_file():
             # A pipe would be waited for.
             missing = "no such file: a broken link" if path.is_symlink() else "no such file"
             raise DumpError(f"{file}: {'not a file' if path.exists() else missing}")
         suffix = suffix_of(path)
+        if suffix == ".pkl":
+            return TensorFile(*load_pkl(path), file, wanted)
         if suffix == ".safetensors":
-            return TensorFile(*load_safetensors(path), file, self.wanted)
+            return TensorFile(*load_safetensors(path), file, wanted)
         if suffix == ".npz":
-            return TensorFile(*load_npz(path, self.wanted), file, self.wanted)
+            return TensorFile(*load_npz(path, wanted), file, wanted)
         if suffix in (".pt", ".pth"):
-            return self._opened_pt(*load_pt(path, whole=self.limit is None), file)
+            return self._opened_pt(*load_pt(path, whole=self.limit is None), file, wanted)
         if suffix == ".json":
-            records = json_records(path, self.wanted)
+            records = json_records(path, wanted)
         elif suffix == ".parquet":
-            records = parquet_rows(path, self.wanted, self.problems)
+            records = parquet_rows(path, wanted, self.problems)
         else:
             records = json_lines(path)
-        return RecordFile(records, file, self.wanted, self.problems)
+        return RecordFile(records, file, wanted, self.problems)
 
-    def _opened_pt(self, found: Any, size: int, file: str) -> TensorFile | RecordFile:
+    def _opened_pt(self, found: Any, size: int, file: str, wanted: ChosenFields) -> TensorFile | RecordFile:
         """Tell records, lists of a field each, and tensors apart."""
-        found = unwrapped(found)
+        found = unwrapped(found, wanted)
         if isinstance(found, list):
-            return RecordFile(listed(found), file, self.wanted, self.problems)
+            return RecordFile(listed(found), file, wanted, self.problems)
         if not isinstance(found, dict):
             raise DumpError(f"{file}: expected a dict of tensors or a list of records, got {type(found).__name__}")
+        if is_of_a_rank(found):
+            return RecordFile(assembled([found]), file, wanted, self.problems)
         fields = flat(found)
-        train = fields[choose(fields, self.wanted, file)["train_logp"]]
+        train = fields[choose(fields, wanted, file)["train_logp"]]
         if isinstance(train, list):
-            return RecordFile(transposed(fields, len(train)), file, self.wanted, self.problems)
-        return TensorFile(fields, size, file, self.wanted)
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the files of a path: itself, or those in a folder."""
-    try:
-        if not path.exists():
-            raise DumpError(f"{path}: no such file")
-        is_folder = path.is_dir()
-    except OSError as error:
-        raise DumpError(f"{path}: {reason_of(error)}") from error
-    if is_folder:
-        # A folder may be called x.npz; what is in it is found too.
-        found = sorted(file for file in path.rglob("*") if suffix_of(file) in IN_FOLDERS and not file.is_dir())
-        if not found:
-            raise DumpError(f"{path}: expected files that end in {', '.join(IN_FOLDERS)}, found none")
-        return found
-    if suffix_of(path) not in SUFFIXES:
-        raise DumpError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
-    return [path]
+            return RecordFile(transposed(fields, len(train)), file, wanted, self.problems)
+        return TensorFile(fields, size, file, wanted)
 
 
 def _listed(names: Sequence[str]) -> str:

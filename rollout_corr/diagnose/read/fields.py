@@ -28,8 +28,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     ),
     "mask": (
         *("mask", "response_mask", "loss_mask", "loss_masks", "action_mask", "completion_mask", "token_mask"),
-        *("assistant_mask", "valid", "attention_mask"),
+        *("token_loss_mask", "local_loss_mask", "assistant_mask", "valid", "attention_mask"),
     ),
+    "sequence_mask": ("sequence_mask", "sample_loss_mask", "sample_mask"),
     "cu_seqlens": ("cu_seqlens", "cu_seq_lens", "offsets"),
     "lengths": ("lengths", "seqlens", "seq_lens", "response_lengths"),
     "token_ids": ("token_ids", "tokens", "responses", "response_ids", "completion_ids", "output_ids", "input_ids"),
@@ -46,6 +47,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 REQUIRED = ("train_logp", "rollout_logp")
 LOG_PROBS = (*REQUIRED, "new_logp")
 OFFSETS = ("cu_seqlens", "lengths")
+MASKS = ("mask", "sequence_mask")
 NAMES = frozenset(alias for aliases in ALIASES.values() for alias in aliases)
 # Names of labels that are read, and letters of each. They come from a file, and are shown.
 MOST_NAMES, LONGEST_NAME = 4096, 60
@@ -87,11 +89,13 @@ class ChosenFields:
         roles: Names of fields by role, where the guess is wrong.
         by: Names of further columns by which D is shown.
         guess: Fields of other roles are found by the names that frameworks use.
+        first: Names of fields by role that are looked for before the others, in a file of a known framework.
     """
 
     roles: Mapping[str, str] = field(default_factory=dict)
     by: tuple[str, ...] = ()
     guess: bool = True
+    first: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for role in self.roles:
@@ -141,7 +145,7 @@ def choose(
         if role in chosen or (role in OFFSETS and any(other in chosen for other in OFFSETS)):
             continue
         taken = {name for other, name in chosen.items() if other in ALIASES}
-        for alias in aliases:
+        for alias in (wanted.first.get(role, ""), *aliases):
             found = [name for name in by_last_part.get(alias, ()) if name not in taken]
             found = [name for name in found if role in REQUIRED or fits(role, name)]
             if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import re
@@ -91,11 +92,7 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
     Raises:
         DumpError: It is damaged, holds something else, or this torch cannot be trusted with it.
     """
-    if TorchVersion(torch.__version__) < OLDEST_TORCH:
-        raise DumpError(
-            f"{path}: reading a .pt file needs torch {OLDEST_TORCH} or newer; in {torch.__version__} a crafted file "
-            "corrupts memory (CVE-2026-24747). Dump to a .jsonl file"
-        )
+    check_torch(path)
     try:
         with _one_file(path) as file, warnings.catch_warnings():
             # torch warns of sparse and nested tensors.
@@ -116,6 +113,24 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
             f"{path}: not a complete .pt file: {reason}. Expected one written by torch.save, holding only tensors, "
             f"lists, dicts and numbers; {cut_off('.pt')}"
         ) from error
+
+
+def check_torch(path: Path) -> None:
+    """Refuse a file that torch.load would have to read, where it cannot be trusted with it."""
+    if TorchVersion(torch.__version__) < OLDEST_TORCH:
+        raise DumpError(
+            f"{path}: reading a {path.suffix} file needs torch {OLDEST_TORCH} or newer; in {torch.__version__} a "
+            "crafted file corrupts memory (CVE-2026-24747). Dump to a .jsonl file"
+        )
+
+
+def load_pt_bytes(data: memoryview) -> Any:
+    """Load what torch.save wrote into bytes, in the way of `load_pt`."""
+    file = io.BytesIO(data)
+    records = _sizes_of_records(file, True)
+    file.seek(0)
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    return _Contents(records, REPEATED * len(data)).plain(found)
 
 
 def _loaded(path: Path) -> Any:

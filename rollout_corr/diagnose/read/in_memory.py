@@ -67,7 +67,7 @@ class InMemory(Source):
             raise DumpError(f"train_logp: expected at least one token, got shape {list(columns['train_logp'].shape)}")
         size = sum(x.nbytes for x in columns.values() if isinstance(x, Tensor))
         file = TensorFile(columns, size, self.where, self.wanted)
-        return [(self.where, lambda: file)]
+        return [Part(self.where, lambda: file)]
 
 
 def _check_names(columns: Mapping[str, object], by: Sequence[str]) -> None:

@@ -72,7 +72,7 @@ def json_records(path: Path, wanted: ChosenFields) -> Iterator[Numbered]:
         raise DumpError(f"{path}: not JSON ({error})") from error
     except RecursionError as error:
         raise DumpError(f"{path}: nested too deeply") from error
-    found = unwrapped(found)
+    found = unwrapped(found, wanted)
     if isinstance(found, list):
         return listed(found)
     if not isinstance(found, dict):

@@ -9,16 +9,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .chunk import MISSING_INTEGER, Chunk
+from .chunk import MISSING_INTEGER, Chunk, both_masks
 from .fields import (
     INTEGERS,
     LOG_PROBS,
+    MASKS,
     OFFSETS,
     REQUIRED,
     ChosenFields,
     Names,
     choose,
     floating_of,
+    last_part,
     names_in,
     unused,
 )
@@ -32,6 +34,8 @@ Numbered = tuple[int, Mapping[str, Any] | str, float]
 MOST_VALUES = 1 << 24
 # Fields of a record, mappings inside of one another, and letters of a dotted name. A mapping may contain itself.
 MOST_FIELDS, MOST_DEPTH, LONGEST_NAME = 65_536, 32, 1_000
+# Fields with the length of the response, where tokens are those of prompt and response.
+RESPONSE_LENGTHS = ("response_length", "response_lengths", "response_len")
 # Letters that are kept of the text of a token.
 LONGEST_TEXT = 256
 
@@ -81,13 +85,22 @@ def flat_or_problem(record: Any, kind: type, expected: str) -> dict[str, Any] | 
         return str(error)
 
 
-def unwrapped(found: Any) -> Any:
-    """Return the list of records that a mapping holds beside other values; anything else as it is."""
+def unwrapped(found: Any, wanted: ChosenFields) -> Any:
+    """Return the list of records that a mapping holds: the only list in it, or the first one with both log-probs."""
     if isinstance(found, Mapping):
         lists = [value for value in found.values() if isinstance(value, list) and value]
-        if len(lists) == 1 and isinstance(lists[0][0], Mapping):
-            return lists[0]
+        for records in lists:
+            if isinstance(records[0], Mapping) and (len(lists) == 1 or _has_both(records[0], wanted)):
+                return records
     return found
+
+
+def _has_both(record: Mapping[str, Any], wanted: ChosenFields) -> bool:
+    try:
+        choose(flat(record), wanted, "")
+    except DumpError:
+        return False
+    return True
 
 
 def listed(found: Sequence[Any]) -> Iterator[Numbered]:
@@ -163,6 +176,7 @@ class RecordFile:
             return None
         if len(self.label_names) < len(self.wanted.by):
             self.label_names |= names_in(record, self.wanted.by)
+        response = _response(record)
         values: dict[str, Tensor] = {}
         texts: list[str] | None = None
         for role, name in roles.items():
@@ -174,11 +188,11 @@ class RecordFile:
                 if role == "texts":
                     texts = _texts(record[name], count)
                 else:
-                    values[role] = _values(role, record[name], count)
+                    values[role] = _values(role, record[name], count, response)
             except DumpError as error:
                 if role == "rewards" and role not in self.wanted.roles:
                     continue  # rewards come in many forms, and the name alone promises none
-                essential = role in (*REQUIRED, "mask")
+                essential = role in (*REQUIRED, *MASKS)
                 self.problems.add(Problem(self.file, number, name, f"{error}{'' if essential else ' (left out)'}"))
                 if essential:
                     return None
@@ -188,7 +202,7 @@ class RecordFile:
         return Chunk(
             train=train,
             rollout=values.pop("rollout_logp"),
-            mask=values.pop("mask", None),
+            mask=both_masks(values.pop("mask", None), values.pop("sequence_mask", None)),
             offsets=torch.tensor([0, train.shape[0]]),
             records=torch.tensor([number]),
             file=self.file,
@@ -209,12 +223,23 @@ def _texts(value: Any, count: int | None) -> list[str]:
     return [text[:LONGEST_TEXT] for text in value]
 
 
-def _values(role: str, value: Any, count: int | None) -> Tensor:
+def _response(record: Mapping[str, Any]) -> int | None:
+    """Return the length of the response that a record states; its tokens may be those of prompt and response."""
+    for name, value in record.items():
+        if last_part(name) in RESPONSE_LENGTHS and isinstance(value, (int, Tensor)):
+            return int(value) if not isinstance(value, Tensor) or value.numel() == 1 else None
+    return None
+
+
+def _values(role: str, value: Any, count: int | None, response: int | None = None) -> Tensor:
     """Return the values of a role, [count].
 
     Raises:
         DumpError: They are no numbers, or not as many as tokens.
     """
+    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], (list, tuple, Tensor)):
+        # A batch of one.
+        value = value[0]
     try:
         found = _numbers(value, floating_of(role))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -222,12 +247,16 @@ def _values(role: str, value: Any, count: int | None) -> Tensor:
         raise DumpError(f"expected a list of numbers, got {_got(value)} ({reason})") from error
     if found.numel() > MOST_VALUES:
         raise DumpError(f"expected at most {MOST_VALUES:,} values, got {found.numel():,}")
-    if found.dim() == 0 and count is not None and role not in (*LOG_PROBS, "mask"):
-        found = found.expand(count)
+    if found.dim() == 2 and found.shape[0] == 1:
+        found = found[0]
+    if found.numel() == 1 and count is not None and role not in (*LOG_PROBS, "mask"):
+        found = found.reshape(()).expand(count)
+    if role == "token_ids" and count is not None and count == response and found.dim() == 1 and len(found) > count:
+        found = found[-count:] if count else found[:0]
     if found.dim() != 1:
         raise DumpError(f"expected a flat list, got {_got(value)}")
     _check_count(found.shape[0], count)
-    if role == "mask":
+    if role in MASKS:
         return found != 0
     if role in INTEGERS:
         return (found.nan_to_num(MISSING_INTEGER) if found.is_floating_point() else found).to(torch.int64)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
 from . import chunk as chunks
-from .chunk import MISSING_INTEGER, Chunk
+from .chunk import MISSING_INTEGER, Chunk, both_masks
 from .fields import (
     ALIASES,
     INTEGERS,
@@ -181,10 +181,11 @@ class TensorFile:
             lengths = self._lengths(self.fields["lengths"], first, last)
             mask = (torch.arange(self.shape[1]) < lengths[:, None]).reshape(-1)
         self.progress = last / self.count
+        sequences = columns.pop("sequence_mask", None)
         return Chunk(
             train=columns.pop("train_logp"),
             rollout=columns.pop("rollout_logp"),
-            mask=None if mask is None else mask != 0,
+            mask=both_masks(None if mask is None else mask != 0, None if sequences is None else sequences != 0),
             offsets=offsets,
             records=torch.arange(first, last),
             file=self.file,

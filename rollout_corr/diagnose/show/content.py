@@ -326,6 +326,7 @@ def provenance(diagnosis: Diagnosed) -> list[tuple[str, str]]:
     source, measured = diagnosis.source, diagnosis.measured
     metrics = measured.metrics()
     said = [("read", f"{source.where} ({fields_of(source)})")]
+    said += [("found", source.about)] if source.about else []
     said += [("not used", unused_of(source))] if source.unused else []
     with suppress(OSError):
         written = [file.stat().st_mtime for file in source.files]

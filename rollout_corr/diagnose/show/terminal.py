@@ -193,6 +193,8 @@ def _print(out: Terminal, lines: Iterator[Line]) -> None:
 def _of_source(source: Source) -> Iterator[Line]:
     """Say what was read, and the problems of the rest."""
     yield f"{source.where}: {fields_of(source)}", ""
+    if source.about:
+        yield f"found: {source.about}", ""
     if source.unused:
         yield f"not used: {unused_of(source)}", ""
     if source.problems.count:

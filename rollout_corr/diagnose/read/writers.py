@@ -1,0 +1,131 @@
+"""What frameworks write of their log-probs: one table of files, what is in them, and the options that write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+# Bytes of a file that are looked at to recognize it.
+LOOKED_AT = 1 << 16
+
+# Which log-probs a file has: those of both policies, of the engine alone, or texts and rewards.
+Sides = Literal["both", "rollout", "none"]
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """A kind of file that a framework writes.
+
+    Attributes:
+        framework: Its name in `rollout_corr.frameworks`.
+        switch: What makes the framework write it.
+        files: Pattern of the end of the path, with `/`; its groups `step` and `rank` are numbers.
+        sides: The log-probs that are in it.
+        roles: Fields that come first for a role, where a file has several of its names.
+        keys: Of a .jsonl file, fields that its first record has to have: the name alone says too little.
+        by_rank: Each rank writes a file of a step, with its samples or its part of them.
+        both: Of a file without both sides, what gives them.
+    """
+
+    framework: str
+    switch: str
+    files: str
+    sides: Sides = "both"
+    roles: Mapping[str, str] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
+    by_rank: bool = False
+    both: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The pattern of the end of a path."""
+        return re.compile(rf"(?:^|/){self.files}$")
+
+
+def _installed(framework: str) -> str:
+    return f'rollout_corr.frameworks.{framework}.install(dump="FOLDER")'
+
+
+IN_TRAINER = "rc.dump in the trainer"
+SLIME = "--save-debug-train-data or --dump-details"
+
+# Of the kinds that a folder has, the first one with both sides is read.
+WRITERS = (
+    Writer("nemo", "not env.should_log_nemo_gym_responses", r"train_data_step(?P<step>\d+)\.jsonl(?:\.gz|\.zst)?"),
+    Writer("prime_rl", "trainer.enable_token_export", r"token_exports/step_(?P<step>\d+)/rank_\d+\.jsonl"),
+    Writer("slime", SLIME, r"train_data/(?P<step>\d+)\.pt"),
+    Writer(
+        "skyrl",
+        "trainer.dump_data_batch",
+        r"dumped_data/global_step_(?P<step>\d+)_training_input\.pkl",
+        # Beside it lies the mask of whatever was generated.
+        roles={"mask": "loss_mask"},
+    ),
+    # slime wrote the same until August 2026.
+    Writer("miles", SLIME, r"train_data/(?P<step>\d+)_(?P<rank>\d+)\.pt", by_rank=True),
+    Writer(
+        "miles",
+        "--dump-details",
+        r"policy_loss_debug/rank_(?P<rank>\d+)_call_(?P<step>\d+)\.pt",
+        # The others are those of the loss: in the first update of a step the same values again.
+        roles={"train_logp": "old_log_probs"},
+    ),
+    Writer("slime", "--dump-details", r"rollout_data/(?:eval_)?\d+\.pt", "rollout", both=SLIME),
+    Writer("verl", "actor_rollout_ref.rollout.skip", r"\d+/gen_batch\.dp", "rollout", both=_installed("verl")),
+    Writer(
+        "verl",
+        "trainer.rollout_data_dir",
+        r"\d+\.jsonl",
+        "none",
+        keys=frozenset({"input", "output", "score", "step"}),
+        both=_installed("verl"),
+    ),
+    Writer(
+        "areal",
+        "rollout.dump_to_file",
+        r"\d+/\d+\.jsonl",
+        "none",
+        keys=frozenset({"task_id", "head_version", "completion"}),
+        both=_installed("areal"),
+    ),
+    Writer("trl", "log_completions", r"completions/completions_\d+\.parquet", "none", both=_installed("trl")),
+    Writer("xtuner", "always on", r"train_rollout_\d+\.jsonl", "none", both=_installed("xtuner")),
+    Writer("xtuner", "debug_rollout", r"debug_rollout_\d+\.pt", "rollout", both=_installed("xtuner")),
+    Writer("torchtitan", "log_logprobs of the recorder", r"rollout_samples\.jsonl", "rollout", both=IN_TRAINER),
+    Writer(
+        "prime_rl",
+        "the file monitor",
+        r"rollouts/step_\d+/.+/traces\.jsonl",
+        "none",
+        both="trainer.enable_token_export",
+    ),
+)
+
+
+def writer_of(file: Path) -> tuple[Writer | None, int | None]:
+    """Recognize the writer of a file and its step by the path, as far as that says it."""
+    path = Path(os.path.abspath(file)).as_posix()
+    for writer in WRITERS:
+        found = writer.pattern.search(path)
+        if found and _has_keys(file, writer.keys):
+            step = found.groupdict().get("step")
+            return writer, None if step is None else int(step)
+    return None, None
+
+
+def _has_keys(file: Path, keys: frozenset[str]) -> bool:
+    """Look at the first record of a .jsonl file."""
+    if not keys:
+        return True
+    try:
+        with file.open("rb") as opened:
+            line = opened.readline(LOOKED_AT)
+    except OSError:
+        return False
+    return all(json.dumps(key).encode() in line for key in keys)

@@ -1,0 +1,337 @@
+"""Dumps in the layouts of frameworks, restated; the doctor has to say of them what it says of our own.
+
+`tests/diagnose/written` has files that the frameworks' own functions wrote, and a test compares the layouts with them.
+`PYTHONPATH=tests:. python -m builders.framework_dumps` writes every planted kind and every healthy dump in every
+layout, and prints how many are named as in our own format.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from builders.diagnose_cases import CASES, HEALTHY_KINDS, HEALTHY_SEEDS, SEEDS, chunks_of
+from rollout_corr.diagnose.doctor.diagnosis import diagnose, is_healthy
+from rollout_corr.diagnose.measure.measurement import measure
+from rollout_corr.diagnose.read.dump import Dump
+
+
+@dataclass
+class Sample:
+    """A sequence: a prompt, and a response with its log-probs, each [response]."""
+
+    index: int
+    step: int
+    prompt: list[int]
+    ids: Tensor
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor
+    advantages: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        return torch.cat([torch.tensor(self.prompt), self.ids])
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Of prompt and response together, and of the response."""
+        return len(self.prompt) + len(self.ids), len(self.ids)
+
+    def behind_prompt(self, response: Tensor) -> Tensor:
+        """Put zeros of the prompt before values of the response."""
+        return torch.cat([response.new_zeros(len(self.prompt)), response])
+
+
+def samples_of(columns: dict[str, Tensor]) -> list[Sample]:
+    """Cut columns into samples, each behind a prompt of three to seven tokens."""
+    found: list[Sample] = []
+    for chunk in chunks_of(columns):
+        ids, advantages, steps = (chunk.columns.get(name) for name in ("token_ids", "advantages", "steps"))
+        for start, stop in pairwise(chunk.offsets.tolist()):
+            of, i, count = slice(start, stop), len(found), stop - start
+            found.append(
+                Sample(
+                    index=i,
+                    step=1 if steps is None or not count else int(steps[start]),
+                    prompt=list(range(900, 903 + i % 5)),
+                    # Healthy dumps need no ids, and those that are all alike would be a repetition.
+                    ids=torch.arange(count) if ids is None else ids[of],
+                    train=chunk.train[of],
+                    rollout=chunk.rollout[of],
+                    mask=torch.ones(count, dtype=torch.bool) if chunk.mask is None else chunk.mask[of],
+                    advantages=torch.full((count,), 0.5 * (i % 3) - 0.5) if advantages is None else advantages[of],
+                )
+            )
+    return found
+
+
+def nemo(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    width = max(sample.lengths[0] for sample in samples)
+
+    def row(values: Tensor) -> list[list[float]]:
+        return [torch.cat([values, values.new_zeros(width - len(values))]).tolist()]
+
+    path = folder / f"train_data_step{step}.jsonl"
+    with path.open("w") as file:
+        for i, sample in enumerate(samples):
+            record = {
+                "content": [f"text {sample.index}"],
+                "rewards": [float(sample.index % 2)],
+                "input_lengths": [sample.lengths[0]],
+                "token_ids": row(sample.tokens),
+                "token_loss_mask": row(sample.behind_prompt(sample.mask.long())),
+                "sample_loss_mask": [1.0],
+                "advantages": row(sample.behind_prompt(sample.advantages)),
+                "generation_logprobs": row(sample.behind_prompt(sample.rollout)),
+                "prev_logprobs": row(sample.behind_prompt(sample.train)),
+                "idx": i,
+            }
+            file.write(json.dumps(record) + "\n")
+
+
+def per_sample(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Return the columns of slime and miles."""
+    return {
+        "tokens": [sample.tokens for sample in samples],
+        "total_lengths": [sample.lengths[0] for sample in samples],
+        "response_lengths": [sample.lengths[1] for sample in samples],
+        "sample_indices": [sample.index for sample in samples],
+        "rewards": [float(sample.index % 2) for sample in samples],
+        "loss_masks": [sample.mask.int() for sample in samples],
+        "log_probs": [sample.train for sample in samples],
+        "rollout_log_probs": [sample.rollout for sample in samples],
+        "advantages": [sample.advantages for sample in samples],
+    }
+
+
+def slime(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    columns = per_sample(samples)
+    layout = {"rank": 0, "data_parallel_rank": 0, "sample_indices": columns.pop("sample_indices"), "partition": None}
+    rows = [
+        {"data_parallel_rank": 0, "sample_index": sample.index, **{name: x[i] for name, x in columns.items()}}
+        for i, sample in enumerate(samples)
+    ]
+    saved = {"format_version": 2, "rollout_id": step, "rank": 0, "samples": rows, "dp_shards": [layout]}
+    torch.save(saved, made(folder / "train_data") / f"{step}.pt")
+
+
+def by_rank(folder: Path, step: int, samples: Sequence[Sample], parts: int = 1, **about: Any) -> None:
+    """Write what two ranks of data parallelism hold, each with `parts` ranks of context parallelism."""
+    for data in range(2):
+        own = [sample for sample in samples if sample.index % 2 == data]
+        for part in range(parts):
+            columns = per_sample(own)
+            for name in ("log_probs", "rollout_log_probs", "advantages"):
+                columns[name] = [part_of(x, sample, part, parts) for x, sample in zip(columns[name], own, strict=True)]
+            rank = data * parts + part
+            context = {name: value for name, value in (("cp_rank", part), ("cp_size", parts)) if about}
+            saved = {"rollout_id": step, "rank": rank, "rollout_data": columns, **context, **about}
+            torch.save(saved, made(folder / "train_data") / f"{step}_{rank}.pt")
+
+
+def part_of(values: Tensor, sample: Sample, part: int, parts: int) -> Tensor:
+    """Return what a rank of context parallelism holds: chunks `part` and `2 parts - 1 - part`, one token early."""
+    total, response = sample.lengths
+    chunk = -(-total // (2 * parts))
+    bounds = [(i * chunk, (i + 1) * chunk) for i in (part, 2 * parts - 1 - part)]
+    first = total - response - 1
+    held = [values[max(low - first, 0) : max(min(high, total - 1) - first, 0)] for low, high in bounds]
+    return values if parts == 1 else torch.cat(held)
+
+
+def slime_by_rank(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    by_rank(folder, step, samples)
+
+
+def miles(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    by_rank(folder, step, samples, qkv_format="thd")
+
+
+def miles_in_parts(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    by_rank(folder, step, samples, parts=2, qkv_format="thd")
+
+
+def miles_loss(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    """Write the log-probs of two passes: those of the loss are the new ones."""
+    rows = [
+        {
+            "index": i,
+            "total_length": sample.lengths[0],
+            "response_length": sample.lengths[1],
+            "train_log_probs": sample.train.float(),
+            "old_log_probs": sample.train.float(),
+            "advantages": sample.advantages.float(),
+            "local_loss_mask": sample.mask.float(),
+            "rollout_log_probs": sample.rollout.float(),
+            "train_rollout_abs_diff": (sample.train - sample.rollout).abs().float(),
+        }
+        for i, sample in enumerate(samples)
+    ]
+    loss = torch.zeros(sum(sample.lengths[1] for sample in samples))
+    saved = {"rank": 0, "call": step, "samples": rows, "ppo_kl": loss, "pg_loss": loss, "finite": {"ppo_kl": True}}
+    torch.save(saved, made(folder / "policy_loss_debug") / f"rank_0_call_{step}.pt")
+
+
+def prime_rl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    folder = made(folder / "token_exports" / f"step_{step}")
+
+    def finite(values: Tensor) -> list[float | None]:
+        return [x if torch.tensor(x).isfinite() else None for x in values.float().tolist()]
+
+    with (folder / "rank_0.jsonl").open("w") as file:
+        for i, sample in enumerate(samples):
+            d = sample.behind_prompt(sample.train - sample.rollout)
+            record = {
+                "schema_version": 1,
+                "step": step,
+                "rank": 0,
+                "micro_step": 0,
+                "micro_sequence_idx": i,
+                "export_sequence_idx": i,
+                "env_name": "math",
+                "token_ids": sample.tokens.tolist(),
+                "position_ids": list(range(sample.lengths[0])),
+                "loss_mask": sample.behind_prompt(sample.mask).tolist(),
+                "advantages": finite(sample.behind_prompt(sample.advantages)),
+                "inference_logprobs": finite(sample.behind_prompt(sample.rollout)),
+                "trainer_logprobs": finite(sample.behind_prompt(sample.train)),
+                "log_importance_ratio": finite(d),
+                "rl_weights": [None] * sample.lengths[0],
+            }
+            file.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+class TrainingInputBatch(dict[str, Tensor]):
+    """Pickles as SkyRL's class of this name: a call that rebuilds it from bytes, shapes and kinds of numbers."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        saved = {name: in_bytes(x) for name, x in self.items()}
+        state = {"batch_dict": saved, "batch_size": len(self["loss_mask"]), "device": torch.device("cpu")}
+        return (rebuilt, (type(self), state | {"metadata": {"uids": ["a"] * len(self["loss_mask"])}}))
+
+
+def rebuilt(kind: type, state: dict[str, Any]) -> None:
+    raise AssertionError("a reader called what a file names")
+
+
+def in_bytes(x: Tensor) -> dict[str, Any]:
+    if x.dtype == torch.bfloat16:
+        buffer = io.BytesIO()
+        torch.save(x, buffer)
+        return {"format": "torch", "data": buffer.getvalue()}
+    array = x.contiguous().numpy()
+    return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
+
+
+def skyrl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    """Write rows that are padded on the left."""
+
+    def rows(values: list[Tensor]) -> Tensor:
+        width = max(map(len, values))
+        return torch.stack([torch.cat([x.new_zeros(width - len(x)), x]) for x in values])
+
+    response = [torch.ones(sample.lengths[1], dtype=torch.int64) for sample in samples]
+    batch = TrainingInputBatch(
+        sequences=rows([sample.tokens for sample in samples]),
+        attention_mask=rows([torch.ones(sample.lengths[0], dtype=torch.int64) for sample in samples]),
+        response_mask=rows(response),
+        loss_mask=rows([sample.mask.float() for sample in samples]),
+        action_log_probs=rows([sample.train for sample in samples]),
+        rollout_logprobs=rows([sample.rollout for sample in samples]),
+        advantages=rows([sample.advantages for sample in samples]),
+    )
+    path = made(folder / "dumped_data") / f"global_step_{step}_training_input.pkl"
+    path.write_bytes(pickle.dumps(batch))
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+Layout = Callable[[Path, int, Sequence[Sample]], None]
+LAYOUTS: dict[str, Layout] = {
+    "nemo": nemo,
+    "slime": slime,
+    "slime, a file each rank": slime_by_rank,
+    "miles": miles,
+    "miles, two context parallel ranks": miles_in_parts,
+    "miles, the loss": miles_loss,
+    "prime_rl": prime_rl,
+    "skyrl": skyrl,
+}
+
+
+def write(layout: Layout, folder: Path, samples: Sequence[Sample]) -> Path:
+    """Write a job's dumps, a step each."""
+    for step in dict.fromkeys(sample.step for sample in samples):
+        layout(folder, step, [sample for sample in samples if sample.step == step])
+    return folder
+
+
+def ours(samples: Sequence[Sample], folder: Path) -> Path:
+    """Write what the layouts carry in our own format, a file each step."""
+    for step in dict.fromkeys(sample.step for sample in samples):
+        own = [sample for sample in samples if sample.step == step]
+        columns = {
+            "train_logp": torch.cat([sample.train for sample in own]),
+            "rollout_logp": torch.cat([sample.rollout for sample in own]),
+            "mask": torch.cat([sample.mask for sample in own]),
+            "token_ids": torch.cat([sample.ids for sample in own]),
+            "advantages": torch.cat([sample.advantages for sample in own]),
+            "steps": torch.full((len(own),), step),
+            "lengths": torch.tensor([len(sample.ids) for sample in own]),
+        }
+        torch.save(columns, folder / f"{step:04d}.pt")
+    return folder
+
+
+def found_in(path: Path) -> tuple[list[str], bool]:
+    """Return the causes that the doctor names, the gravest first, and whether it calls the dump healthy."""
+    findings = diagnose(measure(Dump(path)))
+    return [finding.name for finding in findings], is_healthy(findings)
+
+
+def dumps(every: int) -> Iterator[tuple[str, str | None, dict[str, Tensor]]]:
+    """Make every so many-th of the planted and healthy dumps, with its cause."""
+    planted = [(one.name, one.cause, one.make, seed) for one in CASES for seed in SEEDS]
+    healthy = [("healthy", None, make, seed) for make in HEALTHY_KINDS for seed in HEALTHY_SEEDS]
+    for name, cause, make, seed in [*planted, *healthy][::every]:
+        yield name, cause, make(seed)
+
+
+def main(every: int = 1) -> None:
+    torch.set_num_threads(1)
+    counts = {name: [0, 0, 0, 0] for name in LAYOUTS}
+    for kind, cause, columns in dumps(every):
+        samples = samples_of(columns)
+        with tempfile.TemporaryDirectory() as folder:
+            own, fine = found_in(ours(samples, made(Path(folder) / "ours")))
+            for name, layout in LAYOUTS.items():
+                causes, healthy = found_in(write(layout, made(Path(folder) / "job" / name), samples))
+                ill = cause is not None and bool(own)
+                tally = counts[name]
+                tally[0] += ill
+                tally[1] += ill and causes[:1] == own[:1]
+                tally[2] += cause is None
+                tally[3] += cause is None and fine and not healthy
+                if (causes[:1] != own[:1]) if ill else (fine and not healthy):
+                    sys.stderr.write(f"{name}, {kind}: {causes} where our own format has {own}\n")
+    for name, (ill, same, healthy, wrong) in counts.items():
+        sys.stdout.write(f"{name}: {same} of {ill} named as in our own format, {wrong} false alarms of {healthy}\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 1)

@@ -1,0 +1,154 @@
+"""The folder of a job: whose dumps lie in it, and what they are read as."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from builders import framework_dumps as written
+from builders.diagnose_cases import CASES
+from builders.dumps import sequences_of
+from rollout_corr.cli.main import main
+from rollout_corr.diagnose.read.dump import Dump
+from rollout_corr.diagnose.read.job import find_job
+from rollout_corr.diagnose.read.problems import DumpError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def samples(count=6, steps=1):
+    """Make samples of 5 to 9 tokens, some of which are masked."""
+    generator = torch.Generator().manual_seed(count)
+    found = []
+    for i in range(count):
+        n = 5 + i % 5
+        logps = -torch.rand(2, n, generator=generator) - 0.1
+        mask = torch.arange(n) % 4 != 2
+        found.append(
+            written.Sample(i, 1 + i % steps, [900] * (3 + i % 3), torch.arange(n) + 10 * i, *logps, mask, logps[0])
+        )
+    return found
+
+
+def of_response(sample):
+    """Return what is read of a sample."""
+    names = {"train_logp": "train", "rollout_logp": "rollout", "token_ids": "ids", "advantages": "advantages"}
+    return {name: getattr(sample, field)[sample.mask].tolist() for name, field in names.items()}
+
+
+@pytest.mark.parametrize("layout", written.LAYOUTS)
+def test_a_job_is_read_step_by_step(layout, tmp_path):
+    """Every layout gives the responses that went into it, with the steps of the files' names."""
+    given = samples(steps=3)
+    dump = Dump(written.write(written.LAYOUTS[layout], tmp_path, given))
+    found = [values for _, values in sequences_of(dump)]
+    # What slime wrote until August 2026 is what miles writes.
+    framework = "miles" if layout == "slime, a file each rank" else layout.partition(",")[0]
+    assert dump.problems.count == 0 and dump.jobs[0].framework == framework
+    assert list(dump.jobs[0].dumps) == [1, 2, 3]
+    assert sorted(values["steps"][0] for values in found) == [1, 1, 2, 2, 3, 3]
+    by_start = {values["train_logp"][0]: values for values in found}
+    for sample in given:
+        values, wanted = by_start[float(sample.train[0])], of_response(sample)
+        if layout == "miles, the loss":
+            del wanted["token_ids"]
+        assert {name: values[name] for name in wanted} == wanted
+
+
+def test_a_sample_that_is_left_out_of_the_loss_is_masked(tmp_path):
+    """NeMo RL multiplies the masks of tokens and of samples."""
+    written.nemo(tmp_path, 1, samples(2))
+    path = tmp_path / "train_data_step1.jsonl"
+    first, second = map(json.loads, path.read_text().splitlines())
+    path.write_text("\n".join(map(json.dumps, (first | {"sample_loss_mask": [0.0]}, second))))
+    assert [len(values["train_logp"]) for _, values in sequences_of(Dump(tmp_path))] == [0, 5]
+
+
+def test_parts_of_a_rank_that_is_missing_are_no_sequences(tmp_path):
+    written.miles_in_parts(tmp_path, 1, samples(2))
+    (tmp_path / "train_data" / "1_0.pt").unlink()
+    dump = Dump(tmp_path)
+    assert len(sequences_of(dump)) == 1 and dump.problems.count == 1
+    assert "expected all parts of 5 values from ranks of context parallelism" in str(dump.problems.shown[0])
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_parts_of_ranks_that_do_not_say_which(parts, tmp_path):
+    """Older files have no `cp_rank`; ranks of tensor parallelism repeat a part."""
+    given = samples(4)
+    written.by_rank(tmp_path, 1, given, parts)
+    again = torch.load(tmp_path / "train_data" / "1_0.pt")
+    torch.save(again | {"rank": 99}, tmp_path / "train_data" / "1_99.pt")
+    dump = Dump(tmp_path)
+    found = {values["train_logp"][0]: values["rollout_logp"] for _, values in sequences_of(dump)}
+    wanted = [{"train": sample.train[sample.mask], "rollout": sample.rollout[sample.mask]} for sample in given]
+    assert found == {float(one["train"][0]): one["rollout"].tolist() for one in wanted}
+
+
+ONE_SIDED = {
+    "dumps/7.jsonl": ({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 7}, "verl.install(dump="),
+    "3/12.jsonl": ({"task_id": 12, "sample_idx": 0, "head_version": 2, "completion": "b"}, "areal.install(dump="),
+    "train_rollout/train_rollout_3.jsonl": ({"prompt": "a", "response": "b"}, "xtuner.install(dump="),
+    "rollout_samples.jsonl": ({"turns": [{"completion_logprobs": [-0.5]}]}, "rc.dump in the trainer"),
+    "rollouts/step_3/train/all/traces.jsonl": ({"reward": 1.0}, "trainer.enable_token_export"),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+def test_a_job_without_both_log_probs_says_what_gives_them(name, tmp_path, capsys):
+    record, gives = ONE_SIDED[name]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record) + "\n")
+    assert main(["doctor", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert path.name in said.err and gives in said.err
+    assert find_refusal(tmp_path).startswith(str(tmp_path))
+
+
+def find_refusal(folder):
+    with pytest.raises(DumpError) as caught:
+        find_job(folder, (".pt", ".jsonl"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ((".hydra/config.yaml", "config.json"), ".hydra/config.yaml"),
+        (("deep/config.yaml", "args.json"), "args.json"),
+        (("checkpoint/config.json",), None),
+    ],
+)
+def test_the_configuration_of_the_run(files, wanted, tmp_path):
+    """The one nearest to the top; that of a model is none."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"model_type": "llama"}' if "checkpoint" in name else "{}")
+    written.nemo(written.made(tmp_path / "logs"), 1, samples(1))
+    job = find_job(tmp_path, (".jsonl",))
+    assert job.config == (wanted and tmp_path / wanted)
+
+
+def test_checkpoints_beside_dumps_are_not_read(tmp_path, capsys):
+    written.nemo(tmp_path, 4, samples(6))
+    (tmp_path / "step_4").mkdir()
+    torch.save({"weight": torch.ones(3)}, tmp_path / "step_4" / "model.pt")
+    dump = Dump(tmp_path)
+    assert len(sequences_of(dump)) == 6 and dump.problems.count == 0
+    assert dump.about == "1 files of nemo (not env.should_log_nemo_gym_responses), step 4; 1 other files are not read"
+    main(["doctor", str(tmp_path)])
+    assert "found: 1 files of nemo" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"), [*((layout, "worse step by step") for layout in written.LAYOUTS), ("prime_rl", "NaN rows")]
+)
+def test_a_planted_bug_is_named_in_every_layout(name, layout, tmp_path):
+    """`python -m builders.framework_dumps` does so for all kinds, and for healthy dumps."""
+    (case,) = (one for one in CASES if one.name == name)
+    given = written.samples_of(case.make(100))
+    assert written.found_in(written.write(written.LAYOUTS[layout], tmp_path, given))[0][:1] == [case.cause]
