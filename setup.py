@@ -17,6 +17,8 @@ EXAMPLE = [*DEMO, "matplotlib>=3.8"]
 REPORT = [*DEMO]
 PARQUET = ["pyarrow>=14"]
 SAFETENSORS = ["safetensors>=0.4"]
+# What `rollout-corr check` reads .yaml files with.
+CHECK = ["pyyaml>=6"]
 # The pictures of examples, and the suites of `pytest benchmarks`.
 BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]
 TEST = [
@@ -24,6 +26,7 @@ TEST = [
     *PARQUET,
     *SAFETENSORS,
     *BENCH,
+    *CHECK,
     "hypothesis>=6.100",
     # For tests/package/test_typing.py. This version of pyright brings its program along, the extra its Node.
     "mypy>=1.19",
@@ -32,7 +35,6 @@ TEST = [
     "numpy<2.4",
     "pytest>=8",
     "pytest-xdist>=3",
-    "pyyaml>=6",
     # For the interpreter tests. The package itself runs without it.
     "triton; platform_system == 'Linux'",
 ]
@@ -68,6 +70,7 @@ setup(
         "report": REPORT,
         "parquet": PARQUET,
         "safetensors": SAFETENSORS,
+        "check": CHECK,
         "bench": BENCH,
         "docs": DOCS,
         "test": TEST,

@@ -59,6 +59,8 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from .diagnose.doctor.cause import Finding as Finding
     from .diagnose.results import Diagnosis as Diagnosis
     from .diagnose.results import Report as Report
+    from .frameworks.shared.checking import ConfigProblem as ConfigProblem
+    from .frameworks.shared.checking import check_config as check_config
     from .frameworks.shared.lookup import Recipe as Recipe
     from .frameworks.shared.lookup import recipe as recipe
     from .frameworks.shared.lookup import recipe_names as recipe_names
@@ -109,15 +111,15 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
 
 __all__ = [
     "BAPO", "CISPO", "DPPO", "DRO", "GMPO", "GPG", "GSPO", "KL", "M2PO", "MIS", "OPSM", "PPO", "REAL", "REC", "SAPO",
-    "TIS", "TOPR", "VESPO", "AveragePPO", "Backend", "Batch", "Bottom", "ClipCov", "ClipHigher", "Correction",
-    "Criterion", "Diagnosis", "EntropyBonus", "EntropyClip", "Factors", "FilteredGroups", "Finding", "FrameworkName",
-    "GSPOToken", "GeoRS", "Groups", "IcePop", "KLCov", "KPop", "KeepESS", "KeptMass", "Labels", "Loss", "Mean",
-    "MeanBelow", "Outputs", "PendingCorrection", "PendingMetrics", "PolicyLoss", "Quantile", "Ranks", "Recipe",
-    "RecipeName", "Reinforce", "Report", "RouteAgreement", "Score", "Selection", "Spec", "SpecName", "SquaredLogRatio",
-    "Statistics", "Suggestion", "ThresholdStatistics", "Thresholds", "TopK", "TurnIds", "Versions", "Weight",
-    "backend_for", "clear_caches", "correct", "correct_async", "doctor", "dump", "early_token_weights",
-    "filter_groups", "future_kl_weights", "policy_loss", "proximal", "recipe", "recipe_names", "report",
-    "route_agreement", "selection", "spec", "spec_names", "suggest", "threshold_statistics", "warmup",
+    "TIS", "TOPR", "VESPO", "AveragePPO", "Backend", "Batch", "Bottom", "ClipCov", "ClipHigher", "ConfigProblem",
+    "Correction", "Criterion", "Diagnosis", "EntropyBonus", "EntropyClip", "Factors", "FilteredGroups", "Finding",
+    "FrameworkName", "GSPOToken", "GeoRS", "Groups", "IcePop", "KLCov", "KPop", "KeepESS", "KeptMass", "Labels",
+    "Loss", "Mean", "MeanBelow", "Outputs", "PendingCorrection", "PendingMetrics", "PolicyLoss", "Quantile", "Ranks",
+    "Recipe", "RecipeName", "Reinforce", "Report", "RouteAgreement", "Score", "Selection", "Spec", "SpecName",
+    "SquaredLogRatio", "Statistics", "Suggestion", "ThresholdStatistics", "Thresholds", "TopK", "TurnIds", "Versions",
+    "Weight", "backend_for", "check_config", "clear_caches", "correct", "correct_async", "doctor", "dump",
+    "early_token_weights", "filter_groups", "future_kl_weights", "policy_loss", "proximal", "recipe", "recipe_names",
+    "report", "route_agreement", "selection", "spec", "spec_names", "suggest", "threshold_statistics", "warmup",
 ]  # fmt: skip
 
 # The names that a module of the package is imported for, when one of them is first used.
@@ -134,6 +136,7 @@ _IMPORTED_WHEN_USED = {
     "diagnose.calls": "doctor report",
     "diagnose.doctor.cause": "Finding",
     "diagnose.results": "Diagnosis Report",
+    "frameworks.shared.checking": "ConfigProblem check_config",
     "frameworks.shared.lookup": "Recipe recipe recipe_names spec spec_names",
     "frameworks.shared.names": "FrameworkName RecipeName SpecName",
     "metrics.statistics": "PendingMetrics",

@@ -60,6 +60,9 @@ COMMANDS = {
     "demo": Command("plant a bug in an example batch, find it, and compare specs", "rollout_corr.cli.demo:run"),
     "explain": Command("explain in words what a framework's spec or recipe does", "rollout_corr.cli.main:explain"),
     "specs": Command("list the specs of all frameworks, or those that contain a word", "rollout_corr.cli.main:specs"),
+    "check": Command(
+        "name the mistakes in a run's configuration before it starts", "rollout_corr.cli.check_command:check"
+    ),
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),
     "doctor": Command("name the causes of a mismatch; exit with 1 if any", "rollout_corr.cli.dump_commands:doctor"),
     "what-if": Command("try all specs and a grid of thresholds on a dump", "rollout_corr.cli.dump_commands:what_if"),

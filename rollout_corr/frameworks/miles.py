@@ -7,6 +7,7 @@ from typing import Any
 from ..specs.correction import Spec
 from .shared.recipe import Recipe
 from .slime import config as slime
+from .slime.mistakes import CHECKS as CHECKS
 
 PATHS = {
     "icepop_function": "miles.backends.training_utils.loss_hub.corrections.icepop_function",

@@ -15,6 +15,7 @@ from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GPG, GSPO
 from ..specs.terms import KL, Mean
 from ..specs.validate import LARGEST_CLAMP, number, one_of
+from .shared.checking import Checks, Rule, without
 from .shared.preset import LEVELS, gated, level_of, presets, truncated
 from .shared.recipe import (
     BOTH,
@@ -30,7 +31,7 @@ from .shared.recipe import (
     named_recipe,
     of_presets,
 )
-from .shared.settings import boolean, defaults_of, maybe, settings_of
+from .shared.settings import NoEquivalent, boolean, defaults_of, maybe, settings_of
 
 # --- presets ---
 
@@ -155,7 +156,7 @@ def spec(
         )
     if kind == "seq-mask-tis":
         if seq_logprob_error_threshold is not None:
-            raise ValueError(
+            raise NoEquivalent(
                 "seq_logprob_error_threshold: masks sequences before they are counted, and 'seq-mask-tis' weighs "
                 "them by 0; no Spec does both"
             )
@@ -252,3 +253,40 @@ def _read_kl(given: dict[str, Any]) -> KL | None:
             "use_on_policy_kl_approximation: weighs the KL by new/rollout and the loss by new/old; no KL here does"
         )
     return _kl(coefficient, given["kl_input_clamp_value"], given["kl_output_clamp_value"])
+
+
+# --- mistakes ---
+
+USES, TYPE = "loss_fn.use_importance_sampling_correction", "loss_fn.truncated_importance_sampling_type"
+LEAST, WHOLE_SEQUENCES = f"{TYPE[:-5]}_ratio_min", "loss_fn.sequence_level_importance_ratios"
+ERRORS, GENERATION = "grpo.seq_logprob_error_threshold", "policy.generation."
+CHECKS = Checks(
+    keys=(*(f"loss_fn.{name}" for name in OF_SPEC if name != "seq_logprob_error_threshold"), ERRORS),
+    context=("grpo.async_grpo.enabled", "loss_fn.token_level_loss"),
+    alike=("ppo.seq_logprob_error_threshold",),
+    mode=(f"{GENERATION}vllm_cfg.logprobs_mode", "processed_logprobs"),
+    temperature=f"{GENERATION}temperature",
+    length="policy.max_total_sequence_length",
+    bounds={"criteria": (f"{TYPE[:-5]}_ratio", LEAST), "weight": (f"{TYPE[:-5]}_ratio", LEAST)},
+    rules=(
+        *without(TYPE, LEAST),
+        Rule(
+            USES,
+            lambda run: run.is_("grpo.async_grpo.enabled", True) and run.off(USES, False),
+            "NeMo refuses async_grpo without it",
+            "write true",
+        ),
+        Rule(
+            WHOLE_SEQUENCES,
+            lambda run: run.is_(WHOLE_SEQUENCES, True) and run.is_("loss_fn.token_level_loss", True, default=True),
+            "NeMo refuses it beside token_level_loss: true",
+            "write token_level_loss: false",
+        ),
+        Rule(
+            ERRORS,
+            lambda run: run.number(ERRORS) <= 1.0,
+            "{value} masks every sequence: the mean of exp(|D|) is at least 1",
+            "write 1.5 or 2",
+        ),
+    ),
+)

@@ -13,9 +13,11 @@ from ..specs.correction import Criterion, Spec
 from ..specs.statistics import Stat
 from ..specs.surrogates import Reinforce
 from ..specs.validate import one_of, positive
-from .shared.preset import PRESETS, RECIPES, masked, presets, warn_once
+from .shared.checking import Checks
+from .shared.notices import warn_once
+from .shared.preset import PRESETS, RECIPES, masked, presets
 from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
-from .shared.settings import settings_of
+from .shared.settings import NoEquivalent, settings_of
 
 
 def _mask(stat: Stat, label: str, **more: Any) -> Spec:
@@ -124,10 +126,25 @@ def _settings(config: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
         # Without a type prime-rl's loss is IPO, and was DPPO until these settings were removed.
         kind = "default" if any(name in given for name in SETTINGS["default"]) else "ipo"
     if kind == "custom":
-        raise ValueError("type: 'custom' names a function of its own, which cannot be read")
+        raise NoEquivalent("type: 'custom' names a function of its own, which cannot be read")
     one_of("type", kind, TYPES)
     allowed = (*SETTINGS[kind], *(() if kind == "icepop" else ("kl_tau",)))
     for name in (*given, *(["kl_tau"] if taus["kl_tau"] is not None else [])):
         if name not in allowed:
             raise ValueError(f"{name}: no setting of type {kind!r}, which has {sorted(allowed)}")
     return kind, given, taus
+
+
+# --- mistakes ---
+
+SAMPLING = "orchestrator.train.sampling."
+CHECKS = Checks(
+    keys=tuple(f"trainer.loss.{name}" for name in KNOWN if name != "type"),
+    alike=("import_path",),
+    uses_logprobs=lambda run: True,
+    mode=("inference.vllm.logprobs_mode", "processed_logprobs"),
+    temperature=f"{SAMPLING}temperature",
+    top_p=f"{SAMPLING}extra_body.top_p",
+    top_k=f"{SAMPLING}extra_body.top_k",
+    min_p=f"{SAMPLING}extra_body.min_p",
+)

@@ -35,7 +35,7 @@ from .shared.recipe import (
     named_recipe,
     penalty,
 )
-from .shared.settings import block_of, boolean, fields_of, maybe, refuse_unknown, settings_of
+from .shared.settings import block_of, boolean, fields_of, known_in, maybe, settings_of
 
 # --- presets ---
 
@@ -160,7 +160,7 @@ def read(config: object) -> Spec:
     if "is_weight" not in given and "filters" not in given:
         held = settings_of(config, LOSS, whole=WHOLE)["train_infer_correction"]
         given = {} if held is None else fields_of(held, "train_infer_correction")
-    refuse_unknown(given, ("is_weight", "filters"))
+    given = known_in(given, ("is_weight", "filters"))
     filters = [block_of(each, "filters", FILTER) for each in given.get("filters") or ()]
     rules = [rule for rule in filters if rule["enabled"]]
     # Filters of one kind have one name, which a Spec takes once.

@@ -143,7 +143,9 @@ def test_threshold_grammar_refuses(value, kind, message):
 def test_every_rejection_option_of_verl():
     names = [f"{over}_{stat}" for over in ("token", "seq_sum", "seq_mean", "seq_max") for stat in ("k1", "k2", "k3")]
     names.remove("seq_max_k1")
-    assert sorted(verl_options.RS_OPTIONS) == sorted(names)
+    assert sorted(verl_options.RS_OPTIONS) == sorted([*names, "binary_kl"])
+    kpop = rc.Criterion("binary_kl_symmetric", upper=0.1, label="binary_kl", eps=1e-6)
+    assert verl_options.criteria("binary_kl", 0.1) == (kpop,)
     for name in names:
         expected = k1(name, 0.5, 2) if name.endswith("k1") else option(name, None, 2.0)
         assert verl_options.criteria(name, 2.0) == (expected,)

@@ -353,7 +353,7 @@ SPEC_REFUSED = {
 """,
     "skyrl": """
 {tis_type: token} | unknown key 'tis_type' (did you mean 'tis_ratio_type'?), expected some of
-{use_tis: true, typo: 1} | unknown key 'typo', expected some of ['off_policy_correction', 'use_tis'
+{use_tis: true, tis_imp_ratio_cp: 1} | unknown key 'tis_imp_ratio_cp' (did you mean 'tis_imp_ratio_cap'?)
 {off_policy_correction: {typo: 1}} | unknown key 'typo'
 {off_policy_correction: token} | TypeError off_policy_correction: expected a mapping or a config object, got str
 {tis_ratio_type: geometric} | tis_ratio_type: expected null or one of ['token', 'sequence']

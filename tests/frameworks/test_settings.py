@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.frameworks.shared.settings import flags_of, in_its_words, settings_of
+from rollout_corr.frameworks.shared.settings import block_of, flags_of, in_its_words, settings_of
 
 KNOWN = {"clip_low": 0.2, "clip_high": 0.2, "mode": None}
 
@@ -45,6 +45,23 @@ def test_kinds_of_configurations(config):
 def test_misspelled(config):
     with pytest.raises(ValueError, match=r"unknown key 'clip_lo' \(did you mean 'clip_low'\?\)"):
         settings_of(config, KNOWN, blocks=[("loss",)], whole=["optimizer"])
+
+
+@pytest.mark.usefixtures("nothing_said_yet")
+@pytest.mark.parametrize(
+    ("read", "given"),
+    [
+        (lambda given: settings_of(given, KNOWN)["clip_low"], {"clip_low": 0.1, "of_next_year": 1}),
+        (lambda given: block_of(given, "loss", KNOWN)["clip_low"], {"clip_low": 0.1, "of_next_year": 1}),
+        (lambda given: flags_of(given, FLAGS)["actor.clip"], {"actor": {"clip": 0.1, "of_next_year": 1}}),
+        (lambda given: rc.spec("verl", given).weight.upper, {"rollout_is_threshold": 0.1, "rollout_is": "token",
+         "of_next_year": 1}),
+        (lambda given: rc.spec("xtuner", given).weight.upper, {"rollout_is_threshold": (0.1, 0.0), "of_next_year": 1}),
+    ],
+)  # fmt: skip
+def test_a_key_of_a_newer_release_is_left_out_with_a_warning(read, given):
+    with pytest.warns(UserWarning, match=r"unknown key '(actor\.)?of_next_year' is left out"):
+        assert read(given) == 0.1
 
 
 def test_unknown():

@@ -33,7 +33,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import boolean, defaults_of, fields_of, maybe, settings_of
+from ..shared.settings import NoEquivalent, boolean, defaults_of, fields_of, maybe, settings_of
 
 # --- the correction ---
 
@@ -234,7 +234,7 @@ def _correction(given: dict[str, Any]) -> Spec | None:
     if threshold is None:
         return rejects
     if rejects is not None:
-        raise ValueError(
+        raise NoEquivalent(
             "m2_threshold: expected None beside rejection_sampling, because the loss counts what the one drops and not "
             f"what the other drops, got {threshold!r}"
         )

@@ -17,7 +17,8 @@ from ...specs.statistics import Stat
 from ...specs.surrogate import RatioOf, Surrogate
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import number, one_of
-from ..shared.preset import gated, level_of, presets, truncated, warn_once
+from ..shared.notices import warn_once
+from ..shared.preset import gated, level_of, presets, truncated
 from ..shared.recipe import (
     AGGREGATIONS,
     BOTH,

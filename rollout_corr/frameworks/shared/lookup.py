@@ -118,7 +118,8 @@ def spec(name: str, /, *config: object, **arguments: Any) -> Spec:
     """Return a framework's correction: by its own name for it, or read from a configuration.
 
     `rc.spec("verl.decoupled_token_is", upper=3.0)`; `rc.spec("verl", config)`. A configuration may be of any
-    generation of the framework. Old keys warn once in a process, with the line to write instead; unknown keys raise.
+    generation of the framework. Old keys warn once in a process, with the line to write instead;
+    misspelled keys raise, and other unknown keys warn once.
 
     Args:
         name: "framework.spec", one of `rc.spec_names()`; or with a configuration the framework alone, such as "verl".

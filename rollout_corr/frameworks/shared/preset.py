@@ -6,8 +6,6 @@ A registered spec is called a preset here. Each knows what builds it, and the fr
 from __future__ import annotations
 
 import difflib
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,12 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...specs.choices import Drop, Of, Reduce, Unit, WeightReduce
 from ...specs.correction import Criterion, Spec, Weight
-from .settings import default_of, refuse_wrong_types
+from .settings import NoEquivalent, default_of, refuse_wrong_types
 
 if TYPE_CHECKING:
     from ...specs.loss import Loss
-
-PACKAGE = __name__.partition(".")[0]
 
 # A framework's level of a ratio: the `over` and `reduce` of the weight that it is, and of the criterion that tests it.
 LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {
@@ -149,24 +145,10 @@ def registered(framework: str) -> list[Preset]:
     return [found for found in PRESETS.values() if found.name.partition(".")[0] == framework]
 
 
-_warned: set[tuple[str, ...]] = set()
-
-
-def warn_once(key: tuple[str, ...], message: str) -> None:
-    """Warn once in a process for each key: a training loop may read its settings every step."""
-    if key in _warned:
-        return
-    _warned.add(key)
-    # The warning points at the caller's line, which has to change. Python 3.12 has `skip_file_prefixes` for this.
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
-
-
 def same_kind(error: Exception, message: str) -> Exception:
-    """Return a TypeError or a ValueError, as the error is, with another message."""
-    return TypeError(message) if isinstance(error, TypeError) else ValueError(message)
+    """Return a TypeError or a kind of ValueError, as the error is, with another message."""
+    kinds = (TypeError, NoEquivalent)
+    return next((kind for kind in kinds if isinstance(error, kind)), ValueError)(message)
 
 
 # --- parts of Specs ---

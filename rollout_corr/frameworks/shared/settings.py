@@ -16,6 +16,11 @@ from ...specs.caches import cached
 from ...specs.choices import Scheme
 from ...specs.correction import Spec
 from ...specs.validate import number
+from .notices import warn_once
+
+
+class NoEquivalent(ValueError):
+    """What a framework can do and a Spec cannot: no mistake in the configuration."""
 
 
 def fields_of(config: object, what: str = "config") -> dict[str, Any]:
@@ -50,19 +55,36 @@ def setting_of(config: object, name: str, default: object) -> Any:
     return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
 
 
-def refuse_unknown(given: Iterable[Any], known: Iterable[str]) -> None:
-    """Raise ValueError for the first key that the framework does not have."""
+def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = False) -> dict[str, Any]:
+    """Return the fields that the framework is known to have.
+
+    A misspelled key is an error. Any other key may be one of a newer release: it warns, and is left out.
+
+    Args:
+        given: The fields of a block.
+        known: The keys of the framework.
+        exactly: An unknown key is an error, whatever it is like.
+
+    Raises:
+        ValueError: A key that is nearly a known one, or fields of which none is known.
+    """
     known = list(known)
-    for key in given:
-        if key not in known:
+    unknown = [key for key in given if key not in known]
+    for key in unknown:
+        if exactly or len(unknown) == len(given) or nearest(key, known, 0.75):
             raise ValueError(f"unknown key {key!r}{nearest(key, known)}, expected some of {known}")
+    _leave_out(unknown, known)
+    return {key: given[key] for key in given if key in known}
+
+
+def _leave_out(unknown: list[Any], known: list[str]) -> None:
+    for key in unknown:
+        warn_once(("unknown", str(key), *known), f"unknown key {key!r} is left out: a key of a newer release?")
 
 
 def block_of(config: object, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a block, or of none, with defaults for those it leaves out; unknown keys raise."""
-    given = {} if config is None else fields_of(config, name)
-    refuse_unknown(given, known)
-    return {**known, **given}
+    """Return the settings of a block, or of none, with defaults for those it leaves out; see `known_in`."""
+    return {**known, **known_in({} if config is None else fields_of(config, name), known)}
 
 
 def nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
@@ -82,13 +104,13 @@ def settings_of(
         blocks: Paths to the block that holds them in larger configurations, such as `("actor", "policy_loss")`; those
             that are there are followed, and their keys are added up.
         whole: Keys that show that a larger block is given, most of whose keys do not concern this package. There only
-            keys that are nearly one of `known` are refused; elsewhere, each key that is not one.
+            keys that are nearly one of `known` are refused; elsewhere see `known_in`.
 
     Returns:
         A value for each key of `known`.
 
     Raises:
-        ValueError: An unknown or misspelled key, with the nearest right one.
+        ValueError: A misspelled key, with the right one, or only unknown keys.
         TypeError: `config` or a block of it has no fields.
     """
     given = fields_of(config)
@@ -107,7 +129,7 @@ def settings_of(
             if key not in known and (near := nearest(key, known, 0.9)):
                 raise ValueError(f"unknown key {key!r}{near}")
     else:
-        refuse_unknown(given, known)
+        known_in(given, known)
     return {key: given.get(key, default) for key, default in known.items()}
 
 
@@ -124,7 +146,7 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
         A value for each flag of `known`.
 
     Raises:
-        ValueError: An unknown or misspelled flag of these blocks, with the nearest right one.
+        ValueError: A misspelled flag of these blocks, with the right one.
     """
     outer = fields_of(config)
     every = [*known, *others]
@@ -138,9 +160,11 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
             flags |= {f"{block}.{key}": value for key, value in fields_of(at, block).items()}
     for flag in flags:
         if not any(flag == name or flag.startswith(f"{name}.") for name in every):
-            raise ValueError(f"unknown key {flag!r}{nearest(flag, every)}")
+            if near := nearest(flag, every, 0.75):
+                raise ValueError(f"unknown key {flag!r}{near}")
+            _leave_out([flag], every)
     if not flags:
-        refuse_unknown(outer, sorted(tops))
+        known_in(outer, sorted(tops), exactly=True)
     return {name: flags.get(name, default) for name, default in known.items()}
 
 

@@ -18,7 +18,8 @@ from ...specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
 from ...specs.surrogate import Surrogate
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import not_negative, number, one_of, positive
-from ..shared.preset import LEVELS, level_of, masked, presets, warn_once
+from ..shared.notices import warn_once
+from ..shared.preset import LEVELS, level_of, masked, presets
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -35,7 +36,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import block_of, boolean, defaults_of, fields_of, maybe, refuse_unknown, settings_of
+from ..shared.settings import block_of, boolean, defaults_of, fields_of, known_in, maybe, settings_of
 
 # --- the correction ---
 
@@ -225,7 +226,7 @@ def read(config: object) -> Spec:
 
 def _algorithm(given: dict[str, Any], whole: bool) -> Spec:
     if not whole:
-        refuse_unknown(given, AROUND)
+        given = known_in(given, AROUND)
     inner = given.get("off_policy_correction")
     block = {} if inner is None else fields_of(inner, "off_policy_correction")
     if not boolean("use_tis", given.get("use_tis")):
@@ -241,7 +242,7 @@ def _algorithm(given: dict[str, Any], whole: bool) -> Spec:
 
 
 def _block(given: dict[str, Any]) -> Spec:
-    refuse_unknown(given, KNOWN)
+    given = known_in(given, KNOWN)
     low, high = "token_mask_is_threshold_low", "token_mask_is_threshold_high"
     if (given.get(low) is None) != (given.get(high) is None):
         message = f"skyrl: {low} and {high} work only together; with one of them SkyRL masks no token, and so does this"

@@ -33,7 +33,7 @@ from ..shared.recipe import (
     of_presets,
     penalty,
 )
-from ..shared.settings import boolean, cached_spec, fields_of, maybe, settings_of, words
+from ..shared.settings import NoEquivalent, boolean, cached_spec, fields_of, maybe, settings_of, words
 
 # --- presets ---
 
@@ -250,7 +250,7 @@ def _settings(config: object) -> dict[str, Any]:
     alone = "custom_tis_function_path" not in given and any(key in given for key in MIS)
     last = ("mis" if alone else "tis") if path is None else str(path).replace(":", ".").rpartition(".")[2]
     if last not in FUNCTIONS:
-        raise ValueError(f"custom_tis_function_path: expected one that ends in {sorted(FUNCTIONS)}, got {path!r}")
+        raise NoEquivalent(f"custom_tis_function_path: expected one that ends in {sorted(FUNCTIONS)}, got {path!r}")
     if found["eps_clip_high"] is None:
         found["eps_clip_high"] = found["eps_clip"]
     return found | {"function": FUNCTIONS[last]}

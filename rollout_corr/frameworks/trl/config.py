@@ -18,9 +18,10 @@ from ...specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of
 from ..shared import lookup
-from ..shared.preset import LEVELS, Row, is_off_policy, level_of, off_policy, presets, warn_once
+from ..shared.notices import warn_once
+from ..shared.preset import LEVELS, Row, is_off_policy, level_of, off_policy, presets
 from ..shared.recipe import BOTH, BYPASS, GLOBAL, ROWS, TOKENS, Named, Recipe, built_recipe, clip, named_recipe
-from ..shared.settings import boolean, maybe, settings_of, words
+from ..shared.settings import NoEquivalent, boolean, maybe, settings_of, words
 
 # --- presets ---
 
@@ -230,7 +231,7 @@ class Trainer:
         refuse_entropy(given)
         bonus = number("entropy_coef", given["entropy_coef"]) != 0.0
         if bonus or boolean("use_adaptive_entropy", given["use_adaptive_entropy"]):
-            raise ValueError("entropy_coef: needs the whole distribution; add the bonus to the value of policy_loss")
+            raise NoEquivalent("entropy_coef: needs the whole distribution; add the bonus to the value of policy_loss")
         corrected = boolean("vllm_importance_sampling_correction", given["vllm_importance_sampling_correction"])
         given["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
         bounds = {"clip_max": given[CLIP_MAX], "clip_min": given["vllm_importance_sampling_clip_min"]}
@@ -263,7 +264,7 @@ class Trainer:
 def refuse_entropy(given: Mapping[str, Any]) -> None:
     """Refuse a loss of the tokens with the largest entropy."""
     if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:
-        raise ValueError("top_entropy_quantile: needs the whole distribution; pass a mask of your own")
+        raise NoEquivalent("top_entropy_quantile: needs the whole distribution; pass a mask of your own")
 
 
 TRL = Trainer("trl")

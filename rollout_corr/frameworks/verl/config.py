@@ -26,7 +26,8 @@ from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, 
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of, positive
 from ..shared import lookup
-from ..shared.preset import LEVELS, Row, presets, registered, warn_once
+from ..shared.notices import warn_once
+from ..shared.preset import LEVELS, Row, presets, registered
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -45,7 +46,7 @@ from ..shared.recipe import (
     named_recipe,
     penalty,
 )
-from ..shared.settings import anything, block_of, boolean, fields_of, refuse_unknown, settings_of
+from ..shared.settings import anything, block_of, boolean, fields_of, known_in, settings_of
 from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
@@ -266,8 +267,7 @@ def read(config: object, *, k1_bounds: str = "verl", version: str | None = None)
     one_of("k1_bounds", k1_bounds, verl_options.K1_BOUNDS)
     if version not in (None, "0.6.0"):
         raise ValueError(f"version: expected None or '0.6.0', got {version!r}")
-    given = _block(fields_of(config))
-    refuse_unknown(given, KNOWN)
+    given = known_in(_block(fields_of(config)), KNOWN)
     level = given.get("rollout_is")
     generations = {
         "a cap on the weight, before 0.6.0": [key for key in given if key in CAPS],
@@ -315,7 +315,7 @@ def _is_off(cap: object) -> bool:
 
 
 def _cap(given: dict[str, Any]) -> Spec:
-    refuse_unknown(given, CAPS)
+    known_in(given, CAPS, exactly=True)
     on = {key: given[key] for key in given if not _is_off(given[key])}
     if len(on) > 1:
         raise ValueError(f"expected one cap, got {on}")

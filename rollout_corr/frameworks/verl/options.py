@@ -17,7 +17,7 @@ from ...specs.choices import Reduce, Unit
 from ...specs.correction import Criterion, Weight
 from ...specs.statistics import Stat
 from ..shared import preset
-from ..shared.preset import warn_once
+from ..shared.notices import warn_once
 
 LEVELS = ("token", "sequence")
 K1_BOUNDS = ("verl", "ratio")
@@ -38,7 +38,7 @@ RS_OPTIONS: dict[str, tuple[Stat, Unit, Reduce | None]] = {
     for name, unit in _UNITS.items()
     for stat in _STATS
     if (name, stat) != ("seq_max", "k1")
-}
+} | {"binary_kl": ("binary_kl_symmetric", "token", None)}  # KPop, verl#6800
 
 # Values of `rollout_rs` up to verl 0.7.0, which tested the ratio itself: the option that they are now.
 OLD_RS_LEVELS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
@@ -163,6 +163,8 @@ def _criterion(option: str, threshold: object, k1_bounds: str, key: str) -> Crit
         ):
             raise ValueError(f"{name}: expected one upper bound, got {threshold!r}")
         upper = number(name, threshold)
+        if stat == "binary_kl_symmetric":
+            return Criterion(stat, upper=upper, label=option, eps=1e-6)
         return Criterion(stat, over=over, reduce=reduce, upper=upper, label=option, token_clamp=TOKEN_CLAMP)
     lower, upper = ratio_bounds(name, threshold)
     if k1_bounds == "ratio":

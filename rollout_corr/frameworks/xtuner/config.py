@@ -16,7 +16,7 @@ from ...specs.terms import KL, Mean
 from ...specs.validate import not_negative, number, one_of
 from ..shared.preset import LEVELS, level_of, presets
 from ..shared.recipe import BOTH, DECOUPLED, GLOBAL, KL_KINDS, Named, Recipe, named_recipe, of_presets, penalty
-from ..shared.settings import block_of, boolean, defaults_of, fields_of, refuse_unknown, settings_of
+from ..shared.settings import block_of, boolean, defaults_of, fields_of, known_in, settings_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 MODES = ("truncate", "mask", "both")
@@ -143,8 +143,7 @@ def read(config: object) -> Spec:
     given = fields_of(config)
     if "rollout_is" in given:
         given = {} if given["rollout_is"] is None else fields_of(given["rollout_is"], "rollout_is")
-    refuse_unknown(given, defaults_of(spec))
-    return spec(**given)
+    return spec(**known_in(given, defaults_of(spec)))
 
 
 def write(spec: Spec) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""The command that looks at a configuration before a run: check."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from rollout_corr.cli.main import FOUND, GOOD, parser_of
+from rollout_corr.cli.streams import print_line
+from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config
+from rollout_corr.frameworks.shared.lookup import readable
+from rollout_corr.frameworks.shared.run_files import SUFFIXES, UnreadableRun
+
+
+def check(arguments: list[str]) -> int:
+    """Run `rollout-corr check`."""
+    parser = parser_of(
+        "check",
+        "Name the mistakes in the configuration of a run before it starts: the key, the line, and what to write.",
+        f"exit codes: {GOOD} no error (warnings are printed), {FOUND} an error, 2 a file cannot be read",
+    )
+    parser.add_argument(
+        "config",
+        nargs="+",
+        help=f"a file ({', '.join(SUFFIXES)}), or several of which the later ones win, then KEY=VALUE as on the "
+        "command line of the run; flags after --; or a folder, whose files are checked each alone",
+    )
+    parser.add_argument("--framework", required=True, metavar="NAME", choices=readable(), help=", ".join(readable()))
+    parser.add_argument("--json", action="store_true", help="print the mistakes as JSON, and nothing else")
+    chosen = parser.parse_args(arguments)
+    folder = Path(chosen.config[0])
+    try:
+        if len(chosen.config) == 1 and folder.is_dir():
+            found, checked = _each(folder, chosen.framework)
+        else:
+            found, checked = check_config(chosen.framework, chosen.config), " ".join(chosen.config)
+    except UnreadableRun as error:
+        raise DumpError(str(error)) from error
+    if chosen.json:
+        json.dump([{**vars(problem), "causes": list(problem.causes)} for problem in found], sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        for line in [
+            *map(str, found),
+            *([] if found else [f"{checked}: nothing wrong that {chosen.framework}'s rules know"]),
+        ]:
+            print_line(line)
+    return FOUND if any(problem.severity == "error" for problem in found) else GOOD
+
+
+def _each(folder: Path, framework: str) -> tuple[list[ConfigProblem], str]:
+    """Check the files of a folder, but for those that are no configuration."""
+    found, checked = list[ConfigProblem](), 0
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix.lower() in SUFFIXES:
+            with suppress(UnreadableRun):
+                found += check_config(framework, path)
+                checked += 1
+    if not checked:
+        raise UnreadableRun(f"{folder}: expected a folder with a configuration, one of {', '.join(SUFFIXES)}")
+    return found, f"{folder} ({checked} files)"

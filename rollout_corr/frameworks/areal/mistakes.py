@@ -1,0 +1,29 @@
+"""AReaL's settings that make the correction, and what goes wrong with them."""
+
+from __future__ import annotations
+
+from ..shared.checking import Checks, Rule, without
+from .config import ACTOR, OF_SPEC
+
+REJECTS, DECOUPLED = "actor.rejection_sampling", "actor.use_decoupled_loss"
+M2, SAPO = "actor.m2_threshold", "actor.use_sapo_loss"
+UPPER = f"{REJECTS}.upper"
+
+CHECKS = Checks(
+    keys=(*(f"actor.{name}" for name in ACTOR), *(f"{REJECTS}.{name}" for name in OF_SPEC)),
+    alike=("sapo_tau",),
+    closed=(REJECTS,),
+    temperature="gconfig.temperature",
+    trainer_temperature="actor.temperature",
+    length="gconfig.max_new_tokens",
+    bounds={"weight": (UPPER, f"{REJECTS}.lower"), "criteria": (UPPER, f"{REJECTS}.lower")},
+    rules=(
+        Rule(
+            UPPER,
+            lambda run: run.has(UPPER) and run.is_(SAPO, True),
+            "SAPO's loss does not read rejection_sampling",
+            "leave it out",
+        ),
+        *without(DECOUPLED, UPPER, M2, default=False),
+    ),
+)

@@ -1,0 +1,462 @@
+"""Mistakes in the configuration of a run, before it starts: `rc.check_config` and `rollout-corr check`.
+
+A framework says in a table, `CHECKS`, which of its settings matter and what goes wrong with them (a folder in its
+`mistakes.py`, a file in itself). This module finds the settings, asks the framework's reader for the Spec, and looks
+at what all frameworks have in common. What a script leaves open is UNKNOWN, and no rule fires on it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+from ...specs.correction import Criterion, Spec, Weight
+from . import lookup
+from .names import FrameworkName
+from .notices import heard
+from .run_files import UNKNOWN, Setting, Settings, nested, settings_in
+from .settings import NoEquivalent, nearest
+
+# Settings that a reader refuses one after the other.
+MOST_REFUSED = 8
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class ConfigProblem:
+    """One mistake in a configuration.
+
+    Attributes:
+        key: The setting, by its whole name.
+        message: What is wrong with it.
+        fix: What to write instead; "": the message says it.
+        severity: "error": the run does not do what the setting says. "warning": it may not.
+        file: The file; "" where the configuration was no file.
+        line: The line of the setting; 0 where it is not written there.
+        causes: The findings of `rc.doctor` that it makes.
+    """
+
+    key: str
+    message: str
+    fix: str = ""
+    severity: Severity = "error"
+    file: str = ""
+    line: int = 0
+    causes: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """`file:line`, as far as there is one."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+    def __str__(self) -> str:
+        """One line, as compilers write it."""
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"{self.place}{': ' if self.place else ''}{self.severity}: {self.key}: {self.message}{fix}"
+
+
+class Run:
+    """The settings that matter, by their whole names, and the Spec that they make."""
+
+    def __init__(self, settings: Settings, spec: Spec | None) -> None:
+        """Hold the settings, and the Spec that the framework's reader makes of them."""
+        self.settings, self.spec = settings, spec
+
+    def find(self, key: str) -> Setting | None:
+        """Return a setting by its whole name."""
+        return self.settings.get(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a setting."""
+        found = self.find(key)
+        return default if found is None else found.value
+
+    def has(self, key: str) -> bool:
+        """Tell whether a setting is given with a value that is known and is not null."""
+        return self.get(key) is not None and self.get(key) is not UNKNOWN
+
+    def is_(self, key: str, *values: Any, default: Any = None) -> bool:
+        """Tell whether a setting is known and has one of these values."""
+        value = self.get(key, default)
+        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
+
+    def off(self, key: str, default: Any = None) -> bool:
+        """Tell whether a setting is known to be false or null."""
+        return self.is_(key, None, False, default=default)
+
+    def on(self, key: str, default: Any = None) -> bool:
+        """Tell whether a setting is known to be on: neither false nor null."""
+        return self.get(key, default) is not UNKNOWN and not self.off(key, default)
+
+    def number(self, key: str, default: float = math.nan) -> float:
+        """Return a setting that is a number; NaN, with which nothing compares, where it is none."""
+        value = self.get(key, default)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+
+    @property
+    def corrects(self) -> bool:
+        """Tell whether there is a correction."""
+        return self.spec is not None and self.spec.acts
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that goes wrong in a framework.
+
+    Attributes:
+        key: The setting to blame, by its whole name.
+        wrong: When it is wrong.
+        message: What is wrong, with {value} for what is given.
+        fix: What to write instead.
+        severity: As of a problem.
+        causes: As of a problem.
+    """
+
+    key: str
+    wrong: Callable[[Run], bool]
+    message: str
+    fix: str = ""
+    severity: Severity = "error"
+    causes: tuple[str, ...] = ()
+
+
+def without(needed: str, *keys: str, default: Any = None, usual: Mapping[str, Any] = {}) -> tuple[Rule, ...]:
+    """Rules for settings that do nothing while another one is off; `usual` are values that may stand there anyway."""
+    last = needed.rpartition(".")[2]
+
+    def idle(key: str) -> Callable[[Run], bool]:
+        return lambda run: given(run, key, usual) and run.off(needed, default)
+
+    message, fix = f"{{value}} does nothing while {last} is off", f"set {last}, or leave this out"
+    return tuple(Rule(key, idle(key), message, fix) for key in keys)
+
+
+def given(run: Run, key: str, usual: Mapping[str, Any] = {}) -> bool:
+    """Tell whether a setting is given, neither false nor with its usual value."""
+    return run.has(key) and not run.is_(key, False, usual.get(key))
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is checked in the configurations of one framework.
+
+    Attributes:
+        keys: The settings that the framework's reader is given, by their whole names.
+        context: Other settings that rules look at.
+        alike: Other settings of the framework, by their last or whole names, which are like these.
+        closed: Blocks in which every key is known; "" is the block that is given alone.
+        roots: Beginnings of names that are no part of them: `GRPOConfig.` in a Python file.
+        logprobs: The setting that has the engine return log-probs, and its default; "": it always does.
+        uses_logprobs: When they are needed, beside a correction.
+        mode: The setting of vLLM's `logprobs_mode`, and its default; "": there is none.
+        temperature: That of sampling.
+        trainer_temperature: That of the trainer's log-probs, where it is a setting of its own.
+        top_p: Of sampling, where the engine's log-probs are then over what it keeps and the trainer's over all.
+        top_k: Likewise.
+        min_p: Likewise.
+        length: The most tokens of an answer.
+        bounds: The settings of the bounds: of "weight", of a criterion by its label, else of "criteria".
+        rules: What else goes wrong.
+    """
+
+    keys: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    logprobs: tuple[str, Any] = ("", True)
+    uses_logprobs: Callable[[Run], bool] = lambda run: run.corrects
+    mode: tuple[str, str] = ("", "processed_logprobs")
+    temperature: str = ""
+    trainer_temperature: str = ""
+    top_p: str = ""
+    top_k: str = ""
+    min_p: str = ""
+    length: str = ""
+    bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All settings that matter."""
+        sampling = (self.logprobs[0], self.mode[0], self.temperature, self.trainer_temperature)
+        named = (*self.keys, *self.context, *sampling, self.top_p, self.top_k, self.min_p, self.length)
+        return tuple(dict.fromkeys(key for key in named if key))
+
+
+def checks_of(framework: str) -> Checks:
+    """The table of a framework; one without a table has its reader, and what is common to all."""
+    module = lookup.part(framework)
+    if lookup.has(framework, "mistakes"):
+        module = import_module(f"{module.__package__}.mistakes")
+    found: Checks = getattr(module, "CHECKS", Checks())
+    return found
+
+
+def check_config(framework: str, config: object) -> list[ConfigProblem]:
+    """Name the mistakes in a run's configuration before it starts: which key, which line, and what to write.
+
+    Args:
+        framework: Its name, such as "verl": one of those that `rc.spec` reads a configuration of.
+        config: The path of a file (YAML, JSON, TOML, Python, a shell script), the words of a command line as a list,
+            or the configuration itself: a mapping or any config object. A list may begin with paths.
+
+    Returns:
+        The mistakes, errors first; an empty list where there is none that is known.
+
+    Raises:
+        ValueError: An unknown framework, or a file that cannot be read.
+        TypeError: A configuration without fields.
+    """
+    if not lookup.is_readable(framework):
+        raise ValueError(f"check_config: framework: expected one of {lookup.readable()}, got {framework!r}")
+    checks = checks_of(framework)
+    every = _in_roots(settings_in(config), checks)
+    settings = _that_matter(every, checks)
+    of_reader = {key: setting for key, setting in settings.items() if key in checks.keys or not checks.keys}
+    spec, problems = _read(framework, of_reader) if of_reader else (None, [])
+    run = Run(settings, spec)
+    problems = [*_spelling(every, settings, checks), *problems, *_engine(run, checks), *_bounds(run, checks)]
+    problems += _rules(run, checks.rules)
+    once = {(problem.key, problem.line): problem for problem in reversed(problems)}
+    kept = [problem for problem in dict.fromkeys(problems) if once[problem.key, problem.line] is problem]
+    return sorted(kept, key=lambda problem: (problem.severity != "error", problem.file, problem.line))
+
+
+def _in_roots(settings: Settings, checks: Checks) -> Settings:
+    """Take roots off the names; of a Python file only what stands in calls of these, and flags, remains."""
+    made: Settings = {}
+    for key, setting in settings.items():
+        root = next((root for root in checks.roots if f".{root}" in f".{key}"), None)
+        if root is not None:
+            made[f".{key}".partition(f".{root}")[2]] = setting
+        elif not setting.file.endswith(".py") or "." not in key:
+            made[key] = setting
+    return made
+
+
+def _that_matter(settings: Settings, checks: Checks) -> Settings:
+    """Return the settings that matter by their whole names, also those of a block given alone or within more."""
+    if not checks.keys:
+        return settings
+    made: Settings = {}
+    for whole in checks.every:
+        within = whole.split(".")
+        alone = [".".join(within[at:]) for at in range(1, len(within))] if whole in checks.keys else []
+        key = next((key for key in (whole, *alone) if key in settings), None)
+        if key is None and alone:
+            key = next((key for key in settings if key.endswith(f".{whole}")), None)
+        if key is not None:
+            made[whole] = settings[key]
+    return made
+
+
+def _problem(found: Setting | None, key: str, message: str, fix: str, **more: Any) -> ConfigProblem:
+    at = found or Setting(None)
+    return ConfigProblem(key, message, fix, file=at.file, line=at.line, **more)
+
+
+# --- the reader, which knows values and old names ---
+
+
+def _read(framework: str, settings: Settings) -> tuple[Spec | None, list[ConfigProblem]]:
+    """Read the Spec, and turn what the reader says into problems; a setting that it refuses is left out then."""
+    settings, problems = dict(settings), list[ConfigProblem]()
+    for _ in range(MOST_REFUSED):
+        blocks = nested((key, setting.value) for key, setting in settings.items())
+        with heard() as notices:
+            try:
+                # An object and no mapping: readers take it for a larger configuration than what they read.
+                spec = lookup.spec(cast(FrameworkName, framework), SimpleNamespace(**blocks))
+            except NoEquivalent:
+                return None, problems
+            except (TypeError, ValueError) as error:
+                problem = _of_text(str(error).removeprefix(f"spec({framework!r}): "), settings, "error")
+                # What is refused without it would not be refused beside what was meant.
+                problems = problems or [problem]
+                if settings.pop(problem.key, None) is None:
+                    return None, problems
+                continue
+        said = (_of_text(text.removeprefix(f"{framework}: "), settings, "warning") for text in notices)
+        return spec, [*problems, *said]
+    return None, problems
+
+
+def _of_text(text: str, settings: Settings, severity: Severity) -> ConfigProblem:
+    """Find the setting that a message names first."""
+    words = {word: text.find(word) for word in re.findall(r"[\w.]+", text)}
+    named = [(words[last], key) for key in settings if (last := key.rpartition(".")[2]) in words]
+    key = min(named)[1] if named else ""
+    message = re.sub(rf"^{re.escape(key.rpartition('.')[2])}(=[^:]*)?: ", "", text) if key else text
+    message, _, fix = message.partition("; ")
+    return _problem(settings.get(key), key, message, fix, severity=severity)
+
+
+# --- names ---
+
+
+def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[ConfigProblem]:
+    """Name keys that are nearly one that matters, and keys that matter in another place."""
+    found = {id(setting) for setting in settings.values()}
+    # Evaluation has settings of the same names.
+    sampling = (checks.temperature, checks.top_p, checks.top_k, checks.min_p)
+    named = [whole for whole in checks.every if whole not in sampling]
+    for key, setting in every.items():
+        block, _, last = key.rpartition(".")
+        if id(setting) in found or key in checks.alike or last in checks.alike:
+            continue
+        places = [whole for whole in named if "_" in last and whole.rpartition(".")[2] == last]
+        blocks = [whole.rpartition(".") for whole in checks.every]
+        # Of the same block, which may be given alone.
+        beside = [name for outer, _, name in blocks if f".{outer}".endswith(f".{block}") or not block]
+        exact = any(outer == block for outer, _, _ in blocks)
+        if places and not any(place in settings for place in places):
+            yield _problem(setting, key, "nobody reads it in this place", f"write {places[0]}")
+        elif not places and (near := nearest(last, beside, 0.84 if exact else 0.92)):
+            yield _problem(setting, key, f"unknown key{near}", "")
+        elif block in checks.closed and (block or Path(setting.file).suffix in ("", ".py")):
+            yield _problem(setting, key, "unknown key: one of a newer release?", "", severity="warning")
+
+
+# --- what the engine returns ---
+
+
+def _engine(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
+    if not checks.uses_logprobs(run):
+        return
+    key, default = checks.logprobs
+    if key and run.off(key, default):
+        message = "the correction gets no log-probs of the engine"
+        yield _problem(run.find(key), key, message, f"write {key}={'true' if default is True else default}")
+    temperature = run.number(checks.temperature, 1.0) if checks.temperature else 1.0
+    mode, its_default = checks.mode
+    key = checks.temperature
+    if temperature == 0.0:
+        yield _problem(run.find(key), key, "0 is greedy decoding, which no policy does", "write 1.0")
+    elif mode and run.is_(mode, "raw_logprobs", "raw_logits", default=its_default) and abs(temperature - 1.0) > 0.0:
+        message = (
+            f"the engine's log-probs are from before the temperature of {temperature:g}, the trainer's from after it"
+        )
+        place = run.find(mode) or run.find(key)
+        yield _problem(place, mode, message, f"write {mode}=processed_logprobs", causes=("temperature",))
+    key = checks.trainer_temperature
+    trained = run.number(key, temperature) if key else temperature
+    if abs(trained - temperature) > 0.0:
+        message = f"the trainer's log-probs are at the temperature {trained:g}, sampling at {temperature:g}"
+        yield _problem(run.find(key), key, message, f"write {temperature:g}", causes=("temperature",))
+    yield from _truncated(run, checks)
+
+
+def _truncated(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
+    """Sampling from a part of the vocabulary: the engine's log-probs are over that part, the trainer's over all."""
+    cuts: dict[str, Callable[[float], bool]] = {
+        checks.top_p: lambda value: 0.0 < value < 1.0,
+        checks.top_k: lambda value: 0.0 < value < 1000.0,
+        checks.min_p: lambda value: value > 0.0,
+    }
+    plain = {checks.top_p: "1.0", checks.top_k: "-1", checks.min_p: "0.0"}
+    mode, its_default = checks.mode
+    if mode and run.is_(mode, "raw_logprobs", default=its_default):
+        return
+    for key, cut in cuts.items():
+        if key and cut(run.number(key)):
+            last = key.rpartition(".")[2]
+            message = (
+                f"{last} {run.get(key)}: the engine's log-probs are over what it keeps, the trainer's over all tokens"
+            )
+            fix = f"write {plain[key]}, or pass rc.KeptMass"
+            yield _problem(run.find(key), key, message, fix, causes=("renormalised",))
+
+
+# --- what the bounds do to an engine that is well ---
+
+# Of bf16 engines that match well: docs/mismatch.md measures 1e-4 to 1e-3.
+HEALTHY_KL = 2e-4
+# A mean log-ratio that no run reaches: a bound beyond it is one of a token's ratio.
+NEVER_MEAN = 0.4
+MOST_OUTSIDE = 0.5
+
+
+def _bounds(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
+    if run.spec is None or not checks.bounds:
+        return
+    length = run.number(checks.length) / 2.0 if checks.length else math.nan
+    length = 1000.0 if math.isnan(length) or length < 1.0 else length
+    parts: list[tuple[Weight | Criterion, str]] = [(each, each.label or "") for each in run.spec.criteria]
+    parts += [] if run.spec.weight is None else [(run.spec.weight, "weight")]
+    for part, label in parts:
+        said = _said(part, length)
+        if said:
+            places = checks.bounds.get(label, checks.bounds.get("criteria", ()))
+            key = next((key for key in places if run.has(key)), next(iter(places), label))
+            yield _problem(run.find(key), key, said[0], said[1], severity="warning")
+
+
+def _said(part: Weight | Criterion, length: float) -> tuple[str, str] | None:
+    """Say that the bounds of a weight or criterion are those of another level."""
+    logs = _log_bounds(part)
+    if logs is None:
+        return None
+    low, high = logs
+    over = {("token", None): "token", ("sequence", "mean"): "geometric", ("sequence", "sum"): "product"}
+    level = over.get((part.over, part.reduce))
+    if level == "geometric" and low < -NEVER_MEAN and high > NEVER_MEAN:
+        return (
+            "bounds of a token's ratio on the mean of a sequence, which never reaches them: nothing is rejected",
+            "a geometric mean has bounds such as 0.99 and 1.01",
+        )
+    if level is None:
+        return None
+    tokens = {"token": 1.0, "geometric": 1.0 / length, "product": length}[level]
+    # D is about normal: a mean of -KL and a variance of 2 KL a token, summed or averaged over the tokens.
+    mean = -HEALTHY_KL * (length if level == "product" else 1.0)
+    outside = 1.0 - _normal(low, high, mean, math.sqrt(2.0 * HEALTHY_KL * tokens))
+    truncates = isinstance(part, Weight) and part.outside == "clamp"
+    # At most 1 is a choice; at most a little more is the bound of another level.
+    if not (1.0 < math.exp(min(high, 1.0)) < 1.05 and level == "token" if truncates else outside > MOST_OUTSIDE):
+        return None
+    unit = "tokens" if level == "token" else f"sequences of {length:.0f} tokens"
+    does = "rejects" if isinstance(part, Criterion) else "cuts the weights of"
+    other = {
+        "token": "0.999_1.001 is for the mean of a sequence; a token's ratio has bounds such as 0.5 and 2",
+        "geometric": "a geometric mean has bounds such as 0.99 and 1.01; rc.suggest gives those of a batch",
+        "product": "test the mean of a sequence, or its tokens: a product of ratios grows with the length",
+    }[level]
+    return f"{does} {outside:.0%} of {unit} of an engine that is well (KL {HEALTHY_KL:g} a token)", other
+
+
+def _log_bounds(part: Weight | Criterion) -> tuple[float, float] | None:
+    low, high = part.low, part.high
+    if isinstance(part, Criterion) and (part.when != "any" or part.of != "train/rollout"):
+        return None
+    if isinstance(part, Weight) or part.stat == "ratio":
+        return (math.log(low) if low else -math.inf), (math.log(high) if high else math.inf)
+    if part.stat == "k1":
+        return (-math.inf if high is None else -high), (math.inf if low is None else -low)
+    return None
+
+
+def _normal(low: float, high: float, mean: float, deviation: float) -> float:
+    """The probability that a normal number lies between two bounds."""
+    scale = deviation * math.sqrt(2.0)
+    return 0.5 * (math.erf((high - mean) / scale) - math.erf((low - mean) / scale))
+
+
+# --- what the framework says ---
+
+
+def _rules(run: Run, rules: tuple[Rule, ...]) -> Iterator[ConfigProblem]:
+    for rule in rules:
+        if rule.wrong(run):
+            found = run.find(rule.key)
+            value = None if found is None else found.value
+            yield _problem(
+                found, rule.key, rule.message.format(value=value), rule.fix, severity=rule.severity, causes=rule.causes
+            )

@@ -1,0 +1,30 @@
+"""TRL's settings that make the log-probs of the engine, and what goes wrong with them."""
+
+from __future__ import annotations
+
+from ..shared.checking import Checks, Rule, without
+from .config import CLIP_MAX, KNOWN
+
+NAME = "vllm_importance_sampling"
+CORRECTION, CLIP_MIN, MODE = f"{NAME}_correction", f"{NAME}_clip_min", f"{NAME}_mode"
+
+CHECKS = Checks(
+    keys=tuple(key for key in KNOWN if key.startswith(NAME) or key in ("use_vllm", "off_policy_mask_threshold")),
+    roots=("GRPOConfig.", "RLOOConfig.", "AsyncGRPOConfig."),
+    temperature="temperature",
+    top_p="top_p",
+    top_k="top_k",
+    min_p="min_p",
+    length="max_completion_length",
+    bounds={"weight": (CLIP_MAX, CLIP_MIN), "criteria": (CLIP_MAX, CLIP_MIN)},
+    rules=(
+        *without(CORRECTION, MODE, CLIP_MAX, CLIP_MIN, default=True, usual={MODE: "sequence_mask", CLIP_MAX: 3.0}),
+        *without("use_vllm", MODE, CLIP_MAX, CLIP_MIN, default=False, usual={MODE: "sequence_mask", CLIP_MAX: 3.0}),
+        Rule(
+            CORRECTION,
+            lambda run: run.is_(CORRECTION, True) and run.is_("use_vllm", False),
+            "does nothing without vLLM, whose log-probs it compares",
+            "write use_vllm=True",
+        ),
+    ),
+)

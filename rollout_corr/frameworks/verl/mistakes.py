@@ -1,0 +1,74 @@
+"""verl's settings that make the log-probs of the engine, and what goes wrong with them."""
+
+from __future__ import annotations
+
+from ..shared.checking import Checks, Rule, Run, without
+from .config import CAPS, KNOWN
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+BLOCK = "algorithm.rollout_correction."
+LOSS_MODE = f"{ACTOR}policy_loss.loss_mode"
+
+
+def _bypasses(run: Run) -> bool:
+    return run.is_(f"{BLOCK}bypass_mode", True)
+
+
+CHECKS = Checks(
+    keys=(
+        *(BLOCK + key for key in KNOWN if key not in CAPS),
+        *(ACTOR + key for key in CAPS),
+        LOSS_MODE,
+        "algorithm.rollout_is",
+        "algorithm.rollout_is_threshold",
+    ),
+    alike=("loss_mode", "use_policy_gradient", "loss_type"),
+    closed=(BLOCK[:-1],),
+    # Off by default before 0.9.0.
+    logprobs=(f"{ROLLOUT}calculate_log_probs", True),
+    uses_logprobs=lambda run: run.corrects or _bypasses(run),
+    mode=(f"{ROLLOUT}logprobs_mode", "processed_logprobs"),
+    temperature=f"{ROLLOUT}temperature",
+    top_p=f"{ROLLOUT}top_p",
+    top_k=f"{ROLLOUT}top_k",
+    length="data.max_response_length",
+    bounds={"weight": (f"{BLOCK}rollout_is_threshold",), "criteria": (f"{BLOCK}rollout_rs_threshold",)},
+    rules=(
+        *without(
+            f"{BLOCK}rollout_is",
+            f"{BLOCK}rollout_is_threshold",
+            f"{BLOCK}rollout_is_batch_normalize",
+            usual={f"{BLOCK}rollout_is_threshold": 2.0},
+        ),
+        *without(f"{BLOCK}rollout_rs", f"{BLOCK}rollout_rs_threshold"),
+        Rule(
+            f"{BLOCK}rollout_is",
+            lambda run: (
+                _bypasses(run)
+                and run.on(f"{BLOCK}rollout_is")
+                and run.off(f"{BLOCK}rollout_rs")
+                and run.is_(f"{BLOCK}loss_type", "ppo_clip", default="ppo_clip")
+            ),
+            "{value} is only measured in bypass mode with loss_type ppo_clip, whose clipped ratio is the correction",
+            "write loss_type=reinforce, or rollout_is=null",
+        ),
+        Rule(
+            f"{BLOCK}loss_type",
+            lambda run: run.is_(f"{BLOCK}loss_type", "reinforce") and run.off(f"{BLOCK}bypass_mode", False),
+            "{value} does nothing without bypass mode",
+            "write bypass_mode=true",
+        ),
+        Rule(
+            LOSS_MODE,
+            lambda run: _bypasses(run) and run.has(LOSS_MODE) and not run.is_(LOSS_MODE, "vanilla", "bypass_mode"),
+            "bypass mode puts its own loss in place of {value}",
+            "write bypass_mode=false, or loss_mode=vanilla",
+        ),
+        Rule(
+            LOSS_MODE,
+            lambda run: run.is_(LOSS_MODE, "bypass_mode") and run.off(f"{BLOCK}bypass_mode", False),
+            "bypass_mode finds no rollout_correction: only bypass mode copies it there",
+            "write algorithm.rollout_correction.bypass_mode=true",
+        ),
+    ),
+)

@@ -1,0 +1,466 @@
+"""Mistakes planted in configurations are named with their lines, and configurations without one are left alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+
+import rollout_corr as rc
+from rollout_corr.cli.main import main
+from rollout_corr.frameworks.shared.run_files import UNKNOWN, settings_in
+
+# `FRAMEWORK SUFFIX | KEY | WORDS`, and the file; "> " stands before the line that is to be named, none before a setting
+# that is missing.
+PLANTED = r"""
+verl yaml | rollout.calculate_log_probs | no log-probs ... =true
+  actor_rollout_ref:
+    rollout:
+>     calculate_log_probs: false
+  algorithm:
+    rollout_correction: {rollout_is: token}
+
+verl sh | calculate_log_probs | no log-probs
+  returned=False
+  python3 -m verl.trainer.main_ppo algorithm.rollout_correction.bypass_mode=True \
+>     actor_rollout_ref.rollout.calculate_log_probs=${returned}
+
+verl sh | rollout_is_threshold | warning: ... 0.5_2 ... quote it
+  rollout_is_threshold="0.5_2"
+  ARGS=(
+    algorithm.rollout_correction.rollout_is=token  # weights of tokens
+>   algorithm.rollout_correction.rollout_is_threshold=${rollout_is_threshold}
+  )
+
+verl yaml | rollout_is_threshold | warning: ... 0.52 ... quote it
+  rollout_is: token
+> rollout_is_threshold: 0.5_2
+
+verl yaml | rollout_is_treshold | did you mean 'rollout_is_threshold'
+  algorithm:
+    rollout_correction:
+      rollout_is: token
+>     rollout_is_treshold: 3.0
+
+verl sh | algorithm.rollout_rs | nobody reads it ... algorithm.rollout_correction.rollout_rs
+> run algorithm.rollout_rs=token_k1
+
+verl sh | calculate_logprobs | did you mean 'calculate_log_probs'
+> run actor_rollout_ref.rollout.calculate_logprobs=True
+
+verl yaml | loss_type | does nothing without bypass mode
+  algorithm:
+    rollout_correction:
+>     loss_type: reinforce
+      rollout_is: token
+
+verl yaml | rollout_correction.rollout_is | only measured ... reinforce
+  algorithm:
+    rollout_correction:
+      bypass_mode: true
+>     rollout_is: token
+
+verl sh | loss_mode | in place of gspo
+  run algorithm.rollout_correction.bypass_mode=True \
+>   actor_rollout_ref.actor.policy_loss.loss_mode=gspo
+
+verl yaml | loss_mode | finds no rollout_correction
+  actor_rollout_ref:
+    actor:
+      policy_loss:
+>       loss_mode: bypass_mode
+
+verl yaml | rollout_rs_threshold | does nothing while rollout_rs is off
+  rollout_is: token
+> rollout_rs_threshold: "0.5_2.0"
+
+verl yaml | rollout_rs_threshold | warning: ... rejects 96% of tokens ... 0.5 and 2
+  rollout_rs: token_k1
+> rollout_rs_threshold: 0.999_1.001
+
+verl yaml | rollout_rs_threshold | warning: ... never reaches
+  rollout_rs: seq_mean_k1
+> rollout_rs_threshold: 0.5_2.0
+
+verl yaml | rollout_rs_threshold | warning: ... of sequences of 1000 tokens ... rc.suggest
+  rollout_rs: seq_mean_k1
+> rollout_rs_threshold: 0.9999_1.0001
+
+verl yaml | rollout_rs_threshold | warning: ... sequences of 16384 tokens ... product
+  data: {max_response_length: 32768}
+  algorithm:
+    rollout_correction:
+      rollout_rs: seq_sum_k1
+>     rollout_rs_threshold: 0.5_2.0
+
+verl yaml | rollout.logprobs_mode | temperature of 0.7 ... processed_logprobs
+  actor_rollout_ref:
+    rollout:
+      temperature: 0.7
+>     logprobs_mode: raw_logprobs
+  algorithm: {rollout_correction: {rollout_is: token}}
+
+verl sh | rollout.top_p | what it keeps ... KeptMass
+  run algorithm.rollout_correction.rollout_is=token \
+>   actor_rollout_ref.rollout.top_p=0.9
+
+verl sh | rollout.top_k | what it keeps
+  run algorithm.rollout_correction.rollout_is=token \
+>   actor_rollout_ref.rollout.top_k=50
+
+verl yaml | actor.tis_imp_ratio_cap | warning: ... old name; write rollout_is
+  actor_rollout_ref:
+    actor:
+>     tis_imp_ratio_cap: 2.0
+
+verl yaml | rollout_rs | expected one of
+  rollout_rs_threshold: 2.0
+> rollout_rs: seq_max_k1
+
+verl yaml | debug_rollout_actor_probs | warning: ... newer release
+  algorithm:
+    rollout_correction:
+      rollout_is: token
+>     debug_rollout_actor_probs: true
+
+trl py | vllm_importance_sampling_clip_max | does nothing while use_vllm
+  args = GRPOConfig(
+      output_dir="out",
+>     vllm_importance_sampling_clip_max=2.0,
+  )
+
+trl yaml | vllm_importance_sampling_mode | does nothing while vllm_importance_sampling_correction
+  use_vllm: true
+  vllm_importance_sampling_correction: false
+> vllm_importance_sampling_mode: token_truncate
+
+trl json | vllm_importance_sampling_cap | warning: ... old name; write vllm_importance_sampling_clip_max: 2.0
+  {"use_vllm": true,
+   "model_init_kwargs": {"dtype": "bfloat16"},
+>  "vllm_importance_sampling_cap": 2.0}
+
+trl py | top_p | what it keeps
+  top = 0.9
+> args = GRPOConfig(use_vllm=True, top_p=top)
+
+trl sh | vllm_importance_sampling_mod | did you mean 'vllm_importance_sampling_mode'
+  accelerate launch grpo.py --use_vllm \
+>   --vllm_importance_sampling_mod token_mask
+
+trl yaml | vllm_importance_sampling_mode | expected one of
+  use_vllm: true
+> vllm_importance_sampling_mode: geometric_mask
+
+nemo yaml | truncated_importance_sampling_type | needs use_importance_sampling_correction
+  loss_fn:
+>   truncated_importance_sampling_type: tis
+    truncated_importance_sampling_ratio: 2.0
+
+nemo yaml | use_importance_sampling_correction | async_grpo
+  grpo: {async_grpo: {enabled: true}}
+  loss_fn:
+>   use_importance_sampling_correction: false
+
+nemo yaml | seq_logprob_error_threshold | masks every sequence
+  grpo:
+>   seq_logprob_error_threshold: 0.5
+
+nemo yaml | logprobs_mode | temperature of 0.6
+  loss_fn: {use_importance_sampling_correction: true}
+  policy:
+    generation:
+      temperature: 0.6
+      vllm_cfg:
+>       logprobs_mode: raw_logprobs
+
+nemo yaml | truncated_importance_sampling_ratio | warning: ... cuts the weights of 94% of tokens
+  loss_fn:
+    use_importance_sampling_correction: true
+    truncated_importance_sampling_type: icepop
+>   truncated_importance_sampling_ratio: 1.002
+    truncated_importance_sampling_ratio_min: 0.999
+
+slime sh | tis_clip | does nothing while use_tis
+> TIS=(--tis-clip 2.0)
+
+slime sh | tis_clp | did you mean 'tis_clip'
+  TIS=(--use-tis
+>   --tis-clp 2.0)
+
+slime sh | use_rollout_logprobs | the ratio is the correction
+  ARGS=(--use-tis
+>   --use-rollout-logprobs)
+
+slime sh | custom_config_path | not called ... custom-tis-function-path
+  ARGS=(--use-tis
+>   --custom-config-path examples/train_infer_mismatch_helper/mis.yaml)
+
+slime yaml | rs_veto_threshold | YAML 1.1 ... 1.0e-4
+  use_tis: true
+> rs_veto_threshold: 1e-4
+
+slime yaml | tis_upper_bound | warning: ... never reaches
+  use_tis: true
+  use_rs: true
+  rs_level: geometric
+> tis_upper_bound: 2.0
+
+slime sh | opsm_delta | does nothing while use_opsm
+> ARGS=(--opsm-delta 1e-3)
+
+miles py | get_mismatch_metrics | refuses it without a function
+  flags = (
+      "--rollout-batch-size 32 "
+>     f"--get-mismatch-metrics --seed {seed} "
+  )
+
+skyrl sh | tis_ratio_type | two corrections
+  TYPE=token
+  run trainer.algorithm.policy_loss_type=rollout_is \
+>   trainer.algorithm.off_policy_correction.tis_ratio_type=$TYPE
+
+skyrl yaml | token_mask_is_threshold_low | warning: ... work only together
+  trainer:
+    algorithm:
+      off_policy_correction:
+        tis_ratio_type: token
+>       token_mask_is_threshold_low: 0.5
+
+skyrl sh | geo_mask_high | sequence_mask_metric is not 'geometric'
+  run trainer.algorithm.off_policy_correction.sequence_mask_metric=product \
+>   trainer.algorithm.off_policy_correction.geo_mask_high=1.1
+
+skyrl yaml | trainer.algorithm.temperature | at the temperature 1, sampling at 0.6
+  generator: {sampling_params: {temperature: 0.6}}
+  trainer:
+    algorithm:
+      off_policy_correction: {tis_ratio_type: token}
+>     temperature: 1.0
+
+areal yaml | actor.rejection_sampling.upper | does nothing while use_decoupled_loss
+  actor:
+    use_decoupled_loss: false
+    rejection_sampling:
+      metric: ratio
+>     upper: 5.0
+
+areal yaml | actor.behave_imp_weight_cap | removed it; write rejection_sampling
+  actor:
+>   behave_imp_weight_cap: 5.0
+
+areal yaml | actor.temperature | at the temperature 1, sampling at 0.8
+  gconfig: {temperature: 0.8}
+  actor:
+    use_decoupled_loss: true
+    rejection_sampling: {upper: 5.0}
+>   temperature: 1.0
+
+prime_rl toml | trainer.loss.ratio_low | no setting of type 'ipo'
+  [trainer.loss]
+  type = "ipo"
+> ratio_low = 0.5
+
+prime_rl toml | logprobs_mode | temperature of 0.8
+  [orchestrator.train.sampling]
+  temperature = 0.8
+  [inference.vllm]
+> logprobs_mode = "raw_logprobs"
+
+prime_rl toml | extra_body.min_p | what it keeps
+> orchestrator.train.sampling.extra_body = { min_p = 0.1 }
+
+xtuner py | rollout_is_threshold | expected (upper, lower)
+  loss_cfg = GRPOLossConfig(
+      rollout_is=RolloutImportanceSampling(
+          rollout_is_mode="both",
+>         rollout_is_threshold=(0.5, 5),
+      ),
+  )
+
+xtuner py | rollout_is_veto_treshold | did you mean 'rollout_is_veto_threshold'
+> RolloutImportanceSampling(rollout_is_threshold=(5, 0.5), rollout_is_veto_treshold=(20, 0))
+
+xtuner py | rollout_is_mode | does nothing while rollout_is_threshold
+> RolloutImportanceSampling(rollout_is_mode="both")
+
+openrlhf sh | is_correction_mode | 'clip' needs
+  train --algo.advantage.is_correction_level seq \
+>   --algo.advantage.is_correction_mode clip
+"""
+
+
+def planted():
+    for text in PLANTED.strip("\n").split("\n\n"):
+        head, *lines = text.split("\n")
+        kind, key, words = (part.strip() for part in head.split("|"))
+        line = next((i for i, each in enumerate(lines, 1) if each.startswith(">")), 0)
+        content = "\n".join(each[2:] for each in lines)
+        yield pytest.param(*kind.split(), content, key, words, line, id=f"{kind} {key} {words[:20]}")
+
+
+@pytest.mark.parametrize(("framework", "suffix", "content", "key", "words", "line"), list(planted()))
+def test_planted_mistakes(framework, suffix, content, key, words, line, tmp_path):
+    if suffix == "toml":
+        pytest.importorskip("tomllib")
+    file = tmp_path / f"run.{suffix}"
+    file.write_text(content + "\n")
+    (problem,) = rc.check_config(framework, file)
+    severity, parts = "error", words.split(" ... ")
+    if parts[0] == "warning:":
+        severity, parts = "warning", parts[1:]
+    assert problem.severity == severity, problem
+    assert f".{problem.key}".endswith(key), problem
+    assert (problem.file, problem.line) == (str(file), line), problem
+    assert re.search(".*".join(map(re.escape, parts)), f"{problem.message}; {problem.fix}"), problem
+
+
+# --- nothing wrong ---
+
+FINE = {
+    "values that a script takes from outside": ("verl", "run.sh", """
+        calculate=$1
+        if [ $FAST = 1 ]; then IS=token; else IS=null; fi
+        run algorithm.rollout_correction.rollout_is=$IS actor_rollout_ref.rollout.top_p=$(cat p) \\
+          algorithm.rollout_correction.rollout_is_threshold=3.0 actor_rollout_ref.rollout.calculate_log_probs=$calculate
+        """),
+    "what a comment says": ("slime", "run.sh", "ARGS=(\n  # --tis-clip 2.0\n  --lr 1e-6\n)\n"),
+    "sampling of an evaluation": ("verl", "run.yaml", """
+        actor_rollout_ref: {rollout: {calculate_log_probs: true, val_kwargs: {top_p: 0.7, temperature: 0.0}}}
+        algorithm: {rollout_correction: {rollout_is: token}}
+        """),
+    "a mode that fits the temperature": ("nemo", "run.yaml", """
+        loss_fn: {use_importance_sampling_correction: true}
+        policy: {generation: {temperature: 0.6, vllm_cfg: {logprobs_mode: processed_logprobs}}}
+        """),
+    "another block's key": ("verl", "run.yaml", "distillation: {distillation_loss: {loss_mode: k1}}"),
+    "a reference": ("areal", "run.yaml", """
+        gconfig: {temperature: 0.8}
+        actor: {temperature: "${gconfig.temperature}", use_decoupled_loss: true, rejection_sampling: {upper: 5.0}}
+        """),
+    "more than a Spec says": ("trl", "run.yaml", "use_vllm: true\ntop_entropy_quantile: 0.2\n"),
+    "an evaluation's sampling in Python": ("trl", "run.py", """args = GRPOConfig(use_vllm=True, **more)
+evaluation = GRPOConfig(use_vllm=True, top_p=0.5)
+print("--top_p 0.5 is for humans")
+"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("framework", "name", "content"), FINE.values(), ids=FINE)
+def test_nothing_is_said_of(framework, name, content, tmp_path):
+    file = tmp_path / name
+    file.write_text(textwrap.dedent(content))
+    assert rc.check_config(framework, file) == []
+
+
+# --- what is read ---
+
+SCRIPT = r"""
+export LENGTH=$((1024 * 8))
+NAME="${MODEL:-base}-$LENGTH"
+ARGS=(
+  a.length=${LENGTH} a.name='x y' +a.rate=1e-4 # b.none=1
+  --flag --two 1 2
+)
+run "${ARGS[@]}" c.name=$NAME \
+  c.list=[1,2] c.off=null c.twice=$TWICE c.at="$(date)"
+TWICE=1
+TWICE=2
+"""
+READ = {
+    "run.sh": (SCRIPT, {
+        "a.length": (8192, 5), "a.name": ("x y", 5), "a.rate": (1e-4, 5), "flag": (True, 6), "two": ([1, 2], 6),
+        "c.name": ("base-8192", 8), "c.list": ([1, 2], 9), "c.off": (None, 9), "c.twice": (UNKNOWN, 9),
+        "c.at": (UNKNOWN, 9),
+    }),
+    "run.json": ('{"a": {"b": 1,\n "c": [1, 2]},\n\n "d": "x"}', {"a.b": (1, 1), "a.c": ([1, 2], 2), "d": ("x", 4)}),
+    "run.yaml": ("defaults: base.yaml\na:\n  c: ${a.b}\n  d: ${.b}\n  e: ${oc.env:HOME}\n  f: 1e-4\n", {
+        "a.b": (2.0, 2), "a.c": (2.0, 3), "a.d": (2.0, 4), "a.e": (UNKNOWN, 5), "a.f": (1e-4, 6),
+    }),
+    "run.toml": ('x = 1\n[a.b]\nc = [1,\n 2]\n"d" = { e = 0.5 }\n', {
+        "x": (1, 1), "a.b.c": ([1, 2], 3), "a.b.d.e": (0.5, 5),
+    }),
+    "run.py": ('k = 2.0\nargs = Config(\n  a=k,\n  b=Inner(c=3),\n  d=f(),\n)\nrun("train "\n  "--e 4 ")\n', {
+        "Config.a": (2.0, 3), "Config.b.c": (3, 4), "Config.d": (UNKNOWN, 5), "e": (4, 8),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), [(name, *of) for name, of in READ.items()], ids=READ)
+def test_values_and_lines(name, content, expected, tmp_path):
+    if name.endswith("toml"):
+        pytest.importorskip("tomllib")
+    (tmp_path / "base.yaml").write_text("a:\n  b: 2.0\n")
+    (tmp_path / name).write_text(content)
+    found = settings_in(tmp_path / name)
+    assert {key: (found[key].value, found[key].line) for key in expected} == expected
+
+
+def test_other_forms_say_the_same(tmp_path):
+    said = "the correction gets no log-probs of the engine"
+    key, off = "actor_rollout_ref.rollout.calculate_log_probs", "algorithm.rollout_correction.rollout_is"
+    (tmp_path / "config.yaml").write_text(f"{key}: true\n")
+    blocks = {
+        "actor_rollout_ref": SimpleNamespace(rollout={"calculate_log_probs": False}),
+        "algorithm": {"rollout_correction": {"rollout_is": "token"}},
+    }
+    for config in (
+        blocks,
+        [f"{off}=token", f"{key}=False"],
+        [str(tmp_path / "config.yaml"), f"{key}=false", f"{off}=token"],
+    ):
+        (problem,) = rc.check_config("verl", config)
+        assert (problem.key, problem.message, problem.line) == (key, said, 0)
+
+
+ALIASES = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} [{'*' + a}{f',*{a}' * 60}]\n" for a, b in ("ab", "bc", "cd", "de"))
+WRONG = {
+    "run.ini": ("", "expected a file of a configuration, one of .yaml"),
+    "list.yaml": ("- a", "expected keys and values"),
+    "tab.yaml": ("a: [", "run|tab.yaml: while parsing"),
+    "run.json": ("{", "Expecting property name"),
+    "run.py": ("f(", "line 1: "),
+    "aliases.yaml": (ALIASES, "got more than 200000 values"),
+    "defaults.yaml": ("defaults: gone.yaml", "gone.yaml, which is not there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [(name, *of) for name, of in WRONG.items()], ids=WRONG)
+def test_files_that_cannot_be_read(name, content, message, tmp_path, capsys):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        rc.check_config("verl", tmp_path / name)
+    assert main(["check", str(tmp_path / name), "--framework", "verl"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_wrong_arguments(tmp_path):
+    with pytest.raises(ValueError, match=r"check_config: framework: expected one of .*'verl'.*, got 'megatron'"):
+        rc.check_config("megatron", {})
+    with pytest.raises(TypeError, match="expected a mapping or a config object, got int 3"):
+        rc.check_config("verl", 3)
+    with pytest.raises(ValueError, match="No such file"):
+        rc.check_config("verl", tmp_path / "gone.yaml")
+
+
+def test_the_command(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text("rollout_is: token\n")
+    assert main(["check", str(file), "--framework", "verl"]) == 0
+    assert capsys.readouterr().out == f"{file}: nothing wrong that verl's rules know\n"
+    file.write_text("rollout_is: token\nrollout_is_threshold: 0.5_2\n")
+    assert main(["check", str(file), "--framework", "verl"]) == 0
+    assert capsys.readouterr().out.startswith(f"{file}:2: warning: algorithm.rollout_correction.rollout_is_threshold: ")
+    assert main(["check", "--framework", "slime", "--json", "--", "--tis-clip", "2.0"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)
+    assert problem["key"] == "tis_clip" and problem["severity"] == "error" and problem["fix"]
+
+
+def test_yaml_without_pyyaml(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "run.yaml").write_text("a: 1")
+    with pytest.raises(ValueError, match="needs PyYAML: pip install pyyaml"):
+        rc.check_config("verl", tmp_path / "run.yaml")
