@@ -127,18 +127,22 @@ def slime(folder: Path, step: int, samples: Sequence[Sample]) -> None:
     torch.save(saved, made(folder / "train_data") / f"{step}.pt")
 
 
-def by_rank(folder: Path, step: int, samples: Sequence[Sample], parts: int = 1, **about: Any) -> None:
-    """Write what two ranks of data parallelism hold, each with `parts` ranks of context parallelism."""
+def ranks_of(samples: Sequence[Sample], parts: int) -> Iterator[tuple[int, int, dict[str, list[Any]]]]:
+    """Give what two ranks of data parallelism hold, each with `parts` of context parallelism: rank, part, columns."""
     for data in range(2):
         own = [sample for sample in samples if sample.index % 2 == data]
         for part in range(parts):
             columns = per_sample(own)
             for name in ("log_probs", "rollout_log_probs", "advantages"):
                 columns[name] = [part_of(x, sample, part, parts) for x, sample in zip(columns[name], own, strict=True)]
-            rank = data * parts + part
-            context = {name: value for name, value in (("cp_rank", part), ("cp_size", parts)) if about}
-            saved = {"rollout_id": step, "rank": rank, "rollout_data": columns, **context, **about}
-            torch.save(saved, made(folder / "train_data") / f"{step}_{rank}.pt")
+            yield data * parts + part, part, columns
+
+
+def by_rank(folder: Path, step: int, samples: Sequence[Sample], parts: int = 1, **about: Any) -> None:
+    for rank, part, columns in ranks_of(samples, parts):
+        context = {"cp_rank": part, "cp_size": parts} if about else {}
+        saved = {"rollout_id": step, "rank": rank, "rollout_data": columns, **context, **about}
+        torch.save(saved, made(folder / "train_data") / f"{step}_{rank}.pt")
 
 
 def part_of(values: Tensor, sample: Sample, part: int, parts: int) -> Tensor:
@@ -265,10 +269,10 @@ Layout = Callable[[Path, int, Sequence[Sample]], None]
 LAYOUTS: dict[str, Layout] = {
     "nemo": nemo,
     "slime": slime,
-    "slime, a file each rank": slime_by_rank,
+    "slime_by_rank": slime_by_rank,
     "miles": miles,
-    "miles, two context parallel ranks": miles_in_parts,
-    "miles, the loss": miles_loss,
+    "miles_in_parts": miles_in_parts,
+    "miles_loss": miles_loss,
     "prime_rl": prime_rl,
     "skyrl": skyrl,
 }

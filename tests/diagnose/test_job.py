@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from builders import framework_dumps as written
+from builders import record_dumps
 from builders.diagnose_cases import CASES
 from builders.dumps import sequences_of
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.job import find_job
+from rollout_corr.diagnose.read.pickle_files import load_pkl
 from rollout_corr.diagnose.read.problems import DumpError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,14 +47,14 @@ def test_a_job_is_read_step_by_step(layout, tmp_path):
     dump = Dump(written.write(written.LAYOUTS[layout], tmp_path, given))
     found = [values for _, values in sequences_of(dump)]
     # What slime wrote until August 2026 is what miles writes.
-    framework = "miles" if layout == "slime, a file each rank" else layout.partition(",")[0]
+    framework = {"slime_by_rank": "miles", "miles_in_parts": "miles", "miles_loss": "miles"}.get(layout, layout)
     assert dump.problems.count == 0 and dump.jobs[0].framework == framework
     assert list(dump.jobs[0].dumps) == [1, 2, 3]
     assert sorted(values["steps"][0] for values in found) == [1, 1, 2, 2, 3, 3]
     by_start = {values["train_logp"][0]: values for values in found}
     for sample in given:
         values, wanted = by_start[float(sample.train[0])], of_response(sample)
-        if layout == "miles, the loss":
+        if layout == "miles_loss":
             del wanted["token_ids"]
         assert {name: values[name] for name in wanted} == wanted
 
@@ -142,6 +144,60 @@ def test_checkpoints_beside_dumps_are_not_read(tmp_path, capsys):
     assert dump.about == "1 files of nemo (not env.should_log_nemo_gym_responses), step 4; 1 other files are not read"
     main(["doctor", str(tmp_path)])
     assert "found: 1 files of nemo" in " ".join(capsys.readouterr().out.split())
+
+
+def contents(path):
+    """Return what a file holds: lines, or what torch or pickle wrote."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    return load_pkl(path)[0] if path.suffix == ".pkl" else torch.load(path)
+
+
+def assert_within(less, more, place=""):
+    """Everything of one is in the other, with the same values; a layout lacks only fields that no reader looks at."""
+    if isinstance(less, dict):
+        for name, value in less.items():
+            assert_within(value, more[name], f"{place}.{name}")
+    elif isinstance(less, list):
+        assert len(less) == len(more), place
+        for i, (one, other) in enumerate(zip(less, more, strict=True)):
+            assert_within(one, other, f"{place}[{i}]")
+    elif isinstance(less, torch.Tensor):
+        assert less.shape == more.shape and torch.equal(less.double(), more.double()), place
+    else:
+        assert less == more, place
+
+
+@pytest.mark.parametrize("layout", [name for name in written.LAYOUTS if (record_dumps.FOLDER / name).is_dir()])
+def test_a_layout_is_what_the_framework_writes(layout, tmp_path):
+    """The frameworks' own functions wrote `written`, and what is written here is the same."""
+    recorded, made = (
+        files_of(record_dumps.FOLDER / layout),
+        files_of(written.write(written.LAYOUTS[layout], tmp_path, record_dumps.samples())),
+    )
+    assert recorded and recorded.keys() == made.keys()
+    for name, path in made.items():
+        assert_within(contents(path), contents(recorded[name]))
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("layout", sorted(record_dumps.WRITERS))
+def test_what_the_framework_wrote_is_read(layout):
+    given = record_dumps.samples()
+    folder = record_dumps.FOLDER / layout
+    if layout not in written.LAYOUTS:
+        assert f"{layout}.install(dump=" in find_refusal(folder)
+        return
+    dump = Dump(folder)
+    found = [values for _, values in sequences_of(dump)]
+    assert dump.problems.count == 0 and len(found) == len(given)
+    found.sort(key=lambda values: values["train_logp"][0], reverse=True)
+    for sample, values in zip(given, found, strict=True):
+        assert values.items() >= {name: x for name, x in of_response(sample).items() if name in values}.items()
+        assert set(values["steps"]) == {record_dumps.STEP}
 
 
 @pytest.mark.parametrize(

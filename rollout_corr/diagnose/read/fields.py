@@ -145,7 +145,7 @@ def choose(
         if role in chosen or (role in OFFSETS and any(other in chosen for other in OFFSETS)):
             continue
         taken = {name for other, name in chosen.items() if other in ALIASES}
-        for alias in (wanted.first.get(role, ""), *aliases):
+        for alias in (*((wanted.first[role],) if role in wanted.first else ()), *aliases):
             found = [name for name in by_last_part.get(alias, ()) if name not in taken]
             found = [name for name in found if role in REQUIRED or fits(role, name)]
             if found:

@@ -1,0 +1,252 @@
+"""Files that the frameworks' own dump functions write, recorded once, tiny, with the commits that they come from.
+
+`PEERS=FOLDER PYTHONPATH=tests:. python -m builders.record_dumps` cuts the functions out of the checkouts in FOLDER,
+runs them on `samples()` and rewrites `tests/diagnose/written`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from builders.framework_dumps import Sample, per_sample, ranks_of
+from conformance.sources import Source, found
+
+FOLDER = Path(__file__).resolve().parents[1] / "diagnose" / "written"
+STEP = 3
+
+
+def samples() -> list[Sample]:
+    """Make three sequences whose numbers are sums of powers of 2."""
+    made = []
+    for i, count in enumerate((4, 6, 5)):
+        train = -torch.arange(1, count + 1) / 8 - i
+        mask = torch.arange(count) % 4 != 2
+        sides = train, train - torch.arange(count) / 64
+        made.append(Sample(i, STEP, [900, 901, 902][: 1 + i], torch.arange(count) + 10 * i, *sides, mask, mask / 2.0))
+    return made
+
+
+def rows_of(values: Sequence[Tensor], left: bool = False) -> Tensor:
+    """Pad to [B, T] with zeros."""
+    width = max(map(len, values))
+    rows = [(x.new_zeros(width - len(x)), x) for x in values]
+    return torch.stack([torch.cat(row if left else row[::-1]) for row in rows])
+
+
+def nemo(source: Source, folder: Path) -> None:
+    own = samples()
+    grpo, logger = "nemo_rl/algorithms/grpo.py", "nemo_rl/utils/logger.py"
+    write = source.instance(logger, "Logger", ("log_batched_dict_as_jsonl",), base_log_dir=str(folder))
+    statements = source.lines(grpo, "grpo_train", "log_data = {}", "logger.log_batched_dict_as_jsonl(")
+    full = {name: [sample.behind_prompt(getattr(sample, name)) for sample in own] for name in ("train", "rollout")}
+    statements(
+        repeated_batch={},
+        flat_messages={"content": [f"text {sample.index}" for sample in own]},
+        rewards=torch.tensor([float(sample.index % 2) for sample in own]),
+        master_config=SimpleNamespace(grpo=SimpleNamespace(use_dynamic_sampling=False)),
+        input_lengths=torch.tensor([sample.lengths[0] for sample in own]),
+        total_steps=STEP - 1,
+        logger=write,
+        train_data={
+            "input_ids": rows_of([sample.tokens for sample in own]),
+            "token_mask": rows_of([sample.behind_prompt(sample.mask.long()) for sample in own]),
+            "sample_mask": torch.ones(len(own)),
+            "advantages": rows_of([sample.behind_prompt(sample.advantages) for sample in own]),
+            "generation_logprobs": rows_of(full["rollout"]),
+            "prev_logprobs": rows_of(full["train"]),
+        },
+    )
+
+
+def slime(source: Source, folder: Path) -> None:
+    parallel = SimpleNamespace(
+        is_pipeline_last_stage=lambda **_: True,
+        **dict.fromkeys(
+            ("get_tensor_model_parallel_rank", "get_context_parallel_rank", "get_data_parallel_src_rank"), lambda **_: 0
+        ),
+        get_data_parallel_rank=lambda **_: 0,
+        get_data_parallel_world_size=lambda **_: 1,
+    )
+    path, gather = "slime/observability/train_data_utils.py", lambda values, total, response: values
+    save = source.cut(path, "save_debug_train_data", mpu=parallel, all_gather_with_cp=gather)
+    args = SimpleNamespace(save_debug_train_data=str(folder / "train_data" / "{rollout_id}.pt"))
+    with mock.patch("torch.distributed.get_rank", return_value=0):
+        save(args, rollout_id=STEP, rollout_data=per_sample(samples()))
+
+
+def slime_by_rank(source: Source, folder: Path) -> None:
+    save = source.cut("slime/utils/train_dump_utils.py", "save_debug_train_data")
+    args = SimpleNamespace(save_debug_train_data=str(folder / "train_data" / "{rollout_id}_{rank}.pt"))
+    for rank, _, columns in ranks_of(samples(), 1):
+        with mock.patch("torch.distributed.get_rank", return_value=rank):
+            save(args, rollout_id=STEP, rollout_data=columns)
+
+
+def miles(source: Source, folder: Path) -> None:
+    save = source.cut("miles/utils/train_dump_utils.py", "save_debug_train_data_for_rank")
+    path = str(folder / "train_data" / "{rollout_id}_{rank}.pt")
+    args = SimpleNamespace(save_debug_train_data=path, qkv_format="thd")
+    for rank, part, columns in ranks_of(samples(), 2):
+        save(args, rollout_id=STEP, rollout_data=columns, rank=rank, cp_rank=part, cp_size=2)
+
+
+def miles_loss(source: Source, folder: Path) -> None:
+    own = samples()
+    dump = source.cut("miles/backends/training_utils/debug_dump.py", "maybe_dump_policy_loss_debug")
+    dump.__globals__["_POLICY_LOSS_DUMP_COUNTER"] = STEP
+    dump(
+        args=SimpleNamespace(dump_details=str(folder)),
+        batch={
+            "total_lengths": [sample.lengths[0] for sample in own],
+            "response_lengths": [sample.lengths[1] for sample in own],
+        },
+        train_log_probs=[sample.train for sample in own],
+        old_log_probs=[sample.train for sample in own],
+        rollout_log_probs=[sample.rollout for sample in own],
+        advantages=[sample.advantages for sample in own],
+        local_loss_masks=[sample.mask for sample in own],
+        ppo_kl=torch.zeros(15),
+        pg_loss=torch.zeros(15),
+    )
+
+
+def skyrl(source: Source, folder: Path) -> None:
+    """Import the file of the class: pickle wants it by its name."""
+    name = "skyrl.backends.skyrl_train.training_batch"
+    path = source.root / name.replace(".", "/")
+    absent = {"jaxtyping": mock.MagicMock(), "skyrl.backends.skyrl_train.utils.replay_utils": mock.MagicMock()}
+    parents = {name.rsplit(".", i)[0]: ModuleType(name.rsplit(".", i)[0]) for i in range(1, 4)}
+    spec = importlib.util.spec_from_file_location(name, path.with_suffix(".py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, {**parents, **absent, name: module}):
+        spec.loader.exec_module(module)
+        own = samples()
+        batch = module.TrainingInputBatch(
+            {
+                "sequences": rows_of([sample.tokens for sample in own], left=True),
+                "attention_mask": rows_of([torch.ones(sample.lengths[0]).long() for sample in own], left=True),
+                "response_mask": rows_of([torch.ones(sample.lengths[1]).long() for sample in own], left=True),
+                "loss_mask": rows_of([sample.mask.float() for sample in own], left=True),
+                "action_log_probs": rows_of([sample.train for sample in own], left=True),
+                # In bfloat16 SkyRL writes another form.
+                "rollout_logprobs": rows_of([sample.rollout for sample in own], left=True).bfloat16(),
+                "advantages": rows_of([sample.advantages for sample in own], left=True),
+                "values": None,
+            }
+        )
+        batch.metadata = {"uids": ["a", "b", "c"], "response_length": 6}
+        config = SimpleNamespace(trainer=SimpleNamespace(export_path=str(folder)))
+        dump = source.instance("skyrl/train/trainer.py", "RayPPOTrainer", ("dump_data",), cfg=config)
+        dump.dump_data(batch, file_name=f"global_step_{STEP}_training_input")
+
+
+def prime_rl(source: Source, folder: Path) -> None:
+    path = "src/prime_rl/trainer/rl/token_export.py"
+    methods = ("export", "_export_dir", "_export_file", "_write")
+    state = {"_closed": False, "_initialized_files": set(), "_sequences_by_file": {}, "_pending_stable_dirs": set()}
+    root = Source(source.framework, source.version, source.root / "src", source.kind)
+    exporter = root.instance(
+        path.removeprefix("src/"), "TokenExporter", methods, rank=0, output_dir=folder / "token_exports", **state
+    )
+    own = samples()
+    micro_batch = {
+        "input_ids": torch.cat([sample.tokens for sample in own])[None],
+        "position_ids": torch.cat([torch.arange(sample.lengths[0]) for sample in own])[None],
+        "loss_mask": torch.cat([sample.behind_prompt(sample.mask) for sample in own])[None],
+        "advantages": torch.cat([sample.behind_prompt(sample.advantages) for sample in own])[None],
+        "inference_logprobs": torch.cat([sample.behind_prompt(sample.rollout) for sample in own])[None],
+        "env_names": ["math"] * sum(sample.lengths[0] for sample in own),
+    }
+    train = torch.cat([sample.behind_prompt(sample.train) for sample in own])[None]
+    output = {"logprobs": train, "entropy": -train}
+    exporter.export(STEP, 0, micro_batch, output, [sample.lengths[0] for sample in own], None)
+
+
+def verl(source: Source, folder: Path) -> None:
+    write = source.cut("verl/trainer/ppo/v1/trainer_base.py", "PPOTrainer._write_generations")
+    write(["a"], ["b"], [None], [1.0], {"uid": ["u"]}, str(folder / "rollouts"), STEP)
+
+
+def areal(source: Source, folder: Path) -> None:
+    class File:
+        """A file of aiofiles."""
+
+        def __init__(self, path: str, mode: str) -> None:
+            self.path = Path(path)
+
+        async def __aenter__(self) -> File:
+            return self
+
+        async def __aexit__(self, *of: object) -> None:
+            pass
+
+        async def write(self, text: str) -> None:
+            self.path.write_text((self.path.read_text() if self.path.exists() else "") + text)
+
+    async def makedirs(path: str, exist_ok: bool) -> None:
+        Path(path).mkdir(parents=True, exist_ok=exist_ok)
+
+    files = SimpleNamespace(os=SimpleNamespace(makedirs=makedirs), open=File)
+    dump = source.instance(
+        "areal/infra/workflow_executor.py",
+        "WorkflowExecutor",
+        ("_dump_trajectory",),
+        given={"aiofiles": files},
+        logger=logging.getLogger(__name__),
+        _get_dump_dir=lambda is_eval: str(folder / "generated"),
+        _get_tokenizer=lambda: SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids))),
+    )
+    own = samples()
+    trajectory = {
+        "input_ids": rows_of([sample.tokens for sample in own]),
+        "attention_mask": rows_of([torch.ones(sample.lengths[0]).long() for sample in own]),
+        "loss_mask": rows_of([sample.behind_prompt(sample.mask.long()) for sample in own]),
+        "rewards": torch.ones(len(own)),
+        "versions": torch.full((len(own), 2), STEP),
+    }
+    assert asyncio.run(dump._dump_trajectory(trajectory, 12, False))[0]
+
+
+# Folder and writer of each framework; the folder of its checkout, and what tells that its code is there.
+WRITERS: dict[str, tuple[Callable[[Source, Path], None], str, str]] = {
+    "nemo": (nemo, "nemo-rl", "nemo_rl"),
+    "slime": (slime, "slime", "slime/observability"),
+    "slime_by_rank": (slime_by_rank, "slime", "slime/utils/train_dump_utils.py"),
+    "miles_in_parts": (miles, "miles", "miles"),
+    "miles_loss": (miles_loss, "miles", "miles"),
+    "skyrl": (skyrl, "skyrl", "skyrl"),
+    "prime_rl": (prime_rl, "prime-rl", "src/prime_rl"),
+    "verl": (verl, "verl", "verl"),
+    "areal": (areal, "areal", "areal"),
+}
+
+
+def main() -> None:
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    commits = {}
+    for name, (write, checkout, package) in WRITERS.items():
+        sources = found(name.partition("_")[0], None, package, checkout)
+        assert sources, f"no checkout {checkout} with {package} under PEERS"
+        with redirect_stdout(StringIO()):
+            write(sources[0], FOLDER / name)
+        commits[name] = {"repository": checkout, "commit": sources[0].version}
+    (FOLDER / "commits.json").write_text(json.dumps(commits, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
