@@ -72,6 +72,14 @@ def craft_gzip(path, columns, rng):
     )
 
 
+def craft_zst(path, columns, rng):
+    """Compress crafted lines, whole or cut, with something behind them, or a line of 64 MiB in a few bytes."""
+    craft_jsonl(path, columns, rng)
+    data = pa.compress(path.read_bytes(), "zstd", asbytes=True)
+    bomb = pa.compress(b"[" * (1 << 26), "zstd", asbytes=True) if rng.random() < 0.1 else b""
+    path.write_bytes(rng.choice((data, data[: rng.randrange(len(data))], data + b"more", data + data)) + bomb)
+
+
 def craft_json(path, columns, rng):
     """Write odd records as one value: a list, an object of lists, one record, or something around them."""
     texts = _texts(rng)
@@ -165,4 +173,4 @@ def craft_parquet(path, columns, rng):
         path.write_bytes(data)
 
 
-CRAFTS = {".jsonl": craft_jsonl, ".json": craft_json, ".gz": craft_gzip, ".parquet": craft_parquet}
+CRAFTS = {".jsonl": craft_jsonl, ".json": craft_json, ".gz": craft_gzip, ".zst": craft_zst, ".parquet": craft_parquet}

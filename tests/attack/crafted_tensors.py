@@ -11,6 +11,8 @@ import zipfile
 import numpy as np
 import torch
 
+from builders.dumps import write_pkl
+
 HUGE = (-1, 0, 1, 2**31 - 1, 2**32 - 1, 2**62, 2**63 - 1, -(2**63), 10**12, 10**400)
 
 
@@ -118,11 +120,14 @@ def _altered_pickle(path, rng):
     """Inject instructions, cut some out, change a byte, or make a number, such as a stride, another one."""
     members = _members(path)
     name = next(name for name in members if name.endswith("data.pkl"))
-    data = members[name]
+    _write(path, members | {name: _altered_instructions(members[name], rng)})
+
+
+def _altered_instructions(data, rng):
     found = list(pickletools.genops(data))
     at, stop = sorted(position for _, _, position in rng.sample(found, 2))
     numbers = [position for op, _, position in found if op.name == "BININT1"]
-    data = rng.choice(
+    return rng.choice(
         (
             data[:at] + rng.choice(INJECTED) + data[at:],
             data[:at] + data[stop:],
@@ -130,7 +135,21 @@ def _altered_pickle(path, rng):
             *(data[:n] + b"\x8a\x08" + struct.pack("<q", rng.choice(HUGE[:-1])) + data[n + 2 :] for n in numbers[:3]),
         )
     )
-    _write(path, members | {name: data})
+
+
+def craft_pkl(path, columns, rng):
+    """Write a batch of odd tensors, or one with altered instructions; some are nested, or nested as a name."""
+    for name in rng.sample(sorted(columns), rng.choice((0, 0, 1, 2))):
+        columns = columns | {name: _odd(columns[name], rng)}
+    try:
+        write_pkl(path, columns)
+    except (AttributeError, TypeError, RuntimeError, RecursionError):  # SkyRL writes no such thing either
+        write_pkl(path, {})
+    data = path.read_bytes()
+    deep = b"N" + b"\x85" * 100_000
+    path.write_bytes(
+        rng.choice((data, *(_altered_instructions(data, rng) for _ in range(4)), deep + b".", b"}" + deep + b"Ns."))
+    )
 
 
 def _altered_archive(path, rng):
@@ -226,4 +245,4 @@ def _npy(data, x, rng):
     return b"\x93NUMPY" + version + length + raw + data[128:]
 
 
-CRAFTS = {".pt": craft_pt, ".safetensors": craft_safetensors, ".npz": craft_npz}
+CRAFTS = {".pt": craft_pt, ".pkl": craft_pkl, ".safetensors": craft_safetensors, ".npz": craft_npz}

@@ -7,9 +7,7 @@ layout, and prints how many are named as in our own format.
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from builders.diagnose_cases import CASES, HEALTHY_KINDS, HEALTHY_SEEDS, SEEDS, chunks_of
+from builders.dumps import write_pkl
 from rollout_corr.diagnose.doctor.diagnosis import diagnose, is_healthy
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
@@ -217,28 +216,6 @@ def prime_rl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
             file.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
 
 
-class TrainingInputBatch(dict[str, Tensor]):
-    """Pickles as SkyRL's class of this name: a call that rebuilds it from bytes, shapes and kinds of numbers."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        saved = {name: in_bytes(x) for name, x in self.items()}
-        state = {"batch_dict": saved, "batch_size": len(self["loss_mask"]), "device": torch.device("cpu")}
-        return (rebuilt, (type(self), state | {"metadata": {"uids": ["a"] * len(self["loss_mask"])}}))
-
-
-def rebuilt(kind: type, state: dict[str, Any]) -> None:
-    raise AssertionError("a reader called what a file names")
-
-
-def in_bytes(x: Tensor) -> dict[str, Any]:
-    if x.dtype == torch.bfloat16:
-        buffer = io.BytesIO()
-        torch.save(x, buffer)
-        return {"format": "torch", "data": buffer.getvalue()}
-    array = x.contiguous().numpy()
-    return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
-
-
 def skyrl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
     """Write rows that are padded on the left."""
 
@@ -247,17 +224,17 @@ def skyrl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
         return torch.stack([torch.cat([x.new_zeros(width - len(x)), x]) for x in values])
 
     response = [torch.ones(sample.lengths[1], dtype=torch.int64) for sample in samples]
-    batch = TrainingInputBatch(
-        sequences=rows([sample.tokens for sample in samples]),
-        attention_mask=rows([torch.ones(sample.lengths[0], dtype=torch.int64) for sample in samples]),
-        response_mask=rows(response),
-        loss_mask=rows([sample.mask.float() for sample in samples]),
-        action_log_probs=rows([sample.train for sample in samples]),
-        rollout_logprobs=rows([sample.rollout for sample in samples]),
-        advantages=rows([sample.advantages for sample in samples]),
-    )
+    batch = {
+        "sequences": rows([sample.tokens for sample in samples]),
+        "attention_mask": rows([torch.ones(sample.lengths[0], dtype=torch.int64) for sample in samples]),
+        "response_mask": rows(response),
+        "loss_mask": rows([sample.mask.float() for sample in samples]),
+        "action_log_probs": rows([sample.train for sample in samples]),
+        "rollout_logprobs": rows([sample.rollout for sample in samples]),
+        "advantages": rows([sample.advantages for sample in samples]),
+    }
     path = made(folder / "dumped_data") / f"global_step_{step}_training_input.pkl"
-    path.write_bytes(pickle.dumps(batch))
+    write_pkl(path, batch)
 
 
 def made(folder: Path) -> Path:

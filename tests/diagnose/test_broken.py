@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import zipfile
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors import torch as safetensors
 
-from builders.dumps import WRITERS, packed, plain, records, sequences_of, wanted_of, without, write
+from builders.dumps import WRITERS, TrainingInputBatch, packed, plain, records, sequences_of, wanted_of, without, write
 from builders.dumps import write_jsonl as write_lines
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import chunk, formats, parquet_files, problems
@@ -98,6 +99,15 @@ REFUSED = {
     "no pickle": ("x.pt", arrays(x=X.numpy()), ": not a complete .pt file: its bytes are damaged"),
     "compressed": ("x.pt", repacked(pickled(GOOD), compression=zipfile.ZIP_DEFLATED), "a record is compressed"),
     "a call": ("x.pt", pickled(GOOD | {"x": Calls()}), ": not a complete .pt file: it holds posix.system. Expected"),
+    "a call in .pkl": ("x.pkl", pickle.dumps(Calls()), ": not a complete .pkl file: it holds posix.system. Expected"),
+    "another .pkl": ("x.pkl", pickle.dumps({"train_logp": [1.0]}), "it holds dict. Expected a batch of SkyRL"),
+    "a deep name": ("x.pkl", b"}N" + b"\x85" * 10**5 + b"Ns.", "a mapping by something else than names"),
+    "a cut .pkl": ("x.pkl", pickle.dumps(TrainingInputBatch(x=X))[:-9], "it is cut off"),
+    "a .pkl of shapes": (
+        "x.pkl",
+        pickle.dumps(TrainingInputBatch(x=X)).replace(b"K\x03", b"K\x04"),
+        "of shape [4] in 12 b",
+    ),
     "a class": ("x.pt", pickled(GOOD | {"x": ChosenFields()}), "it holds rollout_corr.diagnose.read.fields.ChosenF"),
     "a cycle": ("x.pt", pickled(ITSELF), "nested too deeply, or holds itself"),
     "expanded": ("x.pt", pickled(GOOD | {"rollout_logp": torch.zeros(1).expand(10**9)}), "values that repeat"),
@@ -164,7 +174,7 @@ def test_arrays_that_do_not_fit_are_named(change, message, kind, tmp_path):
         ({"mask": {}}, "mask", "values, as many as train log-probs, got 0"),
         ({"mask": [1, 0]}, "mask", "values, as many as train log-probs, got 2"),
         ({"train_logp": "-1.0"}, "train_logp", "expected a list of numbers, got str '-1.0'"),
-        ({"train_logp": [[-1.0]]}, "train_logp", "expected a flat list, got a list of list"),
+        ({"train_logp": [[-1.0], [-1.0]]}, "train_logp", "expected a flat list, got a list of list"),
         ({"train_logp": [-1.0, [-1.0]]}, "train_logp", "expected a list of numbers, got a list of float and list"),
         ({"train_logp": -1.0}, "train_logp", "expected a flat list, got float -1.0"),
         ({"train_logp": None}, "train_logp", "no field has a known name for train_logp"),

@@ -237,3 +237,26 @@ def test_memory_does_not_grow_with_the_file(kind, tmp_path):
     most, slots = map(float, done.stdout.split())
     assert slots > 0.9 * tokens
     assert most < 70.0, f"{most:.0f} MB"
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".jsonl"])
+def test_columns_of_unknown_names_are_described(suffix, tmp_path):
+    """What may be log-probs comes first; --field takes the names."""
+    columns = {
+        "reward": torch.tensor([0.5, -1.5]),
+        "scores": torch.tensor([[-0.5, -1.5], [-2.5, -0.25]]),
+        "picked": torch.tensor([[1, 0], [1, 1]]),
+        "ids": torch.tensor([[15, 700], [21, 3]]),
+    }
+    path = tmp_path / f"x{suffix}"
+    if suffix == ".pt":
+        torch.save(columns, path)
+    else:
+        write_jsonl(path, ({name: x[i].tolist() for name, x in columns.items()} for i in range(2)))
+    with pytest.raises(DumpError) as caught:
+        list(Dump(path, {"mask": "picked"}).chunks())
+    shape = "2 x 2" if suffix == ".pt" else "2"
+    assert f"There are scores [{shape}] (log-probs?), picked [{shape}] (0/1, a mask?), ids" in caught.value.args[0]
+    assert "ids or lengths?" in caught.value.args[0]
+    with pytest.raises(DumpError, match="there is no such field; there are scores"):
+        list(Dump(path, {"train_logp": "score"}).chunks())

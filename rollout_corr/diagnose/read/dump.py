@@ -28,7 +28,7 @@ from .writers import Writer, writer_of
 # A file or a folder, or several of them.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-SUFFIXES = (".pt", ".pth", ".pkl", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".json", ".parquet")
+SUFFIXES = (".pt", ".pth", ".pkl", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
 # Of files in a folder; a .json file beside dumps is the configuration of the run, and a .pkl file may be anything.
 IN_FOLDERS = tuple(suffix for suffix in SUFFIXES if suffix not in (".json", ".pkl"))
 # Paths that are named where several are read.
@@ -37,7 +37,7 @@ MOST_LISTED = 3
 
 def suffix_of(path: Path) -> str:
     """Return the end of a file's name that says its kind, such as .jsonl.gz."""
-    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    return "".join(path.suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
 
 
 # Files that are opened together, their writer, and the step that their names say.
@@ -270,7 +270,7 @@ class Dump(Source):
         if is_of_a_rank(found):
             return RecordFile(assembled([found]), file, wanted, self.problems)
         fields = flat(found)
-        train = fields[choose(fields, wanted, file)["train_logp"]]
+        train = fields[choose(fields, wanted, file, values=fields)["train_logp"]]
         if isinstance(train, list):
             return RecordFile(transposed(fields, len(train)), file, wanted, self.problems)
         return TensorFile(fields, size, file, wanted)

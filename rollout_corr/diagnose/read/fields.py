@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .columns import described
 from .problems import DumpError, Problem
 
 # By preference: of old and current log-probs, a correction compares the old ones.
@@ -119,6 +119,7 @@ def choose(
     wanted: ChosenFields,
     file: str,
     fits: Callable[[str, str], bool] = lambda role, name: True,
+    values: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """Choose the field of each role that a file has.
 
@@ -127,6 +128,7 @@ def choose(
         wanted: The fields that the user names; the others are guessed.
         file: Path of the file, for messages.
         fits: Takes a role and a field; guesses skip fields for which it returns False.
+        values: What the fields hold, for a message that says what they look like.
 
     Raises:
         DumpError: A field that the user names is missing, or no field is known for a required role.
@@ -136,7 +138,8 @@ def choose(
     for role, name in (*wanted.roles.items(), *zip(wanted.by, wanted.by, strict=True)):
         found = [known for known in names if name in (known, last_part(known))]
         if not found:
-            raise Problem(file, None, name, f"as {role}: there is no such field; there are {listing(names)}").error()
+            there = listing(names) if values is None else described(values)
+            raise Problem(file, None, name, f"as {role}: there is no such field; there are {there}").error()
         chosen[role] = found[0]
     by_last_part: dict[str, list[str]] = {}
     for name in names:
@@ -153,9 +156,10 @@ def choose(
                 break
     for role in REQUIRED:
         if role not in chosen:
+            there = described(values) if values is not None else listing(names)
             what = (
                 f"no field has a known name for {role}; name one: --field {role}=NAME, in Python "
-                f"field={{{role!r}: NAME}}. There are {listing(names) or 'no fields'}"
+                f"field={{{role!r}: NAME}}. There are {there or 'no fields'}"
             )
             raise Problem(file, None, role, what).error()
     # A mapping named as a mask was flattened into other names. Without it, tokens that it hides would count.
@@ -163,32 +167,6 @@ def choose(
         if any(part.lower() in ALIASES["mask"] for part in name.split(".")[:-1]):
             raise Problem(file, None, name, "as mask: expected values, got a mapping").error()
     return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}
-
-
-def unused(fields: Mapping[str, Any], chosen: Mapping[str, str], shape: Sequence[int], limit: int) -> dict[str, str]:
-    """Describe the columns of numbers that have no role: their shape, and whether they could be the mask.
-
-    Args:
-        fields: The fields of a file or of a record.
-        chosen: The field of each role.
-        shape: That of the train log-probs.
-        limit: Look at so many values of a column.
-    """
-    found = {}
-    for name, values in fields.items():
-        if name in chosen.values() or not isinstance(values, (torch.Tensor, list)) or name.endswith("/names"):
-            continue
-        try:
-            x = values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            continue
-        what = " x ".join(map(str, x.shape))
-        some = x[: max(1, limit // max(1, math.prod(x.shape[1:])))].double()
-        if tuple(x.shape) == tuple(shape) and bool(((some == 0) | (some == 1)).all()) and bool((some == 0).any()):
-            maybe = "mask" not in chosen and "lengths" not in chosen
-            what += ", 0/1" + f": --field mask={name} if it is the mask" * maybe
-        found[name] = what
-    return found
 
 
 def names_in(fields: Mapping[str, Any], by: Iterable[str]) -> Names:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .problems import DumpError
-from .writers import LOOKED_AT, WRITERS, Writer, writer_of
+from .writers import WRITERS, Writer, beginning, writer_of
 
 # Saved configurations of a run, the likeliest first.
 CONFIGS = (
@@ -113,13 +113,5 @@ def _config(folder: Path, files: Iterable[Path]) -> Path | None:
             if path == name or path.endswith(f"/{name}"):
                 ranked.append((path.count("/") - name.count("/"), place, file))
                 break
-    return next((file for _, _, file in sorted(ranked) if not _of_a_model(file)), None)
-
-
-def _of_a_model(file: Path) -> bool:
-    try:
-        with file.open("rb") as opened:
-            head = opened.read(LOOKED_AT).decode("utf-8", "replace")
-    except OSError:
-        return True
-    return any(word in head for word in OF_MODELS)
+    heads = ((file, beginning(file)) for _, _, file in sorted(ranked))
+    return next((file for file, head in heads if head and not any(word in head for word in OF_MODELS)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import reprlib
 import zlib
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .fields import ChosenFields, choose
-from .problems import DumpError, Problem
+from .problems import DumpError, Problem, extra
 from .record_files import Numbered, flat, flat_or_problem, listed, transposed, unwrapped
 
 # Bytes of a line or of a .json file, and bytes of memory that it may take while it is read.
@@ -24,7 +25,7 @@ ITEM, CONTAINER = 40, 240
 
 
 def json_lines(path: Path) -> Iterator[Numbered]:
-    """Read the records of a .jsonl or .jsonl.gz file; their numbers count lines, from 0.
+    """Read the records of a .jsonl file, or one that is compressed (.gz, .zst); their numbers count lines, from 0.
 
     Raises:
         DumpError: The compressed data end too early or are damaged; the lines before are read.
@@ -32,7 +33,7 @@ def json_lines(path: Path) -> Iterator[Numbered]:
     size = max(1, path.stat().st_size)
     number = 0
     with path.open("rb") as raw:
-        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        file = _unpacked(path, raw)
         try:
             while line := file.readline(MOST_LINE + 1):
                 if len(line) > MOST_LINE:
@@ -42,9 +43,20 @@ def json_lines(path: Path) -> Iterator[Numbered]:
                 elif line.strip():
                     yield number, _parsed(line, number), raw.tell() / size
                 number += 1
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (EOFError, OSError, zlib.error) as error:
+            if path.suffix not in (".gz", ".zst"):
+                raise
             what = f"the compressed data are cut off or damaged from here on ({error})"
             raise Problem(str(path), number, None, what).error() from error
+
+
+def _unpacked(path: Path, raw: io.BufferedReader) -> io.BufferedIOBase:
+    if path.suffix == ".gz":
+        return gzip.GzipFile(fileobj=raw)
+    if path.suffix == ".zst":
+        arrow = extra("pyarrow", "pyarrow", "reading .zst files")
+        return io.BufferedReader(arrow.CompressedInputStream(raw, "zstd"))
+    return raw
 
 
 def json_records(path: Path, wanted: ChosenFields) -> Iterator[Numbered]:
@@ -78,7 +90,7 @@ def json_records(path: Path, wanted: ChosenFields) -> Iterator[Numbered]:
     if not isinstance(found, dict):
         raise DumpError(f"{path}: expected a list of records or an object of lists, got {type(found).__name__}")
     fields = flat(found)
-    train = fields[choose(fields, wanted, str(path))["train_logp"]]
+    train = fields[choose(fields, wanted, str(path), values=fields)["train_logp"]]
     if isinstance(train, list) and train and isinstance(train[0], list):
         return transposed(fields, len(train))
     return listed([found])

@@ -19,7 +19,7 @@ from .formats import READ, Unread, check_torch, load_pt_bytes
 from .problems import DumpError
 
 # Instructions of a file, and values that its stack and its memo may hold. A batch of 10,000 samples takes some 50,000.
-MOST_STEPS = 1 << 22
+MOST_STEPS = 1 << 20
 # Bytes of a text. Longer ones, and all bytes, are not copied out of the file.
 LONGEST_TEXT = 1 << 20
 
@@ -235,7 +235,8 @@ def load_pkl(path: Path) -> tuple[dict[str, Any], int]:
             # Tensors are views of it, and close it when they go. Copied on writing: torch warns of what is read-only.
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         saved = _batch(_Machine(data).run())
-        fields = {str(name): _tensor(value) for name, value in saved.items() if isinstance(value, dict)}
+        made: dict[int, Any] = {}
+        fields = {str(name): _tensor(value, made) for name, value in saved.items() if isinstance(value, dict)}
     except (DumpError, OSError):
         raise
     except Exception as error:  # damage shows as anything
@@ -256,13 +257,20 @@ def _batch(found: Any) -> dict[str, Any]:
     raise _RefusedError(f"it holds {found.name if isinstance(found, Thing) else type(found).__name__}")
 
 
-def _tensor(saved: dict[str, Any]) -> Any:
-    """Make a tensor of its bytes, shape and kind, or of the bytes that torch.save wrote; others are not read."""
+def _tensor(saved: dict[str, Any], made: dict[int, Any]) -> Any:
+    """Make a tensor of its bytes, shape and kind, or of the bytes that torch.save wrote; others are not read.
+
+    Args:
+        saved: What the file has of the tensor.
+        made: What was made of such bytes: a file may name them any number of times.
+    """
     data, kind, shape = (saved.get(name) for name in ("data", "dtype", "shape"))
     if not isinstance(data, memoryview):
         return Unread("a list of tensors")
     if saved.get("format") == "torch":
-        return load_pt_bytes(data)
+        if id(data) not in made:
+            made[id(data)] = load_pt_bytes(data)
+        return made[id(data)]
     dtype = KINDS.get(str(kind))
     if dtype is None or not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         return Unread(f"a tensor of {str(kind)[:LONGEST_NAME]}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .chunk import MISSING_INTEGER, Chunk, both_masks
+from .columns import unused
 from .fields import (
     INTEGERS,
     LOG_PROBS,
@@ -22,7 +23,6 @@ from .fields import (
     floating_of,
     last_part,
     names_in,
-    unused,
 )
 from .formats import signed
 from .problems import DumpError, Problem, Problems
@@ -159,7 +159,7 @@ class RecordFile:
         if names not in self._chosen:
             if sum(map(len, self._chosen)) > MOST_FIELDS:
                 self._chosen.clear()
-            self._chosen[names] = choose(names, self.wanted, self.file)
+            self._chosen[names] = choose(names, self.wanted, self.file, values=record)
             self.fields = self.fields or self._chosen[names]
         return self._chosen[names]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
 from . import chunk as chunks
 from .chunk import MISSING_INTEGER, Chunk, both_masks
+from .columns import unused
 from .fields import (
     ALIASES,
     INTEGERS,
@@ -22,7 +23,6 @@ from .fields import (
     floating_of,
     last_part,
     names_in,
-    unused,
 )
 from .formats import Unread, signed
 from .problems import DumpError, Problem
@@ -56,7 +56,7 @@ class TensorFile:
         self.progress = 0.0
         self.label_names = names_in(fields, wanted.by)
         self.tensors = {name: x for name, x in fields.items() if isinstance(x, Tensor) and x.dim()}
-        first = choose(fields, wanted, file)
+        first = choose(fields, wanted, file, values=fields)
         for role, name in first.items():
             if isinstance(fields[name], Unread):
                 raise self._error(name, f"as {role}: {fields[name]}")

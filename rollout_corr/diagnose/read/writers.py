@@ -120,12 +120,17 @@ def writer_of(file: Path) -> tuple[Writer | None, int | None]:
 
 
 def _has_keys(file: Path, keys: frozenset[str]) -> bool:
-    """Look at the first record of a .jsonl file."""
-    if not keys:
-        return True
+    """Look for keys in the first record of a .jsonl file."""
+    head = beginning(file).partition("\n")[0] if keys else ""
+    return all(json.dumps(key) in head for key in keys)
+
+
+def beginning(file: Path) -> str:
+    """Return the first letters of a file, none if it cannot be read or is none: a pipe would be waited for."""
+    if not file.is_file():
+        return ""
     try:
         with file.open("rb") as opened:
-            line = opened.readline(LOOKED_AT)
+            return opened.read(LOOKED_AT).decode("utf-8", "replace")
     except OSError:
-        return False
-    return all(json.dumps(key).encode() in line for key in keys)
+        return ""

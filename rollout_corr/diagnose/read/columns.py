@@ -1,0 +1,98 @@
+"""What columns of unfamiliar names look like: shapes, and what their values could be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Columns that a message describes, and letters of their names.
+MOST_DESCRIBED, LONGEST_NAME = 10, 40
+# Values of a column that are looked at.
+LOOKED_AT = 4096
+LOG_PROBS = "log-probs?"
+
+
+def described(fields: Mapping[str, Any]) -> str:
+    """List columns with their shapes and what they look like; what may be log-probs comes first."""
+    each = [(name, _numbers(values)) for name, values in fields.items()]
+    said = [(name, "" if x is None else _shape(fields[name], x), _kind(fields[name], x)) for name, x in each]
+    said.sort(key=lambda one: (one[2] != LOG_PROBS, not one[1]))
+    shown = []
+    for name, shape, kind in said[:MOST_DESCRIBED]:
+        cut = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+        shown.append(" ".join(filter(None, (cut, shape, kind and f"({kind})"))))
+    return ", ".join(shown) + (f" and {len(said) - MOST_DESCRIBED} more" if len(said) > MOST_DESCRIBED else "")
+
+
+def _numbers(values: Any) -> Tensor | None:
+    """Return the first numbers of a column, or None if it has none."""
+    if isinstance(values, Tensor):
+        x = values.reshape(-1)[:LOOKED_AT] if values.layout == torch.strided else None
+        return x if x is None or not x.is_complex() else None
+    while isinstance(values, (list, tuple)) and values and isinstance(values[0], (list, tuple, Tensor)):
+        values = values[0]
+    if isinstance(values, Tensor):
+        return _numbers(values)
+    if not isinstance(values, (list, tuple)) or not values:
+        return None
+    try:
+        return torch.tensor([math.nan if one is None else one for one in values[:LOOKED_AT]])
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _shape(values: Any, x: Tensor) -> str:
+    """Write a shape; a list of lists has as many rows, and those of its first row."""
+    sizes = list(values.shape) if isinstance(values, Tensor) else []
+    while isinstance(values, (list, tuple)):
+        sizes.append(len(values))
+        values = values[0] if values else None
+    return f"[{' x '.join(map(str, sizes))}]"
+
+
+def _kind(values: Any, x: Tensor | None) -> str:
+    """Say what the values of a column could be."""
+    if x is None:
+        return "text" if isinstance(values, str) else ""
+    finite = x.double()
+    finite = finite[finite.isfinite()]
+    if not finite.numel():
+        return "no numbers"
+    low, high = float(finite.min()), float(finite.max())
+    if bool(((finite == 0) | (finite == 1)).all()):
+        return "0/1, a mask?"
+    if x.is_floating_point() and bool((finite != finite.round()).any()):
+        return LOG_PROBS if high <= 0.0 else f"{low:.3g} to {high:.3g}, advantages or rewards?"
+    if low == 0 and bool((finite.diff() >= 0).all()):
+        return "0 and rising, offsets?"
+    return f"{low:.0f} to {high:.0f}, ids or lengths?"
+
+
+def unused(fields: Mapping[str, Any], chosen: Mapping[str, str], shape: Sequence[int], limit: int) -> dict[str, str]:
+    """Describe the columns of numbers that have no role: their shape, and whether they could be the mask.
+
+    Args:
+        fields: The fields of a file or of a record.
+        chosen: The field of each role.
+        shape: That of the train log-probs.
+        limit: Look at so many values of a column.
+    """
+    found = {}
+    for name, values in fields.items():
+        if name in chosen.values() or not isinstance(values, (torch.Tensor, list)) or name.endswith("/names"):
+            continue
+        try:
+            x = values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            continue
+        what = " x ".join(map(str, x.shape))
+        some = x[: max(1, limit // max(1, math.prod(x.shape[1:])))].double()
+        if tuple(x.shape) == tuple(shape) and bool(((some == 0) | (some == 1)).all()) and bool((some == 0).any()):
+            maybe = "mask" not in chosen and "lengths" not in chosen
+            what += ", 0/1" + f": --field mask={name} if it is the mask" * maybe
+        found[name] = what
+    return found
