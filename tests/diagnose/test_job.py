@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.job import find_job
 from rollout_corr.diagnose.read.pickle_files import load_pkl
 from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.diagnose.read.writers import WRITERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -198,6 +201,14 @@ def test_what_the_framework_wrote_is_read(layout):
     for sample, values in zip(given, found, strict=True):
         assert values.items() >= {name: x for name, x in of_response(sample).items() if name in values}.items()
         assert set(values["steps"]) == {record_dumps.STEP}
+
+
+def test_the_page_names_every_option_and_file():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "dumps.md").read_text(encoding="utf-8")
+    for writer in WRITERS:
+        options = [word for word in writer.switch.split() if "_" in word or "." in word or "--" in word]
+        assert all(f"`{option.strip(',')}`" in text for option in options), writer
+        assert writer.sides != "both" or re.split(r"[\\(]", writer.files)[0] in text, writer
 
 
 @pytest.mark.parametrize(

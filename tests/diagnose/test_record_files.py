@@ -62,7 +62,7 @@ def beside_a_good_line(folder, line):
         (GOOD[:-1] + ', "train_logp": [1, 2]}', "line 1: the field 'train_logp' occurs twice"),
         (GOOD[:-1] + ', "a": {"b": 1}, "a.b": 2}', "the field 'a.b' occurs twice"),
         (GOOD.replace("[-1.0, -2.0]", '"' + "x" * 5000 + '"'), "'train_logp': expected a list of numbers, got str 'xx"),
-        (json.dumps({f"field {i}": 1 for i in range(500)}), "and 450 more"),
+        (json.dumps({f"field {i}": 1 for i in range(500)}), "and 490 more"),
         ('{"' + "a" * 100_000 + '": 1}', "expected names of at most 1000 letters"),
         (GOOD.encode("utf-16"), "line 1 is not JSON ('utf-8' codec can't decode"),
     ],
@@ -189,7 +189,7 @@ def test_a_column_of_another_type(column, values, wanted, tmp_path):
     ("column", "values", "message"),
     [
         ("mask", pa.array([[("a", 1.0)], []], pa.map_(pa.string(), pa.float32())), "expected a list of numbers"),
-        ("mask", pa.array([[[1.0], [1.0]], [[2.0]]], pa.list_(FLOATS)), "expected a flat list, got a list of list"),
+        ("mask", pa.array([[[1.0]] * 2, [[2.0]] * 2], pa.list_(FLOATS)), "expected a flat list, got a list of list"),
         ("train_logp", pa.array(["a", "b"]), "expected a list of numbers, got str 'a'"),
         ("train_logp", pa.array([b"a" * 500, b"b"]), "expected a list of numbers, got bytes b'aaa"),
         ("train_logp", lists(pa.array([1, 2, 3], pa.timestamp("us"))), "expected a list of numbers"),

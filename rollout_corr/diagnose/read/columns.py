@@ -13,14 +13,14 @@ from torch import Tensor
 MOST_DESCRIBED, LONGEST_NAME = 10, 40
 # Values of a column that are looked at.
 LOOKED_AT = 4096
-LOG_PROBS = "log-probs?"
+LOG_PROBS, MASK = "log-probs?", "0/1, a mask?"
 
 
 def described(fields: Mapping[str, Any]) -> str:
-    """List columns with their shapes and what they look like; what may be log-probs comes first."""
+    """List columns with their shapes and what they look like; what may be log-probs or the mask comes first."""
     each = [(name, _numbers(values)) for name, values in fields.items()]
     said = [(name, "" if x is None else _shape(fields[name], x), _kind(fields[name], x)) for name, x in each]
-    said.sort(key=lambda one: (one[2] != LOG_PROBS, not one[1]))
+    said.sort(key=lambda one: (one[2] != LOG_PROBS, one[2] != MASK, not one[1]))
     shown = []
     for name, shape, kind in said[:MOST_DESCRIBED]:
         cut = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
@@ -64,7 +64,7 @@ def _kind(values: Any, x: Tensor | None) -> str:
         return "no numbers"
     low, high = float(finite.min()), float(finite.max())
     if bool(((finite == 0) | (finite == 1)).all()):
-        return "0/1, a mask?"
+        return MASK
     if x.is_floating_point() and bool((finite != finite.round()).any()):
         return LOG_PROBS if high <= 0.0 else f"{low:.3g} to {high:.3g}, advantages or rewards?"
     if low == 0 and bool((finite.diff() >= 0).all()):
