@@ -305,22 +305,23 @@ def _of_text(text: str, settings: Settings, severity: Severity) -> ConfigProblem
 def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[ConfigProblem]:
     """Name keys that are nearly one that matters, and keys that matter in another place."""
     found = {id(setting) for setting in settings.values()}
-    # Evaluation has settings of the same names.
-    sampling = (checks.temperature, checks.top_p, checks.top_k, checks.min_p)
-    named = [whole for whole in checks.every if whole not in sampling]
+    # Not those of sampling: evaluation has the same names.
+    named = [*checks.keys, *filter(None, (checks.logprobs[0], checks.mode[0]))]
     for key, setting in every.items():
         block, _, last = key.rpartition(".")
         if id(setting) in found or key in checks.alike or last in checks.alike:
             continue
+        if any(whole.endswith(f".{key}") for whole in named):
+            continue
         places = [whole for whole in named if "_" in last and whole.rpartition(".")[2] == last]
-        blocks = [whole.rpartition(".") for whole in checks.every]
         # Of the same block, which may be given alone.
-        beside = [name for outer, _, name in blocks if f".{outer}".endswith(f".{block}") or not block]
-        exact = any(outer == block for outer, _, _ in blocks)
+        beside = [(whole.rpartition(".")[2], whole.rpartition(".")[0]) for whole in named]
+        near = [name for name, outer in beside if not block or f".{outer}".endswith(f".{block}")]
+        exact = any(outer == block for _, outer in beside)
         if places and not any(place in settings for place in places):
             yield _problem(setting, key, "nobody reads it in this place", f"write {places[0]}")
-        elif not places and (near := nearest(last, beside, 0.84 if exact else 0.92)):
-            yield _problem(setting, key, f"unknown key{near}", "")
+        elif not places and (meant := nearest(last, near, 0.84 if exact else 0.92)):
+            yield _problem(setting, key, f"unknown key{meant}", "")
         elif block in checks.closed and (block or Path(setting.file).suffix in ("", ".py")):
             yield _problem(setting, key, "unknown key: one of a newer release?", "", severity="warning")
 
