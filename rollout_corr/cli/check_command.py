@@ -10,7 +10,7 @@ from pathlib import Path
 from rollout_corr.cli.main import FOUND, GOOD, parser_of
 from rollout_corr.cli.streams import print_line
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config
+from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config, framework_of
 from rollout_corr.frameworks.shared.lookup import readable
 from rollout_corr.frameworks.shared.run_files import SUFFIXES, UnreadableRun
 
@@ -28,7 +28,12 @@ def check(arguments: list[str]) -> int:
         help=f"a file ({', '.join(SUFFIXES)}), or several of which the later ones win, then KEY=VALUE as on the "
         "command line of the run; flags after --; or a folder, whose files are checked each alone",
     )
-    parser.add_argument("--framework", required=True, metavar="NAME", choices=readable(), help=", ".join(readable()))
+    parser.add_argument(
+        "--framework",
+        metavar="NAME",
+        choices=readable(),
+        help=f"whose configuration it is: {', '.join(readable())}; default: the one most of whose settings are there",
+    )
     parser.add_argument("--json", action="store_true", help="print the mistakes as JSON, and nothing else")
     chosen = parser.parse_args(arguments)
     folder = Path(chosen.config[0])
@@ -36,7 +41,10 @@ def check(arguments: list[str]) -> int:
         if len(chosen.config) == 1 and folder.is_dir():
             found, checked = _each(folder, chosen.framework)
         else:
-            found, checked = check_config(chosen.framework, chosen.config), " ".join(chosen.config)
+            framework = chosen.framework or framework_of(chosen.config)
+            if framework is None:
+                raise UnreadableRun(f"{chosen.config[0]}: no setting of a framework that is known; give --framework")
+            found, checked = check_config(framework, chosen.config), f"{' '.join(chosen.config)} ({framework})"
     except UnreadableRun as error:
         raise DumpError(str(error)) from error
     if chosen.json:
@@ -45,19 +53,20 @@ def check(arguments: list[str]) -> int:
     else:
         for line in [
             *map(str, found),
-            *([] if found else [f"{checked}: nothing wrong that {chosen.framework}'s rules know"]),
+            *([] if found else [f"{checked}: nothing wrong that is known"]),
         ]:
             print_line(line)
     return FOUND if any(problem.severity == "error" for problem in found) else GOOD
 
 
-def _each(folder: Path, framework: str) -> tuple[list[ConfigProblem], str]:
+def _each(folder: Path, framework: str | None) -> tuple[list[ConfigProblem], str]:
     """Check the files of a folder, but for those that are no configuration."""
     found, checked = list[ConfigProblem](), 0
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix.lower() in SUFFIXES:
             with suppress(UnreadableRun):
-                found += check_config(framework, path)
+                name = framework or framework_of(path)
+                found += [] if name is None else check_config(name, path)
                 checked += 1
     if not checked:
         raise UnreadableRun(f"{folder}: expected a folder with a configuration, one of {', '.join(SUFFIXES)}")

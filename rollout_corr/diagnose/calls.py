@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ..backends.given import Batch, batch_given
 from ..backends.layouts import LogProbs
+from ..frameworks.shared.checking import ConfigProblem, mistakes_beside
 from .doctor.diagnosis import diagnose
 from .measure.measurement import measure
 from .read.dump import Dump, Paths, Source
@@ -124,7 +125,13 @@ def report(
 def _diagnosis(source: Source, on_policy: bool, progress: bool | None) -> Diagnosis:
     with progress_of(f"reading {source.name}", progress) as move:
         measured = measure(source, lambda: move(source.progress, source.reading))
-    return Diagnosis(source, measured, tuple(diagnose(measured, on_policy)))
+    return Diagnosis(source, measured, tuple(diagnose(measured, on_policy)), tuple(_mistakes(source)))
+
+
+def _mistakes(source: Source) -> Iterator[ConfigProblem]:
+    for job in source.jobs if isinstance(source, Dump) else ():
+        if job.config is not None:
+            yield from mistakes_beside(job.framework, job.config)
 
 
 def _names(by: str | Sequence[str]) -> tuple[str, ...]:

@@ -219,3 +219,33 @@ def test_a_planted_bug_is_named_in_every_layout(name, layout, tmp_path):
     (case,) = (one for one in CASES if one.name == name)
     given = written.samples_of(case.make(100))
     assert written.found_in(written.write(written.LAYOUTS[layout], tmp_path, given))[0][:1] == [case.cause]
+
+
+RUN = """
+grpo: {seq_logprob_error_threshold: 0.5}
+policy:
+  generation:
+    temperature: 0.7
+    vllm_cfg:
+      logprobs_mode: raw_logprobs
+"""
+
+
+@pytest.mark.parametrize("name", ["config.yaml", ".hydra/config.yaml"])
+def test_a_finding_names_the_line_of_the_configuration_that_makes_it(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    (case,) = (one for one in CASES if one.name == "temperature 0.7, engine reports raw log-probs")
+    written.write(written.LAYOUTS["nemo"], tmp_path, written.samples_of(case.make(100)))
+    config = tmp_path / name
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(RUN)
+    assert main(["doctor", str(tmp_path)]) == 1
+    finding, rest = " ".join(capsys.readouterr().out.split()).split("in the configuration: ")
+    line = f"-> {config}:7: error: policy.generation.vllm_cfg.logprobs_mode: the engine's log-probs are from before"
+    assert line in finding and finding.index("[temperature]") < finding.index(line)
+    assert rest.startswith(f"{config}:2: error: grpo.seq_logprob_error_threshold: 0.5 masks every sequence")
+    found = json.loads((main(["doctor", str(tmp_path), "--json"]) and capsys.readouterr().out) or "")
+    assert [one["line"] for one in found["mistakes"]] == [2, 7]
+    config.write_text("grpo: [")
+    main(["doctor", str(tmp_path)])
+    assert "in the configuration:" in capsys.readouterr().out

@@ -12,6 +12,8 @@ import pytest
 
 import rollout_corr as rc
 from rollout_corr.cli.main import main
+from rollout_corr.diagnose.doctor.diagnosis import CAUSES
+from rollout_corr.frameworks.shared.checking import framework_of
 from rollout_corr.frameworks.shared.run_files import UNKNOWN, settings_in
 
 # `FRAMEWORK SUFFIX | KEY | WORDS`, and the file; "> " stands before the line that is to be named, none before a setting
@@ -450,10 +452,12 @@ def test_the_command(tmp_path, capsys):
     file = tmp_path / "run.yaml"
     file.write_text("rollout_is: token\n")
     assert main(["check", str(file), "--framework", "verl"]) == 0
-    assert capsys.readouterr().out == f"{file}: nothing wrong that verl's rules know\n"
+    assert capsys.readouterr().out == f"{file} (verl): nothing wrong that is known\n"
     file.write_text("rollout_is: token\nrollout_is_threshold: 0.5_2\n")
     assert main(["check", str(file), "--framework", "verl"]) == 0
     assert capsys.readouterr().out.startswith(f"{file}:2: warning: algorithm.rollout_correction.rollout_is_threshold: ")
+    assert main(["check", str(file)]) == main(["check", str(tmp_path)]) == 0
+    assert "no setting of a framework" in (main(["check", "a.b=1"]) and capsys.readouterr().err)
     assert main(["check", "--framework", "slime", "--json", "--", "--tis-clip", "2.0"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)
     assert problem["key"] == "tis_clip" and problem["severity"] == "error" and problem["fix"]
@@ -464,3 +468,30 @@ def test_yaml_without_pyyaml(monkeypatch, tmp_path):
     (tmp_path / "run.yaml").write_text("a: 1")
     with pytest.raises(ValueError, match="needs PyYAML: pip install pyyaml"):
         rc.check_config("verl", tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("framework", "config"),
+    [
+        ("verl", {"actor_rollout_ref": {"rollout": {"temperature": 1.0}}, "algorithm": {"rollout_correction": None}}),
+        ("nemo", {"loss_fn": {"use_importance_sampling_correction": True}, "grpo": {}}),
+        ("skyrl", {"trainer": {"algorithm": {"off_policy_correction": {"tis_ratio_type": None}}}}),
+        ("areal", {"gconfig": {"temperature": 1.0}, "actor": {"use_decoupled_loss": True}}),
+        ("trl", {"use_vllm": True, "vllm_importance_sampling_correction": True}),
+        ("prime_rl", {"trainer": {"loss": {"kl_tau": 0.1}}}),
+        ("xtuner", {"rollout_is_veto_level": "max"}),
+        (None, {"learning_rate": 1e-6}),
+    ],
+)
+def test_the_framework_is_recognized(framework, config):
+    assert framework_of(config) == framework
+
+
+def test_causes_are_those_of_the_doctor():
+    causes = {cause.name for cause in CAUSES}
+    problems = rc.check_config("verl", [*f"{R}temperature=0.7 {R}logprobs_mode=raw_logprobs {C}=token".split()])
+    problems += rc.check_config("verl", [*f"{R}top_p=0.7 {C}=token".split()])
+    assert len(problems) == 2 and all(problem.causes and {*problem.causes} <= causes for problem in problems)
+
+
+R, C = "actor_rollout_ref.rollout.", "algorithm.rollout_correction.rollout_is"

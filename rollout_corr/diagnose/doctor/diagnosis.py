@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...frameworks.shared.checking import ConfigProblem
 from ..measure.measurement import Measurement
 from ..read.dump import Source
 from . import ill_labels, outlying, wrong_policies, wrong_values
@@ -51,6 +52,8 @@ class Diagnosed:
     source: Source
     measured: Measurement
     findings: tuple[Finding, ...]
+    # In the configuration of the job.
+    mistakes: tuple[ConfigProblem, ...] = ()
 
 
 def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:

@@ -40,6 +40,9 @@ def _findings(diagnosis: Diagnosed) -> list[Child]:
         ]
         head = element("thead", element("tr", [element("th", head) for head in heads]))
         parts.append(element("table", head, element("tbody", rows)))
+    if diagnosis.mistakes:
+        parts.append(element("p", element("b", "in the configuration:")))
+        parts.append(element("ul", [element("li", str(mistake)) for mistake in diagnosis.mistakes]))
     return parts
 
 

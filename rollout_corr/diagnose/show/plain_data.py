@@ -51,6 +51,7 @@ def doctor(diagnosis: Diagnosed) -> dict[str, Any]:
         diagnosis.source,
         healthy=is_healthy(diagnosis.findings),
         findings=[asdict(finding) for finding in diagnosis.findings],
+        mistakes=[asdict(mistake) for mistake in diagnosis.mistakes],
         metrics=diagnosis.measured.metrics(),
     )
 

@@ -306,9 +306,18 @@ def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
         yield f"{i}. {finding.severity}: {finding.title} [{finding.name}]", STYLES[finding.severity]
         for line in finding.evidence:
             yield f"   - {line}", ""
+        for mistake in diagnosis.mistakes:
+            if finding.name in mistake.causes:
+                yield f"   -> {mistake}", "bold"
         yield f"   -> {finding.advice}", ""
     yield summary(diagnosis), ""
     yield from _of_source(diagnosis.source)
+    named = {finding.name for finding in diagnosis.findings}
+    others = [mistake for mistake in diagnosis.mistakes if not named.intersection(mistake.causes)]
+    if others:
+        yield "in the configuration:", "bold red"
+        for mistake in others:
+            yield f"  {mistake}", "red"
 
 
 def print_what_if(

@@ -20,7 +20,7 @@ from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .names import FrameworkName
 from .notices import heard
-from .run_files import UNKNOWN, Setting, Settings, nested, settings_in
+from .run_files import UNKNOWN, Setting, Settings, UnreadableRun, nested, settings_in
 from .settings import NoEquivalent, nearest
 
 # Settings that a reader refuses one after the other.
@@ -65,9 +65,9 @@ class ConfigProblem:
 class Run:
     """The settings that matter, by their whole names, and the Spec that they make."""
 
-    def __init__(self, settings: Settings, spec: Spec | None) -> None:
-        """Hold the settings, and the Spec that the framework's reader makes of them."""
-        self.settings, self.spec = settings, spec
+    def __init__(self, settings: Settings, spec: Spec | None, compared: bool = False) -> None:
+        """Hold the settings, the Spec that the reader makes of them, and whether both log-probs are there anyway."""
+        self.settings, self.spec, self.compared = settings, spec, compared
 
     def find(self, key: str) -> Setting | None:
         """Return a setting by its whole name."""
@@ -215,6 +215,34 @@ def check_config(framework: str, config: object) -> list[ConfigProblem]:
         ValueError: An unknown framework, or a file that cannot be read.
         TypeError: A configuration without fields.
     """
+    return _check(framework, config)
+
+
+def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
+    """Name the mistakes in the configuration beside dumps with both log-probs, which are compared whatever it corrects.
+
+    A framework that is None is recognized by the settings; one without a reader has no rules.
+    """
+    try:
+        framework = framework_of(file) if framework is None else framework
+        known = framework is not None and lookup.is_readable(framework)
+        return _check(framework, file, compared=True) if framework is not None and known else []
+    except UnreadableRun as error:
+        return [ConfigProblem("", str(error), severity="warning")]
+
+
+def framework_of(config: object) -> str | None:
+    """Recognize the framework of a configuration: the one most of whose settings are there; None: of none."""
+    settings = settings_in(config)
+    counts = {}
+    for name in lookup.readable():
+        checks = checks_of(name)
+        counts[name] = len(_that_matter(_in_roots(settings, checks), checks)) if checks.keys else 0
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] else None
+
+
+def _check(framework: str, config: object, compared: bool = False) -> list[ConfigProblem]:
     if not lookup.is_readable(framework):
         raise ValueError(f"check_config: framework: expected one of {lookup.readable()}, got {framework!r}")
     checks = checks_of(framework)
@@ -222,7 +250,7 @@ def check_config(framework: str, config: object) -> list[ConfigProblem]:
     settings = _that_matter(every, checks)
     of_reader = {key: setting for key, setting in settings.items() if key in checks.keys or not checks.keys}
     spec, problems = _read(framework, of_reader) if of_reader else (None, [])
-    run = Run(settings, spec)
+    run = Run(settings, spec, compared)
     problems = [*_spelling(every, settings, checks), *problems, *_engine(run, checks), *_bounds(run, checks)]
     problems += _rules(run, checks.rules)
     once = {(problem.key, problem.line): problem for problem in reversed(problems)}
@@ -329,11 +357,15 @@ def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[C
 # --- what the engine returns ---
 
 
+# What the doctor finds where the engine's log-probs are from before the temperature.
+BEFORE_TEMPERATURE = ("temperature", "raw_log_probs", "not_the_sampler")
+
+
 def _engine(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
-    if not checks.uses_logprobs(run):
+    if not (run.compared or checks.uses_logprobs(run)):
         return
     key, default = checks.logprobs
-    if key and run.off(key, default):
+    if key and run.off(key, default) and not run.compared:
         message = "the correction gets no log-probs of the engine"
         yield _problem(run.find(key), key, message, f"write {key}={'true' if default is True else default}")
     temperature = run.number(checks.temperature, 1.0) if checks.temperature else 1.0
@@ -346,7 +378,7 @@ def _engine(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
             f"the engine's log-probs are from before the temperature of {temperature:g}, the trainer's from after it"
         )
         place = run.find(mode) or run.find(key)
-        yield _problem(place, mode, message, f"write {mode}=processed_logprobs", causes=("temperature",))
+        yield _problem(place, mode, message, f"write {mode}=processed_logprobs", causes=BEFORE_TEMPERATURE)
     key = checks.trainer_temperature
     trained = run.number(key, temperature) if key else temperature
     if abs(trained - temperature) > 0.0:
@@ -373,7 +405,7 @@ def _truncated(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
                 f"{last} {run.get(key)}: the engine's log-probs are over what it keeps, the trainer's over all tokens"
             )
             fix = f"write {plain[key]}, or pass rc.KeptMass"
-            yield _problem(run.find(key), key, message, fix, causes=("renormalised",))
+            yield _problem(run.find(key), key, message, fix, causes=("renormalized",))
 
 
 # --- what the bounds do to an engine that is well ---
