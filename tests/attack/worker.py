@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 import resource
 import signal
@@ -14,6 +13,8 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from builders.fresh import fresh_processes
 
 # Seconds for a new process to start and import, on a machine that has other things to do.
 START = 180.0
@@ -57,7 +58,7 @@ class Worker:
     """A process that calls functions with seeds."""
 
     def __init__(self):
-        context = multiprocessing.get_context("spawn")
+        context = fresh_processes()
         descriptor, log = tempfile.mkstemp(prefix="attack-", suffix=".log")
         os.close(descriptor)
         self._log = Path(log)

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from builders.forked_ranks import starter
 from rollout_corr.backends import blocks, bounds_of_batch
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
@@ -34,3 +35,10 @@ def alone():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def on_ranks():
+    """Run a function on ranks; see builders/forked_ranks.py."""
+    with starter() as run:
+        yield run

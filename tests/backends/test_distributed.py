@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 import rollout_corr as rc
 from builders import ranks as worker
@@ -20,11 +17,11 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """Run the work of every rank in a process of its own and load the results."""
-    folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(worker.work, args=(RANKS, str(folder)), nprocs=RANKS)
-    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+def found(on_ranks):
+    """Run the work of every rank in a process of its own."""
+    ended = on_ranks(worker.work, RANKS)
+    assert [one.error for one in ended] == [""] * RANKS
+    return [one.value for one in ended]
 
 
 def test_split_sequences_equal_whole_ones(found):

@@ -22,6 +22,8 @@ import torch.distributed as dist
 # A first backward pass imports it, in every rank, for seconds.
 import torch.fx.experimental.symbolic_shapes
 
+from builders.fresh import fresh_processes
+
 
 @dataclass
 class Ended:
@@ -102,5 +104,5 @@ def run(work, ranks, *given, timeout=60.0, limit=90.0, awaited=None):
 @contextlib.contextmanager
 def starter():
     """Start a process that has done nothing yet, and give a `run` that forks ranks from there."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, fresh_processes()) as pool:
         yield lambda *given, **options: pool.submit(run, *given, **options).result()

@@ -5,11 +5,15 @@ Test modules cannot be imported by the processes that ranks are forked from; thi
 
 from __future__ import annotations
 
+import os
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 
 import rollout_corr as rc
 from builders.calls import bundled, bundled_loss
+from builders.fresh import printed_by
 from builders.ranks import counted
 
 LOSS = {"surrogate": rc.PPO(0.2, 0.28), "mean": rc.Mean()}
@@ -83,3 +87,10 @@ def elsewhere(rank, ranks):
     """Split tensors of the CPU over a group for those of a GPU."""
     zeros = torch.zeros(2, 3)
     rc.correct(zeros, zeros, rc.Batch(ranks=rc.Ranks(sequence=dist.new_group(backend="cuda:gloo"))))
+
+
+def example(rank, ranks, file, folder):
+    """Run an example that is started once a rank, within the group that is there; give what it prints."""
+    os.environ["RANK"] = str(rank)
+    with mock.patch.object(dist, "init_process_group"), mock.patch.object(dist, "destroy_process_group"):
+        return printed_by(file, folder, [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import runpy
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 import rollout_corr as rc
 from builders.config_cases import call, error, k1, option, rows
+from builders.fresh import in_a_fresh_process
 from builders.preset_cases import EXPECTED, with_arguments
 from rollout_corr.frameworks.shared import names
 from rollout_corr.frameworks.shared.lookup import every_preset, readable
@@ -174,7 +174,7 @@ def test_a_name_imports_its_framework_alone():
         "assert loaded() == {'others', 'areal'}, loaded()\n"
         "assert 'rollout_corr.frameworks.areal.dropin' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    in_a_fresh_process(exec, code, {})
 
 
 def test_names_for_type_checkers():

@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from builders.forked_ranks import starter
+from builders.fresh import in_a_fresh_process, printed_by
+from builders.rank_calls import example
 from rollout_corr.testing import example_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -110,10 +113,11 @@ def test_agent_turns(lines):
     assert found["loss"][0] > 0.0
 
 
-def test_context_parallel(run):
-    # On a free port.
-    said = run("context_parallel.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    assert said.count("2 of 2 ranks agree with the single process") == 6, said
+def test_context_parallel(tmp_path):
+    with starter() as on_ranks:
+        first, second = on_ranks(example, 2, str(EXAMPLES / "context_parallel.py"), str(tmp_path))
+    assert (first.error, second.error, second.value) == ("", "", "")
+    assert first.value.count("2 of 2 ranks agree with the single process") == 6, first.value
 
 
 @pytest.mark.slow
@@ -174,13 +178,14 @@ def agrees(said, metrics):
 
 
 @pytest.fixture
-def stand_ins():
-    """Return the folder of the stand-ins for xtuner and SkyRL."""
-    return (TESTS / "stand_ins",)
+def beside_stand_ins(tmp_path):
+    """Return a function that runs an example beside the stand-ins for xtuner and SkyRL, and gives what it prints."""
+    path = [str(TESTS / "stand_ins")]
+    return lambda name: in_a_fresh_process(printed_by, str(EXAMPLES / name), str(tmp_path), path)
 
 
-def test_xtuner(run, stand_ins):
-    said = run("xtuner_hook.py", path=stand_ins)
+def test_xtuner(beside_stand_ins):
+    said = beside_stand_ins("xtuner_hook.py")
     agrees(said, 31)
     of_pack, of_sequences = numbers(said.splitlines()[-1])
     batch = example_batch(sequences=16, median_length=200, mismatch=0.5, catastrophic=1e-3)
@@ -190,8 +195,8 @@ def test_xtuner(run, stand_ins):
     assert of_sequences == pytest.approx(sum(float((-x).exp()) for x in means) / 16, abs=1e-3)
 
 
-def test_skyrl(run, stand_ins):
-    said = run("skyrl_hook.py", path=stand_ins)
+def test_skyrl(beside_stand_ins):
+    said = beside_stand_ins("skyrl_hook.py")
     _, capped, masked = agrees(said, 8)
     assert 0 < capped < 1 and 0 < masked < 1, "a threshold that cuts nothing shows nothing"
     assert "skyrl 0.3.0 uses the functions of rollout-corr in 3 places" in said

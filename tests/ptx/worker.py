@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
+
+from builders.fresh import fresh_processes
 
 
 def _begin() -> None:
@@ -34,7 +35,7 @@ def outcome_of(function: Callable[..., Any], *given: Any, **settings: Any) -> st
 
 def start() -> ProcessPoolExecutor:
     """Start the process."""
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+    return ProcessPoolExecutor(1, mp_context=fresh_processes(), initializer=_begin)
 
 
 def hunt(name: str, kind: str, count: int, seed: int) -> list[tuple[str, str]]:
