@@ -29,4 +29,4 @@ def attempt(seed: int) -> Outcome:
     return Outcome("wrong", f"{layout} {dtype} {spec!r}: {found}") if found else Outcome("right")
 
 
-AREA = Area("modes", "calls", attempt, count=4_000, few=40)
+AREA = Area("modes", "calls", attempt, count=4_000, few=16)

@@ -34,13 +34,13 @@ from builders.kernel_cases import (
     check,
     fit_and_check,
     fitted,
+    flat,
     over,
     shaped,
     tokens,
     unchecked,
     watched,
 )
-from rollout_corr.kernels.grid import Shape
 
 pytestmark = INTERPRETED
 
@@ -80,26 +80,33 @@ EDGES = (
     ("padded_strided", (1, -1), (0, 3)),
     ("padded_right", (1, 1), (0, 3)),
 )
-# A tile of 2,048 tokens takes its time, and its edges are those of a narrow one.
 EDGES_OF_REAL = (("packed", (1, -1), (0, 1), (0, 0), (1, 1)), *EDGES[3:])
+ON_EDGES = rc.Spec(W.product(lower=0.5, upper=1.5), (tokens("k1"), over("k3", "mean")), "both")
 
 
-@pytest.mark.parametrize(
-    ("shape", "edges"),
-    [
-        *((NARROW[0][1], edges) for edges in EDGES[:3]),
-        *((shape, edges) for (_, shape), edges in zip(REAL, EDGES_OF_REAL, strict=True)),
-    ],
-    ids=lambda x: f"tile {x.tile}" if isinstance(x, Shape) else x[0],
-)
-def test_edges_of_tiles(shape, edges, device):
-    """One less than a tile, a tile, one more, two; first where tiles begin, then where none does, then as rows."""
-    tile = shape.tile
-    spec = rc.Spec(W.product(lower=0.5, upper=1.5), (tokens("k1"), over("k3", "mean")), "both")
-    layout, lengths = edges[0], tuple(tiles * tile + more for tiles, more in edges[1:])
+def with_edges(tile, edges):
+    """Sequences of these lengths; the third is left out, in which nothing is valid."""
+    lengths = tuple(tiles * tile + more for tiles, more in edges[1:])
     sequences = random_sequences(tile, lengths, scale=2.0 * tile**-0.5)
-    sequences[2:3] = []
-    fit_and_check(sequences, spec, layout, device, ((0, shape),))
+    return sequences[:2] + sequences[3:]
+
+
+@pytest.mark.parametrize("edges", EDGES[:3], ids=lambda edges: edges[0])
+def test_edges_of_tiles(edges, device):
+    """One less than a tile, a tile, one more, two; first where tiles begin, then where none does, then as rows."""
+    shape = NARROW[0][1]
+    fit_and_check(with_edges(shape.tile, edges), ON_EDGES, edges[0], device, ((0, shape),))
+
+
+@pytest.mark.parametrize(("shape", "edges"), list(zip(REAL, EDGES_OF_REAL, strict=True)), ids=["0", "1", "2"])
+def test_edges_of_real_tiles(shape, edges, device):
+    """Of 2,048 tokens, for which the oracle takes seconds."""
+    spec = replace(ON_EDGES, criteria=(tokens("k1", upper=0.05), over("k3", "mean", upper=1e-3)))
+    laid = lay_out(with_edges(shape[1].tile, edges), edges[0], torch.float32)
+    with shaped(((0, shape[1]),)), watched():
+        out = between_fences(laid, device).correct(spec, backend="triton")
+    assert_like_reference(out, laid.correct(spec))
+    assert set(flat(out.weights)[0].ne(0).flatten().tolist()) == {True, False}
 
 
 @pytest.mark.parametrize("lengths", [tuple(range(1, 9)), (0, 0, 1, 0, 0, 16, 0, 1, 1, 1, 0), (50,)])

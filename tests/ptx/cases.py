@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
+from triton.backends.nvidia.compiler import CUDABackend
 
 import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
@@ -28,7 +31,7 @@ from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from builders.rounding import assert_near
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
-from ptx.session import Session, compiled
+from ptx.session import Session, compile_ptx, compiled
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.grid import Shape, cut_for
 from rollout_corr.kernels.launches import Launch
@@ -226,6 +229,26 @@ CASES = {
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     "loss_of_turns": run_loss_of_turns,
 }
+
+
+class _Enough(Exception):
+    """The front end is through."""
+
+
+def read_by_triton(variant) -> None:
+    """Let Triton's front end read the kernels of a variant: types and constants, which its interpreter lets pass."""
+    add_stages = CUDABackend.add_stages
+
+    def stop(*given: Any) -> None:
+        raise _Enough
+
+    def first_alone(backend, stages, *given):
+        add_stages(backend, stages, *given)
+        stages[list(stages)[1]] = stop
+
+    for each in variant.launches():
+        with mock.patch.object(CUDABackend, "add_stages", first_alone), suppress(_Enough):
+            compile_ptx(each)
 
 
 def run_case(name: str, seed: int = 0, **settings) -> None:
