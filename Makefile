@@ -22,7 +22,9 @@
 #   make format       let ruff rewrite what it can
 #   make docs         the documentation as a site, build/docs/index.html; a broken link is an error
 #   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl; then of the host
-#   make bench-tiny   the benchmarks once, on sizes that show only that they work
+#   make bench-costs  launches, waits, bytes and temporaries of a call, beside the frameworks in the folder PEERS
+#   make bench-compare  store what a call costs and how long it takes; the next time compare, and fail where counts grow
+#   make bench-tiny   the benchmarks once, on sizes that show only that they work, and the counts
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files;
 #                     ARGS=--rehearse runs its steps on a CPU
 #   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
@@ -60,7 +62,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -132,9 +134,20 @@ bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks $(ARGS)
 	$(PEERS_VENV)/bin/python -m benchmarks.host
 
+# ARGS="--json benchmarks/results/costs.json" for docs/benchmarks.md.
+bench-costs: $(VENV)/installed-test
+	PEERS="$(PEERS)" $(VENV)/bin/python -m benchmarks.costs $(ARGS)
+
+# Counts decide: they are the same on every machine. Times of the smallest size are shown beside the last ones stored.
+bench-compare: $(VENV)/installed-test
+	$(VENV)/bin/python -m benchmarks.costs --check
+	$(VENV)/bin/pytest benchmarks -k 64x1024 --benchmark-autosave --benchmark-group-by=fullname \
+		$(if $(wildcard .benchmarks),--benchmark-compare) $(ARGS)
+
 bench-tiny: $(VENV)/installed-test
 	$(VENV)/bin/pytest benchmarks --benchmark-disable -k "(tiny or 64x1024)" $(ARGS)
 	$(VENV)/bin/python -m benchmarks.host --rounds 1
+	$(VENV)/bin/python -m benchmarks.costs --check
 
 gpu-report:
 	$(PYTHON) -m benchmarks.gpu_report $(ARGS)

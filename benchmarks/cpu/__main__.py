@@ -254,7 +254,8 @@ def main() -> None:
     results = run(options)
     if options.json is not None:
         machine.write(options.json, results)
-    made = cpu_tables.all_tables(results)
+    made = [*cpu_tables.all_tables(results), cpu_tables.block_table(results)]
+    made += [cpu_tables.time_table(results, threads) for threads in sorted(options.threads)[1:]]
     print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, cpu_tables.absent(results)))
 
 

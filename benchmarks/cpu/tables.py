@@ -217,14 +217,14 @@ def promise_table(results: Found) -> Table:
 
 
 def all_tables(results: Found) -> list[Table]:
-    """Every table that has rows."""
-    found = [promise_table(results)]
-    for threads in sorted({case["threads"] for case in results["cases"]}):
-        title = f"How many times as fast, {said_threads(threads)}"
-        found += [time_table(results, threads), speed_table(results, title, usual(results, threads))]
+    """Every table of the page that has rows: times with the fewest threads."""
     kept = [case for case in results["cases"] if case["pages"] == "kept"]
-    few = said_threads(usual(results)[0]["threads"])
-    found += [
+    threads = usual(results)[0]["threads"]
+    few = said_threads(threads)
+    found = [
+        promise_table(results),
+        time_table(results, threads),
+        speed_table(results, f"How many times as fast, {few}", usual(results)),
         speed_table(results, "How many times as fast, 1 thread, pages kept", kept),
         loss_table(results),
         row_table(
@@ -238,13 +238,12 @@ def all_tables(results: Found) -> list[Table]:
             lambda row: f"{row['faults']} ({number(row['system_ms'])})",
         ),
         count_table(results),
-        block_table(results),
     ]
     return [one for one in found if one.rows]
 
 
-def readme(page: str, results: Found | None) -> str:
-    """Return README with its table of speed: milliseconds with the fewest threads, and of one packed batch."""
+def readme(page: str, results: Found | None, counted: str) -> str:
+    """Return README with its table of speed, milliseconds with the fewest threads, and a sentence of counts."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -257,11 +256,11 @@ def readme(page: str, results: Found | None) -> str:
         for case in cases:
             shape = tuple(case["shape"])
             # The packed one is that in which the others do best.
-            packed = case["layout"] == "packed" and shape == SMALL and case["workload"] != "metrics only"
-            if packed or (case["layout"] == "padded" and shape in (SMALL, LARGE)):
+            weights = case["workload"] != "metrics only"
+            if (shape == SMALL and weights) or (shape == LARGE and case["layout"] == "padded"):
                 taken = [number(median(case, name)) for name in IN_README]
                 lines.append([f"{size(case)}, {case['layout']}, {case['workload']}", *taken])
         about: dict[str, Any] = results["machine"]
         where = f"{about['cpu']}, torch {about['torch']}, {results['date']}, commit {results['commit'][:12]}."
-        made = "\n".join([*markdown_rows(lines), "", where]) + "\n"
+        made = "\n".join([*markdown_rows(lines), "", counted + where]) + "\n"
     return "\n".join([before + BEGIN, made, END + after])

@@ -54,6 +54,8 @@ class Correction(HasStatistics, Generic[L_co, W_co]):
     statistics: Statistics
     keep_turns: Tensor | None = None
     turns: Tensor | None = None
+    # The mask that was given and the one that was made of it, which a loss with the same one need not make again.
+    _masks: tuple[Any, Any] | None = None
 
     def __repr__(self) -> str:
         """Shapes and dtypes; nothing is read from the device."""
@@ -215,8 +217,8 @@ def _given_back(batch: OpenBatch, found: Result, out: Outputs | None) -> Correct
         weights = batch.restore(found.weights)
     if mask is None:
         mask = mask_back(batch, found.mask)
-    more = found.keep_turns, batch.turns
-    return Correction(weights, mask, found.keep, found.statistics, *more)
+    masks = batch.given_mask, mask
+    return Correction(weights, mask, found.keep, found.statistics, found.keep_turns, batch.turns, masks)
 
 
 def read_request(given: Given) -> tuple[OpenBatch, Spec]:

@@ -146,10 +146,17 @@ def read_turns_of(tensors: LossTensors, given: Given, surrogate: Surrogate) -> S
 
 
 class ReadyWeights(NamedTuple):
-    """Weights and training mask that the caller brings, in the shape of the batch, or None."""
+    """Weights and training mask that the caller brings, in the shape of the batch, or None.
+
+    Attributes:
+        weights: Of the loss.
+        train_mask: Non-zero at tokens that train.
+        joined: The same in the caller's layout, where it is the mask given with zeros at tokens that do not train.
+    """
 
     weights: Tensor | None = None
     train_mask: Tensor | None = None
+    joined: LogProbs | None = None
 
 
 def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> ReadyWeights:
@@ -164,12 +171,20 @@ def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> R
     if spec is not None:
         raise ValueError("spec: expected None beside a correction, got both; a Spec corrects in the same call")
     weights, mask = correction.weights, correction.mask
-    if mask is tensors.batch.given_mask:
+    given = tensors.batch.given_mask
+    if mask is given:
         mask = None
-    name = "correction" if isinstance(correction, Correction) else "Factors"
+    name, joined = "Factors", None
+    if isinstance(correction, Correction):
+        name = "correction"
+        if mask is not None and correction._masks is not None:
+            of, made = correction._masks
+            joined = mask if of is not None and of is given and made is mask else None
     read = tensors.read
     return ReadyWeights(
-        read.optional(f"{name}.weights", weights, FLOATS_OR_INTEGERS), read.optional(f"{name}.mask", mask, MASK_DTYPES)
+        read.optional(f"{name}.weights", weights, FLOATS_OR_INTEGERS),
+        read.optional(f"{name}.mask", mask, MASK_DTYPES),
+        joined,
     )
 
 

@@ -243,7 +243,8 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
     batch, new = tensors.batch, tensors.read.first
     refuse_other_derivatives(new)
     inner = None if corrected is None else _correct_inside(request, *corrected)
-    weights, trains = request.ready if inner is None else (inner.factors, inner.trains)
+    ready = request.ready
+    weights, trains = (ready.weights, ready.train_mask) if inner is None else (inner.factors, inner.trains)
     task = LossTask(
         new=new,
         batch=batch,
@@ -276,7 +277,8 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         if inner is None:
             statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
     if inner is None:
-        given = value, mask_back(batch, _within(batch, trains)), None, None, statistics
+        mask = mask_back(batch, _within(batch, trains)) if ready.joined is None else ready.joined
+        given = value, mask, None, None, statistics
         if tensors.rollout is not None and weights is None and trains is None and request.mode.name == "decoupled":
             return _Uncorrected(*given)
         return PolicyLoss(*given)

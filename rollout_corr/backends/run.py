@@ -169,7 +169,7 @@ def _normalize(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> N
 
         divide(result, batch, spec, groups)
     else:
-        mean = _batch_mean(result.statistics, spec, groups).to(weights.dtype)
+        mean = _batch_mean(result.statistics, spec, groups)
         if spec.nonfinite == "propagate":
             # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.
             result.weights = torch.where(weights == 0, weights, weights / mean)
@@ -187,10 +187,12 @@ def _put_into_outputs(result: Result, batch: OpenBatch) -> None:
 
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Ranks) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
-    weights, units, center = native.batch_mean(spec)
-    pair = groups.sum(torch.stack([sum_of(statistics, name) for name in (weights, units)]))
-    mean = center + pair[0] / pair[1].clamp(min=1.0)
-    return torch.where(mean <= SMALLEST_MEAN, 1.0, mean)
+    *names, center = native.batch_mean(spec)
+    weights, units = (sum_of(statistics, name) for name in names)
+    if groups.batch is not None:
+        weights, units = groups.sum(torch.stack((weights, units)))
+    mean = center + weights / units.clamp(min=1.0)
+    return mean.masked_fill(mean <= SMALLEST_MEAN, 1.0)
 
 
 def mask_back(batch: OpenBatch, edited: Tensor | None) -> Any:

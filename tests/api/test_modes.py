@@ -6,6 +6,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,25 @@ def test_a_ready_mask_stays_inside_the_sequences():
     given = {"cu_seqlens": torch.tensor([1, 4]), "old_logp": torch.zeros(6), "backend": "torch"}
     out = rc.policy_loss(new, torch.ones(6), correction=rc.Factors(mask=torch.ones(6, dtype=torch.bool)), **given)
     assert out.mask.tolist() == [False, True, True, True, False, False]
+
+
+def test_the_mask_of_a_correction_is_handed_back():
+    """Where it was made of the mask given; else the two are joined."""
+    mask, logps = torch.tensor([[1, 1, 0], [1, 1, 1]]), torch.zeros(2, 3)
+    batch, spec = rc.Batch(mask=mask), rc.Spec(criteria=(rc.Criterion("ratio", upper=1.5),))
+    found = rc.correct(torch.tensor([[0.0, 1.0, 0.0], [0.0] * 3]), logps, batch, spec=spec)
+
+    def handed(correction, batch):
+        return rc.policy_loss(logps, torch.ones(2), batch, old_logp=logps, correction=correction).mask
+
+    assert handed(found, batch) is found.mask
+    other = replace(found, mask=torch.ones(2, 3))
+    for joined in (
+        handed(other, batch) - mask + found.mask,
+        handed(found, rc.Batch(mask=mask.clone())),
+        handed(rc.Factors(mask=found.mask), batch),
+    ):
+        assert joined is not found.mask and torch.equal(joined, found.mask) and joined.dtype == torch.int64
 
 
 @pytest.mark.parametrize("loss", [False, True])

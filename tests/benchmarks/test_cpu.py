@@ -14,6 +14,7 @@ from benchmarks.cases.batches import both_layouts
 from benchmarks.cases.contender import BY_HAND, OURS, SKYRL_OWN, TRL_OWN, VERL, VERL_METRICS, Contender
 from benchmarks.cases.contenders import on_cpu
 from benchmarks.cases.operations import CPU_LOSS, WORKLOADS
+from benchmarks.costs import tables as costs
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import counts, memory, turns
 from benchmarks.cpu import tables as cpu_tables
@@ -152,7 +153,7 @@ def test_disturbed_rounds_are_dropped():
 
 
 def test_tables_say_medians_and_ratios():
-    page = report.page(results_of_cpu(), None)
+    page = report.page(results_of_cpu(), None, report.counted())
     for line in (
         "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 20.0 | 2.00 | 3 | 33% |",
         "| 2048 x 8192 | padded | metrics only | 10.0 x | 10.0 x | 3.0 x |",
@@ -167,18 +168,20 @@ def test_tables_say_medians_and_ratios():
 
 def test_page_is_made_from_the_results():
     page = report.PAGE.read_text(encoding="utf-8")
-    assert page == report.page(report.load(), report.load(report.GPU_RESULTS)), "run python -m benchmarks.report"
+    made = report.page(report.load(), report.load(report.GPU_RESULTS), report.counted())
+    assert page == made, "run python -m benchmarks.report"
 
 
 def test_readme_has_the_committed_speeds():
     page = report.README.read_text(encoding="utf-8")
-    assert cpu_tables.readme(page, report.load()) == page, "run python -m benchmarks.report"
-    made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu())
+    counted = costs.sentence(report.counted())
+    assert cpu_tables.readme(page, report.load(), counted) == page, "run python -m benchmarks.report"
+    made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu(), "counts\n")
     assert "| 2048 x 8192, padded, metrics only | 20.0 | 6.00 | 2.00 |" in made and f"commit {'c' * 12}." in made
     assert "| milliseconds a call, 1 thread | verl |" in made and "old" not in made
     assert made.startswith("before\n") and made.endswith("\nafter")
     with pytest.raises(ValueError, match="page: expected <!-- made by"):
-        cpu_tables.readme("no comments", results_of_cpu())
+        cpu_tables.readme("no comments", results_of_cpu(), "")
 
 
 # --- policy losses ----------------------------------------------------------------------------------------------------

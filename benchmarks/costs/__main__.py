@@ -1,0 +1,120 @@
+"""Launches, waits, bytes and temporaries of ours and of the frameworks: `python -m benchmarks.costs`, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine, tables
+from benchmarks.cases.batches import Batch, both_layouts
+from benchmarks.costs import ours, peers
+from benchmarks.costs.counting import Cost
+from benchmarks.costs.tables import table_of
+
+RESULTS = machine.RESULTS / "costs.json"
+# 34 thousand tokens, 0.3 and 2.3 million.
+SHAPES = ((64, 1024), (256, 2048), (1024, 4096))
+# Whether a call of ours became dearer is seen on the smallest.
+COUNTS = ("launches", "waits", "read", "written", "temporaries")
+
+Row = dict[str, Any]
+
+
+def row_of(who: str, version: str, what: str, shape: tuple[int, int], layout: str, tokens: int, cost: Cost) -> Row:
+    """Write a cost down."""
+    waits = Counter(f"{wait.what}, {wait.place}" for wait in cost.waits)
+    return {
+        "who": who,
+        "version": version,
+        "what": what,
+        "shape": list(shape),
+        "layout": layout,
+        "tokens": tokens,
+        "launches": cost.launches,
+        "waits": len(cost.waits),
+        "read": cost.read,
+        "written": cost.written,
+        "temporaries": cost.temporaries,
+        "places": [f"{place} ({times})" for place, times in waits.items()],
+    }
+
+
+def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
+    """Count our calls, in both layouts."""
+    for layout, batch in both.items():
+        for who, count in ((ours.KERNELS, ours.on_kernels), (ours.PLAIN, ours.on_plain_torch)):
+            for what, cost in count(batch).items():
+                yield row_of(who, "", what, shape, layout, batch.tokens, cost)
+
+
+def rows_of_peers(shape: tuple[int, int], both: dict[str, Batch], found: list[peers.Found]) -> Iterator[Row]:
+    """Count the frameworks' calls, each in the layout that it takes."""
+    for one in found:
+        layout = "packed" if one.peer.packed else "padded"
+        batch = peers.batch_of(both[layout], one.peer.packed)
+        for what in one.rows:
+            yield row_of(one.peer.name, one.version, what, shape, layout, int(batch.mask.sum()), one.cost(what, batch))
+
+
+def measure(shapes: tuple[tuple[int, int], ...], found: list[peers.Found]) -> dict[str, Any]:
+    """Count everybody on every size."""
+    torch.set_num_threads(1)
+    rows = []
+    for shape in shapes:
+        both = both_layouts(*shape)
+        for row in (*rows_of_ours(shape, both), *rows_of_peers(shape, both, found)):
+            print(
+                f"{row['who']}, {row['what']}, {shape[0]} x {shape[1]} {row['layout']}: {row['launches']} launches, "
+                f"{row['waits']} waits",
+                file=sys.stderr,
+                flush=True,
+            )
+            rows.append(row)
+    versions = {"torch": torch.__version__, "triton": machine.version("triton")}
+    return {**machine.head(), **versions, "rows": rows}
+
+
+def grown(now: list[Row], before: list[Row]) -> list[str]:
+    """Say which counts of ours are higher than they were."""
+    said = []
+    known = {(row["who"], row["what"], tuple(row["shape"]), row["layout"]): row for row in before}
+    for row in now:
+        old = known[row["who"], row["what"], tuple(row["shape"]), row["layout"]]
+        where = f"{row['who']}, {row['what']}, {row['shape'][0]} x {row['shape'][1]} {row['layout']}"
+        said += [f"{where}: {name} {row[name]}, was {old[name]}" for name in COUNTS if row[name] > old[name]]
+    return said
+
+
+def main(given: list[str] | None = None) -> int:
+    """Count, print and write; with --check only ours on the smallest size, and 1 if a count has grown."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--check", action="store_true", help="compare ours, on the smallest size, with the results")
+    options = parser.parse_args(given)
+    os.environ["TRITON_INTERPRET"] = "0"
+    if options.check:
+        now = measure(SHAPES[:1], [])["rows"]
+        said = grown(now, json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
+        print("\n".join(said) or f"{len(now)} calls cost no more than in {RESULTS.name}")
+        return int(bool(said))
+    found = list(peers.found())
+    results = measure(SHAPES, found)
+    if options.json is not None:
+        machine.write(options.json, results)
+    print(tables.drawn([table_of(results, what) for what in (peers.CORRECTION, peers.LOSS, peers.BOTH)], []))
+    absent = sorted({peer.name for peer in peers.PEERS} - {one.peer.name for one in found})
+    if absent:
+        print(f"not found here: {', '.join(absent)} (PEERS names a folder of checkouts, as for make conformance)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

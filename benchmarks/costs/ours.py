@@ -1,0 +1,139 @@
+"""Our calls: on the kernels, whose compiled code an interpreter of PTX runs, and on plain torch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import rollout_corr as rc
+from benchmarks.cases.batches import Batch
+from benchmarks.cases.operations import SURROGATE, TOKEN_SPEC
+from benchmarks.costs.counting import Cost, cost_of
+from benchmarks.costs.peers import BOTH, CORRECTION, LOSS
+from rollout_corr.backends import batch as reading
+from rollout_corr.backends import loss_operators, operators
+from rollout_corr.kernels.launches import Launch
+
+OURS = Path(rc.__file__).parent
+KERNELS, PLAIN = "rollout-corr, kernels", "rollout-corr, plain torch"
+PPO = rc.Loss(SURROGATE, mean=rc.Mean("token"))
+# Of a large launch so many programs run, and their bytes stand for those of all.
+PROGRAMS = 128
+
+
+def calls_of(given: Batch, backend: str) -> dict[str, Callable[[], object]]:
+    """Our calls by CORRECTION, LOSS and BOTH, with metrics; of a loss with its backward."""
+    assert given.new is not None
+    mask = torch.ones_like(given.old, dtype=torch.bool) if given.mask is None else given.mask.bool()
+    batch, how = rc.Batch(mask=mask, cu_seqlens=given.cu_seqlens), {"backend": backend}
+    ready = rc.correct(given.old, given.rollout, batch, spec=TOKEN_SPEC, **how)
+
+    def backward(loss: rc.PolicyLoss) -> object:
+        (gradient,) = torch.autograd.grad(loss.value, given.new)
+        return loss, gradient, loss.metrics()
+
+    def correction() -> object:
+        out = rc.correct(given.old, given.rollout, batch, spec=TOKEN_SPEC, **how)
+        return out, out.metrics()
+
+    def loss() -> object:
+        return backward(
+            rc.policy_loss(given.new, given.advantages, batch, PPO, old_logp=given.old, correction=ready, **how)
+        )
+
+    def both() -> object:
+        return backward(
+            rc.policy_loss(given.new, given.advantages, batch, PPO, rollout_logp=given.rollout, spec=TOKEN_SPEC, **how)
+        )
+
+    return {CORRECTION: correction, LOSS: loss, BOTH: both}
+
+
+def on_a_machine() -> Callable[[Launch], tuple[int, int]]:
+    """Return what runs a launch as compiled code, and gives the bytes that it reads and writes."""
+    from ptx.session import Session
+
+    session = Session(checked=False, programs=some_programs)
+
+    def run(launch: Launch) -> tuple[int, int]:
+        session.run(launch)
+        _, done = session.executed.pop()
+        times = launch.programs / len(some_programs(launch))
+        return round(done.bytes["global read"] * times), round(done.bytes["global write"] * times)
+
+    return run
+
+
+@contextmanager
+def as_on_a_device(runs: Callable[[Launch], tuple[int, int]]) -> Iterator[Cost]:
+    """Let tensors of the CPU stand for those of a device; give the cost of all launches."""
+    found, empty = Cost(), torch.empty
+
+    def run(launch: Launch) -> None:
+        read, written = runs(launch)
+        found.launches += 1
+        found.read += read
+        found.written += written
+
+    def allocate(*size: Any, **others: Any) -> Tensor:
+        """Clear memory, which programs that do not run leave unwritten, past everything that counts."""
+        made = empty(*size, **others)
+        if not made.is_meta:
+            ctypes.memset(made.data_ptr(), 0, made.nbytes)
+        return made
+
+    with ExitStack() as stack:
+        for target, name, value in (
+            (torch, "empty", allocate),
+            (Launch, "run", run),
+            (operators, "interprets", lambda: True),
+            (reading, "checked_offsets", lambda offsets, *_: offsets),
+            # What counts shall not change what runs.
+            (operators, "seen_by_others", lambda tensors: False),
+            (loss_operators, "seen_by_others", lambda tensors: False),
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
+        yield found
+
+
+def some_programs(launch: Launch) -> Any:
+    """Programs of a launch that run, spread evenly: all of a small one."""
+    count = min(launch.programs, PROGRAMS)
+    return (np.arange(count) * launch.programs + launch.programs // 2) // count
+
+
+def on_kernels(given: Batch, runs: Callable[[Launch], tuple[int, int]] | None = None) -> dict[str, Cost]:
+    """Count our calls on the kernels; `runs` is by default the machine that runs their compiled code."""
+    with as_on_a_device(runs or on_a_machine()) as launched:
+        return {what: cost_on_kernels(call, launched) for what, call in calls_of(given, "triton").items()}
+
+
+def cost_on_kernels(call: Callable[[], object], launched: Cost) -> Cost:
+    """Count a call within `as_on_a_device`, when it has run once: a first call does more."""
+    call()
+    before = replace(launched)
+    cost = cost_of(call, OURS)
+    cost.launches += launched.launches - before.launches
+    cost.read += launched.read - before.read
+    cost.written += launched.written - before.written
+    return cost
+
+
+def on_plain_torch(given: Batch) -> dict[str, Cost]:
+    """Count our calls on plain torch, as on a device: on tensors without memory, of which no value can be read."""
+
+    def there(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.detach().to("meta").requires_grad_(x.requires_grad)
+
+    names = ("old", "rollout", "mask", "cu_seqlens", "new", "advantages")
+    meta = Batch(lengths=given.lengths, **{name: there(getattr(given, name)) for name in names})  # type: ignore[arg-type]
+    return {what: cost_of(call, OURS) for what, call in calls_of(meta, "torch").items()}

@@ -1,0 +1,65 @@
+"""Tables of costs, from results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from benchmarks.tables import Found, Table, number
+
+# Whose counts stand in the tables; launches of the other sizes stand beside where they differ.
+SHAPE = [256, 2048]
+HEADS = {
+    "correction": "A correction with its metrics",
+    "loss": "A loss, forward and backward, weights ready",
+    "correction in the loss": "A loss with its correction inside, forward and backward",
+}
+
+
+def all_tables(results: Found) -> list[Table]:
+    """Make the table of every call."""
+    return [table_of(results, what) for what in HEADS]
+
+
+def table_of(results: Found, what: str) -> Table:
+    """Make the table of one call: ours first, then the frameworks by their waits and launches."""
+    rows = [row for row in results["rows"] if row["what"] == what]
+    shown = [row for row in rows if row["shape"] == SHAPE]
+    shown.sort(key=lambda row: (not row["who"].startswith("rollout-corr"), row["waits"], row["launches"]))
+    lines = []
+    for row in shown:
+        same = [one for one in rows if (one["who"], one["layout"]) == (row["who"], row["layout"])]
+        lines.append(
+            [
+                f"{row['who']} {row['version']}".strip(),
+                row["layout"],
+                sizes(one["launches"] for one in same),
+                sizes(one["waits"] for one in same),
+                number((row["read"] + row["written"]) / row["tokens"]),
+                number(row["temporaries"] / row["tokens"]),
+            ]
+        )
+    head = ["who", "layout", "launches", "waits", "bytes moved a token", "temporaries a token"]
+    return Table(HEADS[what], head, lines, 2)
+
+
+def sizes(counts: Iterable[int]) -> str:
+    """One number where all sizes have it, else that of each size."""
+    found = list(counts)
+    return f"{found[0]:,}" if len(set(found)) == 1 else "; ".join(f"{count:,}" for count in found)
+
+
+def sentence(results: Found) -> str:
+    """Say in README what ours and verl's cost, in rows with padding."""
+    found = {
+        (row["who"], row["what"]): row for row in results["rows"] if row["shape"] == SHAPE and row["layout"] == "padded"
+    }
+
+    def cost(who: str, what: str) -> str:
+        row = found[who, what]
+        return f"{row['launches']}, {row['waits']} and {number((row['read'] + row['written']) / row['tokens'])}"
+
+    ours, verl = ([cost(who, what) for what in ("correction", "loss")] for who in ("rollout-corr, kernels", "verl"))
+    return (
+        f"Launches, host waits, bytes a token, counted without a GPU: a correction with metrics takes {ours[0]},\n"
+        f"verl's {verl[0]}; PPO with its backward {ours[1]}, verl's {verl[1]}.\n"
+    )

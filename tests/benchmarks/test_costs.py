@@ -1,0 +1,248 @@
+"""Counts of launches, waits, bytes and temporaries: against counts by hand, and against what ours has cost before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from benchmarks.cases.batches import both_layouts
+from benchmarks.costs import __main__ as costs
+from benchmarks.costs import ours, peers
+from benchmarks.costs.counting import Cost, Wait, cost_of
+from rollout_corr.backends import operators
+from rollout_corr.backends.loss_task import beyond_kernels
+from rollout_corr.frameworks.shared.lookup import every_recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HERE = Path(__file__).parent
+RESULTS = json.loads(costs.RESULTS.read_text(encoding="utf-8"))
+
+
+# --- counting ---
+
+
+# 6 launches forward: exp, mul, gt, any, sum, div; 3 backward: div, mul, mul. `expand` and `detach` are views.
+LOSS = """
+def loss(x, mask):
+    y = x.exp() * mask
+    if (y.detach() > 2.0).any():
+        return y.sum() / 2.0
+    return y.sum()
+"""
+
+
+# Of 1,000 float32: launches, kinds of waits, bytes read, bytes written, bytes of temporaries.
+COUNTED = {
+    "add": (lambda x: x + 1.0, 1, [], 4000, 4000, 0),
+    "in place": (lambda x: x.add_(x), 1, [], 4000, 4000, 0),
+    "fill": (lambda x: x.fill_(1.0), 1, [], 0, 4000, 0),
+    "a view": (lambda x: x.view(10, 100)[3], 0, [], 0, 0, 0),
+    "empty": (lambda x: torch.empty_like(x), 0, [], 0, 0, 0),
+    "one temporary": (lambda x: (x + 1.0) * 2.0, 2, [], 8000, 8000, 4000),
+    "expanded": (lambda x: x[:1].expand(1000) + 1.0, 1, [], 4, 4000, 0),
+    "item": (lambda x: x.sum().item(), 1, ["item"], 4000, 4, 4),
+    "bool": (lambda x: bool(x[0] > 0), 1, ["item"], 4, 1, 1),
+    "equal": (lambda x: torch.equal(x, x), 1, ["item"], 8000, 0, 0),
+    "nonzero": (lambda x: x.nonzero(), 1, ["shape"], 4000, 8000, 0),
+    "by a mask": (lambda x: x[x > 0.5], 2, ["shape"], 4000 + 5000, 1000 + 4000, 1000),
+    "a number at a mask": (lambda x: x.masked_fill_(x > 2.0, 0.0), 2, [], 4000 + 5000, 1000 + 4000, 1000),
+    "picked": (lambda x: x[torch.arange(3, device=x.device)], 2, [], 24 + 12, 24 + 12, 24),
+    "tolist": (lambda x: x.tolist(), 0, ["copy to the host"], 0, 0, 0),
+    "to the host": (lambda x: x.cpu().sum(), 0, ["copy to the host"], 0, 0, 0),
+    "from the host": (lambda x: torch.tensor(2.0, device=x.device) * x, 1, ["copy from the host"], 4004, 4000, 0),
+    "on the host": (lambda x: torch.tensor([1.0, 2.0]).sum().item(), 0, [], 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_an_operation_costs_what_it_does(name):
+    call, launches, waits, read, written, temporaries = COUNTED[name]
+    x = torch.ones(1000)
+    found = cost_of(lambda: call(x), HERE)
+    assert (found.launches, [wait.what for wait in found.waits]) == (launches, waits)
+    assert (found.read, found.written, found.temporaries) == (read, written, temporaries)
+    assert all(wait.place.startswith("test_costs.py:") for wait in found.waits)
+
+
+def test_what_others_compute_is_not_counted():
+    """Forward and backward of the function named; what its caller computes before, and the backward of that, is not."""
+    x, mask, names = torch.ones(10, requires_grad=True), torch.ones(10), {}
+    exec(compile(LOSS, "/elsewhere/loss.py", "exec"), names)
+
+    def call():
+        return torch.autograd.grad(names["loss"](x.sin(), mask.neg().abs()), x)
+
+    found = cost_of(call, Path("/elsewhere"), ("loss",))
+    assert (found.launches, found.waits) == (9, [Wait("item", "loss.py:4")])
+    assert cost_of(call, Path("/elsewhere"), ("other",)) == cost_of(call, Path("/nowhere")) == Cost()
+
+
+def test_two_frameworks_by_hand():
+    """TRL: old - rollout, * mask (int64), exp, clamp.
+
+    OpenRLHF, `seq-mask-tis`: the ratio's logarithm; 4 of a masked mean; exp, >=, <=, &; exp; * and * of the loss; a
+    difference and 4 of a masked mean.
+    """
+    rows = [row for row in RESULTS["rows"] if row["what"] == peers.CORRECTION]
+    for shape in costs.SHAPES:
+        of_shape = {row["who"]: row for row in rows if row["shape"] == list(shape)}
+        trl, openrlhf, slots = of_shape["TRL"], of_shape["OpenRLHF"], shape[0] * shape[1]
+        assert (trl["launches"], openrlhf["launches"]) == (4, 1 + 4 + 4 + 1 + 2 + 5)
+        assert trl["waits"] == openrlhf["waits"] == 0
+        assert (trl["read"], trl["written"]) == ((8 + 12 + 4 + 4) * slots, 16 * slots)
+
+
+def test_every_framework_is_recorded_with_its_lines():
+    assert {row["who"] for row in RESULTS["rows"]} >= {peer.name for peer in peers.PEERS}
+    for row in RESULTS["rows"]:
+        assert row["waits"] == sum(int(place.rpartition("(")[2].rstrip(")")) for place in row["places"])
+        assert all(".py:" in place for place in row["places"]), row["places"]
+
+
+# --- ours ---
+
+
+def nothing(launch):
+    """Run no kernel: launches alone are counted."""
+    return 0, 0
+
+
+@pytest.fixture(scope="module")
+def smallest():
+    return both_layouts(*costs.SHAPES[0])
+
+
+def now(smallest):
+    """Count ours on the smallest size, but for the bytes of kernels, which `make bench-tiny` counts."""
+    found = []
+    for layout, batch in smallest.items():
+        for who, made in (
+            (ours.KERNELS, ours.on_kernels(batch, nothing)),
+            (ours.PLAIN, ours.on_plain_torch(batch)),
+        ):
+            shape = costs.SHAPES[0]
+            found += [costs.row_of(who, "", what, shape, layout, batch.tokens, cost) for what, cost in made.items()]
+    return found
+
+
+def test_ours_costs_no_more_than_before(smallest):
+    """Launches, waits, bytes and temporaries, and the same when counted again."""
+    found = now(smallest)
+    assert costs.grown(found, RESULTS["rows"]) == [] and now(smallest) == found
+    for row in found:
+        assert row["places"] == ["copy to the host, metrics/statistics.py:314 (1)"], row
+
+
+def planted(operation):
+    """The kernels of corrections, and an operation on what they give."""
+    run = operators.run_fused
+
+    def more(batch, spec):
+        found = run(batch, spec)
+        operation(batch.train)
+        return found
+
+    return mock.patch.dict("rollout_corr.backends.run.CORRECTIONS", kernels=more)
+
+
+@pytest.mark.parametrize(
+    ("operation", "counts"),
+    [
+        (lambda x: x.view(-1)[0].item(), {"waits"}),
+        (lambda x: torch.empty_like(x), {"temporaries"}),
+        (lambda x: x.clone(), {"launches", "read", "written", "temporaries"}),
+    ],
+)
+def test_what_is_planted_is_found(operation, counts, smallest):
+    with planted(operation):
+        said = costs.grown(
+            [
+                costs.row_of(ours.KERNELS, "", what, costs.SHAPES[0], layout, batch.tokens, cost)
+                for layout, batch in smallest.items()
+                for what, cost in ours.on_kernels(batch, nothing).items()
+            ],
+            RESULTS["rows"],
+        )
+    assert {line.split(": ")[1].split()[0] for line in said} >= counts - {"read", "written"}
+    assert all("kernels, correction" in line for line in said)
+
+
+# --- ours on the kernels, by name ---
+
+# Presets whose correction takes more launches, and why: what the kernels leave to a few operations of torch.
+MORE = {"slime.mis": 8, "roll.segment": 12, "verl.staleness": 27, "xtuner.staleness": 27}
+# Of a loss without a correction, by surrogate: a gradient that depends on its sequence takes two launches more.
+MOST = {"GSPO": 5, "VESPO": 5, "GMPO": 6}
+# A KL with a mean of its own is a loss of its own.
+TWICE = {"skyrl.grpo": 11}
+NEW, OLD, ROLLOUT, REF = -torch.rand(4, 4, 64, generator=torch.Generator().manual_seed(0))
+NEW.requires_grad_()
+ADVANTAGES = torch.tensor([1.0, -1.0, 0.5, -0.5])
+
+
+@pytest.fixture(scope="module")
+def launched():
+    with ours.as_on_a_device(nothing) as found:
+        yield found
+
+
+def batch_of(spec, **more):
+    if spec is not None and spec.reads_versions:
+        more["versions"] = rc.Versions(torch.tensor([3, 6, 7, 7]), 7)
+    if spec is not None and spec.measures_turns:
+        more["turns"] = "runs"
+    return rc.Batch(mask=torch.ones(4, 64, dtype=torch.bool), **more)
+
+
+def with_backward(loss):
+    return loss, torch.autograd.grad(loss.value, NEW)
+
+
+def on_kernels(spec):
+    return operators.beyond_kernels(spec) is None and all(x.of == "train/rollout" for x in spec.criteria)
+
+
+@pytest.mark.parametrize("name", [name for name in rc.spec_names() if on_kernels(rc.spec(name))])
+def test_a_preset_takes_four_launches_and_its_loss_three(name, launched):
+    """And nothing waits."""
+    spec = rc.spec(name)
+    batch = batch_of(spec)
+    advantages = ADVANTAGES if any(x.when != "any" for x in spec.criteria) else None
+
+    def correction():
+        return rc.correct(OLD, ROLLOUT, batch, spec=spec, advantages=advantages, backend="triton")
+
+    found = correction()
+    assert 2 <= ours.cost_on_kernels(correction, launched).launches <= MORE.get(name, 4)
+    loss = ours.cost_on_kernels(
+        lambda: with_backward(rc.policy_loss(NEW, ADVANTAGES, batch, old_logp=OLD, correction=found, backend="triton")),
+        launched,
+    )
+    assert loss.launches == 3
+    assert ours.cost_on_kernels(correction, launched).waits == loss.waits == []
+
+
+def is_on_kernels(recipe):
+    surrogate = recipe.loss.surrogate
+    return recipe.spec is None and beyond_kernels(surrogate, scaled=False) is None and not surrogate.sees_batch
+
+
+@pytest.mark.parametrize("name", [name for name in every_recipe() if is_on_kernels(rc.recipe(name))])
+def test_a_recipe_takes_three_launches(name, launched):
+    """One more where a number of rows divides; nothing waits."""
+    made, needs = rc.recipe(name), every_recipe()[name].needs
+    policies = {"old_logp": OLD, "rollout_logp": ROLLOUT, "ref_logp": REF}
+    batch = batch_of(None, **made.batch)
+
+    def loss():
+        given = {needed: policies[needed] for needed in needs}
+        return with_backward(rc.policy_loss(NEW, ADVANTAGES, batch, made.loss, backend="triton", **given))
+
+    found = ours.cost_on_kernels(loss, launched)
+    assert 3 <= found.launches <= TWICE.get(name, MOST.get(type(made.loss.surrogate).__name__, 4)) and not found.waits
