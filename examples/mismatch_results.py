@@ -1,4 +1,4 @@
-"""The numbers, tables and pictures of mismatch_rl.py and mismatch_sweep.py; not run by itself.
+"""The numbers, tables and pictures of mismatch_rl.py and engine_rl.py; not run by itself.
 
     pip install /path/to/rollout-corr matplotlib rich
     python mismatch_rl.py            # with mismatch_results.py beside it

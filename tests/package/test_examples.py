@@ -136,16 +136,6 @@ def test_mismatch_rl(run, tmp_path):
     assert all(name in drawn for name in (*found["curves"], "ESS", "mismatch KL", "before RL"))
 
 
-@pytest.mark.slow
-def test_mismatch_sweep(run, tmp_path):
-    said = run(
-        "mismatch_sweep.py", beside=("mismatch_rl.py", *RESULTS), arguments=("--tiny", "--seeds", "1", "--out", "made")
-    )
-    assert (tmp_path / "made" / "sweep.md").read_text(encoding="utf-8") in said
-    found = json.loads((tmp_path / "made" / "sweep.json").read_text(encoding="utf-8"))
-    assert len({(cell["bits"], cell["stale"]) for cell in found["cells"]}) == 5 and found["about"]["seeds"] == [100]
-
-
 def test_slime(lines):
     """Plain loops keep and reject the same sequences, and give the same weights."""
     batch = example_batch(sequences=32, median_length=200, mismatch=0.5, catastrophic=1e-3)
