@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...frameworks.shared.checking import ConfigProblem
 from ..measure.measurement import Measurement
 from ..read.dump import Source
-from . import ill_labels, outlying, wrong_policies, wrong_values
+from . import differing, ill_labels, outlying, wrong_policies, wrong_values
 from .cause import SEVERITIES, Cause, Finding, Metrics
 
 # A cause stands before those that it hides.
@@ -43,6 +43,8 @@ CAUSES: tuple[Cause, ...] = (
 BY_LABEL = ill_labels.label
 # Asked for by --on-policy alone: the numbers cannot tell whether two passes used the same weights.
 ON_POLICY = wrong_policies.trainer_disagrees
+# Asked for by --exact alone, and then equal bits are what is wanted.
+EXACT = differing.not_exact
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,7 +68,10 @@ def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:
     metrics = measured.metrics()
     findings: list[Finding] = []
     hidden: set[str] = set()
-    for cause in (BY_LABEL, *CAUSES, *([ON_POLICY] if on_policy else [])):
+    if measured.bits is not None:
+        hidden.add(wrong_values.identical.name)
+    asked = [*([EXACT] if measured.bits is not None else []), BY_LABEL]
+    for cause in (*asked, *CAUSES, *([ON_POLICY] if on_policy else [])):
         found = None if cause.name in hidden else cause.find(measured, metrics)
         if found is not None:
             findings.append(found[0])
@@ -82,6 +87,6 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
 def condition_values(metrics: Metrics, findings: Sequence[Finding], problems: int) -> Metrics:
     """Return the names that a condition may use: metrics, each cause as 0 or 1, `findings` and `problems`."""
     found = {finding.name for finding in findings}
-    causes = {cause.name: float(cause.name in found) for cause in (BY_LABEL, *CAUSES, ON_POLICY)}
+    causes = {cause.name: float(cause.name in found) for cause in (EXACT, BY_LABEL, *CAUSES, ON_POLICY)}
     grave = sum(finding.severity != "note" for finding in findings)
     return metrics | causes | {"findings": float(grave), "problems": float(problems)}

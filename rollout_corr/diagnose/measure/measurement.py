@@ -18,6 +18,7 @@ from ...specs.correction import Spec, Weight
 from ..read.chunk import Chunk, ValidTokens
 from ..read.dump import Source
 from ..read.fields import Names
+from .bits import Bits
 from .by_sequence import WorstSequence
 from .evidence import Evidence
 from .profiles import (
@@ -56,9 +57,10 @@ class Measurement:
 
     Args:
         by: Names of further columns by which D is shown.
+        exact: Count which tokens differ at all, too.
     """
 
-    def __init__(self, by: Iterable[str] = ()) -> None:
+    def __init__(self, by: Iterable[str] = (), exact: bool = False) -> None:
         by = tuple(by)
         self.statistics: dict[str, Statistics] = {}
         self.position, self.probability, self.length, self.turn = Profile(), Profile(), Profile(), Profile()
@@ -67,6 +69,7 @@ class Measurement:
         self.probability_density = torch.zeros(CELLS * CELLS, dtype=torch.int64)
         self.sequence_means = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64)
         self.evidence = Evidence(by)
+        self.bits = Bits(by) if exact else None
         self.label_names: Names = {}
         self._worst = WorstTokens()
 
@@ -79,6 +82,8 @@ class Measurement:
             found = correct(chunk.train, chunk.rollout, batch, spec=spec).statistics
             self.statistics[name] = self.statistics[name] + found if name in self.statistics else found
         self.evidence.add(tokens)
+        if self.bits is not None:
+            self.bits.add(tokens)
         self._add_profiles(tokens)
         self._add_densities(tokens)
         self._worst.add(tokens)
@@ -175,14 +180,15 @@ def abs_percentiles(raw: dict[str, float]) -> dict[str, float]:
     return {f"logratio_abs_p{percent:g}": percentile(folded, percent) for percent in PERCENTILES}
 
 
-def measure(source: Source, each: Callable[[], object] = lambda: None) -> Measurement:
+def measure(source: Source, each: Callable[[], object] = lambda: None, exact: bool = False) -> Measurement:
     """Read a dump or a batch once and measure it.
 
     Args:
         source: What is read.
         each: Called after every chunk, to show progress.
+        exact: As of `Measurement`.
     """
-    measured = Measurement(source.wanted.by)
+    measured = Measurement(source.wanted.by, exact)
     for chunk in source.chunks():
         measured.add(chunk)
         each()

@@ -41,6 +41,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "versions": ("versions", "version", "weight_versions", "weight_version", "policy_versions", "policy_version"),
     "steps": ("steps", "step", "global_step", "global_steps"),
     "log_mass": ("log_mass", "kept_log_mass"),
+    "prompt_lengths": ("prompt_lengths", "prompt_length", "prompt_len"),
+    "cached_tokens": ("cached_tokens", "num_cached_tokens"),
     "entropy": ("entropy", "entropies", "entropys", "token_entropy", "old_entropy"),
     "new_logp": ("new_logp", "new_logprobs", "new_log_probs", "curr_logprobs", "log_probs", "logprobs"),
 }
@@ -54,7 +56,7 @@ MOST_NAMES, LONGEST_NAME = 4096, 60
 # Names that a message lists, and letters that it shows of each.
 MOST_LISTED, LONGEST_SHOWN = 50, 100
 
-INTEGERS = ("token_ids", "turns", "versions", "steps")
+INTEGERS = ("token_ids", "turns", "versions", "steps", "prompt_lengths", "cached_tokens")
 
 
 def floating_of(role: str) -> torch.dtype:

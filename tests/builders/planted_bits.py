@@ -1,0 +1,316 @@
+"""Log-probs that are equal but for one ulp at planted tokens, and what `doctor --exact` has to say of them.
+
+`python -m builders.planted_bits` writes the table of docs/mismatch.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollout_corr.diagnose.doctor.in_common import InCommon, in_common
+from rollout_corr.diagnose.measure.bits import Bits
+from rollout_corr.diagnose.read.chunk import ValidTokens
+from rollout_corr.diagnose.read.fields import ChosenFields
+from rollout_corr.diagnose.read.tensor_files import TensorFile
+
+VOCABULARY = 400
+BY = ("rank", "batch_size", "expert")
+
+
+class Dump:
+    """Columns of a dump of sequences in groups of four, some of whose first tokens are shared.
+
+    Args:
+        seed: Of everything drawn.
+        sequences: How many.
+        median: Of their lengths, which are lognormal.
+    """
+
+    def __init__(self, seed: int, sequences: int, median: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        lengths = (median * torch.randn(sequences, generator=self.generator).mul(0.4).exp()).long()
+        self.lengths, self.median = lengths.clamp(8, 6 * median), median
+        self.count, self.sequences = int(self.lengths.sum()), sequences
+        self.offsets = torch.tensor([0, *self.lengths.tolist()]).cumsum(0)
+        self.owner = torch.arange(sequences).repeat_interleave(self.lengths)
+        self.position = torch.arange(self.count) - self.offsets[self.owner]
+        self.logp = -2.0 * self.uniform(self.count) ** 3 - 1e-3
+        self.ids = (VOCABULARY * self.uniform(self.count) ** 3).long()
+        self.prompts = self.whole(20, 300)
+        self.cached = self.prompts // 16 * 16 * (self.uniform(sequences) < 0.5)
+        self.rank, self.batch_size = self.whole(0, 8), self.whole(1, 5) * 8
+        self.version, self.step = self.whole(3, 9), torch.arange(sequences) * 6 // sequences
+        self.expert = (16 * self.uniform(self.count) ** 2).long()
+        self.turn = self.position * 5 // (self.lengths[self.owner] + 1)
+        self.differs = torch.zeros(self.count, dtype=torch.bool)
+
+    def uniform(self, count: int) -> Tensor:
+        return torch.rand(count, generator=self.generator)
+
+    def whole(self, first: int, last: int) -> Tensor:
+        return torch.randint(first, last, (self.sequences,), generator=self.generator)
+
+    def share_prefixes(self) -> Tensor:
+        """Let the sequences of a group of four begin alike; return how many ids each has in common with earlier ones."""
+        shared = self.whole(3, 160).view(-1, 4)[:, :1].expand(-1, 4).reshape(-1).minimum(self.lengths - 2)
+        shared = shared.where(torch.arange(self.sequences) % 4 > 0, 0)
+        leader = torch.arange(self.sequences) // 4 * 4
+        shared = shared.minimum(self.lengths[leader])
+        inside = self.position < shared[self.owner]
+        self.ids[inside] = self.ids[(self.offsets[leader[self.owner]] + self.position)[inside]]
+        # Where the sequences part, their ids differ.
+        parts = (self.position == shared[self.owner]) & (shared[self.owner] > 0)
+        self.ids[parts] = VOCABULARY + self.owner[parts]
+        seen: set[tuple[int, ...]] = set()
+        found = []
+        for ids in self.ids.split(self.lengths.tolist()):
+            prefixes = [tuple(ids[:i].tolist()) for i in range(1, ids.numel() + 1)]
+            found.append(sum(prefix in seen for prefix in prefixes))
+            seen.update(prefixes)
+        return torch.tensor(found)
+
+    def columns(self) -> dict[str, Tensor]:
+        train = torch.where(self.differs, torch.nextafter(self.logp, torch.tensor(-torch.inf)), self.logp)
+        return {
+            "train_logp": train,
+            "rollout_logp": self.logp,
+            "cu_seqlens": self.offsets,
+            "token_ids": self.ids,
+            "prompt_lengths": self.prompts,
+            "cached_tokens": self.cached,
+            "versions": self.version,
+            "steps": self.step,
+            "turns": self.turn,
+            "rank": self.rank,
+            "batch_size": self.batch_size,
+            "expert": self.expert,
+        }
+
+
+# Gives the tokens of a kind in a dump; the kind and the parameters that have to be named; columns that are left out.
+Plant = Callable[[Dump], tuple[Tensor, dict[str, object]]]
+
+
+def pages(page: int, known: bool = True) -> Plant:
+    def plant(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+        behind = (dump.position + dump.prompts[dump.owner]) % page == 0
+        return behind, {"kind": "page", "page": page, "at": 0} if known else {"kind": "page_of_each", "page": page}
+
+    return plant
+
+
+def prefixes(page: int) -> Plant:
+    def plant(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+        hit = (dump.share_prefixes() // page * page)[dump.owner]
+        return (hit > 0) & (dump.position >= hit), {"kind": "prefix_hit", "page": page}
+
+    return plant
+
+
+def cached(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+    return (dump.cached > 0)[dump.owner], {"kind": "prefix_hit", "of": "cached_tokens"}
+
+
+def turns(first: int) -> Plant:
+    return lambda dump: (dump.turn >= first, {"kind": "turn", "at": first})
+
+
+def first_token(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+    return dump.position == 0, {"kind": "first_token"}
+
+
+def positions(first: int) -> Plant:
+    return lambda dump: (dump.position >= first, {"kind": "position", "at": first})
+
+
+def label(name: str, value: int) -> Plant:
+    def plant(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+        values = getattr(dump, name)
+        return (values if values.numel() == dump.count else values[dump.owner]) == value, {
+            "kind": {"version": "version", "step": "step"}.get(name, "label"),
+            "at": value,
+        }
+
+    return plant
+
+
+def rows(row: int, of: int) -> Plant:
+    return lambda dump: (dump.owner % of == row, {"kind": "row", "at": row, "page": of})
+
+
+def longer(chunk: int) -> Plant:
+    """Plant in the sequences over a chunk, which is smaller where sequences are short."""
+
+    def plant(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+        at = chunk if dump.median > chunk / 2 else chunk // 2
+        return (dump.lengths > at)[dump.owner], {"kind": "length", "at": at}
+
+    return plant
+
+
+def token_id(value: int) -> Plant:
+    return lambda dump: (dump.ids == value, {"kind": "token_id", "at": value})
+
+
+def steps(first: int) -> Plant:
+    return lambda dump: ((dump.step >= first)[dump.owner], {"kind": "from", "at": first})
+
+
+class Kind(NamedTuple):
+    """A kind of differences.
+
+    Attributes:
+        name: Its description.
+        plants: Its sizes, or places.
+        without: Columns that such a dump lacks.
+    """
+
+    name: str
+    plants: tuple[Plant, ...]
+    without: tuple[str, ...] = ("cached_tokens",)
+
+
+KINDS = (
+    Kind("behind the border of a page of 16 to 128", tuple(map(pages, (16, 32, 64, 128)))),
+    Kind(
+        "the same, the prompts' lengths not given",
+        tuple(pages(page, known=False) for page in (16, 32)),
+        ("cached_tokens", "prompt_lengths"),
+    ),
+    Kind("behind a shared prefix, in pages of 1 to 64", tuple(map(prefixes, (1, 16, 32, 64)))),
+    Kind("behind a hit that the engine reports", (cached,), ()),
+    Kind("from turn 1, 2, 3 on", tuple(map(turns, (1, 2, 3)))),
+    Kind("the first token", (first_token,)),
+    Kind("from position 5 to 120 on", tuple(map(positions, (5, 32, 67, 120)))),
+    Kind("one rank of eight", tuple(label("rank", rank) for rank in (0, 3, 7))),
+    Kind("one size of a batch", tuple(label("batch_size", size) for size in (8, 32))),
+    Kind("one row of 8 or 16", (rows(0, 8), rows(5, 16))),
+    Kind("one expert of sixteen", tuple(label("expert", expert) for expert in (0, 5, 15))),
+    Kind("sequences over a chunk of 64, 128 or 256", tuple(map(longer, (128, 256)))),
+    Kind("one token id", tuple(map(token_id, (0, 10, 150)))),
+    Kind("one version, one step, or from a step on", (label("version", 5), label("step", 2), steps(4))),
+)
+
+
+# --- what has nothing in common
+
+
+def anywhere(dump: Dump) -> Tensor:
+    return dump.uniform(dump.count) < 0.02
+
+
+def few(dump: Dump) -> Tensor:
+    return dump.uniform(dump.count) < 5.0 / dump.count
+
+
+def whole_sequences(dump: Dump) -> Tensor:
+    return (dump.uniform(dump.sequences) < 0.2)[dump.owner] & (dump.uniform(dump.count) < 0.5)
+
+
+def own_rates(dump: Dump) -> Tensor:
+    return dump.uniform(dump.count) < (dump.uniform(dump.sequences) ** 6)[dump.owner]
+
+
+def from_anywhere(dump: Dump) -> Tensor:
+    """Part at some token, and differ ever after."""
+    return torch.isin(dump.owner, dump.owner[dump.uniform(dump.count) < 0.004]) & _behind_first(dump, 0.004)
+
+
+def _behind_first(dump: Dump, rate: float) -> Tensor:
+    begins = (dump.uniform(dump.count) < rate).long()
+    running = begins.cumsum(0)
+    return running > (running - begins)[dump.offsets[:-1]][dump.owner]
+
+
+def bursts(dump: Dump) -> Tensor:
+    begins = dump.uniform(dump.count) < 0.002
+    return torch.nn.functional.max_pool1d(begins.float()[None], 17, 1, 8)[0] > 0
+
+
+def unlikely(dump: Dump) -> Tensor:
+    """Differ where the log-prob is far from 0, as rounding does."""
+    return dump.uniform(dump.count) < dump.logp.abs() / 4
+
+
+def of_every_id(dump: Dump) -> Tensor:
+    """Differ at a rate of each id, as unlikely ids do."""
+    rates = dump.uniform(VOCABULARY * 10) ** 4
+    return dump.uniform(dump.count) < rates[dump.ids]
+
+
+RANDOM: dict[str, Callable[[Dump], Tensor]] = {
+    "2 % of the tokens": anywhere,
+    "five tokens": few,
+    "half of the tokens of random sequences": whole_sequences,
+    "a rate for each sequence": own_rates,
+    "everything behind a random token": from_anywhere,
+    "bursts": bursts,
+    "the more, the less likely": unlikely,
+    "a rate for each id": of_every_id,
+}
+
+SEEDS = range(100, 104)
+# Sequences, their median length, the share of the kind's tokens that differ, and random differences to one planted.
+SETTINGS = ((96, 150, 1.0, 0.0), (192, 60, 0.5, 0.0), (256, 150, 0.1, 0.0), (128, 150, 0.5, 0.02))
+
+
+def found_in(dump: Dump, differs: Tensor, without: tuple[str, ...] = ()) -> list[InCommon]:
+    """Give some tokens of a dump one ulp, and return what `doctor --exact` finds that they have in common."""
+    dump.differs = differs
+    columns = {name: x for name, x in dump.columns().items() if name not in without}
+    bits = Bits(BY)
+    for chunk in TensorFile(columns, 1 << 30, "dump", ChosenFields({}, BY)).chunks():
+        bits.add(ValidTokens.of(chunk))
+    assert (bits.differing, bits.ulps) == (int(differs.sum()), int(differs.any()))
+    return in_common(bits, {})
+
+
+def is_right(found: list[InCommon], wanted: dict[str, object]) -> bool:
+    """Return whether one thing is named, and it is the planted one with its parameter."""
+    return len(found) == 1 and all(getattr(found[0], name) == value for name, value in wanted.items())
+
+
+def planted(
+    plant: Plant, seed: int, setting: tuple[int, int, float, float], without: tuple[str, ...]
+) -> tuple[list[InCommon], dict[str, object], Tensor]:
+    sequences, median, share, noise = setting
+    dump = Dump(seed, sequences, median)
+    chosen, wanted = plant(dump)
+    differs = chosen & (dump.uniform(dump.count) < share)
+    differs |= dump.uniform(dump.count) < noise * differs.double().mean()
+    return found_in(dump, differs, without), wanted, differs
+
+
+def main() -> None:
+    verbose = "-v" in sys.argv
+    for kind in KINDS:
+        right = count = 0
+        for plant in kind.plants:
+            for setting in SETTINGS:
+                for seed in SEEDS:
+                    found, wanted, differs = planted(plant, seed, setting, kind.without)
+                    good = is_right(found, wanted)
+                    right, count = right + good, count + 1
+                    if verbose and not good:
+                        print("   ", setting, seed, wanted, int(differs.sum()), [(f.says, f.at, round(f.bits)) for f in found])
+        print(kind.name, right, count)
+    for name, make in RANDOM.items():
+        wrong = 0
+        for setting in SETTINGS:
+            for seed in range(100,110):
+                dump = Dump(seed, *setting[:2])
+                found = found_in(dump, make(dump))
+                wrong += bool(found)
+                if verbose and found:
+                    print("   ", setting, seed, [(f.says, f.at, round(f.bits), f.share) for f in found])
+        print(name, wrong)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
