@@ -175,8 +175,14 @@ def doctor(arguments: list[str]) -> int:
         action="store_true",
         help="the dump's new_logp and train_logp come from the same weights, so that they have to be equal",
     )
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="the two log-probs have to be the same bits: exit with 1 if a token differs, and say where the first is, "
+        "and what they have in common (a page of the KV cache, a prefix-cache hit, a turn, a rank by --by, ...)",
+    )
     chosen = parser.parse_args(arguments)
-    conditions = chosen.fail_if or [FAIL_IF]
+    conditions = [*(chosen.fail_if or [FAIL_IF]), *(["not_exact > 0"] if chosen.exact and chosen.fail_if else [])]
     for text in conditions:
         check(text)
     out = None if chosen.json else Terminal()
@@ -186,6 +192,7 @@ def doctor(arguments: list[str]) -> int:
         field=_fields(chosen),
         limit=chosen.limit,
         on_policy=chosen.on_policy,
+        exact=chosen.exact,
         progress=_progress(chosen),
     )
     values = condition_values(found.metrics(), found.findings, found.source.problems.count)

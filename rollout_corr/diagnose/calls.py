@@ -32,6 +32,7 @@ def doctor(
     field: Mapping[str, str] | None = None,
     limit: int | None = None,
     on_policy: bool = False,
+    exact: bool = False,
     progress: bool | None = None,
     **columns: LogProbs,
 ) -> Diagnosis:
@@ -53,19 +54,28 @@ def doctor(
         field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.
         limit: Read only the first so many sequences.
         on_policy: `new_logp` and `train_logp` come from the same weights, so that they have to be equal.
+        exact: The two log-probs have to be the same bits: a token that differs is an error, `not_exact`. It says how
+            many differ, where the first one is, and what they have in common, as `Diagnosis.in_common` does: a place in
+            a page of the KV cache, a prefix-cache hit, a turn, a label of `by` (rank, batch_size, expert), ...
         progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
-        **columns: Beside train_logp, what `dump` takes: `token_ids`, `new_logp`, `steps`, `advantages`, and those that
-            `by` names, per token or per sequence.
+        **columns: Beside train_logp, what `dump` takes: `token_ids`, `new_logp`, `steps`, `advantages`,
+            `prompt_lengths`, `cached_tokens`, and those that `by` names, per token or per sequence.
 
     Returns:
         A `Diagnosis`: print it, or read its `findings`.
 
     Raises:
-        ValueError: A dump that cannot be read; a wrong shape, dtype, device or name. The message names it.
+        ValueError: A dump that cannot be read; a wrong shape, dtype, device or name; `exact` without two log-probs of
+            a valid token. The message names it.
         TypeError: An argument of the wrong type.
     """
+    roles = field or {}
+    if exact and (
+        source is rollout_logp or ("train_logp" in roles and roles["train_logp"] == roles.get("rollout_logp"))
+    ):
+        raise ValueError("exact: expected two log-probs to compare, got the same as train_logp and as rollout_logp")
     read = _source(source, rollout_logp, batch, mask, cu_seqlens, by, field, limit, columns)
-    return _diagnosis(read, on_policy, progress)
+    return _diagnosis(read, on_policy, progress, exact)
 
 
 def report(
@@ -122,9 +132,11 @@ def report(
     return found
 
 
-def _diagnosis(source: Source, on_policy: bool, progress: bool | None) -> Diagnosis:
+def _diagnosis(source: Source, on_policy: bool, progress: bool | None, exact: bool = False) -> Diagnosis:
     with progress_of(f"reading {source.name}", progress) as move:
-        measured = measure(source, lambda: move(source.progress, source.reading))
+        measured = measure(source, lambda: move(source.progress, source.reading), exact)
+    if exact and not measured.evidence.tokens:
+        raise ValueError(f"exact: expected valid tokens to compare, got none in {source.where}")
     return Diagnosis(source, measured, tuple(diagnose(measured, on_policy)), tuple(_mistakes(source)))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from .doctor.cause import SEVERITIES, Finding, Severity
 from .doctor.diagnosis import Diagnosed, is_healthy
+from .doctor.in_common import InCommon, in_common
+from .measure.bits import Difference
 from .show import notebook, page_file, plain_data, report_page, terminal
 
 
@@ -42,6 +44,17 @@ class Diagnosis(Diagnosed):
     def sequences(self) -> int:
         """The number of sequences."""
         return int(self.metrics()["sequences"])
+
+    @property
+    def first_difference(self) -> Difference | None:
+        """With `exact`, the first token whose two log-probs are not equal, in the order of the source."""
+        return None if self.measured.bits is None else self.measured.bits.first
+
+    @property
+    def in_common(self) -> tuple[InCommon, ...]:
+        """With `exact`, what the tokens that differ have in common beyond chance: at most two things."""
+        bits = self.measured.bits
+        return () if bits is None else tuple(in_common(bits, self.measured.label_names))
 
     def metrics(self) -> dict[str, float]:
         """Give the metrics of `correct` over all tokens, and those of each kind of weights as `kind/name`."""

@@ -56,7 +56,7 @@ class Dump:
         return torch.randint(first, last, (self.sequences,), generator=self.generator)
 
     def share_prefixes(self) -> Tensor:
-        """Let the sequences of a group of four begin alike; return how many ids each has in common with earlier ones."""
+        """Let the sequences of a group of four begin alike; return how many ids each shares with earlier ones."""
         shared = self.whole(3, 160).view(-1, 4)[:, :1].expand(-1, 4).reshape(-1).minimum(self.lengths - 2)
         shared = shared.where(torch.arange(self.sequences) % 4 > 0, 0)
         leader = torch.arange(self.sequences) // 4 * 4
@@ -286,31 +286,39 @@ def planted(
     return found_in(dump, differs, without), wanted, differs
 
 
-def main() -> None:
-    verbose = "-v" in sys.argv
+BEGIN = "<!-- made by `python -m builders.planted_bits`; a test compares them -->"
+END = "<!-- end of what the differences have in common -->"
+RANDOM_SEEDS = range(100, 110)
+
+
+def table() -> str:
+    """Return the table of what was named right over `SETTINGS` and `SEEDS`, and what was named where nothing is."""
+    rows, right, count = [], 0, 0
     for kind in KINDS:
-        right = count = 0
-        for plant in kind.plants:
-            for setting in SETTINGS:
-                for seed in SEEDS:
-                    found, wanted, differs = planted(plant, seed, setting, kind.without)
-                    good = is_right(found, wanted)
-                    right, count = right + good, count + 1
-                    if verbose and not good:
-                        print("   ", setting, seed, wanted, int(differs.sum()), [(f.says, f.at, round(f.bits)) for f in found])
-        print(kind.name, right, count)
-    for name, make in RANDOM.items():
-        wrong = 0
-        for setting in SETTINGS:
-            for seed in range(100,110):
-                dump = Dump(seed, *setting[:2])
-                found = found_in(dump, make(dump))
-                wrong += bool(found)
-                if verbose and found:
-                    print("   ", setting, seed, [(f.says, f.at, round(f.bits), f.share) for f in found])
-        print(name, wrong)
+        named = [
+            is_right(*planted(plant, seed, setting, kind.without)[:2])
+            for plant in kind.plants
+            for setting in SETTINGS
+            for seed in SEEDS
+        ]
+        rows.append(f"| {kind.name} | {len(named)} | {sum(named)} |")
+        right, count = right + sum(named), count + len(named)
+    wrong = [
+        bool(found_in(dump, make(dump)))
+        for make in RANDOM.values()
+        for setting in SETTINGS
+        for seed in RANDOM_SEEDS
+        for dump in [Dump(seed, *setting[:2])]
+    ]
+    said = (
+        f"{right} of {count} dumps ({100 * right / count:.1f} %) get the planted kind and its parameter, and nothing "
+        f"else. {sum(wrong)} of {len(wrong)} dumps whose differences are random in {len(RANDOM)} ways get a kind."
+    )
+    return "\n".join(
+        [BEGIN, "", said, "", "| one ulp is planted | dumps | named right |", "|---|---|---|", *rows, "", END]
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    sys.stdout.write(f"{table()}\n")

@@ -17,7 +17,7 @@ from builders.planted_dumps import Model, three
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.cause import SEVERITIES
 from rollout_corr.diagnose.doctor.conditions import is_true
-from rollout_corr.diagnose.doctor.diagnosis import BY_LABEL, CAUSES, ON_POLICY, diagnose
+from rollout_corr.diagnose.doctor.diagnosis import BY_LABEL, CAUSES, EXACT, ON_POLICY, diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import DumpError
@@ -106,7 +106,7 @@ def test_the_table_is_fresh():
 
 def test_the_table_names_every_cause():
     text = (DOCS / "mismatch.md").read_text(encoding="utf-8")
-    for cause in (*CAUSES, BY_LABEL, ON_POLICY):
+    for cause in (*CAUSES, BY_LABEL, ON_POLICY, EXACT):
         assert f"| `{cause.name}` | {cause.looks_for} |" in text
 
 

@@ -112,7 +112,7 @@ class InCommon:
 COORDINATES = {
     "position": "position",
     "place": "place in the row",
-    "context": "position behind the prompt's begin",
+    "context": "position from the prompt's first token",
 }
 
 
@@ -247,20 +247,14 @@ def _rows(bits: Bits) -> Iterator[Sets]:
 
 
 def _batch_sizes(bits: Bits) -> Iterator[Sets]:
-    """Make the sets of files with one number of sequences: each file is a batch."""
+    """Make the sets of files with one number of sequences, where several have it: each file is a batch."""
     group = bits.groups["file"]
-    if group.too_many or len(group.names) < 2:
-        return
     table = group.sequences.table
-    sizes, inverse = table[0].unique(return_inverse=True)
-    sums = table.new_zeros(len(table), sizes.numel()).index_add_(1, inverse, table)
-    yield Sets("file", sizes.tolist(), sums, 1.0 + math.log2(sizes.numel()))
-    yield from (
-        one._replace(
-            parameters=[f"at least {int(sizes[int(i)])}" for i in one.parameters], bits=one.bits + 1.0, lowest=None
-        )
-        for one in _thresholds("file", sums)
-    )
+    sizes, inverse, files = table[0].unique(return_inverse=True, return_counts=True)
+    if not group.too_many and sizes.numel() > 1:
+        sums = table.new_zeros(len(table), sizes.numel()).index_add_(1, inverse, table)
+        several = files > 1
+        yield Sets("file", sizes[several].tolist(), sums[:, several], math.log2(sizes.numel()))
 
 
 def _lengths(bits: Bits) -> Iterator[Sets]:
@@ -432,12 +426,12 @@ def _chance(bits: Bits) -> tuple[float, float, float]:
 
 
 class _Best(NamedTuple):
-    """The hypothesis with the fewest bits, its set, and the first and the last of the sets beside it that are as good."""
+    """The hypothesis with the fewest bits, its set, and the first and the last set next to it that are as good."""
 
     bits: float
     hypothesis: Hypothesis | None = None
     sets: Sets | None = None
-    index: int = 0
+    chosen: int = 0
     near: tuple[int, int] = (0, 0)
 
 
@@ -491,10 +485,10 @@ def in_common(bits: Bits, names: Names) -> list[InCommon]:
 def _said(bits: Bits, best: _Best, saved: float, names: Names) -> InCommon:
     one, sets = best.hypothesis, best.sets
     assert one is not None and sets is not None
-    counts = sets.counts[:, best.index]
+    counts = sets.counts[:, best.chosen]
     if sets.lowest is not None:
         low, high = best.near
-        sets.parameters[best.index] = roundest(sets.lowest[low], int(sets.parameters[high]))
+        sets.parameters[best.chosen] = roundest(sets.lowest[low], int(sets.parameters[high]))
     tokens = one.unit == "tokens"
     size, differing = int(counts[0]), int(counts[2 if tokens else 1])
     alike = [
@@ -506,10 +500,10 @@ def _said(bits: Bits, best: _Best, saved: float, names: Names) -> InCommon:
     ]
     return InCommon(
         kind=one.kind,
-        says=_words(one, sets, best.index, names),
+        says=_words(one, sets, best.chosen, names),
         advice=one.advice,
         of=sets.of,
-        at=sets.parameters[best.index],
+        at=sets.parameters[best.chosen],
         page=sets.page,
         unit=one.unit,
         size=size,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..best_settings import verdict_of, worth_of
 from ..doctor.diagnosis import Diagnosed, is_healthy
+from ..doctor.in_common import in_common
 from ..read.dump import Source
 from ..what_if import WhatIf, pareto
 
@@ -53,7 +54,17 @@ def doctor(diagnosis: Diagnosed) -> dict[str, Any]:
         findings=[asdict(finding) for finding in diagnosis.findings],
         mistakes=[asdict(mistake) for mistake in diagnosis.mistakes],
         metrics=diagnosis.measured.metrics(),
+        **_exact(diagnosis),
     )
+
+
+def _exact(diagnosis: Diagnosed) -> dict[str, Any]:
+    """Return the first difference and what all have in common, where they were asked for."""
+    bits = diagnosis.measured.bits
+    if bits is None:
+        return {}
+    found = [asdict(one) for one in in_common(bits, diagnosis.measured.label_names)]
+    return {"exact": {"first": None if bits.first is None else asdict(bits.first), "in_common": found}}
 
 
 def what_if(source: Source, tried: WhatIf, sequences: float | None = None) -> dict[str, Any]:
