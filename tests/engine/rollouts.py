@@ -6,9 +6,11 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# Before vllm is imported. The first saves its sampler from compiling two functions of one line with g++.
+# Before vllm is imported. The first saves its sampler from compiling two functions of one line with g++. The second is
+# `python -P` for the process in which vllm looks at a model's class: kernels/ of the checkout hides a package there.
 for name, value in {
     "TORCHDYNAMO_DISABLE": "1",
+    "PYTHONSAFEPATH": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
