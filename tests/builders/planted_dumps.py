@@ -98,8 +98,10 @@ def truncated(logits: Tensor, top_p: float = 1.0, top_k: int = VOCABULARY) -> Te
 # --- the log-probs are of different distributions
 
 
-def renormalized(seed: int, with_mass: bool = False, **limits: Any) -> dict[str, Tensor]:
-    model = Model(seed)
+def renormalized(
+    seed: int, with_mass: bool = False, certainty: Callable[[Tensor, Tensor], Tensor] | None = None, **limits: Any
+) -> dict[str, Tensor]:
+    model = Model(seed, certainty=certainty)
     rollout = truncated(model.engine, **limits)
     sampled = model.sample(rollout)
     mass = {"log_mass": at(model.engine.log_softmax(1), sampled) - at(rollout, sampled)} if with_mass else {}

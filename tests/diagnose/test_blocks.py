@@ -40,6 +40,8 @@ def reported(path, **arguments):
     found = rc.report(path, by="entropy", **arguments).to_dict()
     for token in found["worst"]:
         del token["file"], token["record"]
+    for finding in found["findings"]:
+        del finding["evidence"]  # names records
     return {name: found[name] for name in ("metrics", "warnings", "findings", "profiles", "worst")}
 
 

@@ -247,6 +247,14 @@ def test_a_penalty_is_no_growth_along_the_sequence():
     assert "penalties" not in causes_of(columns)
 
 
+def test_truncation_of_unsure_first_tokens_is_no_other_prompt():
+    """Top-k takes most from the first tokens, which have many continuations; later ones are truncated all the same."""
+    columns = planted_dumps.renormalized(
+        0, top_k=2, certainty=lambda position, owner: torch.where(position < 1, 0.1, 4.0)
+    )
+    assert causes_of(columns) == ["renormalized"]
+
+
 def test_a_policy_that_sharpened_since_is_no_error():
     """With versions, a trainer that is surer than the engine may have learned to be."""
     columns = planted_dumps.temperature(0, 1.3, 1.3, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from engine import models, modes, recorded
-from engine.verdicts import ACCEPTED, HEALTHY, diagnose, verdict
+from engine.verdicts import ACCEPTED, HEALTHY, diagnose, outcome, verdict
 
 
 def main() -> int:
@@ -26,11 +26,11 @@ def main() -> int:
             dumps = {}
             for dump in modes.run(args.models, kind, seed, args.sequences):
                 dumps[dump.mode] = dump.tensors()
-                said = verdict(diagnose(dumps[dump.mode]))
-                right = said in ACCEPTED[dump.mode]
-                wrong += [] if right else [dump.mode]
-                said += "" if right else f", accepted: {', '.join(ACCEPTED[dump.mode])}"
-                print(f"{kind} {seed} {'ok' if right else 'NO'} {dump.mode}: {said}", flush=True)
+                diagnosis = diagnose(dumps[dump.mode])
+                judged = outcome(dump.mode, diagnosis)
+                wrong += [dump.mode] if judged == "wrong" else []
+                accepted = f", accepted: {', '.join(ACCEPTED[dump.mode])}" if judged == "wrong" else ""
+                print(f"{kind} {seed} {judged}: {dump.mode}: {verdict(diagnosis)}{accepted}", flush=True)
         if args.record:
             recorded.write(kind, dumps)
     alarms = [mode for mode in wrong if ACCEPTED[mode] == HEALTHY]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from engine import recorded
-from engine.verdicts import ACCEPTED, HEALTHY, arguments, diagnose, verdict
+from engine.verdicts import ACCEPTED, HEALTHY, arguments, diagnose, outcome, verdict
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "engine.md"
@@ -36,22 +36,21 @@ def tables() -> str:
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     counted, losses = [], {}
     for name, dumps in models.items():
-        right: dict[str, bool] = {}
+        judged: dict[str, str] = {}
         for mode, tensors in dumps.items():
             diagnosis = diagnose(tensors)
-            said = verdict(diagnosis)
-            right[mode] = said in ACCEPTED[mode]
-            cells[mode][name] = (
-                f"{diagnosis.metrics()['kl_rollout_train_k3']:.2g} | {said if right[mode] else f'**{said}**'}"
-            )
+            judged[mode] = outcome(mode, diagnosis)
+            said = {"right": "{}", "too small": "too small", "wrong": "**{}**"}[judged[mode]].format(verdict(diagnosis))
+            cells[mode][name] = f"{diagnosis.metrics()['kl_rollout_train_k3']:.2g} | {said}"
             if mode in SHOWN:
                 losses[f"{name} `{mode}`"] = kept(tensors)
         perplexity = dumps["moe" if name == "moe" else "bf16"]["rollout_logp"].double().mean().neg().exp()
-        well = [ok for mode, ok in right.items() if ACCEPTED[mode] == HEALTHY]
-        ill = [ok for mode, ok in right.items() if "healthy" not in ACCEPTED[mode]]
+        well = [one for mode, one in judged.items() if ACCEPTED[mode] == HEALTHY]
+        ill = [one for mode, one in judged.items() if "healthy" not in ACCEPTED[mode]]
         counted.append(
-            f"- **{name}**, perplexity of its samples {perplexity:.1f}: {well.count(False)} false alarms in "
-            f"{len(well)} healthy modes; {sum(ill)} of {len(ill)} ill ones named."
+            f"- **{name}**, perplexity of its samples {perplexity:.1f}: {well.count('wrong')} false alarms in "
+            f"{len(well)} healthy modes; of {len(ill)} ill ones {ill.count('right')} are named, "
+            f"{ill.count('too small')} too small to matter, {ill.count('wrong')} missed."
         )
     empty = "- | -"
     lines = ["| mode | accepted | flat: k3 | doctor | peaky: k3 | doctor |", "|---|---|--:|---|--:|---|"]

@@ -1,8 +1,11 @@
 """The modes, the verdicts of doctor that are right for each, and what doctor says: with torch alone."""
 
+from typing import Literal
+
 from torch import Tensor
 
 import rollout_corr as rc
+from rollout_corr.metrics.limits import BY_KEY
 
 CURRENT = 1000
 """The trainer's version in dumps that have versions."""
@@ -73,7 +76,8 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "processed_presence_penalty": PENALTY,
     "processed_frequency_penalty": PENALTY,
     "processed_logit_bias": PENALTY,
-    "processed_min_tokens": (*PENALTY, "renormalized"),  # without its EOS the rest is renormalized
+    # Without its EOS the rest is renormalized; the advice for outliers names it.
+    "processed_min_tokens": (*PENALTY, "renormalized", "outliers"),
     "left_padded_no_mask": DIFFERENT,
     "position_gap": ("different_policies", "positions"),
     "packed_attends_across": DIFFERENT,
@@ -125,3 +129,12 @@ def diagnose(tensors: dict[str, Tensor]) -> rc.Diagnosis:
 def verdict(diagnosis: rc.Diagnosis) -> str:
     """The name of the first finding above a note, or "healthy"."""
     return next((finding.name for finding in diagnosis.findings if finding.severity != "note"), "healthy")
+
+
+def outcome(mode: str, diagnosis: rc.Diagnosis) -> Literal["right", "too small", "wrong"]:
+    """Whether the verdict is accepted. Too small: "healthy" of a mode that k3 alone shows, below its limit."""
+    said = verdict(diagnosis)
+    if said in ACCEPTED[mode]:
+        return "right"
+    small = diagnosis.metrics()["kl_rollout_train_k3"] < BY_KEY["kl_rollout_train_k3"].watch
+    return "too small" if said == "healthy" and small and "different_policies" in ACCEPTED[mode] else "wrong"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...metrics.limits import largest_state
-from ..measure.by_sequence import CARRIES, FAR_OFF, BySequence, Part, WorstSequence
+from ..measure.by_sequence import CARRIES, BySequence, FarOff, Part, WorstSequence
 from ..measure.measurement import Measurement
 from .cause import HEALTHY_K3, MATTERS_K3, Metrics, Signs, among, cause, counted, percent
 
-# Single tokens are the cause if they are at most this share of all.
-RARE = 0.01
+# Single tokens are the cause if they are at most this share of all. Where they carry nearly all of k3, they may be
+# more, and less far off.
+RARE, LESS_RARE, NEARLY_ALL = 0.01, 0.03, 0.97
 # Records that are named.
 SHOWN = 5
 
@@ -31,9 +32,12 @@ def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
     if part is not None:
         return _sequences(found, part)
     agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
-    counts = found.far_k3 >= CARRIES * found.k3 or (agree and largest_state(metrics, found.tokens) != "healthy")
-    if found.far and found.far <= RARE * found.tokens and counts:
-        return _tokens(found, metrics)
+    very, rather = found.far
+    counts = very.k3 >= CARRIES * found.k3 or (agree and largest_state(metrics, found.tokens) != "healthy")
+    if 0 < very.tokens <= RARE * found.tokens and counts:
+        return _tokens(found, very, metrics)
+    if rather.tokens <= LESS_RARE * found.tokens and rather.k3 >= NEARLY_ALL * found.k3 and not agree:
+        return _tokens(found, rather, metrics)
     groups = found.groups()
     return None if groups is None else _two_groups(*groups, metrics)
 
@@ -54,22 +58,22 @@ def _two_groups(worse: int, sequences: int, times: float, metrics: Metrics) -> S
     )
 
 
-def _tokens(found: BySequence, metrics: Metrics) -> Signs:
-    share = found.far_k3 / found.k3
-    rest = (found.k3 - found.far_k3) / max(1, found.tokens - found.far)
+def _tokens(found: BySequence, far: FarOff, metrics: Metrics) -> Signs:
+    share = far.k3 / found.k3
+    rest = (found.k3 - far.k3) / max(1, found.tokens - far.tokens)
     return Signs(
-        f"{counted(found.far, 'token')} of {found.tokens:,} ({percent(found.far / found.tokens)}) "
-        f"{'carries' if found.far == 1 else 'carry'} {percent(share)} of k3, in "
-        f"{counted(found.with_far, 'sequence')}",
+        f"{counted(far.tokens, 'token')} of {found.tokens:,} ({percent(far.tokens / found.tokens)}) "
+        f"{'carries' if far.tokens == 1 else 'carry'} {percent(share)} of k3, in "
+        f"{counted(far.sequences, 'sequence')}",
         (
-            f"these have |D| > {FAR_OFF:g}; the largest is {metrics['logratio_abs_max']:.3g}",
-            _records(found, found.with_far),
+            f"these have |D| > {far.beyond:g}; the largest is {metrics['logratio_abs_max']:.3g}",
+            _records(found, far.sequences),
             f"without them k3 is {rest:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
         ),
         {
-            "tokens": found.far,
-            "tokens_fraction": found.far / found.tokens,
-            "sequences": found.with_far,
+            "tokens": far.tokens,
+            "tokens_fraction": far.tokens / found.tokens,
+            "sequences": far.sequences,
             "logratio_abs_max": metrics["logratio_abs_max"],
             "k3_fraction": share,
             "rest_kl_rollout_train_k3": rest,

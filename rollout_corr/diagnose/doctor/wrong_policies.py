@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ...metrics.limits import CHANCE_SUM, RATIO_ERRORS, is_not_sampled, ratio_state
@@ -17,11 +16,16 @@ from .cause import HEALTHY_K3, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause
 SURE = RATIO_ERRORS
 # The groups that are far off are left out of a slope; a mean of ratios has a heavy tail.
 SURE_OF_SLOPE, LEAST_SLOPE = 6.0, 0.02
+# A mean is positive if it is so many standard errors above 0, where something else is sure.
+SURE_OF_SIGN = 3.0
 # A temperature is named where it explains this share of the mismatch, and is the cause where it explains most of it;
 # beyond the last share nothing else is there.
 PART, MOST, ALONE = 0.3, 0.5, 0.65
 # A wider interval of the temperature is said by its ends alone.
 WIDE = 0.3
+# Truncation lifts no token: only the engine's noise makes D positive. It makes up at most this share of sum |D|, and 99
+# of a hundred D stay below the second number, unless ratios lack more than a trainer without its context explains.
+MOST_UPWARDS, MOST_LIFTED = 0.3, 0.5
 # Of policies that differ for a reason that is no bug.
 CORRECT = "Corrections are made for this: `rollout-corr what-if` shows what each would do."
 
@@ -74,6 +78,22 @@ def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
 
 
+def is_truncated_later(measured: Measurement, metrics: Metrics) -> bool:
+    """Return whether ratios lie below 1 as of a truncated policy, and not by the first tokens of sequences alone."""
+    _, d, magnitude, *_ = measured.evidence.positions.groups()[1:].sum((0, 1)).tolist()
+    plain, _, slight = _truncated(measured, metrics)
+    return (plain or slight) and 0.5 * (magnitude + d) < MOST_UPWARDS * magnitude
+
+
+def _unseen(measured: Measurement) -> float:
+    """Return by how much the mean ratio may be too low, whatever its error.
+
+    A token that the trainer calls nearly impossible takes up to 1 from the sum of ratios. Tokens that would give it
+    back are those that the engine calls impossible, and are not sampled.
+    """
+    return measured.evidence.far / max(1, measured.evidence.finite)
+
+
 def _upwards(metrics: Metrics) -> float:
     """Return the share of the sum of |D| where D is positive."""
     mean, magnitude = metrics["logratio_mean"], metrics["logratio_abs_mean"]
@@ -91,9 +111,11 @@ def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, boo
     sharper = sharper and ratio + SURE * error < 0.995 and (0.05 if slope.slope < 0.0 else 0.12) < upwards < 0.4
     # Forced tokens lower the mean ratio too, by few tokens far off.
     tally = measured.evidence.by_sequence
-    forced = tally.far_k3 > 0.5 * tally.k3
+    forced = tally.far[0].k3 > 0.5 * tally.k3
     slight = 0.97 < ratio < 0.998 - SURE * error and upwards < 0.45 and not forced
-    return ratio + SURE * error < 0.985 and upwards < 0.3, sharper, slight
+    below = metrics["logratio_p99"] < MOST_LIFTED or 1.0 - ratio > _unseen(measured)
+    plain = ratio + SURE * error < 0.985 and upwards < MOST_UPWARDS and below
+    return plain, sharper, slight
 
 
 @cause(
@@ -245,11 +267,31 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=("positions", "outliers", "not_the_sampler", "different_policies", "long_products"),
 )
 def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize D that is positive for tokens that repeat and negative for new ones, at equal probability."""
-    sums = measured.evidence.repeats.profile.sums
-    if sums.shape[0] <= PROBABILITY_BINS:
+    """Recognize D that is positive for tokens that repeat and negative for others, at equal probability."""
+    sums = measured.evidence.repeats.groups()
+    found = [one for cut in range(1, sums.shape[0]) if (one := _repeated(sums[:cut].sum(0), sums[cut:].sum(0)))]
+    if not found:
         return None
-    (n, d, _, d2, _), (m, e, _, e2, _) = (part.unbind(1) for part in (sums[:PROBABILITY_BINS], _padded(sums)))
+    difference, error, repeated, rest = max(found)
+    return Signs(
+        "the engine lowers the probability of tokens that repeat: a presence, frequency or repetition penalty",
+        (
+            f"mean D is {repeated:+.3f} for tokens that the sequence had before, or had more often, and {rest:+.3f} "
+            "for the others",
+            f"at equal probability they are {difference:.3f} +- {error:.3f} apart",
+        ),
+        {"repeated_logratio_mean": repeated, "new_logratio_mean": rest, "difference": difference},
+        min(1.0, difference),
+    )
+
+
+def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | None:
+    """Return by how much D of tokens that were there more often is larger, its error, and the mean D of both groups.
+
+    Args:
+        few, many: [probability bins, 5], sums of each group as of a `Profile`.
+    """
+    (n, d, _, d2, _), (m, e, _, e2, _) = (part.unbind(1) for part in (few, many))
     both = (n >= 5) & (m >= 5)
     weight = n * m / (n + m)
     new, seen = d / n, e / m
@@ -260,18 +302,12 @@ def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
     total = float(weight.sum())
     difference = float((weight * gap).sum()) / total
     error = math.sqrt(float((weight.square() * variance).sum())) / total
-    repeated, first = float(e.sum() / m.sum()), float(d.sum() / n.sum())
-    if difference < max(SURE * error, 4.0 * MATTERS) or not first < -MATTERS < MATTERS < repeated:
+    repeated, rest, tokens = float(e.sum() / m.sum()), float(d.sum() / n.sum()), float(m.sum())
+    # Else the others are lowered alone, as by another prompt, which tokens at the start feel most.
+    lifted = max(MATTERS, SURE_OF_SIGN * math.sqrt(float(e2.sum()) / tokens - repeated * repeated) / math.sqrt(tokens))
+    if difference < max(SURE_OF_SLOPE * error, 4.0 * MATTERS) or not rest < -MATTERS < lifted < repeated:
         return None
-    return Signs(
-        "the engine lowers the probability of tokens that repeat: a presence, frequency or repetition penalty",
-        (
-            f"mean D is {repeated:+.3f} for tokens that the sequence had before and {first:+.3f} for new ones",
-            f"at equal probability they are {difference:.3f} +- {error:.3f} apart",
-        ),
-        {"repeated_logratio_mean": repeated, "new_logratio_mean": first, "difference": difference},
-        min(1.0, difference),
-    )
+    return difference, error, repeated, rest
 
 
 @cause(
@@ -361,7 +397,8 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     # Where the policies agree, a mean ratio that is a little off says it too; else it may be their difference.
     agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
     off = agree and ratio_state(ratio, metrics["ratio_std"], finite) in ("watch", "alarm")
-    if not off and abs(ratio - 1.0) < SURE * error + 0.05:
+    unseen = _unseen(measured) if ratio < 1.0 else 0.0
+    if not off and abs(ratio - 1.0) < SURE * error + 0.05 + unseen:
         return None
     return Signs(
         "the tokens were not sampled from the rollout log-probs",
@@ -470,12 +507,6 @@ def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
         },
         min(1.0, metrics["sequence_logratio_abs_mean"] / 20.0),
     )
-
-
-def _padded(sums: Tensor) -> Tensor:
-    """Return the sums of the second group, whose last bins may be missing."""
-    second = sums[PROBABILITY_BINS:]
-    return torch.cat([second, second.new_zeros(PROBABILITY_BINS - second.shape[0], second.shape[1])])
 
 
 def _trend(measured: Measurement, column: str) -> list[tuple[float, float]]:

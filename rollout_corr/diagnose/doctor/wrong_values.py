@@ -8,13 +8,14 @@ from ..measure.evidence import FAR, FIRST_TURN, OTHER, OTHER_TURNS, OWN, SHIFTS,
 from ..measure.measurement import Measurement
 from ..measure.padding import SHORTEST, Beyond
 from .cause import HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
+from .wrong_policies import is_truncated_later
 
 # First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
 SURELY = 10.0
 
-# Where less than half of the sequences are scaled, the logarithm of their factor deviates by at most this. Under a
-# temperature the log-probs of sure tokens are nearly multiples too, by a factor that varies.
-SAME_FACTOR = 0.02
+# Where less than half of the sequences are scaled, they are at least so many and the logarithm of their factor deviates
+# by at most this. Under a temperature the log-probs of sure tokens are nearly multiples too, by a factor that varies.
+FEWEST_SCALED, SAME_FACTOR = 4, 0.02
 
 # Causes that are computed from D and mean nothing where D itself is wrong.
 OF_D = (
@@ -314,7 +315,8 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     factor, deviation = found.factor()
     divided = found.divided()
-    if found.scaled < 0.5 * found.scale_tested and divided is None and deviation > SAME_FACTOR:
+    alike = found.scaled >= FEWEST_SCALED and deviation <= SAME_FACTOR
+    if found.scaled < 0.5 * found.scale_tested and divided is None and not alike:
         return None
     title = f"the train log-probs are {factor:.3g} times the rollout log-probs"
     if divided is not None:
@@ -404,7 +406,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     "log-probs that do not correlate, at any shift; a head that was not trained or tied",
     "Compare the logits of one prompt in trainer and engine right after the weights are sent: parameters that were "
     "skipped, a tied lm_head, another checkpoint, another chat template or tokenizer; or log-probs gathered at the "
-    "wrong logits.",
+    "wrong logits, or of sequences in another order.",
     hides=tuple(name for name in OF_D if name != "turn_starts"),
 )
 def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
@@ -462,7 +464,8 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     times = positions.over([0], list(range(2, count.shape[0])))
     here = float(magnitude[0].sum() / count[0].sum())
-    if times < 1.5 * TIMES or here < 4 * MATTERS:
+    # First tokens are often the least sure, so truncation takes most from them.
+    if times < 1.5 * TIMES or here < 4 * MATTERS or is_truncated_later(measured, metrics):
         return None
     share = float(magnitude[0].sum() / magnitude.sum())
     return Signs(

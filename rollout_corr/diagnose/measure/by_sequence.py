@@ -15,8 +15,8 @@ from .profiles import PROBABILITY_BINS, probability_bins
 
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0
-# A token beyond this |D| is far off: the engine and the trainer disagree about it by a factor of 150.
-FAR_OFF = 5.0
+# A token beyond such a |D| is far off: the engine and the trainer disagree about it by a factor of 150, or of 2.7.
+FAR_OFF = (5.0, 1.0)
 # Sequences that are kept with their place, the largest sums of k3 first.
 WORST = 64
 # Bins of the mean min(|D|, 1) of a sequence: BINS of them up to 1, four an octave.
@@ -68,6 +68,29 @@ class WorstSequence:
     logratio_abs_max: float
 
 
+@dataclass
+class FarOff:
+    """Tokens beyond a |D|.
+
+    Attributes:
+        beyond: That |D|.
+        tokens, k3: How many, and their sum of k3.
+        sequences: Those that have any.
+    """
+
+    beyond: float
+    tokens: int = 0
+    k3: float = 0.0
+    sequences: int = 0
+
+    def add(self, owner: Tensor, d: Tensor, k3: Tensor) -> None:
+        """Add tokens: [M] their sequences, D and k3."""
+        far = d.abs() > self.beyond
+        self.tokens += int(far.sum())
+        self.k3 += float(k3[far].sum())
+        self.sequences += owner[far].unique().numel()
+
+
 @dataclass(frozen=True)
 class Part:
     """Sequences that differ far more than the others.
@@ -91,7 +114,7 @@ class BySequence:
 
     Attributes:
         sequences, tokens, k3: Non-empty sequences, their tokens with a finite D, and the sum of k3.
-        far, far_k3, with_far: Tokens beyond FAR_OFF, their sum of k3, and the sequences that have any.
+        far: Tokens beyond each of FAR_OFF.
         scale_tested, scaled: Sequences tested for a factor; those of which one side is a multiple of the other.
         factors: Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over
             rollout, n the length.
@@ -99,8 +122,8 @@ class BySequence:
 
     def __init__(self) -> None:
         self.sequences = self.tokens = 0
-        self.k3 = self.far_k3 = 0.0
-        self.far = self.with_far = 0
+        self.k3 = 0.0
+        self.far = tuple(FarOff(beyond) for beyond in FAR_OFF)
         self.scale_tested = self.scaled = 0
         self.factors = torch.zeros(2, 3, dtype=torch.float64)
         # Per bin of the mean min(|D|, 1), which no single token decides: sequences, tokens, sums of it and of k3.
@@ -125,10 +148,8 @@ class BySequence:
         self.sequences += int((n > 0).sum())
         self.tokens += d.numel()
         self.k3 += float(sums.sum())
-        far = d.abs() > FAR_OFF
-        self.far += int(far.sum())
-        self.far_k3 += float(k3[far].sum())
-        self.with_far += owner[far].unique().numel()
+        for far in self.far:
+            far.add(owner, d, k3)
         some = (n > 0).nonzero().squeeze(1)
         bounded = total(d.abs().clamp(max=1.0))
         level = ((bounded / n.clamp(min=1))[some].clamp(min=1e-300).log2() - LOWEST) * PER_OCTAVE

@@ -14,7 +14,7 @@ from ..read.chunk import ValidTokens
 from .by_label import ByLabel
 from .by_sequence import BySequence
 from .padding import Padding
-from .profiles import CUT, Excess
+from .profiles import CUT, Excess, geometric_bins
 from .sharpness import SharpnessTally
 
 # The two log-probs that are compared.
@@ -39,6 +39,9 @@ ROUNDING = 1e-3
 FAR = 1.0
 # Repeated values are counted among tokens with |D| > FAR; this many different ones are remembered.
 MOST_VALUES = 256
+
+# Tokens that a sequence had 15 times or more are one group.
+MOST_OCTAVE = 4
 
 # D is clamped to +-MOST_AT_START where tokens are compared by their place.
 MOST_AT_START = 2.0
@@ -72,7 +75,7 @@ class Evidence:
         moments: Sums of 1, both log-probs, their squares and their product.
         sharpness: How D follows the log-prob.
         turns, positions: |D| by place in the turn, and by octave of the position.
-        repeats: D of tokens that the sequence had not before, and of those that it had; needs ids.
+        repeats: D of tokens by how often the sequence had them before: never, once, by octaves; needs ids.
         columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         by_sequence: Tallies of whole sequences.
         labels: Tallies by each of the further columns that were asked for.
@@ -210,9 +213,8 @@ class Evidence:
         ids = tokens.column("token_ids")
         if ids is not None:
             known = finite & (ids >= 0)
-            self.repeats.add(
-                _seen(tokens.owner[known], ids[known]), tokens.rollout[known], tokens.d[known].clamp(-1.0, 1.0)
-            )
+            octave = geometric_bins(_earlier(tokens.owner[known], ids[known]), 1)
+            self.repeats.add(octave.clamp(max=MOST_OCTAVE), tokens.rollout[known], tokens.d[known].clamp(-1.0, 1.0))
         for name, excess in self.columns.items():
             values = tokens.column(name)
             if values is None:
@@ -286,12 +288,12 @@ class Evidence:
         }
 
 
-def _seen(owner: Tensor, ids: Tensor) -> Tensor:
-    """Return [M] int64, 1 where the sequence had the token before."""
+def _earlier(owner: Tensor, ids: Tensor) -> Tensor:
+    """Return [M] int64, how often the sequence had the token before."""
     _, pair = torch.stack([owner, ids]).unique(dim=1, return_inverse=True)
-    at = torch.arange(pair.shape[0])
-    first = torch.full_like(at, pair.shape[0]).scatter_reduce_(0, pair, at, "amin")
-    return (first[pair] < at).long()
+    order = pair.argsort(stable=True)
+    first = torch.bincount(pair).cumsum(0) - torch.bincount(pair)
+    return torch.empty_like(pair).scatter_(0, order, torch.arange(pair.shape[0]) - first[pair[order]])
 
 
 def _pools(lengths: Tensor, fewest: int) -> Tensor:

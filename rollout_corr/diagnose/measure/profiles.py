@@ -240,12 +240,16 @@ class Excess:
         """Add tokens: [M] int64 groups >= 0, [M] log-probs, [M] D."""
         self.profile.add(groups * PROBABILITY_BINS + probability_bins(rollout), d.clamp(-CUT, CUT))
 
-    def table(self) -> tuple[Tensor, Tensor]:
-        """Return counts of tokens and sums of |D|, both [groups, probability bins]."""
+    def groups(self) -> Tensor:
+        """Return [groups, probability bins, 5] float64, the sums of the profile."""
         sums = self.profile.sums
         groups = -(-sums.shape[0] // PROBABILITY_BINS)
         whole = torch.cat([sums, sums.new_zeros(groups * PROBABILITY_BINS - sums.shape[0], sums.shape[1])])
-        whole = whole.view(groups, PROBABILITY_BINS, sums.shape[1])
+        return whole.view(groups, PROBABILITY_BINS, sums.shape[1])
+
+    def table(self) -> tuple[Tensor, Tensor]:
+        """Return counts of tokens and sums of |D|, both [groups, probability bins]."""
+        whole = self.groups()
         return whole[:, :, 0], whole[:, :, 2]
 
     def over(self, groups: list[int], base: list[int]) -> float:
