@@ -151,3 +151,19 @@ def table_of(found: Mapping[str, Any]) -> str:
     head = ["run", "reward at the end", "against uncorrected", "mismatch KL", "ESS", "tokens kept"]
     before = ["before RL", f"{fmean(found['start']):.3f} +- {standard_error(found['start']):.3f}", *"----"]
     return markdown(head, [before, *rows_of(found["curves"])], caption_of(found))
+
+
+def over_time(found: Mapping[str, Any]) -> str:
+    """Return the second table of a run with an engine: the mismatch at some steps, and what doctor says of them."""
+    curves: Curves = found["curves"]
+    points = range(len(found["curves"]["uncorrected"][0]))[::3]
+    rows = []
+    for arm, runs in curves.items():
+        cells = [(fmean(run[i]["kl"] for run in runs), sum(bool(run[i]["doctor"]) for run in runs)) for i in points]
+        rows.append([arm, *(f"{kl:.4f}, {ill} of {len(runs)}" for kl, ill in cells)])
+    head = ["run", *(f"step {curves['uncorrected'][0][i]['step']}" for i in points)]
+    names = sorted({name for runs in curves.values() for run in runs for point in run for name in point["doctor"]})
+    every = found["about"]["setting"]["every"]
+    finds = f"in how many seeds doctor finds something in the last batch: {', '.join(f'`{name}`' for name in names)}"
+    says = f"k3, the mean over seeds and {every} steps; {finds}."
+    return markdown(head, rows, says)
