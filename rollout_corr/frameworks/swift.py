@@ -18,6 +18,7 @@ from ..specs.surrogates import PPO, REAL
 from ..specs.terms import KL, Mean
 from ..specs.validate import number, one_of
 from .shared import lookup
+from .shared.checking import Checks, Rule, without
 from .shared.preset import LEVELS, is_off_policy, off_policy, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, ROWS, SEQUENCES, TOKENS, WITH_REFERENCE, Recipe, built_recipe
 from .shared.settings import boolean, default_of, maybe, settings_of, words
@@ -206,3 +207,27 @@ def recipe(config: object) -> Recipe:
             )
         return _real(given["real_tau"], given["beta"], given["num_generations"])
     return _loss(_spec(mode, given["rollout_importance_sampling_threshold"], delta), given)
+
+
+# --- mistakes ---
+
+IS_MODE, IS_THRESHOLD = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
+CHECKS = Checks(
+    keys=(IS_MODE, IS_THRESHOLD, "off_policy_sequence_mask_delta"),
+    context=("loss_type",),
+    temperature="temperature",
+    top_p="top_p",
+    top_k="top_k",
+    repetition_penalty="repetition_penalty",
+    length="max_completion_length",
+    bounds={"weight": (IS_THRESHOLD,), "criteria": (IS_THRESHOLD,)},
+    rules=(
+        *without(IS_MODE, IS_THRESHOLD),
+        Rule(
+            IS_MODE,
+            lambda run: run.on(IS_MODE) and run.is_("loss_type", "real"),
+            "does nothing: the loss real has no weights",
+            "leave it out",
+        ),
+    ),
+)

@@ -289,6 +289,22 @@ xtuner py | rollout_is_veto_treshold | did you mean 'rollout_is_veto_threshold'
 xtuner py | rollout_is_mode | does nothing while rollout_is_threshold
 > RolloutImportanceSampling(rollout_is_mode="both")
 
+skyrl sh | sampling_params.temperature | before the temperature of 0.6 ... logprobs_mode=processed_logprobs
+  run trainer.algorithm.off_policy_correction.tis_ratio_type=token \
+>   generator.sampling_params.temperature=0.6
+
+trl json | repetition_penalty | penalty of 1.1
+  {"use_vllm": true,
+>  "repetition_penalty": 1.1}
+
+swift sh | top_k | what it keeps
+  swift rlhf --rollout_importance_sampling_mode token_truncate \
+>   --top_k 50
+
+swift sh | rollout_importance_sampling_mode | the loss real has no weights
+  swift rlhf --loss_type real \
+>   --rollout_importance_sampling_mode token_truncate
+
 openrlhf sh | is_correction_mode | 'clip' needs
   train --algo.advantage.is_correction_level seq \
 >   --algo.advantage.is_correction_mode clip

@@ -37,6 +37,8 @@ CHECKS = Checks(
     keys=(*FIELDS, *(ALGORITHM + key for key in AROUND[1:]), LOSS),
     closed=(BLOCK[:-1],),
     logprobs=(f"{SAMPLING}logprobs", 1),
+    # SkyRL leaves vLLM's default (vime#64).
+    mode=("generator.inference_engine.engine_init_kwargs.logprobs_mode", "raw_logprobs"),
     temperature=f"{SAMPLING}temperature",
     trainer_temperature=f"{ALGORITHM}temperature",
     length=f"{SAMPLING}max_generate_length",

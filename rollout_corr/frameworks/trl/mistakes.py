@@ -15,6 +15,7 @@ CHECKS = Checks(
     top_p="top_p",
     top_k="top_k",
     min_p="min_p",
+    repetition_penalty="repetition_penalty",
     length="max_completion_length",
     bounds={"weight": (CLIP_MAX, CLIP_MIN), "criteria": (CLIP_MAX, CLIP_MIN)},
     rules=(
