@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rollout_corr.cli.main import FOUND, GOOD, parser_of
 from rollout_corr.cli.streams import print_line
+from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config, framework_of
 from rollout_corr.frameworks.shared.lookup import readable
@@ -51,11 +52,9 @@ def check(arguments: list[str]) -> int:
         json.dump([{**vars(problem), "causes": list(problem.causes)} for problem in found], sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
-        for line in [
-            *map(str, found),
-            *([] if found else [f"{checked}: nothing wrong that is known"]),
-        ]:
-            print_line(line)
+        for problem in found:
+            print_line(str(problem))
+        print_line(f"{checked}: {counted(len(found), 'mistake') if found else 'nothing wrong that is known'}")
     return FOUND if any(problem.severity == "error" for problem in found) else GOOD
 
 

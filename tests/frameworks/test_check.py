@@ -305,6 +305,58 @@ swift sh | rollout_importance_sampling_mode | the loss real has no weights
   swift rlhf --loss_type real \
 >   --rollout_importance_sampling_mode token_truncate
 
+swift sh | rollout_importance_sampling_threshold | does nothing while rollout_importance_sampling_mode
+> swift rlhf --rollout_importance_sampling_threshold 2.0
+
+trl py | vllm_importance_sampling_correction | does nothing without vLLM
+  GRPOConfig(use_vllm=False,
+>   vllm_importance_sampling_correction=True)
+
+trl sh | temperature | greedy decoding
+> accelerate launch grpo.py --use_vllm --temperature 0
+
+slime sh | custom_tis_function_path | not called without --use-tis
+> ARGS=(--custom-tis-function-path examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp)
+
+slime sh | tis_clip | reads tis_upper_bound
+  ARGS=(--use-tis --custom-config-path mis.yaml
+    --custom-tis-function-path examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp
+>   --tis-clip 3.0)
+
+nemo yaml | sequence_level_importance_ratios | token_level_loss: false
+  loss_fn:
+    use_importance_sampling_correction: true
+>   sequence_level_importance_ratios: true
+
+nemo yaml | truncated_importance_sampling_ratio_min | does nothing while truncated_importance_sampling_type
+  loss_fn:
+    use_importance_sampling_correction: true
+>   truncated_importance_sampling_ratio_min: 0.5
+
+skyrl yaml | token_tis_ratio_clip_high | does nothing while tis_ratio_type
+  trainer:
+    algorithm:
+      off_policy_correction:
+>       token_tis_ratio_clip_high: 3.0
+
+skyrl sh | tis_imp_ratio_cap | does nothing while use_tis
+> run trainer.algorithm.tis_imp_ratio_cap=2.0
+
+areal yaml | actor.rejection_sampling.upper | SAPO
+  actor:
+    use_sapo_loss: true
+    rejection_sampling:
+>     upper: 5.0
+
+verl sh | rollout_is_batch_normalize | does nothing while rollout_is is off
+> run algorithm.rollout_correction.rollout_is_batch_normalize=true
+
+verl sh | rollout_is_threshold | does nothing while rollout_is is off
+> run algorithm.rollout_correction.rollout_is_threshold=1.5
+
+xtuner py | rollout_is_veto_threshold | does nothing while rollout_is_threshold
+> RolloutImportanceSampling(rollout_is_veto_threshold=(20, 0))
+
 openrlhf sh | is_correction_mode | 'clip' needs
   train --algo.advantage.is_correction_level seq \
 >   --algo.advantage.is_correction_mode clip

@@ -116,16 +116,12 @@ class Rule:
         wrong: When it is wrong.
         message: What is wrong, with {value} for what is given.
         fix: What to write instead.
-        severity: As of a problem.
-        causes: As of a problem.
     """
 
     key: str
     wrong: Callable[[Run], bool]
     message: str
-    fix: str = ""
-    severity: Severity = "error"
-    causes: tuple[str, ...] = ()
+    fix: str
 
 
 def without(needed: str, *keys: str, default: Any = None, usual: Mapping[str, Any] = {}) -> tuple[Rule, ...]:
@@ -499,6 +495,4 @@ def _rules(run: Run, rules: tuple[Rule, ...]) -> Iterator[ConfigProblem]:
         if rule.wrong(run):
             found = run.find(rule.key)
             value = None if found is None else found.value
-            yield _problem(
-                found, rule.key, rule.message.format(value=value), rule.fix, severity=rule.severity, causes=rule.causes
-            )
+            yield _problem(found, rule.key, rule.message.format(value=value), rule.fix)

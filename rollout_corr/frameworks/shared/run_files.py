@@ -16,7 +16,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .scripts import UNKNOWN, command_settings, scalar, script_settings
+from .scripts import UNKNOWN as UNKNOWN
+from .scripts import command_settings, parsed, script_settings
 from .settings import fields_of
 
 
@@ -255,7 +256,7 @@ def _python(text: str) -> Iterator[Found]:
     A call that is assigned to a name with "eval" in it stands under that name: its sampling is not the training's.
     """
     try:
-        tree = ast.parse(text)
+        tree = parsed(text)
     except SyntaxError as error:
         raise ValueError(f"line {error.lineno}: {error.msg}") from error
     names = {
@@ -324,6 +325,3 @@ def nested(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             at = inner if isinstance(inner, dict) else at.setdefault(f"{block}.", {})
         at[last] = value
     return made
-
-
-__all__ = ["UNKNOWN", "Setting", "Settings", "UnreadableRun", "nested", "scalar", "settings_in"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 
 class Unknown:
@@ -30,6 +31,13 @@ ASSIGNED = re.compile(r"^[ \t]*(?:(?:export|local|readonly|declare)[ \t]+)?([A-Z
 NUMBER = re.compile(r"[-+]?\d|[-+]?\.\d")
 
 Found = tuple[str, Any, str, int]
+
+
+def parsed(text: str, mode: Literal["exec", "eval"] = "exec") -> Any:
+    """Parse Python, without its warnings of style."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return ast.parse(text, mode=mode)
 
 
 def scalar(text: str) -> Any:
@@ -234,6 +242,6 @@ def _computed(text: str, known: Mapping[str, str]) -> str:
         raise ValueError(text)
 
     try:
-        return str(value(ast.parse(put_in.strip(), mode="eval").body))
+        return str(value(parsed(put_in.strip(), "eval").body))
     except (ValueError, SyntaxError, ZeroDivisionError):
         return HOLE

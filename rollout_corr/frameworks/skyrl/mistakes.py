@@ -29,14 +29,16 @@ def _of_choice(prefix: str, setting: str, value: str) -> tuple[Rule, ...]:
     def idle(key: str) -> Callable[[Run], bool]:
         return lambda run: given(run, key, FIELDS) and run.has(setting) and not run.is_(setting, value)
 
-    of_other = (Rule(key, idle(key), f"{{value}} does nothing: {last} is not {value!r}") for key in keys)
+    of_other = (
+        Rule(key, idle(key), f"{{value}} does nothing: {last} is not {value!r}", f"write {last}={value}")
+        for key in keys
+    )
     return (*of_other, *without(setting, *keys, usual=FIELDS))
 
 
 CHECKS = Checks(
     keys=(*FIELDS, *(ALGORITHM + key for key in AROUND[1:]), LOSS),
     closed=(BLOCK[:-1],),
-    logprobs=(f"{SAMPLING}logprobs", 1),
     # SkyRL leaves vLLM's default (vime#64).
     mode=("generator.inference_engine.engine_init_kwargs.logprobs_mode", "raw_logprobs"),
     temperature=f"{SAMPLING}temperature",

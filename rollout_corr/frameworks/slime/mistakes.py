@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..shared.checking import Checks, Rule, Run, without
 from .config import FLAGS, MIS
 
@@ -11,24 +13,16 @@ OURS = tuple(
 )
 
 
-def _has_text(run: Run) -> str:
-    """Return the first setting of mis.yaml that YAML 1.1 has read as text."""
-    for key in MIS:
-        found = run.find(key)
-        if found is not None and found.file.endswith((".yaml", ".yml")):
-            raw = found.raw.lower()
-            if "e" in raw and "." not in raw and isinstance(found.value, float):
-                return key
-    return ""
-
-
 def _is_text(key: str) -> Rule:
-    return Rule(
-        key,
-        lambda run: _has_text(run) == key,
-        "YAML 1.1, which slime reads it as, takes a number with an exponent and no point for text",
-        "write 1.0e-4",
-    )
+    """A number in mis.yaml that YAML 1.1 has read as text."""
+
+    def wrong(run: Run) -> bool:
+        found = run.find(key)
+        raw = "" if found is None or not found.file.endswith((".yaml", ".yml")) else found.raw.lower()
+        return "e" in raw and "." not in raw and math.isfinite(run.number(key))
+
+    message = "YAML 1.1, which slime reads it as, takes a number with an exponent and no point for text"
+    return Rule(key, wrong, message, "write 1.0e-4")
 
 
 def _uses_mis(run: Run) -> bool:
@@ -39,7 +33,6 @@ CHECKS = Checks(
     keys=(*OURS, *MIS, CONFIG),
     alike=("custom_loss_function_path", "custom_agent_function_path"),
     length="rollout_max_response_len",
-    temperature="rollout_temperature",
     uses_logprobs=lambda run: run.corrects or run.is_("use_rollout_logprobs", True),
     bounds={
         "weight": ("tis_upper_bound", "tis_clip", "tis_lower_bound", "tis_level", "use_tis"),
@@ -76,6 +69,6 @@ CHECKS = Checks(
             "{value} does nothing: the function of mis.yaml reads tis_upper_bound",
             "write tis_upper_bound in mis.yaml",
         ),
-        *(_is_text(key) for key in MIS),
+        *(_is_text(key) for key in MIS if key.endswith(("bound", "threshold"))),
     ),
 )
