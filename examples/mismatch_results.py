@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -154,16 +155,14 @@ def table_of(found: Mapping[str, Any]) -> str:
 
 
 def over_time(found: Mapping[str, Any]) -> str:
-    """Return the second table of a run with an engine: the mismatch at some steps, and what doctor says of them."""
+    """Return the second table of a run with an engine: k3 at the first, middle and last point, and what doctor says."""
     curves: Curves = found["curves"]
-    points = range(len(found["curves"]["uncorrected"][0]))[::3]
-    rows = []
+    last = len(curves["uncorrected"][0]) - 1
+    points, rows = (0, last // 2, last), []
     for arm, runs in curves.items():
-        cells = [(fmean(run[i]["kl"] for run in runs), sum(bool(run[i]["doctor"]) for run in runs)) for i in points]
-        rows.append([arm, *(f"{kl:.4f}, {ill} of {len(runs)}" for kl, ill in cells)])
-    head = ["run", *(f"step {curves['uncorrected'][0][i]['step']}" for i in points)]
-    names = sorted({name for runs in curves.values() for run in runs for point in run for name in point["doctor"]})
-    every = found["about"]["setting"]["every"]
-    finds = f"in how many seeds doctor finds something in the last batch: {', '.join(f'`{name}`' for name in names)}"
-    says = f"k3, the mean over seeds and {every} steps; {finds}."
-    return markdown(head, rows, says)
+        k3 = [f"{fmean(run[i]['kl'] for run in runs):.4f}" for i in points]
+        said = Counter(name for run in runs for point in run for name in point["doctor"] or ["healthy"])
+        rows.append([arm, *k3, ", ".join(f"{name} {count}" for name, count in said.most_common())])
+    head = ["k3", *(f"step {curves['uncorrected'][0][i]['step']}" for i in points), "findings of doctor"]
+    every, batches = found["about"]["setting"]["every"], len(curves["uncorrected"]) * (last + 1)
+    return markdown(head, rows, f"k3 is the mean of {every} steps. doctor was shown {batches} batches of each run.")
