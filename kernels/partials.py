@@ -18,6 +18,8 @@ from .tokens import at, has, key_of, of_key, size
 
 # Rows that the last program adds up at a time; columns, and programs over tokens, that one adds up at a time before.
 ROWS, GROUP, LANES = tl.constexpr(16), tl.constexpr(16), tl.constexpr(32)
+# Rows that neighbors add up where there are more.
+ROW_GROUP = tl.constexpr(64)
 
 
 class Partials(NamedTuple):
@@ -96,17 +98,6 @@ def put_extrema(
         put(maxima, PLAN, "sequence_maxima", high, most)
 
 
-@triton.jit
-def is_last(counter: tl.tensor) -> tl.tensor:
-    """Count a program in and return whether it is the last, which sees whatever the others stored before.
-
-    Which program is last may differ from run to run, so results must not depend on it.
-    """
-    # One thread counts, and releases what all threads of the program have stored.
-    tl.debug_barrier()
-    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
-
-
 # --- parts: programs over tokens are many, so some programs add them up before the last one does ---
 
 
@@ -148,34 +139,36 @@ def add_up_part(
         store_part(maxima, out, column, first, end, programs, kept_maxima(PLAN), True)
 
 
-# --- rows: what the last program adds up ---
+# --- rows: what the last program adds up, and of many rows neighbors before it ---
 
 
 @triton.jit
 def load_rows(
-    table: tl.tensor, start: tl.tensor, rows: tl.tensor, nothing: tl.constexpr, COLUMNS: tl.constexpr
+    table: tl.tensor, start: tl.tensor, rows: tl.tensor, apart: tl.tensor, nothing: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Load some rows of a table [rows, columns]: [ROWS, WIDTH]."""
+    """Load some of `rows` rows of a table [rows, columns], each `apart` behind the one before: [ROWS, WIDTH]."""
     row = (start + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, width_of(COLUMNS))[None, :]
-    return tl.load(table + row.to(tl.int64) * COLUMNS + column, mask=(row < rows) & (column < COLUMNS), other=nothing)
+    place = row.to(tl.int64) * apart * COLUMNS + column
+    return tl.load(table + place, mask=(row < rows) & (column < COLUMNS), other=nothing)
 
 
 @triton.jit
-def sum_of_rows(table: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
+def sum_of_rows(table: tl.tensor, rows: tl.tensor, apart: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
     """Add up all columns: [WIDTH]. A thread has its columns, and exchanges nothing."""
-    found = load_rows(table, 0, rows, 0.0, COLUMNS)
+    found = load_rows(table, 0, rows, apart, 0.0, COLUMNS)
     for start in range(ROWS, rows, ROWS):
-        found += load_rows(table, start, rows, 0.0, COLUMNS)
+        found += load_rows(table, start, rows, apart, 0.0, COLUMNS)
     return tl.sum(found, 0)
 
 
 @triton.jit
-def largest_of_rows(table: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
+def largest_of_rows(table: tl.tensor, rows: tl.tensor, apart: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
     """Find the largest entry of every column: [WIDTH]; NaN if there is one."""
-    found = key_of(load_rows(table, 0, rows, float("-inf"), COLUMNS))
+    found = key_of(load_rows(table, 0, rows, apart, float("-inf"), COLUMNS))
     for start in range(ROWS, rows, ROWS):
-        found = tl.maximum(found, key_of(load_rows(table, start, rows, float("-inf"), COLUMNS)))
+        found = tl.maximum(found, key_of(load_rows(table, start, rows, apart, float("-inf"), COLUMNS)))
     return of_key(tl.max(found, 0))
 
 
@@ -190,3 +183,72 @@ def put_all(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr) -> None:
     """Store all columns side by side."""
     column = tl.arange(0, width_of(COLUMNS))
     tl.store(out + column, found, mask=column < COLUMNS)
+
+
+# --- who comes last ---
+
+
+@triton.jit
+def reset(counter: tl.tensor, rows: tl.tensor) -> None:
+    """Zero the counters of a call, in a launch before: one of all programs, and one of each group of rows."""
+    tl.store(counter, 0)
+    if rows > ROW_GROUP:
+        for first in range(1, rows // ROW_GROUP + 2, ROW_GROUP):
+            place = first + tl.arange(0, ROW_GROUP)
+            tl.store(counter + place, tl.zeros((ROW_GROUP,), tl.int32), mask=place <= rows // ROW_GROUP + 1)
+
+
+@triton.jit
+def count_in(counter: tl.tensor) -> tl.tensor:
+    """Count a program in, and return how many came before, all of whose stores it sees from now on."""
+    # One thread counts, and releases what all threads of the program have stored.
+    tl.debug_barrier()
+    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
+def add_up_neighbors(
+    counter: tl.tensor, out: Partials, program: tl.tensor, rows: tl.tensor, PLAN: tl.constexpr
+) -> tl.tensor:
+    """Count a program over sequences in with its group; the last of it adds up their rows, and is told so."""
+    first = program // ROW_GROUP * ROW_GROUP
+    many = tl.minimum(rows - first, ROW_GROUP)
+    last = count_in(counter + 1 + program // ROW_GROUP) == many - 1
+    if last:
+        sums = out.sums + first.to(tl.int64) * size(PLAN, "sequence_sums")
+        found = sum_of_rows(sums, many, 1, size(PLAN, "sequence_sums"))
+        # Some threads may still read what others are about to replace.
+        tl.debug_barrier()
+        put_all(sums, found, size(PLAN, "sequence_sums"))
+        if size(PLAN, "sequence_maxima") > 0:
+            maxima = out.maxima + first.to(tl.int64) * size(PLAN, "sequence_maxima")
+            most = largest_of_rows(maxima, many, 1, size(PLAN, "sequence_maxima"))
+            tl.debug_barrier()
+            put_all(maxima, most, size(PLAN, "sequence_maxima"))
+    return last
+
+
+@triton.jit
+def is_last(
+    counter: tl.tensor, out: Partials, program: tl.tensor, rows: tl.tensor, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Count a program in and return whether it is the last, which sees whatever the others stored before.
+
+    The programs before `rows` have stored a row each. Which program is last may differ from run to run, so results must
+    not depend on it.
+    """
+    waiting, counts, last = tl.num_programs(0), program >= 0, program < 0
+    if rows > ROW_GROUP:
+        waiting += (rows + ROW_GROUP - 1) // ROW_GROUP - rows
+        if program < rows:
+            counts = add_up_neighbors(counter, out, program, rows, PLAN)
+    if counts:
+        last = count_in(counter) == waiting - 1
+    return last
+
+
+@triton.jit
+def rows_left(rows: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Return how many rows the last program adds up, and how far they lie apart."""
+    grouped = rows > ROW_GROUP
+    return tl.where(grouped, (rows + ROW_GROUP - 1) // ROW_GROUP, rows), tl.where(grouped, ROW_GROUP, 1)

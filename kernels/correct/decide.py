@@ -50,6 +50,7 @@ from ..partials import (
     kept_maxima,
     largest_of_rows,
     put_all,
+    rows_left,
     sum_of_rows,
 )
 from ..tiles import Extents, edge, either
@@ -354,15 +355,16 @@ def finish(
     parts: tl.tensor, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add up the rows of all programs, in the last one."""
-    totals = sum_of_rows(partials.sequence_sums, sequence_programs, size(PLAN, "sequence_sums"))
+    rows, apart = rows_left(sequence_programs)
+    totals = sum_of_rows(partials.sequence_sums, rows, apart, size(PLAN, "sequence_sums"))
     put_all(statistics + place_of_table(PLAN, "sequence_sums"), totals, size(PLAN, "sequence_sums"))
     finish_call(statistics + place_of_table(PLAN, "call_sums"), statistics + place_of_table(PLAN, "call_maxima"),
                 totals, extents.tokens, extents.sequences, PLAN)  # fmt: skip
-    found = largest_of_rows(partials.sequence_maxima, sequence_programs, size(PLAN, "sequence_maxima"))
+    found = largest_of_rows(partials.sequence_maxima, rows, apart, size(PLAN, "sequence_maxima"))
     put_all(statistics + place_of_table(PLAN, "sequence_maxima"), found, size(PLAN, "sequence_maxima"))
-    found = sum_of_rows(partials.part_sums, parts, size(PLAN, "token_sums"))
+    found = sum_of_rows(partials.part_sums, parts, 1, size(PLAN, "token_sums"))
     put_all(statistics + place_of_table(PLAN, "token_sums"), found, size(PLAN, "token_sums"))
-    found = largest_of_rows(partials.part_maxima, parts, kept_maxima(PLAN))
+    found = largest_of_rows(partials.part_maxima, parts, 1, kept_maxima(PLAN))
     out = statistics + place_of_table(PLAN, "token_maxima")
     put_all(out + PLAN.derived, found, kept_maxima(PLAN))
     many: tl.constexpr = PLAN.derived
@@ -432,7 +434,7 @@ def decide_kernel(
         add_up_part(k, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
     elif PLAN.full:
         add_up_bins(histogram, statistics, PLAN)
-    if is_last(counter):
+    if is_last(counter, Partials(sequence_sums, sequence_maxima), program, sequence_programs, PLAN):
         partials = Leftover(sequence_sums, sequence_maxima, part_sums, part_maxima)
         extents = Extents(tokens, known_sequences, width, tiles, tile_bits)
         finish(statistics, partials, numbers, extents, sequence_programs, parts, PLAN)

@@ -64,7 +64,7 @@ class PlannedCriterion:
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The columns that a pass over tokens fills, by name: sums and maxima of the batch, the others of a slot."""
+    """The columns that programs fill, by name: sums and maxima of the batch, the others of a slot."""
 
     token_sums: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
@@ -72,6 +72,8 @@ class Tables:
     integers: tuple[str, ...] = ()
     peaks: tuple[str, ...] = ()
     token_maxima: tuple[str, ...] = ()
+    sequence_sums: tuple[str, ...] = ()  # of programs over sequences
+    sequence_maxima: tuple[str, ...] = ()
     full: bool = False  # a histogram is kept behind the columns
     double: bool  # float64 computes
     packed: bool  # sequences by offsets, not as rows
@@ -137,9 +139,7 @@ class Plan(Tables):
     mass: str | None = None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
     # Further columns of the batch.
-    sequence_sums: tuple[str, ...] = ()
     call_sums: tuple[str, ...] = ()
-    sequence_maxima: tuple[str, ...] = ()
     call_maxima: tuple[str, ...] = ()
     # What is added up over the turns of a sequence: statistics by their names, and what the sequence needs.
     turn_sums: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ..accumulators import place_of
+from ..partials import reset
 from ..sums import (
     emptied,
     empty,
@@ -244,8 +245,8 @@ def moves(plan: Plan, tiling: Tiling) -> bool:
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialized on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "train_row", "train_step",
-           "rollout_row", "rollout_step", "mask_row", "mask_step"]  # fmt: skip
+RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "train_row",
+           "train_step", "rollout_row", "rollout_step", "mask_row", "mask_step"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -255,8 +256,8 @@ def read_kernel(
     counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, token_sums: tl.tensor,
     token_maxima: tl.tensor, histogram: tl.tensor, counter: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    steps: tl.int32, train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
-    mask_row: tl.int64, mask_step: tl.int64,
+    steps: tl.int32, sequence_programs: tl.int32, train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64,
+    rollout_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
     """Read a tile: sums of sequences go to the slot tables, those of the batch to sums and maxima.
@@ -267,7 +268,7 @@ def read_kernel(
     numbers = thresholds(numbers, PLAN)
     if tl.program_id(0) == 0:
         # For the programs of `decide` to count themselves in.
-        tl.store(counter, 0)
+        reset(counter, sequence_programs)
     tables = (counts, either(integers, counts), either(floats, counts), either(peaks, counts))
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)

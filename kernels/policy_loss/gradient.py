@@ -13,6 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..partials import reset
 from ..sums import (
     emptied,
     empty,
@@ -286,9 +287,9 @@ def loss_of_tokens(
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialized on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "new_row", "new_step", "base_row",
-           "base_step", "ref_row", "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row",
-           "mask_step"]  # fmt: skip
+RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "new_row",
+           "new_step", "base_row", "base_step", "ref_row", "ref_step", "weights_row", "weights_step", "trains_row",
+           "trains_step", "mask_row", "mask_step"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -299,15 +300,15 @@ def gradient_kernel(
     counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor,
     counter: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    steps: tl.int32, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64, base_step: tl.int64, ref_row: tl.int64,
-    ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64, trains_row: tl.int64, trains_step: tl.int64,
-    mask_row: tl.int64, mask_step: tl.int64,
+    steps: tl.int32, sequence_programs: tl.int32, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
+    base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
+    trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences."""
     if tl.program_id(0) == 0:
         # For the programs that finish to count themselves in.
-        tl.store(counter, 0)
+        reset(counter, sequence_programs)
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     numbers = thresholds(numbers, PLAN)
     tables = (counts, integers, floats, counts)

@@ -51,7 +51,6 @@ class LossPlan(Tables):
     has_scales: bool  # factors of all that a token adds
     chosen: bool  # the surrogate chose tokens from the whole batch
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted apart
-    sequence_sums: tuple[str, ...] = ()
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
     of_choice: tuple[str, ...] = ()  # those of them that are summed where tokens are chosen

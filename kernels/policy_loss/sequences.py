@@ -22,13 +22,17 @@ from ..gather import (
     turns_of,
 )
 from ..partials import (
+    ROW_GROUP,
+    Partials,
     add,
+    add_up_neighbors,
     add_up_part,
     entry,
     is_last,
     largest_of_rows,
     name_of,
     put_all,
+    rows_left,
     sum_of_rows,
 )
 from ..tiles import Extents
@@ -145,8 +149,9 @@ def finish(
     PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add up the rows of all programs, in the last one: the value, its divisor, the statistics."""
-    of_sequences = sum_of_rows(sequence_sums, sequence_programs, size(PLAN, "sequence_sums"))
-    of_tokens = sum_of_rows(part_sums, parts, size(PLAN, "token_sums"))
+    rows, apart = rows_left(sequence_programs)
+    of_sequences = sum_of_rows(sequence_sums, rows, apart, size(PLAN, "sequence_sums"))
+    of_tokens = sum_of_rows(part_sums, parts, 1, size(PLAN, "token_sums"))
     total = sum_named("total", of_tokens, of_sequences, PLAN)
     if PLAN.over is None:
         count = tl.load(given).to(tl.float64)
@@ -159,7 +164,7 @@ def finish(
     tl.store(value, (total / count).to(value.dtype.element_ty))
     for i in tl.static_range(size(PLAN, "sums")):
         tl.store(statistics + i, sum_named(name_of(PLAN, "sums", i), of_tokens, of_sequences, PLAN))
-    found = largest_of_rows(part_maxima, parts, size(PLAN, "maxima"))
+    found = largest_of_rows(part_maxima, parts, 1, size(PLAN, "maxima"))
     put_all(statistics + size(PLAN, "sums"), found, size(PLAN, "maxima"))
 
 
@@ -207,8 +212,13 @@ def sequences_kernel(
                                 PLAN, SHAPE)  # fmt: skip
     elif PLAN.writes:
         add_up_part(program - before, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
-    if PLAN.writes:
-        last = is_last(counter)
+    out = Partials(sequence_sums, sequence_sums)
+    if not PLAN.writes:
+        if sequence_programs > ROW_GROUP:
+            add_up_neighbors(counter, out, program, sequence_programs, PLAN)
+    else:
+        # Rows of an earlier pass are added up already.
+        last = is_last(counter, out, program, before, PLAN)
         if last:
             finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
                    numbers, PLAN)  # fmt: skip

@@ -7,10 +7,24 @@ import torch
 import triton
 import triton.language as tl
 
+import rollout_corr as rc
 from builders.accesses import observed
 from builders.batches import lay_out
-from builders.kernel_cases import INTERPRETED, SEQUENCES, TOKENS, WIDE, batch, fitted, same_bits, shaped
+from builders.kernel_cases import (
+    INTERPRETED,
+    SEQUENCES,
+    TOKENS,
+    WIDE,
+    assert_like_reference,
+    batch,
+    fitted,
+    same_bits,
+    shaped,
+)
 from builders.launches import launch_of
+from builders.rounding import assert_near, near
+from builders.turns import loss_of
+from rollout_corr.kernels import partials
 
 pytestmark = INTERPRETED
 
@@ -101,3 +115,26 @@ def test_no_bit_depends_on_the_order_of_programs(quick_interpreter, spec):
         with shaped(WIDE), observed(seed):
             results.append(laid.correct(fitted(spec, sequences), backend="triton"))
     assert same_bits(*results)
+
+
+@pytest.mark.parametrize(
+    ("spec", "surrogate"), [(TOKENS, rc.PPO()), (SEQUENCES, rc.GSPO(0.05, 0.1))], ids=["one pass", "two passes"]
+)
+def test_neighbors_add_up_many_rows(quick_interpreter, spec, surrogate, monkeypatch):
+    """Rows of more programs than one group: those of `decide`, and of a loss."""
+    monkeypatch.setattr(partials.ROW_GROUP, "value", 2)
+    sequences = batch(9, (3, 1, 0, 5, 2) * 5)
+    laid, found = lay_out(sequences, "packed", torch.float32), []
+    spec = fitted(spec, sequences)
+    given = {"surrogate": surrogate, "mean": rc.Mean("sequence")}
+    for seed in (0, 1):
+        with shaped(WIDE), observed(seed):
+            found.append(laid.correct(spec, backend="triton"))
+    assert_like_reference(found[0], laid.correct(spec))
+    assert same_bits(*found)
+    with shaped(WIDE), observed():
+        loss, slope = loss_of(laid, "triton", **given)
+    wanted, wanted_slope = loss_of(laid, "torch", **given)
+    assert_near(loss.value, wanted.value, torch.float32)
+    assert_near(slope, wanted_slope, torch.float32)
+    assert loss.metrics() == near(wanted.metrics(), torch.float32)

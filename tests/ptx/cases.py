@@ -209,7 +209,8 @@ def run_large(tokens: int = 400_000, seed: int = 0) -> None:
     rollout = -torch.rand(tokens, generator=generator)
     train = rollout + 0.1 * torch.randn(tokens, generator=generator)
     mask = torch.rand(tokens, generator=generator) < 0.9
-    bounds = torch.randint(0, tokens, (300,), generator=generator).sort().values
+    # So many that programs over sequences add up the rows of their neighbors.
+    bounds = torch.randint(0, tokens, (2_500,), generator=generator).sort().values
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), bounds, torch.tensor([tokens])])
     spec = rc.Spec(
         rc.Weight.token(lower=0.8, upper=1.2),
