@@ -164,7 +164,7 @@ def main() -> None:
     torch.set_num_threads(1)
     setting = replace(Setting(), bits=asked.bits, stale=asked.stale, steps=asked.steps)
     curves: Curves = {arm: [] for arm in asked.arms.split(",")}
-    began, start = time.process_time(), []
+    began, start, found = time.process_time(), [], {}
     with tempfile.TemporaryDirectory() as folder:
         half_taught(0, setting, 0).save_pretrained(folder)
         with rollouts.engine(Path(folder), max_model_len=64, logprobs_mode="processed_logprobs") as llm:
