@@ -58,6 +58,11 @@ def test_the_rests_count_by_their_mass():
     found = bounds({"rollout_topk_logp": torch.tensor([[0.5]]).log(), "train_topk_logp": torch.tensor([[0.4]]).log()})
     assert found[TV_LOW].item() == pytest.approx(0.1) and found[TV_HIGH].item() == pytest.approx(0.6)
     assert found[KL_LOW].item() == pytest.approx(0.02041, abs=1e-5)
+    # An entry that is there twice has its mass once, and padding has none.
+    twice = torch.tensor([[0.5, 0.2, 0.5, 0.9]]).log()
+    ids = torch.tensor([[4, 5, 4, -1]])
+    found = bounds({"rollout_topk_logp": twice, "train_topk_logp": twice, "topk_ids": ids})
+    assert found[TV_HIGH].item() == pytest.approx(0.3)
 
 
 nan = torch.nan
