@@ -156,7 +156,7 @@ def table_of(found: Mapping[str, Any]) -> str:
 
 def over_time(found: Mapping[str, Any]) -> str:
     """Return the second table of a run with an engine: k3 at the first, middle and last point, and what doctor says."""
-    curves: Curves = found["curves"]
+    curves: dict[str, list[list[dict[str, Any]]]] = found["curves"]
     last = len(curves["uncorrected"][0]) - 1
     points, rows = (0, last // 2, last), []
     for arm, runs in curves.items():
