@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders.planted_bits import BY, KINDS, RANDOM, Dump, found_in, is_right, planted
+from builders.planted_bits import BY, KINDS, RANDOM, Dump, found_in, is_right, planted, table
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.bits import distances
 
+DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -40,6 +43,14 @@ def test_a_planted_ulp_is_localised(kind):
     found, wanted, _ = planted(kind.plants[-1], 3, (160, 150, 0.5, 0.0), kind.without)
     assert is_right(found, wanted), found
     assert found[0].share == 1.0 and found[0].bits >= 10.0
+
+
+@pytest.mark.slow
+def test_the_table_is_fresh():
+    text = table()
+    assert text in (DOCS / "mismatch.md").read_text(encoding="utf-8"), "python -m builders.planted_bits"
+    right, wrong = re.findall(r"([\d.]+) (?:%\)|of \d+ dumps whose)", text)
+    assert float(right) >= 95.0 and wrong == "0"
 
 
 @pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)

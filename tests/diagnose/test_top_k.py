@@ -155,6 +155,7 @@ def test_many_entries_are_read_a_part_at_a_time(monkeypatch):
             "k = 5, or train_topk_ids next to it; got k = 2",
         ),
         (lambda x: x | {"topk_ids": x["topk_ids"][:9]}, r"topk_ids.*: expected shape \[400, 'k'\].*, got \[9, 5\]"),
+        (lambda x: {name: y.repeat(1, 300) for name, y in x.items()}, "expected at most 1,024 entries .*, got 1,500"),
         (lambda x: x | {"topk_ids": x["topk_ids"][:, 0]}, r"topk_ids.*: expected shape \[400, 'k'\].*, got \[400\]"),
     ],
 )

@@ -14,8 +14,8 @@ from .problems import DumpError
 TV_LOW, TV_HIGH, KL_LOW = "topk_tv_low", "topk_tv_high", "topk_kl_rollout_train_low"
 FIRST_DIFFERS, ORDER_DIFFERS = "topk_first_differs", "topk_order_differs"
 MEASURES = (TV_LOW, TV_HIGH, KL_LOW, FIRST_DIFFERS, ORDER_DIFFERS)
-# Pairs of entries that are compared at a time.
-MOST_PAIRS = 1 << 22
+# Entries of a token, and pairs of entries that are compared at a time.
+MOST_ENTRIES, MOST_PAIRS = 1024, 1 << 22
 # What rounding of float32 log-probs may take from the mass of the rest.
 ROUNDING = 1e-6
 
@@ -27,13 +27,16 @@ def checked(shapes: Mapping[str, tuple[int, ...]]) -> bool:
         shapes: By role, [..., k].
 
     Raises:
-        DumpError: Their k do not fit together.
+        DumpError: Their k do not fit together, or are too large.
     """
     rollout, train, ids, train_ids = (shapes[role][-1] if role in shapes else None for role in TOP_K)
     if rollout is None or train is None:
         return False
     if train_ids is not None and ids is None:
         raise DumpError("train_topk_ids: expected topk_ids, those of rollout_topk_logp, next to it")
+    for role, shape in shapes.items():
+        if shape[-1] > MOST_ENTRIES:
+            raise DumpError(f"{role}: expected at most {MOST_ENTRIES:,} entries for each token, got {shape[-1]:,}")
     for role, k, like, wanted in (
         ("topk_ids", ids, "rollout_topk_logp", rollout),
         ("train_topk_ids", train_ids, "train_topk_logp", train),
