@@ -15,14 +15,13 @@ import torch
 
 from benchmarks import machine, tables
 from benchmarks.cases.batches import Batch, both_layouts
-from benchmarks.costs import ours, peers
+from benchmarks.costs import host, ours, peers
 from benchmarks.costs.counting import Cost
-from benchmarks.costs.tables import table_of
+from benchmarks.costs.tables import all_tables
 
 RESULTS = machine.RESULTS / "costs.json"
-# 34 thousand tokens, 0.3 and 2.3 million.
+# 34 thousand tokens, 0.3 and 2.3 million. The smallest tells whether ours became dearer.
 SHAPES = ((64, 1024), (256, 2048), (1024, 4096))
-# Whether a call of ours became dearer is seen on the smallest.
 COUNTS = ("launches", "waits", "read", "written", "temporaries")
 
 Row = dict[str, Any]
@@ -82,6 +81,17 @@ def measure(shapes: tuple[tuple[int, int], ...], found: list[peers.Found]) -> di
     return {**machine.head(), **versions, "rows": rows}
 
 
+def on_the_host(found: list[peers.Found]) -> dict[str, dict[str, float]]:
+    """Time everybody's host: microseconds by who and what."""
+    torch.set_num_threads(1)
+    both = both_layouts(*host.SHAPE)
+    times = {ours.KERNELS: host.of_ours()}
+    for one in found:
+        batch = both["packed" if one.peer.packed else "padded"]
+        times[one.peer.name] = {what: host.of_framework(one, what, batch) for what in one.rows}
+    return {who: {what: float(f"{us:.3g}") for what, us in of.items()} for who, of in times.items()}
+
+
 def grown(now: list[Row], before: list[Row]) -> list[str]:
     """Say which counts of ours are higher than they were."""
     said = []
@@ -94,11 +104,14 @@ def grown(now: list[Row], before: list[Row]) -> list[str]:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Count, print and write; with --check only ours on the smallest size, and 1 if a count has grown."""
+    """Count, print and write; 1 if a count has grown that --check compares."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--host", action="store_true", help="only time the host again, for the file that --json names")
     parser.add_argument("--check", action="store_true", help="compare ours, on the smallest size, with the results")
     options = parser.parse_args(given)
+    if options.host and options.json is None:
+        parser.error("--host: expected --json FILE with results, got none")
     os.environ["TRITON_INTERPRET"] = "0"
     if options.check:
         now = measure(SHAPES[:1], [])["rows"]
@@ -106,10 +119,11 @@ def main(given: list[str] | None = None) -> int:
         print("\n".join(said) or f"{len(now)} calls cost no more than in {RESULTS.name}")
         return int(bool(said))
     found = list(peers.found())
-    results = measure(SHAPES, found)
+    results = json.loads(options.json.read_text(encoding="utf-8")) if options.host else measure(SHAPES, found)
+    results["host"] = on_the_host(found)
     if options.json is not None:
         machine.write(options.json, results)
-    print(tables.drawn([table_of(results, what) for what in (peers.CORRECTION, peers.LOSS, peers.BOTH)], []))
+    print(tables.drawn(all_tables(results), []))
     absent = sorted({peer.name for peer in peers.PEERS} - {one.peer.name for one in found})
     if absent:
         print(f"not found here: {', '.join(absent)} (PEERS names a folder of checkouts, as for make conformance)")

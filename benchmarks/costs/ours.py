@@ -17,6 +17,7 @@ from torch import Tensor
 import rollout_corr as rc
 from benchmarks.cases.batches import Batch
 from benchmarks.cases.operations import SURROGATE, TOKEN_SPEC
+from benchmarks.costs import tables
 from benchmarks.costs.counting import Cost, cost_of
 from benchmarks.costs.peers import BOTH, CORRECTION, LOSS
 from rollout_corr.backends import batch as reading
@@ -24,14 +25,14 @@ from rollout_corr.backends import loss_operators, operators
 from rollout_corr.kernels.launches import Launch
 
 OURS = Path(rc.__file__).parent
-KERNELS, PLAIN = "rollout-corr, kernels", "rollout-corr, plain torch"
+KERNELS, PLAIN = tables.OURS, "rollout-corr, plain torch"
 PPO = rc.Loss(SURROGATE, mean=rc.Mean("token"))
 # Of a large launch so many programs run, and their bytes stand for those of all.
 PROGRAMS = 128
 
 
-def calls_of(given: Batch, backend: str) -> dict[str, Callable[[], object]]:
-    """Our calls by CORRECTION, LOSS and BOTH, with metrics; of a loss with its backward."""
+def calls_of(given: Batch, backend: str, metrics: bool = True) -> dict[str, Callable[[], object]]:
+    """Our calls by CORRECTION, LOSS and BOTH; of a loss with its backward."""
     assert given.new is not None
     mask = torch.ones_like(given.old, dtype=torch.bool) if given.mask is None else given.mask.bool()
     batch, how = rc.Batch(mask=mask, cu_seqlens=given.cu_seqlens), {"backend": backend}
@@ -39,11 +40,11 @@ def calls_of(given: Batch, backend: str) -> dict[str, Callable[[], object]]:
 
     def backward(loss: rc.PolicyLoss) -> object:
         (gradient,) = torch.autograd.grad(loss.value, given.new)
-        return loss, gradient, loss.metrics()
+        return loss, gradient, metrics and loss.metrics()
 
     def correction() -> object:
         out = rc.correct(given.old, given.rollout, batch, spec=TOKEN_SPEC, **how)
-        return out, out.metrics()
+        return out, metrics and out.metrics()
 
     def loss() -> object:
         return backward(

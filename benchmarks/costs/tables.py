@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from benchmarks.tables import Found, Table, number
 
+OURS = "rollout-corr, kernels"
 # Whose counts stand in the tables; launches of the other sizes stand beside where they differ.
 SHAPE = [256, 2048]
 HEADS = {
@@ -36,10 +37,20 @@ def table_of(results: Found, what: str) -> Table:
                 sizes(one["waits"] for one in same),
                 number((row["read"] + row["written"]) / row["tokens"]),
                 number(row["temporaries"] / row["tokens"]),
+                over_ours(results["host"], row["who"], what),
             ]
         )
-    head = ["who", "layout", "launches", "waits", "bytes moved a token", "temporaries a token"]
+    head = ["who", "layout", "launches", "waits", "bytes moved a token", "temporaries a token", "host"]
     return Table(HEADS[what], head, lines, 2)
+
+
+def over_ours(host: Found, who: str, what: str) -> str:
+    """How many times as long as ours the host takes; "-": it was not timed."""
+    spent = host.get(who, {}).get(what)
+    if spent is None:
+        return "-"
+    ratio = spent / host[OURS][what]
+    return f"{ratio:,.0f} x" if ratio >= 10.0 else f"{ratio:.1f} x"
 
 
 def sizes(counts: Iterable[int]) -> str:
@@ -58,7 +69,7 @@ def sentence(results: Found) -> str:
         row = found[who, what]
         return f"{row['launches']}, {row['waits']} and {number((row['read'] + row['written']) / row['tokens'])}"
 
-    ours, verl = ([cost(who, what) for what in ("correction", "loss")] for who in ("rollout-corr, kernels", "verl"))
+    ours, verl = ([cost(who, what) for what in ("correction", "loss")] for who in (OURS, "verl"))
     return (
         f"Launches, host waits, bytes a token, counted without a GPU: a correction with metrics takes {ours[0]},\n"
         f"verl's {verl[0]}; PPO with its backward {ours[1]}, verl's {verl[1]}.\n"

@@ -24,6 +24,7 @@ from ..definition.entropy import total_of
 from ..definition.loss import both
 from ..metrics import loss as loss_metrics
 from ..metrics.statistics import HasStatistics, Statistics
+from ..specs.caches import cached
 from ..specs.checked import known_keywords
 from ..specs.correction import Spec
 from ..specs.loss import Loss, no_loss
@@ -370,7 +371,9 @@ def _read_inner(request: LossRequest, spec: Spec) -> tuple[OpenBatch, Spec]:
     for criterion in spec.criteria:
         if criterion.of == "new/old" and old is None:
             raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
-    run = _spec_to_run(spec, old is not None, request.use.multiply)
+    # A compiler cannot follow the cache.
+    derive = _spec_to_run if torch.compiler.is_compiling() else _known_spec_to_run
+    run = derive(spec, old is not None, request.use.multiply)
     denominators = {"new/rollout": rollout, "new/old": old}
     pairs: dict[str, tuple[Tensor, Tensor]] = {
         c.of: (new, other) for c in run.criteria if (other := denominators.get(c.of)) is not None
@@ -409,6 +412,9 @@ def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
     ]
     rejected = "both" if spec.rejected == "zero" and not multiply else spec.rejected
     return replace(spec, criteria=tuple(criteria), rejected=rejected)
+
+
+_known_spec_to_run = cached(maxsize=256)(_spec_to_run)
 
 
 def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor: Tensor) -> Tensor:
