@@ -477,6 +477,7 @@ def test_other_forms_say_the_same(tmp_path):
         "actor_rollout_ref": SimpleNamespace(rollout={"calculate_log_probs": False}),
         "algorithm": {"rollout_correction": {"rollout_is": "token"}},
     }
+    blocks["itself"] = blocks
     for config in (
         blocks,
         [f"{off}=token", f"{key}=False"],

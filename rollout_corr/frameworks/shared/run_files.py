@@ -11,9 +11,12 @@ import json
 import re
 import sys
 import tokenize
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .scripts import UNKNOWN as UNKNOWN
@@ -71,11 +74,10 @@ def settings_in(config: object) -> Settings:
 
 def _flat(block: Mapping[Any, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in block.items():
-        try:
-            inner = None if isinstance(value, (str, int, float, list, tuple)) else fields_of(value)
-        except TypeError:
-            inner = None
-        if inner:
+        # A configuration may hold itself, or objects that are none.
+        block_like = isinstance(value, (Mapping, SimpleNamespace, Namespace)) or is_dataclass(value)
+        is_block = (block_like or hasattr(value, "model_dump")) and not isinstance(value, type)
+        if is_block and outer.count(".") < MOST_BLOCKS and (inner := fields_of(value)):
             yield from _flat(inner, f"{outer}{key}.")
         else:
             yield f"{outer}{key}", value
