@@ -115,9 +115,9 @@ def launched(request, without_gpu):
 @pytest.fixture
 def nothing_said_yet(monkeypatch):
     """Reset the notices that are printed once a process, so that each test sees them."""
-    from rollout_corr.frameworks.shared import notices
+    from rollout_corr.frameworks.shared import settings
 
-    monkeypatch.setattr(notices, "_warned", set())
+    monkeypatch.setattr(settings, "_warned", set())
 
 
 @pytest.fixture

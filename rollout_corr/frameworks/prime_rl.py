@@ -14,10 +14,9 @@ from ..specs.statistics import Stat
 from ..specs.surrogates import Reinforce
 from ..specs.validate import one_of, positive
 from .shared.checking import Checks
-from .shared.notices import warn_once
 from .shared.preset import PRESETS, RECIPES, masked, presets
 from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
-from .shared.settings import NoEquivalent, settings_of
+from .shared.settings import NoEquivalent, settings_of, warn_once
 
 
 def _mask(stat: Stat, label: str, **more: Any) -> Spec:

@@ -22,7 +22,7 @@ NO_CACHES = {
     "rollout_corr/frameworks/shared/imports.py:_waiting": "what is to be done after imports",
     "rollout_corr/frameworks/shared/preset.py:PRESETS": "a registry, filled by imports",
     "rollout_corr/frameworks/shared/preset.py:RECIPES": "a registry, filled by imports",
-    "rollout_corr/frameworks/shared/notices.py:_warned": "warnings that were given",
+    "rollout_corr/frameworks/shared/settings.py:_warned": "warnings that were given",
     "rollout_corr/metrics/peers.py:_LOADED": "modules that existing statistics read",
     "rollout_corr/specs/caches.py:_CLEARED": "the list of caches itself",
     "rollout_corr/specs/correction.py:WHEN_REPORTING": "a registry, filled by imports",

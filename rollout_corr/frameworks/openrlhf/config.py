@@ -17,7 +17,6 @@ from ...specs.statistics import Stat
 from ...specs.surrogate import RatioOf, Surrogate
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import number, one_of
-from ..shared.notices import warn_once
 from ..shared.preset import gated, level_of, presets, truncated
 from ..shared.recipe import (
     AGGREGATIONS,
@@ -34,7 +33,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import boolean, defaults_of, flags_of, maybe, under
+from ..shared.settings import boolean, defaults_of, flags_of, maybe, under, warn_once
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
 MODES = ("mask", "clip")

@@ -20,9 +20,8 @@ from ...metrics.limits import BY_KEY
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .names import FrameworkName
-from .notices import heard
 from .run_files import UNKNOWN, Setting, Settings, UnreadableRun, nested, settings_in
-from .settings import NoEquivalent, nearest
+from .settings import NoEquivalent, heard, nearest
 
 # Settings that a reader refuses one after the other.
 MOST_REFUSED = 8

@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from types import SimpleNamespace
@@ -16,7 +19,6 @@ from ...specs.caches import cached
 from ...specs.choices import Scheme
 from ...specs.correction import Spec
 from ...specs.validate import number
-from .notices import warn_once
 
 
 class NoEquivalent(ValueError):
@@ -319,3 +321,38 @@ def reporting(spec: Spec, scheme: Scheme) -> Spec:
 def _hashable(setting: Any) -> Any:
     is_list = isinstance(setting, Sequence) and not isinstance(setting, (str, tuple))
     return tuple(setting) if is_list else setting
+
+
+# --- warnings, once in a process: a training loop may read its settings in every step ---
+
+PACKAGE = __name__.partition(".")[0]
+
+_warned: set[tuple[str, ...]] = set()
+_listener: ContextVar[list[str] | None] = ContextVar("listener", default=None)
+
+
+def warn_once(key: tuple[str, ...], message: str) -> None:
+    """Warn once in a process for each key, at the caller's line, which has to change."""
+    listener = _listener.get()
+    if listener is not None:
+        listener.append(message)
+        return
+    if key in _warned:
+        return
+    _warned.add(key)
+    # Python 3.12 has `skip_file_prefixes` for this.
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Collect all notices instead of warning, those that were given before too."""
+    messages: list[str] = []
+    token = _listener.set(messages)
+    try:
+        yield messages
+    finally:
+        _listener.reset(token)

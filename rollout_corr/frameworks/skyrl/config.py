@@ -18,7 +18,6 @@ from ...specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
 from ...specs.surrogate import Surrogate
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import not_negative, number, one_of, positive
-from ..shared.notices import warn_once
 from ..shared.preset import LEVELS, level_of, masked, presets
 from ..shared.recipe import (
     BOTH,
@@ -36,7 +35,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import block_of, boolean, defaults_of, fields_of, known_in, maybe, settings_of
+from ..shared.settings import block_of, boolean, defaults_of, fields_of, known_in, maybe, settings_of, warn_once
 
 # --- the correction ---
 

@@ -18,10 +18,9 @@ from ...specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of
 from ..shared import lookup
-from ..shared.notices import warn_once
 from ..shared.preset import LEVELS, Row, is_off_policy, level_of, off_policy, presets
 from ..shared.recipe import BOTH, BYPASS, GLOBAL, ROWS, TOKENS, Named, Recipe, built_recipe, clip, named_recipe
-from ..shared.settings import NoEquivalent, boolean, maybe, settings_of, words
+from ..shared.settings import NoEquivalent, boolean, maybe, settings_of, warn_once, words
 
 # --- presets ---
 

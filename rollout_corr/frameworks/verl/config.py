@@ -26,7 +26,6 @@ from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, 
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of, positive
 from ..shared import lookup
-from ..shared.notices import warn_once
 from ..shared.preset import LEVELS, Row, presets, registered
 from ..shared.recipe import (
     BOTH,
@@ -46,7 +45,7 @@ from ..shared.recipe import (
     named_recipe,
     penalty,
 )
-from ..shared.settings import anything, block_of, boolean, fields_of, known_in, settings_of
+from ..shared.settings import anything, block_of, boolean, fields_of, known_in, settings_of, warn_once
 from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")

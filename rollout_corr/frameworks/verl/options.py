@@ -17,7 +17,7 @@ from ...specs.choices import Reduce, Unit
 from ...specs.correction import Criterion, Weight
 from ...specs.statistics import Stat
 from ..shared import preset
-from ..shared.notices import warn_once
+from ..shared.settings import warn_once
 
 LEVELS = ("token", "sequence")
 K1_BOUNDS = ("verl", "ratio")
