@@ -50,10 +50,10 @@ class Job:
             return ""
         steps = [step for step in self.dumps if step is not None]
         of = f", steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f", step {steps[0]}" if steps else ""
-        others = f"; {len(self.others)} other files are not read" if self.others else ""
-        return (
-            f"{sum(map(len, self.dumps.values()))} files of {self.writer.framework} ({self.writer.switch}){of}{others}"
-        )
+        count = sum(map(len, self.dumps.values()))
+        others = f"; other files, not read: {len(self.others)}" if self.others else ""
+        what = f"{count} file{'s' * (count != 1)} of {self.writer.framework} ({self.writer.switch})"
+        return f"{what}{of}{others}"
 
 
 def find_job(folder: Path, suffixes: tuple[str, ...]) -> Job:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .fields import last_part
-from .problems import DumpError
 from .record_files import Numbered
 
 # The columns of a rank's file lie in this mapping.
@@ -41,12 +41,10 @@ def assembled(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Numbered]:
         for row, key in enumerate(_ids(rank[COLUMNS])):
             places.setdefault((key, seen[key]), []).append((i, row))
             seen[key] += 1
-    for number, found in enumerate(places.values()):
-        try:
-            record: dict[str, Any] | str = _sample(ranks, found)
-        except DumpError as error:
-            record = str(error)
-        yield number, record, (number + 1) / len(places)
+    held = [_held(ranks, found) for found in places.values()]
+    size = next((size for size in range(2, len(ranks) + 1) if all(one.fits(size) for one in held)), 0)
+    for number, one in enumerate(held):
+        yield number, one.record(size), (number + 1) / len(held)
 
 
 def _ids(columns: Mapping[str, Any]) -> list[Any]:
@@ -62,70 +60,89 @@ def _ids(columns: Mapping[str, Any]) -> list[Any]:
     return [tuple(each.tolist()) if isinstance(each, Tensor) else tuple(each) for each in tokens]
 
 
-def _sample(ranks: Sequence[Mapping[str, Any]], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Make the record of one sample, which lies in these ranks at these rows."""
-    held: dict[str, list[tuple[int, Any]]] = {}
+@dataclass
+class _Held:
+    """What ranks hold of one sample.
+
+    Attributes:
+        total: Tokens of prompt and response.
+        response: Tokens of the response.
+        fields: The fields that a rank has as a whole.
+        parts: The parts of the others, in the order of the ranks, with their ranks of context parallelism and how many
+            there are; None and 0 where the file does not say so.
+    """
+
+    total: int
+    response: int
+    fields: dict[str, Any]
+    parts: dict[str, list[tuple[int | None, int, Tensor]]]
+
+    def fits(self, size: int) -> bool:
+        """Return whether the parts may be those of so many ranks."""
+        return all(self._together(parts, size) is not None for parts in self.parts.values())
+
+    def record(self, size: int) -> dict[str, Any] | str:
+        """Return the whole sample, or the problem with it; `size`: as many ranks as fit all samples."""
+        record = dict(self.fields)
+        for name, parts in self.parts.items():
+            whole = self._together(parts, size)
+            if whole is None:
+                return (
+                    f"{last_part(name)}: expected all parts of {self.response} values from ranks of context parallelism "
+                    f"(thd), got parts of {[part.shape[0] for _, _, part in parts]}"
+                )
+            record[name] = whole
+        return record
+
+    def _together(self, parts: Sequence[tuple[int | None, int, Tensor]], size: int) -> Tensor | None:
+        """Put the parts of a field together, [response]; None if they do not fit."""
+        if all(known for _, known, _ in parts):
+            size, by_rank = parts[0][1], {rank or 0: part for rank, _, part in parts}
+        else:
+            # In the order of the ranks; some repeat, and some ranks have none.
+            several: list[Tensor] = []
+            for _, _, part in parts:
+                if part.numel() and not any(torch.equal(part, other) for other in several):
+                    several.append(part)
+            by_rank = dict(enumerate(several))
+        if size < 1 or sum(part.shape[0] for part in by_rank.values()) != self.response:
+            return None
+        # A rank has the chunks r and 2 R - 1 - r of 2 R, and a token lies where the token before it does.
+        chunk = max(1, -(-self.total // (2 * size)))
+        at = torch.arange(self.total - self.response - 1, self.total - 1) // chunk
+        owner = torch.minimum(at, 2 * size - 1 - at)
+        if not all(known for _, known, _ in parts):
+            by_rank = dict(zip(owner.unique().tolist(), by_rank.values(), strict=False))
+        whole = parts[0][2].new_zeros(self.response)
+        for rank, part in by_rank.items():
+            if int((owner == rank).sum()) != part.shape[0]:
+                return None
+            whole[owner == rank] = part
+        return whole
+
+
+def _held(ranks: Sequence[Mapping[str, Any]], places: Sequence[tuple[int, int]]) -> _Held:
+    """Collect what these ranks hold of a sample at these rows."""
+    found: dict[str, list[tuple[int, Any]]] = {}
     for i, row in places:
         columns = ranks[i][COLUMNS]
         count = len(columns[LENGTHS[1]])
         for name, values in columns.items():
             if isinstance(values, (list, Tensor)) and len(values) == count:
-                held.setdefault(name, []).append((i, values[row]))
-    total, response = (int(held[name][0][1]) for name in LENGTHS)
-    if not 0 <= response <= total:
-        raise DumpError(f"expected a response within {total} tokens, got one of {response}")
-    record = {}
-    for name, found in held.items():
-        whole = [x for _, x in found if not _is_part(x, total, response)]
-        parts = [(i, x) for i, x in found if _is_part(x, total, response)]
-        record[name] = whole[0] if whole else _together(ranks, name, parts, total, response)
-    return record
+                found.setdefault(name, []).append((i, values[row]))
+    total, response = (int(found[name][0][1]) for name in LENGTHS)
+    held = _Held(total, response, {}, {})
+    for name, each in found.items():
+        parts = [(i, x) for i, x in each if _is_part(x, total, response)]
+        if len(parts) < len(each):
+            held.fields[name] = next(x for _, x in each if not _is_part(x, total, response))
+            continue
+        thd = all(ranks[i].get("qkv_format", "thd") == "thd" for i, _ in parts)
+        held.parts[name] = [
+            (ranks[i].get("cp_rank"), int(ranks[i].get("cp_size") or 0) if thd else -1, part) for i, part in parts
+        ]
+    return held
 
 
 def _is_part(values: Any, total: int, response: int) -> bool:
     return isinstance(values, Tensor) and values.dim() == 1 and values.shape[0] not in (total, response)
-
-
-def _together(
-    ranks: Sequence[Mapping[str, Any]], name: str, parts: Sequence[tuple[int, Tensor]], total: int, response: int
-) -> Tensor:
-    """Put the parts of a field of tokens together, [response]."""
-    if any(ranks[i].get("qkv_format", "thd") != "thd" for i, _ in parts):
-        raise DumpError(f"{last_part(name)}: parts of context parallelism in another layout than thd")
-    for size, held in _layouts(ranks, parts, total, response):
-        owner = _owners(total, response, size)
-        fits = all(int((owner == r).sum()) == part.shape[0] for r, part in held.items())
-        if fits and sum(part.shape[0] for part in held.values()) == response:
-            whole = parts[0][1].new_zeros(response)
-            for r, part in held.items():
-                whole[owner == r] = part
-            return whole
-    raise DumpError(
-        f"{last_part(name)}: expected all parts of {response} values from ranks of context parallelism, got parts of "
-        f"{[part.shape[0] for _, part in parts]}"
-    )
-
-
-def _layouts(
-    ranks: Sequence[Mapping[str, Any]], parts: Sequence[tuple[int, Tensor]], total: int, response: int
-) -> Iterator[tuple[int, dict[int, Tensor]]]:
-    """Return how many ranks there may be, with the part of each."""
-    if all(ranks[i].get("cp_size") for i, _ in parts):
-        yield int(ranks[parts[0][0]]["cp_size"]), {int(ranks[i].get("cp_rank") or 0): part for i, part in parts}
-        return
-    # Older files do not say which part is whose: they are in the order of the ranks, and some of them repeat.
-    several: list[Tensor] = []
-    for _, part in parts:
-        if part.numel() and not any(torch.equal(part, other) for other in several):
-            several.append(part)
-    for size in range(max(1, len(several)), len(parts) + 1):
-        filled = _owners(total, response, size).unique().tolist()
-        if len(filled) == len(several):
-            yield size, dict(zip(filled, several, strict=True))
-
-
-def _owners(total: int, response: int, size: int) -> Tensor:
-    """Return the rank of each token of the response: that of the token before it, in chunk r or 2 R - 1 - r of 2 R."""
-    chunk = max(1, -(-total // (2 * size)))
-    at = torch.arange(total - response - 1, total - 1) // chunk
-    return torch.minimum(at, 2 * size - 1 - at)
