@@ -174,12 +174,12 @@ def miles_loss(folder: Path, step: int, samples: Sequence[Sample]) -> None:
             "index": i,
             "total_length": sample.lengths[0],
             "response_length": sample.lengths[1],
-            "train_log_probs": sample.train.float(),
+            "train_log_probs": (sample.train - 0.0625).float(),
             "old_log_probs": sample.train.float(),
             "advantages": sample.advantages.float(),
             "local_loss_mask": sample.mask.float(),
             "rollout_log_probs": sample.rollout.float(),
-            "train_rollout_abs_diff": (sample.train - sample.rollout).abs().float(),
+            "train_rollout_abs_diff": (sample.train - 0.0625 - sample.rollout).abs().float(),
         }
         for i, sample in enumerate(samples)
     ]

@@ -114,7 +114,7 @@ def miles_loss(source: Source, folder: Path) -> None:
             "total_lengths": [sample.lengths[0] for sample in own],
             "response_lengths": [sample.lengths[1] for sample in own],
         },
-        train_log_probs=[sample.train for sample in own],
+        train_log_probs=[sample.train - 0.0625 for sample in own],
         old_log_probs=[sample.train for sample in own],
         rollout_log_probs=[sample.rollout for sample in own],
         advantages=[sample.advantages for sample in own],

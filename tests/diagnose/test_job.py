@@ -76,7 +76,7 @@ def test_parts_of_a_rank_that_is_missing_are_no_sequences(tmp_path):
     (tmp_path / "train_data" / "1_0.pt").unlink()
     dump = Dump(tmp_path)
     assert len(sequences_of(dump)) == 1 and dump.problems.count == 1
-    assert "expected all parts of 5 values from ranks of context parallelism" in str(dump.problems.shown[0])
+    assert "expected all parts of 5 values, from ranks of context parallelism" in str(dump.problems.shown[0])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 6])

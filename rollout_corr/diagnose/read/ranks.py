@@ -88,8 +88,8 @@ class _Held:
             whole = self._together(parts, size)
             if whole is None:
                 return (
-                    f"{last_part(name)}: expected all parts of {self.response} values from ranks of context parallelism "
-                    f"(thd), got parts of {[part.shape[0] for _, _, part in parts]}"
+                    f"{last_part(name)}: expected all parts of {self.response} values, from ranks of context "
+                    f"parallelism (thd), got parts of {[part.shape[0] for _, _, part in parts]}"
                 )
             record[name] = whole
         return record
