@@ -1,4 +1,4 @@
-"""verl's policy losses by ours, beside its formulas in plain torch: values, gradients, metrics, all averages."""
+"""verl's policy losses by ours: what tests/conformance, which compares them with verl's functions, does not ask."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from builders.rounding import assert_near, near
 from rollout_corr.frameworks.verl import losses as verl_losses
 
 LOW, HIGH, C = 0.1, 0.25, 1.6
-INFO = {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 9, "loss_scale_factor": 50}
 
 
 class Config(SimpleNamespace):
@@ -47,67 +45,10 @@ def batch(seed=0):
     new = (old + 0.3 * random(torch.randn)).clamp(max=-0.01)
     mask = random(torch.rand) < 0.7
     mask[3] = False
-    return old, new, random(torch.randn), mask, 2.0 * random(torch.rand)
-
-
-def of_tokens(name, old, new, advantages):
-    """The loss of each token before the weight, and which tokens were clipped, and cut; of all but GSPO."""
-    delta = new - old
-    r, none = delta.exp(), torch.zeros_like(old, dtype=torch.bool)
-    if name == "vanilla":
-        first, second = -advantages * r, -advantages * r.clamp(1 - LOW, 1 + HIGH)
-        worse, cut, down = torch.maximum(first, second), -advantages * C, advantages < 0
-        return torch.where(down, torch.minimum(cut, worse), worse), second > first, (worse > cut) & down
-    if name == "dppo_tv":
-        p = new.exp() - old.exp()
-        valid = torch.where(advantages > 0, p <= HIGH, p >= -LOW)
-        # verl counts as cut what it has not dropped, we count all.
-        return -advantages * r.clamp(max=C).detach() * new * valid, ~valid, r > C
-    if name == "sapo":
-        tau = torch.full_like(advantages, 1.05).masked_fill(advantages > 0, 1.0)
-        return -advantages * torch.sigmoid(tau * (r - 1)) * 4 / tau, none, none
-    return -advantages * new, none, none
-
-
-def average(losses, mask, mode, info):
-    ranks = info.get("dp_size", 1)
-    n, rows = mask.sum(), mask.any(-1).sum()
-    if mode == "token-mean":
-        return (losses * mask).sum() / info.get("batch_num_tokens", n) * ranks
-    if mode == "token-sum":
-        return (losses * mask).sum() * ranks
-    of_rows = (losses * mask).sum(-1)
-    if mode == "seq-mean-token-mean":
-        of_rows = of_rows / mask.sum(-1).clamp(min=1)
-    total = of_rows.sum() / info.get("global_batch_size", rows) * ranks
-    return total / info.get("loss_scale_factor", mask.shape[1]) if mode.endswith("norm") else total
+    return old, new, random(torch.randn), mask
 
 
 VANILLA = verl_losses.FUNCTIONS["vanilla"]
-
-
-@pytest.mark.parametrize("mode", verl_losses.MEANS)
-@pytest.mark.parametrize("name", ["vanilla", "dppo_tv", "sapo", "gpg", "reinforce"])
-def test_loss(name, mode):
-    """The others differ in their surrogate alone, which tests/conformance compares with verl's functions."""
-    function = verl_losses.FUNCTIONS[name]
-    for info, weighted in (({}, False), (INFO, True)):
-        old, new, advantages, mask, weights = batch()
-        leaves = new.clone().requires_grad_(), new.clone().requires_grad_()
-        given = old, leaves[0], advantages, mask, mode, configuration(global_batch_info=info)
-        value, metrics = function(*given, weights if weighted else None)
-        losses, clipped, cut = of_tokens(name, old, leaves[1], advantages)
-        taken = "seq-mean-token-mean" if name == "sapo" else mode
-        expected = average(losses * weights if weighted else losses, mask, taken, info)
-        value.backward()
-        expected.backward()
-        assert_near(value, expected)
-        assert_near(leaves[0].grad, leaves[1].grad)
-        wanted = {"actor/ppo_kl": float((old - new)[mask].mean())}
-        if name != "reinforce":
-            wanted["actor/pg_clipfrac"] = float(clipped[mask].double().mean())
-            wanted["actor/pg_clipfrac_lower"] = float(cut[mask].double().mean())
-        assert metrics == near({} if name == "gpg" else wanted)
 
 
 def obeying(old_log_prob, loss_agg_mode="token-mean"):
@@ -133,7 +74,7 @@ def wrapping(*given, **named):
 )
 def test_gspo_averages_like_the_verl_that_is_there(theirs, obeys):
     """verl 0.9.1 obeys loss_agg_mode, 0.9.0 and the main branch do not."""
-    old, new, advantages, mask, _ = batch()
+    old, new, advantages, mask = batch()
     arguments = (old, new, advantages, mask, "token-sum", configuration())
     expected = verl_losses.FUNCTIONS["gspo"](*arguments)[0]
     if not obeys:
@@ -148,7 +89,7 @@ def test_gspo_without_code_is_refused():
 
 def test_nothing_trains():
     """verl divides by zero."""
-    old, new, advantages, mask, _ = batch()
+    old, new, advantages, mask = batch()
     leaf = new.requires_grad_()
     value, _ = VANILLA(old, leaf, advantages, mask & False, "token-mean", configuration())
     value.backward()
@@ -156,7 +97,7 @@ def test_nothing_trains():
 
 
 def test_clip_ratio_is_the_fallback():
-    old, new, advantages, mask, _ = batch()
+    old, new, advantages, mask = batch()
     both = configuration(clip_ratio_low=0.3, clip_ratio_high=0.3)
     neither = configuration(clip_ratio_low=None, clip_ratio_high=None)
     found = [VANILLA(old, new, advantages, mask, config=config) for config in (both, neither)]
@@ -172,13 +113,13 @@ def test_clip_ratio_is_the_fallback():
     ],
 )
 def test_errors(name, change, message):
-    given = batch()[:4]
+    given = batch()
     with pytest.raises((TypeError, ValueError), match=message):
         verl_losses.FUNCTIONS[name](*given, "token-mean", configuration(**change))
 
 
 def test_wrong_arguments():
-    given = batch()[:4]
+    given = batch()
     with pytest.raises(ValueError, match="loss_agg_mode: expected one of"):
         verl_losses.FUNCTIONS["gpg"](*given, "word", configuration())
     for function in verl_losses.FUNCTIONS.values():
