@@ -157,12 +157,13 @@ def table_of(found: Mapping[str, Any]) -> str:
 def over_time(found: Mapping[str, Any]) -> str:
     """Return the second table of a run with an engine: k3 at the first, middle and last point, and what doctor says."""
     curves: dict[str, list[list[dict[str, Any]]]] = found["curves"]
-    last = len(curves["uncorrected"][0]) - 1
+    first = next(iter(curves.values()))
+    last = len(first[0]) - 1
     points, rows = (0, last // 2, last), []
     for arm, runs in curves.items():
         k3 = [f"{fmean(run[i]['kl'] for run in runs):.4f}" for i in points]
         said = Counter(name for run in runs for point in run for name in point["doctor"] or ["healthy"])
         rows.append([arm, *k3, ", ".join(f"{name} {count}" for name, count in said.most_common())])
-    head = ["k3", *(f"step {curves['uncorrected'][0][i]['step']}" for i in points), "findings of doctor"]
-    every, batches = found["about"]["setting"]["every"], len(curves["uncorrected"]) * (last + 1)
+    head = ["k3", *(f"step {first[0][i]['step']}" for i in points), "findings of doctor"]
+    every, batches = found["about"]["setting"]["every"], len(first) * (last + 1)
     return markdown(head, rows, f"k3 is the mean of {every} steps. doctor was shown {batches} batches of each run.")

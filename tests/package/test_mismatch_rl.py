@@ -155,6 +155,8 @@ def test_the_committed_tables_are_the_committed_numbers(results):
         ("README.md", results.table_of(engine)),
     ):
         assert table in (ROOT / page).read_text(encoding="utf-8"), page
+    alone = engine | {"curves": {"no mismatch": engine["curves"]["no mismatch"]}}
+    assert "| no mismatch | 0.0000 | 0.0001 | 0.0001 | healthy 48 |" in results.over_time(alone)
 
 
 def test_the_committed_settings_are_the_defaults(example):
