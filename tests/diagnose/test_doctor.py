@@ -255,6 +255,15 @@ def test_truncation_of_unsure_first_tokens_is_no_other_prompt():
     assert causes_of(columns) == ["renormalized"]
 
 
+def test_first_tokens_of_one_prompt_are_no_other_prompt():
+    """The samples of one prompt begin alike: a router that takes another expert there moves five of them at once."""
+    model = planted_dumps.Model(0)
+    columns = model.healthy()
+    first = model.offsets[:5]
+    columns["train_logp"][first] -= 0.6
+    assert causes_of(columns) == []
+
+
 def test_a_policy_that_sharpened_since_is_no_error():
     """With versions, a trainer that is surer than the engine may have learned to be."""
     columns = planted_dumps.temperature(0, 1.3, 1.3, 1.0)

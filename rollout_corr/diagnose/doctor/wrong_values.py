@@ -13,6 +13,10 @@ from .wrong_policies import is_truncated_later
 # First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
 SURELY = 10.0
 
+# |D| of first tokens is carried by at least so many, (sum |D|)^2 / sum D^2: the samples of one prompt begin alike, and
+# a router that takes another expert there moves them all.
+FEWEST_STARTS = 10
+
 # Where less than half of the sequences are scaled, they are at least so many and the logarithm of their factor deviates
 # by at most this. Under a temperature the log-probs of sure tokens are nearly multiples too, by a factor that varies.
 FEWEST_SCALED, SAME_FACTOR = 4, 0.02
@@ -466,6 +470,9 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     here = float(magnitude[0].sum() / count[0].sum())
     # First tokens are often the least sure, so truncation takes most from them.
     if times < 1.5 * TIMES or here < 4 * MATTERS or is_truncated_later(measured, metrics):
+        return None
+    squares = float(positions.groups()[0, :, 3].sum())
+    if float(magnitude[0].sum()) ** 2 < FEWEST_STARTS * squares:
         return None
     share = float(magnitude[0].sum() / magnitude.sum())
     return Signs(
