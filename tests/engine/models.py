@@ -198,29 +198,39 @@ def rounded(model, form: str) -> dict[str, torch.Tensor]:
     return state
 
 
-def write_int8(folder: Path, out: Path) -> None:
-    """Writes a checkpoint of compressed-tensors: int8 weights by rows, int8 activations by tokens."""
+def write_integers(folder: Path, out: Path, bits: int) -> None:
+    """Writes a checkpoint of compressed-tensors: int8 weights by rows and int8 activations by tokens, or int4 weights.
+
+    Those of 4 bits are rounded in groups of 32 and packed.
+    """
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
     from safetensors.torch import load_file, save_file
 
     found = {}
     for name, value in load_file(folder / "model.safetensors").items():
-        if value.dim() == 2 and "proj" in name:
-            scale = (value.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-8)
-            found[name.removesuffix(".weight") + ".weight_scale"] = scale.to(torch.bfloat16)
-            value = (value.float() / scale).round().to(torch.int8)
-        found[name] = value
+        if value.dim() != 2 or "proj" not in name:
+            found[name] = value
+            continue
+        grouped = value.float().unflatten(1, (-1, value.shape[1] if bits == 8 else 32))
+        scale = (grouped.abs().amax(2, keepdim=True) / (2 ** (bits - 1) - 1)).clamp(min=1e-8).bfloat16()
+        codes = (
+            (grouped / scale.float()).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).flatten(1).to(torch.int8)
+        )
+        found[name + "_scale"] = scale[..., 0]
+        found |= {name: codes} if bits == 8 else {
+            name + "_packed": pack_to_int32(codes, bits), name + "_shape": torch.tensor(value.shape)
+        }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     save_file(found, out / "model.safetensors", metadata={"format": "pt"})
-    common = {"num_bits": 8, "type": "int", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": common | {"dynamic": False, "strategy": "channel"},
-        "input_activations": common | {"dynamic": True, "strategy": "token"},
-    }
+    common = {"num_bits": bits, "type": "int", "symmetric": True}
+    by = {"strategy": "channel"} if bits == 8 else {"strategy": "group", "group_size": 32}
+    group = {"targets": ["Linear"], "weights": common | by | {"dynamic": False}}
+    if bits == 8:
+        group["input_activations"] = common | {"dynamic": True, "strategy": "token"}
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {
-        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"], "config_groups": {"group_0": group},
+        "quant_method": "compressed-tensors", "format": "int-quantized" if bits == 8 else "pack-quantized",
+        "quantization_status": "compressed", "ignore": ["lm_head"], "config_groups": {"group_0": group},
     }  # fmt: skip
     (out / "config.json").write_text(json.dumps(config))
 
@@ -235,7 +245,8 @@ def make(folder: Path, kinds=KINDS) -> None:
     for kind in STEPS:
         if kind in kinds and not (folder / kind / "config.json").exists():
             train(kind, folder / kind, load_tokenizer(folder), text)
-            write_int8(folder / kind, folder / kind / "int8")
+            for bits in (8, 4):
+                write_integers(folder / kind, folder / kind / f"int{bits}", bits)
     if "moe" in kinds and not (folder / "moe" / "config.json").exists():
         save(experts_of(load(folder / "flat")), folder / "moe")
 

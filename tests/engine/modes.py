@@ -284,6 +284,9 @@ def precision(study: Study) -> Iterator[Dump]:
         ("prefix_caching", "", {"enable_prefix_caching": True}),
         ("chunked_prefill", "", {"max_num_batched_tokens": 32, "max_num_seqs": 16}),
         ("int8_weights_and_activations", "int8", {}),
+        ("int4_kernels", "int4", {}),
+        ("kv_cache_fp8_e4m3", "", {"kv_cache_dtype": "fp8_e4m3"}),
+        ("kv_cache_fp8_e5m2", "", {"kv_cache_dtype": "fp8_e5m2"}),
     ):
         with engine(study.model / folder, **settings) as llm:
             if name == "prefix_caching":

@@ -1,4 +1,4 @@
-"""Dumps in small files: one for each model, with all its modes."""
+"""Dumps in small files: those of a model, and those of modes that were added since, of the model trained again."""
 
 import io
 import lzma
@@ -27,12 +27,17 @@ def write(name: str, dumps: dict[str, dict[str, Tensor]]) -> None:
     buffer = io.BytesIO()
     torch.save({"planes": planes, "index": index}, buffer)
     FOLDER.mkdir(exist_ok=True)
+    for added in FOLDER.glob(f"{name}_*.pt.xz"):
+        added.unlink()
     (FOLDER / f"{name}.pt.xz").write_bytes(lzma.compress(buffer.getvalue(), preset=9))
 
 
 def read(name: str) -> dict[str, dict[str, Tensor]]:
     """The tensors of every mode that is recorded of a model, as `verdicts.diagnose` takes them."""
-    found = torch.load(io.BytesIO(lzma.decompress((FOLDER / f"{name}.pt.xz").read_bytes())))
-    tensors = [planes.T.contiguous().view(dtype)[:, 0] for planes, dtype in found["planes"]]
-    tensors = [value if value.is_floating_point() else value.int() for value in tensors]
-    return {mode: {key: tensors[i] for key, i in names.items()} for mode, names in found["index"].items()}
+    dumps = {}
+    for path in (FOLDER / f"{name}.pt.xz", *sorted(FOLDER.glob(f"{name}_*.pt.xz"))):
+        found = torch.load(io.BytesIO(lzma.decompress(path.read_bytes())))
+        tensors = [planes.T.contiguous().view(dtype)[:, 0] for planes, dtype in found["planes"]]
+        tensors = [value if value.is_floating_point() else value.int() for value in tensors]
+        dumps |= {mode: {key: tensors[i] for key, i in names.items()} for mode, names in found["index"].items()}
+    return dumps
