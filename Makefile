@@ -12,6 +12,7 @@
 #   make conformance  presets, recipes and drop-ins next to the frameworks' own functions; PEERS is a folder of checkouts
 #   make engine       vLLM next to a Hugging Face model, through doctor and the presets (docs/engine.md): half an hour.
 #                     PYTHON has to be 3.11 on x86-64 Linux
+#   make engine-trl   TRL's GRPOTrainer with vLLM in its process, with and without the drop-in
 #   make example-engine  GRPO with vLLM in the loop; results and picture in build/engine_rl
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
@@ -57,12 +58,14 @@ QUICK = tests/specs tests/definition tests/kernels/test_correct.py tests/kernels
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
 PEERS_ALONE = verl tensordict trl openrlhf ms-swift unsloth-zoo areal skyrl
 PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson packaging pyvers ray transformers
+# TRL and what it imports beside what the engine has.
+TRL_NEEDS = trl accelerate datasets multiprocess pandas pyarrow python-dateutil pytz six xxhash
 # What docs/dashboard.md logs to.
 TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-demo
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -95,6 +98,9 @@ conformance: $(PEERS_VENV)/installed-peers
 # -P: the folder kernels/ of the checkout would hide the package of that name, which transformers looks for.
 engine: $(ENGINE_VENV)/installed-engine
 	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m engine $(ARGS)
+
+engine-trl: $(ENGINE_VENV)/installed-engine-trl
+	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m engine.trl_loop $(ARGS)
 
 example-engine: $(ENGINE_VENV)/installed-engine
 	PYTHONPATH=tests:examples $(ENGINE_VENV)/bin/python -P examples/engine_rl.py $(ARGS)
@@ -180,6 +186,10 @@ $(ENGINE_VENV)/installed-engine: $(SOURCES) packaging/engine.txt | $(ENGINE_VENV
 	$(ENGINE_VENV)/bin/$(PIP) -c $(CONSTRAINTS) torch
 	$(ENGINE_VENV)/bin/$(PIP) --no-deps --require-hashes -r packaging/engine.txt
 	$(ENGINE_VENV)/bin/$(PIP) --no-deps -e .
+	@touch $@
+
+$(ENGINE_VENV)/installed-engine-trl: $(ENGINE_VENV)/installed-engine
+	$(ENGINE_VENV)/bin/$(PIP) -c $(CONSTRAINTS) --no-deps $(TRL_NEEDS)
 	@touch $@
 
 # pip and not python: where venv lacks ensurepip it fails after it has written python.
