@@ -203,24 +203,30 @@ def run_layout(layout: str, dtype: torch.dtype, seed: int = 0) -> None:
             check(sequences, fitted(spec, sequences), layout, "cpu", dtype=dtype)
 
 
-def run_large(tokens: int = 400_000, seed: int = 0) -> None:
-    """Token weights, a mask and a criterion over sequences of 400,000 tokens, beside plain torch."""
+def run_large(tokens: int = 400_000, sequences: int = 300, seed: int = 0, **settings) -> Session:
+    """Token weights, a mask and a criterion over sequences, beside plain torch; all metrics, of a histogram too."""
     generator = torch.Generator().manual_seed(seed)
     rollout = -torch.rand(tokens, generator=generator)
     train = rollout + 0.1 * torch.randn(tokens, generator=generator)
     mask = torch.rand(tokens, generator=generator) < 0.9
-    # So many that programs over sequences add up the rows of their neighbors.
-    bounds = torch.randint(0, tokens, (2_500,), generator=generator).sort().values
+    bounds = torch.randint(0, tokens, (sequences,), generator=generator).sort().values
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), bounds, torch.tensor([tokens])])
     spec = rc.Spec(
         rc.Weight.token(lower=0.8, upper=1.2),
         (rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.998, upper=1.01),),
+        detail="full",
     )
     reference = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="torch")
     assert 0 < reference.keep.sum() < reference.keep.numel()
-    with one_thread(), compiled(seed=seed):
+    with one_thread(), unchecked(), compiled(seed=seed, **settings) as session:
         out = rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec, backend="triton")
     assert_like_reference(out, reference)
+    return session
+
+
+def run_many_sequences(seed: int = 0, **settings) -> Session:
+    """So many sequences that programs over them add up the rows of their neighbors."""
+    return run_large(8_000, 2_500, seed, **settings)
 
 
 CASES = {
@@ -229,6 +235,7 @@ CASES = {
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     "loss_of_turns": run_loss_of_turns,
+    "many_sequences": run_many_sequences,
 }
 
 
@@ -255,5 +262,5 @@ def read_by_triton(variant) -> None:
 def run_case(name: str, seed: int = 0, **settings) -> None:
     """A case, then its variant, where one is declared, with wrong offsets."""
     CASES[name](seed, **settings)
-    if name != "loss_of_turns":
+    if name not in ("loss_of_turns", "many_sequences"):
         run_wrong_offsets(name, seed, **settings)
