@@ -64,6 +64,7 @@ host for the device, and memory. These are counted without a GPU, of everybody's
 {costs}
 TRL, OpenRLHF, AReaL and Liger Kernel launch and move less than ours on plain torch, which takes statistics and sums
 exactly. TRL's statements take the host less time than our kernels. prime-rl's temporaries are those of one sample.
+`torch.compile` of the definition is missing: before it writes kernels for a GPU, inductor asks the GPU what it is.
 
 ## On a GPU
 
