@@ -45,8 +45,8 @@ def is_measured(plan: Tables, place: int) -> bool:
 
 @triton.constexpr_function
 def first_of_word(plan: Tables, place: int) -> int:
-    """Find the accumulator of the word of a count of slots; -1 for all else, and for rows, which end with a tile."""
-    if not plan.packed or plan.recorded[place][0] != "counts":
+    """Find the accumulator of the word of a count of slots; -1 for all else."""
+    if plan.recorded[place][0] != "counts":
         return -1
     return place - (place - first_of(plan, "counts")) % COUNTS_OF_WORD.value
 
@@ -71,9 +71,21 @@ def is_added(plan: Tables, place: int) -> bool:
 
 
 @triton.constexpr_function
-def is_of_finite(plan: Tables, i: int) -> bool:
-    """Return whether a count of slots is of non-finite tokens; its accumulator counts the finite ones."""
-    return plan.counts[i].rpartition("/")[2] == "nonfinite"
+def counts_others(plan: Tables, i: int) -> bool:
+    """Return whether the accumulator of a count of slots counts the other valid tokens: the finite, the equal ones."""
+    return plan.counts[i].rpartition("/")[2] in ("nonfinite", "differing")
+
+
+@triton.constexpr_function
+def encloses(plan: Tables, place: int) -> bool:
+    """Return whether a count of slots is of valid or of finite tokens, among which those of equal log-probs are."""
+    return "differing" in plan.counts and plan.recorded[place] in (("counts", "valid"), ("counts", "nonfinite"))
+
+
+@triton.constexpr_function
+def is_enclosed(plan: Tables, place: int) -> bool:
+    """Return whether a count of slots is of tokens of equal log-probs."""
+    return plan.recorded[place] == ("counts", "differing")
 
 
 @triton.constexpr_function
@@ -124,6 +136,12 @@ def quantum_of(plan: Tables, place: int) -> float | None:
 
 
 @triton.constexpr_function
+def is_distance(plan: Tables, place: int) -> bool:
+    """Return whether a maximum is of distances in units of the last place: int32, and 0 of nothing."""
+    return plan.recorded[place] == ("token_maxima", "max_ulps")
+
+
+@triton.constexpr_function
 def is_wide(plan: Tables, place: int) -> bool:
     """Return whether a sum over tokens is float64: of values far from 0 that differ little from each other."""
     name = plan.recorded[place][1].rpartition("/")[2]
@@ -134,7 +152,7 @@ def is_wide(plan: Tables, place: int) -> bool:
 def kind_of(plan: Tables, place: int) -> tl.dtype:
     """Choose the dtype of an accumulator."""
     table = plan.recorded[place][0]
-    if table in ("counts", "exponents"):
+    if table in ("counts", "exponents") or is_distance(plan, place):
         return tl.int32
     if quantum_of(plan, place) is not None:
         return tl.int64 if plan.recorded[place][1] in SQUARED else tl.int32
@@ -149,7 +167,7 @@ def kind_of(plan: Tables, place: int) -> tl.dtype:
 @triton.constexpr_function
 def start_of(plan: Tables, place: int) -> float:
     """Choose the value from which an accumulator starts."""
-    if not is_extremum(plan, place):
+    if not is_extremum(plan, place) or is_distance(plan, place):
         return 0
     kind = kind_of(plan, place)
     return float("-inf") if kind.is_floating() else -0x80000000 if kind == tl.int32 else -0x8000000000000000

@@ -31,6 +31,7 @@ class Units(NamedTuple):
 
     valid: tl.tensor  # valid tokens, int64; 0 outside sequences
     nonfinite: tl.tensor  # valid tokens whose D is not finite, int64
+    differing: tl.tensor  # valid tokens whose D is not 0, int64
     n: tl.tensor  # measured tokens, int64
     n_among: tl.tensor  # tokens that sums over the sequence run over, int64
     sum_d: tl.tensor  # float64, as the following

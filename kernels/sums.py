@@ -13,14 +13,17 @@ import triton.language as tl
 from .accumulators import (
     LARGEST_COUNT,
     bit_of,
+    counts_others,
+    encloses,
     exponents_of,
     first_of,
     first_of_word,
     is_added,
     is_count,
+    is_distance,
+    is_enclosed,
     is_extremum,
     is_measured,
-    is_of_finite,
     is_of_slots,
     is_product,
     kind_of,
@@ -84,19 +87,31 @@ def with_words(found: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.
     for place in tl.static_range(size(PLAN, "recorded")):
         if first_of_word(PLAN, place) == place:
             more = more[:place] + (tl.zeros_like(places_of(0, TILING)),) + more[place + 1 :]
-        if first_of_word(PLAN, place) >= 0 and is_measured(PLAN, place):
-            word = more[first_of_word(PLAN, place)] + tl.where(found[place], one_of(PLAN, place), 0)
+        if first_of_word(PLAN, place) >= 0 and is_measured(PLAN, place) and not encloses(PLAN, place):
+            if is_enclosed(PLAN, place):
+                word = word_of_equal(found, place, PLAN)
+            else:
+                word = more[first_of_word(PLAN, place)] + tl.where(found[place], one_of(PLAN, place), 0)
             more = more[: first_of_word(PLAN, place)] + (word,) + more[first_of_word(PLAN, place) + 1 :]
     return more
 
 
 @triton.jit
+def word_of_equal(found: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+    """Count equal tokens, and the finite and the valid ones around them: a choice each, and no addition."""
+    finite: tl.constexpr = one_of(PLAN, place - 1)
+    valid: tl.constexpr = one_of(PLAN, place - 2) if is_measured(PLAN, place - 2) else 0
+    word = tl.where(found[place], one_of(PLAN, place) + finite + valid, finite + valid)
+    word = tl.where(found[place - 1], word, valid)
+    if is_measured(PLAN, place - 2):
+        word = tl.where(found[place - 2], word, 0)
+    return word
+
+
+@triton.jit
 def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
-    """Add a count of a slot up over the lanes, taken out of its word if it is in one."""
-    if first_of_word(PLAN, place) >= 0:
-        return tl.sum((kept[first_of_word(PLAN, place)] >> bit_of(PLAN, place)) & LARGEST_COUNT, 0)
-    else:
-        return tl.sum(kept[place], 0)
+    """Add a count of a slot up over the lanes, taken out of its word."""
+    return tl.sum((kept[first_of_word(PLAN, place)] >> bit_of(PLAN, place)) & LARGEST_COUNT, 0)
 
 
 @triton.jit
@@ -228,12 +243,7 @@ def with_slot(
     more: tl.tuple = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_added(PLAN, place):
-            x = found[place]
-            if x.dtype == tl.int1:
-                # As floats: of integers the compiler would pack the bits to count them.
-                x = tl.where(x, 1.0, 0.0)
-            else:
-                x = x.to(kind_of(PLAN, place))
+            x = found[place].to(kind_of(PLAN, place))
             if start is not None:
                 x = tl.where(inside, x, start_of(PLAN, place))
             if is_extremum(PLAN, place):
@@ -273,7 +283,8 @@ def put_columns(
     for i in tl.static_range(size(PLAN, TABLE)):
         x = kept[first_of(PLAN, TABLE) + i]
         x = key_in(table, tl.max(x, 0)) if TABLE == "peaks" else over_lanes(x)
-        tl.store(table + (slot + i * slots), x.to(table.dtype.element_ty))
+        tl.store(table + slot, x.to(table.dtype.element_ty))
+        slot += slots
 
 
 @triton.jit
@@ -284,9 +295,10 @@ def put_counts(
     tl.store(table + slot, valid)
     for i in tl.static_range(1, size(PLAN, "counts")):
         x = count_of(kept, first_of(PLAN, "counts") + i, PLAN)
-        if is_of_finite(PLAN, i):
+        if counts_others(PLAN, i):
             x = valid - x
-        tl.store(table + (slot + i * slots), x)
+        slot += slots
+        tl.store(table + slot, x)
 
 
 @triton.jit
@@ -360,7 +372,9 @@ def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
 def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
     """Find the largest that an accumulator of the batch has in any lane."""
     x = tl.max(kept[place], 0)
-    if quantum_of(PLAN, place) is not None:
+    if is_distance(PLAN, place):
+        return x
+    elif quantum_of(PLAN, place) is not None:
         # 0 at tokens that are not measured, recognized by D.
         none = tl.max(kept[place_of(PLAN, "token_maxima", "max_d")], 0) == float("-inf")
         return tl.where(none, float("-inf"), x.to(tl.float64) * quantum_of(PLAN, place))

@@ -150,6 +150,9 @@ def correct(
     metrics = {
         "tokens": n_tokens,
         "tokens_nonfinite": (~torch.isfinite(d)).sum(),
+        "tokens_differing": (d != 0.0).sum(),
+        "tokens_differing_fraction": over_tokens(d != 0.0),
+        "sequences_differing": (layout.sum((d != 0.0).float()) > 0.0).sum(),
         "tokens_clamped": (abs_d > CLAMP).sum(),
         "sequences": n_sequences,
         "sequences_clamped": (size > CLAMP).sum(),

@@ -1,7 +1,7 @@
 """The second launch: decide which sequences are rejected, weigh them, and finish the statistics.
 
 Where `apply` does not follow, the tokens of rejected sequences are zeroed here. It reads the slots: of
-`metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.4 PTX instructions a token, by `ptx.counts`.
+`metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.5 PTX instructions a token, by `ptx.counts`.
 
 A unit is a sequence or a turn. Every lane has one, and a program SEQUENCES = SHAPE.sequences of them:
 
@@ -167,7 +167,9 @@ def report_counts(units: Units, out: Partials, PLAN: tl.constexpr) -> None:
     add(out.sums, PLAN, "tokens", units.valid)
     add(out.sums, PLAN, "tokens_measured", units.n)
     add(out.sums, PLAN, "tokens_nonfinite", units.nonfinite)
+    add(out.sums, PLAN, "tokens_differing", units.differing)
     add(out.sums, PLAN, "sequences", units.valid > 0)
+    add(out.sums, PLAN, "sequences_differing", units.differing > 0)
     add(out.sums, PLAN, "sequences_measured", units.n > 0)
 
 

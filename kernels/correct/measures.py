@@ -109,6 +109,25 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
 
 
 @triton.jit
+def measure_ulps(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
+    """Record the largest distance of the two log-probs in units of the last place of float32."""
+    one, other = place_among_floats(pair.logp), place_among_floats(pair.base)
+    # Without a sign: numbers of unequal sign may be further apart than int32 holds.
+    apart = tl.maximum(one, other).to(tl.uint32, bitcast=True) - tl.minimum(one, other).to(tl.uint32, bitcast=True)
+    apart = tl.minimum(apart, 0x7FFFFFFF).to(tl.int32, bitcast=True)
+    if PLAN.nonfinite == "propagate":
+        apart = tl.where(pair.finite, apart, 0)
+    return record(found, PLAN, "token_maxima", "max_ulps", apart)
+
+
+@triton.jit
+def place_among_floats(x: tl.tensor) -> tl.tensor:
+    """Number float32 from the smallest to the largest, both zeros 0."""
+    bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, -0x80000000 - bits, bits)
+
+
+@triton.jit
 def measure_fillers(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
     """Count tokens whose policies are far apart, one of their log-probs being exactly 0 or -1."""
     # |D| has been computed for other statistics.

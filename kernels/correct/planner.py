@@ -97,7 +97,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 
-    counts = ["valid", "nonfinite"]
+    counts = ["valid", "nonfinite", "differing"]
     counts += ["survivors"] * plan.kept
     counts += [f"{each.index}/lost" for each in plan.criteria if each.per_token]
     counts += ["alive"] * plan.drops_tokens

@@ -3,7 +3,7 @@
 A program walks along one tile: tiles.py says which tokens these are, steps.py loads them, sums.py adds up.
 
 Log-probs, mask and advantages are read once, in one launch. Of `metrics_packed`, 4,096 tokens a sequence, it executes
-74.8 PTX instructions a token, reads 8.7 bytes (8 are the log-probs) and writes 1.05 (1 is the mask), by `ptx.counts`.
+77.8 PTX instructions a token, reads 8.7 bytes (8 are the log-probs) and writes 1.05 (1 is the mask), by `ptx.counts`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from .measures import (
     measure_fillers,
     measure_probabilities,
     measure_tokens,
+    measure_ulps,
     measure_weights,
     weight_of,
 )
@@ -109,6 +110,7 @@ def read_step(
             pairs = pairs + (compare(new, train, valid, PLAN),)
         found = record(found, PLAN, "counts", of_pair(k + 1, "nonfinite"), pair_of(pairs[k + 1]).finite)
     found = record(found, PLAN, "counts", "nonfinite", pair.finite)
+    found = record(found, PLAN, "counts", "differing", pair.d == 0.0)
 
     clamp = number(numbers, PLAN, "clamp").to(pair.d.dtype)
     k3_more = pair.d
@@ -123,6 +125,7 @@ def read_step(
     found = measure_tokens(found, pair, ratio, clamp, PLAN)
     if PLAN.full:
         found = measure_probabilities(found, pair, PLAN)
+        found = measure_ulps(found, pair, PLAN)
         found = measure_fillers(found, pair, PLAN)
         found = measure_divergences(found, ratio, pair.d, clamp, PLAN)
         count_bins(context.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)

@@ -130,7 +130,7 @@ def units_of(
     if PLAN.kept:
         n_among = tl.where(keep, integer(totals, PLAN, "survivors"), 0)
     sum_d, train, rollout = exact(totals, PLAN, "d", True), plain(totals, PLAN, "train"), plain(totals, PLAN, "rollout")
-    return Units(valid, nonfinite, n, n_among, sum_d, train, rollout)
+    return Units(valid, nonfinite, integer(totals, PLAN, "differing"), n, n_among, sum_d, train, rollout)
 
 
 @triton.jit

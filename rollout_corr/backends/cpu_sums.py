@@ -487,6 +487,21 @@ class CpuTokens(Tokens):
         """(-min D, max D)."""
         return self.ends
 
+    def count_differing(self, n_valid: Tensor) -> Tensor:
+        """[S] int64: how many tokens of each sequence differ, of [S] valid ones."""
+        if not self.largest:
+            return torch.zeros_like(n_valid)
+        # |D| as integers of its bits, in a quarter of the time of a comparison, which writes bools.
+        narrow = self.d.dtype == torch.float32
+        bits = self.d.abs().view(torch.int32 if narrow else torch.int64)
+        if bits.amin().item():
+            return n_valid
+        which = bits.clamp_(max=1).to(self.d.dtype)
+        sequences = self.sequences
+        if isinstance(sequences, CpuPacked):
+            return sequences.sum_integers(which, 1.0).long()
+        return sequences.sum_integers(which)
+
     def sum_d_of(self, units: Sequences) -> Tensor:
         """[S] or [U] float64: the sum of D over the tokens of each of some units."""
         if self.d.dtype != torch.float32 or not isinstance(units, CpuPacked):

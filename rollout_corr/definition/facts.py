@@ -56,6 +56,7 @@ class SequenceFacts:
     tokens: Tensor  # int64, valid tokens
     measured: Tensor  # int64, those of them that are measured
     nonfinite: Tensor | None  # int64, those of them whose D is NaN or infinite; None: there is none
+    differing: Tensor  # int64, those of them whose two log-probs differ
     kept: Tensor  # int64, those of them that are not rejected
     keep: Tensor  # bool
     train: Tensor  # the sum of train_logp
@@ -91,6 +92,7 @@ def sequence_facts(
         tokens=n_valid,
         measured=n_measured,
         nonfinite=tokens.nonfinite,
+        differing=tokens.count_differing(n_valid),
         kept=tokens_kept(tokens, n_valid, decision),
         keep=decision.keep,
         train=train,

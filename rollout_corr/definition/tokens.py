@@ -88,6 +88,14 @@ def complement(logp: Tensor) -> Tensor:
     return -logp.clamp(max=0.0).expm1()
 
 
+def ulps(one: Tensor, other: Tensor) -> Tensor:
+    """How many float32 lie between two numbers, each rounded to one and finite: int64. Both zeros are the same."""
+    bits = (x.float().view(torch.int32).long() for x in (one, other))
+    # Those below 0 have the highest bit set, and grow away from 0.
+    place, other_place = (torch.where(x < 0, -(2**31) - x, x) for x in bits)
+    return (place - other_place).abs()
+
+
 def binary_kl(log_p: Tensor, log_q: Tensor, d: Tensor, eps: float) -> Tensor:
     """KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
     not_p, not_q = complement(log_p).clamp(min=eps), complement(log_q).clamp(min=eps)
@@ -201,6 +209,16 @@ class Tokens:
     def count(self, which: Tensor) -> Tensor:
         """[S] int64: how many tokens of each sequence are True in `which`."""
         return self.sequences.sum_integers(which)
+
+    @property
+    def differing(self) -> Tensor:
+        """Bool per token: valid, and D is not 0, or NaN or infinite."""
+        which = self.d != 0.0
+        return which if self.bad is None else which | self.bad
+
+    def count_differing(self, n_valid: Tensor) -> Tensor:
+        """[S] int64: how many tokens of each sequence differ, of [S] valid ones."""
+        return self.count(self.differing)
 
     def units(self, over: str) -> Sequences:
         """Which tokens belong together in a unit above the token, a "turn" or a "sequence"."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..definition.bounds import above, below, grown
 from ..definition.correction import Outcome
 from ..definition.findings import Findings
-from ..definition.tokens import LARGEST_STATISTIC, Number, Tokens, k3, probability, select
+from ..definition.tokens import LARGEST_STATISTIC, Number, Tokens, k3, probability, select, tensor_of, ulps
 from ..definition.weights import kept_tokens
 from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
@@ -39,6 +39,8 @@ from .sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_
 LOG_2 = 0.6931471805599453
 # A log-prob of exactly 0 or -1 may be a filler where the other one is so far from it.
 FAR = 1.0
+# The largest distance that int32 holds; only numbers of unequal sign are further apart.
+MOST_ULPS = 2**31 - 1
 
 
 def _weighted(spec: Spec) -> bool:
@@ -133,10 +135,13 @@ AGGREGATES: list[Aggregate] = [
     total("tokens_measured", "sequences", lambda s: s.tokens(s.facts.measured), always,
           _counting(lambda f: f.tokens.measured)),
     total("tokens_nonfinite", "sequences", lambda s: s.nonfinite, always, lambda f, by: _count_some(by, f.tokens.bad)),
+    total("tokens_differing", "sequences", lambda s: s.tokens(s.facts.differing), always,
+          _counting(lambda f: f.tokens.differing)),
     total("tokens_kept", "sequences", lambda s: s.tokens(s.facts.kept), always,
           _counting(lambda f: kept_tokens(f.tokens, f.decision))),
     total("sequences", "sequences", lambda s: s.nonempty),
     total("sequences_measured", "sequences", lambda s: s.measured),
+    total("sequences_differing", "sequences", lambda s: s.differing),
     total("sequences_kept", "sequences", lambda s: s.standing),
     total("sequences_without_survivors", "sequences", lambda s: s.without_survivors()),
     of_column("d", "d", always, lambda f, by: (by.sum(f.tokens.saturated),)),
@@ -244,6 +249,13 @@ def _probabilities(f: Findings, by: Sums) -> tuple[Number, ...]:
     return by.sum(p), by.sum(q), by.squares(p), by.squares(q), by.sum(p * q), by.sum(gap), largest
 
 
+def _ulps(f: Findings, by: Sums) -> tuple[Number, ...]:
+    finite = f.tokens.d.isfinite() if f.tokens.propagate else None
+    apart = ulps(select(finite, f.tokens.train), select(finite, f.tokens.rollout)).clamp(max=MOST_ULPS)
+    largest, _ = by.ends(apart.double(), None)
+    return (tensor_of(largest).clamp(min=0.0),)
+
+
 def _fillers(f: Findings, by: Sums) -> tuple[Number, ...]:
     far = f.tokens.size > FAR
     return tuple(by.count(far & ((x == 0.0) | (x == -1.0))) for x in (f.tokens.train, f.tokens.rollout))
@@ -261,6 +273,7 @@ def _divergences(f: Findings, by: Sums) -> tuple[Number, ...]:
 # After the criteria's rows. The histogram of D, of which every bin is a sum, has its place in schema.py.
 FULL = [
     Aggregate(("p", "q", "p2", "q2", "pq", "abs_prob_diff"), ("max_abs_prob_diff",), "tokens", _full, _probabilities),
+    Aggregate((), ("max_ulps",), "tokens", _full, _ulps),
     Aggregate(("tokens_train_filled", "tokens_rollout_filled"), (), "tokens", _full, _fillers),
     Aggregate(("k3_back", "log_cosh", "factor", "tokens_beyond_2"), (), "tokens", _full, _divergences),
 ]

@@ -158,6 +158,11 @@ class AllSequences:
             self.measured if self.among is None or self.facts.tokens is self.facts.measured else self.facts.tokens > 0
         )
 
+    @property
+    def differing(self) -> Number:
+        """[S] bool: a valid token of it differs; or how many have one."""
+        return self.nonempty if self.facts.differing is self.facts.tokens else self.facts.differing > 0
+
     # Not by cached_property, whose lock older Pythons have and compilers cannot follow.
     @property
     def standing(self) -> Number:

@@ -40,25 +40,32 @@ def bin_edges(k: int) -> tuple[float, float]:
 
 
 def percentile(v: Mapping[str, float], percent: float) -> float:
-    """Interpolate a percentile of D: linear inside a bin, never beyond the extrema seen.
+    """Interpolate a percentile of D: linear inside a bin, never beyond the extrema seen; 0 where that D is exactly 0.
 
     Args:
-        v: The statistics by name: the bins, "-min_d" and "max_d".
+        v: The statistics by name: the bins, "-min_d", "max_d", "tokens_differing" and "tokens_nonfinite".
         percent: 0 to 100.
     """
     half = HISTOGRAM_BINS // 2
-    order = [*range(HISTOGRAM_BINS - 1, half - 1, -1), *range(half)]
-    total = sum(v[name] for name in HISTOGRAM)
+    inside = [v[name] for name in HISTOGRAM]
+    total = sum(inside)
     if not total:
         return 0.0
+    # Exact zeros are in the two bins around 0, in that of their sign. They come between what is left there.
+    zeros = total - (v["tokens_differing"] - v["tokens_nonfinite"])
+    positive = min(zeros, inside[0])
+    inside[0] -= positive
+    inside[half] -= zeros - positive
     low, high = -v["-min_d"], v["max_d"]
     rank, seen = percent / 100.0 * total, 0.0
-    for i in order:
-        inside = v[HISTOGRAM[i]]
-        if inside and seen + inside >= rank:
+    for i in (*range(HISTOGRAM_BINS - 1, half - 1, -1), None, *range(half)):
+        here = zeros if i is None else inside[i]
+        if here and seen + here >= rank:
+            if i is None:
+                return 0.0
             near, far = bin_edges(i % half)
             start, end = (-far, -near) if i >= half else (near, far)
             start, end = max(start, low), min(end, high)
-            return start + (end - start) * (rank - seen) / inside
-        seen += inside
+            return start + (end - start) * (rank - seen) / here
+        seen += here
     return high

@@ -97,11 +97,17 @@ ALWAYS = [
            plain("sequences_padded")),
     Metric("tokens_nonfinite", "valid tokens whose D is NaN or infinite", "tokens", EACH, healthy("tokens_nonfinite"),
            plain("tokens_nonfinite")),
+    Metric("tokens_differing", "valid tokens whose two log-probs are not equal: D is not 0, or not finite", "tokens",
+           EACH, "-", plain("tokens_differing")),
+    Metric("tokens_differing_fraction", "tokens_differing / tokens; 0 where engine and trainer agree bit by bit",
+           "fraction", VALID, "-", mean("tokens_differing")),
     Metric("tokens_clamped", "measured tokens with |D| > clamp", "tokens", EACH, "near 0", plain("tokens_clamped")),
     Metric("tokens_kept", "valid tokens that train after rejection", "tokens", EACH, "-", plain("tokens_kept")),
     Metric("tokens_kept_fraction", "tokens_kept / tokens", "fraction", VALID, healthy("tokens_kept_fraction"),
            mean("tokens_kept")),
     Metric("sequences", "sequences with a valid token", "sequences", EACH, "-", plain("sequences")),
+    Metric("sequences_differing", "sequences with a token that differs", "sequences", EACH, "-",
+           plain("sequences_differing")),
     Metric("sequences_clamped", "sequences with |sum D| > clamp", "sequences", EACH, "near 0",
            plain("sequences_clamped")),
     Metric("sequences_kept", "non-empty sequences whose keep is True", "sequences", EACH, "-", plain("sequences_kept")),
@@ -234,6 +240,8 @@ FULL_METRICS = [
            mean("abs_prob_diff")),
     Metric("prob_diff_abs_max", "max |exp(train_logp) - exp(rollout_logp)|", "probability", TOKENS, "< 0.5",
            maximum("abs_prob_diff")),
+    Metric("logp_ulps_max", "max distance of the two log-probs in units of the last place, both rounded to float32: "
+           "how many numbers apart; saturated at 2^31 - 1", "ulps", TOKENS, "-", maximum("ulps")),
     *(
         Metric(f"tokens_{side}_filled", f"measured tokens with |D| > 1 whose {side}_logp is exactly 0 or -1, after the "
                "kept mass is taken off if the other side knows it", "tokens", EACH, "near 0",

@@ -108,12 +108,12 @@ def test_labels_of_sequences(name):
 
 
 SENT = {
-    "measured": (rc.Spec(), 11),
-    "product": (rc.Spec(rc.Weight.product(upper=2.0)), 11),
-    "mean ratio": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="mean", upper=1.1),)), 11),
-    "token": (rc.Spec(rc.Weight.token(upper=2.0)), 19),
-    "mean k3": (rc.Spec(None, (rc.Criterion("k3", over="sequence", reduce="mean", upper=1.1),)), 13),
-    "veto": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="min", lower=0.1),)), 11 + 4),
+    "measured": (rc.Spec(), 12),
+    "product": (rc.Spec(rc.Weight.product(upper=2.0)), 12),
+    "mean ratio": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="mean", upper=1.1),)), 12),
+    "token": (rc.Spec(rc.Weight.token(upper=2.0)), 20),
+    "mean k3": (rc.Spec(None, (rc.Criterion("k3", over="sequence", reduce="mean", upper=1.1),)), 14),
+    "veto": (rc.Spec(None, (rc.Criterion("ratio", over="sequence", reduce="min", lower=0.1),)), 12 + 4),
 }
 
 

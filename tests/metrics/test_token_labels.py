@@ -37,7 +37,8 @@ SPECS = [
     rc.Spec(rc.Weight.geometric(upper=1.1), (rc.Criterion("external", "token", upper=1, name="entropy"),)),
 ]
 # Of a label of tokens these are the metrics; all others are of sequences.
-OF_TOKENS = {"tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tokens_kept_fraction", "logratio_mean"} | {
+OF_TOKENS = {"tokens_differing", "tokens_differing_fraction"} | {
+    "tokens", "tokens_nonfinite", "tokens_clamped", "tokens_kept", "tokens_kept_fraction", "logratio_mean"} | {
     "logratio_abs_mean", "logratio_std", "logratio_abs_max", "logratio_min", "logratio_max", "kl_rollout_train_k1",
     "kl_rollout_train_k2", "kl_rollout_train_k3", "ratio_mean", "ratio_std", "chi2_train_rollout",
 }  # fmt: skip

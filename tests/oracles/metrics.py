@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import replace
 
 from oracles.correction import measured
@@ -83,19 +84,23 @@ def at_valid(answer, value):
 def counts(answer, spec, rows):
     valid = [sum(t is not None for t in row) for row in answer.tokens]
     kept = [n - sum(lost) for n, lost in zip(valid, answer.rejected, strict=True)]
+    differing = [[t is not None and (not t.finite or t.d != 0.0) for t in row] for row in answer.tokens]
     stands = list(zip(answer.keep, valid, kept, strict=True))
     found = {
         "tokens": sum(valid),
         "tokens_nonfinite": sum(t is not None and not t.finite for row in answer.tokens for t in row),
+        "tokens_differing": sum(map(sum, differing)),
         "tokens_clamped": sum(abs(t.d) > spec.clamp for row in rows for t in row),
         "tokens_kept": sum(kept),
         "sequences": sum(n > 0 for n in valid),
+        "sequences_differing": sum(map(any, differing)),
         "sequences_clamped": sum(abs(add(saturate(t.d, D_RANGE) for t in row)) > spec.clamp for row in rows),
         "sequences_kept": sum(n > 0 and keep for keep, n, _ in stands),
         "sequences_without_survivors": sum(n > 0 and keep and not some for keep, n, some in stands),
     }
     for unit in ("tokens", "sequences"):
         found[f"{unit}_kept_fraction"] = found[f"{unit}_kept"] / found[unit] if found[unit] else 0.0
+    found["tokens_differing_fraction"] = found["tokens_differing"] / found["tokens"] if found["tokens"] else 0.0
     return found
 
 
@@ -219,6 +224,12 @@ def of_criterion(answer, spec, outcome):
     return {f"{outcome.criterion.label}/{key}": value for key, value in found.items()}
 
 
+def ulps(x):
+    """The place of a number among all float32, by their bits: those below 0 count down."""
+    (bits,) = struct.unpack("i", struct.pack("f", x))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
 def of_probabilities(spec, tokens):
     """Those of the full detail; the Jensen-Shannon divergence as NeMo RL has it, by k3 of each to their mean."""
     p, q = [probability(t.rollout) for t in tokens], [probability(t.train) for t in tokens]
@@ -232,6 +243,7 @@ def of_probabilities(spec, tokens):
         "prob_diff_abs_mean": mean(gaps),
         "prob_diff_abs_max": max(gaps, default=0.0),
         "prob_correlation": pearson(p, q),
+        "logp_ulps_max": max((abs(ulps(t.train) - ulps(t.rollout)) for t in tokens if t.finite), default=0),
         "tokens_train_filled": sum(t.train in (0.0, -1.0) and abs(t.d) > 1.0 for t in tokens),
         "tokens_rollout_filled": sum(t.rollout in (0.0, -1.0) and abs(t.d) > 1.0 for t in tokens),
         "kl_train_rollout_k3": mean([k3(-x) for x in d]),

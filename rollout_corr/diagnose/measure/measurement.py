@@ -194,6 +194,7 @@ def abs_percentiles(raw: dict[str, float]) -> dict[str, float]:
     half = HISTOGRAM_BINS // 2
     folded = {name: raw[name] + raw[HISTOGRAM[i + half]] for i, name in enumerate(HISTOGRAM[:half])}
     folded |= dict.fromkeys(HISTOGRAM[half:], 0.0)
+    folded |= {name: raw[name] for name in ("tokens_differing", "tokens_nonfinite")}
     folded |= {"-min_d": 0.0, "max_d": max(raw["max_d"], raw["-min_d"])}
     if not math.isfinite(folded["max_d"]):
         folded["max_d"] = 0.0
