@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 from rollout_corr.cli.main import FOUND, GOOD, parser_of
-from rollout_corr.cli.streams import print_line
+from rollout_corr.cli.streams import print_json, print_line
 from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config, framework_of
@@ -49,8 +47,7 @@ def check(arguments: list[str]) -> int:
     except UnreadableRun as error:
         raise DumpError(str(error)) from error
     if chosen.json:
-        json.dump([{**vars(problem), "causes": list(problem.causes)} for problem in found], sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        print_json([vars(problem) for problem in found])
     else:
         for problem in found:
             print_line(str(problem))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rollout_corr.cli.main import FOUND, GOOD, UNUSABLE, parser_of
+from rollout_corr.cli.streams import print_json
 from rollout_corr.diagnose import calls
 from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.doctor.conditions import check, is_true
@@ -74,11 +73,6 @@ def _page(chosen: argparse.Namespace, kind: Literal["report", "what-if"]) -> Pat
     return Path(chosen.page or f"{Path(os.path.abspath(chosen.file[0])).name}.{kind}.html")
 
 
-def _print_json(data: dict[str, Any]) -> None:
-    json.dump(data, sys.stdout, indent=1)
-    sys.stdout.write("\n")
-
-
 def report(arguments: list[str]) -> int:
     """Run `rollout-corr report`."""
     parser = _parser("report", "Show where the log-probs of trainer and engine differ.")
@@ -98,7 +92,7 @@ def report(arguments: list[str]) -> int:
         progress=_progress(chosen),
     )
     if out is None:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
         return GOOD
     terminal.print_report(out, found.diagnoses)
     if page is not None:
@@ -139,7 +133,7 @@ def what_if(arguments: list[str]) -> int:
     if page is not None:
         page_file.write(page, what_if_page.what_if_page(dump, tried, chosen.sequences))
     if out is None:
-        _print_json(plain_data.what_if(dump, tried, chosen.sequences))
+        print_json(plain_data.what_if(dump, tried, chosen.sequences))
         return GOOD
     terminal.print_what_if(out, dump, tried, chosen.all, chosen.sequences)
     if page is not None:
@@ -198,7 +192,7 @@ def doctor(arguments: list[str]) -> int:
     values = condition_values(found.metrics(), found.findings, found.source.problems.count)
     failed = [text for text in conditions if is_true(text, values)]
     if out is None:
-        _print_json(found.to_dict() | {"failed": failed})
+        print_json(found.to_dict() | {"failed": failed})
     else:
         terminal.print_findings(out, found)
         if failed:

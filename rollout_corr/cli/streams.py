@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -60,3 +61,9 @@ def let_go_of(stream: Any) -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON."""
+    json.dump(data, sys.stdout, indent=1)
+    sys.stdout.write("\n")

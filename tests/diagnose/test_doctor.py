@@ -168,15 +168,15 @@ def test_padding_is_counted(tmp_path, capsys):
     k3 = measured(hidden).metrics()["kl_rollout_train_k3"]
     assert found.numbers["rest_kl_rollout_train_k3"] == pytest.approx(k3, rel=0.01)
     mask = hidden["mask"].to(torch.uint8)
-    torch.save(columns | {"token_loss_mask": mask, "scores": torch.ones(len(mask))}, tmp_path / "x.pt")
-    rc.dump(tmp_path / "x.jsonl", **columns, sequences=None, token_loss_mask=mask).result()
+    torch.save(columns | {"picked": mask, "grades": torch.ones(len(mask))}, tmp_path / "x.pt")
+    rc.dump(tmp_path / "x.jsonl", **columns, sequences=None, picked=mask).result()
     rows, width = mask.shape
     for name, shape in (("x.pt", f"{rows} x {width}"), ("x.jsonl", f"{width}")):
         assert main(["doctor", str(tmp_path / name)]) == 1
         text = " ".join(capsys.readouterr().out.split())
-        assert f"token_loss_mask [{shape}, 0/1: --field mask=token_loss_mask if it is the mask]" in text
-        assert main(["doctor", str(tmp_path / name), "--field", "mask=token_loss_mask"]) == 0
-        assert "token_loss_mask [" not in capsys.readouterr().out
+        assert f"picked [{shape}, 0/1: --field mask=picked if it is the mask]" in text
+        assert main(["doctor", str(tmp_path / name), "--field", "mask=picked"]) == 0
+        assert "picked [" not in capsys.readouterr().out
 
 
 def with_zeros_at_the_ends(count, left=False, sure=0.6, every=1, at_once=1):

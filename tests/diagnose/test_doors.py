@@ -107,7 +107,7 @@ def test_markup_is_not_made_of_strings():
 DOORS = {
     "print": set(),
     # The terminal asks for its encoding.
-    "stdout": {"cli/streams.py", "cli/main.py", "cli/dump_commands.py", "diagnose/show/terminal.py"},
+    "stdout": {"cli/streams.py", "cli/main.py", "diagnose/show/terminal.py"},
     "stderr": {"cli/streams.py", "diagnose/show/terminal.py"},
     "rich": {"diagnose/show/terminal.py"},
     "Html(": {"diagnose/show/html.py"},
