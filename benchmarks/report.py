@@ -43,8 +43,8 @@ after it. Both files are written while the steps run, so a run that is ended ear
 
 ## What a micro-batch costs
 
-The arithmetic of a correction or a loss takes a GPU 0.05 to 0.5 ms a micro-batch. The rest is launches, waits of the
-host for the device, and memory. These are counted without a GPU, of everybody's own code on the same batch.
+On a GPU a call also pays for launches, for waits of the host, and for memory. These are counted without a GPU, on
+everybody's own code and the same batch.
 
 - **Batch**: fp32 log-probs, bool mask, 256 sequences, 0.3 million tokens. *padded*: rows of 2,048, 55 % full. *packed*:
   one behind the other. Three numbers are those of 64, 256 and 1,024 sequences (34 thousand to 2.3 million tokens).
@@ -55,8 +55,8 @@ host for the device, and memory. These are counted without a GPU, of everybody's
 - **Bytes a token**: what the operations read and write, over the valid tokens; of the kernels what their compiled code
   loads and stores, counted by an interpreter of PTX. **Temporaries**: the most at a time beyond what is returned.
 - **Host**: CPU time within these functions over that of ours, metrics and backward included, for 256 sequences of up to
-  8 tokens. Ours runs over a driver that does nothing, the others compute on a CPU: 1 to 2 us an operation, where a
-  launch on a GPU takes more. The machine was busy; two runs differ by up to a third.
+  8 tokens. Ours runs over a driver that does nothing, the others compute on a CPU, 1 to 2 us an operation. Two runs
+  on a shared machine differed by up to a third.
 - **Settings**: PPO clipped at 0.2 and 3, ratios between 0.5 and 2, sequences rejected where the framework can. What a
   framework gives to `torch.compile` runs as it is written. TRL and OpenRLHF take most of their metrics, and wait for
   them, outside of these statements. verl's decoupled correction and ROLL's run on CPU tensors, where nothing waits.

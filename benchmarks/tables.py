@@ -31,18 +31,26 @@ def table(
 
 
 def to_json(results: Found) -> str:
-    """Write results indented, with every list of numbers on one line."""
+    """Write results indented, with every list of numbers on one line, and so every mapping in a list that is flat."""
     return _write(results, 0) + "\n"
 
 
-def _write(value: object, depth: int) -> str:
+def _write(value: object, depth: int, in_list: bool = False) -> str:
     inner, end = "\n" + "  " * (depth + 1), "\n" + "  " * depth
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and value and not (in_list and _is_flat(value)):
         parts = [f"{json.dumps(key)}: {_write(item, depth + 1)}" for key, item in value.items()]
         return "{" + inner + ("," + inner).join(parts) + end + "}"
-    if isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, list, tuple)) for item in value):
-        return "[" + inner + ("," + inner).join(_write(item, depth + 1) for item in value) + end + "]"
+    if _is_nested(value):
+        return "[" + inner + ("," + inner).join(_write(item, depth + 1, True) for item in value) + end + "]"
     return json.dumps(value)
+
+
+def _is_flat(value: Mapping[str, object]) -> bool:
+    return not any(isinstance(item, Mapping) or _is_nested(item) for item in value.values())
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(item, (Mapping, list, tuple)) for item in value)
 
 
 def number(value: float | None) -> str:

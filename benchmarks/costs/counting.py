@@ -84,11 +84,6 @@ class Cost:
     written: int = 0
     temporaries: int = 0
 
-    @property
-    def moved(self) -> int:
-        """Bytes that operations read and write."""
-        return self.read + self.written
-
 
 @dataclass
 class Memory:

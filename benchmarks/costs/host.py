@@ -1,7 +1,7 @@
 """Host time of the calls, on 256 short sequences: of ours over a driver that does nothing, of the frameworks on a CPU.
 
 CPU time of the thread, the least of several rounds. A framework's operations compute on the CPU, which takes 1 to 2 us
-each for so few tokens; to launch a kernel takes several. Only the framework's functions are timed, and the backward.
+each for so few tokens. Only the framework's functions are timed, and the backward.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from benchmarks.tables import Found, Table, number
 
 OURS = "rollout-corr, kernels"
-# Whose counts stand in the tables; launches of the other sizes stand beside where they differ.
+# The tables show the counts of this size; launches and waits of every size where sizes differ.
 SHAPE = [256, 2048]
 HEADS = {
     "correction": "A correction with its metrics",
@@ -71,6 +71,6 @@ def sentence(results: Found) -> str:
 
     ours, verl = ([cost(who, what) for what in ("correction", "loss")] for who in (OURS, "verl"))
     return (
-        f"Launches, host waits, bytes a token, counted without a GPU: a correction with metrics takes {ours[0]},\n"
-        f"verl's {verl[0]}; PPO with its backward {ours[1]}, verl's {verl[1]}.\n"
+        f"Launches, host waits, bytes a token, counted without a GPU: a correction with metrics takes {ours[0]}, "
+        f"verl's {verl[0]}; PPO with its backward {ours[1]}, verl's {verl[1]}."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -262,5 +263,6 @@ def readme(page: str, results: Found | None, counted: str) -> str:
                 lines.append([f"{size(case)}, {case['layout']}, {case['workload']}", *taken])
         about: dict[str, Any] = results["machine"]
         where = f"{about['cpu']}, torch {about['torch']}, {results['date']}, commit {results['commit'][:12]}."
-        made = "\n".join([*markdown_rows(lines), "", counted + where]) + "\n"
+        about_them = textwrap.fill(f"{counted} {where}", 126, break_on_hyphens=False)
+        made = "\n".join([*markdown_rows(lines), "", about_them])
     return "\n".join([before + BEGIN, made, END + after])

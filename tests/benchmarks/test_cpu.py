@@ -176,7 +176,7 @@ def test_readme_has_the_committed_speeds():
     page = report.README.read_text(encoding="utf-8")
     counted = costs.sentence(report.counted())
     assert cpu_tables.readme(page, report.load(), counted) == page, "run python -m benchmarks.report"
-    made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu(), "counts\n")
+    made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu(), "counts.")
     assert "| 2048 x 8192, padded, metrics only | 20.0 | 6.00 | 2.00 |" in made and f"commit {'c' * 12}." in made
     assert "| milliseconds a call, 1 thread | verl |" in made and "old" not in made
     assert made.startswith("before\n") and made.endswith("\nafter")
