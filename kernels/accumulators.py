@@ -77,13 +77,13 @@ def counts_others(plan: Tables, i: int) -> bool:
 
 
 @triton.constexpr_function
-def encloses(plan: Tables, place: int) -> bool:
+def counts_more_than_equal(plan: Tables, place: int) -> bool:
     """Return whether a count of slots is of valid or of finite tokens, among which those of equal log-probs are."""
     return "differing" in plan.counts and plan.recorded[place] in (("counts", "valid"), ("counts", "nonfinite"))
 
 
 @triton.constexpr_function
-def is_enclosed(plan: Tables, place: int) -> bool:
+def counts_equal(plan: Tables, place: int) -> bool:
     """Return whether a count of slots is of tokens of equal log-probs."""
     return plan.recorded[place] == ("counts", "differing")
 

@@ -16,9 +16,10 @@ from .correct.plan import Tables
 from .sums import over_lanes
 from .tokens import at, has, key_of, of_key, size
 
-# Rows that the last program adds up at a time; columns, and programs over tokens, that one adds up at a time before.
+# ROWS: rows that the last program adds up at a time. GROUP: columns, LANES: token programs, that a part adds up at a
+# time.
 ROWS, GROUP, LANES = tl.constexpr(16), tl.constexpr(16), tl.constexpr(32)
-# Rows that neighbors add up where there are more.
+# Above ROW_GROUP rows, the last program of each ROW_GROUP adds up its group first.
 ROW_GROUP = tl.constexpr(64)
 
 
@@ -210,7 +211,7 @@ def count_in(counter: tl.tensor) -> tl.tensor:
 def add_up_neighbors(
     counter: tl.tensor, out: Partials, program: tl.tensor, rows: tl.tensor, PLAN: tl.constexpr
 ) -> tl.tensor:
-    """Count a program over sequences in with its group; the last of it adds up their rows, and is told so."""
+    """Add up the rows of a group in its last program. Return whether this program is that one."""
     first = program // ROW_GROUP * ROW_GROUP
     many = tl.minimum(rows - first, ROW_GROUP)
     last = count_in(counter + 1 + program // ROW_GROUP) == many - 1

@@ -13,15 +13,15 @@ import triton.language as tl
 from .accumulators import (
     LARGEST_COUNT,
     bit_of,
+    counts_equal,
+    counts_more_than_equal,
     counts_others,
-    encloses,
     exponents_of,
     first_of,
     first_of_word,
     is_added,
     is_count,
     is_distance,
-    is_enclosed,
     is_extremum,
     is_measured,
     is_of_slots,
@@ -87,8 +87,8 @@ def with_words(found: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.
     for place in tl.static_range(size(PLAN, "recorded")):
         if first_of_word(PLAN, place) == place:
             more = more[:place] + (tl.zeros_like(places_of(0, TILING)),) + more[place + 1 :]
-        if first_of_word(PLAN, place) >= 0 and is_measured(PLAN, place) and not encloses(PLAN, place):
-            if is_enclosed(PLAN, place):
+        if first_of_word(PLAN, place) >= 0 and is_measured(PLAN, place) and not counts_more_than_equal(PLAN, place):
+            if counts_equal(PLAN, place):
                 word = word_of_equal(found, place, PLAN)
             else:
                 word = more[first_of_word(PLAN, place)] + tl.where(found[place], one_of(PLAN, place), 0)

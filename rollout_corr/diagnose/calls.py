@@ -44,8 +44,8 @@ def doctor(
     Args:
         source: A dump (.jsonl, .pt, .parquet, ...), a folder of them, or a list of these; or train_logp: the log-probs
             under the trainer's policy, in any layout that `correct` takes.
-        rollout_logp: Beside train_logp: log-probs under the engine that sampled the tokens, same layout.
-        batch: Beside train_logp: everything else about the tokens, as `Batch`. Its turns, versions, kept mass and
+        rollout_logp: With train_logp: log-probs under the engine that sampled the tokens, same layout.
+        batch: With train_logp: everything else about the tokens, as `Batch`. Its turns, versions, kept mass and
             labels are read, as in a dump of it.
         mask: In place of a batch that holds no more: non-zero is valid, same layout. None: every token is valid.
         cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
@@ -58,7 +58,7 @@ def doctor(
             many differ, where the first one is, and what they have in common, as `Diagnosis.in_common` does: a place in
             a page of the KV cache, a prefix-cache hit, a turn, a label of `by` (rank, batch_size, expert), ...
         progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
-        **columns: Beside train_logp, what `dump` takes: `token_ids`, `new_logp`, `steps`, `advantages`,
+        **columns: With train_logp: what `dump` takes: `token_ids`, `new_logp`, `steps`, `advantages`,
             `prompt_lengths`, `cached_tokens`, and those that `by` names, per token or per sequence; and the top-k
             log-probs `rollout_topk_logp`, `train_topk_logp`, `topk_ids`, `train_topk_ids`, [N, k] or [B, T, k].
 

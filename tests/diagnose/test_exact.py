@@ -67,6 +67,19 @@ def test_a_rank_and_a_place_within_it_are_two_findings():
     assert [(one.kind, one.at, one.page) for one in found] == [("label", 3, None), ("page", 0, 16)]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_counts_are_of_the_border_that_is_named(seed):
+    """Random tokens behind position 61 differ: 60 is the roundest border near, and makes another set than the best."""
+    generator = torch.Generator().manual_seed(seed)
+    position = torch.arange(200)
+    rollout = -torch.rand(40, 200, generator=generator) - 0.1
+    differs = (position >= 61) & (torch.rand(40, 200, generator=generator) < 0.03)
+    (one,) = rc.doctor(rollout.where(~differs, rollout - 1e-6), rollout, exact=True).in_common
+    there = position >= one.at
+    assert (one.kind, one.size, one.differing) == ("position", 40 * int(there.sum()), int(differs[:, there].sum()))
+    assert one.at % 4 == 0 and f"from position {one.at} on" == one.says
+
+
 def test_the_first_difference_and_the_counts():
     columns = planted_dump(one_rank)
     found = diagnosed(columns)

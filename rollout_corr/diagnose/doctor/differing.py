@@ -30,7 +30,7 @@ def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
         f"{bits.differing:,} of {counted(bits.tokens, 'token')} ({shared}) differ, in {bits.affected:,} of "
         f"{counted(bits.sequences, 'sequence')}"
     )
-    said = [f"in common: {sentence(bits, one)}" for one in found]
+    said = [f"in common: {sentence(one)}" for one in found]
     numbers = {
         "tokens_differing": float(bits.differing),
         "tokens_differing_fraction": bits.differing / bits.tokens,

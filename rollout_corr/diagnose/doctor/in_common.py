@@ -10,6 +10,7 @@ paid for; so chance of one of these forms passes in fewer than 2^-SURE of dumps.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -40,7 +41,7 @@ class Sets(NamedTuple):
         parameters: What each set is made by: a residue, a first position, a value.
         counts: The counts of each set, as of `Counts`.
         bits: Bits that name one of them.
-        page: The page of which `parameters` are places.
+        page: Page size; `parameters` are places in it.
         lowest: Where a set begins: the smallest number that makes the same set. `parameters` are the largest ones.
     """
 
@@ -485,10 +486,14 @@ def in_common(bits: Bits, names: Names) -> list[InCommon]:
 def _said(bits: Bits, best: _Best, saved: float, names: Names) -> InCommon:
     one, sets = best.hypothesis, best.sets
     assert one is not None and sets is not None
-    counts = sets.counts[:, best.chosen]
+    chosen = best.chosen
     if sets.lowest is not None:
         low, high = best.near
-        sets.parameters[best.chosen] = roundest(sets.lowest[low], int(sets.parameters[high]))
+        border = roundest(sets.lowest[low], int(sets.parameters[high]))
+        # The set that this border makes, which may be another one than the best.
+        chosen = bisect_left(sets.parameters, border)
+        sets.parameters[chosen] = border
+    counts = sets.counts[:, chosen]
     tokens = one.unit == "tokens"
     size, differing = int(counts[0]), int(counts[2 if tokens else 1])
     alike = [
@@ -500,10 +505,10 @@ def _said(bits: Bits, best: _Best, saved: float, names: Names) -> InCommon:
     ]
     return InCommon(
         kind=one.kind,
-        says=_words(one, sets, best.chosen, names),
+        says=_words(one, sets, chosen, names),
         advice=one.advice,
         of=sets.of,
-        at=sets.parameters[best.chosen],
+        at=sets.parameters[chosen],
         page=sets.page,
         unit=one.unit,
         size=size,
@@ -523,9 +528,9 @@ def _words(one: Hypothesis, sets: Sets, index: int, names: Names) -> str:
     return one.says.format(of=sets.of, at=at, page=sets.page, pages=pages, modulo=modulo)
 
 
-def sentence(bits: Bits, one: InCommon) -> str:
+def sentence(one: InCommon) -> str:
     """Say what was found, and how well it explains the differences."""
-    what = counted(one.size, one.unit[:-1]) if one.unit == "tokens" else counted(one.size, "sequence")
+    what = counted(one.size, one.unit[:-1])
     rest = "and no other" if one.share == 1.0 else f"with {100.0 * one.share:.3g} % of all tokens that differ"
     also = f" (the same tokens: {'; '.join(one.alike)})" if one.alike else ""
     return f"{one.says}: {one.differing:,} of {what} there differ, {rest}{also}"

@@ -19,7 +19,7 @@ LOG_PROBS, MASK = "log-probs?", "0/1, a mask?"
 def described(fields: Mapping[str, Any]) -> str:
     """List columns with their shapes and what they look like; what may be log-probs or the mask comes first."""
     each = [(name, _numbers(values)) for name, values in fields.items()]
-    said = [(name, "" if x is None else _shape(fields[name], x), _kind(fields[name], x)) for name, x in each]
+    said = [(name, "" if x is None else _shape(fields[name]), _kind(fields[name], x)) for name, x in each]
     said.sort(key=lambda one: (one[2] != LOG_PROBS, one[2] != MASK, not one[1]))
     shown = []
     for name, shape, kind in said[:MOST_DESCRIBED]:
@@ -45,7 +45,7 @@ def _numbers(values: Any) -> Tensor | None:
         return None
 
 
-def _shape(values: Any, x: Tensor) -> str:
+def _shape(values: Any) -> str:
     """Write a shape; a list of lists has as many rows, and those of its first row."""
     sizes = list(values.shape) if isinstance(values, Tensor) else []
     while isinstance(values, (list, tuple)):
