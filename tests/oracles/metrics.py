@@ -243,7 +243,9 @@ def of_probabilities(spec, tokens):
         "prob_diff_abs_mean": mean(gaps),
         "prob_diff_abs_max": max(gaps, default=0.0),
         "prob_correlation": pearson(p, q),
-        "logp_ulps_max": max((abs(ulps(t.train) - ulps(t.rollout)) for t in tokens if t.finite), default=0),
+        "logp_ulps_max": max(
+            (min(2**31 - 1, abs(ulps(t.train) - ulps(t.rollout))) for t in tokens if t.finite), default=0
+        ),
         "tokens_train_filled": sum(t.train in (0.0, -1.0) and abs(t.d) > 1.0 for t in tokens),
         "tokens_rollout_filled": sum(t.rollout in (0.0, -1.0) and abs(t.d) > 1.0 for t in tokens),
         "kl_train_rollout_k3": mean([k3(-x) for x in d]),
