@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..backends.batch import OpenBatch, Result
 from ..backends.choose import BACKENDS, BackendName, chosen_backend
-from ..backends.given import Batch, batch_given
+from ..backends.given import Batch, batch_given, state_of_masks
 from ..backends.layouts import L, L_co, LogProbs, W_co, described
 from ..backends.operators import beyond_kernels
 from ..backends.ranks import THIS_RANK, Claims, claims_of
@@ -54,8 +54,8 @@ class Correction(HasStatistics, Generic[L_co, W_co]):
     statistics: Statistics
     keep_turns: Tensor | None = None
     turns: Tensor | None = None
-    # The mask that was given and the one that was made of it, which a loss with the same one need not make again.
-    _masks: tuple[Any, Any] | None = None
+    # The mask given, the one made of it, and their state: a loss with the same ones need not make it again.
+    _masks: tuple[Any, Any, tuple[int, ...] | None] = None, None, None
 
     def __repr__(self) -> str:
         """Shapes and dtypes; nothing is read from the device."""
@@ -217,7 +217,7 @@ def _given_back(batch: OpenBatch, found: Result, out: Outputs | None) -> Correct
         weights = batch.restore(found.weights)
     if mask is None:
         mask = mask_back(batch, found.mask)
-    masks = batch.given_mask, mask
+    masks = batch.given_mask, mask, state_of_masks(batch.given_mask, mask)
     return Correction(weights, mask, found.keep, found.statistics, found.keep_turns, batch.turns, masks)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..backends import whole
 from ..backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OFFSETS, OpenBatch, Reader
 from ..backends.choose import BACKENDS, chosen, chosen_backend
-from ..backends.given import Factors
+from ..backends.given import Factors, state_of_masks
 from ..backends.layouts import LogProbs, dtype_of, shape_of
 from ..backends.loss_task import beyond_kernels
 from ..backends.ranks import Claims, claims_of
@@ -177,9 +177,11 @@ def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> R
     name, joined = "Factors", None
     if isinstance(correction, Correction):
         name = "correction"
-        if mask is not None and correction._masks is not None:
-            of, made = correction._masks
-            joined = mask if of is not None and of is given and made is mask else None
+        of, made, state = correction._masks
+        if mask is not None and of is given and made is mask:
+            # None, as in a compiled function or in inference mode: nobody knows whether one was written to since.
+            now = state_of_masks(of, made)
+            joined = mask if now is not None and now == state else None
     read = tensors.read
     return ReadyWeights(
         read.optional(f"{name}.weights", weights, FLOATS_OR_INTEGERS),

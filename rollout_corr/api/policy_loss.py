@@ -57,7 +57,7 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
     Attributes:
         value: 0-d, fp32 (fp64 where any log-prob is); the only one that has a gradient, to `new_logp`.
         mask: Non-zero at tokens that train: dtype and shape of the mask given. With `correction=` of the same mask it
-            is the correction's own tensor.
+            is the correction's own tensor, where nothing was written to either of them since.
         weights: The correction's weights where a Spec was given, as in `Correction`, else None. The mode decides how
             they enter the loss.
         keep: [S] bool where a Spec was given, else None: False for sequences that it rejected as a whole.

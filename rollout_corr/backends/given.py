@@ -248,6 +248,13 @@ def _state_of(tensors: Sequence[object]) -> tuple[int, ...] | None:
     return tuple(found)
 
 
+def state_of_masks(given: object, made: object) -> tuple[int, ...] | None:
+    """Give the same of the mask of a batch and the one made of it, tensors or lists of them."""
+    if given is None or is_followed():
+        return None
+    return _state_of([x for mask in (given, made) for x in (mask if isinstance(mask, (list, tuple)) else (mask,))])
+
+
 def _tensor_of(value: Tensor | SequenceGroups | None) -> Tensor | None:
     return value.numbers if isinstance(value, SequenceGroups) else value
 

@@ -134,6 +134,21 @@ def test_the_mask_of_a_correction_is_handed_back():
         assert joined is not found.mask and torch.equal(joined, found.mask) and joined.dtype == torch.int64
 
 
+@pytest.mark.parametrize("layout", [lambda x: x, lambda x: list(x.unbind())], ids=["padded", "a list"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_mask_that_was_written_to_is_joined_again(layout, inference):
+    """A token that the caller has masked between the two calls does not train, and the result says so."""
+    with torch.inference_mode(inference):
+        train = torch.tensor([[0.0, 1.0, 0.0], [0.0] * 3])
+        given, logps = (layout(x) for x in (torch.ones(2, 3), torch.zeros(2, 3)))
+        batch, spec = rc.Batch(mask=given), rc.Spec(criteria=(rc.Criterion("ratio", upper=1.5),))
+        found = rc.correct(layout(train), logps, batch, spec=spec)
+        given[1][2] = 0.0
+        out = rc.policy_loss(logps, torch.ones(2), batch, old_logp=logps, correction=found)
+    assert [row.tolist() for row in out.mask] == [[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+    assert out.metrics()["tokens_trained"] == 4
+
+
 @pytest.mark.parametrize("loss", [False, True])
 def test_the_first_call_of_all_may_be_compiled(loss, monkeypatch):
     """A framework's metrics are imported with the Spec: the first call used to, which no compiled function may."""
