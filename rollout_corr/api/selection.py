@@ -11,6 +11,8 @@ from torch import Tensor
 from ..metrics.limits import prefers_short
 
 LOG_LENGTH = "log_length"
+# What is compared, in the order of the rows of `Selection.sums`.
+QUANTITIES = ("length", LOG_LENGTH, "reward", "advantage")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Selection:
     """The sums of `selection`. Those of micro-batches and ranks add up: `first + second`, or an all-reduce of `sums`.
 
     Attributes:
-        names: Q names of quantities.
+        names: Q names, of `QUANTITIES`.
         sums: [Q, 6] float64, sums over sequences, see `sums_of`.
     """
 
@@ -48,6 +50,8 @@ class Selection:
 
     def __add__(self, other: Selection) -> Selection:
         """Merge two batches, whose quantities are the same."""
+        if not isinstance(other, Selection):
+            return NotImplemented
         if self.names != other.names:
             raise ValueError(f"other: expected the quantities {list(self.names)}, got {list(other.names)}")
         return replace(self, sums=self.sums + other.sums)
@@ -84,6 +88,7 @@ def selection(
 
     Args:
         kept: [S] bool, `Correction.keep`; or floating, the share of each sequence's tokens that trains, from 0 to 1.
+            Sequences whose share is not finite count in nothing.
         lengths: [S] numbers of valid tokens; sequences without one count in nothing.
         rewards: [S] floating, one per sequence; those that are not finite are left out.
         advantages: [S] floating, likewise; of advantages per token, their mean over the sequence.
@@ -109,17 +114,15 @@ def selection(
         if name != "lengths" and not (x.is_floating_point() or (name == "kept" and x.dtype == torch.bool)):
             expected = "bool or floating" if name == "kept" else "floating"
             raise ValueError(f"{name}: expected dtype {expected}, got {str(x.dtype)[6:]}")
-    columns = {"reward": rewards, "advantage": advantages}
-    named = {name: x.detach().double() for name, x in columns.items() if x is not None}
-    values = by_name(lengths, named)
+    values = by_name(lengths, rewards, advantages)
     return Selection(tuple(values), sums_of(kept.detach().double(), torch.stack([*values.values()])))
 
 
-def by_name(lengths: Tensor, more: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the quantities of sequences, each [S] float64, with NaN at sequences without a token."""
+def by_name(lengths: Tensor, rewards: Tensor | None, advantages: Tensor | None) -> dict[str, Tensor]:
+    """Return the quantities that are known, each [S] float64, with NaN at sequences without a token."""
     counts = torch.where(lengths > 0, lengths.double(), math.nan)
-    found = {"length": counts, LOG_LENGTH: counts.log(), **more}
-    return {name: x.where(lengths > 0, math.nan) for name, x in found.items()}
+    found = dict(zip(QUANTITIES, (counts, counts.log(), rewards, advantages), strict=True))
+    return {name: x.detach().double().where(lengths > 0, math.nan) for name, x in found.items() if x is not None}
 
 
 def sums_of(kept: Tensor, values: Tensor) -> Tensor:
@@ -127,12 +130,12 @@ def sums_of(kept: Tensor, values: Tensor) -> Tensor:
 
     Args:
         kept: [S] float64, k, the share of each sequence that trains.
-        values: [Q, S] float64, x; what is not finite counts in nothing.
+        values: [Q, S] float64, x. A pair of k and x that are not both finite counts in nothing.
 
     Returns:
         [Q, 6] float64: the number of sequences, and the sums of k, k^2, x, x^2 and k x.
     """
-    finite = values.isfinite()
+    finite = values.isfinite() & kept.isfinite()
     x, k = values.where(finite, 0.0), kept.where(finite, 0.0)
     return torch.stack([finite.double(), k, k * k, x, x * x, k * x]).sum(2).T
 

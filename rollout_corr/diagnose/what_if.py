@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..api.correct import correct
-from ..api.selection import Selected, Selection, by_name, sums_of
+from ..api.selection import QUANTITIES, Selected, Selection, by_name, sums_of
 from ..api.suggest import Sequences, Suggestion, suggested
 from ..backends.given import Batch, KeptMass
 from ..definition.sequences import Packed
@@ -34,10 +34,6 @@ LOWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 # The share of the sequences that the suggested bounds keep, and the sequences that they are measured on at most: 10 MB.
 KEEP, MOST_SUGGESTED = 0.99, 262_144
-
-
-# What is compared between sequences that train and those that do not, in the order of `_quantities`.
-QUANTITIES = ("length", "log_length", "reward", "advantage")
 
 
 @dataclass(frozen=True)
@@ -305,8 +301,8 @@ def _quantities(tokens: ValidTokens) -> Tensor:
         shared = torch.bincount(owner[values == first[owner]], minlength=lengths.shape[0]) == lengths
         return first.where(shared, total), total / lengths
 
-    more = {"reward": over_sequence("rewards")[0], "advantage": over_sequence("advantages")[1]}
-    return torch.stack([*by_name(lengths, more).values()])
+    values = by_name(lengths, rewards=over_sequence("rewards")[0], advantages=over_sequence("advantages")[1])
+    return torch.stack([*values.values()])
 
 
 def _applied(spec: Spec, tokens: ValidTokens, offsets: Tensor, advantages: Tensor | None) -> tuple[Tensor, Tensor]:

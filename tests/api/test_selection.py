@@ -36,6 +36,10 @@ def test_means_next_to_plain_loops():
     }
     shares = rc.selection(torch.tensor([0.5, 1.0]), torch.tensor([10, 40])).metrics()
     assert shares == {"kept/length_mean": 30.0, "rejected/length_mean": 10.0}
+    # Nor do shares that are not finite: the second and the last sequence are left out.
+    more = torch.tensor([0.5, NAN, 1.0, math.inf]), torch.tensor([10, 70, 40, 90])
+    unknown = rc.selection(*more, rewards=torch.tensor([1.0, 5.0, 4.0, 5.0])).metrics()
+    assert unknown == {**shares, "kept/reward_mean": 3.0, "rejected/reward_mean": 1.0}
     nothing = rc.selection(kept[:0], lengths[:0])
     assert nothing.metrics() == {"kept/length_mean": 0.0, "rejected/length_mean": 0.0} and nothing.warnings() == []
 
@@ -62,6 +66,8 @@ def test_batches_and_ranks_add_up():
     assert "names" in repr(whole)
     with pytest.raises(ValueError, match=r"other: expected the quantities \['length', 'log_length', 'reward'\], got"):
         whole + rc.selection(keep, lengths)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        whole + 3
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.5])
