@@ -33,6 +33,9 @@ GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
 LARGEST_LOG_PERPLEXITY = 500.0
 
 
+# Integers of as many bytes.
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 # 0-d, or a number that is known on the host.
 Number = Tensor | float
 
@@ -88,11 +91,12 @@ def complement(logp: Tensor) -> Tensor:
     return -logp.clamp(max=0.0).expm1()
 
 
-def ulps(one: Tensor, other: Tensor) -> Tensor:
-    """How many float32 lie between two numbers, each rounded to one and finite: int64. Both zeros are the same."""
-    bits = (x.float().view(torch.int32).long() for x in (one, other))
+def ulps(one: Tensor, other: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """How many numbers of a dtype lie between two finite ones, each rounded to it: int64. Both zeros are the same."""
+    integers = _INTEGERS[dtype.itemsize]
+    bits = (x.to(dtype).view(integers).long() for x in (one, other))
     # Those below 0 have the highest bit set, and grow away from 0.
-    place, other_place = (torch.where(x < 0, -(2**31) - x, x) for x in bits)
+    place, other_place = (torch.where(x < 0, torch.iinfo(integers).min - x, x) for x in bits)
     return (place - other_place).abs()
 
 

@@ -13,7 +13,7 @@ import torch
 import rollout_corr as rc
 from builders.planted_bits import BY, KINDS, RANDOM, Dump, found_in, is_right, planted, table
 from rollout_corr.cli.main import main
-from rollout_corr.diagnose.measure.bits import distances
+from rollout_corr.definition.tokens import ulps
 
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,7 +94,7 @@ def test_the_first_difference_and_the_counts():
         "tokens_differing": float(differs.sum()),
         "tokens_differing_fraction": float(differs.double().mean()),
         "sequences_differing": float(owner[differs].unique().numel()),
-        "ulps_max": 1.0,
+        "ulps_max_of_dtype": 1.0,
     }
     assert not found.healthy and "rank 3" in repr(found) and "1 ulp apart" in repr(found)
     (shared,) = found.in_common
@@ -122,15 +122,28 @@ def test_what_is_not_finite_differs_even_where_both_sides_hold_it(bad):
     assert found.measured.bits.differing == 1 and found.first_difference.position == 5
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_ulps_are_steps_of_the_dtype(dtype):
-    one = torch.tensor([-1.0, -0.0, 1e-3, math.inf], dtype=dtype)
+@pytest.mark.parametrize(
+    ("dtype", "in_float32"),
+    [(torch.float16, 3 << 13), (torch.bfloat16, 3 << 16), (torch.float32, 3), (torch.float64, 0)],
+)
+def test_ulps_are_steps_of_the_dtype(dtype, in_float32):
+    """The finding counts in the dtype of the dump, and says so; the metric counts in float32."""
+    one = torch.tensor([-1.0, -0.0, 1e-3], dtype=dtype)
     other = one
     for _ in range(3):
         other = torch.nextafter(other, torch.tensor(-5.0, dtype=dtype))
-    assert distances(one, one).tolist() == [0, 0, 0, -1]
-    assert distances(one[:3], other[:3]).tolist() == [3, 3, 3]
-    assert distances(torch.zeros(1, dtype=dtype), -torch.zeros(1, dtype=dtype)).tolist() == [0]
+    assert ulps(one, one, dtype).tolist() == [0, 0, 0]
+    assert ulps(one, other, dtype).tolist() == ulps(other.double(), one.double(), dtype).tolist() == [3, 3, 3]
+    assert ulps(torch.zeros(1), -torch.zeros(1), dtype).tolist() == [0]
+    logps = one[None], one.where(torch.arange(3) != 0, other)[None]
+    found = rc.doctor(*logps, exact=True)
+    (finding,) = (each for each in found.findings if each.name == "not_exact")
+    assert finding.numbers["ulps_max_of_dtype"] == 3.0
+    name = str(dtype).removeprefix("torch.")
+    assert found.first_difference.dtype == name
+    said = "3 ulps apart" if dtype == torch.float32 else f"3 ulps of {name} apart"
+    assert said in " ".join(repr(found).split())
+    assert rc.correct(*logps, spec=rc.Spec(detail="full")).metrics()["logp_ulps_max"] == in_float32
 
 
 def test_the_command(tmp_path, capsys):

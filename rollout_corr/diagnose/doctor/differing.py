@@ -35,7 +35,7 @@ def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
         "tokens_differing": float(bits.differing),
         "tokens_differing_fraction": bits.differing / bits.tokens,
         "sequences_differing": float(bits.affected),
-        "ulps_max": float(bits.ulps),
+        "ulps_max_of_dtype": float(bits.ulps),
     }
     advice = " ".join(dict.fromkeys(one.advice for one in found)) or None
     # Of all findings it is what was asked for, and stands first.
@@ -45,9 +45,13 @@ def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
 def _first(bits: Bits) -> str:
     first = bits.first
     assert first is not None
-    far = "not finite" if first.ulps is None else f"{counted(first.ulps, 'ulp')} apart"
-    largest = f"; the largest distance is {counted(bits.ulps, 'ulp')}" if bits.ulps > (first.ulps or 0) else ""
+    far = "not finite" if first.ulps is None else f"{_steps(first.ulps, first.dtype)} apart"
+    largest = f"; the largest distance is {_steps(bits.ulps, bits.dtype)}" if bits.ulps > (first.ulps or 0) else ""
     return (
         f"the first: {first.file}, record {first.record}, position {first.position}: train {first.train_logp:.9g}, "
         f"rollout {first.rollout_logp:.9g}, {far}{largest}"
     )
+
+
+def _steps(ulps: int, dtype: str) -> str:
+    return counted(ulps, "ulp") + ("" if dtype == "float32" else f" of {dtype}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...definition.tokens import ulps
 from ..read.chunk import MISSING_INTEGER, ValidTokens
 
 # Sizes of a page or block of a KV cache. SGLang's prefix cache also has pages of one token.
@@ -17,8 +18,6 @@ PREFIX_PAGES = (1, *PAGES)
 MOST_PLACES, FOLD = 1 << 18, 4096
 # Values of a column, files, and turns that are told apart. Of a column with more values nothing is said.
 MOST_VALUES, MOST_TURNS = 4096, 64
-
-_AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,8 @@ class Difference:
         position: Number of valid tokens of the sequence before it.
         train_logp: Log-prob of the trainer.
         rollout_logp: Log-prob of the engine.
-        ulps: Their distance in steps of the dtype that both have; None where one is not finite.
+        ulps: How many numbers of `dtype` they are apart; None where one is not finite.
+        dtype: The dtype that both have in the dump, such as "bfloat16"; else the one that computes.
     """
 
     file: str
@@ -40,6 +40,7 @@ class Difference:
     train_logp: float
     rollout_logp: float
     ulps: int | None
+    dtype: str
 
 
 class Counts:
@@ -97,7 +98,8 @@ class Bits:
         tokens, differing: Valid tokens, and those whose two log-probs are not equal; one that is not finite counts.
         sequences, affected: Sequences with valid tokens, and those with a token that differs.
         first: The first difference, in the order of the dump.
-        ulps: The largest distance of two finite log-probs, in steps of the dtype that both have.
+        ulps: The largest distance of two finite log-probs, in numbers of a dtype, as of `Difference`.
+        dtype: This dtype.
         groups: What was counted, by what it is counted by.
         runs: Sums over affected sequences that say what differences cost which begin, or lie, anywhere; see `add`.
         labels: Names of the labels that are counted.
@@ -106,6 +108,7 @@ class Bits:
 
     def __init__(self, labels: tuple[str, ...] = ()) -> None:
         self.tokens = self.differing = self.sequences = self.affected = self.ulps = 0
+        self.dtype = "float32"
         self.first: Difference | None = None
         self.groups: dict[str, Group] = {}
         self.runs = dict.fromkeys(RUNS, 0.0)
@@ -149,18 +152,22 @@ class Bits:
         # In the dtype of the dump, where both sides have one.
         same = chunk.train.dtype == chunk.rollout.dtype and tokens.log_mass is None
         dtype = chunk.train.dtype if same else tokens.train.dtype
-        distance = distances(tokens.train[places].to(dtype), tokens.rollout[places].to(dtype))
-        self.ulps = max(self.ulps, int(distance.max()))
+        name = str(dtype).removeprefix("torch.")
+        train, rollout = tokens.train[places], tokens.rollout[places]
+        apart = ulps(train, rollout, dtype).where(train.isfinite() & rollout.isfinite(), -1)
+        if int(apart.max()) > self.ulps:
+            self.ulps, self.dtype = int(apart.max()), name
         if self.first is None:
             i = int(places[0])
-            owner, ulps = int(tokens.owner[i]), int(distance[0])
+            owner, first = int(tokens.owner[i]), int(apart[0])
             self.first = Difference(
                 file=chunk.file_of(owner),
                 record=int(chunk.records[owner]),
                 position=int(tokens.position[i]),
                 train_logp=float(tokens.train[i]),
                 rollout_logp=float(tokens.rollout[i]),
-                ulps=None if ulps < 0 else ulps,
+                ulps=None if first < 0 else first,
+                dtype=name,
             )
 
     def _add_runs(self, tokens: ValidTokens, differs: Tensor, count: Tensor) -> None:
@@ -289,18 +296,6 @@ class _Chunk:
 def _folded(values: Tensor) -> Tensor:
     """Keep values below MOST_PLACES, and larger ones modulo FOLD."""
     return values.where(values < MOST_PLACES - FOLD, MOST_PLACES - FOLD + values % FOLD)
-
-
-def distances(one: Tensor, other: Tensor) -> Tensor:
-    """Return how many steps of their dtype lie between two floats, [n] int64; -1 where one is not finite."""
-    places = []
-    for x in (one, other):
-        bits = x.contiguous().view(_AS_INTEGERS[x.element_size()]).long()
-        largest = torch.iinfo(_AS_INTEGERS[x.element_size()]).max
-        # Floats are in the order of their bits, those below 0 the other way round.
-        places.append((bits & largest) * torch.where(bits < 0, -1, 1))
-    finite = one.isfinite() & other.isfinite()
-    return (places[0] - places[1]).abs().where(finite, -1)
 
 
 def _shared_prefixes(ids: Tensor, offsets: Tensor) -> Tensor:
