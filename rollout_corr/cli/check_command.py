@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 from rollout_corr.cli.main import FOUND, GOOD, parser_of
@@ -11,7 +10,7 @@ from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config, framework_of
 from rollout_corr.frameworks.shared.lookup import readable
-from rollout_corr.frameworks.shared.run_files import SUFFIXES, UnreadableRun
+from rollout_corr.frameworks.shared.run_files import SUFFIXES, NoConfiguration, UnreadableRun
 
 
 def check(arguments: list[str]) -> int:
@@ -56,14 +55,19 @@ def check(arguments: list[str]) -> int:
 
 
 def _each(folder: Path, framework: str | None) -> tuple[list[ConfigProblem], str]:
-    """Check the files of a folder, but for those that are no configuration."""
+    """Check the files of a folder that are configurations; one that cannot be read is a warning."""
     found, checked = list[ConfigProblem](), 0
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix.lower() in SUFFIXES:
-            with suppress(UnreadableRun):
+            try:
                 name = framework or framework_of(path)
                 found += [] if name is None else check_config(name, path)
-                checked += 1
+            except NoConfiguration:
+                continue
+            except UnreadableRun as error:
+                reason = str(error).removeprefix(f"{path}: ")
+                found.append(ConfigProblem("", reason, severity="warning", file=str(path)))
+            checked += 1
     if not checked:
         raise UnreadableRun(f"{folder}: expected a folder with a configuration, one of {', '.join(SUFFIXES)}")
-    return found, f"{folder} ({checked} files)"
+    return found, f"{folder} ({counted(checked, 'file')})"

@@ -201,7 +201,7 @@ slime sh | custom_config_path | not called ... custom-tis-function-path
   ARGS=(--use-tis
 >   --custom-config-path examples/train_infer_mismatch_helper/mis.yaml)
 
-slime yaml | rs_veto_threshold | YAML 1.1 ... 1.0e-4
+slime yaml | rs_veto_threshold | YAML 1.1 ... before the e, as in 1.0e-4
   use_tis: true
 > rs_veto_threshold: 1e-4
 
@@ -312,7 +312,7 @@ trl py | vllm_importance_sampling_correction | does nothing without vLLM
   GRPOConfig(use_vllm=False,
 >   vllm_importance_sampling_correction=True)
 
-trl sh | temperature | greedy decoding
+trl sh | temperature | likeliest token
 > accelerate launch grpo.py --use_vllm --temperature 0
 
 slime sh | custom_tis_function_path | not called without --use-tis
@@ -347,6 +347,24 @@ areal yaml | actor.rejection_sampling.upper | SAPO
     use_sapo_loss: true
     rejection_sampling:
 >     upper: 5.0
+
+slime sh | tis_clip | does nothing while use_tis
+  cat <<EOF <<'NEXT' > readme
+  it's a run
+  EOF
+  a "quote
+  NEXT
+> TIS=(--tis-clip 2.0)
+
+slime sh | tis_clip | does nothing while use_tis
+  sbatch <<EOF
+> python train.py --tis-clip 2.0
+  EOF
+
+trl json | temperature | likeliest token
+  {"use_vllm": true, "model_init_kwargs":
+    {"dtype": "bfloat16"},
+>  "temperature": 0}
 
 verl sh | rollout_is_batch_normalize | does nothing while rollout_is is off
 > run algorithm.rollout_correction.rollout_is_batch_normalize=true
@@ -416,6 +434,20 @@ FINE = {
 evaluation = GRPOConfig(use_vllm=True, top_p=0.5)
 print("--top_p 0.5 is for humans")
 """),
+    "a validation's sampling in Python": ("trl", "run.py", "val_args = GRPOConfig(use_vllm=True, top_p=0.5)\n"),
+    "two strings of flags": ("slime", "run.py", """a = "--use-tis --tis-clip 2.0"
+b = f"--actor-num-nodes {n}"
+"""),
+    "a merge key": ("verl", "run.yaml", """
+        common: &common {rollout_is: token}
+        algorithm: {rollout_correction: {<<: *common, rollout_is_threshold: 3.0}}
+        actor_rollout_ref: {rollout: {calculate_log_probs: true}}
+        """),
+    "a mark of the byte order": ("trl", "run.json", '\ufeff{"use_vllm": true}'),
+    "a function from outside": ("slime", "run.sh",
+        "ARGS=(--use-tis --custom-tis-function-path $FN --custom-config-path a/mis.yaml)\n"),
+    "a file of settings from outside": ("slime", "run.sh",
+        "ARGS=(--custom-tis-function-path a.mis.f --custom-config-path $CFG)\n"),
 }  # fmt: skip
 
 
@@ -530,6 +562,22 @@ def test_the_command(tmp_path, capsys):
     assert main(["check", "--framework", "slime", "--json", "--", "--tis-clip", "2.0"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)
     assert problem["key"] == "tis_clip" and problem["severity"] == "error" and problem["fix"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("b.yaml", "a: [1", r"b.yaml: warning: while parsing.*\(2 files\): 1 mistake"),
+        ("b.yaml", "a: {<<: 3}", r"b.yaml: warning: .*mapping.*\(2 files\)"),
+        ("b.py", "f(", r"b.py: warning: line 1: .*\(2 files\)"),
+        ("b.json", "[1]", r"\(1 file\): nothing wrong"),
+    ],
+)
+def test_a_folder_with_a_broken_file(name, content, says, tmp_path, capsys):
+    (tmp_path / "a.yaml").write_text("use_vllm: true\n")
+    (tmp_path / name).write_text(content)
+    assert main(["check", str(tmp_path), "--framework", "trl"]) == 0
+    assert re.search(says, capsys.readouterr().out, re.DOTALL)
 
 
 def test_yaml_without_pyyaml(monkeypatch, tmp_path):

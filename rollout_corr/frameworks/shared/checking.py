@@ -59,7 +59,8 @@ class ConfigProblem:
     def __str__(self) -> str:
         """One line, as compilers write it."""
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{self.place}{': ' if self.place else ''}{self.severity}: {self.key}: {self.message}{fix}"
+        key = f"{self.key}: " if self.key else ""
+        return f"{self.place}{': ' if self.place else ''}{self.severity}: {key}{self.message}{fix}"
 
 
 class Run:
@@ -150,7 +151,7 @@ class Checks:
         closed: Blocks in which every key is known; "" is the block that is given alone.
         roots: Beginnings of names that are no part of them: `GRPOConfig.` in a Python file.
         logprobs: The setting that has the engine return log-probs, and its default; "": it always does.
-        uses_logprobs: When they are needed, beside a correction.
+        uses_logprobs: When the run needs them; by default, when it corrects.
         mode: The setting of vLLM's `logprobs_mode`, and its default; "": there is none.
         temperature: That of sampling.
         trainer_temperature: That of the trainer's log-probs, where it is a setting of its own.
@@ -372,7 +373,7 @@ def _engine(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
     trained = run.number(of_trainer, sampled) if of_trainer else sampled
     mode, its_default = checks.mode
     if sampled == 0.0:
-        yield _problem(run.find(key), key, "0 is greedy decoding, which no policy does", "write 1.0")
+        yield _problem(run.find(key), key, "at temperature 0 the engine takes the likeliest token", "sample at 1.0")
     elif mode and run.is_(mode, "raw_logprobs", "raw_logits", default=its_default) and abs(trained - 1.0) > 0.0:
         message = f"the engine's log-probs are from before the temperature of {trained:g}, the trainer's from after it"
         blamed = mode if run.find(mode) else key

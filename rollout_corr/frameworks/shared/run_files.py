@@ -52,6 +52,10 @@ class UnreadableRun(ValueError):
     """A configuration that cannot be read, with the reason."""
 
 
+class NoConfiguration(UnreadableRun):
+    """A file that is something else: without keys, or too large."""
+
+
 def settings_in(config: object) -> Settings:
     """Read settings from the path of a file, from the words of a command line, or from a mapping or config object.
 
@@ -89,8 +93,8 @@ def _of_file(path: Path, within: tuple[Path, ...]) -> Settings:
         raise UnreadableRun(f"{path}: expected a file of a configuration, one of {', '.join(SUFFIXES)}")
     try:
         if path.stat().st_size > LARGEST:
-            raise UnreadableRun(f"{path}: expected a configuration, got a file of more than {LARGEST >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
+            raise NoConfiguration(f"{path}: expected a configuration, got a file of more than {LARGEST >> 20} MiB")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UnreadableRun(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -101,7 +105,8 @@ def _of_file(path: Path, within: tuple[Path, ...]) -> Settings:
     except RecursionError as error:
         raise UnreadableRun(f"{path}: blocks within blocks without an end") from error
     except ValueError as error:
-        raise UnreadableRun(f"{path}: {error}") from error
+        kind = NoConfiguration if isinstance(error, NoConfiguration) else UnreadableRun
+        raise kind(f"{path}: {error}") from error
     inherited = _inherited(found, path, (*within, path.resolve())) if suffix in (".yaml", ".yml") else {}
     return _interpolated({**inherited, **found})
 
@@ -161,8 +166,18 @@ def _yaml(text: str) -> Iterator[Found]:
     if root is None:
         return
     if not isinstance(root, yaml.MappingNode):
-        raise ValueError("expected keys and values")
+        raise NoConfiguration("expected keys and values")
     made, left = yaml.SafeLoader(""), MOST_VALUES
+
+    def pairs(node: Any) -> list[tuple[Any, Any]]:
+        """Put in what `<<` merges; each key once, or merges of merges would double without an end."""
+        try:
+            made.flatten_mapping(node)
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+        once = {key.value if isinstance(key, yaml.ScalarNode) else id(key): (key, value) for key, value in node.value}
+        node.value = list(once.values())
+        return node.value
 
     def value_of(node: Any, depth: int = 0) -> Any:
         # Aliases may stand for more values than a memory holds.
@@ -178,13 +193,13 @@ def _yaml(text: str) -> Iterator[Found]:
                 return made.construct_object(node)
             except yaml.YAMLError:  # a tag that the safe loader does not build
                 return UNKNOWN
-        items = node.value if depth < MOST_BLOCKS else ()
         if isinstance(node, yaml.SequenceNode):
-            return [value_of(item, depth + 1) for item in items]
+            return [value_of(item, depth + 1) for item in (node.value if depth < MOST_BLOCKS else ())]
+        items = pairs(node) if depth < MOST_BLOCKS else ()
         return {str(value_of(key)): value_of(value, depth + 1) for key, value in items}
 
     def walk(node: Any, outer: str, depth: int) -> Iterator[Found]:
-        for key, value in node.value if depth < MOST_BLOCKS else ():
+        for key, value in pairs(node) if depth < MOST_BLOCKS else ():
             name, line = f"{outer}{value_of(key)}", key.start_mark.line + 1
             if isinstance(value, yaml.MappingNode) and value.value:
                 yield from walk(value, f"{name}.", depth + 1)
@@ -202,16 +217,18 @@ def _json(text: str) -> Iterator[Found]:
     """Walk a JSON text with the decoder's own scanner for values, which says where each ends."""
     decoder = json.JSONDecoder()
     space = re.compile(r"[\s]*")
+    line, counted = 1, 0
 
     def after(at: int) -> int:
         found = space.match(text, at)
         return at if found is None else found.end()
 
     def walk(at: int, outer: str) -> Iterator[Found | int]:
+        nonlocal line, counted
         at = after(at + 1)
         while text[at : at + 1] == '"':
             key, at_colon = decoder.raw_decode(text, at)
-            line = text.count("\n", 0, at) + 1
+            line, counted = line + text.count("\n", counted, at), at
             at = after(after(at_colon) + 1)
             value, end = decoder.raw_decode(text, at)
             if isinstance(value, dict) and value:
@@ -223,7 +240,7 @@ def _json(text: str) -> Iterator[Found]:
 
     whole = json.loads(text)
     if not isinstance(whole, dict):
-        raise ValueError("expected keys and values")
+        raise NoConfiguration("expected keys and values")
     yield from (found for found in walk(after(0), "") if not isinstance(found, int))
 
 
@@ -255,7 +272,8 @@ def _outer_keys(key: str) -> Iterator[str]:
 def _python(text: str) -> Iterator[Found]:
     """Keywords of calls as `Class.keyword`, and the flags in strings that make a command line.
 
-    A call that is assigned to a name with "eval" in it stands under that name: its sampling is not the training's.
+    A call that is assigned to the name of an evaluation, such as `eval_args` or `val_args`, stands under that name:
+    its sampling is not the training's.
     """
     try:
         tree = parsed(text)
@@ -279,13 +297,16 @@ def _python(text: str) -> Iterator[Found]:
     called: dict[str, int] = {}
     for node in ast.walk(tree):
         target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Name) and "eval" in target.id and isinstance(node, ast.Assign):
+        if isinstance(target, ast.Name) and re.search(EVALUATION, target.id) and isinstance(node, ast.Assign):
             called |= {target.id: id(node.value)}
     of_evaluation = {value: name for name, value in called.items()}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             path = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             yield from _of_call(node, of_evaluation.get(id(node), path), names)
+
+
+EVALUATION = r"eval|^(val|valid|validation|test)(_|$)"
 
 
 def _of_call(node: ast.Call, path: str, names: Mapping[str, ast.expr], depth: int = 0) -> Iterator[Found]:
@@ -312,6 +333,7 @@ def _words_in_strings(text: str) -> Iterator[tuple[str, int]]:
         if token.type in kinds and "--" in token.string:
             for number, line in enumerate(token.string.splitlines(), token.start[0]):
                 yield from ((word, number) for word in re.findall(r"""[^\s"'()\[\],\\]+""", line))
+            yield "\n", token.end[0]
 
 
 def nested(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -107,8 +107,11 @@ def _variables(text: str) -> dict[str, str]:
     return known
 
 
-def _words(text: str, known: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    at, line = 0, 1
+HERE = re.compile(r"""<<-?[ \t]*(["']?)([A-Za-z_]\w*)\1""")
+
+
+def _words(text: str, known: Mapping[str, str], line: int = 1) -> Iterator[tuple[str, int]]:
+    at, delimiters = 0, list[str]()
     while at < len(text):
         char = text[at]
         if char == "\\" and text[at + 1 : at + 2] == "\n":
@@ -116,6 +119,18 @@ def _words(text: str, known: Mapping[str, str]) -> Iterator[tuple[str, int]]:
         elif char == "\n":
             yield "\n", line
             at, line = at + 1, line + 1
+            while delimiters:
+                # A document is read alone (it may be a job's script), so that its quotes end with it.
+                closing = re.compile(rf"^\t*{delimiters.pop(0)}[ \t\r]*$", re.MULTILINE).search(text, at)
+                if closing is not None:
+                    yield from _words(text[at : closing.start()], known, line)
+                    line += text.count("\n", at, closing.end())
+                    at = closing.end()
+        elif text.startswith("<<<", at):
+            at += 3
+        elif found := HERE.match(text, at):
+            delimiters.append(found[2])
+            at = found.end()
         elif char in " \t\r":
             at += 1
         elif char == "#":

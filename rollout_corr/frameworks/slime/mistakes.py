@@ -22,7 +22,7 @@ def _is_text(key: str) -> Rule:
         return "e" in raw and "." not in raw and math.isfinite(run.number(key))
 
     message = "YAML 1.1, which slime reads it as, takes a number with an exponent and no point for text"
-    return Rule(key, wrong, message, "write 1.0e-4")
+    return Rule(key, wrong, message, "write a decimal point before the e, as in 1.0e-4")
 
 
 def _uses_mis(run: Run) -> bool:
@@ -45,15 +45,13 @@ CHECKS = Checks(
         *without("use_opsm", "opsm_delta"),
         Rule(
             PATH,
-            lambda run: (
-                run.has(PATH) and run.off("use_tis") and run.off("get_mismatch_metrics") and not run.has(CONFIG)
-            ),
+            lambda run: run.has(PATH) and run.off("use_tis") and run.off("get_mismatch_metrics") and run.off(CONFIG),
             "{value} is not called without --use-tis",
             "add --use-tis",
         ),
         Rule(
             CONFIG,
-            lambda run: str(run.get(CONFIG)).endswith("mis.yaml") and not run.has(PATH),
+            lambda run: str(run.get(CONFIG)).endswith("mis.yaml") and run.off(PATH),
             "{value} has the settings of a function that is not called: slime's own TIS reads --tis-clip alone",
             "add --custom-tis-function-path ...mis.compute_mis_weights_with_cp",
         ),
