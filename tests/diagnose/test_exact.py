@@ -105,7 +105,8 @@ def test_the_first_difference_and_the_counts():
 def test_equal_bits_are_healthy_where_they_are_asked_for():
     columns = planted_dump()
     columns["train_logp"] = columns["train_logp"].clone()
-    assert [one.name for one in diagnosed(columns).findings] == []
+    found = diagnosed(columns)
+    assert found.findings == () and "exact: the two log-probs of all" in repr(found)
     del columns["turns"], columns["versions"]
     logps = columns.pop("train_logp"), columns.pop("rollout_logp")
     plain = rc.doctor(*logps, cu_seqlens=columns["cu_seqlens"])
@@ -120,6 +121,14 @@ def test_what_is_not_finite_differs_even_where_both_sides_hold_it(bad):
     found = rc.doctor(logp, logp.clone(), exact=True)
     assert found.first_difference.ulps is None and "not finite" in " ".join(repr(found).split())
     assert found.measured.bits.differing == 1 and found.first_difference.position == 5
+
+
+def test_a_side_in_bfloat16_is_what_differences_have_in_common():
+    columns = planted_dump()
+    columns["rollout_logp"] = columns["train_logp"].bfloat16().float()
+    finding = diagnosed(columns).findings[0]
+    assert finding.name == "not_exact" and finding.evidence[1] == "what [bfloat16] says below makes tokens differ"
+    assert finding.advice == "Mend that first, and compare again."
 
 
 @pytest.mark.parametrize(

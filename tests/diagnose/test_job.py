@@ -149,6 +149,15 @@ def test_checkpoints_beside_dumps_are_not_read(tmp_path, capsys):
     assert "found: 1 file of nemo" in " ".join(capsys.readouterr().out.split())
 
 
+def test_several_jobs_in_a_folder_are_doubted(tmp_path):
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        written.nemo(tmp_path / run, 4, samples(6))
+    assert Dump(tmp_path).about.endswith("step 4; step 4 lies in several folders: name that of one run")
+    written.write(written.LAYOUTS["slime"], tmp_path / "b", samples(6))
+    assert "; dumps of slime are not read (1.pt, ...): name their folder" in Dump(tmp_path / "b").about
+
+
 def contents(path):
     """Return what a file holds: lines, or what torch or pickle wrote."""
     if path.suffix == ".jsonl":

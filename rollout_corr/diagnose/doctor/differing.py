@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..measure.bits import Bits
 from ..measure.measurement import Measurement
+from . import wrong_values
 from .cause import Metrics, Signs, cause, counted, percent
 from .in_common import in_common, sentence
 
@@ -31,13 +32,17 @@ def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
         f"{counted(bits.sequences, 'sequence')}"
     )
     said = [f"in common: {sentence(one)}" for one in found]
+    advice = " ".join(dict.fromkeys(one.advice for one in found)) or None
+    known = [each.name for each in (wrong_values.nonfinite, wrong_values.bfloat16) if each.find(measured, metrics)]
+    if known and not found:
+        said = [f"what [{known[0]}] says below makes tokens differ"]
+        advice = "Mend that first, and compare again."
     numbers = {
         "tokens_differing": float(bits.differing),
         "tokens_differing_fraction": bits.differing / bits.tokens,
         "sequences_differing": float(bits.affected),
         "ulps_max_of_dtype": float(bits.ulps),
     }
-    advice = " ".join(dict.fromkeys(one.advice for one in found)) or None
     # Of all findings it is what was asked for, and stands first.
     return Signs(title, (_first(bits), *(said or [NOTHING])), numbers, 1.0, advice=advice)
 

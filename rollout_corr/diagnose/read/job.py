@@ -31,6 +31,7 @@ class Job:
         config: The configuration that the run saved; None: there is none of a known name.
         missing: What is not there, in sentences: a side of the log-probs, and what gives it.
         others: Files of kinds that are read, which are none of the dumps.
+        doubts: What speaks against one job, in sentences: dumps of another framework, or several runs.
     """
 
     folder: Path
@@ -39,6 +40,7 @@ class Job:
     config: Path | None = None
     missing: tuple[str, ...] = ()
     others: tuple[Path, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def framework(self) -> str | None:
@@ -53,7 +55,7 @@ class Job:
         count = sum(map(len, self.dumps.values()))
         others = f"; other files, not read: {len(self.others)}" if self.others else ""
         what = f"{count} file{'s' * (count != 1)} of {self.writer.framework} ({self.writer.switch})"
-        return f"{what}{of}{others}"
+        return "; ".join((f"{what}{of}{others}", *self.doubts))
 
 
 def find_job(folder: Path, suffixes: tuple[str, ...]) -> Job:
@@ -79,7 +81,8 @@ def find_job(folder: Path, suffixes: tuple[str, ...]) -> Job:
             dumps: dict[int | None, tuple[Path, ...]] = {}
             for file, step in sorted(claimed[writer].items(), key=lambda one: (one[1] or 0, _natural(one[0]))):
                 dumps[step] = (*dumps.get(step, ()), file)
-            return Job(folder, writer, dumps, config, (), tuple(_read(set(files) - {*claimed[writer]}, suffixes)))
+            others = tuple(_read(set(files) - {*claimed[writer]}, suffixes))
+            return Job(folder, writer, dumps, config, (), others, _doubts(writer, dumps, claimed))
     one_sided = {file for found in claimed.values() for file in found}
     found = _read(set(files) - one_sided - {config}, suffixes)
     if not found:
@@ -96,6 +99,19 @@ def _read(files: Iterable[Path], suffixes: tuple[str, ...]) -> list[Path]:
 def _natural(file: Path) -> list[str | int]:
     """Order the numbers in names by their values: rank 10 comes after rank 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.as_posix())]
+
+
+def _doubts(
+    writer: Writer, dumps: Mapping[int | None, tuple[Path, ...]], claimed: Mapping[Writer, Mapping[Path, object]]
+) -> tuple[str, ...]:
+    """Say what else lies there, or that a step is there twice."""
+    said = [
+        f"dumps of {other.framework} are not read ({next(iter(found)).name}, ...): name their folder"
+        for other, found in claimed.items()
+        if other.sides == "both" and other.framework != writer.framework
+    ]
+    twice = next((step for step, of in dumps.items() if len({file.parent for file in of}) > 1), None)
+    return (*said, *([] if twice is None else [f"step {twice} lies in several folders: name that of one run"]))
 
 
 def _missing(writer: Writer, files: Mapping[Path, object]) -> str:

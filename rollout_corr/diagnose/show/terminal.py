@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..best_settings import Verdict, verdict_of
-from ..doctor.cause import Severity
+from ..doctor.cause import Severity, counted
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row, joined
@@ -298,6 +298,9 @@ def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
     """Say what was found, the gravest cause first and alone on its line; then what was read."""
     if is_healthy(diagnosis.findings):
         yield f"healthy: {HEALTHY}", "bold green"
+        bits = diagnosis.measured.bits
+        if bits is not None:
+            yield f"exact: the two log-probs of all {counted(bits.tokens, 'token')} are equal", ""
         if "entropy" not in diagnosis.source.fields:
             yield UNSEEN, ""
     for i, finding in enumerate(diagnosis.findings, 1):
