@@ -92,6 +92,48 @@ def test_parts_of_ranks_that_do_not_say_which(parts, tmp_path):
     assert found == {float(one["train"][0]): one["rollout"].tolist() for one in wanted}
 
 
+def changed_ranks(folder, change):
+    """Change the columns of each file of a rank."""
+    for path in (folder / "train_data").iterdir():
+        rank = torch.load(path)
+        change(rank["rollout_data"])
+        torch.save(rank, path)
+
+
+@pytest.mark.parametrize("about", [{}, {"qkv_format": "thd"}])
+def test_equal_parts_of_one_field_and_fields_of_other_lengths_lose_no_sample(about, tmp_path):
+    """Advantages of GRPO are constant; `values` of a length that fits nothing is no field of the sample."""
+    given = samples(6)
+    for sample in given:
+        sample.advantages[:] = 0.75
+    written.by_rank(tmp_path, 1, given, 2, **about)
+    changed_ranks(tmp_path, lambda columns: columns.update(values=[torch.zeros(2) for _ in columns["tokens"]]))
+    dump = Dump(tmp_path)
+    found = {values["train_logp"][0]: values["advantages"] for _, values in sequences_of(dump)}
+    assert dump.problems.count == 0
+    assert found == {float(sample.train[0]): [0.75] * int(sample.mask.sum()) for sample in given}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_ranks_whose_samples_nothing_tells_apart(named, tmp_path):
+    """Names may be strings; without names and tokens, samples of two ranks may be the same or not."""
+    written.by_rank(tmp_path, 1, samples(4))
+
+    def change(columns):
+        indices = columns.pop("sample_indices")
+        if named:
+            columns["sample_indices"] = [f"sample {index}" for index in indices]
+        del columns["tokens"]
+
+    changed_ranks(tmp_path, change)
+    dump = Dump(tmp_path)
+    if named:
+        assert len(sequences_of(dump)) == 4 and dump.problems.count == 0
+        return
+    with pytest.raises(DumpError, match="nothing tells the samples of the ranks apart: add sample_indices"):
+        sequences_of(dump)
+
+
 ONE_SIDED = {
     "dumps/7.jsonl": ({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 7}, "verl.install(dump="),
     "3/12.jsonl": ({"task_id": 12, "sample_idx": 0, "head_version": 2, "completion": "b"}, "areal.install(dump="),
@@ -212,12 +254,18 @@ def test_what_the_framework_wrote_is_read(layout):
         assert set(values["steps"]) == {record_dumps.STEP}
 
 
-def test_the_page_names_every_option_and_file():
+def test_the_page_and_the_table_of_writers_agree():
+    """The page names the options of each framework and no others, and the files that have both log-probs."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "dumps.md").read_text(encoding="utf-8")
+    on_page, in_table = set(), set()
+    for names, switch in re.findall(r"^\| ([\w, -]+) \| (.+?) \|", text, re.MULTILINE):
+        options = re.findall("`(.+?)`", switch)
+        on_page |= {(name.removesuffix(" rl"), one) for name in names.lower().split(", ") for one in options}
     for writer in WRITERS:
         options = [word for word in writer.switch.split() if "_" in word or "." in word or "--" in word]
-        assert all(f"`{option.strip(',')}`" in text for option in options), writer
+        in_table |= {(name.replace("_", "-"), one) for name in writer.framework.split(" or ") for one in options}
         assert writer.sides != "both" or re.split(r"[\\(]", writer.files)[0] in text, writer
+    assert on_page == in_table
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from .writers import Writer, writer_of
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SUFFIXES = (".pt", ".pth", ".pkl", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
-# Of files in a folder; a .json file beside dumps is the configuration of the run, and a .pkl file may be anything.
+# What is read in a folder: a .json file there is the configuration of the run, and a .pkl file may be anything.
 IN_FOLDERS = tuple(suffix for suffix in SUFFIXES if suffix not in (".json", ".pkl"))
 # Paths that are named where several are read.
 MOST_LISTED = 3

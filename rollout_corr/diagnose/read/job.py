@@ -44,7 +44,7 @@ class Job:
 
     @property
     def framework(self) -> str | None:
-        """The name of the framework in `rollout_corr.frameworks`."""
+        """The name of the framework, as messages say it."""
         return None if self.writer is None else self.writer.framework
 
     def __str__(self) -> str:

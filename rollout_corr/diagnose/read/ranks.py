@@ -1,4 +1,4 @@
-"""A step of which every rank wrote a file: each sample once, and the parts of context parallelism put together."""
+"""Put the files that ranks wrote for one step together: each sample once, parts of context parallelism joined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fields import last_part
+from .fields import ALIASES, LOG_PROBS, MASKS, last_part
 from .record_files import Numbered
 
 # The columns of a rank's file lie in this mapping.
@@ -18,6 +18,9 @@ COLUMNS = "rollout_data"
 LENGTHS = ("total_lengths", "response_lengths")
 # What tells samples apart, the likeliest first.
 IDS = ("sample_indices", "partition")
+# Fields that a sample needs: others are left out where their parts do not fit.
+LOG_PROB_NAMES = frozenset(name for role in LOG_PROBS for name in ALIASES[role])
+NEEDED = LOG_PROB_NAMES.union(*(ALIASES[role] for role in MASKS))
 
 
 def is_of_a_rank(found: Any) -> bool:
@@ -38,7 +41,12 @@ def assembled(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Numbered]:
     places: dict[tuple[Any, int], list[tuple[int, int]]] = {}
     for i, rank in enumerate(ranks):
         seen: Counter[Any] = Counter()
-        for row, key in enumerate(_ids(rank[COLUMNS])):
+        ids = _ids(rank[COLUMNS])
+        if ids is None and len(ranks) > 1:
+            # Row 0 of two ranks may be one sample or two.
+            yield 0, f"nothing tells the samples of the ranks apart: add {IDS[0]}", 1.0
+            return
+        for row, key in enumerate(range(len(rank[COLUMNS][LENGTHS[1]])) if ids is None else ids):
             places.setdefault((key, seen[key]), []).append((i, row))
             seen[key] += 1
     held = [_held(ranks, found) for found in places.values()]
@@ -47,16 +55,17 @@ def assembled(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Numbered]:
         yield number, one.record(size), (number + 1) / len(held)
 
 
-def _ids(columns: Mapping[str, Any]) -> list[Any]:
+def _ids(columns: Mapping[str, Any]) -> list[Any] | None:
+    """Return what names each sample of a rank; None if nothing does."""
     count = len(columns[LENGTHS[1]])
     for name in IDS:
         ids = columns.get(name)
         if isinstance(ids, (list, Tensor)) and len(ids) == count and not any(each is None for each in ids):
-            return [int(each) for each in ids]
+            return [each.item() if isinstance(each, Tensor) else each for each in ids]
     # Nothing names a sample: its tokens do.
     tokens = columns.get("tokens")
     if not isinstance(tokens, list) or len(tokens) != count:
-        return list(range(count))
+        return None
     return [tuple(each.tolist()) if isinstance(each, Tensor) else tuple(each) for each in tokens]
 
 
@@ -78,20 +87,25 @@ class _Held:
     parts: dict[str, list[tuple[int | None, int, Tensor]]]
 
     def fits(self, size: int) -> bool:
-        """Return whether the parts may be those of so many ranks."""
-        return all(self._together(parts, size) is not None for parts in self.parts.values())
+        """Return whether the parts of the log-probs may be those of so many ranks."""
+        return all(
+            self._together(parts, size) is not None
+            for name, parts in self.parts.items()
+            if last_part(name).lower() in LOG_PROB_NAMES
+        )
 
     def record(self, size: int) -> dict[str, Any] | str:
         """Return the whole sample, or the problem with it; `size`: as many ranks as fit all samples."""
         record = dict(self.fields)
         for name, parts in self.parts.items():
             whole = self._together(parts, size)
-            if whole is None:
+            if whole is not None:
+                record[name] = whole
+            elif last_part(name).lower() in NEEDED:
                 return (
                     f"{last_part(name)}: expected all parts of {self.response} values, from ranks of context "
                     f"parallelism (thd), got parts of {[part.shape[0] for _, _, part in parts]}"
                 )
-            record[name] = whole
         return record
 
     def _together(self, parts: Sequence[tuple[int | None, int, Tensor]], size: int) -> Tensor | None:
@@ -99,12 +113,8 @@ class _Held:
         if all(known for _, known, _ in parts):
             size, by_rank = parts[0][1], {rank or 0: part for rank, _, part in parts}
         else:
-            # In the order of the ranks; some repeat, and some ranks have none.
-            several: list[Tensor] = []
-            for _, _, part in parts:
-                if part.numel() and not any(torch.equal(part, other) for other in several):
-                    several.append(part)
-            by_rank = dict(enumerate(several))
+            # In the order of the ranks, some of which have none.
+            by_rank = dict(enumerate(part for _, _, part in parts if part.numel()))
         if size < 1 or sum(part.shape[0] for part in by_rank.values()) != self.response:
             return None
         # A rank has the chunks r and 2 R - 1 - r of 2 R, and a token lies where the token before it does.
@@ -131,17 +141,34 @@ def _held(ranks: Sequence[Mapping[str, Any]], places: Sequence[tuple[int, int]])
             if isinstance(values, (list, Tensor)) and len(values) == count:
                 found.setdefault(name, []).append((i, values[row]))
     total, response = (int(found[name][0][1]) for name in LENGTHS)
-    held = _Held(total, response, {}, {})
+    held, repeats = _Held(total, response, {}, {}), _repeats(found, total, response)
     for name, each in found.items():
-        parts = [(i, x) for i, x in each if _is_part(x, total, response)]
-        if len(parts) < len(each):
-            held.fields[name] = next(x for _, x in each if not _is_part(x, total, response))
+        parts = [(i, x) for i, x in each if _is_part(x, total, response) and i not in repeats]
+        wholes = [x for _, x in each if not _is_part(x, total, response)]
+        if wholes:
+            held.fields[name] = wholes[0]
             continue
         thd = all(ranks[i].get("qkv_format", "thd") == "thd" for i, _ in parts)
         held.parts[name] = [
             (ranks[i].get("cp_rank"), int(ranks[i].get("cp_size") or 0) if thd else -1, part) for i, part in parts
         ]
     return held
+
+
+def _repeats(found: Mapping[str, list[tuple[int, Any]]], total: int, response: int) -> set[int]:
+    """Return the ranks all of whose parts an earlier rank has, as those of tensor parallelism."""
+    parts: dict[int, dict[str, Tensor]] = {}
+    for name, each in found.items():
+        for i, x in each:
+            if _is_part(x, total, response):
+                parts.setdefault(i, {})[name] = x
+    ranks = sorted(parts)
+    return {
+        i
+        for place, i in enumerate(ranks)
+        for j in ranks[:place]
+        if parts[i].keys() <= parts[j].keys() and all(torch.equal(x, parts[j][name]) for name, x in parts[i].items())
+    }
 
 
 def _is_part(values: Any, total: int, response: int) -> bool:

@@ -23,7 +23,7 @@ class Writer:
     """A kind of file that a framework writes.
 
     Attributes:
-        framework: Its name in `rollout_corr.frameworks`.
+        framework: Its name as messages say it; two where the files of both are alike.
         switch: What makes the framework write it.
         files: Pattern of the end of the path, with `/`; its groups `step` and `rank` are numbers.
         sides: The log-probs that are in it.
@@ -64,7 +64,7 @@ WRITERS = (
         "skyrl",
         "trainer.dump_data_batch",
         r"dumped_data/global_step_(?P<step>\d+)_training_input\.pkl",
-        # Beside it lies the mask of whatever was generated.
+        # The file also has the mask of whatever was generated.
         roles={"mask": "loss_mask"},
     ),
     # slime wrote the same until August 2026.
@@ -76,7 +76,13 @@ WRITERS = (
         # The others are those of the loss: in the first update of a step the same values again.
         roles={"train_logp": "old_log_probs"},
     ),
-    Writer("slime", "--dump-details", r"rollout_data/(?:eval_)?\d+\.pt", "rollout", both=SLIME),
+    Writer(
+        "slime or miles",
+        "--save-debug-rollout-data or --dump-details",
+        r"rollout_data/(?:eval_)?\d+\.pt",
+        "rollout",
+        both=SLIME,
+    ),
     Writer("verl", "actor_rollout_ref.rollout.skip", r"\d+/gen_batch\.dp", "rollout", both=_installed("verl")),
     Writer(
         "verl",
