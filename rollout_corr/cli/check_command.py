@@ -8,7 +8,7 @@ from rollout_corr.cli.main import FOUND, GOOD, parser_of
 from rollout_corr.cli.streams import print_json, print_line
 from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config, framework_of
+from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config, framework_of, settings_of_each
 from rollout_corr.frameworks.shared.lookup import readable
 from rollout_corr.frameworks.shared.run_files import SUFFIXES, NoConfiguration, UnreadableRun
 
@@ -43,6 +43,11 @@ def check(arguments: list[str]) -> int:
             if framework is None:
                 raise UnreadableRun(f"{chosen.config[0]}: no setting of a framework that is known; give --framework")
             found, checked = check_config(framework, chosen.config), f"{' '.join(chosen.config)} ({framework})"
+            counts = settings_of_each(chosen.config)
+            if not found and not counts.get(framework, 1):
+                alike = max(counts, key=lambda name: counts[name])
+                looks = f"; it looks like one of {alike}" if counts[alike] else ""
+                raise UnreadableRun(f"{chosen.config[0]}: no setting of {framework} is in it{looks}")
     except UnreadableRun as error:
         raise DumpError(str(error)) from error
     if chosen.json:

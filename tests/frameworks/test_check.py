@@ -604,6 +604,20 @@ def test_the_framework_is_recognized(framework, config):
     assert framework_of(config) == framework
 
 
+def test_another_framework_than_that_of_the_configuration(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("actor_rollout_ref: {rollout: {temperature: 1.0}}\n")
+    assert main(["check", str(path), "--framework", "verl"]) == 0
+    assert main(["check", str(path), "--framework", "slime"]) == 2
+    assert "no setting of slime is in it; it looks like one of verl" in capsys.readouterr().err
+
+
+def test_a_refused_setting_hides_no_other_mistake():
+    """Without it the Spec may correct nothing; what was meant does."""
+    found = rc.check_config("verl", [f"{C}=tokens", f"{R}calculate_log_probs=false"])
+    assert [problem.key.rpartition(".")[2] for problem in found] == ["rollout_is", "calculate_log_probs"]
+
+
 def test_causes_are_those_of_the_doctor():
     causes = {cause.name for cause in CAUSES}
     problems = rc.check_config("verl", [*f"{R}temperature=0.7 {R}logprobs_mode=raw_logprobs {C}=token".split()])

@@ -66,9 +66,16 @@ class ConfigProblem:
 class Run:
     """The settings that matter, by their whole names, and the Spec that they make."""
 
-    def __init__(self, settings: Settings, spec: Spec | None, compared: bool = False) -> None:
-        """Hold the settings, the Spec that the reader makes of them, and whether both log-probs are there anyway."""
-        self.settings, self.spec, self.compared = settings, spec, compared
+    def __init__(self, settings: Settings, spec: Spec | None, compared: bool = False, refused: bool = False) -> None:
+        """Hold the settings and the Spec that the reader makes of them.
+
+        Args:
+            settings: The settings that matter.
+            spec: The Spec; None: there is none.
+            compared: Both log-probs are there anyway.
+            refused: The reader refused a setting, so that the Spec is not all that was meant.
+        """
+        self.settings, self.spec, self.compared, self.refused = settings, spec, compared, refused
 
     def find(self, key: str) -> Setting | None:
         """Return a setting by its whole name."""
@@ -104,7 +111,7 @@ class Run:
     @property
     def corrects(self) -> bool:
         """Tell whether there is a correction."""
-        return self.spec is not None and self.spec.acts
+        return self.refused or (self.spec is not None and self.spec.acts)
 
 
 @dataclass(frozen=True)
@@ -233,13 +240,19 @@ def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
 
 def framework_of(config: object) -> str | None:
     """Recognize the framework of a configuration: the one most of whose settings are there; None: of none."""
-    settings = settings_in(config)
-    counts = {}
-    for name in lookup.readable():
-        checks = checks_of(name)
-        counts[name] = len(_that_matter(_in_roots(settings, checks), checks)) if checks.keys else 0
+    counts = settings_of_each(config)
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] else None
+
+
+def settings_of_each(config: object) -> dict[str, int]:
+    """Count the settings that matter to each framework that has a table."""
+    settings, counts = settings_in(config), {}
+    for name in lookup.readable():
+        checks = checks_of(name)
+        if checks.keys:
+            counts[name] = len(_that_matter(_in_roots(settings, checks), checks))
+    return counts
 
 
 def _check(framework: str, config: object, compared: bool = False) -> list[ConfigProblem]:
@@ -250,7 +263,7 @@ def _check(framework: str, config: object, compared: bool = False) -> list[Confi
     settings = _that_matter(every, checks)
     of_reader = {key: setting for key, setting in settings.items() if key in checks.keys or not checks.keys}
     spec, problems = _read(framework, of_reader) if of_reader else (None, [])
-    run = Run(settings, spec, compared)
+    run = Run(settings, spec, compared, any(problem.severity == "error" for problem in problems))
     problems = [*_spelling(every, settings, checks), *problems, *_engine(run, checks), *_bounds(run, checks)]
     problems += _rules(run, checks.rules)
     once = {(problem.key, problem.line): problem for problem in reversed(problems)}
