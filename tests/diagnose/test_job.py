@@ -258,12 +258,18 @@ def test_the_page_and_the_table_of_writers_agree():
     """The page names the options of each framework and no others, and the files that have both log-probs."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "dumps.md").read_text(encoding="utf-8")
     on_page, in_table = set(), set()
-    for names, switch in re.findall(r"^\| ([\w, -]+) \| (.+?) \|", text, re.MULTILINE):
+    for names, switch, sides in re.findall(r"^\| ([\w, -]+) \| (.+?) \| .+? \| (.+?) \|$", text, re.MULTILINE):
         options = re.findall("`(.+?)`", switch)
-        on_page |= {(name.removesuffix(" rl"), one) for name in names.lower().split(", ") for one in options}
+        on_page |= {
+            (name.removesuffix(" rl"), one, sides == "both") for name in names.lower().split(", ") for one in options
+        }
     for writer in WRITERS:
         options = [word for word in writer.switch.split() if "_" in word or "." in word or "--" in word]
-        in_table |= {(name.replace("_", "-"), one) for name in writer.framework.split(" or ") for one in options}
+        in_table |= {
+            (name.replace("_", "-"), one, writer.sides == "both")
+            for name in writer.framework.split(" or ")
+            for one in options
+        }
         assert writer.sides != "both" or re.split(r"[\\(]", writer.files)[0] in text, writer
     assert on_page == in_table
 
