@@ -597,7 +597,9 @@ def test_yaml_without_pyyaml(monkeypatch, tmp_path):
         ("trl", {"use_vllm": True, "vllm_importance_sampling_correction": True}),
         ("prime_rl", {"trainer": {"loss": {"kl_tau": 0.1}}}),
         ("xtuner", {"rollout_is_veto_level": "max"}),
+        ("slime", ["--use-tis", "--tis-clip", "2.0"]),
         (None, {"learning_rate": 1e-6}),
+        (None, ["--eps-clip", "0.2", "--rollout-max-response-len", "100"]),
     ],
 )
 def test_the_framework_is_recognized(framework, config):

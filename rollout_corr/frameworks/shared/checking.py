@@ -239,10 +239,14 @@ def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
 
 
 def framework_of(config: object) -> str | None:
-    """Recognize the framework of a configuration: the one most of whose settings are there; None: of none."""
+    """Recognize the framework of a configuration: the one most of whose settings are there; None: of none, or several.
+
+    Flags that slime and miles share are slime's.
+    """
     counts = settings_of_each(config)
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] else None
+    most = max(counts.values())
+    alike = [name for name, count in counts.items() if most and count == most]
+    return "slime" if sorted(alike) == ["miles", "slime"] else alike[0] if len(alike) == 1 else None
 
 
 def settings_of_each(config: object) -> dict[str, int]:
