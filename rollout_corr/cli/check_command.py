@@ -41,9 +41,7 @@ def check(arguments: list[str]) -> int:
         else:
             framework = chosen.framework or framework_of(chosen.config)
             if framework is None:
-                raise UnreadableRun(
-                    f"{chosen.config[0]}: the settings are of no framework that is known, or of several; give --framework"
-                )
+                raise UnreadableRun(f"{chosen.config[0]}: no setting of a framework, or of several; give --framework")
             found, checked = check_config(framework, chosen.config), f"{' '.join(chosen.config)} ({framework})"
             counts = settings_of_each(chosen.config)
             if not found and not counts.get(framework, 1):
