@@ -140,8 +140,18 @@ def test_arms_are_the_recipes(example):
     assert (geometric.reduce, geometric.lower, geometric.upper) == ("mean", 1 / 1.1, 1.1)
 
 
-def published(folder: str) -> dict:
-    return json.loads((DOCS / folder / "results.json").read_text(encoding="utf-8"))
+def published(folder: str, run: str = "results") -> dict:
+    return json.loads((DOCS / folder / f"{run}.json").read_text(encoding="utf-8"))
+
+
+def ends_of(results, made: dict) -> dict:
+    return {arm: [results.at_end(run, "reward") for run in runs] for arm, runs in made["curves"].items()}
+
+
+def test_fresh_weights_end_where_no_mismatch_does(results):
+    whole, fresh = (ends_of(results, published("engine_rl", run)) for run in ("results", "fresh"))
+    assert results.p_value([a - b for a, b in zip(fresh["uncorrected"], whole["no mismatch"], strict=True)]) > 0.05
+    assert min(a - b for a, b in zip(fresh["uncorrected"], whole["uncorrected"], strict=True)) > 0
 
 
 def test_the_committed_tables_are_the_committed_numbers(results):
@@ -164,10 +174,11 @@ def test_the_committed_settings_are_the_defaults(example):
 
 
 @pytest.mark.parametrize(
-    ("folder", "above", "alike"),
+    ("folder", "run", "above", "alike"),
     [
         (
             "mismatch_rl",
+            "results",
             [
                 *(("no mismatch", arm) for arm in ("start", "uncorrected", "sequence rejection")),
                 *(("no mismatch", arm) for arm in ("token truncation", "geometric masking")),
@@ -181,15 +192,22 @@ def test_the_committed_settings_are_the_defaults(example):
         ),
         (
             "engine_rl",
+            "results",
             [("start", "uncorrected"), ("token truncation", "uncorrected"), ("no mismatch", "uncorrected")],
+            [("no mismatch", "token truncation"), ("suggested rejection", "uncorrected")],
+        ),
+        (
+            "engine_rl",
+            "second",
+            [(arm, "uncorrected") for arm in ("token truncation", "no mismatch")]
+            + [("token truncation", "suggested rejection")],
             [("no mismatch", "token truncation"), ("suggested rejection", "uncorrected")],
         ),
     ],
 )
-def test_what_the_page_says_of_the_committed_numbers(results, folder, above, alike):
-    made = published(folder)
-    end = {arm: [results.at_end(run, "reward") for run in runs] for arm, runs in made["curves"].items()}
-    end["start"] = made["start"]
+def test_what_the_page_says_of_the_committed_numbers(results, folder, run, above, alike):
+    made = published(folder, run)
+    end = ends_of(results, made) | {"start": made["start"]}
 
     def gains(a, b):
         return [x - y for x, y in zip(end[a], end[b], strict=True)]
