@@ -1,1 +1,1 @@
-"""Launches, waits and bytes of a call, beside the frameworks' own code: `python -m benchmarks.costs`."""
+"""Launches, waits and bytes of a call, ours and the frameworks' own: `python -m benchmarks.costs`."""

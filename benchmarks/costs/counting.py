@@ -1,4 +1,4 @@
-"""Counts of what a call asks of a device, on tensors of the CPU or without memory that stand for those of a device.
+"""Counts of what a call asks of a device. Tensors of the CPU, or without memory, stand in for tensors of a device.
 
 An operation of torch that computes or copies is one launch, though a sort or `nonzero` takes several: so counts of
 torch are low rather than high. A launch of ours is one of Triton's. Views and allocations are none.
@@ -87,7 +87,7 @@ class Cost:
 
 @dataclass
 class Memory:
-    """What is allocated, in the order of events: storages by number, +bytes when they come and -bytes when they go."""
+    """Log of allocations: each event is a storage's number and its bytes, negative where it is freed."""
 
     events: list[tuple[int, int]] = field(default_factory=list)
     known: dict[int, int] = field(default_factory=dict)

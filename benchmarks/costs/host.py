@@ -103,7 +103,7 @@ def main() -> None:
     driver.install()
     torch.set_num_threads(1)
     batch = both_layouts(*SHAPE)["packed"]
-    read = {what: call()[0].metrics for what, call in ours.calls_of(batch, "torch").items()}  # type: ignore[index]
+    read = {what: call()[0].metrics for what, call in ours.calls_of(batch, "torch").items()}
     calls = ours.calls_of(batch, "triton", metrics=False)
     print(json.dumps({what: least_of(call) + least_of(read[what]) for what, call in calls.items()}))
 

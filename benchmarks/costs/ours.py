@@ -31,7 +31,7 @@ PPO = rc.Loss(SURROGATE, mean=rc.Mean("token"))
 PROGRAMS = 128
 
 
-def calls_of(given: Batch, backend: str, metrics: bool = True) -> dict[str, Callable[[], object]]:
+def calls_of(given: Batch, backend: str, metrics: bool = True) -> dict[str, Callable[[], Any]]:
     """Our calls by CORRECTION, LOSS and BOTH; of a loss with its backward."""
     assert given.new is not None
     mask = torch.ones_like(given.old, dtype=torch.bool) if given.mask is None else given.mask.bool()
@@ -76,7 +76,7 @@ def on_a_machine() -> Callable[[Launch], tuple[int, int]]:
 
 @contextmanager
 def as_on_a_device(runs: Callable[[Launch], tuple[int, int]]) -> Iterator[Cost]:
-    """Let tensors of the CPU stand for those of a device; give the cost of all launches."""
+    """Let tensors of the CPU stand in for tensors of a device; yield the cost of all launches."""
     found, empty = Cost(), torch.empty
 
     def run(launch: Launch) -> None:
@@ -130,11 +130,11 @@ def cost_on_kernels(call: Callable[[], object], launched: Cost) -> Cost:
 
 
 def on_plain_torch(given: Batch) -> dict[str, Cost]:
-    """Count our calls on plain torch, as on a device: on tensors without memory, of which no value can be read."""
+    """Count our calls on plain torch, as on a device: on tensors without memory, whose values cannot be read."""
 
-    def there(x: Tensor | None) -> Tensor | None:
+    def there(x: Any) -> Any:
         return None if x is None else x.detach().to("meta").requires_grad_(x.requires_grad)
 
     names = ("old", "rollout", "mask", "cu_seqlens", "new", "advantages")
-    meta = Batch(lengths=given.lengths, **{name: there(getattr(given, name)) for name in names})  # type: ignore[arg-type]
+    meta = Batch(lengths=given.lengths, **{name: there(getattr(given, name)) for name in names})
     return {what: cost_of(call, OURS) for what, call in calls_of(meta, "torch").items()}

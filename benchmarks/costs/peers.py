@@ -30,7 +30,7 @@ KINDS = {CORRECTION: ("preset",), LOSS: ("recipe", "drop-in"), BOTH: ("recipe",)
 
 
 class Asked(NamedTuple):
-    """What is asked of a framework.
+    """The row of a framework that is counted.
 
     Attributes:
         row: Name of the row.

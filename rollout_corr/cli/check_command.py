@@ -18,7 +18,8 @@ def check(arguments: list[str]) -> int:
     parser = parser_of(
         "check",
         "Name the mistakes in the configuration of a run before it starts: the key, the line, and what to write.",
-        f"exit codes: {GOOD} no error (warnings are printed), {FOUND} an error, 2 a file cannot be read",
+        f"exit codes: {GOOD} no error (warnings are printed), {FOUND} an error, 2 a file cannot be read "
+        "(in a folder a warning)",
     )
     parser.add_argument(
         "config",
@@ -30,7 +31,7 @@ def check(arguments: list[str]) -> int:
         "--framework",
         metavar="NAME",
         choices=readable(),
-        help=f"whose configuration it is: {', '.join(readable())}; default: the one most of whose settings are there",
+        help=f"whose configuration it is: {', '.join(readable())}; default: the framework with most settings in it",
     )
     parser.add_argument("--json", action="store_true", help="print the mistakes as JSON, and nothing else")
     chosen = parser.parse_args(arguments)

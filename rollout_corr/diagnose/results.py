@@ -22,7 +22,7 @@ class Diagnosis(Diagnosed):
         source: Files, or tensors: its `fields`, and the `problems` of a file.
         measured: The statistics, profiles and worst tokens of the source.
         findings: The causes that were recognized, the gravest first.
-        mistakes: What is wrong in the configuration that lies beside the dumps of a job, as `check_config` names it.
+        mistakes: Mistakes in the configuration saved with the dumps of a job, as `check_config` names them.
     """
 
     @property

@@ -279,7 +279,7 @@ CHECKS = Checks(
         Rule(
             WHOLE_SEQUENCES,
             lambda run: run.is_(WHOLE_SEQUENCES, True) and run.is_("loss_fn.token_level_loss", True, default=True),
-            "NeMo refuses it beside token_level_loss: true",
+            "NeMo refuses it together with token_level_loss: true",
             "write token_level_loss: false",
         ),
         Rule(

@@ -51,7 +51,7 @@ def percentile(v: Mapping[str, float], percent: float) -> float:
     total = sum(inside)
     if not total:
         return 0.0
-    # Exact zeros are in the two bins around 0, in that of their sign. They come between what is left there.
+    # Exact zeros lie in the two bins around 0, by their sign. They rank between the other values of these bins.
     zeros = total - (v["tokens_differing"] - v["tokens_nonfinite"])
     positive = min(zeros, inside[0])
     inside[0] -= positive

@@ -1,4 +1,4 @@
-"""What tokens that differ have in common: the hypotheses, and a test that chance and base rates do not pass.
+"""Hypotheses of what differing tokens have in common, and a test that chance and base rates do not pass.
 
 A hypothesis is a set of tokens, or of sequences, by the columns of the dump. Each is a way to write down which tokens
 differ: the rate in the set, the rate outside of it, and then which ones. What is explained takes fewer bits. Chance is
@@ -405,7 +405,7 @@ def _bits(n: Tensor, k: Tensor) -> Tensor:
 
 
 def _split(n: Tensor, k: Tensor, all_n: float, all_k: float) -> Tensor:
-    """Return the bits of which k of n in a set, and which of the others; infinite where the set explains too little."""
+    """Return the bits that name k of n in a set and the rest outside; infinite where the set explains too little."""
     rest, left = all_n - n, all_k - k
     outside = torch.where(left > 0, _bits(rest, left), torch.zeros_like(rest))
     explains = (k >= MOST_OF_ALL * all_k) & (rest > 0) & (k * rest > 2.0 * left * n)
@@ -413,7 +413,7 @@ def _split(n: Tensor, k: Tensor, all_n: float, all_k: float) -> Tensor:
 
 
 def _chance(bits: Bits) -> tuple[float, float, float]:
-    """Return the bits of which sequences are affected, of which of their tokens, and the fewest for both by chance."""
+    """Return the bits that name affected sequences, and their tokens, and the fewest that name both by chance."""
     runs, k, s = bits.runs, bits.differing, bits.affected
     which = _entropy(bits.sequences, s)
     anywhere = _entropy(runs["after"], k - s)
@@ -437,7 +437,7 @@ class _Best(NamedTuple):
 
 
 def _best(bits: Bits, unit: Unit, cost: Callable[[Tensor], Tensor]) -> _Best:
-    """Find the set of a unit whose bits, with those of its name, are fewest."""
+    """Find the set of a unit that takes the fewest bits, its name included."""
     made = [(one, sets) for one in HYPOTHESES if one.unit == unit for sets in one.make(bits) if sets.counts.shape[1]]
     kinds = math.log2(max(1, len({one.kind for one, _ in made})))
     best = _Best(math.inf)

@@ -70,7 +70,7 @@ class Group:
 
     Attributes:
         names: The value of each column of the counts, where these are not the values themselves.
-        within: Whether the value changes within a sequence; then that of a sequence means nothing.
+        within: Whether the value changes within a sequence; then a sequence has no value of its own.
         too_many: Whether there were more values than are told apart.
     """
 

@@ -1,4 +1,4 @@
-"""What columns of unfamiliar names look like: shapes, and what their values could be."""
+"""Descriptions of columns with unfamiliar names: shapes, and what their values could be."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _numbers(values: Any) -> Tensor | None:
 
 
 def _shape(values: Any) -> str:
-    """Write a shape; a list of lists has as many rows, and those of its first row."""
+    """Write a shape; a list of lists counts its rows and the values of its first row."""
     sizes = list(values.shape) if isinstance(values, Tensor) else []
     while isinstance(values, (list, tuple)):
         sizes.append(len(values))

@@ -86,7 +86,7 @@ class Source(ABC):
 
     @property
     def about(self) -> str:
-        """What was recognized, in a line."""
+        """The recognized jobs, in a line."""
         return ""
 
     def __init__(self, wanted: ChosenFields, limit: int | None) -> None:
@@ -219,7 +219,7 @@ class Dump(Source):
 
     @property
     def about(self) -> str:
-        """What was recognized, in a line."""
+        """The recognized jobs, in a line."""
         return "; ".join(filter(None, map(str, self.jobs)))
 
     def parts(self) -> Sequence[Part]:

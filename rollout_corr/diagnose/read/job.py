@@ -22,7 +22,7 @@ OF_MODELS = ('"model_type"', '"architectures"')
 
 @dataclass(frozen=True)
 class Job:
-    """What lies in the folder of a running or ended job.
+    """The folder of a running or ended job.
 
     Attributes:
         folder: The folder.

@@ -36,7 +36,7 @@ class _RefusedError(ValueError):
 
 @dataclass
 class Thing:
-    """What an instruction would have made by a call, a class or a name: nothing but a note of it.
+    """Inert record of a call, a class or a name that an instruction asked for.
 
     Attributes:
         name: Module and name.
@@ -239,7 +239,7 @@ def load_pkl(path: Path) -> tuple[dict[str, Any], int]:
         fields = {str(name): _tensor(value, made) for name, value in saved.items() if isinstance(value, dict)}
     except (DumpError, OSError):
         raise
-    except Exception as error:  # damage shows as anything
+    except Exception as error:  # damaged bytes may raise any error; it is kept as the cause
         reason = str(error) if isinstance(error, _RefusedError) else DAMAGED
         raise DumpError(f"{path}: not a complete .pkl file: {reason}. Expected a batch of SkyRL") from error
     tokens, response = fields.get(TOKENS), fields.get(RESPONSE)
@@ -250,7 +250,7 @@ def load_pkl(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _batch(found: Any) -> dict[str, Any]:
-    """Find the tensors in the state of a batch, which is that of an object or an argument of what rebuilds it."""
+    """Find the tensors of a batch, in the state of an object or in an argument of the call that rebuilds it."""
     for state in (found.state, *found.arguments) if isinstance(found, Thing) else ():
         if isinstance(state, dict) and isinstance(state.get("batch_dict"), dict):
             return dict(state["batch_dict"])

@@ -87,7 +87,7 @@ class _Held:
     parts: dict[str, list[tuple[int | None, int, Tensor]]]
 
     def fits(self, size: int) -> bool:
-        """Return whether the parts of the log-probs may be those of so many ranks."""
+        """Return whether the parts of the log-probs fit so many ranks."""
         return all(
             self._together(parts, size) is not None
             for name, parts in self.parts.items()
@@ -113,7 +113,7 @@ class _Held:
         if all(known for _, known, _ in parts):
             size, by_rank = parts[0][1], {rank or 0: part for rank, _, part in parts}
         else:
-            # In the order of the ranks, some of which have none.
+            # In the order of the ranks; some have none.
             by_rank = dict(enumerate(part for _, _, part in parts if part.numel()))
         if size < 1 or sum(part.shape[0] for part in by_rank.values()) != self.response:
             return None
@@ -156,7 +156,7 @@ def _held(ranks: Sequence[Mapping[str, Any]], places: Sequence[tuple[int, int]])
 
 
 def _repeats(found: Mapping[str, list[tuple[int, Any]]], total: int, response: int) -> set[int]:
-    """Return the ranks all of whose parts an earlier rank has, as those of tensor parallelism."""
+    """Return the ranks that only repeat an earlier rank, as in tensor parallelism."""
     parts: dict[int, dict[str, Tensor]] = {}
     for name, each in found.items():
         for i, x in each:

@@ -36,7 +36,7 @@ Numbered = tuple[int, Mapping[str, Any] | str, float]
 MOST_VALUES = 1 << 24
 # Fields of a record, mappings inside of one another, and letters of a dotted name. A mapping may contain itself.
 MOST_FIELDS, MOST_DEPTH, LONGEST_NAME = 65_536, 32, 1_000
-# Fields with the length of the response, where tokens are those of prompt and response.
+# Fields with the length of the response, where tokens hold the prompt too.
 RESPONSE_LENGTHS = ("response_length", "response_lengths", "response_len")
 # Letters that are kept of the text of a token.
 LONGEST_TEXT = 256

@@ -14,7 +14,7 @@ from typing import Literal
 # Bytes of a file that are looked at to recognize it.
 LOOKED_AT = 1 << 16
 
-# Which log-probs a file has: those of both policies, of the engine alone, or texts and rewards.
+# The log-probs in a file: of both policies, of the engine alone, or none but texts and rewards.
 Sides = Literal["both", "rollout", "none"]
 
 

@@ -226,7 +226,7 @@ def check_config(framework: str, config: object) -> list[ConfigProblem]:
 
 
 def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
-    """Name the mistakes in the configuration beside dumps with both log-probs, which are compared whatever it corrects.
+    """Name the mistakes in a configuration saved with dumps, whose log-probs are compared whatever it corrects.
 
     A framework that is None is recognized by the settings; one without a reader has no rules.
     """
@@ -288,7 +288,7 @@ def _in_roots(settings: Settings, checks: Checks) -> Settings:
 
 
 def _that_matter(settings: Settings, checks: Checks) -> Settings:
-    """Return the settings that matter by their whole names, also those of a block given alone or within more."""
+    """Return the settings that matter by their whole names, also of a block alone or within a larger one."""
     if not checks.keys:
         return settings
     made: Settings = {}
@@ -324,7 +324,7 @@ def _read(framework: str, settings: Settings) -> tuple[Spec | None, list[ConfigP
                 return None, problems
             except (TypeError, ValueError) as error:
                 problem = _of_text(str(error).removeprefix(f"spec({framework!r}): "), settings, "error")
-                # What is refused without it would not be refused beside what was meant.
+                # Once a setting is taken out, others may be refused that fit the one that was meant.
                 problems = problems or [problem]
                 if settings.pop(problem.key, None) is None:
                     return None, problems
@@ -350,7 +350,7 @@ def _of_text(text: str, settings: Settings, severity: Severity) -> ConfigProblem
 def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[ConfigProblem]:
     """Name keys that are nearly one that matters, and keys that matter in another place."""
     found = {id(setting) for setting in settings.values()}
-    # Not those of sampling: evaluation has the same names.
+    # Settings of sampling are left out: evaluation has the same names.
     named = [*checks.keys, *filter(None, (checks.logprobs[0], checks.mode[0]))]
     for key, setting in every.items():
         block, _, last = key.rpartition(".")
@@ -360,9 +360,9 @@ def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[C
             continue
         places = [whole for whole in named if "_" in last and whole.rpartition(".")[2] == last]
         # Of the same block, which may be given alone.
-        beside = [(whole.rpartition(".")[2], whole.rpartition(".")[0]) for whole in named]
-        near = [name for name, outer in beside if not block or f".{outer}".endswith(f".{block}")]
-        exact = any(outer == block for _, outer in beside)
+        parted = [(whole.rpartition(".")[2], whole.rpartition(".")[0]) for whole in named]
+        near = [name for name, outer in parted if not block or f".{outer}".endswith(f".{block}")]
+        exact = any(outer == block for _, outer in parted)
         if places and not any(place in settings for place in places):
             yield _problem(setting, key, "nobody reads it in this place", f"write {places[0]}")
         elif not places and (meant := nearest(last, near, 0.84 if exact else 0.92)):
@@ -402,7 +402,7 @@ def _engine(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
     yield from _sampled(run, checks)
 
 
-# What sampling does to a distribution beside the temperature: what says so, and the value that does nothing.
+# Settings that cut the distribution: the test for a value that cuts, and the value that does nothing.
 CUTS: dict[str, tuple[Callable[[float], bool], str]] = {
     "top_p": (lambda value: 0.0 < value < 1.0, "1.0"),
     # Beyond a thousand tokens little is cut: TRL#7269 measures 0.6 % at 1,024.
@@ -455,7 +455,7 @@ def _bounds(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
 
 
 def _said(part: Weight | Criterion, length: float) -> tuple[str, str] | None:
-    """Say that the bounds of a weight or criterion are those of another level."""
+    """Say that the bounds of a weight or criterion belong to another level."""
     logs = _log_bounds(part)
     if logs is None:
         return None

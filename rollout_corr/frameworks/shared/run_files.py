@@ -154,7 +154,7 @@ Found = tuple[str, Any, str, int]
 
 def _yaml(text: str) -> Iterator[Found]:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
     except ImportError as error:
         raise ValueError("a .yaml file needs PyYAML: pip install pyyaml") from error
     try:

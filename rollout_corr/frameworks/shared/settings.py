@@ -68,7 +68,7 @@ def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = 
         exactly: An unknown key is an error, whatever it is like.
 
     Raises:
-        ValueError: A key that is nearly a known one, or fields of which none is known.
+        ValueError: A key that is nearly a known one, or no known field at all.
     """
     known = list(known)
     unknown = [key for key in given if key not in known]
