@@ -47,14 +47,14 @@ On a GPU a call also pays for launches, for waits of the host, and for memory. T
 everybody's own code and the same batch.
 
 - **Batch**: fp32 log-probs, bool mask, 256 sequences, 0.3 million tokens. *padded*: rows of 2,048, 55 % full. *packed*:
-  one behind the other. Three numbers are those of 64, 256 and 1,024 sequences (34 thousand to 2.3 million tokens).
+  one behind the other. Three numbers are for 64, 256 and 1,024 sequences (34 thousand to 2.3 million tokens).
 - **Launches**: operations of torch that compute or copy, forward and backward. A sort, which takes several kernels,
   counts once. On our kernels: launches of Triton, and operations of torch besides.
 - **Waits**: `.item()`, `bool(tensor)`, shapes that depend on values, copies from and to the host. Their files and lines
   are in `benchmarks/results/costs.json`. Ours is the copy of the statistics in `metrics()`.
 - **Bytes a token**: what the operations read and write, over the valid tokens; of the kernels what their compiled code
   loads and stores, counted by an interpreter of PTX. **Temporaries**: the most at a time beyond what is returned.
-- **Host**: CPU time within these functions over that of ours, metrics and backward included, for 256 sequences of up to
+- **Host**: CPU time within these functions over ours, metrics and backward included, for 256 sequences of up to
   8 tokens. Ours runs over a driver that does nothing, the others compute on a CPU, 1 to 2 us an operation. Two runs
   on a shared machine differed by up to a third.
 - **Settings**: PPO clipped at 0.2 and 3, ratios between 0.5 and 2, sequences rejected where the framework can. What a
@@ -63,7 +63,7 @@ everybody's own code and the same batch.
 
 {costs}
 TRL, OpenRLHF, AReaL and Liger Kernel launch and move less than ours on plain torch, which takes statistics and sums
-exactly. TRL's statements take the host less time than our kernels. prime-rl's temporaries are those of one sample.
+exactly. TRL's statements take the host less time than our kernels. prime-rl's temporaries are for one sample.
 `torch.compile` of the definition is missing: before it writes kernels for a GPU, inductor asks the GPU what it is.
 
 ## On a GPU
