@@ -1,6 +1,6 @@
 """Counts of what compiled kernels execute a token: instructions by class, barriers, exchanges, bytes, sectors.
 
-`PYTHONPATH=tests python -m ptx.counts` prints the table of docs/kernels.md.
+`PYTHONPATH=tests python -m ptx.counts` prints the whole of the table in docs/kernels.md.
 `PYTHONPATH=tests python -m ptx.counts --only metrics_packed loss_gspo --length 4096 400 --by-kernel` looks at variants
 by mean length and changes no file; with `--tokens 64000000 --programs 32` few programs of a large batch run.
 """
@@ -124,7 +124,7 @@ def counted(name: str, length: int) -> dict[str, float]:
 
 
 def table(record: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Lay rows out as the table of docs/kernels.md."""
+    """Lay rows out as a table; docs/kernels.md shows a part."""
     lines = [f"| variant | mean length | {HEADS} |", f"|---|{'--:|' * 10}"]
     for name, rows in record.items():
         for length, row in rows.items():
