@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import rollout_corr as rc
-from builders import metrics_page
+from builders import estimators, metrics_page
 from builders.healthy import same_lengths
 from builders.pages import DOCS, EXAMPLES, PAGES, ROOT, blocks
 from rollout_corr.frameworks.shared import lookup
@@ -121,6 +121,22 @@ def test_metrics_page_is_fresh():
 def test_losses_page_is_fresh():
     text = (DOCS / "losses.md").read_text(encoding="utf-8")
     assert losses() in text, "python -m rollout_corr.frameworks losses makes the part between the comments"
+
+
+def test_estimators_page_is_fresh():
+    number, parts = r"(?<=\| )[\d.]+", (DOCS / "estimators.md").read_text(encoding="utf-8").split(estimators.BEGIN)[1:]
+    for part, table in zip(parts, estimators.tables(), strict=True):
+        old, new = part.partition(estimators.END)[0].strip(), table
+        wanted = "PYTHONPATH=tests python -m builders.estimators"
+        assert re.sub(number, "0", old) == re.sub(number, "0", new), wanted
+        values = ([float(x) for x in re.findall(number, text)] for text in (old, new))
+        assert next(values) == pytest.approx(next(values), rel=0.02, abs=0.02), wanted
+
+
+def test_what_to_cite_stands_on_the_page_of_references():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["references"]
+    page = (DOCS / "references.md").read_text(encoding="utf-8")
+    assert len(cited) > 3 and not [one["url"] for one in cited if f"({one['url']})" not in page]
 
 
 def test_the_frameworks_whose_configuration_is_read_are_named():
