@@ -1,6 +1,6 @@
 """The judgement, measured: healthy engines of all kinds, and bugs of every size, in a small training loop.
 
-`PYTHONPATH=tests:. python -m builders.judged` writes the tables of docs/mismatch.md, in some ten minutes.
+`PYTHONPATH=tests:. python -m builders.judged` writes the tables of docs/doctor.md, in some ten minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from builders.planted_loop import BUGS, Bug
 from builders.small_loop import Columns, Loop
 from rollout_corr.diagnose.show.content import tiles
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "mismatch.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
 BEGIN = "<!-- made by `python -m builders.judged` -->"
 END = "<!-- end of what it makes -->"
 

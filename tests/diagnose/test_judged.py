@@ -1,4 +1,4 @@
-"""What warnings(), doctor and tiles say of a small training loop, healthy and with planted bugs; docs/mismatch.md."""
+"""What warnings(), doctor and tiles say of a small training loop, healthy and with planted bugs; docs/doctor.md."""
 
 from __future__ import annotations
 
