@@ -28,6 +28,7 @@ from .shared.recipe import (
     BYPASS_WITH_REFERENCE,
     DECOUPLED,
     GLOBAL,
+    GSPO_TOKEN,
     NO_LOWER_CLAMP,
     OPEN_ENDS,
     ROWS,
@@ -52,7 +53,6 @@ from .shared.recipe import (
 from .shared.settings import boolean, defaults_of, maybe
 
 DUAL_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
-GSPO_TOKEN = as_wide(partial(GSPO, through="token", clamp=10.0))
 
 # --- ART 0.5.18: its own loss, and that of `ppo=True` ---
 
@@ -287,32 +287,6 @@ named_recipe(
     **ACTOR,
 )
 named_recipe("rlinf.decoupled", DUAL_CLIP, BOTH, spec="rlinf.decoupled", over="kept")
-
-# --- rLLM: the losses of its own since PR #741 (2026-07) ---
-
-RLLM = {"eps_clip": 0.2, "eps_clip_high": None}
-named_recipe("rllm.ppo_clip", Named(clip, **RLLM), DECOUPLED)
-named_recipe("rllm.cispo", Named(as_wide(around_one), **RLLM), DECOUPLED)
-named_recipe("rllm.gspo", Named(GSPO_TOKEN, **RLLM), DECOUPLED, NO_LOWER_CLAMP, mean=SEQUENCES)
-named_recipe(
-    "rllm.dppo_tv", Named(lambda low, high: DPPO("tv", low, high, None), delta_low=0.2, delta_high=0.2), DECOUPLED
-)
-named_recipe(
-    "rllm.dppo_kl",
-    Named(lambda delta: DPPO("kl", delta, delta, None, eps=1e-6), delta=0.2),
-    DECOUPLED,
-    "it floors p and q too, this package 1 - p and 1 - q",
-)
-named_recipe(
-    "rllm.icepop", Named(partial(Score, outside="zero", of="new/rollout"), icepop_alpha=0.5, icepop_beta=5.0), BYPASS
-)
-named_recipe("rllm.reinforce", GPG(), ())
-named_recipe(
-    "rllm.reinforce_kl",
-    Named(partial(Score, of="new/rollout"), ratio_clamp_min=None, ratio_clamp_max=None),
-    BYPASS,
-    "its KLs to the sampler are off by default",
-)
 
 # --- Tinker's losses, sums over tokens; torchforge's loss ---
 

@@ -2,7 +2,8 @@
 
 Its loss is REINFORCE with a differentiable ratio. Rejected tokens are counted by its mean and, by `kl_tau`, anchored;
 only its IcePop has no `kl_tau`. On 2026-08-27 (#3418) DPPO, the default until then, was removed, IPO became the
-default, and `ipo_threshold` became `eps`.
+default, and `ipo_threshold` became `eps`. On 2026-09-18 (#3586) IPO's defaults became `eps` 0.3 and `kl_tau` 0; they
+were 0.1 and 1e-3, which name for a run of an older prime-rl.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..specs.validate import one_of, positive
 from .shared.checking import Checks
 from .shared.preset import PRESETS, RECIPES, masked, presets
 from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
-from .shared.settings import NoEquivalent, settings_of, warn_once
+from .shared.settings import NoEquivalent, settings_of, warn_old
 
 
 def _mask(stat: Stat, label: str, **more: Any) -> Spec:
@@ -39,8 +40,8 @@ presets("prime_rl", "prime-rl 559b447 (2026-08-21)")(
     ipo=(
         "0 for a token whose probability has moved by more than eps.",
         lambda eps: _mask("tv", "ipo", upper=eps),
-        {"eps": 0.1},
-        "prime-rl #3418 (2026-08-27)",
+        {"eps": 0.3},
+        "prime-rl #3586 (2026-09-18)",
     ),
     icepop=(
         "0 for a token whose ratio new/rollout is outside [ratio_low, ratio_high].",
@@ -63,10 +64,13 @@ presets("prime_rl", "prime-rl 559b447 (2026-08-21)")(
 
 # The factor of the advantages, which leaves the anchor as it is.
 SURROGATE = Named(lambda tau: Reinforce(coef=positive("adv_tau", tau)), adv_tau=1.0)
-ANCHOR = anchor("all", kl_tau=1e-3)
+TAU = 1e-3
+ANCHOR = anchor("all", kl_tau=TAU)
 NOTE = f"its token weights are scale; {GLOBAL}"
 DISTILLS = "the advantages are ref_logp - new_logp, detached"
 of_presets("prime_rl", SURROGATE, BYPASS, NOTE, regularizer=ANCHOR)
+IPO_NOTE = f"before #3586 (2026-09-18) eps was 0.1 and kl_tau 1e-3; {NOTE}"
+named_recipe("prime_rl.ipo", SURROGATE, BYPASS, IPO_NOTE, spec="prime_rl.ipo", regularizer=anchor("all", kl_tau=0.0))
 named_recipe("prime_rl.icepop", SURROGATE, BYPASS, NOTE, spec="prime_rl.icepop")
 named_recipe("prime_rl.ref_kl", Reinforce(), BYPASS, DISTILLS, spec="prime_rl.ref_kl", regularizer=ANCHOR)
 
@@ -119,7 +123,9 @@ def _settings(config: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
     given = {name: value for name, value in found.items() if value is not None}
     for old, name in OLD.items():
         if old in given:
-            warn_once(("prime_rl", old), f"prime_rl: {old} is an old name; write {name} = {given[old]!r}")
+            # Who has the old name had the old factor too.
+            taus["kl_tau"] = TAU if taus["kl_tau"] is None else taus["kl_tau"]
+            warn_old("prime_rl", [old], f"write {name} = {given[old]!r} and kl_tau = {taus['kl_tau']!r}")
             given.setdefault(name, given.pop(old))
     if kind is None:
         # Without a type prime-rl's loss is IPO, and was DPPO until these settings were removed.

@@ -18,10 +18,10 @@ from ..specs.surrogates import PPO, REAL
 from ..specs.terms import KL, Mean
 from ..specs.validate import number, one_of
 from .shared import lookup
-from .shared.checking import Checks, Rule, without
+from .shared.checking import Checks, without
 from .shared.preset import LEVELS, is_off_policy, off_policy, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, ROWS, SEQUENCES, TOKENS, WITH_REFERENCE, Recipe, built_recipe
-from .shared.settings import boolean, default_of, maybe, settings_of, words
+from .shared.settings import NoEquivalent, boolean, default_of, maybe, settings_of, warn_once, words
 from .trl.config import mean_of, refuse_entropy, surrogate
 
 TOKEN_CLAMP = 20.0
@@ -152,19 +152,39 @@ built_recipe("swift.real", _real, DECOUPLED, REAL_NOTE)
 
 # --- the configuration ---
 
+IS_MODE, IS_THRESHOLD = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
 
-def _spec(mode: str | None, threshold: float, delta: float | None) -> Spec | None:
+
+def _correction(given: Mapping[str, Any]) -> Spec | None:
+    mode, delta, loss_type = given[IS_MODE], given["off_policy_sequence_mask_delta"], given["loss_type"]
+    if delta is not None and loss_type == "bnpo" and str(mode).endswith("_mask"):
+        raise ValueError(
+            "off_policy_sequence_mask_delta: with bnpo and a mode that masks, one leaves the mask and the other has "
+            "weight 0; no Spec does both"
+        )
+    if delta is not None and loss_type == "real":
+        raise ValueError(
+            "off_policy_sequence_mask_delta: with real a sequence that it masks stays among those with A <= 0, "
+            "with a score of 0; no Spec does that"
+        )
     found = None
     if mode is not None:
         one_of("rollout_importance_sampling_mode", mode, MODES, or_null=True)
-        found = lookup.named(f"swift.{mode}", threshold=threshold)
+        found = lookup.named(f"swift.{mode}", threshold=given[IS_THRESHOLD])
     return found if delta is None else _with_opsm(Spec() if found is None else found, delta)
+
+
+def _settings(config: object) -> dict[str, Any]:
+    given = settings_of(config, KNOWN, whole=WHOLE)
+    if given["loss_type"] == "real" and given[IS_MODE] is not None:
+        warn_once(("swift", IS_MODE), f"swift: {IS_MODE} does nothing: the loss real has no weights; leave it out")
+        given[IS_MODE] = None
+    return given
 
 
 def read(config: object) -> Spec:
     """Read `rollout_importance_sampling_*` and `off_policy_sequence_mask_delta`."""
-    found = recipe(config).spec
-    return Spec() if found is None else found
+    return _correction(_settings(config)) or Spec()
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -186,48 +206,31 @@ def write(spec: Spec) -> dict[str, Any]:
 
 def recipe(config: object) -> Recipe:
     """Read the whole loss."""
-    given = settings_of(config, KNOWN, whole=WHOLE)
+    given = _settings(config)
+    if given["loss_type"] == "fipo":
+        raise NoEquivalent("loss_type: 'fipo' weighs tokens by their futures, so it is rc.recipe('swift.fipo') by name")
     refuse_entropy(given)
     if number("sdar_loss_coef", given["sdar_loss_coef"]) != 0.0 or given["chord_sft_dataset"]:
         raise ValueError("sdar_loss_coef, chord_sft_dataset: add these losses to the value of policy_loss")
-    mode, delta = given["rollout_importance_sampling_mode"], given["off_policy_sequence_mask_delta"]
-    if delta is not None and given["loss_type"] == "bnpo" and str(mode).endswith("_mask"):
-        raise ValueError(
-            "off_policy_sequence_mask_delta: with bnpo and a mode that masks, one leaves the mask and the other has "
-            "weight 0; no Spec does both"
-        )
+    corrects = _correction(given)
     given["beta"] = 0.04 if given["beta"] is None else number("beta", given["beta"])
     if boolean("kl_in_reward", given["kl_in_reward"]):
         given["beta"] = 0.0
     if given["loss_type"] == "real":
-        if delta is not None:
-            raise ValueError(
-                "off_policy_sequence_mask_delta: with real a sequence that it masks stays among those with A <= 0, "
-                "with a score of 0; no Spec does that"
-            )
         return _real(given["real_tau"], given["beta"], given["num_generations"])
-    return _loss(_spec(mode, given["rollout_importance_sampling_threshold"], delta), given)
+    return _loss(corrects, given)
 
 
 # --- mistakes ---
 
-IS_MODE, IS_THRESHOLD = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
 CHECKS = Checks(
-    keys=(IS_MODE, IS_THRESHOLD, "off_policy_sequence_mask_delta"),
-    context=("loss_type",),
+    keys=(IS_MODE, IS_THRESHOLD, "off_policy_sequence_mask_delta", "loss_type"),
+    alike=("loss_type",),
     temperature="temperature",
     top_p="top_p",
     top_k="top_k",
     repetition_penalty="repetition_penalty",
     length="max_completion_length",
     bounds={"weight": (IS_THRESHOLD,), "criteria": (IS_THRESHOLD,)},
-    rules=(
-        *without(IS_MODE, IS_THRESHOLD),
-        Rule(
-            IS_MODE,
-            lambda run: run.on(IS_MODE) and run.is_("loss_type", "real"),
-            "does nothing: the loss real has no weights",
-            "leave it out",
-        ),
-    ),
+    rules=without(IS_MODE, IS_THRESHOLD),
 )

@@ -250,9 +250,20 @@ areal yaml | actor.rejection_sampling.upper | does nothing while use_decoupled_l
       metric: ratio
 >     upper: 5.0
 
-areal yaml | actor.behave_imp_weight_cap | removed it; write rejection_sampling
+areal yaml | actor.behave_imp_weight_cap | warning: ... is an old name; write rejection_sampling
   actor:
 >   behave_imp_weight_cap: 5.0
+
+rllm sh | rollout_correction.tis_cap | does nothing while tis_mode
+  python -m examples.train \
+>   rllm.algorithm.rollout_correction.tis_cap=3.0
+
+rllm yaml | rollout_correction.tis_mode | expected null with bypass_mode
+  rllm:
+    algorithm:
+      rollout_correction:
+        bypass_mode: true
+>       tis_mode: token
 
 areal yaml | actor.temperature | at the temperature 1, sampling at 0.8
   gconfig: {temperature: 0.8}
@@ -301,7 +312,7 @@ swift sh | top_k | what it keeps
   swift rlhf --rollout_importance_sampling_mode token_truncate \
 >   --top_k 50
 
-swift sh | rollout_importance_sampling_mode | the loss real has no weights
+swift sh | rollout_importance_sampling_mode | warning: ... the loss real has no weights
   swift rlhf --loss_type real \
 >   --rollout_importance_sampling_mode token_truncate
 
@@ -342,11 +353,10 @@ skyrl yaml | token_tis_ratio_clip_high | does nothing while tis_ratio_type
 skyrl sh | tis_imp_ratio_cap | does nothing while use_tis
 > run trainer.algorithm.tis_imp_ratio_cap=2.0
 
-areal yaml | actor.rejection_sampling.upper | SAPO
+areal yaml | actor.use_sapo_loss | warning: ... does not read rejection_sampling
   actor:
-    use_sapo_loss: true
-    rejection_sampling:
->     upper: 5.0
+>   use_sapo_loss: true
+    rejection_sampling: {metric: ratio}
 
 slime sh | tis_clip | does nothing while use_tis
   cat <<EOF <<'NEXT' > readme

@@ -141,7 +141,11 @@ skyrl {use_tis: true, tis_imp_ratio_cap: 3.0} | use_tis, ...token_tis_ratio_clip
 skyrl {token_mask_is_threshold_high: 2} | work only together
 openrlhf {algo.advantage.is_correction_enable: true} | are old names; write --algo.advantage.is_correction_level token
 trl {vllm_importance_sampling_cap: 2.0} | write vllm_importance_sampling_clip_max: 2.0
-prime_rl {ipo_threshold: 0.3} | ipo_threshold is an old name; write eps = 0.3
+prime_rl {ipo_threshold: 0.3} | ipo_threshold is an old name; write eps = 0.3 and kl_tau = 0.001
+areal {behave_imp_weight_cap: 5.0} | behave_imp_weight_cap is an old name; write rejection_sampling: {'level': 'token',
+    'action': 'mask', 'metric': 'ratio', 'upper': 5.0}
+areal {use_sapo_loss: true, rejection_sampling: {}} | use_sapo_loss does not read rejection_sampling; leave that out
+swift {loss_type: real, rollout_importance_sampling_mode: token_mask} | the loss real has no weights; leave it out
 """
 
 

@@ -360,8 +360,8 @@ def test_a_checkout_beside_an_installed_distribution(version, made, tmp_path, mo
     assert (state.version, state.checked, state.location) == (None, False, str(tmp_path / "peer"))
     fake.load()
     assert (drop_in.installed().version, drop_in.installed().checked) == (version, False)
-    assert f"peer {version} at" in warnings_of(caplog)[-1]
-    assert "the installed distribution 1.0 lies elsewhere" in warnings_of(caplog)[-1]
+    (said,) = warnings_of(caplog)
+    assert f"peer {version} at" in said and "the installed distribution 1.0 lies elsewhere" in said
 
 
 @pytest.mark.parametrize("editable", [False, True])

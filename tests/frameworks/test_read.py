@@ -42,6 +42,17 @@ READ = {
 {use_decoupled_loss: true, m2_threshold: 0.08, eps_clip: 0.1} | made("m2po", m2_threshold=0.08, eps_clip=0.1)
 {use_decoupled_loss: true, m2_threshold: 0.08} | Mean(over="kept")
 {m2_threshold: 0.08} | Recipe(None, Loss(PPO(0.2, 0.2)))
+{use_decoupled_loss: true, m2_threshold: 0.04, rejection_sampling: {metric: ratio, upper: 5.0}} | Spec(Weight.token(),
+    (*named("m2po").criteria, Criterion("ratio", upper=5.0)), "both", sums_over="kept", nonfinite="neutral")
+{use_decoupled_loss: true, behave_imp_weight_cap: 5.0} | named("token_mask", lower=None)
+{use_decoupled_loss: true, behav_imp_weight_cap: 3.0, eps_clip: 0.1} |
+    made("token_mask", lower=None, upper=3.0, eps_clip=0.1)
+{use_decoupled_loss: true, behave_imp_weight_cap: 3.0, behave_imp_weight_mode: token_truncate} |
+    Spec(Weight.token(upper=3.0), nonfinite="neutral")
+{use_decoupled_loss: true, behave_imp_weight_cap: 3.0, behave_imp_weight_mode: sequence_mask} | named("seq", upper=3.0)
+{use_decoupled_loss: true, behave_imp_weight_mode: sequence_truncate, behave_imp_weight_cap: 2.0} |
+    Spec(Weight.geometric(upper=2.0), nonfinite="neutral")
+{use_decoupled_loss: true, behave_imp_weight_cap: 3.0, behave_imp_weight_mode: disabled} | Spec()
 """,
     "molt": """
 {} | made("ppo")
@@ -124,13 +135,22 @@ READ = {
     "prime_rl": """
 {} | made("ipo")
 {eps: 0.3} | named("ipo", eps=0.3)
-{ipo_threshold: 0.3} | named("ipo", eps=0.3)
+{ipo_threshold: 0.2} | named("ipo", eps=0.2)
+{ipo_threshold: 0.2} | made("ipo", eps=0.2, kl_tau=1e-3)
+{ipo_threshold: 0.2, kl_tau: 0.0} | made("ipo", eps=0.2)
 {type: ipo, kl_tau: 0.5, adv_tau: 0.5} | made("ipo", kl_tau=0.5, adv_tau=0.5)
 {dppo_mask_low: 0.1} | named("dppo", dppo_mask_low=0.1)
 {type: default, dppo_mask_high: 0.1, kl_tau: 0.0} | made("dppo", dppo_mask_high=0.1, kl_tau=0.0)
 {type: icepop, ratio_high: 4.0} | made("icepop", ratio_high=4.0)
 {trainer: {loss: {type: kpop, kpop_threshold: 0.2}, optim: {}}, orchestrator: {}} | made("kpop", kpop_threshold=0.2)
 {model: {}, loss: {eps: 0.3}} | made("ipo", eps=0.3)
+""",
+    "rllm": """
+{} | Spec()
+{tis_mode: token} | Spec(Weight.token(upper=2.0))
+{rollout_correction: {tis_mode: sequence, tis_cap: 5.0, bypass_mode: false}} | Spec(Weight.product(upper=5.0))
+{rllm: {algorithm: {rollout_correction: {tis_mode: token}, kl_beta: 0.0}}, data: {}} | Spec(Weight.token(upper=2.0))
+{algorithm: {adv_estimator: grpo, rollout_correction: {bypass_mode: true, tis_cap: 5.0}}} | Spec()
 """,
     "roll": """
 {is_weight: {enabled: true}, filters: [{enabled: true}]} | named("default")
@@ -181,6 +201,9 @@ READ = {
 {trainer: {algorithm: {policy_loss_type: sapo, sapo: {tau_pos: 2.0}}}} | SAPO(2.0, 1.05)
 {policy_loss_type: cispo, cispo: {cispo_anchor: rollout}} | Score(0.0, 5.0, of="new/rollout")
 {policy_loss_type: dppo, dppo: {delta_low: 0.1}, use_kl_loss: false} | made("dppo", delta_low=0.1)
+{loss_reduction: token_mean_legacy, use_kl_loss: false} | made("ppo")
+{policy_loss_type: importance_sampling, off_policy_correction: {tis_ratio_type: token}, use_kl_loss: false} |
+    Recipe(None, Loss(Reinforce()))
 {policy_loss_type: gspo, off_policy_correction: {token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0},
     use_kl_loss: false} |
     Recipe(replace(named("token_mask"), rejected="zero"), Loss(GSPO(0.2, 0.2, through="token", clamp=10.0)))
@@ -224,6 +247,8 @@ READ = {
 {loss_type: sapo, tau_pos: 2.0} | SAPO(2.0, 1.05)
 {loss_type: real, real_tau: 0.3, num_generations: 4, beta: 0.02, rollout_importance_sampling_mode: token_mask} |
     made("real", real_tau=0.3, num_generations=4, beta=0.02)
+{loss_type: real, rollout_importance_sampling_mode: token_mask} | Spec()
+{loss_type: fipo, rollout_importance_sampling_mode: token_mask, sdar_loss_coef: 0.1} | named("token_mask")
 """,
     "trl": """
 {loss_type: grpo, vllm_importance_sampling_mode: token_truncate, epsilon: 0.1, beta: 0.04, seed: 1, bf16: true} |
@@ -231,6 +256,7 @@ READ = {
 {} | made("dapo")
 {loss_type: cispo} | Score(upper=0.2)
 {use_vllm: false} | Spec()
+{entropy_coef: 0.1, top_entropy_quantile: 0.2} | named("default")
 {vllm_importance_sampling_correction: false, off_policy_mask_threshold: 0.5} |
     Spec(None, named("opsm", delta=0.5).criteria[1:], "zero", nonfinite="neutral")
 {off_policy_mask_threshold: 0.1} | named("opsm")
@@ -328,6 +354,7 @@ flat {rollout_is_threshold: null} | Spec()
 {policy_loss: {loss_mode: bypass_mode, rollout_correction: {loss_type: reinforce}}} | GPG()
 {loss_agg_mode: seq-mean-token-sum-norm, loss_scale_factor: 9} | replace(SUMS, length=9)
 {policy_loss: {loss_mode: gpg}} | GPG()
+{policy_loss: {loss_mode: cispo}, clip_ratio_low: 10, clip_ratio_high: 0.2} | Score(0.0, 1.2)
 {policy_loss: {loss_mode: dppo_kl}} | DPPO("kl", 0.2, 0.2, 3.0)
 {policy_loss: {loss_mode: dro, dro_beta: 0.2}} | DRO(0.2)
 {policy_loss: {loss_mode: clip_cov, clip_cov_ratio: 0.1, clip_cov_ub: 3}, clip_ratio_high: 0.3} |
@@ -349,7 +376,15 @@ SPEC_REFUSED = {
 {action: clamp, metric: kl_k3} | action: expected 'mask' with metric 'kl_k3', as AReaL does
 {action: clamp, level: sequence, agg: sum} | agg: expected 'mean' with action 'clamp'
 {agg: min} | agg: expected one of
-{actor: {behave_imp_weight_cap: 5.0}} | behave_imp_weight_cap: AReaL has removed it
+{behave_imp_weight_cap: 5.0, rejection_sampling: {}} | rejection_sampling: expected None beside behave_imp_weight_cap
+{behave_imp_weight_mode: token_mask} | TypeError behave_imp_weight_cap: expected a number, got NoneType
+{behave_imp_weight_cap: 5.0, behave_imp_weight_mode: word} | behave_imp_weight_mode: expected one of ['token_mask'
+""",
+    "rllm": """
+{tis_mode: geometric} | tis_mode: expected null or one of ['token', 'sequence'], got 'geometric'
+{tis_mode: token, bypass_mode: true} | tis_mode: expected null with bypass_mode
+{tis_cap: 0.0} | tis_cap: expected a finite number > 0
+{algorithm: {rollout_correction: {tis_mod: token}}} | unknown key 'tis_mod' (did you mean 'tis_mode'?)
 """,
     "skyrl": """
 {tis_type: token} | unknown key 'tis_type' (did you mean 'tis_ratio_type'?), expected some of
@@ -420,9 +455,11 @@ flat {tis_imp_ratio_cap: 2} | one generation ...'tis_imp_ratio_cap' (a cap ...be
     "trl": "{vllm_importance_sampling_mode: geometric_mask} | vllm_importance_sampling_mode: expected one of",
 }
 RECIPE_REFUSED = {
+    "rllm": "{} | loss_fn: its backend has the loss: rc.recipe('verl', ...) reads",
     "areal": """
 {m2_threshold: 0.0} | m2_threshold: expected a finite number > 0
 {use_decoupled_loss: true, rejection_sampling: {}, m2_threshold: 0.04} | m2_threshold: expected None beside
+    ...pass as mask that of rc.correct(..., spec=rc.spec('areal.m2po', m2_threshold=0.04))
 {use_sapo_loss: true, use_decoupled_loss: true} | use_sapo_loss: AReaL refuses
 {use_sapo_loss: true, importance_sampling_level: sequence} | importance_sampling_level: expected 'token'
 {use_cispo_loss: true, use_sapo_loss: true, eps_clip_higher: 4.0} | use_cispo_loss: AReaL refuses
@@ -498,7 +535,9 @@ RECIPE_REFUSED = {
 """,
     "skyrl": """
 {policy_loss_typ: gspo} | unknown key 'policy_loss_typ' (did you mean 'policy_loss_type'
-{policy_loss_type: kl_cov} | policy_loss_type: expected one of
+{policy_loss_type: word} | policy_loss_type: expected one of
+{policy_loss_type: kl_cov} | policy_loss_type: no recipe of 'kl_cov', which chooses tokens by advantages that SkyRL
+{loss_reduction: prompt_mean} | loss_reduction: no recipe of 'prompt_mean', which averages over each prompt's tokens
 {loss_reduction: seq_mean_token_sum_norm} | TypeError max_seq_len, which seq_mean_token_sum_norm needs
 {policy_loss_type: sapo, sapo: {tau_po: 1.0}} | unknown key 'tau_po' (did you mean 'tau_pos'
 {policy_loss_type: dppo, off_policy_correction: {tis_ratio_type: token}} | expected no off_policy_correction beside
@@ -519,6 +558,7 @@ RECIPE_REFUSED = {
     "swift": """
 {epsilon_hi: 0.3} | unknown key 'epsilon_hi' (did you mean 'epsilon_high'?)
 {loss_type: reel} | loss_type: expected one of
+{loss_type: fipo} | it is rc.recipe('swift.fipo') by name
 {loss_type: real, off_policy_sequence_mask_delta: 0.1} | off_policy_sequence_mask_delta: with real
 {rollout_importance_sampling_mode: token_mask, off_policy_sequence_mask_delta: 0.1, loss_type: bnpo} | with bnpo and
 {rollout_importance_sampling_mode: geo} | rollout_importance_sampling_mode: expected null or one of

@@ -6,6 +6,7 @@ AReaL edits the mask and zeroes the weight, but divides by the original token co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import NoEquivalent, boolean, defaults_of, fields_of, maybe, settings_of
+from ..shared.settings import NoEquivalent, boolean, defaults_of, fields_of, maybe, settings_of, warn_old, warn_once
 
 # --- the correction ---
 
@@ -162,9 +163,14 @@ ACTOR: dict[str, Any] = {
     "rejection_sampling": None,
     "importance_sampling_level": "token",
     "prox_logp_method": "recompute",
-    "behave_imp_weight_cap": None,
-    "behave_imp_weight_mode": None,
 }
+# What rejection_sampling was up to #1088: caps, the oldest last, and the modes as `level` and `action`.
+OLD_CAPS = ("behave_imp_weight_cap", "behav_imp_weight_cap")
+OLD_MODE = "behave_imp_weight_mode"
+OLD_MODES = {
+    f"{level}_{old}": (level, action) for level in LEVELS for old, action in (("mask", "mask"), ("truncate", "clamp"))
+}
+ACTOR |= dict.fromkeys((*OLD_CAPS, OLD_MODE))
 # Other keys of PPOActorConfig.
 OF_ACTOR = ("kl_ctl", "ppo_n_minibatches", "path", "optimizer", "backend", "group_size", "adv_norm", "reward_norm")
 # Bounds that the batch decides, and a setting of its own has.
@@ -181,11 +187,11 @@ def read(config: object) -> Spec:
 
 def write(spec: Spec) -> dict[str, Any]:
     """Write settings of a PPOActorConfig: `rejection_sampling` or `m2_threshold`, with what they need."""
-    first, weight = next(iter(spec.criteria), None), spec.weight
-    if first is not None and isinstance(first.upper, MeanBelow):
-        return {"use_decoupled_loss": True, "rejection_sampling": None, "m2_threshold": 2.0 * first.upper.below}
+    m2 = next((c.upper.below for c in spec.criteria if isinstance(c.upper, MeanBelow)), None)
+    first, weight = next((c for c in spec.criteria if not isinstance(c.upper, MeanBelow)), None), spec.weight
+    found: dict[str, Any] = {"use_decoupled_loss": True} | ({} if m2 is None else {"m2_threshold": 2.0 * m2})
     if weight is None:
-        return {"use_decoupled_loss": True, "rejection_sampling": None}
+        return {**found, "rejection_sampling": None}
     if first is None:
         made: dict[str, Any] = {"level": weight.over, "action": "clamp", "metric": "ratio", "agg": "mean"}
         lower, upper = weight.low, weight.high
@@ -198,7 +204,7 @@ def write(spec: Spec) -> dict[str, Any]:
             lower, upper = (None if bound is None else -bound for bound in (upper, lower))
         made = {"level": first.over, "action": "mask", "metric": metric, "agg": agg}
     made |= {"lower": lower} | ({} if upper is None else {"upper": upper})
-    return {"use_decoupled_loss": True, "rejection_sampling": made}
+    return {**found, "rejection_sampling": made}
 
 
 def recipe(config: object) -> Recipe:
@@ -210,36 +216,56 @@ def recipe(config: object) -> Recipe:
     given = _settings(config)
     sapo = boolean("use_sapo_loss", given["use_sapo_loss"])
     surrogate, correction = _surrogate(given, sapo), None if sapo else _correction(given)
-    # What M2PO drops leaves AReaL's count of tokens, and what its rejection drops does not.
-    drops = correction is not None and given["m2_threshold"] is not None
+    threshold = given["m2_threshold"]
+    if threshold is not None and correction is not None and correction.weight is not None:
+        raise NoEquivalent(
+            "m2_threshold: expected None beside rejection_sampling, because the loss counts what the one drops and not "
+            f"what the other drops, got {threshold!r}; leave it out, and pass as mask that of "
+            f"rc.correct(..., spec=rc.spec('areal.m2po', m2_threshold={threshold!r}))"
+        )
+    # What M2PO drops leaves AReaL's count of tokens.
+    drops = correction is not None and threshold is not None
     return Recipe(correction, Loss(surrogate, Mean(over="kept" if drops else "original")))
 
 
 def _settings(config: object) -> dict[str, Any]:
     found = settings_of(config, ACTOR, blocks=[("actor",)], whole=OF_ACTOR)
-    for name in ("behave_imp_weight_cap", "behave_imp_weight_mode"):
-        if found[name] is not None:
-            raise ValueError(f"{name}: AReaL has removed it; write rejection_sampling: {{metric: ratio, upper: ...}}")
+    old = {name: found[name] for name in (*OLD_CAPS, OLD_MODE) if found[name] is not None}
+    if old:
+        if found["rejection_sampling"] is not None:
+            raise ValueError(f"rejection_sampling: expected None beside {next(iter(old))}, which it replaces")
+        found["rejection_sampling"] = _of_old(old)
+    if found["rejection_sampling"] is not None and boolean("use_sapo_loss", found["use_sapo_loss"]):
+        warn_once(("areal", "use_sapo_loss"), "areal: use_sapo_loss does not read rejection_sampling; leave that out")
     return found
 
 
+def _of_old(old: dict[str, Any]) -> dict[str, Any] | None:
+    mode = one_of(OLD_MODE, old.get(OLD_MODE, "token_mask"), (*OLD_MODES, "disabled"))
+    block: dict[str, Any] | None = None
+    if mode != "disabled":
+        level, action = OLD_MODES[mode]
+        name = next((name for name in OLD_CAPS if name in old), OLD_CAPS[0])
+        block = {"level": level, "action": action, "metric": "ratio", "upper": positive(name, old.get(name))}
+    warn_old("areal", old, f"write rejection_sampling: {block}")
+    return block
+
+
 def _correction(given: dict[str, Any]) -> Spec | None:
-    """M2PO or the rejection, of which AReaL does the one before the other."""
+    """The tokens that M2PO drops, then the rejection among those that are left."""
     # Without the decoupled loss AReaL compares a policy with itself.
     rejection, threshold = given["rejection_sampling"], given["m2_threshold"]
     decoupled = partial(boolean, "use_decoupled_loss", given["use_decoupled_loss"])
-    rejects = None
-    if rejection is not None and decoupled():
-        rejects = spec(**settings_of(fields_of(rejection, "rejection_sampling"), OF_SPEC))
-    if threshold is None:
+    drops = None if threshold is None else m2po(number("m2_threshold", threshold))
+    if (rejection is None and drops is None) or not decoupled():
+        return None
+    if rejection is None:
+        return drops
+    rejects = spec(**settings_of(fields_of(rejection, "rejection_sampling"), OF_SPEC))
+    if drops is None:
         return rejects
-    if rejects is not None:
-        raise NoEquivalent(
-            "m2_threshold: expected None beside rejection_sampling, because the loss counts what the one drops and not "
-            f"what the other drops, got {threshold!r}"
-        )
-    drops = m2po(number("m2_threshold", threshold))
-    return drops if decoupled() else None
+    criteria = (*drops.criteria, *rejects.criteria)
+    return replace(rejects, criteria=criteria, rejected="both", sums_over="kept")
 
 
 def _surrogate(given: dict[str, Any], sapo: bool) -> Surrogate:

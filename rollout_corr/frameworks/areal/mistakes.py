@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..shared.checking import Checks, Rule, without
+from ..shared.checking import Checks, without
 from .config import ACTOR, OF_SPEC
 
 REJECTS, DECOUPLED = "actor.rejection_sampling", "actor.use_decoupled_loss"
-M2, SAPO = "actor.m2_threshold", "actor.use_sapo_loss"
+M2 = "actor.m2_threshold"
 UPPER = f"{REJECTS}.upper"
 
 CHECKS = Checks(
@@ -17,13 +17,5 @@ CHECKS = Checks(
     trainer_temperature="actor.temperature",
     length="gconfig.max_new_tokens",
     bounds={"weight": (UPPER, f"{REJECTS}.lower"), "criteria": (UPPER, f"{REJECTS}.lower")},
-    rules=(
-        Rule(
-            UPPER,
-            lambda run: run.has(UPPER) and run.is_(SAPO, True),
-            "SAPO's loss does not read rejection_sampling",
-            "leave it out",
-        ),
-        *without(DECOUPLED, UPPER, M2, default=False),
-    ),
+    rules=without(DECOUPLED, UPPER, M2, default=False),
 )

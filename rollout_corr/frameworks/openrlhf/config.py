@@ -33,7 +33,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import boolean, defaults_of, flags_of, maybe, under, warn_once
+from ..shared.settings import boolean, defaults_of, flags_of, maybe, under, warn_old
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
 MODES = ("mask", "clip")
@@ -202,9 +202,10 @@ def _spec(given: dict[str, Any]) -> Spec:
         kind = one_of("is_correction_type", given[ADVANTAGE + "is_correction_type"], OLD_TYPES)
         level, mode = OLD_TYPES[kind]
         on = boolean("is_correction_enable", given[ADVANTAGE + "is_correction_enable"])
-        warn_once(
-            ("openrlhf", "is_correction_enable"),
-            "openrlhf: is_correction_enable, is_correction_type are old names; write --algo.advantage."
+        warn_old(
+            "openrlhf",
+            ("is_correction_enable", "is_correction_type"),
+            "write --algo.advantage."
             f"is_correction_level {level if on else 'off'} --algo.advantage.is_correction_mode {mode}",
         )
         settings |= {"is_correction_level": level if on else "off", "is_correction_mode": mode}

@@ -486,7 +486,8 @@ class DropIn:
 
     def _warn_unless_checked(self) -> None:
         origin = self.origin()
-        known = origin.version is not None or origin.hidden or state_of(self.framework) == "whole"
+        # A checkout without metadata says its version when it is imported, not before.
+        known = origin.version is not None or state_of(self.framework) == "whole"
         if not known or self._is_checked(origin) or ("version", origin) in self._said:
             return
         self._said.add(("version", origin))

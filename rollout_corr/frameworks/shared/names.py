@@ -68,8 +68,8 @@ RecipeName = Literal[
     "torchforge.default",
     "trinity.cispo", "trinity.gspo", "trinity.importance_sampling", "trinity.opmd", "trinity.ppo", "trinity.rec",
     "trinity.sapo", "trinity.topr",
-    "trl.async_grpo", "trl.bnpo", "trl.cispo", "trl.dapo", "trl.dr_grpo", "trl.grpo", "trl.iw_opd", "trl.luspo",
-    "trl.sapo", "trl.vespo",
+    "trl.async_grpo", "trl.bnpo", "trl.cispo", "trl.dapo", "trl.dr_grpo", "trl.gmpo", "trl.grpo", "trl.iw_opd",
+    "trl.luspo", "trl.sapo", "trl.vespo",
     "tunix.dapo", "tunix.drgrpo", "tunix.grpo", "tunix.gspo_token", "tunix.ppo",
     "unsloth.bnpo", "unsloth.cispo", "unsloth.dapo", "unsloth.dr_grpo", "unsloth.grpo", "unsloth.luspo", "unsloth.sapo",
     "unsloth.vespo",
@@ -78,6 +78,6 @@ RecipeName = Literal[
     "xtuner.grpo", "xtuner.ppo",
 ]  # fmt: skip
 FrameworkName = Literal[
-    "areal", "miles", "molt", "nemo", "open_instruct", "openrlhf", "prime_rl", "roll", "skyrl", "slime", "swift", "trl",
-    "unsloth", "verl", "xtuner",
+    "areal", "miles", "molt", "nemo", "open_instruct", "openrlhf", "prime_rl", "rllm", "roll", "skyrl", "slime",
+    "swift", "trl", "unsloth", "verl", "xtuner",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from ...specs.choices import Outside
 from ...specs.correction import Spec
 from ...specs.loss import Loss
-from ...specs.ratio_losses import PPO
+from ...specs.ratio_losses import GSPO, PPO
 from ...specs.score_losses import Score
 from ...specs.surrogate import RatioOf, Surrogate
 from ...specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredLogRatio
@@ -66,7 +66,7 @@ def named_recipe(
     mean: Mean | Named[Mean] = TOKENS,
     over: MeanOver | None = None,
     kl: Named[KL | None] | None = None,
-    regularizer: Named[SquaredLogRatio] | None = None,
+    regularizer: Named[SquaredLogRatio | None] | None = None,
     **batch: Any,
 ) -> None:
     """Register a recipe by its parts.
@@ -155,6 +155,7 @@ def as_wide(make: Callable[..., Surrogate]) -> Callable[..., Surrogate]:
 
 
 clip = as_wide(PPO)
+GSPO_TOKEN = as_wide(partial(GSPO, through="token", clamp=10.0))
 
 
 def clip_of_sides(both: float, low: float | None, high: float | None, dual: float | None = None) -> PPO:
@@ -164,7 +165,8 @@ def clip_of_sides(both: float, low: float | None, high: float | None, dual: floa
 
 def around_one(low: float, high: float, outside: Outside = "clamp", of: RatioOf | None = None) -> Score:
     """Return a score function weighted by the ratio, bounded to [1 - low, 1 + high]: CISPO."""
-    return Score(1.0 - low, 1.0 + high, outside, of=of)
+    # No ratio is below 0.
+    return Score(max(0.0, 1.0 - low), 1.0 + high, outside, of=of)
 
 
 def penalty(
@@ -186,9 +188,9 @@ def penalty(
     return Named(made, **coefficient)
 
 
-def anchor(over: Scope, /, **tau: float) -> Named[SquaredLogRatio]:
-    """Return the squared log-ratio as a regularizer, by the framework's name for its coefficient."""
-    return Named(lambda coefficient: SquaredLogRatio(coefficient, over), **tau)
+def anchor(over: Scope, /, **tau: float) -> Named[SquaredLogRatio | None]:
+    """Return the squared log-ratio as a regularizer, by the framework's name for its coefficient; 0 is none."""
+    return Named(lambda coefficient: SquaredLogRatio(coefficient, over) if coefficient != 0.0 else None, **tau)
 
 
 def mean(words: dict[str, Mean] = AGGREGATIONS, /, **setting: str) -> Named[Mean]:

@@ -347,6 +347,13 @@ def warn_once(key: tuple[str, ...], message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
+def warn_old(framework: str, names: Iterable[str], instead: str) -> None:
+    """Warn once of old names of a framework, and say what to write."""
+    names = list(names)
+    are = "is an old name" if len(names) == 1 else "are old names"
+    warn_once((framework, *names), f"{framework}: {', '.join(names)} {are}; {instead}")
+
+
 @contextmanager
 def heard() -> Iterator[list[str]]:
     """Collect all notices instead of warning, those that were given before too."""

@@ -35,7 +35,18 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import block_of, boolean, defaults_of, fields_of, known_in, maybe, settings_of, warn_once
+from ..shared.settings import (
+    NoEquivalent,
+    block_of,
+    boolean,
+    defaults_of,
+    fields_of,
+    known_in,
+    maybe,
+    settings_of,
+    warn_old,
+    warn_once,
+)
 
 # --- the correction ---
 
@@ -189,6 +200,7 @@ SURROGATES: dict[str, Named[Surrogate]] = {
     "gspo": Named(partial(GSPO, through="token", clamp=10.0), **CLIP),
     "rollout_is": Named(partial(around_one, outside="zero", of="new/rollout"), **CLIP),
     "dppo": Named(partial(Reinforce, of="new/rollout")),
+    "importance_sampling": Named(Reinforce),
 }
 KL_OF_NAMES: dict[str, Any] = {"kl": Named(_kl, kl_loss_coef=None)}
 of_presets("skyrl", SURROGATES["regular"], BOTH, **KL_OF_NAMES)
@@ -232,11 +244,8 @@ def _algorithm(given: dict[str, Any], whole: bool) -> Spec:
         return _block(block)
     # In SkyRL use_tis overrules tis_ratio_type, and its default cap of -1 would turn every ratio into -1.
     cap = positive("tis_imp_ratio_cap, which use_tis needs", given.get("tis_imp_ratio_cap", -1.0), finite=False)
-    warn_once(
-        ("skyrl", "use_tis"),
-        "skyrl: use_tis, tis_imp_ratio_cap are old names; write off_policy_correction: "
-        f'{{tis_ratio_type: "token", token_tis_ratio_clip_high: {cap!r}}}',
-    )
+    new = f'{{tis_ratio_type: "token", token_tis_ratio_clip_high: {cap!r}}}'
+    warn_old("skyrl", ("use_tis", "tis_imp_ratio_cap"), f"write off_policy_correction: {new}")
     return _block({**block, "tis_ratio_type": "token", "token_tis_ratio_clip_high": cap})
 
 
@@ -287,13 +296,24 @@ LOSS: dict[str, Any] = CLIP | {
     "kl_estimator_type": "k3",
     **dict.fromkeys(AROUND),
 }
-TYPES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo")
+TYPES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
 MEANS: dict[str, Mean] = {
     "token_mean": TOKENS,
+    # Of each micro-batch by itself: pass no total, and divide the loss by the number of micro-batches.
+    "token_mean_legacy": TOKENS,
     "sequence_mean": ROWS,
     "seq_mean_token_sum_norm": Mean("sequence_sum", over="rows"),
 }
 KL_KINDS: tuple[KLKind, ...] = ("k1", "abs", "k2", "k3")
+# What SkyRL has by these names and no recipe does.
+OF_MINI_BATCH = "chooses tokens by advantages that SkyRL has divided by the counts of the mini-batch before"
+ABSENT = {
+    "prompt_mean": "averages over each prompt's tokens, then over prompts; pass Mean('sum') and Batch(scale=...), "
+    "for each sequence 1 / (prompts * tokens of its prompt)",
+    "clip_cov": OF_MINI_BATCH,
+    "kl_cov": OF_MINI_BATCH,
+    "cross_entropy": "is fine-tuning, without a ratio",
+}
 
 
 def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
@@ -305,6 +325,9 @@ def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
         kl_loss: With False, SkyRL's KL loss is left out. It is a mean over rows whatever `loss_reduction` says.
     """
     given = settings_of(config, LOSS, blocks=[("trainer", "algorithm"), ("algorithm",)], whole=OF_ALGORITHM)
+    for setting in ("policy_loss_type", "loss_reduction"):
+        if given[setting] in ABSENT:
+            raise NoEquivalent(f"{setting}: no recipe of {given[setting]!r}, which {ABSENT[given[setting]]}")
     kind = one_of("policy_loss_type", given["policy_loss_type"], TYPES)
     average = MEANS[one_of("loss_reduction", given["loss_reduction"], MEANS)]
     corrects = _algorithm({key: given[key] for key in AROUND}, whole=True)
@@ -314,7 +337,8 @@ def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
     if given["loss_reduction"] == "seq_mean_token_sum_norm":
         longest = positive("max_seq_len, which seq_mean_token_sum_norm needs", given["max_seq_len"])
         average = replace(average, length=longest)
-    found: Spec | None = corrects if corrects.acts else None
+    # importance_sampling, as Tinker has it, does not correct.
+    found: Spec | None = corrects if corrects.acts and kind != "importance_sampling" else None
     if kind == "dppo":
         of, low, high = block_of(given["dppo"], "dppo", DPPO_FIELDS).values()
         if found is not None:
@@ -336,9 +360,12 @@ def _surrogate(kind: str, given: dict[str, Any], corrects: Spec) -> Surrogate:
 
 
 def _against_rollout(setting: str, surrogate: Surrogate, corrects: Spec) -> Surrogate:
-    """Refuse a weight old/rollout beside the ratio new/rollout: it would count the mismatch twice."""
+    """Refuse a weight old/rollout beside the ratio new/rollout, which count the mismatch twice."""
     if corrects.weight is not None:
-        raise ValueError(f"{setting} has the ratio new/rollout, expected no tis_ratio_type beside it")
+        raise NoEquivalent(
+            f"{setting} has the ratio new/rollout, expected no tis_ratio_type beside it; SkyRL multiplies both: for "
+            "that leave it out and pass Batch(scale=...), the weights of rc.correct(old_logp, rollout_logp, ...)"
+        )
     return surrogate
 
 

@@ -14,13 +14,27 @@ from typing import Any
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
-from ...specs.surrogates import GPG, GSPO, PPO, SAPO, VESPO, Score
+from ...specs.surrogates import GMPO, GPG, GSPO, PPO, SAPO, VESPO, Score
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of
 from ..shared import lookup
 from ..shared.preset import LEVELS, Row, is_off_policy, level_of, off_policy, presets
-from ..shared.recipe import BOTH, BYPASS, GLOBAL, ROWS, TOKENS, Named, Recipe, built_recipe, clip, named_recipe
-from ..shared.settings import NoEquivalent, boolean, maybe, settings_of, warn_once, words
+from ..shared.recipe import (
+    BOTH,
+    BYPASS,
+    DECOUPLED,
+    GLOBAL,
+    ROWS,
+    TOKENS,
+    Named,
+    Recipe,
+    as_wide,
+    built_recipe,
+    clip,
+    named_recipe,
+    penalty,
+)
+from ..shared.settings import NoEquivalent, boolean, maybe, settings_of, warn_old, words
 
 # --- presets ---
 
@@ -222,24 +236,31 @@ class Trainer:
 
     def recipe(self, config: object) -> Recipe:
         """Read the whole loss from a GRPOConfig, or from a mapping or namespace with its names."""
-        given = settings_of(config, self.known, whole=WHOLE)
-        if given[OLD_CAP] is not None:
-            warn_once(("trl", OLD_CAP), f"trl: {OLD_CAP} is an old name; write {CLIP_MAX}: {given[OLD_CAP]!r}")
-            given[CLIP_MAX] = given[OLD_CAP]
-        one_of("loss_type", given["loss_type"], MEANS)
+        given = self._settings(config)
         refuse_entropy(given)
         bonus = number("entropy_coef", given["entropy_coef"]) != 0.0
         if bonus or boolean("use_adaptive_entropy", given["use_adaptive_entropy"]):
             raise NoEquivalent("entropy_coef: needs the whole distribution; add the bonus to the value of policy_loss")
+        return self._read(given)
+
+    def read(self, config: object) -> Spec:
+        """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+        found = self._read(self._settings(config)).spec
+        return Spec() if found is None else found
+
+    def _settings(self, config: object) -> dict[str, Any]:
+        given = settings_of(config, self.known, whole=WHOLE)
+        if given[OLD_CAP] is not None:
+            warn_old("trl", [OLD_CAP], f"write {CLIP_MAX}: {given[OLD_CAP]!r}")
+            given[CLIP_MAX] = given[OLD_CAP]
+        one_of("loss_type", given["loss_type"], MEANS)
+        return given
+
+    def _read(self, given: dict[str, Any]) -> Recipe:
         corrected = boolean("vllm_importance_sampling_correction", given["vllm_importance_sampling_correction"])
         given["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
         bounds = {"clip_max": given[CLIP_MAX], "clip_min": given["vllm_importance_sampling_clip_min"]}
         return self.loss(given["loss_type"], given, bounds)
-
-    def read(self, config: object) -> Spec:
-        """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-        found = self.recipe(config).spec
-        return Spec() if found is None else found
 
     def write(self, spec: Spec) -> dict[str, Any]:
         """Write `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
@@ -277,5 +298,14 @@ read, recipe, write = TRL.read, TRL.recipe, TRL.write
 # AsyncGRPOTrainer clips the ratio of trainer to engine, and corrects nothing beside it.
 named_recipe(
     "trl.iw_opd", GPG(), (), "advantages a * rc.early_token_weights(a, gamma=0.5), where a = ref_logp - rollout_logp"
+)
+GMPO_NOTE = "GMPOTrainer, experimental: it leaves the ratio of vLLM out; the bounds are of the log-ratio"
+named_recipe(
+    "trl.gmpo",
+    Named(as_wide(GMPO), epsilon=0.4, epsilon_high=None),
+    DECOUPLED,
+    GMPO_NOTE,
+    mean=ROWS,
+    kl=penalty(beta=0.0),
 )
 named_recipe("trl.async_grpo", Named(clip, epsilon=0.2, epsilon_high=None), BYPASS, GLOBAL)

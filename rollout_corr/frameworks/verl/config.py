@@ -45,7 +45,7 @@ from ..shared.recipe import (
     named_recipe,
     penalty,
 )
-from ..shared.settings import anything, block_of, boolean, fields_of, known_in, settings_of, warn_once
+from ..shared.settings import anything, block_of, boolean, fields_of, known_in, settings_of, warn_old
 from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
@@ -164,6 +164,12 @@ def _clip_cov(low: float, high: float, share: float, lower: float, upper: float)
     return ClipCov(low, high, share=share, lower=lower, upper=upper)
 
 
+def _dro(beta: float | None) -> DRO:
+    if beta is None:
+        raise ValueError("dro_beta: expected a number > 0, which loss_mode 'dro' needs, got None")
+    return DRO(positive("dro_beta", beta))
+
+
 # The loss of a token by `loss_mode`, from these settings.
 SURROGATES: dict[str, Named[Surrogate]] = {
     "vanilla": Named(PPO, **DUAL),
@@ -173,7 +179,7 @@ SURROGATES: dict[str, Named[Surrogate]] = {
     "sapo": Named(SAPO, **TAUS),
     "gpg": Named(GPG),
     "geo_mean": Named(GMPO, **SIDES),
-    "dro": Named(DRO, dro_beta=0.1),
+    "dro": Named(_dro, dro_beta=0.1),
     "cispo": Named(around_one, **SIDES),
     "clip_cov": Named(_clip_cov, **SIDES, **CLIP_COV),
     "kl_cov": Named(KLCov, **KL_COV),
@@ -304,9 +310,7 @@ def _of_algorithm(given: dict[str, Any], whole: bool) -> dict[str, Any]:
     return {**beside, **_inner(given, "rollout_correction")}
 
 
-def _old(keys: list[str], instead: str) -> None:
-    are = "is an old name" if len(keys) == 1 else "are old names"
-    warn_once(("verl", *keys), f"verl: {', '.join(keys)} {are}; {instead}")
+_old = partial(warn_old, "verl")
 
 
 def _is_off(cap: object) -> bool:
@@ -507,8 +511,6 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
 
 
 def _surrogate(mode: str, given: dict[str, Any], policy: dict[str, Any]) -> Surrogate:
-    if mode == "dro":
-        return DRO(positive("dro_beta", policy["dro_beta"]))
     low, high = _clip(given)
     return SURROGATES[mode].taken_from({**given, **policy, "clip_ratio_low": low, "clip_ratio_high": high})
 

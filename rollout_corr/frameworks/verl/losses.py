@@ -20,7 +20,7 @@ from ...api.policy_loss import PolicyLoss, policy_loss
 from ...backends.given import Batch, Factors
 from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
-from ...specs.surrogates import DRO, GPG, SAPO
+from ...specs.surrogates import GPG, SAPO
 from ...specs.terms import Mean
 from ..shared.dropin import Target
 from .config import SURROGATES
@@ -88,7 +88,7 @@ KINDS = {
     "gspo": Kind(_clipped("gspo"), CLIPPED, mode=OF_ROWS),
     "sapo": Kind(lambda config: SAPO(config.tau_pos, config.tau_neg), (), mode=OF_ROWS, forced=True),
     "gpg": Kind(lambda config: GPG(), reports_kl=False),
-    "dro": Kind(lambda config: DRO(config.policy_loss.dro_beta)),
+    "dro": Kind(lambda config: SURROGATES["dro"].taken_from({"dro_beta": config.policy_loss.dro_beta})),
     "cispo": Kind(_clipped("cispo"), CLIPPED),
 }
 

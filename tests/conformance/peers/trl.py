@@ -26,6 +26,7 @@ from conformance.rows import (
     Result,
     Row,
     Settings,
+    among,
     beyond,
     both,
     configuration,
@@ -44,6 +45,7 @@ DISTRIBUTION, PACKAGE, CHECKOUT = "trl", "trl", "trl"
 TRAINER = "trl/trainer/grpo_trainer.py"
 DISTILLS = "trl/experimental/iw_opd/iw_opd_trainer.py"
 ASYNC = "trl/experimental/async_grpo/async_grpo_trainer.py"
+GEOMETRIC = "trl/experimental/gmpo/gmpo_trainer.py"
 GENERATE, COMPUTE = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo", "vespo")
@@ -242,6 +244,8 @@ def rows(source: Source) -> Iterator[Row]:
         yield _configuration(trainer, loss_type, name, drawn, own)
     yield from _functions(trainer, more)
     yield _asynchronous(source)
+    if source.has(GEOMETRIC, "GMPOTrainer._compute_loss"):
+        yield _geometric(source)
     if source.has(DISTILLS, "IWOPDTrainer._compute_iw_opd_loss"):
         yield _distillation(source)
     yield _packed(source)
@@ -272,6 +276,31 @@ def _asynchronous(source: Source) -> Row:
     drawn = draw(epsilon=(0.2, 0.05), epsilon_high=(None, 0.28))
     declared = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
     return recipe("trl.async_grpo", f"{ASYNC}: compute_loss", loss, drawn, declared=declared)
+
+
+def _geometric(source: Source) -> Row:
+    """Compare the loss of the experimental GMPOTrainer, which leaves the ratio of vLLM out."""
+    body = source.lines(GEOMETRIC, "GMPOTrainer._compute_loss", "log_ratio = ", "loss = per_sequence_loss.mean()")
+
+    def loss(given: Batch, epsilon: float, epsilon_high: float | None, beta: float) -> Tensor:
+        sides = {"epsilon_low": epsilon, "epsilon_high": epsilon if epsilon_high is None else epsilon_high}
+        made = body(
+            self=SimpleNamespace(beta=beta, model=SimpleNamespace(training=True), **sides),
+            inputs={"ref_per_token_logps": given.ref},
+            per_token_logps=given.new,
+            old_per_token_logps=given.old,
+            advantages=given.advantages,
+            entropy_mask=None,
+            mask=given.mask.to(torch.int64),
+        )
+        value: Tensor = made["loss"]
+        return value
+
+    drawn = draw(epsilon=(0.4, 0.05), epsilon_high=(None, 0.1), beta=(0.0, 0.04))
+    says = "the geometric mean of no ratios is 1 there"
+    empty = Declared("a completion without a token", "losses.md", says, among("all_masked", "empty_rows"))
+    declared = (PROPAGATES, BF16, empty)
+    return recipe("trl.gmpo", f"{GEOMETRIC}: _compute_loss", loss, drawn, declared=declared, kinds=PADDED)
 
 
 def _distillation(source: Source) -> Row:

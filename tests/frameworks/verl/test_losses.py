@@ -108,7 +108,6 @@ def test_clip_ratio_is_the_fallback():
     ("name", "change", "message"),
     [
         ("vanilla", {"clip_ratio_c": 1.0}, "clip_ratio_c: expected a number > 1, got 1.0"),
-        ("dro", {"policy_loss": SimpleNamespace(dro_beta=None)}, "DRO"),
         ("vanilla", {"global_batch_info": {"dp_size": 2}}, "batch_num_tokens: expected the count of all ranks"),
     ],
 )
@@ -116,6 +115,14 @@ def test_errors(name, change, message):
     given = batch()
     with pytest.raises((TypeError, ValueError), match=message):
         verl_losses.FUNCTIONS[name](*given, "token-mean", configuration(**change))
+
+
+@pytest.mark.parametrize("beta", [None, 0.0, -1.0])
+def test_dro_needs_a_beta(beta):
+    """verl raises a ValueError that names the setting, where there is none too."""
+    config = configuration(policy_loss=SimpleNamespace(dro_beta=beta))
+    with pytest.raises(ValueError, match="dro_beta"):
+        verl_losses.FUNCTIONS["dro"](*batch(), "token-mean", config)
 
 
 def test_wrong_arguments():
