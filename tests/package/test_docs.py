@@ -19,7 +19,7 @@ from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.specs import choices, surrogate, terms
 
 MATHS = DOCS / "math.md", DOCS / "loss_math.md"
-GUIDES = DOCS / "guide.md", DOCS / "batches.md", DOCS / "troubleshooting.md"
+GUIDES = [DOCS / f"{name}.md" for name in ("guide", "batches", "turns_groups_labels", "troubleshooting")]
 MAPS = [ROOT / "kernels" / "README.md", *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
 LINKED = [*PAGES, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
@@ -177,6 +177,14 @@ def test_the_site_has_every_page_once():
     written = [path.relative_to(DOCS).as_posix() for folder in (DOCS, DOCS / "api") for path in folder.glob("*.md")]
     assert sorted(page for page in pages if not page.startswith("repository/")) == sorted(written)
     assert all((ROOT / page.removeprefix("repository/")).is_file() for page in pages if page.startswith("repository/"))
+
+
+def test_the_ordinary_path_is_read_in_an_hour():
+    nav = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    (path,) = [entry["The ordinary path"] for entry in nav if "The ordinary path" in entry]
+    pages = [(DOCS / name).read_text(encoding="utf-8") for entry in path for name in entry.values()]
+    assert len(pages) < 10 and sum(len(page.split()) for page in pages) < 15_000
+    assert all("**Next:**" in page for page in pages)
 
 
 # --- names ---
