@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "api").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "api").glob("*.md"))]
 EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples").glob("*.ipynb"))]
 
 # What checkers read the types of.

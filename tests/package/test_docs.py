@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import rollout_corr as rc
 from builders import estimators, metrics_page
 from builders.healthy import same_lengths
 from builders.pages import DOCS, EXAMPLES, PAGES, ROOT, blocks
+from rollout_corr.cli.main import main
 from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.specs import choices, surrogate, terms
+from rollout_corr.testing import example_batch
 
 MATHS = DOCS / "math.md", DOCS / "loss_math.md"
 GUIDES = [DOCS / f"{name}.md" for name in ("guide", "batches", "turns_groups_labels", "troubleshooting")]
@@ -65,6 +68,19 @@ def test_python_runs(block, monkeypatch, tmp_path, request):
     code = compile("\n" * block.line + block.code, str(block.path), "exec")
     with torch.random.fork_rng(devices=[]):
         exec(code, {"__name__": "docs"})
+
+
+def test_commands_for_agents_run(monkeypatch, tmp_path, capsys):
+    """On a dump and a configuration with the names of the page; 1 is a finding, 2 would be a mistake in the command."""
+    monkeypatch.chdir(tmp_path)
+    sample = example_batch(sequences=6)
+    rc.dump("dump.jsonl", sample.train_logp, sample.rollout_logp, cu_seqlens=sample.cu_seqlens).result()
+    Path("config.yaml").write_text("algorithm: {rollout_correction: {rollout_is: token}}\n", encoding="utf-8")
+    shown = [block.code for block in blocks(ROOT / "SKILL.md") if block.language == "bash"]
+    commands = [shlex.split(line)[1:] for line in "".join(shown).splitlines()]
+    assert len(commands) > 5
+    for command in commands:
+        assert main(command) in (0, 1), (command, capsys.readouterr().err)
 
 
 # --- settings to paste ---
