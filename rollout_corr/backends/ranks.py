@@ -87,7 +87,8 @@ class Ranks(NamedTuple):
 
         Args:
             name: The argument, which was read as [S].
-            given, leader: It and the log-probs, as they came.
+            given: That argument, as it came.
+            leader: The log-probs, as they came.
             packed: The log-probs are [N] or [1, N].
         """
         if self.sequence is None or not isinstance(given, Tensor) or not isinstance(leader, Tensor) or leader.is_nested:
