@@ -140,7 +140,7 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
         found.append(
             f"{_mild(rated)}ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g} and would be 1 if the tokens "
             f"were sampled from the rollout log-probs: {cause}, a temperature that one side lacks, other weights than "
-            "those that sampled, or tokens that were trained on already"
+            "those that sampled, or an update on these tokens before train_logp was computed"
         )
     return found
 
