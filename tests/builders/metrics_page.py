@@ -24,54 +24,52 @@ from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 HEAD = """\
 # Native metrics
 
-Made from the rows in `rollout_corr/metrics/` by `PYTHONPATH=tests python -m builders.metrics_page`; do not
-edit.
+Every key that `out.metrics()` can return: look one up here. [dashboard.md](dashboard.md) has the ten to log, and
+[What `warnings()` reports](#what-warnings-reports) the thresholds and what to do. `out.explain(key)` shows the
+formula of a value, the sums behind it, its unit and its healthy range.
+(`PYTHONPATH=tests python -m builders.metrics_page` makes this page from the rows in `rollout_corr/metrics/`.)
 
-A key is the unit, the quantity and the statistic, in this order: `sequence_logratio_abs_max` is over sequences,
-`logratio_abs_max` without a unit over tokens, and a count is the unit in the plural and what is counted
-(`tokens_kept`). A divergence names its two policies in the order of its formula and ends with its estimator
-(`kl_rollout_train_k3`); ratios and differences are of train to rollout unless the key names others, and `old` is the
-policy that the ratio of `policy_loss` divides by: `old_logp`, or `rollout_logp` in bypass mode.
+**How to read a key.** A key is unit, quantity, statistic: `sequence_logratio_abs_max` is over sequences,
+`logratio_abs_max` without a unit over tokens; a count is the unit in the plural and what is counted (`tokens_kept`).
+A divergence names its two policies in the order of its formula and ends with its estimator (`kl_rollout_train_k3`).
+Ratios and differences are train to rollout unless the key names others. `old` is the policy that the ratio of
+`policy_loss` divides by: `old_logp`, or `rollout_logp` in bypass mode.
 
-D is the log-ratio of a token, `train_logp - rollout_logp`. *Measured* tokens are the valid tokens whose D is finite
-(all valid tokens unless `nonfinite` is `reject`); a measured sequence has one. Empty sequences count in nothing; 0 of
-0 is reported as 0. Minima and maxima of nothing are 0. All are population statistics, merged over any split of the
-batch before they are computed. `out.explain(key)`, of a correction, a policy loss or `Statistics`, shows where a value
-comes from: the formula, each sum that it is made of with its value, the unit and the healthy range.
-
-`out.metrics("dashboard")` gives the few that [dashboard.md](dashboard.md) tells to look at.
+**Words.** D is the log-ratio of a token, `train_logp - rollout_logp`. *Measured* tokens are the valid tokens whose D
+is finite (all valid tokens unless `nonfinite` is `reject`); a measured sequence has one. Empty sequences count in
+nothing, 0 of 0 is 0, and minima and maxima of nothing are 0. Statistics are of the population, merged over any split
+of the batch before metrics are computed.
 """
 
 WATCHED = f"""\
 ## What `warnings()` reports
 
-Metrics beyond the bounds of this table, which `doctor`, `report` and what-if judge by too. Between the healthy range
-and the alarm a sentence begins with "watch:". Pages show rows with a star; `warnings()` does not judge them, because
-they grow with the length of healthy sequences too. A `logratio_abs_max` between 5 and 10 is reported where that one
-token makes a tenth of k3.
+Metrics beyond the thresholds of the table below; `doctor`, `report` and what-if use the same ones. Between the
+healthy range and the alarm a sentence begins with "watch:". Rows with a star are shown on pages only, because they
+also grow with the length of healthy sequences. A `logratio_abs_max` between 5 and 10 is reported if that one token
+makes up a tenth of k3.
 
-Where the policies differ, the sentences say what the call knows: the age of tokens, if the Batch has `versions`; with
-`detail="full"` whether the two probabilities correlate (a temperature, precision) or not (a shift, other weights), and
-placeholders of 0 or -1: at {100 * FILLED:g} % of the tokens, {FILLED_TOKENS} at least, and {FILLED_TIMES:g} times
-as many as on the other side. Bounds are advised only where the policies agree.
+If the policies differ, the sentences use what the call knows: the age of tokens, if the Batch has `versions`; with
+`detail="full"` whether the two probabilities correlate (a temperature, precision) or not (a shift, other weights),
+and placeholders of 0 or -1 (at {100 * FILLED:g} % of the tokens, at least {FILLED_TOKENS}, and {FILLED_TIMES:g} times
+as many as on the other side). Thresholds are advised only if the policies agree.
 
 `warnings()` also names:
 
 - a batch without a valid token, and one that is rejected whole;
-- log-probs above 0 (negative log-likelihoods, probabilities, a mask), placeholders at every token, two arguments that
-  are identical;
-- a padded batch without a mask where a fifth of the rows begin or end with tokens that are exactly 0 on both sides
-  (a mask of ones hides this; `doctor` sees it);
+- log-probs above 0 (negative log-likelihoods, probabilities, a mask), placeholders at every token, two identical
+  arguments;
+- a padded batch without a mask, if a fifth of the rows begin or end with tokens that are exactly 0 on both sides;
 - with `Batch.entropy`, tokens that were not sampled from these log-probs: mean entropy and mean negative log-prob
-  differ. Raw log-probs of an engine that samples with a temperature agree with the trainer's, and only this shows it;
+  differ. Only this shows raw log-probs of an engine that samples with a temperature;
 - product ratios near the clamp, ages below 0, ids that name no label;
-- of a policy loss, tokens with NaN or infinity in what it needs.
+- for a policy loss, tokens with NaN or infinity in what it needs.
 
-Sums of a call cannot show everything: a temperature within 5 % of the right one, padding under a mask that was given
-(a mask of ones), and, without `detail="full"`, placeholders. `doctor` looks at the tokens of a dump and sees them.
+The sums of a call cannot show a temperature within 5 % of the right one, padding under a mask of ones, or, without
+`detail="full"`, placeholders. `doctor` looks at tokens and sees them.
 
-Of 1,000 healthy batches of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3) it spoke about none
-(`tests/metrics/test_warnings.py`).
+It was silent on all of 1,000 healthy batches of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3;
+`tests/metrics/test_warnings.py`).
 """
 
 
