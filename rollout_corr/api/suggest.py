@@ -231,8 +231,8 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
         why = f"{VETO:g} would reject {share:.1f} %, more than half of what may go: look at those tokens first"
     short, long = (int(x) for x in found.n.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64, device="cpu")))
     sentences = [
-        f"{count} sequences of {short} to {long} tokens (10th to 90th percentile); k3 {k3:.2g}; D of a token is {-kl:.2g} "
-        f"on average, with a standard deviation of {std:.2g}",
+        f"{count} sequences of {short} to {long} tokens (10th to 90th percentile); k3 {k3:.2g}; D of a token is "
+        f"{-kl:.2g} on average, with a standard deviation of {std:.2g}",
         says(
             geometric,
             f"The mean D of a sequence scatters by {std:.2g} / sqrt(length), {std / math.sqrt(max(short, 1)):.2g} for "
