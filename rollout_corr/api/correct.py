@@ -114,7 +114,7 @@ def correct(
         cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
         spec: Weights, criteria and options; `Spec()` measures and changes nothing. Or `Thresholds`: a Spec whose bounds
             several calls decided together (`threshold_statistics`). Bounds of a Spec that the batch decides are
-            otherwise those of this call.
+            otherwise of this call.
         advantages: Per token (same layout) or per sequence ([S] or [S, 1]); needed by criteria with `when`.
         out: Tensors to write the weights and the mask to, which the `Correction` then holds; every call overwrites
             them. Not for lists, nested tensors and inside torch.compile. See docs/batches.md.
@@ -198,7 +198,7 @@ def correct_async(
 ) -> PendingCorrection:
     """Start a correction and return while the ranks of `Ranks.sequence` exchange their sums.
 
-    Args and errors are those of `correct`. Without `Ranks.sequence` there is nothing to wait for. The inputs must not
+    Args and errors as for `correct`. Without `Ranks.sequence` there is nothing to wait for. The inputs must not
     change before `result()`, which is to be called on every rank.
     """
     tokens = batch_given(batch, mask, cu_seqlens)

@@ -88,7 +88,7 @@ def dump(
         mask: In place of a batch that holds no more: the same layout; None: every token is valid.
         cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
         sequences: The largest number of sequences to draw; None for all of them.
-        step: Number of the step, from 0 to 2^53, written beside every sequence, so that the report can show drift over
+        step: Number of the step, from 0 to 2^53, written with every sequence, so that the report can show drift over
             steps.
         seed: Seed of the drawing; None draws differently each time.
         **columns: More tensors of the same layout, or per sequence ([S]): `token_ids`, `advantages`, `new_logp`, or any

@@ -54,7 +54,7 @@ def future_kl_weights(
         safety: Where A < 0 and the ratio exceeds it, the weight is clamped to [0.8, 1] in the end, or None.
 
     Returns:
-        Weights in the layout of new_logp, in fp32 (fp64 beside fp64 log-probs), 0 at tokens that are not valid. An x
+        Weights in the layout of new_logp, in fp32 (fp64 for fp64 log-probs), 0 at tokens that are not valid. An x
         that is not finite counts as 0. No host sync has happened.
 
     Raises:
@@ -162,7 +162,7 @@ def proximal(new_logp: L, rollout_logp: LogProbs, batch: Batch, *, interpolation
         interpolation: "loglinear" between the log-probs, or "linear" between the probabilities.
 
     Returns:
-        Log-probs in the layout of new_logp, in fp32 (fp64 beside fp64 log-probs). No host sync has happened.
+        Log-probs in the layout of new_logp, in fp32 (fp64 for fp64 log-probs). No host sync has happened.
 
     Raises:
         ValueError: A wrong shape, dtype or device, named.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
-    """The result of `policy_loss`; its type names the layout and the weights as that of `Correction` does.
+    """The result of `policy_loss`; its type names the layout and the weights, as `Correction` does.
 
     Attributes:
         value: 0-d, fp32 (fp64 where any log-prob is); the only one that has a gradient, to `new_logp`.
@@ -162,7 +162,7 @@ def policy_loss(
         new_logp: Log-probs under the policy that trains, fp32, bf16, fp16 or fp64, in any layout of `correct`. The
             gradient goes to these alone, and to `Batch.entropy` where a bonus is asked for.
         advantages: Per token (same layout) or per sequence ([S] or [S, 1]).
-        batch: Everything else about the tokens, as `Batch`, the one that `correct` had. Its mask is non-zero at
+        batch: Everything else about the tokens: the `Batch` that `correct` had. Its mask is non-zero at
             generated tokens. What neither the loss nor the Spec needs is not read. The kept mass is a constant in the
             gradient and part of every ratio to rollout_logp; in new/old it would cancel.
         loss: Surrogate, mean, KL, regularizer and entropy bonus, as `Loss`; the mean of PPO() over tokens by default.

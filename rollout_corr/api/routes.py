@@ -78,7 +78,7 @@ def metrics_of(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def route_agreement(train_routes: Tensor, rollout_routes: Tensor, mask: Tensor | None = None) -> RouteAgreement:
-    """Compare the experts that the trainer's routers chose with those of the rollout engine.
+    """Compare the experts chosen by the trainer's routers and by the rollout engine's.
 
     A token that other experts score than those that sampled it gets a log-ratio that no rounding explains. This says
     how many there are, by layer: before the routes are replayed (R3), and afterwards, where all have to agree. It does
@@ -92,7 +92,7 @@ def route_agreement(train_routes: Tensor, rollout_routes: Tensor, mask: Tensor |
         mask: [N] or [B, T], bool, integer or floating; nonzero tokens count. None: all do.
 
     Returns:
-        A `RouteAgreement`: add those of micro-batches, all-reduce `sums` over ranks, then read `metrics()`.
+        A `RouteAgreement`: add it up over micro-batches, all-reduce `sums` over ranks, then read `metrics()`.
 
     Raises:
         ValueError: Shapes, dtypes or devices that do not fit together.

@@ -34,7 +34,7 @@ def suggest(
     """Suggest bounds of rejection that keep a given share of the sequences of a healthy batch.
 
     The mean of D over a sequence of n tokens scatters around -KL with the standard deviation of D over sqrt(n), so that
-    a bound has to know the mismatch and the lengths. The bounds keep that share of this very batch, and by this rule,
+    a bound must fit the mismatch and the lengths. The bounds keep that share of this batch, and by this rule,
     with some room, of batches like it.
     Values are read on the host, so call it now and then and not in every step.
 

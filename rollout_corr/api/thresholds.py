@@ -66,7 +66,7 @@ class ThresholdStatistics:
 
     @staticmethod
     def sum(parts: Iterable[ThresholdStatistics]) -> ThresholdStatistics:
-        """Merge those of all micro-batches."""
+        """Merge the statistics of all micro-batches."""
         parts = list(parts)
         if not parts:
             raise ValueError("parts: expected at least one ThresholdStatistics, got none")
@@ -113,7 +113,7 @@ def threshold_statistics(
 
     A round counts every micro-batch, adds up and calls `thresholds()`. After three rounds for tokens and `KeepESS`, and
     six for turns and sequences, `Thresholds.complete` is True and `correct(..., spec=thresholds)` applies them.
-    See docs/batches.md. The tensors and the batch are those of `correct`.
+    See docs/batches.md. The tensors and the batch as for `correct`.
 
     Args:
         train_logp: Log-probs under the trainer's policy, in any layout of `correct`.

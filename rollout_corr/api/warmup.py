@@ -55,7 +55,7 @@ def warmup(
         rollout_logp: Log-probs of the engine.
         batch: Everything else about the tokens, as the loop passes it. Ranks of `Ranks.sequence` exchange the sums of
             the small batches: all have to call.
-        spec: The Spec of `correct` in the loop, or with a loss that of `policy_loss` in bypass mode; None: the loop
+        spec: The Spec of `correct` in the loop, or of `policy_loss` in bypass mode if a loss is given; None: the loop
             corrects nothing.
         loss: The Loss of `policy_loss`: it is compiled too, forward and backward. None: the loop does not call it.
         advantages: Per token or per sequence, as the loop passes them; a loss without them gets some per token.

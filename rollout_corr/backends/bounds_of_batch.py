@@ -178,7 +178,7 @@ class Thresholds(KnownBounds):
         """Refuse log-probs that compute in another dtype than those which decided bounds of tokens.
 
         Such a bound is one of their values, and another dtype may not have it: where it lay would depend on a rounding.
-        Bounds of turns and sequences are float64, and those of sample sizes float32.
+        Bounds of turns and sequences are float64, bounds by sample size float32.
         """
         weight, rules = self.spec.weight, rules_of(self.spec)
         of_tokens = {c.label for c in self.spec.criteria if c.over == "token"}

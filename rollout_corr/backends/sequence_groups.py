@@ -26,7 +26,7 @@ class Groups:
     Attributes:
         index: [S] or [S, 1] int32 or int64, the group of each sequence, from 0 on and in any order. A number outside of
             the range names no group: an error on the CPU, and left undivided or unbounded on a device.
-        size: In place of an index: so many neighbors are a group, none of which is on another rank of `Ranks.batch`.
+        size: Instead of an index: this many neighbors form a group, all on one rank of `Ranks.batch`.
         count: The number of groups that an index can name, on all ranks of `Ranks.batch`, which needs it; None: as many
             as there are sequences.
     """

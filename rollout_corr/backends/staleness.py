@@ -17,7 +17,7 @@ LARGEST_VERSION = 2**62
 
 
 class Versions(NamedTuple):
-    """The versions of the policies that sampled, and that of the policy that trains. A token's age is the difference.
+    """The versions of the policies that sampled, and the version that trains. A token's age is the difference.
 
     Attributes:
         ids: The version of the policy that sampled each token (same layout as the log-probs) or sequence ([S] or

@@ -49,8 +49,8 @@ def doctor(
             labels are read, as in a dump of it.
         mask: In place of a batch that holds no more: non-zero is valid, same layout. None: every token is valid.
         cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
-        by: Names of columns of labels, whole numbers from 0 (environment, source): names those that are ill beside the
-            others. The labels of a batch are among them.
+        by: Names of columns of labels, whole numbers from 0 (environment, source): names the labels that are far
+            worse than the others. The labels of a batch are among them.
         field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.
         limit: Read only the first so many sequences.
         on_policy: `new_logp` and `train_logp` come from the same weights, so that they have to be equal.
@@ -104,7 +104,7 @@ def report(
         mask: As for `doctor`.
         cu_seqlens: As for `doctor`.
         page: Where to write the HTML page, such as "page.html"; None: nowhere, and `Report.save` writes it.
-        compare: A second dump, or what `doctor` found in other tensors, shown beside the first.
+        compare: A second dump, or what `doctor` found in other tensors, shown next to the first.
         by: Names of columns by which D is shown too.
         field: As for `doctor`.
         limit: Read only the first so many sequences.

@@ -57,7 +57,7 @@ class Diagnosis(Diagnosed):
         return () if bits is None else tuple(in_common(bits, self.measured.label_names))
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of `correct` over all tokens, and those of each kind of weights as `kind/name`."""
+        """The metrics of `correct` over all tokens, and the metrics of each kind of weight as `kind/name`."""
         return self.measured.metrics()
 
     def to_dict(self) -> dict[str, Any]:

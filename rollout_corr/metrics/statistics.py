@@ -98,7 +98,7 @@ class Statistics:
     def join(self, loss: Statistics) -> Statistics:
         """Append the statistics of the policy loss of the same tokens to a correction's.
 
-        Both have those of the entropy where the Batch has one; the correction's are kept.
+        If the Batch has an entropy, both hold its statistics; the correction's are kept.
         """
         if loss.spec is not None:
             raise ValueError(
@@ -221,7 +221,7 @@ class Statistics:
     def on_device(self, key: str) -> Tensor:
         """Give a native metric as a 0-d float64 tensor on the device of the statistics, without waiting for it.
 
-        For a learning rate that falls with "weight_ess", say. The number is that of `metrics()`.
+        For a learning rate that falls with "weight_ess", say. The number equals the one in `metrics()`.
 
         Args:
             key: A metric that is a sum, a mean, a spread or an effective sample size; the others read values on the
@@ -318,7 +318,7 @@ class PendingMetrics:
         return self._event is None or bool(self._event.query())
 
     def values(self) -> dict[str, float]:
-        """Read the statistics of the batch by name, those of single labels left out; waits for the copy."""
+        """The statistics of the batch by name, without labels; waits for the copy."""
         names, pick, count = schema.of_the_batch(self._spec, self._objective, self._extra)
         return dict(zip(names, self._numbers(count, pick), strict=True))
 

@@ -126,7 +126,7 @@ class ClipCov(PPO):
 class KLCov(Surrogate):
     """REINFORCE's ratio, -r A, and a penalty |x| at the tokens of largest covariance (KL-Cov).
 
-    Tokens whose covariance equals that of the last one chosen are chosen too.
+    Tokens that tie with the last one chosen are chosen too.
 
     Args:
         share: The number chosen is this share of the tokens that train, rounded down, at least 1; above 0, at most 1.
@@ -165,7 +165,7 @@ class KLCov(Surrogate):
 class BAPO(Surrogate):
     """PPO's clip whose bounds rise step by step until positive advantages carry a share of the loss (BAPO).
 
-    The contribution of A > 0 is the sum of A min(r, upper bound), that of A < 0 the sum of |A| max(r, lower bound).
+    A > 0 contributes the sum of A min(r, upper bound), A < 0 the sum of |A| max(r, lower bound).
     From `lower` and `upper` on one bound rises to its end in steps, then the other, and both stop where the positive
     contribution is at least `share` of both together, or at the end. A higher lower bound never raises that share; it
     takes the gradient of tokens whose ratio is already far below 1.
@@ -229,7 +229,7 @@ class BAPO(Surrogate):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The bounds of the ratio; those of the clip until the batch has decided them."""
+        """The bounds of the ratio; the clip's bounds until the batch has decided them."""
         return {"least": self.lower, "most": self.upper, "furthest": self.dual or 0.0}
 
     @property
@@ -369,7 +369,7 @@ class EntropyClip(Surrogate):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The bound of the far side; those of the clip are each token's own."""
+        """The bound of the far side; each token has its own clip bounds."""
         return {"furthest": self.dual or 0.0}
 
     @property
@@ -440,11 +440,11 @@ class REAL(Surrogate):
 
     The score s of a sequence is its mean of x, and a sequence is good where its mean of A is above 0. The loss of a
     group that has both kinds is log(1 + sum of e^(s / tau) over the others) + log(1 + sum of e^(-s / tau) over the good
-    ones); that of any other group is 0. Every sequence that trains carries the loss of its group, so a mean over
+    ones); the loss of any other group is 0. Every sequence that trains carries the loss of its group, so a mean over
     sequences is the mean over groups where groups are of one size. Only the sign of an advantage matters.
 
-    The gradient is that of this mean, Mean("sequence"). A token's weight, its `scale` and its share of the mean
-    multiply its own gradient. Where those of a group's sequences differ, as with Mean("token") and sequences of
+    The gradient belongs to this mean, Mean("sequence"). A token's weight, its `scale` and its share of the mean
+    multiply its own gradient. If these differ within a group, as with Mean("token") and sequences of
     different lengths, that is not the derivative of the value, in which they belong to all of the group.
 
     Args:

@@ -120,7 +120,7 @@ class Quantile(Grouped):
 
     Args:
         q: The quantile, above 0 and below 1.
-        within: The values of the "batch" decide, or those of each "group" of sequences its own bound, of a criterion.
+        within: The "batch" decides one bound, or for a criterion each "group" of sequences its own.
     """
 
     q: float
@@ -184,7 +184,7 @@ class Bottom(_Ends):
     Args:
         count: How many, at least 1; where there are fewer values all are kept.
         share: Or a share of all values, above 0 and below 1.
-        within: The values of the "batch" decide, or those of each "group" of sequences its own bound, of a criterion.
+        within: The "batch" decides one bound, or for a criterion each "group" of sequences its own.
     """
 
     count: int | None = None
@@ -202,7 +202,7 @@ class TopK(_Ends):
     Args:
         count: How many, at least 1; where there are fewer values all are kept.
         share: Or a share of all values, above 0 and below 1.
-        within: The values of the "batch" decide, or those of each "group" of sequences its own bound, of a criterion.
+        within: The "batch" decides one bound, or for a criterion each "group" of sequences its own.
     """
 
     count: int | None = None
@@ -221,7 +221,7 @@ class MeanBelow(Grouped):
 
     Args:
         below: The mean of what is kept is below it; above 0.
-        within: The values of the "batch" decide, or those of each "group" of sequences its own bound.
+        within: The "batch" decides one bound, or each "group" of sequences its own.
     """
 
     below: float

@@ -191,7 +191,7 @@ class Spec(Checked):
 
     @property
     def returns_weights(self) -> bool:
-        """True if weights are handed back: those of `weight`, or the 0 and 1 of rejection."""
+        """True if weights are returned: the `weight`, or the 0 and 1 of rejection."""
         return self.apply and (self.weight is not None or self.rejected != "mask")
 
     def explain(self) -> str:
@@ -221,13 +221,13 @@ class Spec(Checked):
     def to_config(self, framework: str, **options: Any) -> dict[str, Any]:
         """Write a framework's own settings, which `rc.spec(framework, settings)` reads as this Spec.
 
-        They are the ones of the correction alone, and the loss is no part of them. docs/migrate.md says where they
+        They cover the correction, not the loss. docs/migrate.md says where they
         stand in each framework's configuration. Labels and `report` are the framework's own; neither those nor the
         order of criteria, a lower bound of 0 of a ratio or `sums_over` where nothing sums change a weight or a mask.
         Bounds that a framework takes the logarithm of are rounded, by 1e-15.
 
         Args:
-            framework: A name that `rc.spec` takes beside a configuration; the error of another name lists them.
+            framework: A name that `rc.spec` takes together with a configuration; another name raises and lists them.
             **options: The reader's, as for `rc.spec`: k1_bounds.
 
         Returns:

@@ -26,7 +26,7 @@ def TIS(upper: float = 2.0, over: Over = "token") -> Weight:
     """Truncated importance sampling (Yao et al. 2025, Flash-RL): the ratio, or `upper` where it is larger.
 
     Args:
-        upper: The largest weight. 2 is that of the authors' code.
+        upper: The largest weight; 2 in the authors' code.
         over: Each "token" has its ratio, or a "sequence" or "turn" the product of its ratios (Seq-TIS).
     """
     choice("TIS.over", over, OVER)
@@ -62,7 +62,7 @@ def GeoRS(lower: float | None, upper: float | None, over: Stretch = "sequence") 
     """Geometric rejection sampling (Geo-RS): keep a sequence whose geometric mean of ratios lies within the bounds.
 
     Args:
-        lower: The smallest mean kept, or None. Bounds lie close to 1; `rc.suggest` finds those of a batch.
+        lower: The smallest mean kept, or None. Bounds lie close to 1; `rc.suggest` finds them for a batch.
         upper: The largest mean kept, or None.
         over: Test each "sequence", or each "turn" by itself.
     """

@@ -224,7 +224,7 @@ class SAPO(Surrogate):
             self._set(**{name: positive(f"SAPO.{name}", getattr(self, name))})
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the gated loss; its slope at r = 1 is that of -r A."""
+        """Compute the gated loss; its slope at r = 1 equals the slope of -r A."""
         ratio, advantages = tokens.clamped.exp(), tokens.advantages
         positive, negative = ratio.new_full((), self.positive), ratio.new_full((), self.negative)
         tau = torch.where(advantages > 0, positive, negative)

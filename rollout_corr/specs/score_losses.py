@@ -38,7 +38,7 @@ class Score(Surrogate):
         lower: Lower bound of the ratio, or None for an open side.
         upper: Upper bound of the ratio, or None for an open side.
         outside: A ratio outside the bounds becomes the bound ("clamp") or 0 ("zero").
-        level: The ratio is that of the token, the geometric mean over its "sequence", or the "average" or the
+        level: The ratio of the token, the geometric mean over its "sequence", or the "average" or the
             "geometric_average" of these two.
     """
 
@@ -183,7 +183,7 @@ class DRO(Surrogate):
     """Direct reward optimization: -(A new_logp - beta / 2 x^2). It has no ratio, so weights multiply it in every mode.
 
     With level="sequence" it squares X, the sum of x over the sequence (Kimi K1.5). The value of a token is its share,
-    -(A new_logp - beta / 2 sg(X) x), and its gradient that of the square of X: a token is pulled by all of them.
+    -(A new_logp - beta / 2 sg(X) x), with the gradient of X squared: all tokens pull each one.
 
     Args:
         beta: Pull toward base. x and X are saturated at +-1024.

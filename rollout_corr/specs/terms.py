@@ -98,7 +98,7 @@ class KL(Checked):
         kind: Its value: "k1" k, "abs" |k|, "k2" k^2 / 2, "k3" e^-k - 1 + k. k is saturated at +-1024.
         coef: Factor of the term.
         gradient: The kind whose gradient it has, if not its own (straight-through). The mean of k3 is the KL, but its
-            gradient is not the KL's; that of k2 is.
+            gradient is not the KL's; the gradient of k2 is.
         log_clamp: k is clamped to +-log_clamp in k3.
         value_clamp: k3 is at most this (frameworks take 10), or None. No gradient flows beyond.
         weight: A further factor: None, "ratio" the differentiable r (unbiased for samples of base), "stopped_ratio" r
@@ -108,7 +108,7 @@ class KL(Checked):
         bound: The value is clamped to +-bound, whatever its kind, or None. No gradient flows beyond.
         swapped: The two policies change places: k = ref_logp - new_logp.
         mean: A mean of its own, where a framework averages the penalty over sequences and the policy loss over tokens;
-            without a length. None: that of the loss. A second pass computes it. Its divisor is counted in the call,
+            without a length. None: the loss's. A second pass computes it. Its divisor is counted in the call,
             whatever `Batch.total` divides the policy loss by: over micro-batches such means add up to as many means. A
             call of its own, with advantages of 0, gives a KL a total.
     """

@@ -86,7 +86,7 @@ class Recipe(_SpecAndLoss):
     Attributes:
         spec: The correction; None: there is none.
         loss: The loss that it feeds.
-        batch: Fields that the caller's `Batch` has to have besides, by name, such as "turns" or "groups"; mostly none.
+        batch: Further fields that the caller's `Batch` must have, by name, such as "turns" or "groups"; mostly none.
             They are no part of a comparison.
     """
 
