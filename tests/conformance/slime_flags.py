@@ -20,7 +20,7 @@ EMPTY = Declared(
 )
 EMPTY_NORMALIZED = Declared(
     "samples without a token in the mean that normalizes",
-    "integrations.md",
+    "dropins_in_depth.md",
     "at the level sequence, samples without a valid token count in the mean that normalizes",
     lambda given, settings: _uses_mis(settings) and counts_empty(given, settings),
 )

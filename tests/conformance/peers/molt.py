@@ -25,7 +25,7 @@ NO_NUMBER = Declared(
 SUMMED = Declared(
     "gradients added in bf16",
     "losses.md",
-    "molt's KL beside its policy loss, bf16 log-probs",
+    "molt's KL next to its policy loss, bf16 log-probs",
     lambda given, settings: given.kind == "bf16" and settings["kl"]["use_loss"],
 )
 

@@ -70,7 +70,7 @@ FAR = Declared(
     beyond(20.0, "old", "rollout"),
 )
 NOTHING = Declared(
-    "no token: NaN there", "integrations.md", "a batch without a token is a loss of NaN", among("all_masked")
+    "no token: NaN there", "dropins_in_depth.md", "a batch without a token is a loss of NaN", among("all_masked")
 )
 
 

@@ -60,7 +60,7 @@ NO_NUMBER = Declared(
 )
 PADDING = Declared(
     "NaN in the padding",
-    "integrations.md",
+    "dropins_in_depth.md",
     "NaN or infinity behind the mask makes the ratio of the sequence NaN",
     among("nan_behind_mask"),
 )
@@ -72,7 +72,7 @@ LEFT_OUT = Declared(
 )
 SINGLE = Declared(
     "the spread of one slot is NaN there",
-    "integrations.md",
+    "dropins_in_depth.md",
     "the spread of a single slot is NaN",
     lambda given, settings: given.mask.numel() == 1,
 )

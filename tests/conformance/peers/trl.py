@@ -350,7 +350,7 @@ def _packed(source: Source) -> Row:
             "aux_loss_enabled": rng.random() < 0.5,
         }
 
-    known = Declared("not finite", "integrations.md", "a token without a finite log-prob", NONFINITE)
+    known = Declared("not finite", "dropins_in_depth.md", "a token without a finite log-prob", NONFINITE)
     # TRL has no row without a token that trains: it cannot count the completions of one.
     kinds = tuple(kind for kind in PADDED if kind != "all_masked")
     declared = (known, BF16, FAR_FROM_THE_ENGINE)

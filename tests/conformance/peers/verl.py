@@ -64,11 +64,14 @@ NO_NUMBER = Declared(
     NONFINITE,
 )
 PADDING = Declared(
-    "NaN in the padding", "integrations.md", "NaN in the padding becomes NaN in token weights", among("nan_behind_mask")
+    "NaN in the padding",
+    "dropins_in_depth.md",
+    "NaN in the padding becomes NaN in token weights",
+    among("nan_behind_mask"),
 )
 ICEPOP = Declared(
     "IcePop that leaves no weight",
-    "integrations.md",
+    "dropins_in_depth.md",
     "IcePop that leaves no weight divides by zero",
     lambda given, settings: "_" in str(settings.get("rollout_is_threshold")) or "lower" in settings,
 )
@@ -98,7 +101,7 @@ EMPTY = Declared("no token: NaN there", "losses.md", "a batch without a token (v
 OF_LOSSES = (BF16, LEFT_OUT, EMPTY)
 CUT = Declared(
     "shares of tokens that dppo clips",
-    "integrations.md",
+    "dropins_in_depth.md",
     "dppo's `pg_clipfrac` counts tokens whose advantage is 0, and its `pg_clipfrac_lower` only what was not dropped",
     lambda given, settings: bool(
         (given.advantages == 0).any() | ((given.new - given.old).exp() > settings["clip_ratio_c"])[given.mask].any()

@@ -55,7 +55,7 @@ NO_NUMBER = Declared(
 )
 PADDING = Declared(
     "NaN behind the mask",
-    "integrations.md",
+    "dropins_in_depth.md",
     "one NaN, behind the mask too, is NaN in the weight and then in the loss",
     among("nan_behind_mask"),
 )
