@@ -1,0 +1,263 @@
+"""The formulas of metrics as source: each is run once on names in place of numbers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from .record import CannotEject
+
+ATOM = 9
+
+
+class Number:
+    """A number that is known by its text alone.
+
+    Its truth, and how it compares, are decided by the `Run` in which a formula asks, which then takes the other way.
+    """
+
+    __slots__ = ("binds", "run", "text")
+
+    def __init__(self, text: str, binds: int, run: Run) -> None:
+        self.text, self.binds, self.run = text, binds, run
+
+    def _infix(self, sign: str, binds: int, left: Any, right: Any) -> Number:
+        one, other = _text(left, binds), _text(right, binds + 1)
+        return Number(f"{one} {sign} {other}", binds, self.run)
+
+    def __add__(self, other: Any) -> Number:
+        return self if other == 0.0 and isinstance(other, (int, bool)) else self._infix("+", 3, self, other)
+
+    def __radd__(self, other: Any) -> Number:
+        return self._infix("+", 3, other, self)
+
+    def __sub__(self, other: Any) -> Number:
+        return self._infix("-", 3, self, other)
+
+    def __rsub__(self, other: Any) -> Number:
+        return self._infix("-", 3, other, self)
+
+    def __mul__(self, other: Any) -> Number | float:
+        return 0 if other is False else self if other is True else self._infix("*", 4, self, other)
+
+    def __rmul__(self, other: Any) -> Number:
+        return self if other == 1.0 else self._infix("*", 4, other, self)
+
+    def __truediv__(self, other: Any) -> Number:
+        return self._infix("/", 4, self, other)
+
+    def __rtruediv__(self, other: Any) -> Number:
+        return self._infix("/", 4, other, self)
+
+    def __neg__(self) -> Number:
+        if self.text.startswith("-") and self.binds == 5:
+            return Number(self.text[1:], 5, self.run)
+        return Number(f"-{_text(self, 5)}", 5, self.run)
+
+    def __abs__(self) -> Number:
+        return Number(f"abs({self.text})", ATOM, self.run)
+
+    def __bool__(self) -> bool:
+        return self.run.decide(self.text)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.run.decide(f"{_text(self, 1)} > {_text(other, 1)}")
+
+    def __lt__(self, other: Any) -> bool:
+        return self.run.decide(f"{_text(self, 1)} < {_text(other, 1)}")
+
+    def __le__(self, other: Any) -> bool:
+        return self.run.decide(f"{_text(self, 1)} <= {_text(other, 1)}")
+
+    def __ge__(self, other: Any) -> bool:
+        return self.run.decide(f"{_text(self, 1)} >= {_text(other, 1)}")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Number) and self.text == other.text)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __float__(self) -> float:
+        raise CannotEject(f"a formula reads the number {self.text}")
+
+    def within(self, low: float, high: float) -> Number:
+        """Clamp as `fraction` does."""
+        return Number(f"max(min({self.text}, {high}), {low})", ATOM, self.run)
+
+    def or_larger(self, other: Any) -> Number:
+        """The larger one."""
+        return Number(f"max({self.text}, {_text(other, 0)})", ATOM, self.run)
+
+    def root(self) -> Number:
+        """The square root, 0 below 0."""
+        return Number(f"math.sqrt(max({self.text}, 0.0))", ATOM, self.run)
+
+
+def _text(x: Any, binds: int) -> str:
+    if isinstance(x, Number):
+        return x.text if x.binds >= binds else f"({x.text})"
+    return repr(float(x)) if isinstance(x, (bool, int)) and not isinstance(x, float) else repr(x)
+
+
+class Run:
+    """One way through the formulas: which questions were asked, and what was answered.
+
+    Args:
+        answers: The answers that are not True.
+    """
+
+    def __init__(self, answers: Mapping[str, bool]) -> None:
+        self.answers, self.asked = answers, {}  # type: Mapping[str, bool], dict[str, None]
+
+    def decide(self, question: str) -> bool:
+        """Answer a question."""
+        self.asked[question] = None
+        return self.answers.get(question, True)
+
+
+class Values(dict[str, Number]):
+    """Statistics by name, as numbers that remember that they were asked for."""
+
+    def __init__(self, names: Mapping[str, str], run: Run) -> None:
+        super().__init__({name: Number(text, ATOM, run) for name, text in names.items()})
+        self.used: set[str] = set()
+
+    def __getitem__(self, name: str) -> Number:
+        self.used.add(name)
+        return super().__getitem__(name)
+
+
+class Written:
+    """The formulas of metrics.
+
+    Attributes:
+        lines: The items of a dict display, one a metric.
+        used: The names of the statistics that they read.
+        helpers: The source of functions of numbers that they call.
+        first: A question that decides about all of them, and is answered before; None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.keys: list[str] = []
+        self.used: set[str] = set()
+        self.helpers: dict[str, str] = {}
+        self.first: str | None = None
+
+
+def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str], modules: list[ModuleType]) -> Written:
+    """Run formulas on names, and write them.
+
+    Args:
+        formulas: Gives the metrics by key from statistics by name.
+        names: How each statistic is written.
+        modules: Where their functions live: those of numbers alone are called, the others are taken apart.
+    """
+    found = Written()
+    used: set[str] = set()
+
+    def run(answers: Mapping[str, bool]) -> tuple[dict[str, Any], Run]:
+        way = Run(answers)
+        values = Values(names, way)
+        with _helpers(modules, found.helpers, way):
+            result = formulas(values)
+        used.update(values.used)
+        return result, way
+
+    base, way = run({})
+    text = {key: _text(x, 0) for key, x in base.items()}
+    plain = dict(text)
+    questions = list(way.asked)
+    for question in questions:
+        other, more = run({question: False})
+        text_there = {key: _text(x, 0) for key, x in other.items()}
+        if all(x == "0.0" for x in text_there.values()) and len(text) > 3:
+            found.first = question
+            continue
+        further = [asked for asked in more.asked if asked not in questions]
+        if further:
+            raise CannotEject(f"a formula asks {further} only if not {question}")
+        for key, there in text_there.items():
+            if there == plain[key]:
+                continue
+            if text[key] != plain[key]:
+                raise CannotEject(f"{key} depends on several questions")
+            text[key] = f"{text[key]} if {question} else {there}"
+    found.keys = list(text)
+    found.lines = [f'"{key}": {value},' for key, value in text.items()]
+    kept: dict[str, str] = {}
+    waiting = "\n".join(found.lines)
+    for name in reversed(found.helpers):
+        if re.search(rf"\b{name}\(", waiting + "\n".join(kept.values())):
+            kept[name] = found.helpers[name]
+    found.helpers = dict(reversed(kept.items()))
+    found.used = used
+    return found
+
+
+def _of_numbers(x: Any) -> bool:
+    """A function of floats alone that treats them as floats."""
+    if not inspect.isfunction(x) or not x.__annotations__ or x.__annotations__.get("return") != "float":
+        return False
+    return all(kind == "float" for kind in x.__annotations__.values()) and "isinstance" not in inspect.getsource(x)
+
+
+@contextmanager
+def _helpers(modules: list[ModuleType], helpers: dict[str, str], run: Run) -> Iterator[None]:
+    """Let functions of numbers be called by name while formulas run."""
+    before = []
+    for module in modules:
+        for name, function in list(vars(module).items()):
+            if _of_numbers(function):
+                before.append((module, name, function))
+
+    def called(function: Any) -> Any:
+        name = f"_{function.__name__.strip('_')}"
+
+        def call(*args: Any) -> Any:
+            if not any(isinstance(x, Number) for x in args):
+                return function(*args)
+            _add(function, name, helpers, {old.__name__: f"_{old.__name__.strip('_')}" for _, _, old in before})
+            return Number(f"{name}({', '.join(_text(x, 0) for x in args)})", ATOM, run)
+
+        return call
+
+    def joined(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if not any(isinstance(x, Number) for x in args):
+                return plain(*args)
+            return Number(f"{name}({', '.join(_text(x, 0) for x in args)})", ATOM, run)
+
+        return call
+
+    try:
+        for module, name, function in before:
+            setattr(module, name, called(function))
+        for module in modules:
+            module.max, module.min = joined("max", max), joined("min", min)  # type: ignore[attr-defined]
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+        for module in modules:
+            del module.max, module.min  # type: ignore[attr-defined]
+
+
+def _add(function: Any, name: str, helpers: dict[str, str], renamed: Mapping[str, str]) -> None:
+    """Add the source of a function, and of the functions of numbers that it calls."""
+    if name in helpers:
+        return
+    source = inspect.getsource(function)
+    helpers[name] = ""
+    for called in function.__code__.co_names:
+        other = function.__globals__.get(called)
+        if inspect.isfunction(other) and called in renamed:
+            _add(other, renamed[called], helpers, renamed)
+    for old, new in renamed.items():
+        source = re.sub(rf"(?<![\w.]){old}\(", f"{new}(", source)
+    helpers.pop(name)
+    helpers[name] = source.rstrip()

@@ -1,0 +1,276 @@
+"""A Spec as a program: which statistics its metrics read, and the plain torch that gives these and the results."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from importlib import import_module
+from types import CodeType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+from ..backends import whole
+from ..backends.batch import OpenBatch
+from ..definition import sequences, tokens
+from ..metrics import collect, native, peers, rows, schema
+from ..specs.correction import Spec
+from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
+from .host import Written, written
+from .record import Node, Recorder
+from .write import Functions, Names, Writer, joined
+
+PACKAGE = __name__.partition(".")[0]
+# Modules whose local variables give names to values.
+OWN = tuple(f"{PACKAGE}.{room}" for room in ("definition", "metrics", "backends", "frameworks"))
+# Functions of the definition that stay functions of the file.
+KEPT = (
+    tokens.k3, tokens.to_grid, tokens.sum_of_d, tokens.sum_of_statistic, tokens.binary_kl, tokens.probability,
+    tokens.extrema, sequences._differences, sequences.Packed.sum, sequences.Packed.max,
+)  # fmt: skip
+# Sizes of the example, found nowhere else in the definition.
+TOKENS, SEQUENCES, ROWS, COLUMNS = 1009, 53, 59, 61
+
+# What the functions of the definition do, for the reader of the file.
+SECTIONS = {
+    "sequences_of": "Which tokens count: those inside of a sequence whose mask is not 0.",
+    "count_valid": "Which tokens count: those inside of a sequence whose mask is not 0.",
+    "read_tokens": "D = train - rollout, 0 where it is not measured: not valid, NaN or infinite.",
+    "decide": "Which tokens and sequences the criteria reject.",
+    "weigh": "Importance weights.",
+    "weights_of": "The weights that are handed back: 0 where nothing is measured or a sequence is rejected.",
+    "sequence_facts": "Sums over the tokens of each sequence.",
+    "of_block": "Sums over tokens.",
+    "collect": "Sums and maxima over rows.",
+    "kept_tokens": "The mask of what trains.",
+    "statistics": "Sums over sequences.",
+}
+
+
+class Program(NamedTuple):
+    """The parts of a file that a Spec decides.
+
+    Attributes:
+        inputs: The names of the tensors that it reads, in order.
+        body: The lines that end in a return of weights, mask, keep and numbers.
+        functions: The functions that the body calls.
+        constants: The lines that define its constants.
+        numbers: The names of the statistics, sums and then maxima.
+        sums: How many of them are sums.
+        metrics: What makes metrics of them.
+        names: What the statistics are called in the file.
+    """
+
+    inputs: tuple[str, ...]
+    body: list[str]
+    functions: list[str]
+    constants: list[str]
+    numbers: tuple[str, ...]
+    sums: int
+    metrics: Written
+    names: dict[str, str]
+
+
+def names_of_statistics(spec: Spec) -> dict[str, str]:
+    """What the statistics of a Spec are called in the file."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in (name for part in schema.layout(spec) for name in part):
+        text = name.split("/", 1)[1] if name.split("/")[0] in peers.SCHEMES else name
+        text = text.replace("-min_", "negated_min_").replace("/", "_").replace(".", "_").replace("-", "_")
+        if text in taken:
+            text = f"row_{text}"
+        taken.add(text)
+        found[name] = text
+    return found
+
+
+def metrics_of(spec: Spec, wanted: str, names: dict[str, str]) -> Written:
+    """The formulas of some metrics: "none", "dashboard", "all", or a framework's scheme of names."""
+    if wanted == "none":
+        return Written()
+    if wanted in peers.SCHEMES:
+        module = import_module(peers.SCHEMES[wanted])
+        return written(lambda v: module.metrics(v, spec), names, [rows, module])
+    some = native.metrics_of(spec)
+    if wanted == "dashboard":
+        some = native.on_dashboard(some)
+    return written(lambda v: {row.key: row.read(v) for row in some}, names, [rows, native])
+
+
+def bounds_of(spec: Spec) -> dict[str, float]:
+    """The numbers that a Spec sets, by the names of constants, the clearest first."""
+    found: dict[str, float] = {"CLAMP": spec.clamp}
+    sides = [] if spec.weight is None else [("WEIGHT", spec.weight.low, spec.weight.high, True)]
+    for place, criterion in enumerate(spec.criteria):
+        label = "".join(sign if sign.isalnum() else "_" for sign in criterion.label.upper())
+        log = criterion.statistic.log_space
+        sides.append((label if label[:1].isalpha() else f"CRITERION_{place}", criterion.low, criterion.high, log))
+    for label, low, high, log in sides:
+        for side, bound, rounded in (("LOWER", low, float32_at_least), ("UPPER", high, float32_at_most)):
+            if bound is None:
+                continue
+            found[f"{label}_{side}"] = bound
+            found[f"{label}_{side}_F32"] = rounded(bound)
+            if bound > 0.0:
+                logged = log_bound(bound)
+                assert logged is not None
+                found[f"LOG_{label}_{side}"] = logged
+                found[f"LOG_{label}_{side}_F32"] = rounded(logged)
+            found[f"{label}_{side} - 1.0"] = bound - 1.0
+    return found
+
+
+def program_of(spec: Spec, layout: str, wanted: str) -> Program:
+    """Trace the definition under a Spec.
+
+    Args:
+        spec: The Spec.
+        layout: "packed" or "padded".
+        wanted: Which metrics: as for `metrics_of`.
+    """
+    peers.load(spec)
+    called = names_of_statistics(spec)
+    metrics = metrics_of(spec, wanted, called)
+    recorder = Recorder(KEPT, OWN)
+    batch, inputs = _example(spec, layout, recorder)
+    seen = _Seen()
+    patches = (
+        mock.patch.object(torch.compiler, "is_compiling", lambda: True),
+        mock.patch.object(whole, "evaluate", seen.findings(whole.evaluate)),
+        mock.patch.object(collect, "AllSequences", seen.view(collect.AllSequences)),
+    )
+    with patches[0], patches[1], patches[2], torch.no_grad(), recorder:
+        result = whole.run_whole(batch, spec)
+    for name, x in seen.named.items():
+        if id(x) in recorder.known:
+            recorder.node_of(x).names.insert(0, name)
+    stacked = recorder.node_of(result.statistics.vector)
+    of_sums, of_maxima = schema.layout(spec)
+    statistics: dict[str, Node] = dict(zip((*of_sums, *of_maxima), stacked.args[0], strict=True))
+    for name, node in statistics.items():
+        node.names.insert(0, called[name])
+    numbers = tuple(name for name in statistics if name in metrics.used)
+    if layout == "packed":
+        sizes = {TOKENS: "tokens", SEQUENCES: "sequences", SEQUENCES - 1: "sequences - 1"}
+        shape = torch.Size([TOKENS]), "train_logp.shape"
+    else:
+        sizes = {ROWS * COLUMNS: "train_logp.numel()", ROWS: "rows", COLUMNS: "columns"}
+        shape = torch.Size([ROWS, COLUMNS]), "train_logp.shape"
+    bounds = bounds_of(spec)
+    functions = Functions(Names(sizes, bounds, shape))
+    functions.reserved |= set(sizes.values())
+    writer = Writer(recorder.graph, functions.names, functions)
+    named = {"weights": result.weights, "mask": result.mask, "keep": result.keep}
+    results = {name: recorder.node_of(x) for name, x in named.items() if x is not None}
+    for name, node in results.items():
+        node.names.insert(0, "kept_mask" if name == "mask" else name)
+    every = writer.prepare([*results.values(), *(statistics[name] for name in numbers)])
+    body = writer.body(every, lambda node: _section(node.where))
+    texts = dict(zip(results, map(writer.result, every), strict=False))
+    of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
+    body += _returned(texts, of_numbers)
+    functions_used = [function.source for function in functions.every.values()]
+    text = "\n".join([*body, *functions_used])
+    first = _sizes_first(layout, text)
+    constants: list[str] = []
+    for name, (value, comment) in functions.constants.items():
+        constants += [line for line in comment if line not in constants] + [f"{name} = {power(value)}"]
+    constants += [f"{name} = {value!r}" for name, value in bounds.items() if re.search(rf"\b{re.escape(name)}\b", text)
+                  and " " not in name]  # fmt: skip
+    sums = len([name for name in numbers if name in of_sums])
+    return Program(inputs, first + body, functions_used, constants, numbers, sums, metrics, called)
+
+
+class _Seen:
+    """What the trace went through whose fields give values their best names."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, torch.Tensor] = {}
+
+    def findings(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+        """Remember the findings of the definition."""
+
+        def call(given: Any) -> Any:
+            found = evaluate(given)
+            tokens, facts = found.tokens, found.facts
+            fields = {"n_valid": found.n_valid, "n_measured": found.n_measured, "d": tokens.d, "sum_d": facts.d,
+                      "measured": tokens.measured, "valid": tokens.valid, "n_kept": facts.kept}  # fmt: skip
+            if found.weighing is not None:
+                fields |= {"log_ratio": found.weighing.log_ratio, "weight_m1": found.weighing.bounded}
+            self._keep(fields)
+            return found
+
+        return call
+
+    def view(self, view: Callable[..., Any]) -> Callable[..., Any]:
+        """Remember the columns of sequences."""
+
+        def call(*args: Any) -> Any:
+            found = view(*args)
+            self._keep({**found._columns, "has_tokens": found.among})
+            return found
+
+        return call
+
+    def _keep(self, named: dict[str, Any]) -> None:
+        self.named = {**{name: x for name, x in named.items() if isinstance(x, torch.Tensor)}, **self.named}
+
+
+def _example(spec: Spec, layout: str, recorder: Recorder) -> tuple[OpenBatch, tuple[str, ...]]:
+    """A batch to trace on."""
+    shape = (TOKENS,) if layout == "packed" else (ROWS, COLUMNS)
+    random = torch.Generator().manual_seed(0)
+    inputs: dict[str, torch.Tensor] = {}
+    for name in ("train_logp", "rollout_logp"):
+        inputs[name] = -torch.rand(shape, generator=random)
+    inputs["mask"] = torch.rand(shape, generator=random) > 0.25
+    offsets, count = None, ROWS
+    if layout == "packed":
+        ends = torch.randint(0, TOKENS, (SEQUENCES - 1,), generator=random).sort().values
+        offsets = inputs["cu_seqlens"] = torch.cat([torch.tensor([0]), ends, torch.tensor([TOKENS])])
+        count = SEQUENCES
+    for name, x in inputs.items():
+        recorder.input(name, x)
+    batch = OpenBatch(
+        inputs["train_logp"], inputs["rollout_logp"], inputs["mask"], offsets, count, lambda x: x, inputs["mask"]
+    )
+    return batch, tuple(inputs)
+
+
+def _section(where: tuple[CodeType, ...]) -> str | None:
+    for code in where:
+        if code.co_name in SECTIONS:
+            return SECTIONS[code.co_name]
+    return None
+
+
+def _returned(results: dict[str, str], numbers: dict[str, str]) -> list[str]:
+    given = [results.get(name, "None" if name == "weights" else name) for name in ("weights", "mask", "keep")]
+    lines = ["", "numbers = torch.stack(", "    ["]
+    for name, text in numbers.items():
+        lines.append(f"        {text}," if text == name else f"        {text},  # {name}")
+    lines += ["    ]", ")"]
+    return [*lines, f"return {', '.join(given)}, numbers"]
+
+
+def power(x: float) -> str:
+    """A number, as a power of 2 where it is a large one."""
+    mantissa, exponent = math.frexp(x)
+    return f"2.0**{exponent - 1}" if mantissa == 0.5 and exponent > 8 else repr(x)
+
+
+def _sizes_first(layout: str, text: str) -> list[str]:
+    lines = []
+    if layout == "packed":
+        if "tokens" in text:
+            lines.append("tokens = train_logp.numel()")
+        if "sequences" in text:
+            lines.append("sequences = cu_seqlens.shape[0] - 1")
+    return lines
+
+
+Formulas = Callable[[Any], dict[str, Any]]
+__all__ = ["Program", "joined", "program_of"]
