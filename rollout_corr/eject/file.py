@@ -92,7 +92,6 @@ def _laid_out(parts: list[str]) -> str:
 
 def _public(request: Request, program: Program) -> str:
     packed = request.layout == "packed"
-    arguments = "train_logp, rollout_logp, mask, cu_seqlens" if packed else "train_logp, rollout_logp, mask"
     typed = "".join(f"    {name}: torch.Tensor{' | None' if name == 'mask' else ''},\n" for name in program.inputs)
     weights = "torch.Tensor" if request.spec.returns_weights else "None"
     lines = [
@@ -109,19 +108,19 @@ def _public(request: Request, program: Program) -> str:
     lines += ["        each sequence is kept, [S] bool; and metrics, from one copy to the host.", '    """']
     lines += ["    if mask is None:", "        mask = torch.ones_like(train_logp, dtype=torch.bool)"]
     lines += ["    train, rollout = train_logp.detach().float(), rollout_logp.detach().float()"]
+    more = "".join(f", {name}" for name in program.inputs[4 if packed else 3 :])
     if packed:
         lines += [
             "    shape = train.shape",
             "    offsets = cu_seqlens.to(train.device, torch.int64)",
-            "    weights, kept_mask, keep, numbers = _eager(train.view(-1), rollout.view(-1), mask.view(-1), offsets)",
+            f"    weights, kept_mask, keep, numbers = _eager(train.view(-1), rollout.view(-1), mask.view(-1), offsets{more})",
         ]
         shaped = ["weights.view(shape)" if request.spec.returns_weights else "None", "kept_mask.view(shape)"]
     else:
-        lines += ["    weights, kept_mask, keep, numbers = _eager(train, rollout, mask)"]
+        lines += [f"    weights, kept_mask, keep, numbers = _eager(train, rollout, mask{more})"]
         shaped = ["weights", "kept_mask"]
     metrics = "_metrics(*numbers.tolist())" if program.metrics.lines else "{}"
     lines += [f"    return {', '.join(shaped)}, keep, {metrics}"]
-    del arguments
     return "\n".join(lines)
 
 

@@ -12,15 +12,17 @@ from unittest import mock
 
 import torch
 
-from ..backends import whole
-from ..backends.batch import OpenBatch
+from ..backends import run, whole
+from ..backends.batch import OpenBatch, external_names
+from ..backends.ranks import Ranks
 from ..definition import sequences, tokens
 from ..metrics import collect, native, peers, rows, schema
 from ..specs.correction import Spec
+from ..specs.criterion import AGE, ENTROPY
 from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
 from .host import Written, written
-from .record import Node, Recorder
-from .write import Functions, Names, Writer, joined
+from .record import CannotEject, Node, Recorder
+from .write import Functions, Names, Writer
 
 PACKAGE = __name__.partition(".")[0]
 # Modules whose local variables give names to values.
@@ -31,7 +33,7 @@ KEPT = (
     tokens.extrema, sequences._differences, sequences.Packed.sum, sequences.Packed.max,
 )  # fmt: skip
 # Sizes of the example, found nowhere else in the definition.
-TOKENS, SEQUENCES, ROWS, COLUMNS = 1009, 53, 59, 61
+TOKENS, SEQUENCES, ROWS, COLUMNS, TURNS = 1009, 53, 59, 61, 83
 
 # What the functions of the definition do, for the reader of the file.
 SECTIONS = {
@@ -134,6 +136,7 @@ def program_of(spec: Spec, layout: str, wanted: str) -> Program:
     peers.load(spec)
     called = names_of_statistics(spec)
     metrics = metrics_of(spec, wanted, called)
+    undivided = run._before_division(spec)
     recorder = Recorder(KEPT, OWN)
     batch, inputs = _example(spec, layout, recorder)
     seen = _Seen()
@@ -143,11 +146,13 @@ def program_of(spec: Spec, layout: str, wanted: str) -> Program:
         mock.patch.object(collect, "AllSequences", seen.view(collect.AllSequences)),
     )
     with patches[0], patches[1], patches[2], torch.no_grad(), recorder:
-        result = whole.run_whole(batch, spec)
+        result = whole.run_whole(batch, undivided)
+        vector = result.statistics.vector
+        result = run._finished(result, batch, spec, Ranks())
     for name, x in seen.named.items():
         if id(x) in recorder.known:
             recorder.node_of(x).names.insert(0, name)
-    stacked = recorder.node_of(result.statistics.vector)
+    stacked = recorder.node_of(vector)
     of_sums, of_maxima = schema.layout(spec)
     statistics: dict[str, Node] = dict(zip((*of_sums, *of_maxima), stacked.args[0], strict=True))
     for name, node in statistics.items():
@@ -157,9 +162,11 @@ def program_of(spec: Spec, layout: str, wanted: str) -> Program:
         sizes = {TOKENS: "tokens", SEQUENCES: "sequences", SEQUENCES - 1: "sequences - 1"}
         shape = torch.Size([TOKENS]), "train_logp.shape"
     else:
-        sizes = {ROWS * COLUMNS: "train_logp.numel()", ROWS: "rows", COLUMNS: "columns"}
+        sizes = {ROWS * COLUMNS: "rows * columns", ROWS: "rows", COLUMNS: "columns", COLUMNS // 2: "columns // 2"}
         shape = torch.Size([ROWS, COLUMNS]), "train_logp.shape"
     bounds = bounds_of(spec)
+    if spec.measures_turns:
+        sizes |= {TURNS: "turns", TURNS - 1: "turns - 1"}
     functions = Functions(Names(sizes, bounds, shape))
     functions.reserved |= set(sizes.values())
     writer = Writer(recorder.graph, functions.names, functions)
@@ -232,12 +239,36 @@ def _example(spec: Spec, layout: str, recorder: Recorder) -> tuple[OpenBatch, tu
         ends = torch.randint(0, TOKENS, (SEQUENCES - 1,), generator=random).sort().values
         offsets = inputs["cu_seqlens"] = torch.cat([torch.tensor([0]), ends, torch.tensor([TOKENS])])
         count = SEQUENCES
+    named = dict(external_inputs(spec))
+    for name in named:
+        inputs[name] = torch.randint(0, 4, shape, generator=random).float()
+    if asks_advantages(spec):
+        inputs["advantages"] = torch.randn(shape, generator=random)
+    if spec.measures_turns:
+        ends = torch.randint(0, inputs["mask"].numel(), (TURNS - 1,), generator=random).sort().values
+        inputs["cu_turns"] = torch.cat([torch.tensor([0]), ends, torch.tensor([inputs["mask"].numel()])])
     for name, x in inputs.items():
         recorder.input(name, x)
     batch = OpenBatch(
-        inputs["train_logp"], inputs["rollout_logp"], inputs["mask"], offsets, count, lambda x: x, inputs["mask"]
-    )
+        inputs["train_logp"], inputs["rollout_logp"], inputs["mask"], offsets, count, lambda x: x, inputs["mask"],
+        advantages=inputs.get("advantages"), turns=inputs.get("cu_turns"),
+        external={key: inputs[name] for name, key in named.items()},
+    )  # fmt: skip
+    batch.ages, batch.entropy = batch.external.get(AGE), batch.external.get(ENTROPY)
+    if spec.reads_versions and batch.ages is None:
+        raise CannotEject("spec: expected a Spec that reads versions by a criterion alone, got a decay of weights")
     return batch, tuple(inputs)
+
+
+def external_inputs(spec: Spec) -> list[tuple[str, str]]:
+    """What the file calls the tensors that criteria read besides log-probs, and their keys."""
+    names = {AGE: "ages", ENTROPY: "entropy"}
+    return [(names.get(key, re.sub(r"\W", "_", key)), key) for key in external_names(spec)]
+
+
+def asks_advantages(spec: Spec) -> bool:
+    """A criterion tests the sign of advantages."""
+    return any(criterion.when != "any" for criterion in spec.criteria)
 
 
 def _section(where: tuple[CodeType, ...]) -> str | None:
@@ -263,14 +294,10 @@ def power(x: float) -> str:
 
 
 def _sizes_first(layout: str, text: str) -> list[str]:
-    lines = []
-    if layout == "packed":
-        if "tokens" in text:
-            lines.append("tokens = train_logp.numel()")
-        if "sequences" in text:
-            lines.append("sequences = cu_seqlens.shape[0] - 1")
-    return lines
-
-
-Formulas = Callable[[Any], dict[str, Any]]
-__all__ = ["Program", "joined", "program_of"]
+    """The lines that name the sizes of the batch which a text reads."""
+    lines = {"tokens": "train_logp.numel()", "sequences": "cu_seqlens.shape[0] - 1"}
+    if layout == "padded":
+        lines = {"rows": "train_logp.shape[0]", "columns": "train_logp.shape[1]"}
+    lines["turns"] = "cu_turns.shape[0] - 1"
+    found = [f"{name} = {size}" for name, size in lines.items() if re.search(rf"\b{name}\b", text)]
+    return [*found, ""] if found else []

@@ -336,6 +336,8 @@ class Writer:
 
     def number(self, x: float, node: Node | None) -> str:
         """A number, by its name where it has one."""
+        if x != x:
+            return "torch.nan"
         if x in (float("inf"), -float("inf")):
             return "torch.inf" if x > 0 else "-torch.inf"
         for code in reversed(node.where) if node is not None and abs(x) not in (0.5, 1.0, 2.0) else ():
