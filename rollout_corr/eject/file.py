@@ -1,18 +1,21 @@
-"""The file: head, docstring, public function, plain torch, metrics; and its test."""
+"""The file: its head, its parts in order, and what is left of it later: which version wrote it, and who edited it."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 import textwrap
 from typing import NamedTuple
 
 from .._version import __version__
+from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
 from .program import Program
 from .write import joined
 
-WIDTH = 100
+WRITTEN = "# Written by rollout-corr "
+COMMAND = "#     rollout-corr eject "
 DIGEST = "# sha256 of the lines below: "
 
 
@@ -22,124 +25,183 @@ class Request(NamedTuple):
     Attributes:
         name: What the file calls it.
         spec: The Spec.
-        layout: "packed" or "padded".
-        metrics: Which metrics are in it.
-        command: The command that writes it again; None: a Spec without a name.
+        door: How it is called.
+        arguments: Those of the command that writes it again; None: a Spec without a name.
     """
 
     name: str
     spec: Spec
-    layout: str
-    metrics: str
-    command: str | None
+    door: Door
+    arguments: str | None
 
 
-PACKED = """    train_logp, rollout_logp: [N] or [1, N], log-probs of the same tokens by the trainer and by the
-        engine that sampled them: float32, bfloat16 or float16.
-    mask: [N], bool, integers or floats: 0 at tokens that do not count. None: every token counts.
-    cu_seqlens: [S + 1], where sequences begin, and where the last one ends."""
-PADDED = """    train_logp, rollout_logp: [B, T], log-probs of the same tokens by the trainer and by the engine that
-        sampled them: float32, bfloat16 or float16. Each row is a sequence.
-    mask: [B, T], bool, integers or floats: 0 at tokens that do not count. None: every token counts."""
+def written(request: Request, program: Program, fused: str | None = None) -> str:
+    """The source of the file.
+
+    Args:
+        request: What it is.
+        program: The plain torch and the metrics.
+        fused: The Triton part: it defines `_fused`; None: there is none.
+    """
+    width = request.door.width
+    within = Within(
+        spec=request.spec,
+        call=_call(request, program, fused is not None),
+        metrics="_metrics(numbers)" if program.metrics.lines else "{}",
+        extra=program.inputs[4 if request.door.layout == "packed" else 3 :],
+        check=_check(fused is not None),
+        fused=fused is not None,
+    )
+    parts = [
+        f'"""{docstring(request, width)}\n"""',
+        _imports(request, program, fused),
+        *(["logger = logging.getLogger(__name__)"] if fused else []),
+        "\n".join(program.constants),
+        _numbers(program, width) if program.metrics.lines else "",
+        request.door.public(within),
+        _eager(program),
+        *program.functions,
+        *([fused] if fused else []),
+    ]
+    if program.metrics.lines:
+        parts += [_metrics(program, width), *program.metrics.helpers.values()]
+    body = _laid_out(parts)
+    head = [f"{WRITTEN}{__version__}, Apache License 2.0."]
+    if request.arguments is not None:
+        head.append(COMMAND + request.arguments)
+    head += textwrap.wrap(repr(request.spec), width - 2, initial_indent="# ", subsequent_indent="#     ")
+    return "\n".join([*head, f"{DIGEST}{digest(body)}", body])
 
 
-def docstring(request: Request) -> str:
+def docstring(request: Request, width: int) -> str:
     """What the file does, in the words of the Spec."""
     lines = [f"Rollout correction: {request.name}.", ""]
     for line in request.spec.explain().splitlines():
         if not line.split(". ", 1)[-1].startswith("Metrics:"):
-            lines += textwrap.wrap(line, WIDTH - 2, subsequent_indent="   ")
+            lines += textwrap.wrap(line, width - 2, subsequent_indent="   ")
     return "\n".join(lines)
 
 
-def written(request: Request, program: Program) -> str:
-    """The source of the file."""
-    parts = [
-        f'"""{docstring(request)}\n"""',
-        _imports(program),
-        "\n".join(program.constants),
-        _public(request, program),
-        _eager(program),
-        *program.functions,
-    ]
-    if program.metrics.lines:
-        parts += [_metrics(program), *program.metrics.helpers.values()]
-    body = _laid_out(parts)
-    head = [f"# Written by rollout-corr {__version__}, Apache License 2.0."]
-    if request.command:
-        head += [f"#     {request.command}"]
-    head += textwrap.wrap(repr(request.spec), WIDTH - 2, initial_indent="# ", subsequent_indent="#     ")
-    return "\n".join([*head, f"{DIGEST}{digest(body)}", body])
-
-
 def digest(body: str) -> str:
-    """What tells whether somebody edited a file."""
-    return hashlib.sha256(body.encode()).hexdigest()[:16]
+    """What tells whether somebody edited a file; formatting of white space does not count."""
+    return hashlib.sha256("".join(body.split()).encode()).hexdigest()[:16]
 
 
-def _imports(program: Program) -> str:
-    text = "\n".join([*program.metrics.lines, *program.metrics.helpers.values()])
-    return "import math\n\nimport torch" if re.search(r"\bmath\.", text) else "import torch"
+def _imports(request: Request, program: Program, fused: str | None) -> str:
+    lines = list(request.door.imports)
+    metrics = "\n".join([*program.metrics.lines, *program.metrics.helpers.values()])
+    used = (("import logging", fused), ("import math", re.search(r"\bmath\.", metrics)),
+            ("from types import SimpleNamespace", metrics))  # fmt: skip
+    first = [line for line, needed in used if needed]
+    if first:
+        lines = first + lines if lines[0].startswith("from typing") else [*first, "", *lines]
+    if fused:
+        place = lines.index("import torch") + 1
+        lines[place:place] = ["import triton", "import triton.language as tl"]
+    return "\n".join(lines)
 
 
 def _laid_out(parts: list[str]) -> str:
     found = parts[0]
     for part in parts[1:]:
         if part:
-            found += ("\n\n\n" if part.startswith("def ") else "\n\n") + part
+            found += ("\n\n\n" if part.startswith(("def ", "class ", "@")) else "\n\n") + part
     return found + "\n"
 
 
-def _public(request: Request, program: Program) -> str:
-    packed = request.layout == "packed"
-    typed = "".join(f"    {name}: torch.Tensor{' | None' if name == 'mask' else ''},\n" for name in program.inputs)
-    weights = "torch.Tensor" if request.spec.returns_weights else "None"
-    lines = [
-        "def correct(\n" + typed + f") -> tuple[{weights}, torch.Tensor, torch.Tensor, dict[str, float]]:",
-        '    """Correct a batch.',
-        "",
-        "    Args:",
-        joined((PACKED if packed else PADDED).splitlines()),
-        "",
-        "    Returns:",
-        "        Weights, float32, 0 where nothing counts" if request.spec.returns_weights else "        None",
+def _call(request: Request, program: Program, fused: bool) -> str:
+    packed = request.door.layout == "packed"
+    names = ["{train}", "{rollout}", "{mask}", *(["{offsets}"] if packed else [])]
+    names += program.inputs[len(names) :]
+    return f"{'run' if fused else '_eager'}({', '.join(names)})"
+
+
+def _check(fused: bool) -> list[str]:
+    """The lines that choose the backend: the choice never falls back."""
+    if not fused:
+        return []
+    return [
+        'if backend not in ("eager", "fused"):',
+        "    raise ValueError(f\"backend: expected 'eager' or 'fused', got {backend!r}\")",
+        'run = _fused if backend == "fused" else _eager',
+        '_log_once(backend)',
     ]
-    lines[-1] += "; the mask of the tokens that train, in its own dtype; whether"
-    lines += ["        each sequence is kept, [S] bool; and metrics, from one copy to the host.", '    """']
-    lines += ["    if mask is None:", "        mask = torch.ones_like(train_logp, dtype=torch.bool)"]
-    lines += ["    train, rollout = train_logp.detach().float(), rollout_logp.detach().float()"]
-    more = "".join(f", {name}" for name in program.inputs[4 if packed else 3 :])
-    if packed:
-        lines += [
-            "    shape = train.shape",
-            "    offsets = cu_seqlens.to(train.device, torch.int64)",
-            f"    weights, kept_mask, keep, numbers = _eager(train.view(-1), rollout.view(-1), mask.view(-1), offsets{more})",
-        ]
-        shaped = ["weights.view(shape)" if request.spec.returns_weights else "None", "kept_mask.view(shape)"]
-    else:
-        lines += [f"    weights, kept_mask, keep, numbers = _eager(train, rollout, mask{more})"]
-        shaped = ["weights", "kept_mask"]
-    metrics = "_metrics(*numbers.tolist())" if program.metrics.lines else "{}"
-    lines += [f"    return {', '.join(shaped)}, keep, {metrics}"]
-    return "\n".join(lines)
 
 
 def _eager(program: Program) -> str:
     typed = "".join(f"    {name}: torch.Tensor,\n" for name in program.inputs)
-    lines = [
+    return "\n".join([
         "def _eager(\n" + typed + ") -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor]:",
         '    """Weights, mask, verdicts, and the numbers that metrics are made of: [K] float64."""',
         joined(program.body),
-    ]
+    ])  # fmt: skip
+
+
+def _numbers(program: Program, width: int) -> str:
+    """The names of the sums and maxima, in their order."""
+    names = textwrap.wrap(" ".join(program.names[name] for name in program.numbers), width - 8)
+    if len(names) == 1:
+        return f'NUMBERS = "{names[0]}".split()'
+    return "\n".join(["NUMBERS = (", *(f'    "{line} "' for line in names), ").split()"])
+
+
+def _metrics(program: Program, width: int) -> str:
+    lines = ["def _metrics(numbers: torch.Tensor) -> dict[str, float]:"]
+    lines += ['    """The metrics of a batch, from its sums and maxima: one copy to the host."""']
+    lines += ["    v = SimpleNamespace(**dict(zip(NUMBERS, numbers.tolist(), strict=True)))"]
+    lines += [f"    {line}" for line in program.metrics.first]
+    items = [line for item in program.metrics.lines for line in _item(item, width - 8)]
+    if program.metrics.nothing is not None:
+        lines += ["    metrics = {", *("        " + line for line in items), "    }"]
+        lines += [f"    return metrics if {program.metrics.nothing} else dict.fromkeys(metrics, 0.0)"]
+    else:
+        lines += ["    return {", *("        " + line for line in items), "    }"]
     return "\n".join(lines)
 
 
-def _metrics(program: Program) -> str:
-    names = [program.names[name] for name in program.numbers]
-    lines = ["def _metrics(", *(f"    {name}: float," for name in names), ") -> dict[str, float]:"]
-    lines += ['    """The metrics of a batch."""']
-    inner = program.metrics.lines
-    if program.metrics.first is not None:
-        lines += [f"    if not {program.metrics.first}:", "        return dict.fromkeys(_KEYS, 0.0)"]
-    lines += ["    return {", *("        " + line for line in inner), "    }"]
-    return "\n".join(lines)
+def _item(item: str, width: int) -> list[str]:
+    """An item of a dict display; a conditional that is too long is broken at its branches."""
+    if len(item) <= width:
+        return [item]
+    key, _, value = item.rstrip(",").partition(": ")
+    pieces = re.split(r" (?=if |else )", value) if " if " in value else [value]
+    return [f"{key}: (", *("    " + piece for piece in pieces), "),"]
+
+
+# --- later ---
+
+
+def checked(source: str, again: str | None) -> tuple[bool, list[str]]:
+    """Say where a file comes from, and compare it with what would be written today.
+
+    Args:
+        source: The file.
+        again: The file that its command writes today; None: it cannot be written again.
+
+    Returns:
+        Whether it is as it was written and would be written today; and what to say.
+    """
+    lines = source.splitlines()
+    version = next((line for line in lines if line.startswith(WRITTEN)), None)
+    place = next((i for i, line in enumerate(lines) if line.startswith(DIGEST)), None)
+    if version is None or place is None:
+        return False, ["no file that rollout-corr eject wrote: its first lines are missing"]
+    edited = digest("\n".join(lines[place + 1 :])) != lines[place].removeprefix(DIGEST).strip()
+    said = [version.removeprefix("# "), "edited since" if edited else "not edited since"]
+    if again is None:
+        return not edited, [*said, "its Spec has no name, so it cannot be written again"]
+    new = again.splitlines()
+    new = new[next(i for i, line in enumerate(new) if line.startswith(DIGEST)) + 1 :]
+    if "".join("".join(new).split()) == "".join("".join(lines[place + 1 :]).split()):
+        return not edited, [*said, f"rollout-corr {__version__} writes the same file"]
+    changes = [
+        line for line in difflib.unified_diff(lines[place + 1 :], new, "this file", f"rollout-corr {__version__}", n=1,
+                                              lineterm="")
+    ]  # fmt: skip
+    return False, [*said, f"rollout-corr {__version__} writes another file:", *changes]
+
+
+def arguments_of(source: str) -> str | None:
+    """The arguments of the command that wrote a file."""
+    found = [line for line in source.splitlines()[:8] if line.startswith(COMMAND)]
+    return found[0].removeprefix(COMMAND) if found else None

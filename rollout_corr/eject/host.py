@@ -138,7 +138,8 @@ class Written:
         lines: The items of a dict display, one a metric.
         used: The names of the statistics that they read.
         helpers: The source of functions of numbers that they call.
-        first: A question that decides about all of them, and is answered before; None: there is none.
+        first: The lines that name what several of them share.
+        nothing: What is 0 where all of them are 0; None: there is no such number.
     """
 
     def __init__(self) -> None:
@@ -146,7 +147,8 @@ class Written:
         self.keys: list[str] = []
         self.used: set[str] = set()
         self.helpers: dict[str, str] = {}
-        self.first: str | None = None
+        self.first: list[str] = []
+        self.nothing: str | None = None
 
 
 def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str], modules: list[ModuleType]) -> Written:
@@ -163,7 +165,7 @@ def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str],
     def run(answers: Mapping[str, bool]) -> tuple[dict[str, Any], Run]:
         way = Run(answers)
         values = Values(names, way)
-        with _helpers(modules, found.helpers, way):
+        with _helpers(modules, found, way):
             result = formulas(values)
         used.update(values.used)
         return result, way
@@ -176,7 +178,7 @@ def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str],
         other, more = run({question: False})
         text_there = {key: _text(x, 0) for key, x in other.items()}
         if all(x == "0.0" for x in text_there.values()) and len(text) > 3:
-            found.first = question
+            found.nothing = question
             continue
         further = [asked for asked in more.asked if asked not in questions]
         if further:
@@ -206,13 +208,18 @@ def _of_numbers(x: Any) -> bool:
     return all(kind == "float" for kind in x.__annotations__.values()) and "isinstance" not in inspect.getsource(x)
 
 
+def _of_values(x: Any) -> bool:
+    """A function that makes one number of statistics."""
+    return inspect.isfunction(x) and x.__annotations__ == {"v": "Values", "return": "float"}
+
+
 @contextmanager
-def _helpers(modules: list[ModuleType], helpers: dict[str, str], run: Run) -> Iterator[None]:
+def _helpers(modules: list[ModuleType], found: Written, run: Run) -> Iterator[None]:
     """Let functions of numbers be called by name while formulas run."""
     before = []
     for module in modules:
         for name, function in list(vars(module).items()):
-            if _of_numbers(function):
+            if _of_numbers(function) or _of_values(function):
                 before.append((module, name, function))
 
     def called(function: Any) -> Any:
@@ -221,8 +228,20 @@ def _helpers(modules: list[ModuleType], helpers: dict[str, str], run: Run) -> It
         def call(*args: Any) -> Any:
             if not any(isinstance(x, Number) for x in args):
                 return function(*args)
-            _add(function, name, helpers, {old.__name__: f"_{old.__name__.strip('_')}" for _, _, old in before})
+            _add(function, name, found.helpers, {old.__name__: f"_{old.__name__.strip('_')}" for _, _, old in before if _of_numbers(old)})
             return Number(f"{name}({', '.join(_text(x, 0) for x in args)})", ATOM, run)
+
+        return call
+
+    def shared(function: Any) -> Any:
+        name = function.__name__.strip("_")
+
+        def call(values: Any) -> Any:
+            result = function(values)
+            line = f"{name} = {_text(result, 0)}"
+            if line not in found.first:
+                found.first.append(line)
+            return Number(name, ATOM, run)
 
         return call
 
@@ -236,7 +255,7 @@ def _helpers(modules: list[ModuleType], helpers: dict[str, str], run: Run) -> It
 
     try:
         for module, name, function in before:
-            setattr(module, name, called(function))
+            setattr(module, name, called(function) if _of_numbers(function) else shared(function))
         for module in modules:
             module.max, module.min = joined("max", max), joined("min", min)  # type: ignore[attr-defined]
         yield

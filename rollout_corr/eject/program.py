@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import CodeType
 from typing import Any, NamedTuple
@@ -125,20 +125,25 @@ def bounds_of(spec: Spec) -> dict[str, float]:
     return found
 
 
-def program_of(spec: Spec, layout: str, wanted: str) -> Program:
+def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str, str]) -> Program:
     """Trace the definition under a Spec.
 
     Args:
         spec: The Spec.
         layout: "packed" or "padded".
         wanted: Which metrics: as for `metrics_of`.
+        inputs_called: What the file calls log-probs and mask.
     """
+    for criterion in spec.criteria:
+        if criterion.of != "train/rollout":
+            what = f"criterion {criterion.label!r} compares {criterion.of}, which exists only inside of a policy loss"
+            raise CannotEject(f"spec: {what}")
     peers.load(spec)
     called = names_of_statistics(spec)
-    metrics = metrics_of(spec, wanted, called)
+    metrics = metrics_of(spec, wanted, {name: f"v.{text}" for name, text in called.items()})
     undivided = run._before_division(spec)
     recorder = Recorder(KEPT, OWN)
-    batch, inputs = _example(spec, layout, recorder)
+    batch, inputs = _example(spec, layout, recorder, inputs_called)
     seen = _Seen()
     patches = (
         mock.patch.object(torch.compiler, "is_compiling", lambda: True),
@@ -160,14 +165,16 @@ def program_of(spec: Spec, layout: str, wanted: str) -> Program:
     numbers = tuple(name for name in statistics if name in metrics.used)
     if layout == "packed":
         sizes = {TOKENS: "tokens", SEQUENCES: "sequences", SEQUENCES - 1: "sequences - 1"}
-        shape = torch.Size([TOKENS]), "train_logp.shape"
+        shape = torch.Size([TOKENS])
     else:
         sizes = {ROWS * COLUMNS: "rows * columns", ROWS: "rows", COLUMNS: "columns", COLUMNS // 2: "columns // 2"}
-        shape = torch.Size([ROWS, COLUMNS]), "train_logp.shape"
+        shape = torch.Size([ROWS, COLUMNS])
     bounds = bounds_of(spec)
     if spec.measures_turns:
         sizes |= {TURNS: "turns", TURNS - 1: "turns - 1"}
-    functions = Functions(Names(sizes, bounds, shape))
+    functions = Functions(
+        Names(sizes, bounds, (shape, f"{inputs[0]}.shape"), f"{inputs[0]}.device", f"{inputs[2]}.dtype")
+    )
     functions.reserved |= set(sizes.values())
     writer = Writer(recorder.graph, functions.names, functions)
     named = {"weights": result.weights, "mask": result.mask, "keep": result.keep}
@@ -175,19 +182,21 @@ def program_of(spec: Spec, layout: str, wanted: str) -> Program:
     for name, node in results.items():
         node.names.insert(0, "kept_mask" if name == "mask" else name)
     every = writer.prepare([*results.values(), *(statistics[name] for name in numbers)])
-    body = writer.body(every, lambda node: _section(node.where))
+    body = writer.body(every, lambda node: _section(node.where), len(results))
     texts = dict(zip(results, map(writer.result, every), strict=False))
     of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
     body += _returned(texts, of_numbers)
+    sums = len([name for name in numbers if name in of_sums])
     functions_used = [function.source for function in functions.every.values()]
-    text = "\n".join([*body, *functions_used])
-    first = _sizes_first(layout, text)
+    text = "\n".join([*body, *functions_used, *(["sequences"] if layout == "packed" and numbers else [])])
+    first = _sizes_first(layout, text, inputs[0])
     constants: list[str] = []
     for name, (value, comment) in functions.constants.items():
         constants += [line for line in comment if line not in constants] + [f"{name} = {power(value)}"]
     constants += [f"{name} = {value!r}" for name, value in bounds.items() if re.search(rf"\b{re.escape(name)}\b", text)
                   and " " not in name]  # fmt: skip
-    sums = len([name for name in numbers if name in of_sums])
+    if numbers:
+        first += _of_nothing(layout, inputs, len(numbers) - sums, sums, result.weights is not None)
     return Program(inputs, first + body, functions_used, constants, numbers, sums, metrics, called)
 
 
@@ -206,7 +215,8 @@ class _Seen:
             fields = {"n_valid": found.n_valid, "n_measured": found.n_measured, "d": tokens.d, "sum_d": facts.d,
                       "measured": tokens.measured, "valid": tokens.valid, "n_kept": facts.kept}  # fmt: skip
             if found.weighing is not None:
-                fields |= {"log_ratio": found.weighing.log_ratio, "weight_m1": found.weighing.bounded}
+                fields |= {"log_ratio": found.weighing.log_ratio, "weight_m1": found.weighing.bounded,
+                           "bounded_ratio": found.weighing.weight}  # fmt: skip
             self._keep(fields)
             return found
 
@@ -226,7 +236,9 @@ class _Seen:
         self.named = {**{name: x for name, x in named.items() if isinstance(x, torch.Tensor)}, **self.named}
 
 
-def _example(spec: Spec, layout: str, recorder: Recorder) -> tuple[OpenBatch, tuple[str, ...]]:
+def _example(
+    spec: Spec, layout: str, recorder: Recorder, called: Mapping[str, str]
+) -> tuple[OpenBatch, tuple[str, ...]]:
     """A batch to trace on."""
     shape = (TOKENS,) if layout == "packed" else (ROWS, COLUMNS)
     random = torch.Generator().manual_seed(0)
@@ -248,7 +260,7 @@ def _example(spec: Spec, layout: str, recorder: Recorder) -> tuple[OpenBatch, tu
         ends = torch.randint(0, inputs["mask"].numel(), (TURNS - 1,), generator=random).sort().values
         inputs["cu_turns"] = torch.cat([torch.tensor([0]), ends, torch.tensor([inputs["mask"].numel()])])
     for name, x in inputs.items():
-        recorder.input(name, x)
+        recorder.input(called.get(name, name), x)
     batch = OpenBatch(
         inputs["train_logp"], inputs["rollout_logp"], inputs["mask"], offsets, count, lambda x: x, inputs["mask"],
         advantages=inputs.get("advantages"), turns=inputs.get("cu_turns"),
@@ -257,7 +269,7 @@ def _example(spec: Spec, layout: str, recorder: Recorder) -> tuple[OpenBatch, tu
     batch.ages, batch.entropy = batch.external.get(AGE), batch.external.get(ENTROPY)
     if spec.reads_versions and batch.ages is None:
         raise CannotEject("spec: expected a Spec that reads versions by a criterion alone, got a decay of weights")
-    return batch, tuple(inputs)
+    return batch, tuple(called.get(name, name) for name in inputs)
 
 
 def external_inputs(spec: Spec) -> list[tuple[str, str]]:
@@ -280,11 +292,31 @@ def _section(where: tuple[CodeType, ...]) -> str | None:
 
 def _returned(results: dict[str, str], numbers: dict[str, str]) -> list[str]:
     given = [results.get(name, "None" if name == "weights" else name) for name in ("weights", "mask", "keep")]
+    if not numbers:
+        return ["", f"return {', '.join(given)}, torch.zeros(0)"]
     lines = ["", "numbers = torch.stack(", "    ["]
     for name, text in numbers.items():
         lines.append(f"        {text}," if text == name else f"        {text},  # {name}")
     lines += ["    ]", ")"]
     return [*lines, f"return {', '.join(given)}, numbers"]
+
+
+def _of_nothing(layout: str, inputs: tuple[str, ...], maxima: int, sums: int, weighs: bool) -> list[str]:
+    """The lines that answer for a batch without tokens or sequences, of which there is no maximum."""
+    logp, mask = inputs[0], inputs[2]
+    count, empty = "sequences", f"{logp}.numel() == 0 or sequences == 0"
+    if layout == "padded":
+        count, empty = f"{logp}.shape[0]", f"{logp}.numel() == 0"
+    nothing = f"torch.tensor([0.0] * {sums} + [-torch.inf] * {maxima}, dtype=torch.float64, device={logp}.device)"
+    if not maxima:
+        nothing = f"torch.zeros({sums}, dtype=torch.float64, device={logp}.device)"
+    return [
+        f"if {empty}:",
+        f"    keep = torch.ones({count}, dtype=torch.bool, device={logp}.device)",
+        f"    nothing = {nothing}",
+        f"    return {f'torch.zeros_like({logp})' if weighs else 'None'}, torch.zeros_like({mask}), keep, nothing",
+        "",
+    ]
 
 
 def power(x: float) -> str:
@@ -293,11 +325,11 @@ def power(x: float) -> str:
     return f"2.0**{exponent - 1}" if mantissa == 0.5 and exponent > 8 else repr(x)
 
 
-def _sizes_first(layout: str, text: str) -> list[str]:
+def _sizes_first(layout: str, text: str, logp: str) -> list[str]:
     """The lines that name the sizes of the batch which a text reads."""
-    lines = {"tokens": "train_logp.numel()", "sequences": "cu_seqlens.shape[0] - 1"}
+    lines = {"tokens": f"{logp}.numel()", "sequences": "cu_seqlens.shape[0] - 1"}
     if layout == "padded":
-        lines = {"rows": "train_logp.shape[0]", "columns": "train_logp.shape[1]"}
+        lines = {"rows": f"{logp}.shape[0]", "columns": f"{logp}.shape[1]"}
     lines["turns"] = "cu_turns.shape[0] - 1"
     found = [f"{name} = {size}" for name, size in lines.items() if re.search(rf"\b{name}\b", text)]
     return [*found, ""] if found else []

@@ -269,9 +269,11 @@ class Recorder(TorchFunctionMode):
         return self._on_line
 
     def _on_line(self, frame: FrameType, event: str, result: Any) -> Any:
+        code = frame.f_code
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for name, x in frame.f_locals.items():
             if isinstance(x, Tensor) and id(x) in self.known and self.known[id(x)][0] is x:
-                self._name(self.known[id(x)][1], name)
+                self._name(self.known[id(x)][1], name, weak=name in given and code not in self.kept)
         if event == "return":
             if isinstance(result, Tensor) and id(result) in self.known and frame.f_code.co_name.isidentifier():
                 self._name(self.known[id(result)][1], frame.f_code.co_name, weak=True)

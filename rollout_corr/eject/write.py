@@ -61,8 +61,8 @@ class Names:
     sizes: dict[int, str]
     numbers: dict[str, float]
     shape: tuple[torch.Size, str]
-    device: str = "train_logp.device"
-    mask_dtype: str = "mask.dtype"
+    device: str
+    mask_dtype: str
 
 
 class Writer:
@@ -164,8 +164,10 @@ class Writer:
 
     # --- how they are written ---
 
-    def body(self, results: list[Node], sections: Callable[[Node], str | None] = lambda _: None) -> list[str]:
-        """The lines of the operations; `text` gives the results afterwards."""
+    def body(
+        self, results: list[Node], sections: Callable[[Node], str | None] = lambda _: None, named: int = 0
+    ) -> list[str]:
+        """The lines of the operations; `result` gives the results afterwards, the first `named` by their names."""
         self.uses: Counter[Node] = Counter(nodes_in([(n.args, n.kwargs) for n in self.order]))
         self.uses.update(results)
         # Where each is read last: what is used once may be written inside of its user's expression.
@@ -177,6 +179,9 @@ class Writer:
         self.written: dict[Node, tuple[str, int]] = {}
         self.taken: dict[str, Node | None] = dict.fromkeys(self.functions.reserved)
         lines: list[str] = []
+        for node in results[:named]:
+            if node.op != "input":
+                self.taken[node.names[0]] = node
         for node in self.graph.parameters.values():
             self.written[node] = node.names[0], ATOM
             self.taken[node.names[0]] = node
@@ -184,7 +189,8 @@ class Writer:
             if self.graph.outer is None:
                 self.last[node] = len(self.order)
         section = None
-        kept_results = set(results)
+        # A sum or a maximum stands where it is handed back; so does what a function of one expression returns.
+        at_end = set(results[named:] if self.graph.outer is None else results if len(results) == 1 else ())
         for place, node in enumerate(self.order):
             new = sections(node)
             if node.op == "item":
@@ -199,8 +205,7 @@ class Writer:
                 left, right = ", ".join(targets), text
             else:
                 text, binds = self.text(node)
-                alone = self.graph.outer is not None and len(kept_results) == 1 and len(text) < 70
-                if self._inlined(node, text) or (node in kept_results and alone and self.uses[node] == 1):
+                if self._inlined(node, text) or (node in at_end and self.uses[node] == 1 and len(text) < 84):
                     self.written[node] = text, binds
                     continue
                 left, right = self._name(node, place), text
@@ -235,7 +240,7 @@ class Writer:
         fallback = FALLBACKS.get(fallback, fallback)
         for name in candidates or [fallback]:
             holder = self.taken.get(name, node)
-            if holder is not None and (holder is node or self.last.get(holder, -1) <= place):
+            if holder is node or (holder in self.written and self.last.get(holder, -1) <= place):
                 break
         else:
             name, number = (candidates or [fallback])[0], 2

@@ -1,0 +1,49 @@
+"""How a framework calls a file that `rollout_corr.eject` writes: its names, its layout, its function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...specs.correction import Spec
+
+
+class Within(NamedTuple):
+    """What the public function of a file is written from.
+
+    Attributes:
+        spec: The Spec.
+        call: The expression that runs the backend: weights, mask, keep and numbers come from it, given
+            "train", "rollout", "mask" and, packed, "offsets".
+        metrics: The expression of the metrics.
+        extra: The names of further tensors that the Spec reads.
+        check: The lines that choose the backend and refuse what it cannot run.
+        fused: The file has Triton kernels.
+    """
+
+    spec: Spec
+    call: str
+    metrics: str
+    extra: tuple[str, ...]
+    check: list[str]
+    fused: bool
+
+
+class Door(NamedTuple):
+    """A framework's function for a file.
+
+    Attributes:
+        layout: "packed" or "padded".
+        names: What the framework calls train_logp, rollout_logp and mask.
+        metrics: The scheme of its metrics' names; None: native ones.
+        imports: Lines of imports besides torch's.
+        public: Writes the function.
+        width: The longest line that its formatter allows.
+    """
+
+    layout: str
+    names: dict[str, str]
+    metrics: str | None
+    imports: tuple[str, ...]
+    public: Callable[[Within], str]
+    width: int = 100
