@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import NamedTuple
 
 from ..frameworks.shared.doors import Door
 from ..frameworks.shared.lookup import named
+from ..frameworks.shared.settings import reporting
 from ..specs.correction import Spec
 from .file import Request, arguments_of, checked, written
 from .plain import DOORS
-from .program import program_of
+from .program import Program, program_of
 from .record import CannotEject
 
-__all__ = ["FRAMEWORKS", "CannotEject", "eject"]
+__all__ = ["FRAMEWORKS", "CannotEject", "Ejected", "check", "eject"]
 
 FRAMEWORKS = ("plain", "verl")
 PACKAGE = __name__.partition(".")[0]
@@ -26,7 +28,31 @@ def door_of(framework: str, layout: str) -> Door:
     return door
 
 
-def eject(what: str | Spec, framework: str = "plain", layout: str = "packed", metrics: str = "dashboard") -> str:
+class Ejected(NamedTuple):
+    """A file that stands alone.
+
+    Attributes:
+        source: Its text.
+        request: What was asked for.
+        program: The parts that it was written from.
+    """
+
+    source: str
+    request: Request
+    program: Program
+
+    def test(self, module: str) -> str:
+        """Write the test of the file.
+
+        Args:
+            module: What the test imports the file as.
+        """
+        from .proof import test_of
+
+        return test_of(self.request, self.program, module)
+
+
+def eject(what: str | Spec, framework: str = "plain", layout: str = "packed", metrics: str = "dashboard") -> Ejected:
     """Write one file that corrects as a Spec says, in plain torch, with nothing of this package.
 
     Args:
@@ -34,9 +60,6 @@ def eject(what: str | Spec, framework: str = "plain", layout: str = "packed", me
         framework: Whose function the file defines: "plain", `correct` with tensors alone; or "verl".
         layout: For "plain": "packed", [N] with cu_seqlens, or "padded", [B, T].
         metrics: For "plain": "dashboard", "all" or "none". A framework has its own.
-
-    Returns:
-        The source.
 
     Raises:
         CannotEject: No single file can do it; the message says why.
@@ -49,13 +72,16 @@ def eject(what: str | Spec, framework: str = "plain", layout: str = "packed", me
         if value not in known:
             raise ValueError(f"{name}: expected one of {list(known)}, got {value!r}")
     door = door_of(framework, layout)
+    if door.metrics is not None:
+        spec = reporting(spec, door.metrics)
     program = program_of(spec, door.layout, door.metrics or metrics, door.names)
     arguments = None
     if isinstance(what, str):
         arguments = f"{what} --for {framework}"
         if framework == "plain":
             arguments += f" --layout {layout} --metrics {metrics}"
-    return written(Request(str(what) if arguments else "a Spec", spec, door, arguments), program)
+    request = Request(str(what) if arguments else "a Spec", spec, door, arguments)
+    return Ejected(written(request, program), request, program)
 
 
 def check(source: str) -> tuple[bool, list[str]]:
@@ -72,8 +98,7 @@ def check(source: str) -> tuple[bool, list[str]]:
 
 
 def _again(arguments: list[str]) -> str:
-    what, *options = arguments
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    return eject(
-        what, given.get("--for", "plain"), given.get("--layout", "packed"), given.get("--metrics", "dashboard")
-    )
+    what, *flags = arguments
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    options = (given.get("--for", "plain"), given.get("--layout", "packed"), given.get("--metrics", "dashboard"))
+    return eject(what, *options).source

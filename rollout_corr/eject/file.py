@@ -12,7 +12,7 @@ from .._version import __version__
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
 from .program import Program
-from .write import joined
+from .write import fitted, joined
 
 WRITTEN = "# Written by rollout-corr "
 COMMAND = "#     rollout-corr eject "
@@ -124,7 +124,7 @@ def _check(fused: bool) -> list[str]:
         'if backend not in ("eager", "fused"):',
         "    raise ValueError(f\"backend: expected 'eager' or 'fused', got {backend!r}\")",
         'run = _fused if backend == "fused" else _eager',
-        '_log_once(backend)',
+        "_log_once(backend)",
     ]
 
 
@@ -164,8 +164,11 @@ def _item(item: str, width: int) -> list[str]:
     if len(item) <= width:
         return [item]
     key, _, value = item.rstrip(",").partition(": ")
-    pieces = re.split(r" (?=if |else )", value) if " if " in value else [value]
-    return [f"{key}: (", *("    " + piece for piece in pieces), "),"]
+    if " if " in value:
+        pieces = [line for piece in re.split(r" (?=if |else )", value) for line in fitted(piece, width - 4)]
+        return [f"{key}: (", *("    " + piece for piece in pieces), "),"]
+    lines = fitted(f"{key}: {value}", width - 1)
+    return [*lines[:-1], lines[-1] + ","]
 
 
 # --- later ---
@@ -194,10 +197,9 @@ def checked(source: str, again: str | None) -> tuple[bool, list[str]]:
     new = new[next(i for i, line in enumerate(new) if line.startswith(DIGEST)) + 1 :]
     if "".join("".join(new).split()) == "".join("".join(lines[place + 1 :]).split()):
         return not edited, [*said, f"rollout-corr {__version__} writes the same file"]
-    changes = [
-        line for line in difflib.unified_diff(lines[place + 1 :], new, "this file", f"rollout-corr {__version__}", n=1,
-                                              lineterm="")
-    ]  # fmt: skip
+    changes = difflib.unified_diff(
+        lines[place + 1 :], new, "this file", f"rollout-corr {__version__}", n=1, lineterm=""
+    )
     return False, [*said, f"rollout-corr {__version__} writes another file:", *changes]
 
 

@@ -228,7 +228,12 @@ def _helpers(modules: list[ModuleType], found: Written, run: Run) -> Iterator[No
         def call(*args: Any) -> Any:
             if not any(isinstance(x, Number) for x in args):
                 return function(*args)
-            _add(function, name, found.helpers, {old.__name__: f"_{old.__name__.strip('_')}" for _, _, old in before if _of_numbers(old)})
+            _add(
+                function,
+                name,
+                found.helpers,
+                {old.__name__: f"_{old.__name__.strip('_')}" for _, _, old in before if _of_numbers(old)},
+            )
             return Number(f"{name}({', '.join(_text(x, 0) for x in args)})", ATOM, run)
 
         return call
@@ -257,13 +262,13 @@ def _helpers(modules: list[ModuleType], found: Written, run: Run) -> Iterator[No
         for module, name, function in before:
             setattr(module, name, called(function) if _of_numbers(function) else shared(function))
         for module in modules:
-            module.max, module.min = joined("max", max), joined("min", min)  # type: ignore[attr-defined]
+            vars(module).update(max=joined("max", max), min=joined("min", min))
         yield
     finally:
         for module, name, function in before:
             setattr(module, name, function)
         for module in modules:
-            del module.max, module.min  # type: ignore[attr-defined]
+            del vars(module)["max"], vars(module)["min"]
 
 
 def _add(function: Any, name: str, helpers: dict[str, str], renamed: Mapping[str, str]) -> None:

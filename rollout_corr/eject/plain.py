@@ -53,7 +53,7 @@ def _public(within: Within, packed: bool) -> str:
         "        Metrics, from one copy to the host.",
         '    """',
         *("    " + line for line in within.check),
-        "    for name, x in ((\"rollout_logp\", rollout_logp), (\"mask\", mask)):",
+        '    for name, x in (("rollout_logp", rollout_logp), ("mask", mask)):',
         "        if x is not None and x.shape != train_logp.shape:",
         '            raise ValueError(f"{name}: expected shape {list(train_logp.shape)}, got {list(x.shape)}")',
         "    if mask is None:",
@@ -67,7 +67,13 @@ def _public(within: Within, packed: bool) -> str:
 
 
 NAMES = {"train_logp": "train_logp", "rollout_logp": "rollout_logp", "mask": "mask"}
-DOORS = {
-    "packed": Door("packed", NAMES, None, ("import torch",), lambda within: _public(within, True)),
-    "padded": Door("padded", NAMES, None, ("import torch",), lambda within: _public(within, False)),
-}
+
+
+def _door(layout: str) -> Door:
+    def public(within: Within) -> str:
+        return _public(within, layout == "packed")
+
+    return Door(layout, NAMES, None, ("import torch",), public, "correct", "return correct(**batch)")
+
+
+DOORS = {layout: _door(layout) for layout in ("packed", "padded")}

@@ -16,7 +16,9 @@ from ..backends import run, whole
 from ..backends.batch import OpenBatch, external_names
 from ..backends.ranks import Ranks
 from ..definition import sequences, tokens
+from ..definition.findings import evaluate
 from ..metrics import collect, native, peers, rows, schema
+from ..metrics.all_sequences import AllSequences
 from ..specs.correction import Spec
 from ..specs.criterion import AGE, ENTROPY
 from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
@@ -33,7 +35,7 @@ KEPT = (
     tokens.extrema, sequences._differences, sequences.Packed.sum, sequences.Packed.max,
 )  # fmt: skip
 # Sizes of the example, found nowhere else in the definition.
-TOKENS, SEQUENCES, ROWS, COLUMNS, TURNS = 1009, 53, 59, 61, 83
+TOKENS, SEQUENCES, ROWS, COLUMNS, TURNS = 1009, 53, 59, 71, 83
 
 # What the functions of the definition do, for the reader of the file.
 SECTIONS = {
@@ -105,12 +107,11 @@ def metrics_of(spec: Spec, wanted: str, names: dict[str, str]) -> Written:
 def bounds_of(spec: Spec) -> dict[str, float]:
     """The numbers that a Spec sets, by the names of constants, the clearest first."""
     found: dict[str, float] = {"CLAMP": spec.clamp}
-    sides = [] if spec.weight is None else [("WEIGHT", spec.weight.low, spec.weight.high, True)]
+    sides = [] if spec.weight is None else [("WEIGHT", spec.weight.low, spec.weight.high)]
     for place, criterion in enumerate(spec.criteria):
         label = "".join(sign if sign.isalnum() else "_" for sign in criterion.label.upper())
-        log = criterion.statistic.log_space
-        sides.append((label if label[:1].isalpha() else f"CRITERION_{place}", criterion.low, criterion.high, log))
-    for label, low, high, log in sides:
+        sides.append((label if label[:1].isalpha() else f"CRITERION_{place}", criterion.low, criterion.high))
+    for label, low, high in sides:
         for side, bound, rounded in (("LOWER", low, float32_at_least), ("UPPER", high, float32_at_most)):
             if bound is None:
                 continue
@@ -146,9 +147,9 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
     batch, inputs = _example(spec, layout, recorder, inputs_called)
     seen = _Seen()
     patches = (
-        mock.patch.object(torch.compiler, "is_compiling", lambda: True),
-        mock.patch.object(whole, "evaluate", seen.findings(whole.evaluate)),
-        mock.patch.object(collect, "AllSequences", seen.view(collect.AllSequences)),
+        mock.patch.object(torch.compiler, "is_compiling", return_value=True),
+        mock.patch.object(whole, "evaluate", seen.findings(evaluate)),
+        mock.patch.object(collect, "AllSequences", seen.view(AllSequences)),
     )
     with patches[0], patches[1], patches[2], torch.no_grad(), recorder:
         result = whole.run_whole(batch, undivided)
@@ -164,14 +165,15 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
         node.names.insert(0, called[name])
     numbers = tuple(name for name in statistics if name in metrics.used)
     if layout == "packed":
-        sizes = {TOKENS: "tokens", SEQUENCES: "sequences", SEQUENCES - 1: "sequences - 1"}
+        sizes = {TOKENS: "tokens", SEQUENCES: "sequences"}
         shape = torch.Size([TOKENS])
     else:
         sizes = {ROWS * COLUMNS: "rows * columns", ROWS: "rows", COLUMNS: "columns", COLUMNS // 2: "columns // 2"}
         shape = torch.Size([ROWS, COLUMNS])
     bounds = bounds_of(spec)
     if spec.measures_turns:
-        sizes |= {TURNS: "turns", TURNS - 1: "turns - 1"}
+        sizes[TURNS] = "turns"
+    sizes |= {size + more: f"{name} {sign} 1" for size, name in sizes.items() for more, sign in ((1, "+"), (-1, "-"))}
     functions = Functions(
         Names(sizes, bounds, (shape, f"{inputs[0]}.shape"), f"{inputs[0]}.device", f"{inputs[2]}.dtype")
     )
@@ -188,15 +190,14 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
     body += _returned(texts, of_numbers)
     sums = len([name for name in numbers if name in of_sums])
     functions_used = [function.source for function in functions.every.values()]
-    text = "\n".join([*body, *functions_used, *(["sequences"] if layout == "packed" and numbers else [])])
+    text = "\n".join([*body, *functions_used, *(["sequences"] if layout == "packed" else [])])
     first = _sizes_first(layout, text, inputs[0])
     constants: list[str] = []
     for name, (value, comment) in functions.constants.items():
         constants += [line for line in comment if line not in constants] + [f"{name} = {power(value)}"]
     constants += [f"{name} = {value!r}" for name, value in bounds.items() if re.search(rf"\b{re.escape(name)}\b", text)
                   and " " not in name]  # fmt: skip
-    if numbers:
-        first += _of_nothing(layout, inputs, len(numbers) - sums, sums, result.weights is not None)
+    first += _of_nothing(layout, inputs, len(numbers) - sums, sums, result.weights is not None)
     return Program(inputs, first + body, functions_used, constants, numbers, sums, metrics, called)
 
 

@@ -236,7 +236,7 @@ class Recorder(TorchFunctionMode):
                 values = tuple(x.value if isinstance(x, Node) else x for x in row)
                 if name == "sum":
                     row, values = row[:1], values[:1]
-                value = getattr(torch, "where")(*values) if name == "where" else getattr(values[0].clone(), name)(
+                value = torch.where(*values) if name == "where" else getattr(values[0].clone(), name)(
                     *values[1:], **kwargs)  # fmt: skip
                 found.append(self._row(name.rstrip("_"), row, self._with_nodes(kwargs), where, value))
             return found
@@ -291,13 +291,13 @@ class Recorder(TorchFunctionMode):
         inner, outer = self.graph, self.graph.outer
         assert outer is not None
         several = isinstance(result, tuple)
-        results = [x for x in (result if several else (result,))]
+        results = list(result) if several else [result]
         inner.results, inner.several = [self.node_of(x) for x in results], several
         for name, x in before.items():
             if isinstance(x, Tensor) and id(x) in self.known:
-                for given in inner.parameters.values():
-                    if given.value is x:
-                        given.names = [name]
+                for parameter in inner.parameters.values():
+                    if parameter.value is x:
+                        parameter.names = [name]
         self.graph = outer
         # What the caller handed in, in its own graph.
         given = tuple(self._seen_from(outer, node.args[0]) for node in inner.parameters.values())

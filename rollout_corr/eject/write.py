@@ -1,4 +1,4 @@
-"""Writing a recorded graph as source: what is not used falls away, what is equal is computed once, values have names."""
+"""Writing a recorded graph as source: what nothing uses falls away, what is equal is computed once."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Writer:
             if node.op == "item":
                 continue
             several = [n for n in self.order if n.op == "item" and n.args[0] is node]
-            if node.op == "call" and node.args[0].several or several:
+            if (node.op == "call" and node.args[0].several) or several:
                 text = self.text(node)[0]
                 count = len(node.value)
                 targets = ["_"] * count
@@ -212,7 +212,7 @@ class Writer:
             if new is not None and new != section:
                 lines += ([""] if lines else []) + [f"# {one}" for one in textwrap.wrap(new, WIDTH - 8)]
                 section = new
-            lines += _fitted(f"{left} = {right}")
+            lines += fitted(f"{left} = {right}")
         return lines
 
     def _inlined(self, node: Node, text: str) -> bool:
@@ -350,9 +350,19 @@ class Writer:
                 named = self.functions.constant(code, abs(x) / (2.0 if factor else 1.0))
                 if named is not None:
                     return ("" if x >= 0 else "-") + factor + named
-        if x and not float(x).is_integer() and 1.0 / x > 2 and 1.0 / round(1.0 / x) == x and self.graph.outer is not None:
+        if (
+            x
+            and not float(x).is_integer()
+            and 1.0 / x > 2
+            and 1.0 / round(1.0 / x) == x
+            and self.graph.outer is not None
+        ):
             return f"1 / {round(1.0 / x)}"
-        if node is not None and self.graph.outer is None and (node.op == "clamp" or INFIX.get(node.op, ("", 9))[1] == 0):
+        if (
+            node is not None
+            and self.graph.outer is None
+            and (node.op == "clamp" or INFIX.get(node.op, ("", 9))[1] == 0)
+        ):
             deciding = any(code.co_name.startswith("decide") for code in node.where)
             names = sorted(self.names.numbers, key=lambda name: ("WEIGHT" in name) == deciding)
             for name in names:
@@ -389,35 +399,46 @@ def _key(x: Any) -> Any:
     return x
 
 
-def _fitted(line: str) -> list[str]:
-    """A statement, on several lines where it is long: broken inside of its outermost brackets."""
-    if len(line) + 4 <= WIDTH:
-        return [line]
-    depth, parts, start = 0, [], None
-    for place, sign in enumerate(line):
+def fitted(text: str, width: int = WIDTH - 4) -> list[str]:
+    """An expression or a statement on lines that fit: broken inside of its longest brackets, as formatters do."""
+    if len(text) <= width:
+        return [text]
+    groups: list[tuple[int, int]] = []
+    depth = start = 0
+    for place, sign in enumerate(text):
         if sign in "([{":
+            start = place + 1 if depth == 0 else start
             depth += 1
-            if depth == 1 and start is None and len(line) - place > 20:
-                start = place + 1
         elif sign in ")]}":
             depth -= 1
-    if start is None:
-        return [line]
-    end, depth, at = start, 1, start
-    for place in range(start, len(line)):
-        sign = line[place]
+            if depth == 0:
+                groups.append((start, place))
+    if not groups:
+        return [text]
+    start, end = max(groups, key=lambda group: group[1] - group[0])
+    inner = _arguments(text[start:end])
+    lines = [text[:start]]
+    for argument in inner:
+        wrapped = fitted(argument, width - 4)
+        wrapped[-1] += "," if len(inner) > 1 or not _is_group(text, start) else ""
+        lines += ["    " + line for line in wrapped]
+    return [*lines, text[end:]]
+
+
+def _is_group(text: str, start: int) -> bool:
+    """A bracket that groups, rather than calls or indexes."""
+    return start < 2 or not (text[start - 2].isalnum() or text[start - 2] in "_)]")
+
+
+def _arguments(text: str) -> list[str]:
+    """The arguments between brackets."""
+    found, depth, first = [], 0, 0
+    for place, sign in enumerate(text):
         depth += (sign in "([{") - (sign in ")]}")
-        if depth == 0:
-            end = place
-            break
-        if sign == "," and depth == 1:
-            parts.append(line[at : place + 1].strip())
-            at = place + 1
-    parts.append(line[at:end].strip() + ",")
-    head, tail = line[:start], line[end:]
-    if len(parts) == 1:
-        return [head, "    " + parts[0].rstrip(","), tail]
-    return [head, *("    " + part for part in parts), tail]
+        if sign == "," and depth == 0:
+            found.append(text[first:place].strip())
+            first = place + 1
+    return [one for one in (*found, text[first:].strip()) if one]
 
 
 @dataclass(eq=False)
@@ -456,7 +477,7 @@ class Functions:
         gives = f"tuple[{', '.join(['torch.Tensor'] * len(results))}]" if graph.several else "torch.Tensor"
         doc = _docstring(code)
         text = [f") -> {gives}:", *([f'    """{doc}"""'] if doc else []), *("    " + line for line in body),
-                *("    " + line for line in _fitted(f"return {returned}"))]  # fmt: skip
+                *("    " + line for line in fitted(f"return {returned}"))]  # fmt: skip
         source = f"({parameters}" + "\n".join(text)
         if source in self.every:
             return self.every[source]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ...specs.choices import Scheme
 from ...specs.correction import Spec
 
 
@@ -38,12 +39,17 @@ class Door(NamedTuple):
         metrics: The scheme of its metrics' names; None: native ones.
         imports: Lines of imports besides torch's.
         public: Writes the function.
+        function: Its name.
+        tried: Calls it in the file's test on `batch`, a dict of tensors by the file's own names, as weights, mask,
+            verdicts of sequences or None, and metrics.
         width: The longest line that its formatter allows.
     """
 
     layout: str
     names: dict[str, str]
-    metrics: str | None
+    metrics: Scheme | None
     imports: tuple[str, ...]
     public: Callable[[Within], str]
+    function: str
+    tried: str
     width: int = 100

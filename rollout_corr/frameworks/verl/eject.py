@@ -88,5 +88,8 @@ DOOR = Door(
     metrics="verl",
     imports=("from typing import Optional", "", "import torch", "", "from verl.protocol import DataProto"),
     public=public,
+    function="compute_rollout_correction_and_rejection_mask",
+    tried="""proto, mask, metrics = compute_rollout_correction_and_rejection_mask(**batch, **SETTINGS)
+return None if proto is None else proto.batch["rollout_is_weights"], mask, None, metrics""",
     width=120,
 )

@@ -1,0 +1,49 @@
+"""The command that writes one file that stands alone: eject."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rollout_corr.cli.main import FOUND, GOOD, parser_of
+from rollout_corr.cli.streams import print_line
+from rollout_corr.diagnose.read.problems import DumpError
+from rollout_corr.eject import FRAMEWORKS, check, eject
+from rollout_corr.eject.plain import DOORS
+from rollout_corr.whole_files import write_whole
+
+
+def run(arguments: list[str]) -> int:
+    """Run `rollout-corr eject`."""
+    parser = parser_of(
+        "eject",
+        "Print one file that does what a spec says, with torch alone, to be copied into a project.",
+        f"exit codes: {GOOD} done, {FOUND} --check found that a file was edited or is out of date, 2 it cannot be done",
+    )
+    parser.add_argument("name", nargs="?", help="a spec's name: see `rollout-corr specs`")
+    parser.add_argument("--for", dest="framework", choices=FRAMEWORKS, default="plain",
+                        help="whose function the file defines; plain: correct(...) of tensors")  # fmt: skip
+    parser.add_argument("--layout", choices=tuple(DOORS), default="packed",
+                        help="of plain: [N] with cu_seqlens, or [B, T]")  # fmt: skip
+    parser.add_argument("--metrics", choices=("dashboard", "all", "none"), default="dashboard",
+                        help="of plain: which metrics it computes")  # fmt: skip
+    parser.add_argument("--test", metavar="FILE", type=Path,
+                        help="write its test to FILE, which imports FILE's name without test_")  # fmt: skip
+    parser.add_argument("--check", metavar="FILE", type=Path,
+                        help="say which version wrote FILE, whether it was edited, and what has changed")  # fmt: skip
+    chosen = parser.parse_args(arguments)
+    if (chosen.name is None) == (chosen.check is None):
+        parser.error("expected a spec's name, or --check FILE")
+    try:
+        if chosen.check is not None:
+            same, said = check(chosen.check.read_text(encoding="utf-8"))
+            for line in said:
+                print_line(line)
+            return GOOD if same else FOUND
+        written = eject(chosen.name, chosen.framework, chosen.layout, chosen.metrics)
+        if chosen.test is not None:
+            write_whole(chosen.test, written.test(chosen.test.stem.removeprefix("test_")))
+    except ValueError as error:
+        raise DumpError(str(error)) from error
+    sys.stdout.write(written.source)
+    return GOOD

@@ -1,0 +1,126 @@
+"""Files that stand alone: bit by bit what the package computes, written anew when the definition changes."""
+
+import re
+import sys
+import types
+from unittest import mock
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders import ejected
+from rollout_corr.backends import run, whole
+from rollout_corr.cli.main import main
+from rollout_corr.definition import tokens
+from rollout_corr.eject import CannotEject, check, eject
+
+FILES = [
+    ("trl.token_truncate", {}),
+    ("verl.decoupled_geo_rs_token_tis", {"framework": "verl"}),
+    ("verl.decoupled_seq_is_rs", {"layout": "padded", "metrics": "all"}),
+    ("slime.mis", {"layout": "padded"}),
+    ("roll.segment", {"layout": "padded"}),
+    ("areal.m2po", {}),
+    ("verl.staleness", {}),
+    ("open_instruct.vaco", {"metrics": "none"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def whole_batches(monkeypatch):
+    """The package runs the definition on whole batches here, as it does on devices: blocks sum in another order."""
+    monkeypatch.setitem(run.CORRECTIONS, "blocks", whole.run_whole)
+
+
+@pytest.mark.parametrize(("name", "options"), FILES, ids=lambda x: x if isinstance(x, str) else "-".join(x.values()))
+def test_equals_the_package_bit_by_bit(name, options):
+    made = eject(name, **options)
+    assert ejected.differences(made) == []
+    lines = made.source.splitlines()
+    assert len(lines) <= (520 if options.get("metrics") == "all" else 400)
+    assert max(map(len, lines)) <= 120
+
+
+def test_its_own_test_runs_with_torch_alone_and_reaches_every_line():
+    every, missed = ejected.alone(eject("verl.decoupled_geo_rs_token_tis", "verl"))
+    assert missed <= 0.05 * every
+
+
+def test_a_change_of_the_definition_changes_the_file(monkeypatch):
+    before = eject("trl.token_truncate").source
+    monkeypatch.setattr(tokens, "LARGEST_D", 512.0)
+    after = eject("trl.token_truncate").source
+    changed = [line for line in after.splitlines() if line not in before.splitlines()]
+    assert [line for line in changed if not line.startswith("# sha256")] == ["LARGEST_D = 2.0**9"]
+
+
+def test_the_file_refuses_what_it_was_not_written_for():
+    made = eject("verl.decoupled_geo_rs_token_tis", "verl")
+    module = types.ModuleType("ejected")
+    with mock.patch.dict(sys.modules, ejected.FRAMEWORKS):
+        exec(compile(made.source, "ejected", "exec"), module.__dict__)
+    x = torch.zeros(2, 3)
+    correct = module.compute_rollout_correction_and_rejection_mask
+    with pytest.raises(
+        ValueError, match=r"written for .*'rollout_is_threshold': 2.0.*got .*'rollout_is_threshold': 3.0"
+    ):
+        correct(x, x, x, **{**module.SETTINGS, "rollout_is_threshold": 3.0})
+    with pytest.raises(ValueError, match=r"response_mask: expected shape \[2, 3\], got \[2, 2\]"):
+        correct(x, x, x[:, 1:], **module.SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        ("dppo.tv", {}, "criterion 'dppo' compares new/rollout, which exists only inside of a policy loss"),
+        ("trl.token_truncate", {"framework": "nobody"}, "framework: expected one of .*'plain'.*, got 'nobody'"),
+        ("trl.token_truncate", {"layout": "rows"}, "layout: expected one of .*, got 'rows'"),
+        ("trl.token_truncate", {"metrics": "many"}, "metrics: expected one of .*, got 'many'"),
+        ("trl.token_truncat", {}, "unknown name 'trl.token_truncat'"),
+        (rc.Spec(weight=rc.Weight.token(upper=2.0, normalize="batch")), {"framework": "verl"}, "normalize"),
+    ],
+)
+def test_errors(what, options, message):
+    with pytest.raises(ValueError, match=message):
+        eject(what, **options)
+    assert issubclass(CannotEject, ValueError)
+
+
+def test_check_tells_version_edit_and_change(monkeypatch):
+    source = eject("trl.token_truncate", layout="padded").source
+    assert check(source) == (True, [
+        f"Written by rollout-corr {rc.__version__}, Apache License 2.0.", "not edited since",
+        f"rollout-corr {rc.__version__} writes the same file",
+    ])  # fmt: skip
+    assert check(source.replace("\n    ", "\n  "))[1][1] == "not edited since"
+    same, said = check(source.replace("CLAMP = 20.0", "CLAMP = 10.0"))
+    assert not same
+    assert said[1] == "edited since"
+    assert "-CLAMP = 10.0" in said
+    assert "+CLAMP = 20.0" in said
+    monkeypatch.setattr(tokens, "LARGEST_D", 512.0)
+    same, said = check(source)
+    assert not same
+    assert said[1] == "not edited since"
+    assert "+LARGEST_D = 2.0**9" in said
+    assert check("import torch\n")[0] is False
+    assert check(eject(rc.Spec()).source)[1][-1] == "its Spec has no name, so it cannot be written again"
+
+
+def test_command(capsys, tmp_path):
+    test = tmp_path / "test_fused.py"
+    assert main(["eject", "trl.token_truncate", "--layout", "padded", "--test", str(test)]) == 0
+    source = capsys.readouterr().out
+    assert re.search(r"^def correct\($", source, re.MULTILINE)
+    assert "from fused import correct" in test.read_text()
+    file = tmp_path / "fused.py"
+    file.write_text(source)
+    assert main(["eject", "--check", str(file)]) == 0
+    file.write_text(source.replace("20.0", "10.0"))
+    assert main(["eject", "--check", str(file)]) == 1
+    capsys.readouterr()
+    assert main(["eject", "dppo.tv"]) == 2
+    assert "only inside of a policy loss" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["eject"])
