@@ -356,7 +356,7 @@ skyrl sh | tis_imp_ratio_cap | does nothing while use_tis
 areal yaml | actor.use_sapo_loss | warning: ... does not read rejection_sampling
   actor:
 >   use_sapo_loss: true
-    rejection_sampling: {metric: ratio}
+    rejection_sampling: {metric: ratio, upper: 5.0}
 
 slime sh | tis_clip | does nothing while use_tis
   cat <<EOF <<'NEXT' > readme
@@ -365,6 +365,9 @@ slime sh | tis_clip | does nothing while use_tis
   a "quote
   NEXT
 > TIS=(--tis-clip 2.0)
+
+slime sh | tis_clip | 2.0 does nothing while use_tis
+> python train.py --tis-clip 2.0 ${MODEL_ARGS[@]} "${MORE[@]}" "$@"
 
 slime sh | tis_clip | does nothing while use_tis
   sbatch <<EOF

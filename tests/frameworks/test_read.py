@@ -187,6 +187,7 @@ READ = {
     tis_ratio_type: token, token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0,
     outlier_token_is_threshold_low: 1.0e-4, outlier_token_is_threshold_high: 100}}}} | named("tldr")
 {algorithm: {anything: 1, off_policy_correction: {tis_ratio_type: token}}} | named("token_tis")
+{trainer: {policy: {}, train_batch_size: 8}} | Spec()
 {use_tis: true, tis_imp_ratio_cap: 3.0, off_policy_correction: {tis_ratio_type: sequence}} | Spec(Weight.token(upper=3))
 {use_tis: false, tis_imp_ratio_cap: 3.0} | Spec()
 {token_mask_is_threshold_low: 0.5} | Spec()

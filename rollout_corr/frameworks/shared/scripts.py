@@ -107,6 +107,8 @@ def _variables(text: str) -> dict[str, str]:
     return known
 
 
+# An array, or all arguments: flags with their values, and no value of the flag before.
+ARRAY = re.compile(r'"?\$(\{\w+\[[@*]\]\}|[@*])"?(?=[\s;&|)]|$)')
 HERE = re.compile(r"""<<-?[ \t]*(["']?)([A-Za-z_]\w*)\1""")
 
 
@@ -133,6 +135,9 @@ def _words(text: str, known: Mapping[str, str], line: int = 1) -> Iterator[tuple
             at = found.end()
         elif char in " \t\r":
             at += 1
+        elif found := ARRAY.match(text, at):
+            yield "\n", line
+            at = found.end()
         elif char == "#":
             end = text.find("\n", at)
             at = len(text) if end < 0 else end

@@ -230,7 +230,7 @@ def read(config: object) -> Spec:
     whole = False
     for outer in ("trainer", "algorithm"):
         if outer in given:
-            given, whole = fields_of(given[outer], outer), outer == "algorithm"
+            given, whole = fields_of(given[outer], outer), True
     whole = whole or any(key in given for key in OF_ALGORITHM)
     return _algorithm(given, whole) if whole or any(key in given for key in AROUND) else _block(given)
 
