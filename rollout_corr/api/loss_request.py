@@ -169,7 +169,7 @@ def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> R
             f"correction: expected what correct() gives, or rc.Factors, got {type(correction).__name__}{hint}"
         )
     if spec is not None:
-        raise ValueError("spec: expected None beside a correction, got both; a Spec corrects in the same call")
+        raise ValueError("spec: expected None with a correction, got both; a Spec corrects in the same call")
     weights, mask = correction.weights, correction.mask
     given = tensors.batch.given_mask
     if mask is given:
@@ -376,7 +376,7 @@ def read_divisor(mean: Mean, total: object, read: Reader, batch: OpenBatch) -> D
                 "sum by it"
             )
         if mean.over != "original":
-            raise ValueError(f"total: expected None beside Mean(over={mean.over!r}), got both")
+            raise ValueError(f"total: expected None with Mean(over={mean.over!r}), got both")
         return Divisor("original", _count(total, device))
     if mean.over == "rows":
         rows = torch.full((), batch.count, dtype=torch.float64, device=device)

@@ -55,7 +55,7 @@ def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object
         )
     if not isinstance(train_logp, Tensor) or train_logp.is_nested:
         kind = "a list of samples" if not isinstance(train_logp, Tensor) else "a nested tensor"
-        raise ValueError(f"out: expected None beside {kind}, whose results are pieces of one tensor, got Outputs")
+        raise ValueError(f"out: expected None with {kind}, whose results are pieces of one tensor, got Outputs")
     mask_kind = torch.bool if batch.mask is None else batch.mask.dtype
     inputs: dict[str, Tensor | None] = {
         "train_logp": batch.train,

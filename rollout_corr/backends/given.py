@@ -288,7 +288,7 @@ def batch_given(batch: object, mask: LogProbs | None, cu_seqlens: Tensor | None)
         raise _no_batch(batch)
     for name, x in (("mask", mask), ("cu_seqlens", cu_seqlens)):
         if x is not None:
-            raise batch.told(ValueError(f"{name}: expected None beside a Batch, got both; write rc.Batch({name}=...)"))
+            raise batch.told(ValueError(f"{name}: expected None with a Batch, got both; write rc.Batch({name}=...)"))
     return batch
 
 

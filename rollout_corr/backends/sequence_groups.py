@@ -44,7 +44,7 @@ class Groups:
         if self.size is not None:
             for name in ("index", "count"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"groups.{name}: expected None beside groups.size, got both")
+                    raise ValueError(f"groups.{name}: expected None with groups.size, got both")
 
     def claims(self) -> dict[str, str]:
         """The parts that have to be equal on all ranks, as text by name."""

@@ -77,7 +77,7 @@ def report(arguments: list[str]) -> int:
     """Run `rollout-corr report`."""
     parser = _parser("report", "Show where the log-probs of trainer and engine differ.")
     parser.add_argument("--by", action="append", default=[], metavar="NAME", help="also show |D| by this field")
-    parser.add_argument("--compare", metavar="OTHER", help="a second dump, shown beside the first")
+    parser.add_argument("--compare", metavar="OTHER", help="a second dump, shown next to the first")
     _page_arguments(parser, "report")
     chosen = parser.parse_args(arguments)
     out = None if chosen.json else Terminal()
@@ -162,7 +162,7 @@ def doctor(arguments: list[str]) -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="a field of labels, whole numbers from 0 (environment, source): name those that are ill beside the others",
+        help="a field of labels, whole numbers from 0 (environment, source): name the labels that are far worse",
     )
     parser.add_argument(
         "--on-policy",

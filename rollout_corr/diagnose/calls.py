@@ -175,11 +175,11 @@ def _source(
         for name, value in given.items():
             if value is not None:
                 raise TypeError(
-                    f"{name}: expected None beside a path, whose file has its own; got {type(value).__name__}"
+                    f"{name}: expected None with a path, whose file has its own; got {type(value).__name__}"
                 )
         return Dump(source, field, _names(by), limit)
     if not isinstance(source, (Tensor, list, tuple)):
         raise TypeError(f"source: expected a path, a list of paths or train_logp, got {type(source).__name__}")
     if field is not None:
-        raise TypeError(f"field: expected None beside tensors, which are passed by role; got {type(field).__name__}")
+        raise TypeError(f"field: expected None with tensors, which are passed by role; got {type(field).__name__}")
     return InMemory(source, rollout_logp, batch_given(batch, mask, cu_seqlens), columns, _names(by), limit)

@@ -382,7 +382,7 @@ class PendingMetrics:
         if by is not None:
             if names not in ("native", "dashboard"):
                 raise ValueError(
-                    f"by: expected None beside names={names!r}, got {by!r}: labels have native metrics alone"
+                    f"by: expected None with names={names!r}, got {by!r}: labels have native metrics alone"
                 )
             from . import on_tensors
 

@@ -332,7 +332,7 @@ def check_labels(labels: Sequence[str], of_weight: Mapping[Side, OfBatch]) -> No
     """Refuse the label of a criterion that the bounds of the weight have as metrics."""
     if WEIGHT in labels and of_weight:
         raise ValueError(
-            f"Criterion.label: expected anything but {WEIGHT!r} beside a weight whose bounds the batch decides, which "
+            f"Criterion.label: expected anything but {WEIGHT!r} with a weight whose bounds the batch decides, which "
             "are metrics by that name"
         )
 

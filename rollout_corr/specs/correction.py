@@ -124,17 +124,17 @@ class Spec(Checked):
         )
         if self.has_prefixes and len(set(self.report) | {"native"}) > 1:
             raise ValueError(
-                "Spec.report: expected ('native',) beside prefixes, which no framework has metrics of, got "
+                "Spec.report: expected ('native',) with prefixes, which no framework has metrics of, got "
                 f"{shown(self.report)}"
             )
         if len(set(self.report) | {"native"}) > 1 and self.weight is not None and self.weight.self_normalized:
             raise ValueError(
-                f"Spec.report: expected ('native',) beside normalize={self.weight.normalize!r}, which no framework has "
+                f"Spec.report: expected ('native',) with normalize={self.weight.normalize!r}, which no framework has "
                 f"metrics of, got {shown(self.report)}"
             )
         if self.asks_batch and len(set(self.report) | {"native"}) > 1:
             raise ValueError(
-                "Spec.report: expected ('native',) beside bounds that the batch decides, which no framework has "
+                "Spec.report: expected ('native',) with bounds that the batch decides, which no framework has "
                 f"metrics of, got {shown(self.report)}"
             )
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
@@ -211,7 +211,7 @@ class Spec(Checked):
         elif self.weight is None:
             steps.append("There is no weight and no criterion: everything is measured, nothing is changed.")
         if self.measures_turns:
-            steps.append("Turns, stretches of a sequence that the call brings, are measured beside sequences.")
+            steps.append("Turns, stretches of a sequence that the call brings, are measured as well as sequences.")
         if not self.apply:
             steps.append("Dry run: all of this is reported, but no weights are returned and the mask stays as given.")
         peers = [scheme for scheme in self.report if scheme != "native"]

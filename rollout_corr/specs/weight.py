@@ -102,7 +102,7 @@ class Weight(Bounded):
         for side, rule in rules.items():
             rule.check("Weight", side)
             if self.growth is not None:
-                raise ValueError(f"Weight.{side}: expected a number beside growth={self.growth!r}, got {rule!r}")
+                raise ValueError(f"Weight.{side}: expected a number with growth={self.growth!r}, got {rule!r}")
         if isinstance(self.upper, KeepESS):
             if self.outside == "zero":
                 raise ValueError(
@@ -111,7 +111,7 @@ class Weight(Bounded):
                 )
             if "lower" in rules:
                 raise ValueError(
-                    f"Weight.lower: expected a number or None beside upper={self.upper!r}, got {self.lower!r}"
+                    f"Weight.lower: expected a number or None with upper={self.upper!r}, got {self.lower!r}"
                 )
         if self.token_clamp is not None:
             self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))

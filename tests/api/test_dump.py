@@ -219,7 +219,7 @@ def test_values_that_numbers_can_have(tmp_path):
             "turns: expected shape",
         ),
         ({"batch": rc.Batch(mask=torch.zeros(12))}, ValueError, "cu_seqlens: expected the offsets of the packed"),
-        ({"mask": torch.ones(12), "batch": rc.Batch()}, ValueError, "mask: expected None beside a Batch"),
+        ({"mask": torch.ones(12), "batch": rc.Batch()}, ValueError, "mask: expected None with a Batch"),
         ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),
         ({"turns": torch.zeros(12)}, ValueError, "turns: expected it in the Batch, rc.Batch(turns=...), got a column"),
         ({"label_names": ["a"]}, ValueError, "label_names: expected it in the Batch, rc.Batch(labels=...), got a"),

@@ -233,14 +233,14 @@ REFUSED = {
     "correction: expected no weights in bypass mode, where PPO's own ratio": lambda: call(
         rollout_logp=ROWS, weights=ROWS
     ),
-    "spec: expected None beside a correction, got both; a Spec corrects in the same call": lambda: call(
+    "spec: expected None with a correction, got both; a Spec corrects in the same call": lambda: call(
         old_logp=ROWS, rollout_logp=ROWS, spec=SPEC, weights=ROWS
     ),
-    "spec: expected None beside a correction, got both": lambda: call(
+    "spec: expected None with a correction, got both": lambda: call(
         rollout_logp=ROWS, correction=rc.correct(ROWS, ROWS), spec=SPEC
     ),
     "Factors.mask: expected shape [2, 3] (of new_logp), got [2]": lambda: call(train_mask=z(2)),
-    "total: expected None beside Mean(over='kept'), got both": lambda: call(total=7.0, mean=rc.Mean(over="kept")),
+    "total: expected None with Mean(over='kept'), got both": lambda: call(total=7.0, mean=rc.Mean(over="kept")),
     "rollout_logp: expected the log-probs of the engine that sampled": lambda: call(old_logp=ROWS, spec=SPEC),
     "old_logp: expected log-probs for criterion 'token_ratio_of_new_old' of new/old, got None": lambda: call(
         rollout_logp=ROWS, spec=OLD_NEW

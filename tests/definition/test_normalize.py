@@ -211,7 +211,7 @@ GROUP, FOUR = rc.Spec(rc.Weight.token(normalize="group")), torch.zeros(4, dtype=
         ({"group_size": 0}, r"groups\.size: expected an integer above 0 or None, got 0"),
         ({"group_size": True}, r"groups\.size: expected an integer above 0"),
         ({"group_count": 2}, "groups: expected index= or size=, got neither"),
-        ({"group_size": 2, "group_index": FOUR}, r"groups\.index: expected None beside groups\.size"),
+        ({"group_size": 2, "group_index": FOUR}, r"groups\.index: expected None with groups\.size"),
         ({"group_index": [0, 0, 1, 1]}, r"groups\.index: expected a tensor, got list"),
         ({"group_index": FOUR.float()}, r"groups\.index: expected int32 or int64, got float32"),
         ({"group_index": FOUR[:3]}, r"groups\.index: expected shape \[4\] or \[4, 1\], got"),
@@ -228,7 +228,7 @@ def test_errors(options, words):
 def test_what_has_no_mean_of_a_group():
     with pytest.raises(ValueError, match=r"Weight\.normalize: expected 'batch', 'group' or None with over='sequence'"):
         rc.Weight.product(normalize="sequence")
-    with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) beside normalize='group'"):
+    with pytest.raises(ValueError, match=r"Spec.report: expected \('native',\) with normalize='group'"):
         rc.Spec(rc.Weight.token(normalize="group"), report=("verl",))
     # A loss without a Spec and a surrogate of groups does not read them.
     x = torch.zeros(4, 3)
