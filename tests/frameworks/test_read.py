@@ -276,6 +276,8 @@ READ = {
 """,
     "xtuner": """
 {} | Spec()
+{loss_cfg: {policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.3}}} | Spec()
+{loss_cfg: {rollout_is: {rollout_is_threshold: [2, 0.25]}}} | Spec(Weight.token(lower=0.25, upper=2))
 {rollout_is_threshold: null, rollout_is_veto_threshold: [20, 0], rollout_is_mode: both} | Spec()
 {rollout_is: null} | Spec()
 {rollout_is: {rollout_is_level: token, rollout_is_mode: both, rollout_is_threshold: [5, 0.5],

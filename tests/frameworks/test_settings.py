@@ -64,6 +64,24 @@ def test_a_key_of_a_newer_release_is_left_out_with_a_warning(read, given):
         assert read(given) == 0.1
 
 
+@pytest.mark.usefixtures("nothing_said_yet")
+@pytest.mark.parametrize(
+    ("framework", "config", "like"),
+    [
+        ("trl", {"epsilon": 0.2, "entropy_coef_max": 0.1}, "entropy_coef"),
+        ("trl", {"epsilon": 0.2, "max_prompt_length": 8}, "max_completion_length"),
+        ("verl", {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.1, "jsd_beta": 0.1}}, "dro_beta"),
+        ("nemo", {"loss_fn": {"ratio_clip_min": 0.2, "ratio_eps_max": 0.2}}, "ratio_clip_max"),
+        ("xtuner", {"loss_cfg": {"policy_loss_cfg": {"cliprange_low": 0.1, "cliprange_high": 0.2, "cliprange_mid": 1}}},
+         "cliprange_high"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_like_another_may_be_of_a_newer_release(framework, config, like):
+    """Three letters are no slip: these are names that the frameworks or their open pull requests have had."""
+    with pytest.warns(UserWarning, match=rf"is left out: a key of a newer release\? \(did you mean '{like}'\?\)"):
+        rc.recipe(framework, config)
+
+
 def test_unknown():
     with pytest.raises(ValueError, match="unknown key 'x', expected some of"):
         settings_of({"x": 1}, KNOWN)

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..shared.checking import Checks, Rule, Run, without
+from ..shared.checking import Checks, without
 from .config import ACTOR, OF_SPEC
 
 REJECTS, DECOUPLED = "actor.rejection_sampling", "actor.use_decoupled_loss"
 M2, SAPO = "actor.m2_threshold", "actor.use_sapo_loss"
 UPPER = f"{REJECTS}.upper"
-
-
-def _unless_sapo(rule: Rule) -> Rule:
-    """Leave SAPO alone, which refuses the decoupled loss: what its configuration should leave out the reader says."""
-
-    def wrong(run: Run) -> bool:
-        return not run.is_(SAPO, True) and rule.wrong(run)
-
-    return replace(rule, wrong=wrong)
-
 
 CHECKS = Checks(
     keys=(*(f"actor.{name}" for name in ACTOR), *(f"{REJECTS}.{name}" for name in OF_SPEC)),
@@ -29,5 +17,6 @@ CHECKS = Checks(
     trainer_temperature="actor.temperature",
     length="gconfig.max_new_tokens",
     bounds={"weight": (UPPER, f"{REJECTS}.lower"), "criteria": (UPPER, f"{REJECTS}.lower")},
-    rules=tuple(map(_unless_sapo, without(DECOUPLED, UPPER, M2, default=False))),
+    # SAPO refuses the decoupled loss: what its configuration should leave out the reader says.
+    rules=without(DECOUPLED, UPPER, M2, default=False, unless=lambda run: run.is_(SAPO, True)),
 )

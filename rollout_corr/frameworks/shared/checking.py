@@ -21,7 +21,7 @@ from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .names import FrameworkName
 from .run_files import UNKNOWN, Setting, Settings, UnreadableRun, nested, settings_in
-from .settings import NoEquivalent, heard, nearest
+from .settings import NoEquivalent, heard, misspelt
 
 # Settings that a reader refuses one after the other.
 MOST_REFUSED = 8
@@ -131,12 +131,18 @@ class Rule:
     fix: str
 
 
-def without(needed: str, *keys: str, default: Any = None, usual: Mapping[str, Any] = {}) -> tuple[Rule, ...]:
+def without(
+    needed: str,
+    *keys: str,
+    default: Any = None,
+    usual: Mapping[str, Any] = {},
+    unless: Callable[[Run], bool] = lambda run: False,
+) -> tuple[Rule, ...]:
     """Rules for settings that do nothing while another one is off; `usual` are values that may stand there anyway."""
     last = needed.rpartition(".")[2]
 
     def idle(key: str) -> Callable[[Run], bool]:
-        return lambda run: given(run, key, usual) and run.off(needed, default)
+        return lambda run: given(run, key, usual) and run.off(needed, default) and not unless(run)
 
     message, fix = f"{{value}} does nothing while {last} is off", f"set {last}, or leave this out"
     return tuple(Rule(key, idle(key), message, fix) for key in keys)
@@ -365,7 +371,7 @@ def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[C
         exact = any(outer == block for _, outer in parted)
         if places and not any(place in settings for place in places):
             yield _problem(setting, key, "nobody reads it in this place", f"write {places[0]}")
-        elif not places and (meant := nearest(last, near, 0.84 if exact else 0.92)):
+        elif not places and (meant := misspelt(last, near, 0.84 if exact else 0.92)):
             yield _problem(setting, key, f"unknown key{meant}", "")
         elif block in checks.closed and (block or Path(setting.file).suffix in ("", ".py")):
             yield _problem(setting, key, "unknown key: one of a newer release?", "", severity="warning")

@@ -60,7 +60,7 @@ def setting_of(config: object, name: str, default: object) -> Any:
 def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = False) -> dict[str, Any]:
     """Return the fields that the framework is known to have.
 
-    A misspelled key is an error. Any other key may be one of a newer release: it warns, and is left out.
+    A misspelled key, a letter or two off, is an error. Any other may be of a newer release: it warns, and is left out.
 
     Args:
         given: The fields of a block.
@@ -68,12 +68,12 @@ def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = 
         exactly: An unknown key is an error, whatever it is like.
 
     Raises:
-        ValueError: A key that is nearly a known one, or no known field at all.
+        ValueError: A misspelled key, or no known field at all.
     """
     known = list(known)
     unknown = [key for key in given if key not in known]
     for key in unknown:
-        if exactly or len(unknown) == len(given) or nearest(key, known, 0.75):
+        if exactly or len(unknown) == len(given) or misspelt(key, known):
             raise ValueError(f"unknown key {key!r}{nearest(key, known)}, expected some of {known}")
     _leave_out(unknown, known)
     return {key: given[key] for key in given if key in known}
@@ -81,7 +81,8 @@ def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = 
 
 def _leave_out(unknown: list[Any], known: list[str]) -> None:
     for key in unknown:
-        warn_once(("unknown", str(key), *known), f"unknown key {key!r} is left out: a key of a newer release?")
+        message = f"unknown key {key!r} is left out: a key of a newer release?{nearest(key, known, 0.75)}"
+        warn_once(("unknown", str(key), *known), message)
 
 
 def block_of(config: object, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,6 +96,16 @@ def nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def misspelt(key: object, known: Iterable[str], least: float = 0.75) -> str:
+    """Name the known key that another one misspells, by at most two letters; nothing where it misspells none."""
+    close = difflib.get_close_matches(str(key), list(known), n=1, cutoff=least)
+    steps = difflib.SequenceMatcher(None, str(key), close[0]).get_opcodes() if close else []
+    changed = sum(
+        max(end - start, end_there - there) for kind, start, end, there, end_there in steps if kind != "equal"
+    )
+    return nearest(key, close, least) if changed <= 2 else ""
+
+
 def settings_of(
     config: object, known: Mapping[str, Any], *, blocks: Iterable[tuple[str, ...]] = (), whole: Iterable[str] = ()
 ) -> dict[str, Any]:
@@ -106,7 +117,7 @@ def settings_of(
         blocks: Paths to the block that holds them in larger configurations, such as `("actor", "policy_loss")`; those
             that are there are followed, and their keys are added up.
         whole: Keys that show that a larger block is given, most of whose keys do not concern this package. There only
-            keys that are nearly one of `known` are refused; elsewhere see `known_in`.
+            keys that misspell one of `known` are refused; elsewhere see `known_in`.
 
     Returns:
         A value for each key of `known`.
@@ -128,7 +139,7 @@ def settings_of(
     larger = not isinstance(config, Mapping) or any(key in given for key in whole)
     if larger:
         for key in given:
-            if key not in known and (near := nearest(key, known, 0.9)):
+            if key not in known and (near := misspelt(key, known, 0.9)):
                 raise ValueError(f"unknown key {key!r}{near}")
     else:
         known_in(given, known)
@@ -162,7 +173,7 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
             flags |= {f"{block}.{key}": value for key, value in fields_of(at, block).items()}
     for flag in flags:
         if not any(flag == name or flag.startswith(f"{name}.") for name in every):
-            if near := nearest(flag, every, 0.75):
+            if near := misspelt(flag, every):
                 raise ValueError(f"unknown key {flag!r}{near}")
             _leave_out([flag], every)
     if not flags:

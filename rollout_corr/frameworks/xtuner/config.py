@@ -139,10 +139,13 @@ shipped(
 
 
 def read(config: object) -> Spec:
-    """Read `RolloutImportanceSampling`, or a loss configuration that holds it as `rollout_is`."""
+    """Read `RolloutImportanceSampling`, or a loss configuration that may hold it as `rollout_is`."""
     given = fields_of(config)
-    if "rollout_is" in given:
-        given = {} if given["rollout_is"] is None else fields_of(given["rollout_is"], "rollout_is")
+    if "loss_cfg" in given:
+        given = fields_of(given["loss_cfg"], "loss_cfg")
+    if given.keys() & {*LOSS, *OF_ALL_LOSSES}:
+        block = given.get("rollout_is")
+        given = {} if block is None else fields_of(block, "rollout_is")
     return spec(**known_in(given, defaults_of(spec)))
 
 
