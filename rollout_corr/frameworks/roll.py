@@ -35,7 +35,7 @@ from .shared.recipe import (
     named_recipe,
     penalty,
 )
-from .shared.settings import block_of, boolean, fields_of, known_in, maybe, settings_of
+from .shared.settings import block_of, boolean, fields_of, inner, known_in, maybe, settings_of
 
 # --- presets ---
 
@@ -158,8 +158,7 @@ def read(config: object) -> Spec:
     """Read the block `train_infer_correction`, or the configuration of a pipeline."""
     given = fields_of(config)
     if "is_weight" not in given and "filters" not in given:
-        held = settings_of(config, LOSS, whole=WHOLE)["train_infer_correction"]
-        given = {} if held is None else fields_of(held, "train_infer_correction")
+        given = inner(settings_of(config, LOSS, whole=WHOLE), "train_infer_correction")
     given = known_in(given, ("is_weight", "filters"))
     filters = [block_of(each, "filters", FILTER) for each in given.get("filters") or ()]
     rules = [rule for rule in filters if rule["enabled"]]
@@ -243,7 +242,7 @@ def _criteria(rule: Mapping[str, Any], name: str) -> list[Criterion]:
 
 
 def _surrogate(given: Mapping[str, Any]) -> Surrogate:
-    actor = {} if given["actor_train"] is None else fields_of(given["actor_train"], "actor_train")
+    actor = inner(given, "actor_train")
     variant = actor.get("pg_variant")
     if variant == "topr":
         raise ValueError(

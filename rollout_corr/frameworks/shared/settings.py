@@ -46,6 +46,11 @@ def fields_of(config: object, what: str = "config") -> dict[str, Any]:
     return {key: found[key] for key in found if not (isinstance(key, str) and key.startswith("_"))}
 
 
+def inner(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the fields of a block within others; none where it is absent or null."""
+    return {} if given.get(key) is None else fields_of(given[key], key)
+
+
 def keys_of(config: object) -> set[str]:
     """Return the names of a configuration's fields; no value is read, which could be missing."""
     names = config if isinstance(config, Mapping) else getattr(config, "__dict__", ())
@@ -128,14 +133,14 @@ def settings_of(
     """
     given = fields_of(config)
     outer: dict[str, Any] = given
-    inner: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for path in blocks:
         at: Any = outer
         for name in path:
             at = fields_of(at, name).get(name) if at is not None else None
         if at is not None:
-            inner |= fields_of(at, ".".join(path))
-    given = inner or given
+            found |= fields_of(at, ".".join(path))
+    given = found or given
     larger = not isinstance(config, Mapping) or any(key in given for key in whole)
     if larger:
         for key in given:

@@ -41,6 +41,7 @@ from ..shared.settings import (
     boolean,
     defaults_of,
     fields_of,
+    inner,
     known_in,
     maybe,
     settings_of,
@@ -238,8 +239,7 @@ def read(config: object) -> Spec:
 def _algorithm(given: dict[str, Any], whole: bool) -> Spec:
     if not whole:
         given = known_in(given, AROUND)
-    inner = given.get("off_policy_correction")
-    block = {} if inner is None else fields_of(inner, "off_policy_correction")
+    block = inner(given, "off_policy_correction")
     if not boolean("use_tis", given.get("use_tis")):
         return _block(block)
     # In SkyRL use_tis overrules tis_ratio_type, and its default cap of -1 would turn every ratio into -1.

@@ -45,7 +45,7 @@ from ..shared.recipe import (
     named_recipe,
     penalty,
 )
-from ..shared.settings import anything, block_of, boolean, fields_of, known_in, settings_of, warn_old
+from ..shared.settings import anything, block_of, boolean, fields_of, inner, known_in, settings_of, warn_old
 from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
@@ -292,22 +292,18 @@ def read(config: object, *, k1_bounds: str = "verl", version: str | None = None)
 
 def _block(given: dict[str, Any]) -> dict[str, Any]:
     if "algorithm" in given or "actor_rollout_ref" in given:
-        actor = _inner(_inner(given, "actor_rollout_ref"), "actor")
+        actor = inner(inner(given, "actor_rollout_ref"), "actor")
         # Configurations of later versions still hold a cap that is off.
         caps = {key: actor[key] for key in CAPS if key in actor and not _is_off(actor[key])}
-        return {**caps, **_of_algorithm(_inner(given, "algorithm"), whole=True)}
+        return {**caps, **_of_algorithm(inner(given, "algorithm"), whole=True)}
     whole = any(key in given for key in OF_ALGORITHM)
     return _of_algorithm(given, whole) if whole or "rollout_correction" in given else given
-
-
-def _inner(given: dict[str, Any], key: str) -> dict[str, Any]:
-    return {} if given.get(key) is None else fields_of(given[key], key)
 
 
 def _of_algorithm(given: dict[str, Any], whole: bool) -> dict[str, Any]:
     beside = {key: given[key] for key in given if not whole or key in KNOWN or str(key).startswith(OURS)}
     beside.pop("rollout_correction", None)
-    return {**beside, **_inner(given, "rollout_correction")}
+    return {**beside, **inner(given, "rollout_correction")}
 
 
 _old = partial(warn_old, "verl")
@@ -474,15 +470,15 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
         raise ValueError(f"version: expected None or '0.9.0', got {version!r}")
     outer = fields_of(config)
     whole = "actor_rollout_ref" in outer or "algorithm" in outer
-    actor = _inner(_inner(outer, "actor_rollout_ref"), "actor") if whole else config
+    actor = inner(inner(outer, "actor_rollout_ref"), "actor") if whole else config
     given = settings_of(actor, ACTOR, whole=OF_ACTOR)
     policy = block_of(given["policy_loss"], "policy_loss", POLICY)
     mode = one_of("loss_mode", policy["loss_mode"], MODES)
-    block = _inner(_inner(outer, "algorithm"), "rollout_correction") if whole else {}
+    block = inner(inner(outer, "algorithm"), "rollout_correction") if whole else {}
     if boolean("bypass_mode", block.get("bypass_mode")):
         mode = "bypass_mode"
     elif mode == "bypass_mode":
-        block = _inner(policy, "rollout_correction")
+        block = inner(policy, "rollout_correction")
     corrects = read(block, k1_bounds=k1_bounds)
     if mode == "bypass_mode":
         surrogate, corrects = _bypass(block.get("loss_type", LOSS_TYPES[0]), given, corrects)

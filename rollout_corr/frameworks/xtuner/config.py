@@ -16,7 +16,7 @@ from ...specs.terms import KL, Mean
 from ...specs.validate import not_negative, number, one_of
 from ..shared.preset import LEVELS, level_of, presets
 from ..shared.recipe import BOTH, DECOUPLED, GLOBAL, KL_KINDS, Named, Recipe, named_recipe, of_presets, penalty
-from ..shared.settings import block_of, boolean, defaults_of, fields_of, known_in, settings_of
+from ..shared.settings import block_of, boolean, defaults_of, fields_of, inner, known_in, settings_of
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 MODES = ("truncate", "mask", "both")
@@ -144,8 +144,7 @@ def read(config: object) -> Spec:
     if "loss_cfg" in given:
         given = fields_of(given["loss_cfg"], "loss_cfg")
     if given.keys() & {*LOSS, *OF_ALL_LOSSES}:
-        block = given.get("rollout_is")
-        given = {} if block is None else fields_of(block, "rollout_is")
+        given = inner(given, "rollout_is")
     return spec(**known_in(given, defaults_of(spec)))
 
 
