@@ -20,7 +20,9 @@ def run(arguments: list[str]) -> int:
         "Print one file that does what a spec says, with torch alone, to be copied into a project.",
         f"exit codes: {GOOD} done, {FOUND} --check found that a file was edited or is out of date, 2 it cannot be done",
     )
-    parser.add_argument("name", nargs="?", help="a spec's name: see `rollout-corr specs`")
+    parser.add_argument("name", nargs="?", help="the name of a spec or a recipe: see `rollout-corr specs`")
+    parser.add_argument("--loss", action="store_true",
+                        help="write the policy loss of a recipe, with its correction")  # fmt: skip
     parser.add_argument("--for", dest="framework", choices=FRAMEWORKS, default="plain",
                         help="whose function the file defines; plain: correct(...) of tensors")  # fmt: skip
     parser.add_argument("--layout", choices=tuple(DOORS), default="packed",
@@ -40,7 +42,7 @@ def run(arguments: list[str]) -> int:
             for line in said:
                 print_line(line)
             return GOOD if same else FOUND
-        written = eject(chosen.name, chosen.framework, chosen.layout, chosen.metrics)
+        written = eject(chosen.name, chosen.framework, chosen.layout, chosen.metrics, chosen.loss)
         if chosen.test is not None:
             write_whole(chosen.test, written.test(chosen.test.stem.removeprefix("test_")))
     except ValueError as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ..frameworks.shared.doors import Door
-from ..frameworks.shared.lookup import named
+from ..frameworks.shared.lookup import named, recipe, recipe_names, spec_names
+from ..frameworks.shared.preset import RECIPES
 from ..frameworks.shared.settings import reporting
 from ..specs.correction import Spec
+from . import plain_loss
 from .file import Request, arguments_of, checked, written
+from .loss import Wanted, program_of_loss
 from .plain import DOORS
 from .program import Program, program_of
 from .record import CannotEject
@@ -47,30 +50,42 @@ class Ejected(NamedTuple):
         Args:
             module: What the test imports the file as.
         """
+        if self.request.loss is not None:
+            from .loss_proof import test_of_loss
+
+            return test_of_loss(self.request, self.program, module)
         from .proof import test_of
 
         return test_of(self.request, self.program, module)
 
 
-def eject(what: str | Spec, framework: str = "plain", layout: str = "packed", metrics: str = "dashboard") -> Ejected:
+def eject(
+    what: str | Spec,
+    framework: str = "plain",
+    layout: str = "packed",
+    metrics: str = "dashboard",
+    loss: bool = False,
+) -> Ejected:
     """Write one file that corrects as a Spec says, in plain torch, with nothing of this package.
 
     Args:
-        what: The name of a preset, or a Spec.
+        what: The name of a preset or a recipe, or a Spec. A name of both is the preset, unless `loss` asks for more.
         framework: Whose function the file defines: "plain", `correct` with tensors alone; or "verl".
         layout: For "plain": "packed", [N] with cu_seqlens, or "padded", [B, T].
         metrics: For "plain": "dashboard", "all" or "none". A framework has its own.
+        loss: Write the policy loss of a recipe, with its correction, rather than a correction alone.
 
     Raises:
         CannotEject: No single file can do it; the message says why.
     """
+    if isinstance(what, str) and what in recipe_names() and (loss or what not in spec_names()):
+        return _loss(what, framework, layout, metrics)
+    if loss:
+        raise ValueError(f"loss: expected the name of a recipe with loss=True, got {what!r}")
     spec = named(what) if isinstance(what, str) else what
     if not isinstance(spec, Spec):
         raise TypeError(f"what: expected the name of a preset, or a Spec, got {type(what).__name__}")
-    for name, value, known in (("framework", framework, FRAMEWORKS), ("layout", layout, tuple(DOORS)),
-                               ("metrics", metrics, ("dashboard", "all", "none"))):  # fmt: skip
-        if value not in known:
-            raise ValueError(f"{name}: expected one of {list(known)}, got {value!r}")
+    _check(framework, layout, metrics, FRAMEWORKS)
     door = door_of(framework, layout)
     if door.metrics is not None:
         spec = reporting(spec, door.metrics)
@@ -81,6 +96,24 @@ def eject(what: str | Spec, framework: str = "plain", layout: str = "packed", me
         if framework == "plain":
             arguments += f" --layout {layout} --metrics {metrics}"
     request = Request(str(what) if arguments else "a Spec", spec, door, arguments)
+    return Ejected(written(request, program), request, program)
+
+
+def _check(framework: str, layout: str, metrics: str, frameworks: tuple[str, ...]) -> None:
+    for name, value, known in (("framework", framework, frameworks), ("layout", layout, tuple(DOORS)),
+                               ("metrics", metrics, ("dashboard", "all", "none"))):  # fmt: skip
+        if value not in known:
+            raise ValueError(f"{name}: expected one of {list(known)}, got {value!r}")
+
+
+def _loss(name: str, framework: str, layout: str, metrics: str) -> Ejected:
+    """Write the policy loss of a recipe."""
+    _check(framework, layout, metrics, ("plain",))
+    spec, loss = recipe(cast("Any", name))
+    wanted = Wanted(spec, loss, RECIPES[name].needs)
+    program = program_of_loss(wanted, layout, metrics)
+    arguments = f"{name} --loss --for {framework} --layout {layout} --metrics {metrics}"
+    request = Request(name, spec or Spec(), plain_loss.door_of(layout, spec), arguments, wanted)
     return Ejected(written(request, program), request, program)
 
 
@@ -99,6 +132,8 @@ def check(source: str) -> tuple[bool, list[str]]:
 
 def _again(arguments: list[str]) -> str:
     what, *flags = arguments
+    loss = "--loss" in flags
+    flags = [flag for flag in flags if flag != "--loss"]
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     options = (given.get("--for", "plain"), given.get("--layout", "packed"), given.get("--metrics", "dashboard"))
-    return eject(what, *options).source
+    return eject(what, *options, loss).source

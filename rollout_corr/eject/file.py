@@ -11,6 +11,8 @@ from typing import NamedTuple
 from .._version import __version__
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
+from ..specs.loss import Loss
+from .loss import Wanted
 from .program import Program
 from .write import fitted, joined
 
@@ -27,12 +29,14 @@ class Request(NamedTuple):
         spec: The Spec.
         door: How it is called.
         arguments: Those of the command that writes it again; None: a Spec without a name.
+        loss: The loss, with the Spec that corrects it; None: a correction alone.
     """
 
     name: str
     spec: Spec
     door: Door
     arguments: str | None
+    loss: Wanted | None = None
 
 
 def written(request: Request, program: Program, fused: str | None = None) -> str:
@@ -48,7 +52,7 @@ def written(request: Request, program: Program, fused: str | None = None) -> str
         spec=request.spec,
         call=_call(request, program, fused is not None),
         metrics="_metrics(numbers)" if program.metrics.lines else "{}",
-        extra=program.inputs[4 if request.door.layout == "packed" else 3 :],
+        extra=program.inputs if request.loss else program.inputs[4 if request.door.layout == "packed" else 3 :],
         check=_check(fused is not None),
         fused=fused is not None,
     )
@@ -59,7 +63,7 @@ def written(request: Request, program: Program, fused: str | None = None) -> str
         "\n".join(program.constants),
         _numbers(program, width) if program.metrics.lines else "",
         request.door.public(within),
-        _eager(program),
+        _eager(program, request),
         *program.functions,
         *([fused] if fused else []),
     ]
@@ -69,17 +73,27 @@ def written(request: Request, program: Program, fused: str | None = None) -> str
     head = [f"{WRITTEN}{__version__}, Apache License 2.0."]
     if request.arguments is not None:
         head.append(COMMAND + request.arguments)
-    head += textwrap.wrap(repr(request.spec), width - 2, initial_indent="# ", subsequent_indent="#     ")
+    for part in _parts(request):
+        head += textwrap.wrap(repr(part), width - 2, initial_indent="# ", subsequent_indent="#     ")
     return "\n".join([*head, f"{DIGEST}{digest(body)}", body])
 
 
 def docstring(request: Request, width: int) -> str:
-    """What the file does, in the words of the Spec."""
-    lines = [f"Rollout correction: {request.name}.", ""]
-    for line in request.spec.explain().splitlines():
-        if not line.split(". ", 1)[-1].startswith("Metrics:"):
-            lines += textwrap.wrap(line, width - 2, subsequent_indent="   ")
+    """What the file does, in the words of the Spec and the Loss."""
+    lines = [f"{'Policy loss' if request.loss else 'Rollout correction'}: {request.name}."]
+    parts = _parts(request)
+    for part in parts:
+        lines += ["", "The correction:" if isinstance(part, Spec) else "The loss:", ""] if len(parts) > 1 else [""]
+        for line in part.explain().splitlines():
+            if not line.split(". ", 1)[-1].startswith("Metrics:"):
+                lines += textwrap.wrap(line, width - 2, subsequent_indent="   ")
     return "\n".join(lines)
+
+
+def _parts(request: Request) -> list[Spec | Loss]:
+    if request.loss is None:
+        return [request.spec]
+    return [part for part in (request.loss.spec, request.loss.loss) if part is not None]
 
 
 def digest(body: str) -> str:
@@ -128,11 +142,15 @@ def _check(fused: bool) -> list[str]:
     ]
 
 
-def _eager(program: Program) -> str:
+def _eager(program: Program, request: Request) -> str:
+    gives, told = ["torch.Tensor | None", "torch.Tensor", "torch.Tensor"], "Weights, mask, verdicts"
+    if request.loss is not None:
+        told = f"The loss before it is divided, its divisor{', w' + told[1:] if request.loss.spec else ''}"
+        gives = ["torch.Tensor", "torch.Tensor", *(gives if request.loss.spec else [])]
     typed = "".join(f"    {name}: torch.Tensor,\n" for name in program.inputs)
     return "\n".join([
-        "def _eager(\n" + typed + ") -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor]:",
-        '    """Weights, mask, verdicts, and the numbers that metrics are made of: [K] float64."""',
+        "def _eager(\n" + typed + f") -> tuple[{', '.join(gives)}, torch.Tensor]:",
+        f'    """{told}, and the numbers of metrics: [K] float64."""',
         joined(program.body),
     ])  # fmt: skip
 

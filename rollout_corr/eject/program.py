@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -24,7 +25,7 @@ from ..specs.criterion import AGE, ENTROPY
 from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
 from .host import Written, written
 from .record import CannotEject, Node, Recorder
-from .write import Functions, Names, Writer
+from .write import Functions, Names, Writer, fitted
 
 PACKAGE = __name__.partition(".")[0]
 # Modules whose local variables give names to values.
@@ -49,6 +50,9 @@ SECTIONS = {
     "of_block": "Sums over tokens.",
     "collect": "Sums and maxima over rows.",
     "kept_tokens": "The mask of what trains.",
+    "loss.read": "The log-ratio of new_logp, 0 at tokens that do not train: rejected, or with NaN or infinity.",
+    "loss.evaluate": "The loss of each token, and its sum.",
+    "loss_blocks._result": "The number that the sum is divided by.",
     "statistics": "Sums over sequences.",
 }
 
@@ -163,6 +167,41 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
     statistics: dict[str, Node] = dict(zip((*of_sums, *of_maxima), stacked.args[0], strict=True))
     for name, node in statistics.items():
         node.names.insert(0, called[name])
+    named = {"weights": result.weights, "mask": result.mask, "keep": result.keep}
+    return assembled(
+        recorder, layout, inputs, metrics, called, {name: x for name, x in named.items() if x is not None},
+        ("weights", "mask", "keep"), statistics, of_sums, bounds_of(spec), spec.measures_turns,
+    )  # fmt: skip
+
+
+def assembled(
+    recorder: Recorder,
+    layout: str,
+    inputs: tuple[str, ...],
+    metrics: Written,
+    called: dict[str, str],
+    named: dict[str, torch.Tensor],
+    order: tuple[str, ...],
+    statistics: Mapping[str, Node],
+    of_sums: Collection[str],
+    bounds: dict[str, float],
+    of_turns: bool,
+) -> Program:
+    """Write what was recorded.
+
+    Args:
+        recorder: The recorder.
+        layout: "packed" or "padded".
+        inputs: The names of the tensors that it reads: first log-probs, third the mask.
+        metrics: What makes metrics of its statistics.
+        called: What these are called in the file.
+        named: Its results besides statistics, by name.
+        order: The names of all results in the order of the return; those that are not in `named` are as they came in.
+        statistics: Their nodes by name.
+        of_sums: The names of those that are sums.
+        bounds: Numbers that were set, by the names of constants.
+        of_turns: Sizes of turns have a name.
+    """
     numbers = tuple(name for name in statistics if name in metrics.used)
     if layout == "packed":
         sizes = {TOKENS: "tokens", SEQUENCES: "sequences"}
@@ -170,8 +209,7 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
     else:
         sizes = {ROWS * COLUMNS: "rows * columns", ROWS: "rows", COLUMNS: "columns", COLUMNS // 2: "columns // 2"}
         shape = torch.Size([ROWS, COLUMNS])
-    bounds = bounds_of(spec)
-    if spec.measures_turns:
+    if of_turns:
         sizes[TURNS] = "turns"
     sizes |= {size + more: f"{name} {sign} 1" for size, name in sizes.items() for more, sign in ((1, "+"), (-1, "-"))}
     functions = Functions(
@@ -179,15 +217,14 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
     )
     functions.reserved |= set(sizes.values())
     writer = Writer(recorder.graph, functions.names, functions)
-    named = {"weights": result.weights, "mask": result.mask, "keep": result.keep}
-    results = {name: recorder.node_of(x) for name, x in named.items() if x is not None}
+    results = {name: recorder.node_of(x) for name, x in named.items()}
     for name, node in results.items():
         node.names.insert(0, "kept_mask" if name == "mask" else name)
     every = writer.prepare([*results.values(), *(statistics[name] for name in numbers)])
     body = writer.body(every, lambda node: _section(node.where), len(results))
     texts = dict(zip(results, map(writer.result, every), strict=False))
     of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
-    body += _returned(texts, of_numbers)
+    body += _returned([texts.get(name, "None" if name == "weights" else name) for name in order], of_numbers)
     sums = len([name for name in numbers if name in of_sums])
     functions_used = [function.source for function in functions.every.values()]
     text = "\n".join([*body, *functions_used, *(["sequences"] if layout == "packed" else [])])
@@ -197,7 +234,7 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
         constants += [line for line in comment if line not in constants] + [f"{name} = {power(value)}"]
     constants += [f"{name} = {value!r}" for name, value in bounds.items() if re.search(rf"\b{re.escape(name)}\b", text)
                   and " " not in name]  # fmt: skip
-    first += _of_nothing(layout, inputs, len(numbers) - sums, sums, result.weights is not None)
+    first += _of_nothing(layout, inputs, len(numbers) - sums, sums, order, named)
     return Program(inputs, first + body, functions_used, constants, numbers, sums, metrics, called)
 
 
@@ -286,13 +323,16 @@ def asks_advantages(spec: Spec) -> bool:
 
 def _section(where: tuple[CodeType, ...]) -> str | None:
     for code in where:
-        if code.co_name in SECTIONS:
-            return SECTIONS[code.co_name]
+        qualified = f"{Path(code.co_filename).stem}.{code.co_name}"
+        # What reads tokens for a loss is a part of its evaluation.
+        if qualified == "loss.evaluate" and any(inner.co_name == "read" for inner in where):
+            return SECTIONS["loss.read"]
+        if qualified in SECTIONS or code.co_name in SECTIONS:
+            return SECTIONS.get(qualified, SECTIONS.get(code.co_name))
     return None
 
 
-def _returned(results: dict[str, str], numbers: dict[str, str]) -> list[str]:
-    given = [results.get(name, "None" if name == "weights" else name) for name in ("weights", "mask", "keep")]
+def _returned(given: list[str], numbers: dict[str, str]) -> list[str]:
     if not numbers:
         return ["", f"return {', '.join(given)}, torch.zeros(0)"]
     lines = ["", "numbers = torch.stack(", "    ["]
@@ -302,7 +342,9 @@ def _returned(results: dict[str, str], numbers: dict[str, str]) -> list[str]:
     return [*lines, f"return {', '.join(given)}, numbers"]
 
 
-def _of_nothing(layout: str, inputs: tuple[str, ...], maxima: int, sums: int, weighs: bool) -> list[str]:
+def _of_nothing(
+    layout: str, inputs: tuple[str, ...], maxima: int, sums: int, order: tuple[str, ...], named: Mapping[str, Any]
+) -> list[str]:
     """The lines that answer for a batch without tokens or sequences, of which there is no maximum."""
     logp, mask = inputs[0], inputs[2]
     count, empty = "sequences", f"{logp}.numel() == 0 or sequences == 0"
@@ -311,11 +353,16 @@ def _of_nothing(layout: str, inputs: tuple[str, ...], maxima: int, sums: int, we
     nothing = f"torch.tensor([0.0] * {sums} + [-torch.inf] * {maxima}, dtype=torch.float64, device={logp}.device)"
     if not maxima:
         nothing = f"torch.zeros({sums}, dtype=torch.float64, device={logp}.device)"
+    given = {
+        "total": f"(0.0 * {logp}).sum(dtype=torch.float64)", "divisor": "one", "mask": f"torch.zeros_like({mask})",
+        "weights": f"torch.zeros_like({logp})" if "weights" in named else "None", "keep": "keep",
+    }  # fmt: skip
     return [
         f"if {empty}:",
-        f"    keep = torch.ones({count}, dtype=torch.bool, device={logp}.device)",
+        *([f"    keep = torch.ones({count}, dtype=torch.bool, device={logp}.device)"] if "keep" in order else []),
+        *([f"    one = torch.ones((), dtype=torch.float64, device={logp}.device)"] if "divisor" in order else []),
         f"    nothing = {nothing}",
-        f"    return {f'torch.zeros_like({logp})' if weighs else 'None'}, torch.zeros_like({mask}), keep, nothing",
+        *("    " + line for line in fitted(f"return {', '.join(given[name] for name in order)}, nothing")),
         "",
     ]
 

@@ -128,21 +128,23 @@ def test_of(request: Request, program: Program, module: str) -> str:
     parts = [
         f'"""Test of {module}.py: numbers of rollout-corr {__version__}."""',
         f"import math\n\nimport pytest\nimport torch\n\nfrom {module} import {', '.join(imported)}",
-        _wrapped("MASK", mask, width) + "\n" + _wrapped("KEEP", out.keep.tolist(), width) + "\n"
-        + _wrapped("WEIGHTS", weights, width) + "\n"
-        + "\n".join(["METRICS = {", *(f'    "{key}": {_text(value)},' for key, value in metrics.items()), "}"]),
+        wrapped("MASK", mask, width) + "\n" + wrapped("KEEP", out.keep.tolist(), width) + "\n"
+        + wrapped("WEIGHTS", weights, width) + "\n"
+        + "\n".join(["METRICS = {", *(f'    "{key}": {text_of(value)},' for key, value in metrics.items()), "}"]),
     ]  # fmt: skip
     text = "\n\n".join(parts) + "\n\n\n" + _batch(request, program) + "\n\n"
     tried = textwrap.indent(request.door.tried, "    ")
     return text + TEST.format(tried=tried, train=names["train_logp"], rollout=names["rollout_logp"], mask=names["mask"])
 
 
-def _wrapped(name: str, values: list[Any] | None, width: int) -> str:
+def wrapped(name: str, values: list[Any] | None, width: int) -> str:
+    """An assignment of a list."""
     if values is None:
         return f"{name} = None"
-    lines = textwrap.wrap(", ".join(map(_text, values)), width - 4)
+    lines = textwrap.wrap(", ".join(map(text_of, values)), width - 4)
     return "\n".join([f"{name} = [", *("    " + line for line in lines), "]"])
 
 
-def _text(value: float) -> str:
+def text_of(value: float) -> str:
+    """A number as source."""
     return repr(value) if math.isfinite(value) else f"math.{value}".replace("math.-", "-math.")

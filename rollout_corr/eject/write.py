@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 import textwrap
@@ -37,7 +38,7 @@ FUNCTIONS = {"where", "stack", "cat", "zeros", "ones", "arange", "full", "zeros_
              "segment_reduce", "count_nonzero", "maximum", "minimum", "searchsorted", "tensor"}  # fmt: skip
 # Names of operations that are none of Python's.
 FALLBACKS = {"and": "both", "or": "either", "invert": "others", "eq": "equal", "ne": "differs", "lt": "below",
-             "gt": "above", "le": "at_most", "ge": "at_least"}  # fmt: skip
+             "gt": "above", "le": "at_most", "ge": "at_least", "where": "picked"}  # fmt: skip
 # Local names that say little; others come first.
 POOR = {"x", "y", "one", "other", "value", "values", "found", "total", "signed", "here", "column", "joined", "which",
         "known", "left", "right", "row", "counted", "there", "result", "tested", "among", "select", "once", "tensor_of",
@@ -97,6 +98,9 @@ class Writer:
             if node.op == "call":
                 node.args = (self.functions.of(node.args[0]), *node.args[1:])
             key = _key((node.op, node.args, node.kwargs))
+            if isinstance(node.value, Tensor) and node.value.requires_grad:
+                # Autograd adds up in the order of the operations, each of which therefore stays one of its own.
+                key = node
             if key in keys:
                 self.same[node] = keys[key]
                 self._give_names(node, keys[key])
@@ -140,6 +144,8 @@ class Writer:
             dtype = {"double": torch.float64, "float": torch.float32, "long": torch.int64}.get(node.op)
             if node.op == "to":
                 dtype = args[1] if len(args) > 1 else node.kwargs.get("dtype")
+            if node.op == "detach" and first.value.requires_grad:
+                return None
             if node.op in ("contiguous", "detach") or (dtype == first.value.dtype and not node.kwargs):
                 return first if isinstance(first, Node) else None
         if node.op in ("__and__", "__iand__") and len(args) == 2:
@@ -147,6 +153,8 @@ class Writer:
                 if isinstance(one, Node) and isinstance(other, Node) and _all_true(one) and \
                         other.value.shape == node.value.shape:  # fmt: skip
                     return other
+        if node.op in ("__and__", "__or__", "where") and (found := _of_never(node)) is not None:
+            return found
         if node.op == "sum" and len(args) == 1 and not node.kwargs and isinstance(args[0], Node):
             one = args[0]
             if one.op == "to" and one.args[1] == torch.int64 and one.args[0].value.dtype == torch.bool:
@@ -176,6 +184,7 @@ class Writer:
             read_at = max(place, self.last.get(node, 0)) if self.uses[node] == 1 else place
             for one in nodes_in((node.args, node.kwargs)):
                 self.last[one] = max(read_at, self.last.get(one, 0))
+        self.places: dict[Node | None, int] = {node: place for place, node in enumerate(self.order)}
         self.written: dict[Node, tuple[str, int]] = {}
         self.taken: dict[str, Node | None] = dict.fromkeys(self.functions.reserved)
         lines: list[str] = []
@@ -241,6 +250,9 @@ class Writer:
         for name in candidates or [fallback]:
             holder = self.taken.get(name, node)
             if holder is node or (holder in self.written and self.last.get(holder, -1) <= place):
+                break
+            # A result that comes later may have its name from here on.
+            if holder not in self.written and self.last[node] <= self.places.get(holder, -1):
                 break
         else:
             name, number = (candidates or [fallback])[0], 2
@@ -361,7 +373,7 @@ class Writer:
         if (
             node is not None
             and self.graph.outer is None
-            and (node.op == "clamp" or INFIX.get(node.op, ("", 9))[1] == 0)
+            and (node.op in ("clamp", "full", "where") or INFIX.get(node.op, ("", 9))[1] == 0)
         ):
             deciding = any(code.co_name.startswith("decide") for code in node.where)
             names = sorted(self.names.numbers, key=lambda name: ("WEIGHT" in name) == deciding)
@@ -385,6 +397,25 @@ def _all_true(node: Node) -> bool:
     return (node.op == "ones_like" and node.kwargs.get("dtype") == torch.bool) or (
         node.op == "ones" and node.kwargs.get("dtype") == torch.bool
     )
+
+
+def _is_never(x: Any) -> bool:
+    """Bools that are False whatever is compared."""
+    if not isinstance(x, Node) or len(x.args) != 2:
+        return False
+    return (x.op, x.args[1]) in (("gt", math.inf), ("__gt__", math.inf), ("lt", -math.inf), ("__lt__", -math.inf))
+
+
+def _of_never(node: Node) -> Node | None:
+    """What is left of an operation on bools that are all False; None: it has none of them."""
+    if node.op == "where":
+        return node.args[2] if _is_never(node.args[0]) and isinstance(node.args[2], Node) else None
+    for one, other in (node.args, node.args[::-1]):
+        if _is_never(one) and isinstance(other, Node) and other.value.shape == node.value.shape:
+            found = one if node.op == "__and__" else other
+            assert isinstance(found, Node)
+            return found
+    return None
 
 
 def _key(x: Any) -> Any:
@@ -422,7 +453,8 @@ def fitted(text: str, width: int = WIDTH - 4) -> list[str]:
         wrapped = fitted(argument, width - 4)
         wrapped[-1] += "," if len(inner) > 1 or not _is_group(text, start) else ""
         lines += ["    " + line for line in wrapped]
-    return [*lines, text[end:]]
+    rest = fitted(text[end + 1 :], width - 1) if len(text) - end > width else [text[end + 1 :]]
+    return [*lines, text[end] + rest[0], *rest[1:]]
 
 
 def _is_group(text: str, start: int) -> bool:

@@ -17,7 +17,7 @@ class Within(NamedTuple):
         call: The expression that runs the backend: weights, mask, keep and numbers come from it, given
             "train", "rollout", "mask" and, packed, "offsets".
         metrics: The expression of the metrics.
-        extra: The names of further tensors that the Spec reads.
+        extra: The names of further tensors that the Spec reads; of a loss those of all that it reads.
         check: The lines that choose the backend and refuse what it cannot run.
         fused: The file has Triton kernels.
     """
