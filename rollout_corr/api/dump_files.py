@@ -1,4 +1,4 @@
-"""The files of `dump`: lines appended to a .jsonl file and shards in a folder, of which nobody ever finds a half.
+"""The files of `dump`: lines appended to a .jsonl file, and shards in a folder that are always whole.
 
 What a function here was given is in the file once it is back, whatever becomes of the process: the kernel has it. It is
 not forced to the disk, as a power cut would need: that waits for all else on its way there, such as a checkpoint.

@@ -199,7 +199,7 @@ _LEAST_LOG = -745.0
 def decayed_suffix_sums(x: Tensor, sequence: Tensor, decay: float) -> Tensor:
     """Sum decay^(u - t) x_u over the tokens u at and behind t of its sequence, [N].
 
-    In rounds of which each doubles the tokens that a sum has, until decays are 0: no value is read, and no sum depends
+    Each round doubles the tokens that a sum covers, until decays are 0: no value is read, and no sum depends
     on what is packed around a sequence.
 
     Args:

@@ -197,7 +197,7 @@ class Thresholds(KnownBounds):
 
 
 def completed(thresholds: Thresholds) -> Thresholds:
-    """Refuse bounds of which some are not known yet."""
+    """Refuse bounds that are not all known yet."""
     if not thresholds.complete:
         raise ValueError(f"spec: expected Thresholds that are complete, got {thresholds!r}; count another round")
     return thresholds

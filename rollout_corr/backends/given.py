@@ -110,10 +110,10 @@ class Batch:
         sequence_ids: [S] or [S, 1], int32 or int64: the number of each sequence, by which a surrogate draws its tokens
             (ClipCov), whatever the packing and the rank. Without, a sequence is known by its place in the call and the
             rank in `Ranks.batch`.
-        scale: Constants that multiply all that a token adds to a loss, the KL and the regularizer too, per token (same
-            layout) or per sequence ([S] or [S, 1]); no mean counts them, and `correct` does not read them. For token
-            weights, and for a divisor of each sequence or group, whose reciprocal this is with Mean("sum"). A value
-            that is not finite is counted, and its token adds nothing.
+        scale: Factors of the whole loss, KL and regularizer included, per token (same layout) or per sequence ([S] or
+            [S, 1]). They do not change the divisor, and `correct` does not read them. To divide each sequence or group
+            by its own count, pass the reciprocal with Mean("sum"). A token whose factor is not finite is counted and
+            adds nothing.
         total: What a loss is divided by, in place of the tokens or sequences that it counts itself: a number or a 0-d
             tensor that the caller has reduced over micro-batches and ranks. Each sequence's own mean stays over the
             tokens of `mask`, and a KL with a mean of its own counts for itself. By 0 nothing is divided.
@@ -293,7 +293,7 @@ def batch_given(batch: object, mask: LogProbs | None, cu_seqlens: Tensor | None)
 
 
 def _short(mask: LogProbs | None, cu_seqlens: Tensor | None) -> Batch:
-    """Make the Batch of one call, of which nothing is kept; in a third of the time that its constructor takes."""
+    """Make a Batch for one call, in a third of the time that its constructor takes; nothing of it is kept."""
     made = object.__new__(Batch)
     made.__dict__.update(_DEFAULTS, mask=mask, cu_seqlens=cu_seqlens)
     return made

@@ -31,7 +31,7 @@ def read_labels(
         read: Reads arguments in the layout of the call.
         batch: The batch; its turns have been read.
         labels: Ids and names by the name of the label, as the caller gave them.
-        versions: The versions of policies, of which ages are made where "age" has no ids.
+        versions: The versions of policies; they give the ages if "age" has no ids.
         split: Each sequence lies on several ranks, so that a shape which tokens have too is theirs.
     """
     given = {name: one for name, one in labels.items() if name != AGE_LABEL or one.ids is not None}

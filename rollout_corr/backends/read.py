@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # The sides whose log-probs may be over the set that truncated sampling kept.
 SIDES = ("rollout", "train")
 
-# The largest log of a mass: bf16 rounds a sum of probabilities to 1 + 2^-7, of which the log is 0.0078.
+# The largest log of a mass: bf16 rounds a sum of probabilities to 1 + 2^-7, whose log is 0.0078.
 LARGEST_LOG_MASS = 0.01
 
 

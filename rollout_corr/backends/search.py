@@ -134,7 +134,7 @@ class Search(NamedTuple):
     Attributes:
         rule: The rule.
         side: The side that it bounds.
-        dtype: Of the values; None: of any, of which each takes part as a float32.
+        dtype: Of the values; None: any, each taken as a float32.
         digits: Bits of the digits, from the highest.
         groups: The number of groups; None where the batch decides.
         local: All of a group lies in this call, so that no rank has to add anything.

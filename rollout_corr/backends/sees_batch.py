@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 
-# Bits of a fraction; and the largest |x| of which a chunk's sum of multiples of the grid is an int64.
+# Bits of a fraction; and the largest |x| whose sum over a chunk, in multiples of the grid, fits an int64.
 FRACTION = 38
 MOST_OF_CHUNK = 2.0**62 / (CHUNK * GRID_OF_FRACTION)
 

@@ -81,13 +81,13 @@ class Exchange:
 
 
 class Split:
-    """Sequences of which this rank holds some of the tokens, in any order, perhaps none.
+    """Sequences whose tokens this rank holds in part, in any order, perhaps none.
 
     Args:
         part: The sequences, or their turns, as far as they lie here.
         exchange: What the call shares with the other ranks, which all hold the same sequences in the same order.
         order: Which stretches of a sequence a rank holds; None where nothing depends on it.
-        halves: The sequences of which a rank holds two stretches in a zigzag, where `part` is their turns.
+        halves: The sequences that a rank holds as two stretches of a zigzag, where `part` is their turns.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ def check(arguments: list[str]) -> int:
     parser.add_argument(
         "config",
         nargs="+",
-        help=f"a file ({', '.join(SUFFIXES)}), or several of which the later ones win, then KEY=VALUE as on the "
+        help=f"a file ({', '.join(SUFFIXES)}), or several (later ones win), then KEY=VALUE as on the "
         "command line of the run; flags after --; or a folder, whose files are checked each alone",
     )
     parser.add_argument(

@@ -45,7 +45,7 @@ def bounds_in_numbers(lower: float | None, upper: float | None) -> WeightBounds:
 
 
 def with_found(weight: Weight, low: Bound, high: Bound) -> WeightBounds:
-    """The bounds of a weight, some of which the batch has decided.
+    """The bounds of a weight; the batch may have decided some.
 
     Args:
         weight: Its other bounds are numbers.

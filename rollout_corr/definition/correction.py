@@ -221,7 +221,7 @@ class Outcome:
     among: Tensor | None  # bool per unit: measured; None: all
     dropped: Tensor | None  # bool per token
     failed: Tensor | None  # [S] bool
-    thinned: Tensor | None = None  # bool per unit: failed ones of which only the `selected` tokens are dropped
+    thinned: Tensor | None = None  # bool per unit: failed ones that lose only their `selected` tokens
     selected: Tensor | None = None  # bool per token
     failed_turns: Tensor | None = None  # [U] bool: turns that are dropped whole
 

@@ -270,7 +270,7 @@ def _divergences(f: Findings, by: Sums) -> tuple[Number, ...]:
     return by.sum(reverse), by.sum(js), by.sum(error), by.count(d.abs() > LOG_2)
 
 
-# After the criteria's rows. The histogram of D, of which every bin is a sum, has its place in schema.py.
+# After the criteria's rows. The histogram of D has one sum for each bin; schema.py places it.
 FULL = [
     Aggregate(("p", "q", "p2", "q2", "pq", "abs_prob_diff"), ("max_abs_prob_diff",), "tokens", _full, _probabilities),
     Aggregate((), ("max_ulps",), "tokens", _full, _ulps),

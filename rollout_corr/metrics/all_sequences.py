@@ -17,7 +17,7 @@ from ..specs.correction import Spec
 from .rows import Column
 from .sums import OfBatch, OfLabels, Reducer
 
-# Columns of sequences of which statistics need products.
+# Columns of sequences whose products statistics need.
 PRODUCTS = ("measured", "raw", "bounded", "ratio", "weight")
 
 # Columns of sequences by the tensors that hold several of them; the weight's follow where there is one.

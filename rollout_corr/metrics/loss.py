@@ -75,7 +75,7 @@ ALWAYS = [
 
 # Of what a surrogate finds in the whole batch, by the sum that has to be there.
 OF_BATCH = {
-    "cov_eligible": Metric("cov_eligible_fraction", "tokens of which ClipCov draws", "fraction", TRAINED, "-",
+    "cov_eligible": Metric("cov_eligible_fraction", "tokens that ClipCov draws from", "fraction", TRAINED, "-",
                            mean("cov_eligible")),
     "cov_chosen": Metric("cov_chosen_fraction", "tokens that ClipCov or KLCov chose", "fraction", TRAINED, "the share",
                          mean("cov_chosen")),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, float]
 
-# A column of `AllSequences`, or two of which it has the product.
+# A column of `AllSequences`, or two whose product it holds.
 Column = str | tuple[str, str]
 
 # Where statistics are taken:

@@ -137,7 +137,7 @@ class Places(NamedTuple):
 
 @cached(maxsize=256)
 def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None) -> Places:
-    """Find the statistics of a whole batch among those of its labels, of which there are many more."""
+    """Find the statistics of a whole batch among the many more of its labels."""
     every = tuple(chain(*layout(spec, objective, extra)))
     if spec is None or extra is None or not extra.labels:
         return Places(every, None, len(every))

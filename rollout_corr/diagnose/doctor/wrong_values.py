@@ -219,7 +219,7 @@ def _mask_too_long(beyond: Beyond, tokens: int, metrics: Metrics) -> Signs:
     "--fail-if 'findings > identical' lets it pass.",
 )
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs of which not one differs."""
+    """Recognize log-probs that are all equal."""
     evidence = measured.evidence
     if evidence.finite < 50 or evidence.equal < evidence.finite:
         return None

@@ -115,7 +115,7 @@ class BySequence:
     Attributes:
         sequences, tokens, k3: Non-empty sequences, their tokens with a finite D, and the sum of k3.
         far: Tokens beyond each of FAR_OFF.
-        scale_tested, scaled: Sequences tested for a factor; those of which one side is a multiple of the other.
+        scale_tested, scaled: Sequences tested for a factor; sequences whose one side is a multiple of the other.
         factors: Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over
             rollout, n the length.
     """

@@ -66,7 +66,7 @@ INTEGERS = ("token_ids", "turns", "versions", "steps", "prompt_lengths", "cached
 
 
 def floating_of(role: str) -> torch.dtype:
-    """Return the floating dtype of a column: what the user names may be labels, of which float32 has none above 2^24.
+    """Return the floating dtype of a column: what the user names may be labels, which float32 cannot hold above 2^24.
 
     Log-probs are apart: they keep their own.
     """

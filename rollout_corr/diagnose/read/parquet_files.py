@@ -60,7 +60,7 @@ def parquet_rows(path: Path, wanted: ChosenFields, problems: Problems) -> Iterat
 
 
 def _useful_columns(schema: Any, wanted: ChosenFields, path: str, pyarrow: Any) -> list[str]:
-    """Choose the columns of which a field may have a role: the fields of nested mappings get dotted names."""
+    """Choose the columns whose fields may have a role: the fields of nested mappings get dotted names."""
     fields: list[tuple[str, str]] = []
 
     def add(column: str, name: str, kind: Any) -> None:

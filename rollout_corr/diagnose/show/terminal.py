@@ -63,7 +63,7 @@ VERDICTS = {"broken": "bold red", "healthy": "bold green", "equal": "bold cyan",
 
 
 class Terminal:
-    """Prints lines and tables of texts, which may be anybody's: all pass `_text`, and the console is not shown around.
+    """Prints untrusted text: every string passes `_text`, and the console is never exposed.
 
     Args:
         stderr: Print there, and not on stdout.

@@ -37,7 +37,7 @@ def difference(found: object, expected: Sequence[Signature]) -> str | None:
 
     Args:
         found: The framework's: a function, a decorated one, or whatever stands in its place.
-        expected: Signatures, one of which it should have.
+        expected: Signatures; it should have one of them.
 
     Returns:
         None if it fits, else in words how it differs from the first.
