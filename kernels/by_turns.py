@@ -31,7 +31,8 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
     turns = turns.to(torch.int64)
     many, offsets, advantages = turns.shape[0] - 1, given.offsets, given.advantages
     offsets = rows_as_offsets(like) if offsets is None else offsets.to(torch.int64)
-    within = torch.searchsorted(turns, offsets).clamp(max=many).cummax(0).values
+    # Without the end of the last turn: an offset behind it is at its end.
+    within = torch.searchsorted(turns[:many], offsets).cummax(0).values
     if advantages is not None:
         advantages = _of_turns(advantages, within, many) if given.per_sequence else advantages.reshape(-1)
     flat = {name: x.reshape(-1) for name in names if (x := getattr(given, name)) is not None}
@@ -70,7 +71,9 @@ class PartsOfTurns:
 def rows_as_offsets(like: Tensor) -> Tensor:
     """[B + 1] int64: where the rows of a padded batch begin and end among its tokens, counted row after row."""
     count, width = like.shape
-    return torch.arange(count + 1, device=like.device) * width
+    if not width:
+        return like.new_zeros(count + 1, dtype=torch.int64)
+    return torch.arange(0, (count + 1) * width, width, device=like.device)
 
 
 def owners_of(within: Tensor, many: int) -> Tensor:

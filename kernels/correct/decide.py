@@ -15,7 +15,7 @@ A unit is a sequence or a turn. Every lane has one, and a program SEQUENCES = SH
     kept_by_tokens  [SEQUENCES] bool, what criteria of tokens keep; `keep`: what all criteria keep
     state           [SEQUENCES] int32, bits for `apply`: REJECTED, WEIGHTLESS, and a `thinning_bit` of each criterion
     out             `Partials`, this program's row of the statistics
-    statistics      the vector that is handed out, in the order of `place_of_table`
+    statistics      the vector that is handed out, in the order of `place_of_table`; `put_mean` may append to it
 
 planner.py names the columns and thresholds of a Spec, gather.py finds slots and adds them up, units.py has the value
 of a criterion and what a failure rejects, measures.py the weights and statistics, peers.py those of other frameworks,
@@ -351,6 +351,24 @@ def add_up_bins(histogram: tl.tensor, statistics: tl.tensor, PLAN: tl.constexpr)
         tl.store(statistics + place_of_table(PLAN, "bins") + each, tl.sum(copies, 0).to(tl.float64))
 
 
+@triton.constexpr_function
+def of_mean(plan: Plan, i: int) -> float:
+    """Return a part of `Plan.mean`."""
+    assert plan.mean is not None
+    return plan.mean[i]
+
+
+@triton.jit
+def put_mean(statistics: tl.tensor, PLAN: tl.constexpr) -> None:
+    """Store what divides the weights behind the statistics: their mean, or 1 where that is too small."""
+    # The threads of this program have stored both sums.
+    tl.debug_barrier()
+    weights, units = tl.load(statistics + of_mean(PLAN, 0)), tl.load(statistics + of_mean(PLAN, 1))
+    mean = of_mean(PLAN, 2) + weights / tl.maximum(units, 1.0)
+    end: tl.constexpr = place_of_table(PLAN, "call_maxima") + size(PLAN, "call_maxima")
+    tl.store(statistics + end, tl.where(mean <= of_mean(PLAN, 3), 1.0, mean))
+
+
 @triton.jit
 def finish(
     statistics: tl.tensor, partials: Leftover, numbers: tl.tuple, extents: Extents, sequence_programs: tl.tensor,
@@ -372,6 +390,8 @@ def finish(
     many: tl.constexpr = PLAN.derived
     for k in tl.static_range(many):
         tl.store(out + k, derived_maximum(k, found, numbers, PLAN))
+    if PLAN.mean is not None:
+        put_mean(statistics, PLAN)
 
 
 # --- the kernel ---

@@ -63,6 +63,7 @@ class CorrectFound:
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
     parts_of_turns: PartsOfTurns | None = None  # of a split batch with turns
     keep_turns: Tensor | None = None  # [U] bool
+    mean: Tensor | None = None  # 0-d float64: what `normalize="batch"` divides by
 
 
 # --- the operation ---
@@ -211,7 +212,8 @@ def prepare(
     if plan.full:
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     keep = torch.empty(count, dtype=torch.bool, device=device)
-    statistics = torch.empty(operation.statistics, dtype=torch.float64, device=device)
+    many = operation.statistics
+    statistics = torch.empty(many + (plan.mean is not None), dtype=torch.float64, device=device)
     tensors = {
         "train_logp": train,
         "rollout_logp": rollout,
@@ -235,6 +237,8 @@ def prepare(
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, out[0], whole), _shaped(mask_out, out[1], whole)
     found = CorrectFound(weights, mask_out, keep, statistics, by_owner, None, keep_turns)
+    if plan.mean is not None:
+        found.statistics, found.mean = statistics[:many], statistics[many]
     if split and within is not None and turns is not None:
         of_sequences = (tensors["advantages"], whole.advantages) if whole.per_sequence else (None, None)
         found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)

@@ -138,6 +138,9 @@ class Plan(Tables):
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
     mass: str | None = None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
+    # Where the statistics have the sum of weights and their number, around what they lie, and the smallest mean that
+    # divides them; None: no mean of the batch does.
+    mean: tuple[int, int, float, float] | None = None
     # Further columns of the batch.
     call_sums: tuple[str, ...] = ()
     call_maxima: tuple[str, ...] = ()

@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ...metrics import peers
+from ...metrics import native, peers
 from ...metrics import turns as of_turns
-from ...metrics.schema import columns_of
+from ...metrics.schema import columns_of, names_of
 from ...specs.caches import cached
 from ...specs.correction import Criterion, Spec
 from ...specs.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
+from ...specs.weight import SMALLEST_MEAN
 from ..tokens import CLASSES, of_pair
 from .peers import same_numbers, slot_columns
 from .plan import Plan, PlannedCriterion, pairs_of
@@ -48,11 +49,20 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any
         schemes=tuple(name for name in spec.report if name != "native"),
         pairs=pairs_of(spec),
         turns=spec.measures_turns,
+        mean=_mean(spec),
         **of_batch,
     )
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
     return replace(plan, same_numbers=same_numbers(plan))
+
+
+def _mean(spec: Spec) -> tuple[int, int, float, float] | None:
+    if spec.weight is None or spec.weight.normalize != "batch":
+        return None
+    weights, units, center = native.batch_mean(spec)
+    sums = names_of(spec)[0]
+    return sums.index(weights), sums.index(units), center, SMALLEST_MEAN
 
 
 def _criteria(spec: Spec) -> tuple[PlannedCriterion, ...]:

@@ -157,6 +157,7 @@ class Result:
     keep: Tensor  # [S] bool
     statistics: Statistics
     keep_turns: Tensor | None = None  # [U] bool; None without turns
+    mean: Tensor | None = None  # 0-d, where the backend has taken what `normalize="batch"` divides by
 
 
 def is_plain(

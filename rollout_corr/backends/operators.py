@@ -119,7 +119,7 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
             None if batch.turns is None else keep_turns,
         )
     made: CorrectFound = launcher().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
-    return Result(made.weights, made.mask, made.keep, Statistics(spec, made.statistics), made.keep_turns)
+    return Result(made.weights, made.mask, made.keep, Statistics(spec, made.statistics), made.keep_turns, made.mean)
 
 
 def is_operator(operands: CorrectOperands) -> bool:

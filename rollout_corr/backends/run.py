@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..definition.weights import SMALLEST_MEAN
 from ..metrics import extra, native, peers, schema
 from ..metrics.extra import Extra, entropy_of
 from ..metrics.statistics import Statistics, sum_of
 from ..specs.caches import cached
 from ..specs.correction import Spec
+from ..specs.weight import SMALLEST_MEAN
 from . import blocks, operators, whole
 from .batch import OpenBatch, Result
 from .choose import chosen, chosen_backend
@@ -169,7 +169,9 @@ def _normalize(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> N
 
         divide(result, batch, spec, groups)
     else:
-        mean = _batch_mean(result.statistics, spec, groups)
+        mean = result.mean
+        if mean is None or groups.batch is not None:
+            mean = _batch_mean(result.statistics, spec, groups)
         if spec.nonfinite == "propagate":
             # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.
             result.weights = torch.where(weights == 0, weights, weights / mean)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..specs.correction import Spec
+from ..specs.weight import SMALLEST_MEAN
 from .sequences import Sequences
 from .tokens import LARGEST_STATISTIC, truncated
 from .turns import Turns
-from .weights import SMALLEST_MEAN
 
 # A weight is its whole part, saturated at 2^37, and two fractions of 31 bits: exact in float32 from 2^-38 on, and room
 # for 2^25 tokens of the largest weight, or for 2^31 sequences.

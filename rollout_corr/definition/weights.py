@@ -15,10 +15,6 @@ from .bounds_of_batch import BoundsOfBatch, Sorted
 from .correction import Decision, total_of_d
 from .tokens import Tokens, k3, select
 
-# A batch whose mean weight is not above this is not normalized: the division would inflate the remaining weights.
-SMALLEST_MEAN = 1e-8
-
-
 # --- weights ---
 
 

@@ -27,6 +27,8 @@ from .validate import bounds, choice, positive, shown
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# A batch whose mean weight is not above this is not normalized: the division would inflate the remaining weights.
+SMALLEST_MEAN = 1e-8
 # Words for a ratio that are no unit.
 MEANT = {"product": "Weight.product(...)", "geometric": "Weight.geometric(...)"}
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ...api.correct import correct
-from ...definition.weights import SMALLEST_MEAN
 from ...specs.correction import Spec
+from ...specs.weight import SMALLEST_MEAN
 from ..shared.dropin import DropIn
 from . import config as presets
 from .config import MisSettings, mis_settings, mis_spec
