@@ -93,6 +93,14 @@ EXPECTED = {
     "areal.kl": Spec(Weight.token(), (Criterion("k3_reverse", upper=5),), "both"),
     "areal.m2po": Spec(criteria=(Criterion("k2", upper=MeanBelow(0.02), label="m2po"),), nonfinite="propagate"),
     "areal.kpop": Spec(Weight.token(), (Criterion("binary_kl_symmetric", upper=2, eps=1e-8),), "both"),
+    "axolotl.token_truncate": Spec(Weight.token(lower=1 / 3, upper=3), nonfinite="propagate"),
+    "axolotl.token_mask": Spec(Weight.token(lower=1 / 3), (ratio(None, 3),), "zero", nonfinite="propagate"),
+    "axolotl.sequence_truncate": Spec(Weight.product(lower=1 / 3, upper=3), nonfinite="propagate"),
+    "axolotl.sequence_mask": Spec(Weight.product(lower=1 / 3), (ratio(None, 3, "sum"),), "zero", nonfinite="propagate"),
+    "cosmos_rl.decoupled": Spec(Weight.token(), (ratio(None, 5),), "zero", nonfinite="propagate"),
+    "torchtitan.finite": Spec(
+        criteria=(Criterion("k1", lower=-1e30, upper=1e30, of="new/rollout", label="nonfinite"),), nonfinite="propagate"
+    ),
     "slime.tis": Spec(Weight.token(lower=0, upper=2)),
     "slime.icepop": Spec(Weight.token(), (ratio(0, 2),), "zero"),
     "slime.mis": Spec(Weight.token(lower=0, upper=2, normalize="batch"), (ratio(0.5, 2), VETO), "mask"),

@@ -14,6 +14,7 @@ import yaml
 
 import rollout_corr as rc
 from builders.config_cases import VERL, WORDS, XTUNER, error, flat, rows
+from rollout_corr.frameworks.shared.preset import off_policy
 from rollout_corr.specs.correction import Spec
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
@@ -22,6 +23,30 @@ REPORTS = {"verl": VERL, "xtuner": XTUNER, "skyrl": {"report": ("native", "skyrl
 SUMS = rc.Mean("sequence_sum", over="rows")
 
 READ = {
+    "axolotl": """
+{} | made("dapo")
+{base_model: x, rl: grpo, trl: {vllm_importance_sampling_mode: sequence_mask, vllm_importance_sampling_cap: 4}} |
+    named("sequence_mask", cap=4.0)
+{trl: {loss_type: cispo, epsilon_high: 3.0, beta: null}} | made("cispo", epsilon_high=3.0)
+{use_vllm: false} | Spec()
+{trl: {off_policy_mask_threshold: 0.2}} | Spec(Weight.token(lower=1 / 3, upper=3.0), (off_policy(0.2),), "zero",
+    nonfinite="propagate")
+""",
+    "cosmos_rl": """
+{} | made("grpo")
+{train: {train_policy: {type: grpo, use_decoupled_loss: true, behav_imp_weight_cap: 3}}} |
+    named("decoupled", behav_imp_weight_cap=3.0)
+{variant: gspo, epsilon_low: 0.1, loss_type: seq-mean-token-sum} |
+    made("gspo", epsilon_low=0.1, loss_type="seq-mean-token-sum")
+{aipo_rho: 4.0} | PPO(1.0, 3.0, delta=4.0)
+{epsilon_low: -1.0, epsilon_high: -1.0} | PPO(1.0, float("inf"), 3.0)
+{off_policy_masking_delta: 0.1} | Spec(None, (off_policy(0.1, of="new/old"),), "zero", nonfinite="propagate")
+""",
+    "torchtitan": """
+{} | made("grpo")
+{loss: {num_chunks: 8, loss_fn: {ratio_clip_low: 0.2, ratio_clip_high: 0.28}}} | made("dapo", ratio_clip_high=0.28)
+{trainer: {loss: {clip_eps: 0.1}}} | made("grpo", clip_eps=0.1)
+""",
     "areal": """
 {metric: ratio} | named("token_mask", lower=None)
 {actor: {use_decoupled_loss: true, rejection_sampling: {upper: 5.0}}, rollout: {}} | named("token_mask", lower=None)
@@ -458,6 +483,18 @@ flat {tis_imp_ratio_cap: 2} | one generation ...'tis_imp_ratio_cap' (a cap ...be
     "trl": "{vllm_importance_sampling_mode: geometric_mask} | vllm_importance_sampling_mode: expected one of",
 }
 RECIPE_REFUSED = {
+    "axolotl": """
+{trl: {vllm_importance_sampling_cap: 0.5}} | vllm_importance_sampling_cap=0.5: cap: expected a number >= 1
+{trl: {loss_type: vespo}} | loss_type: expected one of
+{trl: {vllm_importance_sampling_mod: token_mask}} | unknown key 'vllm_importance_sampling_mod' (did you mean
+{top_entropy_quantile: 0.2} | top_entropy_quantile: needs the whole distribution
+""",
+    "cosmos_rl": """
+{variant: ppo} | variant: expected one of ['grpo', 'dapo', 'gspo']
+{behav_imp_weight_cp: 3.0} | unknown key 'behav_imp_weight_cp' (did you mean 'behav_imp_weight_cap'?)
+{aipo_rho: 0.5} | aipo_rho=0.5: PPO.high: expected a number >= 0
+""",
+    "torchtitan": "{clip_epsilon: 0.1} | unknown key 'clip_epsilon' (did you mean 'clip_eps'?)",
     "rllm": "{} | loss_fn: its backend has the loss: rc.recipe('verl', ...) reads",
     "areal": """
 {m2_threshold: 0.0} | m2_threshold: expected a finite number > 0
@@ -614,6 +651,7 @@ def cases(tables):
 @pytest.mark.parametrize(("framework", "text", "expected"), cases(READ))
 def test_read(framework, text, expected):
     words = WORDS | {name: getattr(rc, name) for name in rc.__all__} | {"replace": replace, "SUMS": SUMS}
+    words |= {"off_policy": off_policy}
     words |= {"Spec": partial(Spec, **REPORTS.get(framework, {})), "ROWS": rc.Mean("sequence", over="rows")}
     words["named"] = lambda name, **settings: rc.spec(f"{framework}.{name}", **settings)
     words["made"] = lambda name, **settings: rc.recipe(f"{framework}.{name}", **settings)

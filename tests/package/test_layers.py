@@ -35,8 +35,9 @@ COMPUTED_IMPORTS = {
 }
 
 PEERS = re.compile(
-    r"(?<![a-z])(areal|fast_?llm|flash_?rl|megatron|miles|molt|nemo|open_?instruct|openrlhf|pipeline_?rl|prime_?rl|"
-    r"rlinf|rllm|roll|skyrl|slime|swift|tinker|torchforge|trinity|trl|tunix|unsloth|verl|xtuner)(?![a-z])",
+    r"(?<![a-z])(areal|axolotl|cosmos_?rl|fast_?llm|flash_?rl|megatron|miles|molt|nemo|open_?instruct|openrlhf|"
+    r"pipeline_?rl|prime_?rl|rlinf|rllm|roll|skyrl|slime|swift|tinker|torchforge|torchtitan|trinity|trl|tunix|unsloth|"
+    r"verl|xtuner)(?![a-z])",
     re.IGNORECASE,
 )
 

@@ -34,8 +34,11 @@ _SpecAndRecipe = Literal[
 ]  # fmt: skip
 SpecName = Literal[
     _SpecAndRecipe,
+    "axolotl.sequence_mask", "axolotl.sequence_truncate", "axolotl.token_mask", "axolotl.token_truncate",
+    "cosmos_rl.decoupled",
     "kimi.interval",
     "minirl.mask",
+    "torchtitan.finite",
     "trl.default", "trl.opsm", "trl.sequence_mask", "trl.sequence_truncate", "trl.token_mask", "trl.token_truncate",
     "unsloth.default", "unsloth.geometric_mask", "unsloth.geometric_truncate", "unsloth.sequence_mask",
     "unsloth.sequence_truncate", "unsloth.token_mask", "unsloth.token_truncate",
@@ -46,6 +49,8 @@ RecipeName = Literal[
     _SpecAndRecipe,
     "areal.a3po", "areal.cispo", "areal.grpo", "areal.gspo", "areal.ppo", "areal.sapo",
     "art.default", "art.ppo",
+    "axolotl.bnpo", "axolotl.cispo", "axolotl.dapo", "axolotl.dr_grpo", "axolotl.grpo", "axolotl.luspo", "axolotl.sapo",
+    "cosmos_rl.grpo", "cosmos_rl.gspo",
     "fast_llm.grpo", "fast_llm.gspo",
     "glm.double_sided",
     "kimi.k25",
@@ -66,6 +71,7 @@ RecipeName = Literal[
     "swift.fipo", "swift.grpo", "swift.real",
     "tinker.cispo", "tinker.importance_sampling", "tinker.ppo",
     "torchforge.default",
+    "torchtitan.dapo", "torchtitan.grpo",
     "trinity.cispo", "trinity.gspo", "trinity.importance_sampling", "trinity.opmd", "trinity.ppo", "trinity.rec",
     "trinity.sapo", "trinity.topr",
     "trl.async_grpo", "trl.bnpo", "trl.cispo", "trl.dapo", "trl.dr_grpo", "trl.gmpo", "trl.grpo", "trl.iw_opd",
@@ -78,6 +84,6 @@ RecipeName = Literal[
     "xtuner.grpo", "xtuner.ppo",
 ]  # fmt: skip
 FrameworkName = Literal[
-    "areal", "miles", "molt", "nemo", "open_instruct", "openrlhf", "prime_rl", "rllm", "roll", "skyrl", "slime",
-    "swift", "trl", "unsloth", "verl", "xtuner",
+    "areal", "axolotl", "cosmos_rl", "miles", "molt", "nemo", "open_instruct", "openrlhf", "prime_rl", "rllm", "roll",
+    "skyrl", "slime", "swift", "trl", "unsloth", "verl", "xtuner",
 ]  # fmt: skip

@@ -192,6 +192,7 @@ class Trainer:
         named: Defaults of its recipes by name that are others.
         dapo_high: `epsilon_high` of loss_type dapo, if not `epsilon`.
         kl_clamp: The largest value of the KL.
+        losses: Its `loss_type`s.
     """
 
     framework: str
@@ -200,13 +201,17 @@ class Trainer:
     named: Mapping[str, Any] = field(default_factory=dict)
     dapo_high: float | None = None
     kl_clamp: float | None = None
+    losses: tuple[str, ...] = tuple(MEANS)
 
     def register(
         self, needs: tuple[str, ...], defaults: Mapping[str, Mapping[str, Any]] = {}, notes: Mapping[str, str] = {}
     ) -> None:
         """Register a recipe for each loss_type, with defaults and a note of its own."""
-        for loss_type in MEANS:
-            table = {name: self.known[name] for name in LOSS} | {**self.named, **defaults.get(loss_type, {})}
+        for loss_type in self.losses:
+            table = {name: self.known[name] for name in LOSS if name in self.known} | {
+                **self.named,
+                **defaults.get(loss_type, {}),
+            }
             build, note = partial(self._by_name, loss_type, table), {**NOTES, **notes}.get(loss_type, "")
             built_recipe(f"{self.framework}.{loss_type}", build, needs, note, table)
 
@@ -228,7 +233,8 @@ class Trainer:
         if loss_type == "dapo" and given["epsilon_high"] is None:
             given = given | {"epsilon_high": self.dapo_high}
         mean = mean_of(MEANS, loss_type, given["max_completion_length"])
-        vespo(given)  # its settings are checked with any loss
+        if "vespo" in self.losses:
+            vespo(given)  # its settings are checked with any loss
         of_tokens, beta, weighed = surrogate(loss_type, given), given["beta"], given["use_bias_correction_kl"]
         kl = KL("k3", beta, value_clamp=self.kl_clamp, weight="ratio" if weighed else None) if beta else None
         threshold = given["off_policy_mask_threshold"]
@@ -253,7 +259,7 @@ class Trainer:
         if given[OLD_CAP] is not None:
             warn_old("trl", [OLD_CAP], f"write {CLIP_MAX}: {given[OLD_CAP]!r}")
             given[CLIP_MAX] = given[OLD_CAP]
-        one_of("loss_type", given["loss_type"], MEANS)
+        one_of("loss_type", given["loss_type"], self.losses)
         return given
 
     def _read(self, given: dict[str, Any]) -> Recipe:

@@ -1,0 +1,128 @@
+"""axolotl: the statements of AsyncGRPOTrainer that make the ratio and the loss, and its off-policy mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.batches import Batch
+from conformance.peers.trl import MODES, PADDED, settings_of, tokenwise, weighed_kl
+from conformance.rows import BF16, PROPAGATES, Declared, Result, Row, among, configuration, draw, preset, recipe
+from conformance.sources import Source
+from rollout_corr.frameworks.axolotl import AXOLOTL, OLD_CAP
+
+DISTRIBUTION, PACKAGE, CHECKOUT, UNDER = None, "axolotl", "axolotl", "src"
+
+TRAINER = "axolotl/core/trainers/grpo/async_trainer.py"
+MODE = "vllm_importance_sampling_mode"
+DEFAULTS = dict(AXOLOTL.known)
+
+
+def floored(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether a mode that masks meets a ratio above the cap."""
+    settings = DEFAULTS | settings
+    d = (given.old - given.rollout).double().where(given.mask, 0.0)
+    d = d.sum(1) if settings[MODE].startswith("sequence") else d
+    cap = settings.get("cap", settings[OLD_CAP])
+    return bool(settings[MODE].endswith("mask") and (d > math.log(cap) - 1e-6).any())
+
+
+FLOOR = Declared("a ratio that is masked", "presets.md", "axolotl's masks raise the weight 0", floored)
+EMPTY = Declared("no token", "losses.md", "0 / 0 tokens of the batch is a NaN", among("all_masked"))
+KL_RATIO = Declared(
+    "the KL's ratio", "losses.md", "weighed by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s)
+)
+PADDED_LUSPO = Declared(
+    "luspo over padding", "losses.md", "averages tokens over padding", lambda b, s: tokenwise(b, DEFAULTS | s)
+)
+
+
+def rows(source: Source) -> Iterator[Row]:
+    """Compare presets, recipes and the reader."""
+    generate, compute = "AsyncGRPOTrainer._compute_deferred_scores", "AsyncGRPOTrainer._compute_loss"
+    ratio_of = source.lines(TRAINER, generate, "sampling_logps = ", "data[")
+    loss_of = source.lines(TRAINER, compute, "advantages = inputs", 'if self.loss_type in ("grpo", "sapo")')
+    off_policy_mask = source.cut(TRAINER, "AsyncGRPOTrainer.get_off_policy_mask")
+
+    def ratio(given: Batch, mode: str, cap: float) -> Tensor:
+        made = ratio_of(
+            self=SimpleNamespace(vllm_importance_sampling_mode=mode, vllm_importance_sampling_cap=cap),
+            data={"sampling_per_token_logps": given.rollout},
+            old_per_token_logps=given.old,
+            completion_mask=given.mask.to(torch.int64),
+        )
+        found: Tensor = made["is_ratio"]
+        return found
+
+    def weights(given: Batch, mode: str, cap: float = 3.0) -> Result:
+        return {"weights": ratio(given, mode, cap).expand_as(given.old)}
+
+    def loss(given: Batch, loss_type: str, **config: Any) -> Tensor:
+        settings = DEFAULTS | config
+        cap = settings.pop("cap", settings[OLD_CAP])
+        high = settings["epsilon"] if settings["epsilon_high"] is None else settings["epsilon_high"]
+        trainer = SimpleNamespace(
+            **settings | {"loss_type": loss_type, "epsilon_low": settings["epsilon"], "epsilon_high": high},
+            args=SimpleNamespace(**settings),
+            get_off_policy_mask=off_policy_mask,
+            model=SimpleNamespace(training=True),
+            current_gradient_accumulation_steps=1,
+            accelerator=SimpleNamespace(num_processes=1),
+        )
+        inputs = {
+            "advantages": given.advantages,
+            "old_per_token_logps": given.old,
+            "sampling_per_token_logps": given.rollout,
+            "ref_per_token_logps": given.ref,
+            "importance_sampling_ratio": ratio(given, settings[MODE], cap),
+            "num_items_in_batch": given.mask.sum(),
+        }
+        mask = given.mask.to(torch.int64)
+        made = loss_of(self=trainer, inputs=inputs, per_token_logps=given.new, entropy_mask=None, mask=mask)
+        value: Tensor = made["loss"]
+        return value
+
+    more: dict[str, Any] = {"declared": (FLOOR, PROPAGATES, BF16), "kinds": PADDED}
+    for mode in MODES:
+        known = Declared(FLOOR.name, FLOOR.page, FLOOR.says, lambda b, s, mode=mode: floored(b, {MODE: mode, **s}))
+        declared = (known, PROPAGATES, BF16)
+        yield preset(
+            f"axolotl.{mode}",
+            f"{TRAINER}: {mode}",
+            partial(weights, mode=mode),
+            draw(cap=(1.05, 3.0)),
+            **more | {"declared": declared},
+        )
+    for loss_type in AXOLOTL.losses:
+        extra = {"luspo": (PADDED_LUSPO,), "dapo": (EMPTY,), "cispo": (EMPTY,)}.get(loss_type, ())
+        own = more | {"declared": (*more["declared"], KL_RATIO, *extra)}
+        if loss_type == "sapo":
+            own["within"] = (3e-7, 2e-5)
+        place, drawn = f"{TRAINER}: _compute_loss, {loss_type}", partial(drawn_settings, loss_type)
+        yield recipe(f"axolotl.{loss_type}", place, partial(loss, loss_type=loss_type), drawn, **own)
+        yield configuration("axolotl", place, loss, partial(drawn_config, loss_type), hold, **own)
+
+
+def drawn_settings(loss_type: str, rng: Random) -> dict[str, Any]:
+    """Draw what TRL's losses have, with the cap for its bounds."""
+    drawn = settings_of(loss_type, ("token", "sequence"))(rng)
+    return {name: value for name, value in drawn.items() if "clip_m" not in name} | {"cap": rng.choice((1.05, 3.0))}
+
+
+def drawn_config(loss_type: str, rng: Random) -> dict[str, Any]:
+    """Draw a block `trl`, without some of its settings."""
+    drawn = {name: value for name, value in drawn_settings(loss_type, rng).items() if rng.random() < 0.8}
+    return {"loss_type": loss_type, **drawn}
+
+
+def hold(drawn: dict[str, Any]) -> Any:
+    """Put the settings where they stand in a configuration."""
+    block = {OLD_CAP if name == "cap" else name: value for name, value in drawn.items()}
+    return {"base_model": "x", "rl": "grpo", "trl": block}
