@@ -19,6 +19,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="write down the frameworks' results for the tests")
     parser.add_argument("--write", action="store_true", help="write what is compared into docs/conformance.md")
     parser.add_argument("--list", action="store_true", help="write the list of that page again, and compare nothing")
+    parser.add_argument("--mutate", action="store_true", help="plant 1 %% and a sign in the numbers of recorded rows")
     arguments = parser.parse_args(given)
     if arguments.list:
         page.write()
@@ -30,6 +31,8 @@ def main(given: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no rows for {', '.join(unknown)}; expected some of {', '.join(known)}")
     names = arguments.frameworks or known
+    if arguments.mutate:
+        return mutate(names)
     found = []
     if arguments.record and set(names) == set(known):
         recording.record_batches()
@@ -48,6 +51,21 @@ def main(given: list[str] | None = None) -> int:
     undeclared = sum(len(tally.undeclared) for _, tally in found)
     print(f"{len(found)} rows, {sum(tally.cases for _, tally in found)} cases, {undeclared} undeclared differences")
     return 1 if undeclared or not found else 0
+
+
+def mutate(names: list[str]) -> int:
+    """Print which planted changes the recordings notice."""
+    noticed = missed = 0
+    for name in names:
+        made = campaign.mutate(name)
+        here, there = sum(row.noticed for row in made), sum(len(row.missed) for row in made)
+        noticed, missed = noticed + here, missed + there
+        print(f"{name}: {here} of {here + there} planted changes noticed", flush=True)
+        for row in made:
+            for line in row.missed:
+                print(f"    {row.row}: {line}")
+    print(f"{noticed} of {noticed + missed}: {noticed / max(1, noticed + missed):.1%}")
+    return 0
 
 
 if __name__ == "__main__":

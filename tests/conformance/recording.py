@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch, batch
-from conformance.rows import Result, Row, difference, expected
+from conformance.rows import Result, Row, differences, expected, explained
 from conformance.sources import RECORDED, Source
 from rollout_corr.frameworks.shared import lookup
 
@@ -44,7 +44,7 @@ class Case(NamedTuple):
         settings: The settings of the framework.
         result: What it returned.
         left: Settings that had this package's defaults, and are left to them.
-        may_differ: Whether the results differed as declared; in bf16, whose rounding is the machine's, they always may.
+        may_differ: Whether the results differed as declared.
     """
 
     batch: Batch
@@ -101,16 +101,17 @@ def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
                 defaults = _defaults(row)
                 left = [name for name, value in drawn.items() if (name, repr(value)) in defaults]
                 result = expected(row, given, drawn)
-                differs = difference(row, given, drawn, result, left) is not None
+                differs, ours = differences(row, given, drawn, result, left)
                 if differs:
-                    name = next((d.name for d in row.declared if d.when(given, drawn)), "undeclared")
+                    names = explained(row, given, drawn, result, ours, differs).values()
+                    name = next(iter(names)) if all(names) else "undeclared"
                     differing[name] = differing.get(name, 0) + 1
                 forms = {name: values.add(x, given) for name, x in result.items()}
-                cases.append([number, repr(drawn), forms, left, differs or given.kind == "bf16"])
+                cases.append([number, repr(drawn), forms, left, bool(differs)])
             for number in _PLAIN if row.kind in ("preset", "recipe") else ():
                 with suppress(*_NO_DEFAULT):
                     result = expected(row, batches[number], {})
-                    if difference(row, batches[number], {}, result) is None:
+                    if not differences(row, batches[number], {}, result)[0]:
                         forms = {name: values.add(x, batches[number]) for name, x in result.items()}
                         cases.append([number, "{}", forms, [], False])
             settings.append(cases)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import rollout_corr as rc
-from conformance import campaign, page, recording
+from conformance import campaign, mutants, page, recording
 from conformance.rows import BACKEND
 from conformance.sources import RECORDED, Source
 from rollout_corr.frameworks.shared import lookup
@@ -83,3 +83,24 @@ def test_a_planted_difference_is_found(monkeypatch):
     monkeypatch.setattr(rc, "recipe", planted)
     found = {tally.row: len(tally.undeclared) for _, tally in campaign.replayed("nemo")}
     assert found["recipe `nemo.gspo_is`"] > 5 and not found["preset `nemo.tis`"]
+
+
+def test_a_declared_difference_hides_no_other(monkeypatch):
+    """verl's IcePop is declared where it leaves no weight, and nowhere else."""
+    true = rc.spec
+
+    def planted(name, *config, **settings):
+        made = true(name, *config, **settings)
+        return replace(made, weight=replace(made.weight, upper=1.05))
+
+    monkeypatch.setattr(rc, "spec", planted)
+    (found,) = campaign.replayed("verl", lambda row: row.title == "preset `verl.decoupled_token_icepop`")
+    assert found.tally.undeclared
+
+
+def test_planted_changes_are_counted():
+    """A sign of a coefficient is noticed; the safety clamp, which no batch reaches, is not."""
+    (recorded,) = recording.load("art")
+    (row,) = (row for row in campaign.rows_of(recorded.source) if row.name == "art.ppo")
+    found = mutants.mutated(row, recorded.rows[row.key])
+    assert found.noticed and found.missed

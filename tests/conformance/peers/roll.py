@@ -12,7 +12,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import CLAMP, PROPAGATES, Declared, Result, Row, beyond, both, configuration, draw, preset, recipe
+from conformance.rows import (
+    CLAMP,
+    PROPAGATES,
+    Declared,
+    Result,
+    Row,
+    beyond,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+    where_ours_trains,
+)
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "roll", "roll"
@@ -28,6 +41,7 @@ TOKEN_MEAN = Declared(
     "losses.md",
     "ROLL's token-mean adds up what its mask leaves out",
     lambda given, settings: settings.get("loss_agg_mode") == "token-mean",
+    shows=where_ours_trains,
 )
 DECLARED = (PROPAGATES, FAR_SUM, TOKEN_MEAN)
 SPECIFIC = {

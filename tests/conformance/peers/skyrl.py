@@ -23,6 +23,7 @@ from conformance.rows import (
     both,
     configuration,
     draw,
+    in_clean_rows,
     loss_and_gradient,
     preset,
     recipe,
@@ -69,6 +70,7 @@ LEFT_OUT = Declared(
     "losses.md",
     "NaN or infinity in front of the mask; behind it too with a sum over rows",
     among("infinite", "nan_in_front", "nan_behind_mask"),
+    shows=in_clean_rows,
 )
 SINGLE = Declared(
     "the spread of one slot is NaN there",

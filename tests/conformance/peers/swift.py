@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from random import Random
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from conformance.rows import (
     PROPAGATES,
     Declared,
     Row,
+    among,
     both,
     configuration,
     draw,
@@ -188,7 +190,9 @@ def rows(source: Source) -> Iterator[Row]:
         sides = of_loss(_fipo), of_loss(partial(trainer.loss, loss_type="fipo", beta=0.0))
         yield Row("recipe", "swift.fipo", f"{TRAINER}: {FIPO}", *sides, FIPO_SETTINGS, **more)
     own = f"{name}, loss_type real"
-    declared = (*DECLARED, EMPTY)
+    # A score that is no number reaches every sequence of its group.
+    spreads = replace(PROPAGATES, when=among("infinite", "nan_in_front"))
+    declared = (spreads, *DECLARED, EMPTY)
     drawn = draw(real_tau=(0.5, 0.05), beta=(0.0, 0.04), groups=(1, 2))
     sides = of_loss(_real), of_loss(lambda given, **s: trainer.loss(given, loss_type="real", **_in_groups(given, **s)))
     yield Row("recipe", "swift.real", own, *sides, drawn, declared, PADDED)

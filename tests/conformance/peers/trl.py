@@ -36,6 +36,7 @@ from conformance.rows import (
     of_loss,
     preset,
     recipe,
+    where_ours_trains,
 )
 from conformance.sources import Source
 from rollout_corr.frameworks.trl import asynchronous, dropin
@@ -91,6 +92,7 @@ MASKED_VESPO = Declared(
         settings.get("off_policy_mask_threshold") is not None
         or (settings.get("beta") and settings["vllm_importance_sampling_mode"] == "token_mask")
     ),
+    shows=where_ours_trains,
 )
 
 

@@ -26,7 +26,9 @@ from conformance.rows import (
     both,
     configuration,
     draw,
+    in_clean_rows,
     loss_and_gradient,
+    no_number,
     preset,
     recipe,
     report,
@@ -74,12 +76,14 @@ ICEPOP = Declared(
     "dropins_in_depth.md",
     "IcePop that leaves no weight divides by zero",
     lambda given, settings: "_" in str(settings.get("rollout_is_threshold")) or "lower" in settings,
+    shows=no_number,
 )
 WHOLE_ICEPOP = Declared(
     ICEPOP.name,
     ICEPOP.page,
     ICEPOP.says,
     lambda given, settings: ICEPOP.when(given, settings["algorithm"]["rollout_correction"]),
+    shows=no_number,
 )
 OF_CORRECTION = (BF16, NO_NUMBER, PADDING, ICEPOP)
 TINY = Declared(
@@ -89,6 +93,7 @@ TINY = Declared(
     lambda given, settings: (
         bool(given.mask.any()) and min(float(x[given.mask].max()) for x in (given.old, given.rollout)) < math.log(1e-4)
     ),
+    keys=("training/rollout_actor_probs_pearson_corr",),
 )
 
 LEFT_OUT = Declared(
@@ -96,6 +101,7 @@ LEFT_OUT = Declared(
     "losses.md",
     "NaN or infinity in front of the mask; behind it too with a sum over rows (verl",
     among("infinite", "nan_in_front", "nan_behind_mask"),
+    shows=in_clean_rows,
 )
 EMPTY = Declared("no token: NaN there", "losses.md", "a batch without a token (verl", among("all_masked"))
 OF_LOSSES = (BF16, LEFT_OUT, EMPTY)
@@ -106,6 +112,7 @@ CUT = Declared(
     lambda given, settings: bool(
         (given.advantages == 0).any() | ((given.new - given.old).exp() > settings["clip_ratio_c"])[given.mask].any()
     ),
+    keys=("actor/pg_clipfrac", "actor/pg_clipfrac_lower"),
 )
 
 
