@@ -2,12 +2,13 @@
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders import ejected_losses
+from builders import eject_page, ejected_losses
 from rollout_corr.cli.main import main
 from rollout_corr.eject import CannotEject, check, eject
 from rollout_corr.specs.ratio_losses import PPO
@@ -92,3 +93,8 @@ def test_command_and_check(capsys, tmp_path):
     assert "from loss import policy_loss" in test.read_text()
     assert check(source)[0]
     assert not check(source.replace("CLAMP = 20.0", "CLAMP = 10.0"))[0]
+
+
+def test_the_page_has_the_lines():
+    page = Path(__file__).resolve().parents[2] / "docs" / "eject.md"
+    assert eject_page.table() in page.read_text(encoding="utf-8")

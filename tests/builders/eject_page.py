@@ -1,0 +1,32 @@
+"""`python -m builders.eject_page`: the table of docs/eject.md."""
+
+from __future__ import annotations
+
+import sys
+
+from rollout_corr.eject import eject
+
+COMMANDS = (
+    "trl.token_truncate",
+    "verl.decoupled_geo_rs_token_tis --for verl",
+    "slime.mis --layout padded",
+    "verl.ppo --loss --layout padded",
+    "trl.dapo --loss",
+    "prime_rl.dppo --loss",
+)
+
+
+def table() -> str:
+    """Lines of some files."""
+    rows = ["| `rollout-corr eject ...` | lines |", "| :-- | --: |"]
+    for command in COMMANDS:
+        name, *flags = command.replace("--loss", "").split()
+        given = dict(zip((flag[2:] for flag in flags[::2]), flags[1::2], strict=True))
+        framework, layout = given.get("for", "plain"), given.get("layout", "packed")
+        made = eject(name, framework, layout, loss="--loss" in command)
+        rows.append(f"| `{command}` | {len(made.source.splitlines())} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table() + "\n")
