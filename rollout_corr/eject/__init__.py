@@ -19,7 +19,7 @@ from .record import CannotEject
 
 __all__ = ["FRAMEWORKS", "CannotEject", "Ejected", "check", "eject"]
 
-FRAMEWORKS = ("plain", "verl")
+FRAMEWORKS = ("plain", "skyrl", "trl", "verl")
 PACKAGE = __name__.partition(".")[0]
 
 
@@ -70,7 +70,7 @@ def eject(
 
     Args:
         what: The name of a preset or a recipe, or a Spec. A name of both is the preset, unless `loss` asks for more.
-        framework: Whose function the file defines: "plain", `correct` with tensors alone; or "verl".
+        framework: Whose function the file defines: "plain", `correct` with tensors alone; or a framework's.
         layout: For "plain": "packed", [N] with cu_seqlens, or "padded", [B, T].
         metrics: For "plain": "dashboard", "all" or "none". A framework has its own.
         loss: Write the policy loss of a recipe, with its correction, rather than a correction alone.
@@ -86,10 +86,13 @@ def eject(
     if not isinstance(spec, Spec):
         raise TypeError(f"what: expected the name of a preset, or a Spec, got {type(what).__name__}")
     _check(framework, layout, metrics, FRAMEWORKS)
+    if framework != "plain":
+        spec.to_config(framework)  # its settings have to say all of the Spec
     door = door_of(framework, layout)
     if door.metrics is not None:
         spec = reporting(spec, door.metrics)
-    program = program_of(spec, door.layout, door.metrics or metrics, door.names)
+    wanted = door.metrics or (metrics if framework == "plain" else "none")
+    program = program_of(spec, door.layout, wanted, door.names)
     arguments = None
     if isinstance(what, str):
         arguments = f"{what} --for {framework}"

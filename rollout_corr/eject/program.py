@@ -222,7 +222,7 @@ def assembled(
         node.names.insert(0, "kept_mask" if name == "mask" else name)
     every = writer.prepare([*results.values(), *(statistics[name] for name in numbers)])
     body = writer.body(every, lambda node: _section(node.where), len(results))
-    texts = dict(zip(results, map(writer.result, every), strict=False))
+    texts = {"mask": inputs[2], **dict(zip(results, map(writer.result, every), strict=False))}
     of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
     body += _returned([texts.get(name, "None" if name == "weights" else name) for name in order], of_numbers)
     sums = len([name for name in numbers if name in of_sums])

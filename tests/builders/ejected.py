@@ -20,6 +20,7 @@ import torch
 import rollout_corr as rc
 from rollout_corr.backends import blocks, choose, whole
 from rollout_corr.backends.given import Versions
+from rollout_corr.eject import FRAMEWORKS as NAMES
 from rollout_corr.eject import CannotEject, Ejected, eject
 from rollout_corr.eject.program import external_inputs
 
@@ -183,8 +184,9 @@ def every_file(name: str) -> Iterator[tuple[str, Ejected]]:
     """The files of a spec: packed, padded, and for its framework."""
     for layout in ("packed", "padded"):
         yield layout, eject(name, layout=layout)
-    if name.startswith("verl."):
-        yield "verl", eject(name, "verl")
+    framework = name.partition(".")[0]
+    if framework in NAMES:
+        yield framework, eject(name, framework)
 
 
 def main() -> int:

@@ -19,6 +19,9 @@ FILES = [
     ("trl.token_truncate", {}),
     ("verl.decoupled_geo_rs_token_tis", {"framework": "verl"}),
     ("verl.decoupled_seq_is_rs", {"layout": "padded", "metrics": "all"}),
+    ("skyrl.tldr", {"framework": "skyrl"}),
+    ("skyrl.sequence_tis", {"framework": "skyrl"}),
+    ("trl.sequence_mask", {"framework": "trl"}),
     ("slime.mis", {"layout": "padded"}),
     ("roll.segment", {"layout": "padded"}),
     ("areal.m2po", {}),
@@ -79,6 +82,9 @@ def test_the_file_refuses_what_it_was_not_written_for():
         ("trl.token_truncate", {"metrics": "many"}, "metrics: expected one of .*, got 'many'"),
         ("trl.token_truncat", {}, "unknown name 'trl.token_truncat'"),
         (rc.Spec(weight=rc.Weight.token(upper=2.0, normalize="batch")), {"framework": "verl"}, "normalize"),
+        ("verl.staleness", {"framework": "verl"}, 'Criterion."age".* has no setting'),
+        ("skyrl.token_tis", {"framework": "trl"}, 'nonfinite="reject" has no setting'),
+        (rc.Spec(), {"framework": "trl"}, "spec: expected a weight"),
     ],
 )
 def test_errors(what, options, message):

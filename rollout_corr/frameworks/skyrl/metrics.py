@@ -142,7 +142,7 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
         "is_ratio_mean": 1.0 + v["ratio"] / n if n else 0.0,
         "is_ratio_std": unbiased_std(v["ratio"] - masked, v["ratio2"] + masked, slots),
         "is_ratio_max": exp(_clamped(v["max_d"], spec)) if n else 0.0,
-        "is_ratio_min": exp(_clamped(-v["-min_d"], spec)) if n and not masked else 0.0,
+        "is_ratio_min": exp(_clamped(-v["-min_d"], spec)) if masked < min(n, 1) else 0.0,
     }
     masks = _masks(spec)
     for label, criterion in masks.items():

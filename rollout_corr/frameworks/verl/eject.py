@@ -29,6 +29,8 @@ PUBLIC = '''def compute_rollout_correction_and_rejection_mask(
         A DataProto with "rollout_is_weights" (None without weights), the modified response mask, and metrics
         prefixed with "rollout_corr/", read from the device in one copy.
     """
+    if isinstance(rollout_rs_threshold, (int, float)):
+        rollout_rs_threshold = str(float(rollout_rs_threshold))
     asked = {{
         "rollout_is": rollout_is,
         "rollout_is_threshold": rollout_is_threshold,
