@@ -60,6 +60,13 @@ class Statistics:
         """[M] float64, merged by maximum; minima are negated."""
         return self.vector[self._count :]
 
+    @property
+    def nothing_kept(self) -> Tensor:
+        """0-d bool on the device: no token trains. Reading it on the host waits; `torch.where` does not."""
+        names = schema.layout(self.spec, self.objective, self.extra)[0]
+        counts = [self.vector[names.index(name)] for name in ("tokens_kept", "loss_tokens") if name in names]
+        return torch.stack(counts).amin() == 0
+
     def __repr__(self) -> str:
         """Name no value: reading one would wait for the device."""
         schemes = "policy_loss" if self.spec is None else "/".join(self.spec.report)
@@ -276,6 +283,11 @@ class HasStatistics:
     """A result that carries statistics, and the reading of metrics from them."""
 
     statistics: Statistics
+
+    @property
+    def nothing_kept(self) -> Tensor:
+        """0-d bool on the device: no token trains, so the step may be skipped; see docs/troubleshooting.md."""
+        return self.statistics.nothing_kept
 
     def metrics(self, names: MetricNames = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""

@@ -70,3 +70,19 @@ def test_statistics_of_most_specs_are_padded_to_one_length():
     spec = rc.Spec(rc.Weight.token(), criteria, detail="full", report=("verl", "skyrl", "xtuner"))
     sums, maxima = schema.layout(spec, objective("token"))
     assert len(sums) <= SUMS_BLOCK and len(maxima) + 2 <= MAXIMA_BLOCK
+
+
+@pytest.mark.parametrize("rejected", ["mask", "zero", "both"])
+@pytest.mark.parametrize("drop", ["unit", "sequence"])
+def test_nothing_kept_is_a_bool_on_the_device(rejected, drop):
+    low = -torch.ones(2, 3)
+    spec = rc.Spec(criteria=(rc.Criterion("ratio", upper=1.5, drop=drop),), rejected=rejected)
+    mask = torch.ones(2, 3)
+    out, some_kept = rc.correct(low + 1, low, mask=mask, spec=spec), rc.correct(low, low, mask=mask, spec=spec)
+    loss = rc.policy_loss(low, torch.ones(2), rc.Batch(mask=mask), spec=spec, old_logp=low + 1, rollout_logp=low)
+    assert out.nothing_kept and out.nothing_kept.dim() == 0 and out.nothing_kept.dtype == torch.bool
+    assert loss.nothing_kept and not some_kept.nothing_kept
+    assert not (out.statistics + some_kept.statistics).nothing_kept
+    assert not rc.policy_loss(low, torch.ones(2), rc.Batch(mask=mask), old_logp=low).nothing_kept
+    assert rc.policy_loss(low, torch.ones(2), rc.Batch(mask=mask * 0), old_logp=low).nothing_kept
+    assert out.statistics.to("meta").nothing_kept.is_meta
