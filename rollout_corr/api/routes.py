@@ -12,7 +12,9 @@ from ..metrics.rows import EACH, Metric, Over, mean, plain
 
 # What is summed over a layer's choices, and what over tokens.
 OF_LAYERS, OF_TOKENS = ("choices", "same", "common"), ("tokens", "tokens_same")
+OF_WEIGHTS = ("gap", "same_apart")
 
+SAME = Over("choices of the same experts", "same")
 CHOICES, TOKENS = Over("recorded choices", "choices"), Over("tokens with every choice recorded", "tokens")
 
 # fmt: off
@@ -29,6 +31,12 @@ METRICS = [
            "near the mean", plain("overlap_min")),
     Metric("route_layer_overlap_argmin", "that layer, from 0", "layer", CHOICES, "-", plain("overlap_min_layer")),
 ]
+METRICS_OF_WEIGHTS = [
+    Metric("route_weight_gap_mean", "mean total variation of the two routers' weights: half the sum of |differences| "
+           "over the experts that either chose", "weight", CHOICES, "0 after a replay of weights", mean("gap")),
+    Metric("route_weights_differing_fraction", "choices of the same experts in which a weight differs", "fraction",
+           SAME, "0 after a replay of weights", mean("same_apart")),
+]
 # fmt: on
 
 
@@ -41,10 +49,13 @@ class RouteAgreement:
         sums: [3 L + 2] float64, additive over batches, micro-batches and ranks: by layer the recorded choices, those of
             the same experts, and the shares of experts in common; then tokens with every choice recorded, and those
             of them with the same experts in every layer.
+        weights: [2] float64, additive likewise: the gaps of the routers' weights, and the choices of the same experts
+            with another weight; None without weights.
     """
 
     layers: int
     sums: Tensor
+    weights: Tensor | None = None
 
     def __repr__(self) -> str:
         """Name no value: reading one would wait for the device."""
@@ -53,7 +64,11 @@ class RouteAgreement:
     def __add__(self, other: RouteAgreement) -> RouteAgreement:
         if self.layers != other.layers:
             raise ValueError(f"other: expected an agreement of {self.layers} layers, got one of {other.layers}")
-        return RouteAgreement(self.layers, self.sums + other.sums)
+        if self.weights is None or other.weights is None:
+            if self.weights is not other.weights:
+                raise ValueError("other: expected weights in both agreements or in neither")
+            return RouteAgreement(self.layers, self.sums + other.sums)
+        return RouteAgreement(self.layers, self.sums + other.sums, self.weights + other.weights)
 
     def overlap(self) -> Tensor:
         """[L] float64: the mean share of experts in common, by layer; 0 where nothing was recorded."""
@@ -62,9 +77,11 @@ class RouteAgreement:
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""
-        sums = self.sums.tolist()
+        of_weights = OF_WEIGHTS if self.weights is not None else ()
+        sums = (self.sums if self.weights is None else torch.cat([self.sums, self.weights])).tolist()
+        values: dict[str, float] = {name: sums.pop() for name in reversed(of_weights)}
         by_layer = [sums[i * self.layers : (i + 1) * self.layers] for i in range(len(OF_LAYERS))]
-        values: dict[str, float] = {name: sum(x) for name, x in zip(OF_LAYERS, by_layer, strict=True)}
+        values |= {name: sum(x) for name, x in zip(OF_LAYERS, by_layer, strict=True)}
         values |= dict(zip(OF_TOKENS, sums[-len(OF_TOKENS) :], strict=True))
         choices, _, common = by_layer
         known = [(c / n, layer) for layer, (c, n) in enumerate(zip(common, choices, strict=True)) if n]
@@ -74,10 +91,17 @@ class RouteAgreement:
 
 def metrics_of(values: Mapping[str, float]) -> dict[str, float]:
     """The metrics from merged sums by name."""
-    return {row.key: row.read(values) for row in METRICS}
+    rows = METRICS + (METRICS_OF_WEIGHTS if OF_WEIGHTS[0] in values else [])
+    return {row.key: row.read(values) for row in rows}
 
 
-def route_agreement(train_routes: Tensor, rollout_routes: Tensor, mask: Tensor | None = None) -> RouteAgreement:
+def route_agreement(
+    train_routes: Tensor,
+    rollout_routes: Tensor,
+    mask: Tensor | None = None,
+    train_weights: Tensor | None = None,
+    rollout_weights: Tensor | None = None,
+) -> RouteAgreement:
     """Compare the experts chosen by the trainer's routers and by the rollout engine's.
 
     A token that other experts score than those that sampled it gets a log-ratio that no rounding explains. This says
@@ -90,9 +114,13 @@ def route_agreement(train_routes: Tensor, rollout_routes: Tensor, mask: Tensor |
         rollout_routes: As `train_routes`, from the rollout engine: `routed_experts` of vLLM and SGLang, shifted to the
             tokens that the log-probs are of.
         mask: [N] or [B, T], bool, integer or floating; nonzero tokens count. None: all do.
+        train_weights: The weights of these experts, floating, as `train_routes`; None: not compared. Routes may be
+            replayed and their weights not.
+        rollout_weights: As `train_weights`, of `rollout_routes`.
 
     Returns:
-        A `RouteAgreement`: add it up over micro-batches, all-reduce `sums` over ranks, then read `metrics()`.
+        A `RouteAgreement`: add it up over micro-batches, all-reduce `sums` (and `weights`) over ranks, then read
+        `metrics()`.
 
     Raises:
         ValueError: Shapes, dtypes or devices that do not fit together.
@@ -112,6 +140,13 @@ def route_agreement(train_routes: Tensor, rollout_routes: Tensor, mask: Tensor |
     for name, x in (("rollout_routes", rollout_routes), ("mask", mask)):
         if x is not None and x.device != train_routes.device:
             raise ValueError(f"{name}: expected device {train_routes.device} (of train_routes), got {x.device}")
+    pair = {"train_weights": train_weights, "rollout_weights": rollout_weights}
+    for name, x in pair.items():
+        if (train_weights is None) != (rollout_weights is None):
+            raise ValueError(f"{name}: expected the weights of both engines or of neither")
+        if x is not None and (x.shape != train_routes.shape or not x.is_floating_point()):
+            got = f"{str(x.dtype)[6:]} {list(x.shape)}"
+            raise ValueError(f"{name}: expected floating weights of shape {shape} (of train_routes), got {got}")
     tokens = train_routes.shape[:-2]
     if mask is not None and mask.shape != tokens:
         raise ValueError(f"mask: expected shape {list(tokens)} (of the tokens of train_routes), got {list(mask.shape)}")
@@ -122,12 +157,25 @@ def route_agreement(train_routes: Tensor, rollout_routes: Tensor, mask: Tensor |
     common = torch.zeros_like(recorded, dtype=torch.int16)
     experts = train_routes.shape[-1]
     # One expert of the engine at a time: all at once would take K times the memory of the routes.
+    gap = None if train_weights is None else train_weights.double().abs().sum(-1)
+    differs = torch.zeros_like(recorded)
     for k in range(experts):
-        common += (train_routes == rollout_routes[..., k : k + 1]).any(-1)
+        here = train_routes == rollout_routes[..., k : k + 1]
+        common += here.any(-1)
+        if gap is not None and train_weights is not None and rollout_weights is not None:
+            ours = train_weights.double().where(here, 0.0).sum(-1)
+            theirs = rollout_weights[..., k].double()
+            # The trainer's own weight of this expert, 0 if it chose another, was counted in full at first.
+            gap += (ours - theirs).abs() - ours.abs()
+            differs |= ours != theirs
     same = recorded & (common == experts)
     over_tokens = tuple(range(len(tokens)))
     by_layer = [x.sum(over_tokens, dtype=torch.float64) for x in (recorded, same, common.where(recorded, 0))]
     by_layer[2] = by_layer[2] / experts
     whole = recorded.all(-1)
     of_tokens = torch.stack([whole.sum(dtype=torch.float64), same.all(-1).sum(dtype=torch.float64)])
-    return RouteAgreement(train_routes.shape[-2], torch.cat([*by_layer, of_tokens]))
+    sums = torch.cat([*by_layer, of_tokens])
+    if gap is None:
+        return RouteAgreement(train_routes.shape[-2], sums)
+    of_weights = [gap.where(recorded, 0.0).sum() / 2.0, (same & differs).sum(dtype=torch.float64)]
+    return RouteAgreement(train_routes.shape[-2], sums, torch.stack(of_weights))

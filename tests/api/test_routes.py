@@ -76,3 +76,41 @@ def test_replayed_routes_agree():
 def test_no_value_is_read():
     routed = torch.zeros(4, 2, 3, dtype=torch.int32, device="meta")
     assert rc.route_agreement(routed, routed, torch.ones(4, device="meta")).sums.shape == (8,)
+
+
+def test_weights_beside_plain_python():
+    rng = random.Random(5)
+    train, rollout = routes(rng)
+    pairs = [[{e: rng.choice((0.25, 0.5)) for e in choice} for choice in token] for token in train]
+    others = [
+        [{e: pairs[t][at].get(e, 0.125) + rng.choice((0.0, 0.0, 0.125)) for e in c} for at, c in enumerate(token)]
+        for t, token in enumerate(rollout)
+    ]
+    a, b = torch.tensor(train), torch.tensor(rollout)
+    w, v = (
+        torch.tensor(
+            [
+                [[of[e] for e in c] for c, of in zip(token, found, strict=True)]
+                for token, found in zip(x, y, strict=True)
+            ]
+        )
+        for x, y in ((train, pairs), (rollout, others))
+    )
+    gaps, apart = [], []
+    for i in range(len(train)):
+        for mine, its in zip(pairs[i], others[i], strict=True):
+            if min(*mine, *its) >= 0:
+                gaps.append(sum(abs(mine.get(e, 0.0) - its.get(e, 0.0)) for e in {*mine, *its}) / 2)
+                if {*mine} == {*its}:
+                    apart.append(mine != its)
+    found = rc.route_agreement(a, b, train_weights=w, rollout_weights=v)
+    metrics = (found + found).metrics()
+    assert metrics["route_weight_gap_mean"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-12)
+    assert metrics["route_weights_differing_fraction"] == sum(apart) / len(apart)
+    assert rc.route_agreement(a, a, train_weights=w, rollout_weights=w).metrics()["route_weight_gap_mean"] == 0.0
+    with pytest.raises(ValueError, match="in both agreements or in neither"):
+        found + rc.route_agreement(a, b)
+    with pytest.raises(ValueError, match="train_weights: expected the weights of both engines"):
+        rc.route_agreement(a, b, rollout_weights=v)
+    with pytest.raises(ValueError, match=r"rollout_weights: expected floating weights of shape .* got int64"):
+        rc.route_agreement(a, b, train_weights=w, rollout_weights=b)

@@ -116,7 +116,7 @@ def markdown() -> str:
         ),
         "From `policy_loss`": loss.metrics_of(objective),
         "From a surrogate that looks at the whole batch": list(loss.OF_BATCH.values()),
-        "From `route_agreement`": routes.METRICS,
+        "From `route_agreement`": [*routes.METRICS, *routes.METRICS_OF_WEIGHTS],
     }
     lines = []
     for title, rows in parts.items():
