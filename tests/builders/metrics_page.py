@@ -39,6 +39,14 @@ Ratios and differences are train to rollout unless the key names others. `old` i
 is finite (all valid tokens unless `nonfinite` is `reject`); a measured sequence has one. Empty sequences count in
 nothing, 0 of 0 is 0, and minima and maxima of nothing are 0. Statistics are of the population, merged over any split
 of the batch before metrics are computed.
+
+**Which fraction counts what.** `tokens_kept_fraction` divides by valid tokens and `sequences_kept_fraction` by
+sequences with a token, whatever rejects. A sequence that lost some of its tokens is kept; one that lost all of them
+one by one is kept too, and counted in `sequences_without_survivors`. verl's `rollout_rs_masked_fraction` is 1 -
+`tokens_kept_fraction`. Its `rollout_rs_seq_masked_fraction` counts rows that lost *any* token, over all rows, empty
+ones too: with a criterion over tokens a row that lost one of 4,000 counts as much as a row that lost all. With one
+over sequences the two agree, but for empty rows. The fraction of each option, such as
+`rollout_rs_seq_mean_k1_seq_masked_fraction`, is over rows with a token.
 """
 
 WATCHED = f"""\
