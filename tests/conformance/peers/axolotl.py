@@ -16,12 +16,13 @@ from conformance.batches import Batch
 from conformance.peers.trl import MODES, PADDED, settings_of, tokenwise, weighed_kl
 from conformance.rows import BF16, PROPAGATES, Declared, Result, Row, among, configuration, draw, preset, recipe
 from conformance.sources import Source
-from rollout_corr.frameworks.axolotl import AXOLOTL, OLD_CAP
+from rollout_corr.frameworks.axolotl import AXOLOTL
 
 DISTRIBUTION, PACKAGE, CHECKOUT, UNDER = None, "axolotl", "axolotl", "src"
 
 TRAINER = "axolotl/core/trainers/grpo/async_trainer.py"
 MODE = "vllm_importance_sampling_mode"
+OLD_CAP = "vllm_importance_sampling_cap"
 DEFAULTS = dict(AXOLOTL.known)
 
 

@@ -31,6 +31,12 @@ def cut(given: Batch, settings: dict[str, Any]) -> bool:
     return bool(on and (weighed[given.mask] > 10.0).any())
 
 
+def spoiled(given: Batch, settings: dict[str, Any]) -> bool:
+    """Tell whether the running sum of the off-policy mask meets a log-prob that is not finite."""
+    return settings.get("off_policy_masking_delta") is not None and not given.finite
+
+
+SPOILED = Declared("a running sum", "losses.md", "which such a token spoils for every later sequence", spoiled)
 CUT = Declared("the KL beyond 10", "losses.md", "the product is cut at 10", cut)
 
 
@@ -73,7 +79,7 @@ def rows(source: Source) -> Iterator[Row]:
         LOSS, "compute_loss", "if rollout_per_token_logps is not None:\n        # Compute", "if rollout"
     )
     place = f"{LOSS}: compute_loss"
-    more: dict[str, Any] = {"declared": (PROPAGATES, BF16, CUT), "kinds": FILLED}
+    more: dict[str, Any] = {"declared": (PROPAGATES, SPOILED, BF16, CUT), "kinds": FILLED}
     yield preset("cosmos_rl.decoupled", place, weights, draw(behav_imp_weight_cap=(1.05, 5.0)), **more)
     of_ppo = both(DRAWN, draw(lower_bound_ratio=(1.5, 3.0)))
     yield recipe("cosmos_rl.grpo", place, loss, of_ppo, **more)
