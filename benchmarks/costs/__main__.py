@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import machine, tables
 from benchmarks.cases.batches import Batch, both_layouts
-from benchmarks.costs import host, ours, peers
+from benchmarks.costs import compiled, host, ours, peers
 from benchmarks.costs.counting import Cost
 from benchmarks.costs.tables import all_tables
 
@@ -54,6 +54,15 @@ def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row
                 yield row_of(who, "", what, shape, layout, batch.tokens, cost)
 
 
+def rows_of_compiled(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
+    """Count what inductor makes of our correction on plain torch, whose metrics wait as ever."""
+    for layout, batch in both.items():
+        cost = compiled.correction(batch)
+        cost.waits = ours.on_plain_torch(batch)[peers.CORRECTION].waits
+        row = row_of(ours.COMPILED, "", peers.CORRECTION, shape, layout, batch.tokens, cost)
+        yield row | {"temporaries": None}
+
+
 def rows_of_peers(shape: tuple[int, int], both: dict[str, Batch], found: list[peers.Found]) -> Iterator[Row]:
     """Count the frameworks' calls, each in the layout that it takes."""
     for one in found:
@@ -63,13 +72,14 @@ def rows_of_peers(shape: tuple[int, int], both: dict[str, Batch], found: list[pe
             yield row_of(one.peer.name, one.version, what, shape, layout, int(batch.mask.sum()), one.cost(what, batch))
 
 
-def measure(shapes: tuple[tuple[int, int], ...], found: list[peers.Found]) -> dict[str, Any]:
-    """Count everybody on every size."""
+def measure(shapes: tuple[tuple[int, int], ...], found: list[peers.Found], compiles: bool = True) -> dict[str, Any]:
+    """Count everybody on every size; what inductor makes, which differs from torch to torch, only if asked."""
     torch.set_num_threads(1)
     rows = []
     for shape in shapes:
         both = both_layouts(*shape)
-        for row in (*rows_of_ours(shape, both), *rows_of_peers(shape, both, found)):
+        of_compiled = rows_of_compiled(shape, both) if compiles else ()
+        for row in (*rows_of_ours(shape, both), *of_compiled, *rows_of_peers(shape, both, found)):
             print(
                 f"{row['who']}, {row['what']}, {shape[0]} x {shape[1]} {row['layout']}: {row['launches']} launches, "
                 f"{row['waits']} waits",
@@ -114,7 +124,7 @@ def main(given: list[str] | None = None) -> int:
         parser.error("--host: expected --json FILE with results, got none")
     os.environ["TRITON_INTERPRET"] = "0"
     if options.check:
-        now = measure(SHAPES[:1], [])["rows"]
+        now = measure(SHAPES[:1], [], compiles=False)["rows"]
         said = grown(now, json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
         print("\n".join(said) or f"{len(now)} calls cost no more than in {RESULTS.name}")
         return int(bool(said))

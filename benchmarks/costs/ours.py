@@ -25,7 +25,7 @@ from rollout_corr.backends import loss_operators, operators
 from rollout_corr.kernels.launches import Launch
 
 OURS = Path(rc.__file__).parent
-KERNELS, PLAIN = tables.OURS, "rollout-corr, plain torch"
+KERNELS, PLAIN, COMPILED = tables.OURS, "rollout-corr, plain torch", "rollout-corr, torch.compile"
 PPO = rc.Loss(SURROGATE, mean=rc.Mean("token"))
 # Of a large launch so many programs run, and their bytes stand for those of all.
 PROGRAMS = 128

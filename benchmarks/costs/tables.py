@@ -36,7 +36,7 @@ def table_of(results: Found, what: str) -> Table:
                 sizes(one["launches"] for one in same),
                 sizes(one["waits"] for one in same),
                 number((row["read"] + row["written"]) / row["tokens"]),
-                number(row["temporaries"] / row["tokens"]),
+                "-" if row["temporaries"] is None else number(row["temporaries"] / row["tokens"]),
                 over_ours(results["host"], row["who"], what),
             ]
         )
