@@ -14,7 +14,20 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, NONFINITE, Declared, Result, Row, among, both, configuration, draw, preset, recipe
+from conformance.rows import (
+    BF16,
+    CLAMP,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    among,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 from conformance.versions import CURRENT, interpolated
 from rollout_corr.frameworks.areal import dropin
@@ -95,6 +108,13 @@ PROXIMAL = Declared(
     "proximal log-probs that are not finite",
     lambda given, settings: NONFINITE(given, settings) and not bool(given.old[given.mask].isfinite().all()),
 )
+# A weight that small is a difference of 2e-9 at most.
+FAINT = replace(
+    CLAMP,
+    shows=lambda theirs, ours, given: bool(
+        ((torch.as_tensor(theirs).double() - torch.as_tensor(ours).double()).abs() <= 1e-8).all()
+    ),
+)
 INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.page, PROXIMAL.says, NONFINITE)
 
 
@@ -164,19 +184,19 @@ def rows(source: Source) -> Iterator[Row]:
             clipped = {key: settings.pop(key) for key in ("eps_clip", "eps_clip_higher", "c_clip")}
             return loss(given, fixed | settings, **clipped)
 
-        yield preset(f"areal.{name}", f"{FUNCTIONAL}: {REJECTION}", run, drawn, declared=declared, **single)
+        yield preset(f"areal.{name}", f"{FUNCTIONAL}: {REJECTION}", run, drawn, declared=(*declared, FAINT), **single)
         yield recipe(
             f"areal.{name}",
             f"{FUNCTIONAL}: ppo_actor_loss_fn",
             lose,
             both(drawn, of_clip),
-            declared=(*declared, PROXIMAL, BF16),
+            declared=(*declared, PROXIMAL, BF16, FAINT),
             **single,
         )
 
     if mask is not None:
         yield from m2po(mask, loss)
-    losses: dict[str, Any] = {"declared": (PROXIMAL, BF16)}
+    losses: dict[str, Any] = {"declared": (PROXIMAL, BF16, FAINT)}
     for name in ("ppo", "grpo"):
         yield recipe(f"areal.{name}", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
     yield recipe(
@@ -293,7 +313,7 @@ def drop_in(reject: Any, config_of: Any, drawn: list[Any]) -> Row:
         ours,
         theirs,
         settings,
-        declared=(KL_NONFINITE, *declared),
+        declared=(KL_NONFINITE, *declared, FAINT),
         within=(2e-6, 2e-5),
     )
 
@@ -355,4 +375,4 @@ def readers(source: Source, cispo: bool) -> Iterator[Row]:
         "kinds": tuple(kind for kind in KINDS if kind not in ("infinite", "nan_in_front")),
         "within": (2e-6, 2e-5),
     }
-    yield configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16,), **more)
+    yield configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16, FAINT), **more)

@@ -251,5 +251,6 @@ def of_staleness(source: Source) -> Row:
         return kept
 
     settings = draw(max_staleness=(0, 1, 3), max_token_staleness=(None, 0, 1), sync_weights_interval=(1, 2))
-    place = f"{DATA}: _calculate_effective_response_mask, xtuner/v1/rl/replay_buffer.py: _apply_staleness_lifecycle"
+    buffer = "xtuner/v1/rl/replay_buffer.py: _apply_staleness_lifecycle (restated)"
+    place = f"{DATA}: _calculate_effective_response_mask, {buffer}"
     return staleness("xtuner.staleness", place, run, settings)
