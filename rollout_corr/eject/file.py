@@ -20,6 +20,9 @@ WRITTEN = "# Written by rollout-corr "
 COMMAND = "#     rollout-corr eject "
 DIGEST = "# sha256 of the lines below: "
 
+# What `explain` says of the package and does not hold of a file.
+ELSEWHERE = {" in float32 or float64,": " in float32,", ", or by `Batch.total` where it is given": ""}
+
 
 class Request(NamedTuple):
     """What to write.
@@ -85,6 +88,8 @@ def docstring(request: Request, width: int) -> str:
     for part in parts:
         lines += ["", "The correction:" if isinstance(part, Spec) else "The loss:", ""] if len(parts) > 1 else [""]
         for line in part.explain().splitlines():
+            for words, here in ELSEWHERE.items():
+                line = line.replace(words, here)
             if not line.split(". ", 1)[-1].startswith("Metrics:"):
                 lines += textwrap.wrap(line, width - 2, subsequent_indent="   ")
     return "\n".join(lines)

@@ -47,7 +47,7 @@ def _public(within: Within, packed: bool) -> str:
         joined(told.splitlines(), "        "),
         "",
         "    Returns:",
-        "        " + ("Weights, float32, 0 where nothing counts" if within.spec.returns_weights else "None"),
+        "        " + ("Weights, float32, 0 where nothing counts." if within.spec.returns_weights else "None."),
         "        The mask of the tokens that train, in its own dtype.",
         "        Whether each sequence is kept, [S] bool.",
         "        Metrics, from one copy to the host.",

@@ -38,7 +38,7 @@ FUNCTIONS = {"where", "stack", "cat", "zeros", "ones", "arange", "full", "zeros_
              "segment_reduce", "count_nonzero", "maximum", "minimum", "searchsorted", "tensor"}  # fmt: skip
 # Names of operations that are none of Python's.
 FALLBACKS = {"and": "both", "or": "either", "invert": "others", "eq": "equal", "ne": "differs", "lt": "below",
-             "gt": "above", "le": "at_most", "ge": "at_least", "where": "picked"}  # fmt: skip
+             "gt": "above", "le": "at_most", "ge": "at_least", "where": "picked", "double": "number"}  # fmt: skip
 # Local names that say little; others come first.
 POOR = {"x", "y", "one", "other", "value", "values", "found", "total", "signed", "here", "column", "joined", "which",
         "known", "left", "right", "row", "counted", "there", "result", "tested", "among", "select", "once", "tensor_of",
