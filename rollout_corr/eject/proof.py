@@ -63,6 +63,13 @@ def test_nothing_counts():
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+def test_no_sequences():
+    batch = {{name: 0 * x[:1] if name.startswith("cu_") else x[:0] for name, x in make_batch().items()}}
+    weights, mask, _, metrics = run(batch)
+    assert mask.numel() == 0 and (weights is None or weights.numel() == 0)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
 def test_wrong_shape():
     batch = make_batch()
     batch["{rollout}"] = batch["{rollout}"][..., 1:]
