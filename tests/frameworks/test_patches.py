@@ -1,5 +1,7 @@
 """docs/patches: each applies to the framework's file, and the test that it brings along passes there.
 
+TRL's calls this package; verl's and SkyRL's bring a file that `rollout-corr eject` wrote.
+
 The second half needs the frameworks' files, installed or in the folder PEERS (make test-peers).
 """
 
@@ -20,18 +22,16 @@ import pytest
 import torch
 
 from conformance import campaign
+from conformance import patched as on_patched
 from conformance.sources import Cutter, parsed
 from conformance.verl_parts import Proto
-from rollout_corr.frameworks.skyrl import dropin as skyrl
+from rollout_corr.eject import check
 from rollout_corr.frameworks.trl import asynchronous
-from rollout_corr.frameworks.verl import dropin as verl
 
 FOLDER = Path(__file__).parents[2] / "docs" / "patches"
 # What a patch imports, under the name that it has there, and the file that it changes.
 PATCHES = {
-    "verl": ("fused", verl, "verl/trainer/ppo/rollout_corr_helper.py"),
     "trl": ("packed_policy_loss", asynchronous.packed_policy_loss, "trl/experimental/async_grpo/async_grpo_trainer.py"),
-    "skyrl": ("fused", skyrl, "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py"),
 }
 
 
@@ -81,7 +81,7 @@ def patched(source, name, folder):
     subprocess.run(["git", "apply", str(FOLDER / f"{name}.patch")], cwd=folder, check=True)
     (test,) = [path for path in files(name) if path != changed]
     # Beside the other files of that version, which the changed one imports from.
-    cutter = Cutter(source.root, {imported: ours, "DataProto": Proto, "nanmin": torch.min, "nanmax": torch.max})
+    cutter = Cutter(source.root, {imported: ours, "nanmin": torch.min, "nanmax": torch.max})
     file = cutter.file(source.root / changed)
     file.parsed = parsed(folder / changed)
 
@@ -132,24 +132,15 @@ def run(test):
 
 SOURCES = [
     source
-    for name in PATCHES
-    for source in campaign.sources_of(name)
-    # TRL's is for the rows of 1.16.0, verl's for the options since 0.8.
-    if source.has("trl/experimental/async_grpo/packing.py" if name == "trl" else PATCHES[name][2])
-    and not source.version.startswith("0.7")
+    for source in campaign.sources_of("trl")
+    # It is for the rows of 1.16.0.
+    if source.has("trl/experimental/async_grpo/packing.py")
 ]
-
-
-@pytest.fixture
-def ours(monkeypatch):
-    made = {"proto": lambda weights: None if weights is None else Proto.from_dict({"rollout_is_weights": weights})}
-    for name, function in made.items():
-        monkeypatch.setattr(verl, name, function)
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.framework}-{source.version}")
-def test_applies_and_its_own_test_passes(source, tmp_path, ours):
+def test_applies_and_its_own_test_passes(source, tmp_path):
     tests = patched(source, source.framework, tmp_path)
     assert tests
     for test in tests:
@@ -158,7 +149,7 @@ def test_applies_and_its_own_test_passes(source, tmp_path, ours):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.framework}-{source.version}")
-def test_its_own_test_notices_other_numbers(source, tmp_path, ours, monkeypatch):
+def test_its_own_test_notices_other_numbers(source, tmp_path, monkeypatch):
     name = source.framework
     imported, true, changed = PATCHES[name]
 
@@ -168,12 +159,41 @@ def test_its_own_test_notices_other_numbers(source, tmp_path, ours, monkeypatch)
             **{key: x + 0.05 if key == "old_log_prob" else x for key, x in named.items()},
         )
 
-    if name == "trl":
-        wrong = shifted(true, 0)
-    else:
-        called = "compute_off_policy_correction" if name == "skyrl" else "compute_rollout_correction_and_rejection_mask"
-        wrong = SimpleNamespace(**{called: shifted(getattr(true, called), 0)})
+    wrong = shifted(true, 0)
     monkeypatch.setitem(PATCHES, name, (imported, wrong, changed))
     first, *_ = patched(source, name, tmp_path)
     with pytest.raises(AssertionError):
         run(first)
+
+
+EJECTED = {
+    "verl": ("verl/trainer/ppo/rollout_corr_eager.py", "old_log_prob.detach"),
+    "skyrl": ("skyrl/backends/skyrl_train/utils/off_policy_correction_eager.py", "old_log_probs.detach"),
+}
+# verl's adds a setting to configuration files that other versions lack.
+HEADS = [(name, source) for name in EJECTED for source in campaign.sources_of(name) if "." not in source.version]
+
+
+@pytest.mark.parametrize("name", EJECTED)
+def test_it_brings_what_eject_writes(name):
+    """The file is what is written today: after a change of the definition the patch is made anew."""
+    text = (FOLDER / f"{name}.patch").read_text(encoding="utf-8").split(f"+++ b/{EJECTED[name][0]}\n")[1]
+    added = [line[1:] for line in text.partition("\ndiff --git")[0].splitlines() if line[:1] == "+"]
+    same, said = check("\n".join(added) + "\n")
+    assert same, said
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(("name", "source"), HEADS, ids=lambda x: x if isinstance(x, str) else x.version)
+def test_an_ejected_file_passes_the_test_of_its_patch(name, source, tmp_path):
+    patch, (file, shifted) = FOLDER / f"{name}.patch", EJECTED[name]
+    (test,) = [path for path in on_patched.files_of(patch) if path.startswith("tests/")]
+    trees = [on_patched.overlay(source.root, name, patch, tmp_path / kind) for kind in ("right", "wrong")]
+    for tree in trees:
+        on_patched.apply(patch, tree)
+    right, wrong = trees
+    assert on_patched.run(right, right / test, {"DataProto": Proto}) >= 5
+    text = (wrong / file).read_text(encoding="utf-8")
+    (wrong / file).write_text(text.replace(shifted, shifted.replace(".", ".add(0.05).")), encoding="utf-8")
+    with pytest.raises(AssertionError):
+        on_patched.run(wrong, wrong / test, {"DataProto": Proto})
