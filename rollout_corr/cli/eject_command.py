@@ -8,7 +8,7 @@ from pathlib import Path
 from rollout_corr.cli.main import FOUND, GOOD, parser_of
 from rollout_corr.cli.streams import print_line
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.eject import FRAMEWORKS, check, eject
+from rollout_corr.eject import BACKENDS, FRAMEWORKS, check, eject
 from rollout_corr.eject.plain import DOORS
 from rollout_corr.whole_files import write_whole
 
@@ -29,6 +29,8 @@ def run(arguments: list[str]) -> int:
                         help="of plain: [N] with cu_seqlens, or [B, T]")  # fmt: skip
     parser.add_argument("--metrics", choices=("dashboard", "all", "none"), default="dashboard",
                         help="of plain: which metrics it computes")  # fmt: skip
+    parser.add_argument("--backend", choices=BACKENDS, default="torch",
+                        help="torch, or both: with the Triton kernels of the spec besides")  # fmt: skip
     parser.add_argument("--test", metavar="FILE", type=Path,
                         help="write its test to FILE, which imports FILE's name without test_")  # fmt: skip
     parser.add_argument("--check", metavar="FILE", type=Path,
@@ -42,7 +44,7 @@ def run(arguments: list[str]) -> int:
             for line in said:
                 print_line(line)
             return GOOD if same else FOUND
-        written = eject(chosen.name, chosen.framework, chosen.layout, chosen.metrics, chosen.loss)
+        written = eject(chosen.name, chosen.framework, chosen.layout, chosen.metrics, chosen.loss, chosen.backend)
         if chosen.test is not None:
             write_whole(chosen.test, written.test(chosen.test.stem.removeprefix("test_")))
     except ValueError as error:

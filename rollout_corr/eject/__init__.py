@@ -17,8 +17,9 @@ from .plain import DOORS
 from .program import Program, program_of
 from .record import CannotEject
 
-__all__ = ["FRAMEWORKS", "CannotEject", "Ejected", "check", "eject"]
+__all__ = ["BACKENDS", "FRAMEWORKS", "CannotEject", "Ejected", "check", "eject"]
 
+BACKENDS = ("torch", "both")
 FRAMEWORKS = ("plain", "skyrl", "trl", "verl")
 PACKAGE = __name__.partition(".")[0]
 
@@ -65,8 +66,9 @@ def eject(
     layout: str = "packed",
     metrics: str = "dashboard",
     loss: bool = False,
+    backend: str = "torch",
 ) -> Ejected:
-    """Write one file that corrects as a Spec says, in plain torch, with nothing of this package.
+    """Write one file that corrects as a Spec says, with torch alone, or torch and Triton.
 
     Args:
         what: The name of a preset or a recipe, or a Spec. A name of both is the preset, unless `loss` asks for more.
@@ -74,10 +76,15 @@ def eject(
         layout: For "plain": "packed", [N] with cu_seqlens, or "padded", [B, T].
         metrics: For "plain": "dashboard", "all" or "none". A framework has its own.
         loss: Write the policy loss of a recipe, with its correction, rather than a correction alone.
+        backend: "torch", or "both": plain torch and the Triton kernels of the Spec, of which the caller chooses.
 
     Raises:
         CannotEject: No single file can do it; the message says why.
     """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
+    if loss and backend != "torch":
+        raise CannotEject(f"backend: expected 'torch' for a loss, got {backend!r}")
     if isinstance(what, str) and what in recipe_names() and (loss or what not in spec_names()):
         return _loss(what, framework, layout, metrics)
     if loss:
@@ -93,13 +100,23 @@ def eject(
         spec = reporting(spec, door.metrics)
     wanted = door.metrics or (metrics if framework == "plain" else "none")
     program = program_of(spec, door.layout, wanted, door.names)
+    fused: list[str] = []
+    if backend == "both":
+        from .fused import completed
+        from .fused import fused as fused_of
+
+        found = completed(spec, program.numbers)
+        if found != program.numbers:
+            program = program_of(spec, door.layout, wanted, door.names, found)
+        fused = fused_of(spec, door.layout, program.numbers, door.width)
     arguments = None
     if isinstance(what, str):
         arguments = f"{what} --for {framework}"
         if framework == "plain":
             arguments += f" --layout {layout} --metrics {metrics}"
+        arguments += f" --backend {backend}" if backend != "torch" else ""
     request = Request(str(what) if arguments else "a Spec", spec, door, arguments)
-    return Ejected(written(request, program), request, program)
+    return Ejected(written(request, program, fused), request, program)
 
 
 def _check(framework: str, layout: str, metrics: str, frameworks: tuple[str, ...]) -> None:
@@ -139,4 +156,4 @@ def _again(arguments: list[str]) -> str:
     flags = [flag for flag in flags if flag != "--loss"]
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     options = (given.get("--for", "plain"), given.get("--layout", "packed"), given.get("--metrics", "dashboard"))
-    return eject(what, *options, loss).source
+    return eject(what, *options, loss, given.get("--backend", "torch")).source

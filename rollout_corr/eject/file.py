@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import re
 import textwrap
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._version import __version__
@@ -18,6 +19,13 @@ from .write import fitted, joined
 
 WRITTEN = "# Written by rollout-corr "
 COMMAND = "#     rollout-corr eject "
+LOGGER = """logger = logging.getLogger(__name__)
+_logged: set[str] = set()"""
+LOG_ONCE = '''def _log_once(backend: str) -> None:
+    """Say once which backend runs."""
+    if backend not in _logged:
+        _logged.add(backend)
+        logger.info("rollout correction runs on the %s backend", backend)'''
 DIGEST = "# sha256 of the lines below: "
 
 # What `explain` says of the package and does not hold of a file.
@@ -42,36 +50,39 @@ class Request(NamedTuple):
     loss: Wanted | None = None
 
 
-def written(request: Request, program: Program, fused: str | None = None) -> str:
+def written(request: Request, program: Program, fused: Sequence[str] = ()) -> str:
     """The source of the file.
 
     Args:
         request: What it is.
         program: The plain torch and the metrics.
-        fused: The Triton part: it defines `_fused`; None: there is none.
+        fused: The Triton part, whose last definition is `_fused`; empty: there is none.
     """
     width = request.door.width
     within = Within(
         spec=request.spec,
-        call=_call(request, program, fused is not None),
+        call=_call(request, program, bool(fused)),
         metrics="_metrics(numbers)" if program.metrics.lines else "{}",
         extra=program.inputs if request.loss else program.inputs[4 if request.door.layout == "packed" else 3 :],
-        check=_check(fused is not None),
-        fused=fused is not None,
+        check=_check(bool(fused)),
+        fused=bool(fused),
     )
     parts = [
         f'"""{docstring(request, width)}\n"""',
-        _imports(request, program, fused),
-        *(["logger = logging.getLogger(__name__)"] if fused else []),
+        _imports(request, program, bool(fused)),
+        LOGGER if fused else "",
         "\n".join(program.constants),
         _numbers(program, width) if program.metrics.lines else "",
         request.door.public(within),
         _eager(program, request),
         *program.functions,
-        *([fused] if fused else []),
     ]
     if program.metrics.lines:
         parts += [_metrics(program, width), *program.metrics.helpers.values()]
+    if fused:
+        # Constants of the kernels stand with the others.
+        at = parts.index("\n".join(program.constants)) + 1
+        parts = [*parts[:at], fused[0], *parts[at:], *([LOG_ONCE]), *fused[1:]]
     body = _laid_out(parts)
     head = [f"{WRITTEN}{__version__}, Apache License 2.0."]
     if request.arguments is not None:
@@ -106,7 +117,7 @@ def digest(body: str) -> str:
     return hashlib.sha256("".join(body.split()).encode()).hexdigest()[:16]
 
 
-def _imports(request: Request, program: Program, fused: str | None) -> str:
+def _imports(request: Request, program: Program, fused: bool) -> str:
     lines = list(request.door.imports)
     metrics = "\n".join([*program.metrics.lines, *program.metrics.helpers.values()])
     used = (("import logging", fused), ("import math", re.search(r"\bmath\.", metrics)),
@@ -153,10 +164,12 @@ def _eager(program: Program, request: Request) -> str:
         told = f"The loss before it is divided, its divisor{', w' + told[1:] if request.loss.spec else ''}"
         gives = ["torch.Tensor", "torch.Tensor", *(gives if request.loss.spec else [])]
     typed = "".join(f"    {name}: torch.Tensor,\n" for name in program.inputs)
+    train, rollout = program.inputs[:2]
+    upcast = [f"{train}, {rollout} = {train}.float(), {rollout}.float()"] if request.loss is None else []
     return "\n".join([
         "def _eager(\n" + typed + f") -> tuple[{', '.join(gives)}, torch.Tensor]:",
         f'    """{told}, and the numbers of metrics: [K] float64."""',
-        joined(program.body),
+        joined([*upcast, *program.body]),
     ])  # fmt: skip
 
 

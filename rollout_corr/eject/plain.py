@@ -58,7 +58,7 @@ def _public(within: Within, packed: bool) -> str:
         '            raise ValueError(f"{name}: expected shape {list(train_logp.shape)}, got {list(x.shape)}")',
         "    if mask is None:",
         "        mask = torch.ones_like(train_logp, dtype=torch.bool)",
-        "    train, rollout = train_logp.detach().float(), rollout_logp.detach().float()",
+        "    train, rollout = train_logp.detach(), rollout_logp.detach()",
         *(["    offsets = cu_seqlens.to(train.device, torch.int64)"] if packed else []),
         f"    weights, kept_mask, keep, numbers = {call}",
         f"    return {', '.join(returned)}, keep, {within.metrics}",

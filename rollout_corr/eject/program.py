@@ -130,7 +130,9 @@ def bounds_of(spec: Spec) -> dict[str, float]:
     return found
 
 
-def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str, str]) -> Program:
+def program_of(
+    spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str, str], more: Collection[str] = ()
+) -> Program:
     """Trace the definition under a Spec.
 
     Args:
@@ -138,6 +140,7 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
         layout: "packed" or "padded".
         wanted: Which metrics: as for `metrics_of`.
         inputs_called: What the file calls log-probs and mask.
+        more: Statistics that it has besides those of these metrics.
     """
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
@@ -146,6 +149,7 @@ def program_of(spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str,
     peers.load(spec)
     called = names_of_statistics(spec)
     metrics = metrics_of(spec, wanted, {name: f"v.{text}" for name, text in called.items()})
+    metrics.used |= set(more)
     undivided = run._before_division(spec)
     recorder = Recorder(KEPT, OWN)
     batch, inputs = _example(spec, layout, recorder, inputs_called)
@@ -369,6 +373,8 @@ def _of_nothing(
 
 def power(x: float) -> str:
     """A number, as a power of 2 where it is a large one."""
+    if isinstance(x, int):
+        return repr(x)
     mantissa, exponent = math.frexp(x)
     return f"2.0**{exponent - 1}" if mantissa == 0.5 and exponent > 8 else repr(x)
 

@@ -31,7 +31,7 @@ PUBLIC = '''def compute_off_policy_correction(
     for name, x in (("rollout_logprobs", rollout_logprobs), ("loss_mask", loss_mask)):
         if x.shape != old_log_probs.shape:
             raise ValueError(f"{{name}}: expected shape {{list(old_log_probs.shape)}}, got {{list(x.shape)}}")
-{check}    train, rollout = old_log_probs.detach().float(), rollout_logprobs.detach().float()
+{check}    train, rollout = old_log_probs.detach(), rollout_logprobs.detach()
     weights, mask, keep, numbers = {call}
 {after}    return {weights}, {metrics}, mask'''
 

@@ -33,7 +33,7 @@ PUBLIC = '''def vllm_importance_sampling_ratio(
     for name, x in (("sampling_per_token_logps", sampling_per_token_logps), ("mask", mask)):
         if x.shape != old_per_token_logps.shape:
             raise ValueError(f"{{name}}: expected shape {{list(old_per_token_logps.shape)}}, got {{list(x.shape)}}")
-{check}    train, rollout = old_per_token_logps.detach().float(), sampling_per_token_logps.detach().float()
+{check}    train, rollout = old_per_token_logps.detach(), sampling_per_token_logps.detach()
     ratio, *_ = {call}
     valid = mask != 0
 {rows}    # Behind the mask stands what the bounds make of a ratio of 1.

@@ -45,7 +45,7 @@ PUBLIC = '''def compute_rollout_correction_and_rejection_mask(
     for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
         if x.shape != old_log_prob.shape:
             raise ValueError(f"{{name}}: expected shape {{list(old_log_prob.shape)}}, got {{list(x.shape)}}")
-{check}    train, rollout = old_log_prob.detach().float(), rollout_log_prob.detach().float()
+{check}    train, rollout = old_log_prob.detach(), rollout_log_prob.detach()
     weights, mask, keep, numbers = {call}
     metrics = {metrics}
 {proto}'''

@@ -1,0 +1,114 @@
+"""The Triton part of a file: the kernels of the package, specialized, and equal to them to the bit."""
+
+import importlib.util
+import re
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders import interpreter
+from rollout_corr.eject import CannotEject, eject
+
+
+def loaded(made, folder, name):
+    """Import a file: Triton reads the source of a kernel from where it stands."""
+    path = folder / f"{name}.py"
+    path.write_text(made.source)
+    described = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(described)
+    described.loader.exec_module(module)
+    return module
+
+
+def batch(seed, tokens, sequences):
+    random = torch.Generator().manual_seed(seed)
+    inner = torch.randint(0, tokens + 1, (sequences - 1,), generator=random).sort().values
+    offsets = torch.cat([torch.tensor([0]), inner, torch.tensor([tokens])])
+    train = -torch.rand(tokens, generator=random)
+    rollout = train + 0.2 * torch.randn(tokens, generator=random)
+    mask = torch.rand(tokens, generator=random) > 0.2
+    train[tokens // 3], rollout[tokens // 2], mask[tokens // 2] = float("nan"), -float("inf"), True
+    return train, rollout, mask, offsets
+
+
+# Token weights, and weights and criteria of sequences, which take the third launch.
+SPECS = {
+    "token": rc.Spec(weight=rc.Weight.token(upper=2.0)),
+    "sequence": rc.Spec(
+        weight=rc.Weight.geometric(upper=1.5),
+        criteria=(rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.5, upper=1.05),),
+        rejected="both",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The files, each written once."""
+    folder = tmp_path_factory.mktemp("ejected")
+    made = {name: eject(spec, backend="both") for name, spec in SPECS.items()}
+    return made, {name: loaded(one, folder, f"fused_{name}") for name, one in made.items()}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_equals_the_kernels_bit_by_bit(name, files):
+    module = files[1][name]
+    with interpreter.quick():
+        for seed, sizes in enumerate([(150, 5), (5, 3)]):
+            train, rollout, mask, offsets = batch(seed, *sizes)
+            weights, kept, keep, metrics = module.correct(train, rollout, mask, offsets, backend="fused")
+            of = rc.Batch(mask=mask, cu_seqlens=offsets)
+            out = rc.correct(train, rollout, of, spec=SPECS[name], backend="triton")
+            torch.testing.assert_close(weights, out.weights, rtol=0, atol=0)
+            assert torch.equal(kept, out.mask)
+            assert torch.equal(keep, out.keep)
+            expected = out.metrics("dashboard")
+            assert {key: metrics[key] for key in expected} == expected
+
+
+def test_an_empty_batch_and_an_unknown_backend(files):
+    nothing, offsets = torch.zeros(0), torch.zeros(3, dtype=torch.int64)
+    correct = files[1]["token"].correct
+    weights, _, keep, metrics = correct(nothing, nothing, nothing.bool(), offsets, backend="fused")
+    assert weights.shape == (0,)
+    assert keep.tolist() == [True, True]
+    assert metrics["tokens_kept_fraction"] == 0.0
+    with pytest.raises(ValueError, match="backend: expected 'eager' or 'fused', got 'fast'"):
+        correct(nothing, nothing, None, offsets, backend="fast")
+
+
+def test_a_choice_says_once_what_runs_and_never_falls_back(files, caplog, monkeypatch):
+    module = files[1]["token"]
+    train, rollout, mask, offsets = batch(0, 20, 3)
+    monkeypatch.setattr(module, "_logged", set())
+    with caplog.at_level("INFO"):
+        first = module.correct(train, rollout, mask, offsets)
+        module.correct(train, rollout, mask, offsets)
+    assert [record.message for record in caplog.records] == ["rollout correction runs on the eager backend"]
+    assert torch.equal(first[2], rc.correct(train, rollout, rc.Batch(mask=mask, cu_seqlens=offsets),
+                                            spec=SPECS["token"], backend="torch").keep)  # fmt: skip
+    # As where kernels are compiled.
+    monkeypatch.setattr(module.triton.runtime, "JITFunction", type(module.read_kernel))
+    with pytest.raises(RuntimeError, match="backend='fused': expected tensors on a GPU, got some on the CPU"):
+        module.correct(train, rollout, mask, offsets, backend="fused")
+
+
+def test_nothing_is_left_that_the_plan_decides(files):
+    for made in files[0].values():
+        assert max(map(len, made.source.splitlines())) <= 120
+        kernels = made.source.partition("def read_kernel")[2].partition("def _fused")[0]
+        assert not re.search(r"\b(PLAN|TILING|SHAPE|static_range|found\[|kept\[)", kernels)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("roll.segment", "expected log-probs, mask and cu_seqlens alone"),
+        ("verl.staleness", "expected log-probs, mask and cu_seqlens alone"),
+        ("areal.m2po", "the kernels do not run it"),
+    ],
+)
+def test_refused(what, message):
+    with pytest.raises(CannotEject, match=message):
+        eject(what, backend="both")
