@@ -62,9 +62,13 @@ class Statistics:
 
     @property
     def nothing_kept(self) -> Tensor:
-        """0-d bool on the device: no token trains. Reading it on the host waits; `torch.where` does not."""
+        """0-d bool on the device: no token trains. Reading it on the host waits; `torch.where` does not.
+
+        With `Spec.apply` False every valid token trains. A token with a weight of 0 still counts as one that trains.
+        """
         names = schema.layout(self.spec, self.objective, self.extra)[0]
-        counts = [self.vector[names.index(name)] for name in ("tokens_kept", "loss_tokens") if name in names]
+        corrected = "tokens" if self.spec is not None and not self.spec.apply else "tokens_kept"
+        counts = [self.vector[names.index(name)] for name in (corrected, "loss_tokens") if name in names]
         return torch.stack(counts).amin() == 0
 
     def __repr__(self) -> str:

@@ -86,3 +86,12 @@ def test_nothing_kept_is_a_bool_on_the_device(rejected, drop):
     assert not rc.policy_loss(low, torch.ones(2), rc.Batch(mask=mask), old_logp=low).nothing_kept
     assert rc.policy_loss(low, torch.ones(2), rc.Batch(mask=mask * 0), old_logp=low).nothing_kept
     assert out.statistics.to("meta").nothing_kept.is_meta
+
+
+def test_a_dry_run_keeps_everything():
+    low = -torch.ones(2, 3)
+    spec = rc.Spec(criteria=(rc.Criterion("ratio", upper=1.5),), apply=False)
+    for mask, nothing in ((torch.ones(2, 3), False), (torch.zeros(2, 3), True)):
+        out = rc.correct(low + 1, low, mask=mask, spec=spec)
+        loss = rc.policy_loss(low, torch.ones(2), rc.Batch(mask=mask), spec=spec, old_logp=low + 1, rollout_logp=low)
+        assert out.nothing_kept == loss.nothing_kept == nothing
