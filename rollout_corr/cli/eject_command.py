@@ -25,29 +25,43 @@ def run(arguments: list[str]) -> int:
                         help="write the policy loss of a recipe, with its correction")  # fmt: skip
     parser.add_argument("--for", dest="framework", choices=FRAMEWORKS, default="plain",
                         help="whose function the file defines; plain: correct(...) of tensors")  # fmt: skip
-    parser.add_argument("--layout", choices=tuple(DOORS), default="packed",
-                        help="of plain: [N] with cu_seqlens, or [B, T]")  # fmt: skip
-    parser.add_argument("--metrics", choices=("dashboard", "all", "none"), default="dashboard",
-                        help="of plain: which metrics it computes")  # fmt: skip
+    parser.add_argument("--layout", choices=tuple(DOORS),
+                        help="of plain: [N] with cu_seqlens, the default, or [B, T]")  # fmt: skip
+    parser.add_argument("--metrics", choices=("dashboard", "all", "none"),
+                        help="of plain: which metrics it computes; default: dashboard")  # fmt: skip
     parser.add_argument("--backend", choices=BACKENDS, default="torch",
-                        help="torch, or both: with the Triton kernels of the spec besides")  # fmt: skip
+                        help="torch, or both: torch and the Triton kernels of the spec")  # fmt: skip
     parser.add_argument("--test", metavar="FILE", type=Path,
-                        help="write its test to FILE, which imports FILE's name without test_")  # fmt: skip
+                        help="write its test to FILE, test_NAME.py, which imports NAME")  # fmt: skip
     parser.add_argument("--check", metavar="FILE", type=Path,
                         help="say which version wrote FILE, whether it was edited, and what has changed")  # fmt: skip
     chosen = parser.parse_args(arguments)
     if (chosen.name is None) == (chosen.check is None):
         parser.error("expected a spec's name, or --check FILE")
+    if chosen.check is not None:
+        return _checked(chosen.check)
+    for flag in ("layout", "metrics"):
+        if chosen.framework != "plain" and getattr(chosen, flag) is not None:
+            parser.error(f"--{flag}: expected none with --for {chosen.framework}, which has its own")
+    module = "" if chosen.test is None else chosen.test.stem.removeprefix("test_")
+    if chosen.test is not None and (chosen.test.name != f"test_{module}.py" or not module.isidentifier()):
+        parser.error(f"--test: expected a file test_NAME.py with the name of a module, got {str(chosen.test)!r}")
+    layout, metrics = chosen.layout or "packed", chosen.metrics or "dashboard"
     try:
-        if chosen.check is not None:
-            same, said = check(chosen.check.read_text(encoding="utf-8"))
-            for line in said:
-                print_line(line)
-            return GOOD if same else FOUND
-        written = eject(chosen.name, chosen.framework, chosen.layout, chosen.metrics, chosen.loss, chosen.backend)
+        written = eject(chosen.name, chosen.framework, layout, metrics, chosen.loss, chosen.backend)
         if chosen.test is not None:
-            write_whole(chosen.test, written.test(chosen.test.stem.removeprefix("test_")))
+            write_whole(chosen.test, written.test(module))
     except ValueError as error:
         raise DumpError(str(error)) from error
     sys.stdout.write(written.source)
     return GOOD
+
+
+def _checked(path: Path) -> int:
+    try:
+        same, said = check(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DumpError(f"{path}: {error}") from error
+    for line in said:
+        print_line(line)
+    return GOOD if same else FOUND

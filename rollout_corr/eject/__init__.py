@@ -76,7 +76,7 @@ def eject(
         layout: For "plain": "packed", [N] with cu_seqlens, or "padded", [B, T].
         metrics: For "plain": "dashboard", "all" or "none". A framework has its own.
         loss: Write the policy loss of a recipe, with its correction, rather than a correction alone.
-        backend: "torch", or "both": plain torch and the Triton kernels of the Spec, of which the caller chooses.
+        backend: "torch", or "both": plain torch and the Triton kernels of the Spec; each call chooses.
 
     Raises:
         CannotEject: No single file can do it; the message says why.
@@ -154,6 +154,10 @@ def _again(arguments: list[str]) -> str:
     what, *flags = arguments
     loss = "--loss" in flags
     flags = [flag for flag in flags if flag != "--loss"]
+    if len(flags) % 2:
+        raise ValueError(
+            f"source: expected a command with a value for each flag in its head, got {' '.join(arguments)!r}"
+        )
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     options = (given.get("--for", "plain"), given.get("--layout", "packed"), given.get("--metrics", "dashboard"))
     return eject(what, *options, loss, given.get("--backend", "torch")).source

@@ -240,6 +240,6 @@ def checked(source: str, again: str | None) -> tuple[bool, list[str]]:
 
 
 def arguments_of(source: str) -> str | None:
-    """The arguments of the command that wrote a file."""
-    found = [line for line in source.splitlines()[:8] if line.startswith(COMMAND)]
-    return found[0].removeprefix(COMMAND) if found else None
+    """The arguments of the command that wrote a file; a license may stand above its head."""
+    head = source.partition(DIGEST)[0].splitlines()
+    return next((line.removeprefix(COMMAND) for line in head if line.startswith(COMMAND)), None)

@@ -128,5 +128,38 @@ def test_command(capsys, tmp_path):
     capsys.readouterr()
     assert main(["eject", "dppo.tv"]) == 2
     assert "only inside of a policy loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a spec's name, or --check FILE"),
+        (["trl.token_truncate", "--for", "trl", "--layout", "padded"], "--layout: expected none with --for trl"),
+        (["verl.ppo", "--test", "loss.py"], "--test: expected a file test_NAME.py .* got 'loss.py'"),
+        (["verl.ppo", "--test", "test_my-loss.py"], "--test: expected a file test_NAME.py .* got 'test_my-loss.py'"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["eject"])
+        main(["eject", *arguments])
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe\x00", "'utf-8' codec can't decode"),
+        (b"#     rollout-corr eject trl.token_truncate --for", "expected a command with a value for each flag"),
+        (b"#     rollout-corr eject trl.renamed --for plain", "spec: unknown name 'trl.renamed'"),
+    ],
+)
+def test_check_names_the_file_that_it_cannot_check(content, message, capsys, tmp_path):
+    file = tmp_path / "file.py"
+    file.write_bytes(content)
+    assert main(["eject", "--check", str(file)]) == 2
+    assert re.search(f"file.py: .*{message}", capsys.readouterr().err)
+
+
+def test_a_license_may_stand_above_the_head():
+    assert "writes the same file" in check("#\n" * 13 + eject("trl.token_truncate").source)[1][-1]
