@@ -69,7 +69,7 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
     )
     parts = [
         f'"""{docstring(request, width)}\n"""',
-        _imports(request, program, bool(fused)),
+        _imports(request, program, fused),
         LOGGER if fused else "",
         "\n".join(program.constants),
         _numbers(program, width) if program.metrics.lines else "",
@@ -117,10 +117,11 @@ def digest(body: str) -> str:
     return hashlib.sha256("".join(body.split()).encode()).hexdigest()[:16]
 
 
-def _imports(request: Request, program: Program, fused: bool) -> str:
+def _imports(request: Request, program: Program, fused: Sequence[str]) -> str:
     lines = list(request.door.imports)
     metrics = "\n".join([*program.metrics.lines, *program.metrics.helpers.values()])
-    used = (("import logging", fused), ("import math", re.search(r"\bmath\.", metrics)),
+    text = "\n".join([metrics, *fused])
+    used = (("import logging", fused), ("import math", re.search(r"\bmath\.", text)),
             ("from types import SimpleNamespace", metrics))  # fmt: skip
     first = [line for line, needed in used if needed]
     if first:

@@ -13,6 +13,10 @@ COMMANDS = (
     "verl.ppo --loss --layout padded",
     "trl.dapo --loss",
     "prime_rl.dppo --loss",
+    "trl.token_truncate --for trl",
+    "skyrl.token_tis --for skyrl",
+    "trl.token_truncate --backend both",
+    "verl.decoupled_geo_rs_token_tis --for verl --backend both",
 )
 
 
@@ -23,7 +27,7 @@ def table() -> str:
         name, *flags = command.replace("--loss", "").split()
         given = dict(zip((flag[2:] for flag in flags[::2]), flags[1::2], strict=True))
         framework, layout = given.get("for", "plain"), given.get("layout", "packed")
-        made = eject(name, framework, layout, loss="--loss" in command)
+        made = eject(name, framework, layout, loss="--loss" in command, backend=given.get("backend", "torch"))
         rows.append(f"| `{command}` | {len(made.source.splitlines())} |")
     return "\n".join(rows)
 

@@ -1,7 +1,10 @@
 """The Triton part of a file: the kernels of the package, specialized, and equal to them to the bit."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -112,3 +115,34 @@ def test_nothing_is_left_that_the_plan_decides(files):
 def test_refused(what, message):
     with pytest.raises(CannotEject, match=message):
         eject(what, backend="both")
+
+
+COMPILE = """
+import importlib.util, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+described = importlib.util.spec_from_file_location("file", sys.argv[1])
+file = importlib.util.module_from_spec(described)
+described.loader.exec_module(file)
+kinds = {"train_logp": "*bf16", "rollout_logp": "*fp32", "weights": "*fp32", "mask": "*u8", "mask_out": "*u8",
+         "keep_out": "*u8", "offsets": "*i64", "counts": "*i32", "integers": "*i64", "floats": "*fp32",
+         "counter": "*i32", "tokens": "i64", "sequences": "i64", "slots": "i64"}
+for kernel in (file.read_kernel, file.decide_kernel):
+    default = lambda name: "*fp64" if name.endswith(("sums", "maxima", "statistics")) else "i32"
+    signature = {name: kinds.get(name) or default(name) for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs={})
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    print(kernel.__name__, ".local" in found.asm["ptx"])
+"""
+
+
+def test_compiles_for_a_gpu_that_is_not_here(files):
+    # In a process of its own: here kernels are interpreted.
+    path = files[1]["token"].__file__
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILE, path], capture_output=True, text=True, env=environment, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.splitlines() == ["read_kernel False", "decide_kernel False"]
