@@ -606,10 +606,14 @@ def fused(spec: Spec, layout: str, numbers: tuple[str, ...], width: int) -> list
     """
     if (why := beyond_kernels(spec)) is not None:
         raise CannotEject(f"spec: the kernels do not run it: {why}")
-    if spec.measures_turns or any(c.tensor_name is not None or c.when != "any" for c in spec.criteria) or (
-        spec.weight is not None and spec.weight.normalize is not None
-    ) or spec.detail == "full":  # fmt: skip
-        raise CannotEject("spec: expected log-probs, mask and cu_seqlens alone for the Triton part")
+    more = [repr(c) for c in spec.criteria if c.tensor_name is not None or c.when != "any"]
+    more += ["turns"] if spec.measures_turns else []
+    more += ["normalize"] if spec.weight is not None and spec.weight.normalize is not None else []
+    more += ["detail='full'"] if spec.detail == "full" else []
+    if more:
+        raise CannotEject(
+            f"spec: expected log-probs, mask and cu_seqlens alone for the Triton part, got {', '.join(more)}"
+        )
     kernels, found, plan = kernels_of(spec, numbers)
     functions = list(found.functions.values())
     reserved = {*found.verbatim, *(one.name for one in (*functions, *kernels)), *found.constants, "tl", "triton"}
@@ -647,7 +651,7 @@ def launches_of(plan: Plan, kernels: list[Kernel], layout: str, width: int) -> s
     read = {one for one, body in used.items() if any(names_in(kernel.body)[one] for kernel in kernels)}
     lines = [f"    {name} = table({rows}, {columns}, torch.{kind})" for name, rows, columns, kind in tables
              if rows and name in read]  # fmt: skip
-    outputs = ["    weights = torch.empty_like(train_logp)"] if plan.writes_weights else []
+    outputs = ["    weights = torch.empty_like(train_logp, dtype=torch.float32)"] if plan.writes_weights else []
     outputs += ["    mask_out = torch.empty_like(mask)"] if plan.writes_mask else []
     sharing = "1"
     if plan.zeroes:
