@@ -126,7 +126,7 @@ def add_up_part(
     k: tl.tensor, sums: tl.tensor, maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
     programs: tl.tensor, part: tl.tensor, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add up GROUP columns of `part` programs over tokens: piece k of parts * groups(PLAN)."""
+    """Add up GROUP columns of `part` programs over tokens: piece k of parts * groups."""
     number, group = k // groups(PLAN), k % groups(PLAN)
     first = number * part
     end = tl.minimum(first + part, programs)

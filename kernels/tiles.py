@@ -182,7 +182,7 @@ def next_span(span: Span, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN
 
 @triton.jit
 def places_of(first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
-    """Number the tokens of a step in their tile: [PARTS, LANES, VEC], from `first` on."""
+    """Number the tokens of a step in their tile: [parts, lanes, vec]."""
     part = tl.arange(0, TILING.parts)[:, None, None] * (TILING.lanes * TILING.vec)
     lane = tl.arange(0, TILING.lanes)[None, :, None] * TILING.vec
     return first + (part + lane + tl.arange(0, TILING.vec)[None, None, :])

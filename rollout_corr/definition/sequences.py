@@ -122,7 +122,7 @@ def scan_max(x: Tensor, place: Tensor, before: bool) -> Tensor:
 
 
 def _differences(x: Tensor, offsets: Tensor) -> Tensor:
-    """The sum of int64 or bool x from each offset to the next, from a running sum: it may wrap around, they do not."""
+    """The sums of int64 or bool x from each offset to the next: differences of a running sum, which may overflow."""
     if not x.shape[0]:
         return torch.zeros_like(offsets[1:])
     running = x.cumsum_(0) if x.dtype == torch.int64 else x.cumsum(0)

@@ -29,7 +29,11 @@ LOG_ONCE = '''def _log_once(backend: str) -> None:
 DIGEST = "# sha256 of the lines below: "
 
 # What `explain` says of the package and does not hold of a file.
-ELSEWHERE = {" in float32 or float64,": " in float32,", ", or by `Batch.total` where it is given": ""}
+ELSEWHERE = {
+    " in float32 or float64,": " in float32,",
+    ", or by `Batch.total` where it is given": "",
+    ": a mean over it divides by fewer tokens, policy_loss by those of the batch unless Mean(over='kept')": "",
+}
 
 
 class Request(NamedTuple):
@@ -136,7 +140,7 @@ def _laid_out(parts: list[str]) -> str:
     found = parts[0]
     for part in parts[1:]:
         if part:
-            found += ("\n\n\n" if part.startswith(("def ", "class ", "@")) else "\n\n") + part
+            found += ("\n\n\n" if part.startswith(("def ", "class ", "@", "# Launch ")) else "\n\n") + part
     return found + "\n"
 
 
@@ -160,16 +164,19 @@ def _check(fused: bool) -> list[str]:
 
 
 def _eager(program: Program, request: Request) -> str:
-    gives, told = ["torch.Tensor | None", "torch.Tensor", "torch.Tensor"], "Weights, mask, verdicts"
+    gives = ["torch.Tensor" if request.spec.returns_weights else "None", "torch.Tensor", "torch.Tensor"]
+    told = "Return weights, mask, keep"
     if request.loss is not None:
-        told = f"The loss before it is divided, its divisor{', w' + told[1:] if request.loss.spec else ''}"
+        of_spec = told.removeprefix("Return") if request.loss.spec else ""
+        told = f"Return the loss before its division, the divisor{of_spec and ','}{of_spec}"
         gives = ["torch.Tensor", "torch.Tensor", *(gives if request.loss.spec else [])]
     typed = "".join(f"    {name}: torch.Tensor,\n" for name in program.inputs)
     train, rollout = program.inputs[:2]
     upcast = [f"{train}, {rollout} = {train}.float(), {rollout}.float()"] if request.loss is None else []
     return "\n".join([
         "def _eager(\n" + typed + f") -> tuple[{', '.join(gives)}, torch.Tensor]:",
-        f'    """{told}, and the numbers of metrics: [K] float64."""',
+        f'    """{told}, and the sums and maxima in `NUMBERS`."""' if program.metrics.lines else
+        f'    """{told}, and no numbers."""',
         joined([*upcast, *program.body]),
     ])  # fmt: skip
 

@@ -540,6 +540,20 @@ def source_of(kernel: Kernel, sized: bool, width: int, reserved: set[str]) -> st
     return "\n".join(lines)
 
 
+def reflowed(source: str, width: int) -> str:
+    """A function whose head is laid out as formatters do."""
+    head = re.search(r"^def \w+\([^)]*\) -> [^\n]*:  # fmt: skip$", source, re.MULTILINE)
+    if head is None:
+        return source
+    text = re.sub(r"\(\s+|,?\s+(?=\))", lambda found: found[0][:1].strip(", "), head[0].removesuffix("  # fmt: skip"))
+    return source.replace(head[0], "\n".join(fitted(" ".join(text.split()), width)))
+
+
+PROGRAMS = {
+    "read_kernel": "tile of tokens",
+    "decide_kernel": f"{SHAPE.sequences} sequences, and more that add up what the first launch left",
+    "apply_kernel": "tile of tokens",
+}
 WIDE = ("tokens", "sequences", "slots", "owner_count")
 NARROW = ("tile_bits", "steps", "sequence_programs", "token_programs", "shares", "parts", "part")
 
@@ -564,15 +578,14 @@ LAUNCHES = '''def _fused(
     device, tokens, sequences = train_logp.device, train_logp.numel(), offsets.shape[0] - 1
     least = 9 if tokens >= 1024 * sequences else 8
     tile_bits = min(max((tokens // 2048 - 1).bit_length(), least), 11)
+    # How often `owner_before` narrows its search.
     steps, left = 0, sequences + 1
     while left > 0:
         steps, left = steps + 1, left // 32
     token_programs = (tokens >> tile_bits) + 1
     slots = token_programs + sequences + 1
     sequence_programs = triton.cdiv(sequences + 2, 32)
-    # Programs that share the zeroing of what one of them rejects.
-    shares = {shares}
-    part = max(256, triton.cdiv(token_programs, 256))
+{shares}    part = max(256, triton.cdiv(token_programs, 256))
     parts = triton.cdiv(token_programs, part)
 
     def table(rows, columns, dtype):
@@ -617,15 +630,23 @@ def fused(spec: Spec, layout: str, numbers: tuple[str, ...], width: int) -> list
     kernels, found, plan = kernels_of(spec, numbers)
     functions = list(found.functions.values())
     reserved = {*found.verbatim, *(one.name for one in (*functions, *kernels)), *found.constants, "tl", "triton"}
-    texts = [source_of(one, False, width, reserved) for one in functions]
-    texts += [source_of(one, True, width, reserved) for one in kernels]
+    written = {one: reflowed(text, width) for one, text in found.verbatim.items()}
+    written |= {one.name: source_of(one, False, width, reserved) for one in functions}
+    texts: list[str] = []
+    for place, kernel in reversed(list(enumerate(kernels, 1))):
+        launch = f"# Launch {place} of {len(kernels)}, a program for each {PROGRAMS[kernel.name]}.\n"
+        texts.insert(0, launch + source_of(kernel, True, width, reserved))
+    for one, text in reversed(written.items()):
+        # What a plan has made of its callers may have left none.
+        if any(re.search(rf"\b{one}\b", caller) for caller in texts):
+            texts.insert(0, text)
     # Plain torch has constants of the same names, which are floats.
     labels = {label: f"TL_{label}" for label in found.constants}
-    constants = [f"{labels[label]} = tl.constexpr({power(x)})" for label, x in sorted(found.constants.items())]
-    texts = [*found.verbatim.values(), *texts]
     if labels:
         pattern = re.compile(rf"\b({'|'.join(map(re.escape, labels))})\b")
         texts = [pattern.sub(lambda match: labels[match[0]], text) for text in texts]
+    constants = [f"{labels[label]} = tl.constexpr({power(x)})" for label, x in sorted(found.constants.items())
+                 if any(re.search(rf"\b{labels[label]}\b", text) for text in texts)]  # fmt: skip
     parts = [
         "\n".join(constants) or "# The kernels have no constants.",
         *texts,
@@ -636,14 +657,20 @@ def fused(spec: Spec, layout: str, numbers: tuple[str, ...], width: int) -> list
 
 def launches_of(plan: Plan, kernels: list[Kernel], layout: str, width: int) -> str:
     """Write the function that launches the kernels."""
+    sharing, rows_of_decide = "", "sequence_programs"
+    if plan.zeroes:
+        rows_of_decide += " * shares"
+        sharing = """    # Programs that share the zeroing of what one of them rejects.
+    shares = max(1, min(tokens // 32768, 1024) // sequence_programs) if tokens > 131072 * sequence_programs else 1
+"""
     tables = [
         ("counts", len(plan.counts), "slots", "int32"), ("integers", len(plan.integers), "slots", "int64"),
         ("floats", len(plan.floats), "slots", "float32"), ("peaks", len(plan.peaks), "slots", "int32"),
         ("token_sums", len(plan.token_sums), "token_programs", "float64"),
         ("token_maxima", kept_maxima(plan), "token_programs", "float64"),
         ("part_sums", len(plan.token_sums), "parts", "float64"), ("part_maxima", kept_maxima(plan), "parts", "float64"),
-        ("sequence_sums", len(plan.sequence_sums), "sequence_programs * shares", "float64"),
-        ("sequence_maxima", len(plan.sequence_maxima), "sequence_programs * shares", "float64"),
+        ("sequence_sums", len(plan.sequence_sums), rows_of_decide, "float64"),
+        ("sequence_maxima", len(plan.sequence_maxima), rows_of_decide, "float64"),
         ("states", 1 if plan.applies else 0, "sequences", "int32"),
         ("sequence_weights", 1 if plan.spreads else 0, "sequences", "float32"),
     ]  # fmt: skip
@@ -653,14 +680,9 @@ def launches_of(plan: Plan, kernels: list[Kernel], layout: str, width: int) -> s
              if rows and name in read]  # fmt: skip
     outputs = ["    weights = torch.empty_like(train_logp, dtype=torch.float32)"] if plan.writes_weights else []
     outputs += ["    mask_out = torch.empty_like(mask)"] if plan.writes_mask else []
-    sharing = "1"
-    if plan.zeroes:
-        sharing = (
-            "max(1, min(tokens // 32768, 1024) // sequence_programs) if tokens > 131072 * sequence_programs else 1"
-        )
     programs = {
         "read_kernel": "token_programs",
-        "decide_kernel": f"sequence_programs * shares + parts * {groups(plan)}",
+        "decide_kernel": f"{rows_of_decide} + parts * {groups(plan)}",
         "apply_kernel": "token_programs",
     }
     launched = []

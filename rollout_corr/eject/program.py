@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -40,12 +39,12 @@ TOKENS, SEQUENCES, ROWS, COLUMNS, TURNS = 1009, 53, 59, 71, 83
 
 # What the functions of the definition do, for the reader of the file.
 SECTIONS = {
-    "sequences_of": "Which tokens count: those inside of a sequence whose mask is not 0.",
-    "count_valid": "Which tokens count: those inside of a sequence whose mask is not 0.",
-    "read_tokens": "D = train - rollout, 0 where it is not measured: not valid, NaN or infinite.",
-    "decide": "Which tokens and sequences the criteria reject.",
+    "sequences_of": "Which tokens count: the mask is not 0 there, and they are inside of a sequence.",
+    "count_valid": "Which tokens count: the mask is not 0 there, and they are inside of a sequence.",
+    "read_tokens": "D = train - rollout, 0 where a token does not count. NaN and infinity: see the top.",
+    "decide": "Which tokens and sequences are rejected.",
     "weigh": "Importance weights.",
-    "weights_of": "The weights that are handed back: 0 where nothing is measured or a sequence is rejected.",
+    "weights_of": "The weights that are returned, 0 where a token has none.",
     "sequence_facts": "Sums over the tokens of each sequence.",
     "of_block": "Sums over tokens.",
     "collect": "Sums and maxima over rows.",
@@ -225,13 +224,13 @@ def assembled(
     for name, node in results.items():
         node.names.insert(0, "kept_mask" if name == "mask" else name)
     every = writer.prepare([*results.values(), *(statistics[name] for name in numbers)])
-    body = writer.body(every, lambda node: _section(node.where), len(results))
+    body = writer.body(every, _section, len(results))
     texts = {"mask": inputs[2], **dict(zip(results, map(writer.result, every), strict=False))}
     of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
     body += _returned([texts.get(name, "None" if name == "weights" else name) for name in order], of_numbers)
     sums = len([name for name in numbers if name in of_sums])
     functions_used = [function.source for function in functions.every.values()]
-    text = "\n".join([*body, *functions_used, *(["sequences"] if layout == "packed" else [])])
+    text = "\n".join([*body, *functions_used, "sequences" if layout == "packed" else "rows"])
     first = _sizes_first(layout, text, inputs[0])
     constants: list[str] = []
     for name, (value, comment) in functions.constants.items():
@@ -325,7 +324,10 @@ def asks_advantages(spec: Spec) -> bool:
     return any(criterion.when != "any" for criterion in spec.criteria)
 
 
-def _section(where: tuple[CodeType, ...]) -> str | None:
+def _section(node: Node) -> str | None:
+    if node.names[:1] == ["kept_mask"]:
+        return SECTIONS["kept_tokens"]
+    where = node.where
     for code in where:
         qualified = f"{Path(code.co_filename).stem}.{code.co_name}"
         # What reads tokens for a loss is a part of its evaluation.
@@ -353,18 +355,19 @@ def _of_nothing(
     logp, mask = inputs[0], inputs[2]
     count, empty = "sequences", f"{logp}.numel() == 0 or sequences == 0"
     if layout == "padded":
-        count, empty = f"{logp}.shape[0]", f"{logp}.numel() == 0"
+        count, empty = "rows", f"{logp}.numel() == 0"
     nothing = f"torch.tensor([0.0] * {sums} + [-torch.inf] * {maxima}, dtype=torch.float64, device={logp}.device)"
     if not maxima:
         nothing = f"torch.zeros({sums}, dtype=torch.float64, device={logp}.device)"
     given = {
-        "total": f"(0.0 * {logp}).sum(dtype=torch.float64)", "divisor": "one", "mask": f"torch.zeros_like({mask})",
+        "total": "total", "divisor": "divisor", "mask": f"torch.zeros_like({mask})",
         "weights": f"torch.zeros_like({logp})" if "weights" in named else "None", "keep": "keep",
     }  # fmt: skip
     return [
         f"if {empty}:",
         *([f"    keep = torch.ones({count}, dtype=torch.bool, device={logp}.device)"] if "keep" in order else []),
-        *([f"    one = torch.ones((), dtype=torch.float64, device={logp}.device)"] if "divisor" in order else []),
+        *([f"    total = (0.0 * {logp}).sum(dtype=torch.float64)"] if "total" in order else []),
+        *(["    divisor = torch.ones_like(total)"] if "divisor" in order else []),
         f"    nothing = {nothing}",
         *("    " + line for line in fitted(f"return {', '.join(given[name] for name in order)}, nothing")),
         "",

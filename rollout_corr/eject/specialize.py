@@ -438,6 +438,15 @@ class Specializer:
         return self.functions[key]
 
 
+def _is_none(x: Dyn, beside: Dyn) -> bool:
+    """A scalar times 0, which changes neither the value nor the type of what it is added to."""
+    product = x.node
+    if x.shape or not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
+        return False
+    zero = any(isinstance(one, ast.Constant) and one.value == 0 for one in (product.left, product.right))
+    return zero and x.dtype in (tl.int32, tl.int64) and (beside.points or promoted(beside, x) == beside.dtype)
+
+
 EFFECTS = ("tl.store", "tl.atomic_add", "tl.debug_barrier")
 
 
@@ -582,7 +591,7 @@ class Scope:
             scope = Scope(owner, self.module, dict(self.env))
             ends.append((scope.env, owner.inside(partial(scope.run, body))))
         (one, block), (other, other_block) = ends
-        for key in one.keys() & other.keys():
+        for key in [key for key in one if key in other]:
             mine, theirs = leaves(one[key]), leaves(other[key])
             if len(mine) != len(theirs) or all(_same(x, y) for x, y in zip(mine, theirs, strict=True)):
                 continue
@@ -780,6 +789,11 @@ class Scope:
         ):
             return one
         if isinstance(e.op, ast.Mult) and isinstance(one, Dyn) and _is_zero(one) and not one.shape:
+            return one
+        for x, factor in ((one, other), (other, one)):
+            if isinstance(e.op, ast.Mult) and type(factor) is int and factor == 1 and x.dtype in (tl.int32, tl.int64):
+                return x
+        if isinstance(e.op, ast.Add) and isinstance(one, Dyn) and isinstance(other, Dyn) and _is_none(other, one):
             return one
         pointer = next((x for x in (one, other) if isinstance(x, Dyn) and x.points), None)
         dtype = pointer.dtype if pointer else promoted(one, other)

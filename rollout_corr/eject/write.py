@@ -38,9 +38,16 @@ FUNCTIONS = {"where", "stack", "cat", "zeros", "ones", "arange", "full", "zeros_
              "segment_reduce", "count_nonzero", "maximum", "minimum", "searchsorted", "tensor"}  # fmt: skip
 # Names of operations that are none of Python's.
 FALLBACKS = {"and": "both", "or": "either", "invert": "others", "eq": "equal", "ne": "differs", "lt": "below",
-             "gt": "above", "le": "at_most", "ge": "at_least", "where": "picked", "double": "number"}  # fmt: skip
+             "gt": "above", "le": "at_most", "ge": "at_least", "where": "selected", "double": "number",
+             "mul": "product", "sum": "total", "sub": "difference", "clamp": "clamped"}  # fmt: skip
+# Operations that broadcast, to which an expanded tensor is as good as what was expanded.
+BROADCASTING = {"__and__", "__iand__", "__or__", "where", "mul"}
+# What is called after what it is made of.
+DERIVED = {"__invert__": "not_{}", "__neg__": "minus_{}", "neg": "minus_{}", "detach": "{}_detached"}
+# Local names that say nothing.
+EMPTY = {"x", "y", "one", "other"}
 # Local names that say little; others come first.
-POOR = {"x", "y", "one", "other", "value", "values", "found", "total", "signed", "here", "column", "joined", "which",
+POOR = {*EMPTY, "within", "value", "values", "found", "total", "signed", "here", "column", "joined", "which",
         "known", "left", "right", "row", "counted", "there", "result", "tested", "among", "select", "once", "tensor_of",
         "of", "spread", "sum", "limited", "sum_d_of", "sum_d_over", "inside_some", "inside", "fitting", "sum_integers",
         "count", "units", "some", "totals", "sum_of", "running", "double", "values_of", "per_sequence", "condition",
@@ -95,6 +102,8 @@ class Writer:
                 self.same[node] = simpler
                 self._give_names(node, simpler)
                 continue
+            if node.op == "double" and isinstance(node.args[0], Node) and POOR.issuperset(node.args[0].names):
+                node.args[0].function_names += node.names
             if node.op == "call":
                 node.args = (self.functions.of(node.args[0]), *node.args[1:])
             key = _key((node.op, node.args, node.kwargs))
@@ -153,6 +162,10 @@ class Writer:
                 if isinstance(one, Node) and isinstance(other, Node) and _all_true(one) and \
                         other.value.shape == node.value.shape:  # fmt: skip
                     return other
+        if node.op == "expand" and isinstance(args[0], Node) and args[0].value.shape == node.value.shape:
+            return args[0]
+        if node.op in BROADCASTING and not node.value.requires_grad:
+            node.args = args = _unexpanded(node)
         if node.op in ("__and__", "__or__", "where") and (found := _of_never(node)) is not None:
             return found
         if node.op == "sum" and len(args) == 1 and not node.kwargs and isinstance(args[0], Node):
@@ -178,14 +191,18 @@ class Writer:
         """The lines of the operations; `result` gives the results afterwards, the first `named` by their names."""
         self.uses: Counter[Node] = Counter(nodes_in([(n.args, n.kwargs) for n in self.order]))
         self.uses.update(results)
+        self.ends, self.by_name = set(results), set(results[:named])
+        self.users: dict[Node, list[Node]] = {}
         # Where each is read last: what is used once may be written inside of its user's expression.
         self.last = dict.fromkeys(results, len(self.order))
         for place, node in reversed(list(enumerate(self.order))):
-            read_at = max(place, self.last.get(node, 0)) if self.uses[node] == 1 else place
+            read_at = max(place, self.last.get(node, 0)) if self.uses[node] == 1 and node not in self.by_name else place
             for one in nodes_in((node.args, node.kwargs)):
+                self.users.setdefault(one, []).append(node)
                 self.last[one] = max(read_at, self.last.get(one, 0))
         self.places: dict[Node | None, int] = {node: place for place, node in enumerate(self.order)}
         self.written: dict[Node, tuple[str, int]] = {}
+        self.assigned: set[Node] = set()
         self.taken: dict[str, Node | None] = dict.fromkeys(self.functions.reserved)
         lines: list[str] = []
         for node in results[:named]:
@@ -194,9 +211,8 @@ class Writer:
         for node in self.graph.parameters.values():
             self.written[node] = node.names[0], ATOM
             self.taken[node.names[0]] = node
-            self.last.setdefault(node, -1)
             if self.graph.outer is None:
-                self.last[node] = len(self.order)
+                self.ends.add(node)
         section = None
         # A sum or a maximum stands where it is handed back; so does what a function of one expression returns.
         at_end = set(results[named:] if self.graph.outer is None else results if len(results) == 1 else ())
@@ -214,7 +230,8 @@ class Writer:
                 left, right = ", ".join(targets), text
             else:
                 text, binds = self.text(node)
-                if self._inlined(node, text) or (node in at_end and self.uses[node] == 1 and len(text) < 84):
+                fits = len(text) < 84 or self.graph.outer is not None
+                if self._inlined(node, text) or (node in at_end and self.uses[node] == 1 and fits):
                     self.written[node] = text, binds
                     continue
                 left, right = self._name(node, place), text
@@ -222,37 +239,48 @@ class Writer:
                 lines += ([""] if lines else []) + [f"# {one}" for one in textwrap.wrap(new, WIDTH - 8)]
                 section = new
             lines += fitted(f"{left} = {right}")
+            self.assigned.add(node)
         return lines
 
     def _inlined(self, node: Node, text: str) -> bool:
         if node.op in ("input", "constant"):
             return True
-        return self.uses[node] == 1 and len(text) <= (36 if self._names(node, strong=True) else 84)
+        if node in self.by_name:
+            return False
+        return self.uses[node] == 1 and len(text) <= (
+            36 if self._names(node, strong=True) and node.op != "__invert__" else 84
+        )
 
     def _names(self, node: Node, strong: bool = False) -> list[str]:
         """Names that tell something; without `strong`, also of functions and of what it is made of."""
         good = [name for name in node.names if name not in POOR]
         if strong:
             return good
+        if not good and node.op == "where" and isinstance(node.args[1], Node) and "neg" in node.args[1].op:
+            return self._names(node.args[1])
         good += [name for name in node.function_names if name not in POOR and name not in good]
         if node.op == "index_select" and isinstance(node.args[0], Node) and self._names(node.args[0]):
             return [f"{self._names(node.args[0])[0]}_of_token"]
-        if not good and node.op == "__invert__" and isinstance(node.args[0], Node) and self._names(node.args[0]):
-            return [f"not_{self._names(node.args[0])[0]}"]
+        of = self._names(node.args[0])[:1] if node.args and isinstance(node.args[0], Node) else []
+        if not good and of and node.op in DERIVED:
+            return [DERIVED[node.op].format(*of)]
+        if not good and node.op in ("__ge__", "ge", "__le__", "le") and isinstance(node.args[1], float):
+            bound = self.number(node.args[1], node).removeprefix("LOG_").removesuffix("_F32")
+            good = [f"meets_{bound.lower()}"] if bound.isidentifier() else []
         if not good and node.op == "where" and isinstance(node.args[1], Node):
             good = self._names(node.args[1])
         return good
 
     def _name(self, node: Node, place: int) -> str:
-        candidates = self._names(node) + [name for name in node.names if name in POOR]
+        candidates = self._names(node) + [name for name in node.names if name in POOR - EMPTY]
         fallback = node.args[0].name.strip("_") if node.op == "call" else node.op.strip("_")
         fallback = FALLBACKS.get(fallback, fallback)
         for name in candidates or [fallback]:
             holder = self.taken.get(name, node)
-            if holder is node or (holder in self.written and self.last.get(holder, -1) <= place):
+            if holder is node or (holder in self.written and self._free(holder, node)):
                 break
             # A result that comes later may have its name from here on.
-            if holder not in self.written and self.last[node] <= self.places.get(holder, -1):
+            if holder in self.places and holder not in self.written and self.last[node] <= self.places[holder]:
                 break
         else:
             name, number = (candidates or [fallback])[0], 2
@@ -262,6 +290,16 @@ class Writer:
         self.taken[name] = node
         self.written[node] = name, ATOM
         return name
+
+    def _free(self, holder: Node, node: Node) -> bool:
+        """Nothing reads a value after the statement that makes a node."""
+        return holder not in self.ends and all(
+            user is node
+            or user in self.assigned
+            or user in node.args
+            or (user in self.written and self._free(user, node))
+            for user in self.users.get(holder, ())
+        )
 
     def result(self, node: Node) -> str:
         """The text of a result, once the body is written."""
@@ -302,6 +340,8 @@ class Writer:
             every = [self.one(x, node)[0] for x in args] + rest
             return f"torch.{node.op}({', '.join(every)})", ATOM
         text, inner = self.one(args[0], node)
+        if node.op == "clamp" and len(args) == 3 and args[1] is None:
+            rest, args = [f"max={self.one(args[2], node)[0]}"], args[:1]
         every = [self.one(x, node)[0] for x in args[1:]] + rest
         return f"{text if inner == ATOM else f'({text})'}.{node.op}({', '.join(every)})", ATOM
 
@@ -397,6 +437,17 @@ def _all_true(node: Node) -> bool:
     return (node.op == "ones_like" and node.kwargs.get("dtype") == torch.bool) or (
         node.op == "ones" and node.kwargs.get("dtype") == torch.bool
     )
+
+
+def _unexpanded(node: Node) -> tuple[Any, ...]:
+    """The arguments of an operation that broadcasts, without `expand` where the others give its shape."""
+    found = list(node.args)
+    for place, x in enumerate(found):
+        if isinstance(x, Node) and x.op == "expand":
+            given = [*found[:place], x.args[0], *found[place + 1 :]]
+            if torch.broadcast_shapes(*(one.value.shape for one in nodes_in(given))) == node.value.shape:
+                found = given
+    return tuple(found)
 
 
 def _is_never(x: Any) -> bool:

@@ -98,8 +98,20 @@ def test_a_choice_says_once_what_runs_and_never_falls_back(files, caplog, monkey
         module.correct(train, rollout, mask, offsets, backend="fused")
 
 
+def test_every_process_writes_the_same_file(files):
+    """As --check needs it, whatever order sets of texts have."""
+    made = files[0]["token"]
+    code = "from rollout_corr import Spec, Weight; from rollout_corr.eject import eject; "
+    code += f"print(eject({made.request.spec!r}, backend='both').source, end='')"
+    seed = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                         env={**os.environ, "PYTHONHASHSEED": seed})  # fmt: skip
+    assert ran.stdout == made.source
+
+
 def test_nothing_is_left_that_the_plan_decides(files):
     for made in files[0].values():
+        assert ("import math" in made.source) == ("math." in made.source)
         assert max(map(len, made.source.splitlines())) <= 120
         kernels = made.source.partition("def read_kernel")[2].partition("def _fused")[0]
         assert not re.search(r"\b(PLAN|TILING|SHAPE|static_range|found\[|kept\[)", kernels)
