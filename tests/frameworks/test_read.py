@@ -404,7 +404,7 @@ SPEC_REFUSED = {
 {action: clamp, metric: kl_k3} | action: expected 'mask' with metric 'kl_k3', as AReaL does
 {action: clamp, level: sequence, agg: sum} | agg: expected 'mean' with action 'clamp'
 {agg: min} | agg: expected one of
-{behave_imp_weight_cap: 5.0, rejection_sampling: {}} | rejection_sampling: expected None beside behave_imp_weight_cap
+{behave_imp_weight_cap: 5.0, rejection_sampling: {}} | rejection_sampling: expected None with behave_imp_weight_cap
 {behave_imp_weight_mode: token_mask} | TypeError behave_imp_weight_cap: expected a number, got NoneType
 {behave_imp_weight_cap: 5.0, behave_imp_weight_mode: word} | behave_imp_weight_mode: expected one of ['token_mask'
 """,
@@ -498,8 +498,8 @@ RECIPE_REFUSED = {
     "rllm": "{} | loss_fn: its backend has the loss: rc.recipe('verl', ...) reads",
     "areal": """
 {m2_threshold: 0.0} | m2_threshold: expected a finite number > 0
-{use_decoupled_loss: true, rejection_sampling: {}, m2_threshold: 0.04} | m2_threshold: expected None beside
-    ...pass as mask that of rc.correct(..., spec=rc.spec('areal.m2po', m2_threshold=0.04))
+{use_decoupled_loss: true, rejection_sampling: {}, m2_threshold: 0.04} | m2_threshold: expected None with
+    ...pass as mask the one of rc.correct(..., spec=rc.spec('areal.m2po', m2_threshold=0.04))
 {use_sapo_loss: true, use_decoupled_loss: true} | use_sapo_loss: AReaL refuses
 {use_sapo_loss: true, importance_sampling_level: sequence} | importance_sampling_level: expected 'token'
 {use_cispo_loss: true, use_sapo_loss: true, eps_clip_higher: 4.0} | use_cispo_loss: AReaL refuses
@@ -580,8 +580,8 @@ RECIPE_REFUSED = {
 {loss_reduction: prompt_mean} | loss_reduction: no recipe of 'prompt_mean', which averages over each prompt's tokens
 {loss_reduction: seq_mean_token_sum_norm} | TypeError max_seq_len, which seq_mean_token_sum_norm needs
 {policy_loss_type: sapo, sapo: {tau_po: 1.0}} | unknown key 'tau_po' (did you mean 'tau_pos'
-{policy_loss_type: dppo, off_policy_correction: {tis_ratio_type: token}} | expected no off_policy_correction beside
-{policy_loss_type: rollout_is, off_policy_correction: {tis_ratio_type: token}} | expected no tis_ratio_type beside it
+{policy_loss_type: dppo, off_policy_correction: {tis_ratio_type: token}} | expected no off_policy_correction with
+{policy_loss_type: rollout_is, off_policy_correction: {tis_ratio_type: token}} | expected no tis_ratio_type with it
 {policy_loss_type: dppo, dppo: {dppo_type: binary_kl, delta_low: 0.1}} | delta_low: expected the same as delta_high
 """,
     "slime": """

@@ -219,8 +219,8 @@ def recipe(config: object) -> Recipe:
     threshold = given["m2_threshold"]
     if threshold is not None and correction is not None and correction.weight is not None:
         raise NoEquivalent(
-            "m2_threshold: expected None beside rejection_sampling, because the loss counts what the one drops and not "
-            f"what the other drops, got {threshold!r}; leave it out, and pass as mask that of "
+            "m2_threshold: expected None with rejection_sampling, because the loss counts what the one drops and not "
+            f"what the other drops, got {threshold!r}; leave it out, and pass as mask the one of "
             f"rc.correct(..., spec=rc.spec('areal.m2po', m2_threshold={threshold!r}))"
         )
     # What M2PO drops leaves AReaL's count of tokens.
@@ -233,7 +233,7 @@ def _settings(config: object) -> dict[str, Any]:
     old = {name: found[name] for name in (*OLD_CAPS, OLD_MODE) if found[name] is not None}
     if old:
         if found["rejection_sampling"] is not None:
-            raise ValueError(f"rejection_sampling: expected None beside {next(iter(old))}, which it replaces")
+            raise ValueError(f"rejection_sampling: expected None with {next(iter(old))}, which it replaces")
         found["rejection_sampling"] = _of_old(old)
     if found["rejection_sampling"] is not None and boolean("use_sapo_loss", found["use_sapo_loss"]):
         warn_once(("areal", "use_sapo_loss"), "areal: use_sapo_loss does not read rejection_sampling; leave that out")

@@ -342,7 +342,7 @@ def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
     if kind == "dppo":
         of, low, high = block_of(given["dppo"], "dppo", DPPO_FIELDS).values()
         if found is not None:
-            raise ValueError("policy_loss_type: expected no off_policy_correction beside 'dppo'; no recipe does both")
+            raise ValueError("policy_loss_type: expected no off_policy_correction with 'dppo'; no recipe does both")
         found = _dppo(low, high, of)
     return Recipe(found, Loss(_surrogate(kind, given, corrects), average, _read_kl(given) if kl_loss else None))
 
@@ -360,10 +360,10 @@ def _surrogate(kind: str, given: dict[str, Any], corrects: Spec) -> Surrogate:
 
 
 def _against_rollout(setting: str, surrogate: Surrogate, corrects: Spec) -> Surrogate:
-    """Refuse a weight old/rollout beside the ratio new/rollout, which count the mismatch twice."""
+    """Refuse a weight old/rollout and the ratio new/rollout together, which count the mismatch twice."""
     if corrects.weight is not None:
         raise NoEquivalent(
-            f"{setting} has the ratio new/rollout, expected no tis_ratio_type beside it; SkyRL multiplies both: for "
+            f"{setting} has the ratio new/rollout, expected no tis_ratio_type with it; SkyRL multiplies both: for "
             "that leave it out and pass Batch(scale=...), the weights of rc.correct(old_logp, rollout_logp, ...)"
         )
     return surrogate
