@@ -126,21 +126,23 @@ def route_agreement(
         ValueError: Shapes, dtypes or devices that do not fit together.
         TypeError: An argument that is not a tensor.
     """
-    for name, x in (("train_routes", train_routes), ("rollout_routes", rollout_routes), ("mask", mask)):
-        if not isinstance(x, Tensor) and (x is not None or name != "mask"):
+    routes = {"train_routes": train_routes, "rollout_routes": rollout_routes}
+    pair = {"train_weights": train_weights, "rollout_weights": rollout_weights}
+    given: dict[str, Tensor | None] = {**routes, "mask": mask, **pair}
+    for name, x in given.items():
+        if not isinstance(x, Tensor) and (x is not None or name in routes):
             raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     shape = list(train_routes.shape)
     if len(shape) not in (3, 4) or shape[-1] == 0:
         raise ValueError(f"train_routes: expected [tokens, layers, experts] or [B, T, layers, experts], got {shape}")
-    for name, x in (("train_routes", train_routes), ("rollout_routes", rollout_routes)):
+    for name, x in routes.items():
         if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
             raise ValueError(f"{name}: expected the numbers of experts as integers, got {str(x.dtype)[6:]}")
         if x.shape != train_routes.shape:
             raise ValueError(f"{name}: expected shape {shape} (of train_routes), got {list(x.shape)}")
-    for name, x in (("rollout_routes", rollout_routes), ("mask", mask)):
+    for name, x in given.items():
         if x is not None and x.device != train_routes.device:
             raise ValueError(f"{name}: expected device {train_routes.device} (of train_routes), got {x.device}")
-    pair = {"train_weights": train_weights, "rollout_weights": rollout_weights}
     for name, x in pair.items():
         if (train_weights is None) != (rollout_weights is None):
             raise ValueError(f"{name}: expected the weights of both engines or of neither")
