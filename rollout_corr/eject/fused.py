@@ -86,7 +86,7 @@ def plan_for(spec: Spec, numbers: tuple[str, ...], more: frozenset[str] = frozen
 OF_BATCH = ("token_sums", "sequence_sums", "call_sums", "token_maxima", "sequence_maxima", "call_maxima")
 TABLES = ("counts", "integers", "floats", "peaks")
 # Columns of slots that few statistics need.
-NEVER = ("differing", "train", "rollout", "ratio_m1", "weight_m1", "d_beyond")
+NEVER = ("differing", "train", "rollout", "ratio_m1", "weight_m1")
 
 
 def pointer(text: str, dtype: Any) -> Dyn:
@@ -156,6 +156,9 @@ def kernels_of(spec: Spec, numbers: tuple[str, ...]) -> tuple[list[Kernel], Spec
                 specializer.specialized(kernel, arguments_of(kernel, plan), top=True)
                 for kernel in (read_kernel, decide_kernel, *([apply_kernel] if plan.applies else []))
             ]
+            columns = {one for table in OF_BATCH for one in getattr(plan, table)}
+            if lost := columns - specializer.stored - {*DERIVED}:
+                raise CannotEject(f"spec: the specialized kernels would not store {sorted(lost)}")
             return kernels, specializer, plan
         except UsesMissing as missing:
             column = str(missing)

@@ -172,6 +172,8 @@ class Specializer:
         # Functions, and constants of their modules, that are written as they are.
         self.verbatim: dict[str, str] = {}
         self.effective: set[str] = set()
+        # Columns that something is stored in, or would be if the plan had them.
+        self.stored: set[str] = set()
         self.clean = clean
         self.constants: dict[str, Any] = {}
         self.block: list[ast.stmt] = []
@@ -284,6 +286,8 @@ class Specializer:
         """Call a function of Triton: write it into the caller, or call what is left of it."""
         called = function.fn.__name__
         arguments = {key: unwrap(x) for key, x in self.bound(function, args, kwargs).items()}
+        if called in STORES:
+            self.stored.add(str(arguments["name"]))
         if called in self.given:
             return self.given[called](**arguments)
         if arguments.get("COLUMNS") == 0:
@@ -501,6 +505,8 @@ def _signature(x: Any) -> Any:
     return repr(x)
 
 
+# Functions that store in a column by its name.
+STORES = ("put", "put_call", "record")
 # Short functions that read better where they are called.
 INLINED = {
     "constant",

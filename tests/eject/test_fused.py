@@ -11,7 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders import interpreter
-from rollout_corr.eject import CannotEject, eject
+from rollout_corr.eject import CannotEject, eject, fused
 
 
 def loaded(made, folder, name):
@@ -160,3 +160,10 @@ def test_compiles_for_a_gpu_that_is_not_here(files):
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.splitlines() == ["read_kernel False", "decide_kernel False"]
+
+
+def test_a_statistic_that_nothing_stores_is_refused(monkeypatch):
+    # Kernels store these only where a column of slots is there, which is taken away here.
+    monkeypatch.setattr(fused, "NEVER", (*fused.NEVER, "d_beyond"))
+    with pytest.raises(CannotEject, match=r"would not store .*verl/log_difference"):
+        eject("verl.disabled", "verl", backend="both")
