@@ -505,6 +505,7 @@ def text_of(body: list[ast.stmt], indent: int, width: int) -> list[str]:
     lines: list[str] = []
     for s in body:
         pad = " " * indent
+        start = len(lines)
         if isinstance(s, (ast.If, ast.While, ast.For)):
             if isinstance(s, ast.For):
                 head = f"for {unparsed(s.target)} in {unparsed(s.iter)}:"
@@ -514,12 +515,15 @@ def text_of(body: list[ast.stmt], indent: int, width: int) -> list[str]:
             lines += text_of(s.body, indent + 4, width)
             if s.orelse:
                 lines += [pad + "else:", *text_of(s.orelse, indent + 4, width)]
+            if indent == 4 and len(lines) - start > 8:
+                # A block of some length stands apart.
+                lines[start:] = [*([""] if lines[:start] and lines[start - 1] else []), *lines[start:], ""]
         else:
             text = unparsed(s).replace("'", '"')
             if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Tuple):
                 text = text.replace("(", "", 1).replace(")", "", 1) if text.startswith("(") else text
             lines += [pad + line for line in fitted(text, width - indent)]
-    return lines
+    return lines[:-1] if lines and not lines[-1] else lines
 
 
 def source_of(kernel: Kernel, sized: bool, width: int, reserved: set[str]) -> str:

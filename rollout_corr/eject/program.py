@@ -37,6 +37,10 @@ KEPT = (
 # Sizes of the example, found nowhere else in the definition.
 TOKENS, SEQUENCES, ROWS, COLUMNS, TURNS = 1009, 53, 59, 71, 83
 
+# Endings of bounds that are rounded, and what is said of them.
+ROUNDED = ("_F32", "_UP", "_DOWN")
+TOLD_ROUNDED = "# Names with _F32, _UP or _DOWN: rounded to float32 so that a float32 compares as with the exact bound."
+
 # What the functions of the definition do, for the reader of the file.
 SECTIONS = {
     "sequences_of": "Which tokens count: the mask is not 0 there, and they are inside of a sequence.",
@@ -230,13 +234,17 @@ def assembled(
     body += _returned([texts.get(name, "None" if name == "weights" else name) for name in order], of_numbers)
     sums = len([name for name in numbers if name in of_sums])
     functions_used = [function.source for function in functions.every.values()]
-    text = "\n".join([*body, *functions_used, "sequences" if layout == "packed" else "rows"])
+    text = "\n".join(
+        [*body, *functions_used, *(["sequences"] if layout == "packed" else ["rows"] if "keep" in order else [])]
+    )
     first = _sizes_first(layout, text, inputs[0])
     constants: list[str] = []
     for name, (value, comment) in functions.constants.items():
         constants += [line for line in comment if line not in constants] + [f"{name} = {power(value)}"]
     constants += [f"{name} = {value!r}" for name, value in bounds.items() if re.search(rf"\b{re.escape(name)}\b", text)
                   and " " not in name]  # fmt: skip
+    if any(line.partition(" =")[0].endswith(ROUNDED) for line in constants):
+        constants.insert(0, TOLD_ROUNDED)
     first += _of_nothing(layout, inputs, len(numbers) - sums, sums, order, named)
     return Program(inputs, first + body, functions_used, constants, numbers, sums, metrics, called)
 

@@ -213,7 +213,8 @@ class Specializer:
         text = unparsed(value.node)
         target = next((found[text] for found in self.holds if text in found), None)
         if target is None:
-            target = self.fresh(hint)
+            zeros = re.fullmatch(r"tl\.full\(.*, 0, tl\.(\w+)\)", text)
+            target = self.fresh(f"zeros_{zeros[1]}" if zeros else hint)
             self.emit(ast.Assign([ast.Name(target, ast.Store())], value.node))
             if not any(
                 word in text for word in ("tl.load(", "tl.atomic", "carried", *(f"{x}(" for x in self.effective))

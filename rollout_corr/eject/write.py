@@ -43,7 +43,7 @@ FALLBACKS = {"and": "both", "or": "either", "invert": "others", "eq": "equal", "
 # Operations that broadcast, to which an expanded tensor is as good as what was expanded.
 BROADCASTING = {"__and__", "__iand__", "__or__", "where", "mul"}
 # What is called after what it is made of.
-DERIVED = {"__invert__": "not_{}", "__neg__": "minus_{}", "neg": "minus_{}", "detach": "{}_detached"}
+DERIVED = {"__invert__": "not_{}", "__neg__": "minus_{}", "neg": "minus_{}"}
 # Local names that say nothing.
 EMPTY = {"x", "y", "one", "other"}
 # Local names that say little; others come first.
@@ -256,12 +256,15 @@ class Writer:
         good = [name for name in node.names if name not in POOR]
         if strong:
             return good
-        if not good and node.op == "where" and isinstance(node.args[1], Node) and "neg" in node.args[1].op:
+        poor = not good or node.names[0] in POOR
+        if poor and node.op == "where" and isinstance(node.args[1], Node) and "neg" in node.args[1].op:
             return self._names(node.args[1])
+        of = self._names(node.args[0])[:1] if node.args and isinstance(node.args[0], Node) else []
+        if of and not good and "neg" in node.op:
+            return [DERIVED[node.op].format(*of)]
         good += [name for name in node.function_names if name not in POOR and name not in good]
         if node.op == "index_select" and isinstance(node.args[0], Node) and self._names(node.args[0]):
             return [f"{self._names(node.args[0])[0]}_of_token"]
-        of = self._names(node.args[0])[:1] if node.args and isinstance(node.args[0], Node) else []
         if not good and of and node.op in DERIVED:
             return [DERIVED[node.op].format(*of)]
         if not good and node.op in ("__ge__", "ge", "__le__", "le") and isinstance(node.args[1], float):
