@@ -20,6 +20,16 @@ EXTRA = {
 }
 
 
+def every_token(logp: str, packed: bool) -> list[str]:
+    """The lines of a mask for who gives none: packed tokens outside of every sequence do not count."""
+    if not packed:
+        return [f"        mask = torch.ones_like({logp}, dtype=torch.bool)"]
+    return [
+        f"        token = torch.arange({logp}.numel(), device={logp}.device)",
+        f"        mask = ((token >= cu_seqlens[0]) & (token < cu_seqlens[-1])).view({logp}.shape)",
+    ]
+
+
 def _public(within: Within, packed: bool) -> str:
     tensors = ["train_logp", "rollout_logp", "mask", *(["cu_seqlens"] if packed else []), *within.extra]
     typed = [f"    {name}: torch.Tensor{' | None' if name == 'mask' else ''}," for name in tensors]
@@ -57,7 +67,7 @@ def _public(within: Within, packed: bool) -> str:
         "        if x is not None and x.shape != train_logp.shape:",
         '            raise ValueError(f"{name}: expected shape {list(train_logp.shape)}, got {list(x.shape)}")',
         "    if mask is None:",
-        "        mask = torch.ones_like(train_logp, dtype=torch.bool)",
+        *every_token("train_logp", packed),
         "    train, rollout = train_logp.detach(), rollout_logp.detach()",
         *(["    offsets = cu_seqlens.to(train.device, torch.int64)"] if packed else []),
         f"    weights, kept_mask, keep, numbers = {call}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
+from .plain import every_token
 from .write import WIDTH, joined
 
 ARGUMENTS = {
@@ -78,7 +79,7 @@ def _public(within: Within, packed: bool, spec: Spec | None) -> str:
         "        if x is not None and x.shape != new_logp.shape:",
         '            raise ValueError(f"{name}: expected shape {list(new_logp.shape)}, got {list(x.shape)}")',
         "    if mask is None:",
-        "        mask = torch.ones_like(new_logp, dtype=torch.bool)",
+        *every_token("new_logp", packed),
         "    differentiable = torch.is_grad_enabled() and new_logp.requires_grad",
         "    with torch.set_grad_enabled(differentiable):",
         "        new = new_logp.detach().float().requires_grad_(differentiable)",

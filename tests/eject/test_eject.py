@@ -93,6 +93,14 @@ def test_errors(what, options, message):
     assert issubclass(CannotEject, ValueError)
 
 
+def test_without_a_mask_tokens_outside_of_sequences_do_not_train():
+    module = types.ModuleType("ejected")
+    exec(eject("trl.token_truncate").source, module.__dict__)
+    logp, offsets = torch.zeros(1, 8), torch.tensor([1, 3, 5])
+    expected = rc.correct(logp, logp, cu_seqlens=offsets, spec=rc.spec("trl.token_truncate")).mask
+    assert module.correct(logp, logp, None, offsets)[1].tolist() == expected.tolist()
+
+
 def test_check_tells_version_edit_and_change(monkeypatch):
     source = eject("trl.token_truncate", layout="padded").source
     assert check(source) == (True, [
