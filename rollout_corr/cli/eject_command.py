@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from rollout_corr.cli.main import FOUND, GOOD, parser_of
-from rollout_corr.cli.streams import print_line
+from rollout_corr.cli.streams import print_line, print_source
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.eject import BACKENDS, FRAMEWORKS, check, eject
 from rollout_corr.eject.plain import DOORS
@@ -53,7 +52,7 @@ def run(arguments: list[str]) -> int:
             write_whole(chosen.test, written.test(module))
     except ValueError as error:
         raise DumpError(str(error)) from error
-    sys.stdout.write(written.source)
+    print_source(written.source)
     return GOOD
 
 

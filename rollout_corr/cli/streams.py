@@ -45,6 +45,11 @@ def print_line(text: str) -> None:
     sys.stdout.write(visible(text) + "\n")
 
 
+def print_source(text: str) -> None:
+    """Print a program of this package's own making, whose line breaks are part of it."""
+    sys.stdout.write(text)
+
+
 def error_line(text: str) -> None:
     """Print a text as a line on stderr, if anybody can still read it."""
     with suppress(OSError, ValueError):

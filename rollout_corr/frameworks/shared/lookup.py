@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from ... import frameworks as package
 from ...specs.caches import cached
@@ -151,7 +151,7 @@ def named(name: str, /, **arguments: object) -> Spec:
 @overload
 def recipe(name: RecipeName, /, **settings: Any) -> Recipe: ...
 @overload
-def recipe(framework: FrameworkName, config: object, /, **options: Any) -> Recipe: ...
+def recipe(framework: FrameworkName | Literal["torchtitan"], config: object, /, **options: Any) -> Recipe: ...
 
 
 def recipe(name: str, /, *config: object, **settings: Any) -> Recipe:
