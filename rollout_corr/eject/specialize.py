@@ -17,7 +17,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
+from ..specs.caches import cached
 from .record import CannotEject
 
 Jit = (JITFunction, InterpretedFunction)
@@ -478,13 +479,13 @@ def names_in(nodes: Any) -> Counter[str]:
     return found
 
 
-@cache
+@cached(maxsize=None)
 def _words(function: Any) -> frozenset[str]:
     """The words of the source of a function."""
     return frozenset(re.findall(r"\w+", inspect.getsource(function)))
 
 
-@cache
+@cached(maxsize=None)
 def _tree(function: Any) -> tuple[ast.FunctionDef, Counter[str]]:
     """The syntax tree of a function, and how often it reads each variable."""
     found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]

@@ -48,6 +48,7 @@ def _surrogate(variant: str, low: float, high: float, dual: float, rho: float | 
     if rho is not None:
         # The ratio, at most rho, whatever the sign of the advantage.
         return make(1.0, number("aipo_rho", rho) - 1.0, delta=rho)
+    low, high = number("epsilon_low", low), number("epsilon_high", high)
     # A negative side is open.
     sides = 1.0 if low < 0.0 else low, float("inf") if high < 0.0 else high
     return make(*sides) if variant == "gspo" else make(*sides, dual)

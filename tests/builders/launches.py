@@ -45,7 +45,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-FREE = {"promote_types", "empty", "view", "detach", "slice", "as_strided", "alias", "_to_copy"}
+FREE = {"promote_types", "empty", "view", "select", "detach", "slice", "as_strided", "alias", "_to_copy"}
 
 
 def key(launch):

@@ -72,5 +72,5 @@ def test_the_kernels_say_what_they_have_not():
             rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, backend="triton")
     with pytest.raises(ValueError, match=r"Criterion.within: expected its default unless over='prefix', got 'turn'"):
         rc.Criterion("k1", upper=1, within="turn")
-    with pytest.raises(ValueError, match=r"Spec.report: expected .'native',. beside prefixes"):
+    with pytest.raises(ValueError, match=r"Spec.report: expected .'native',. with prefixes"):
         rc.Spec(rc.Weight("prefix"), report=("verl",))

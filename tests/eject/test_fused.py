@@ -98,6 +98,7 @@ def test_a_choice_says_once_what_runs_and_never_falls_back(files, caplog, monkey
         module.correct(train, rollout, mask, offsets, backend="fused")
 
 
+@pytest.mark.slow
 def test_every_process_writes_the_same_file(files):
     """As --check needs it, whatever order sets of texts have."""
     made = files[0]["token"]
@@ -151,6 +152,7 @@ for kernel in (file.read_kernel, file.decide_kernel):
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_a_gpu_that_is_not_here(files):
     # In a process of its own: here kernels are interpreted.
     path = files[1]["token"].__file__
@@ -162,6 +164,7 @@ def test_compiles_for_a_gpu_that_is_not_here(files):
     assert ran.stdout.splitlines() == ["read_kernel False", "decide_kernel False"]
 
 
+@pytest.mark.slow
 def test_a_statistic_that_nothing_stores_is_refused(monkeypatch):
     # Kernels store these only where a column of slots is there, which is taken away here.
     monkeypatch.setattr(fused, "NEVER", (*fused.NEVER, "d_beyond"))

@@ -95,6 +95,7 @@ def test_command_and_check(capsys, tmp_path):
     assert not check(source.replace("CLAMP = 20.0", "CLAMP = 10.0"))[0]
 
 
+@pytest.mark.slow
 def test_the_page_has_the_lines():
     page = Path(__file__).resolve().parents[2] / "docs" / "eject.md"
     assert eject_page.table() in page.read_text(encoding="utf-8")

@@ -94,7 +94,7 @@ def test_unknown():
 REFUSED = [
     ("trl", {"vllm_importance_sampling_clip_max": "2.0"}, "vllm_importance_sampling_clip_max='2.0': clip_max"),
     ("trl", {"epsilon": "k1", "beta": "batch"}, "epsilon='k1': PPO.low"),
-    ("trl", SimpleNamespace(beta="batch", learning_rate=1e-6), "beta='batch': KL.coef"),
+    ("trl", SimpleNamespace(beta="batch", learning_rate=1e-6), "beta"),
     ("nemo", {"loss_fn": {"ratio_clip_min": "x"}}, "loss_fn.ratio_clip_min='x': PPO.low"),
     ("nemo", {"loss_fn": {}, "grpo": {"seq_logprob_error_threshold": {1: 2}}},
      "grpo.seq_logprob_error_threshold={1: 2}: Criterion.upper"),

@@ -236,7 +236,11 @@ class Trainer:
         if "vespo" in self.losses:
             vespo(given)  # its settings are checked with any loss
         of_tokens, beta, weighed = surrogate(loss_type, given), given["beta"], given["use_bias_correction_kl"]
-        kl = KL("k3", beta, value_clamp=self.kl_clamp, weight="ratio" if weighed else None) if beta else None
+        kl = (
+            KL("k3", beta, value_clamp=self.kl_clamp, weight="ratio" if weighed else None)
+            if beta is not None and number("beta", beta)
+            else None
+        )
         threshold = given["off_policy_mask_threshold"]
         return Recipe(found if threshold is None else masked(found, threshold), Loss(of_tokens, mean, kl))
 
