@@ -21,7 +21,7 @@ import rollout_corr as rc
 from rollout_corr.backends import blocks, choose, whole
 from rollout_corr.backends.given import Versions
 from rollout_corr.eject import FRAMEWORKS as NAMES
-from rollout_corr.eject import CannotEject, Ejected, eject
+from rollout_corr.eject import Ejected, eject
 from rollout_corr.eject.program import external_inputs
 
 # Imports a file with everything else of the package out of reach, runs its test, and counts the lines that it ran.
@@ -209,7 +209,7 @@ def main() -> int:
                     f"| `{name}` | {kind} | {len(made.source.splitlines())} | {lines} | {covered} | "
                     f"{'; '.join(found[:3])} |"
                 )
-        except CannotEject as error:
+        except ValueError as error:
             say(f"| `{name}` | - | - | - | - | {error} |")
     say(f"\n{count} files, {wrong} differ, at most {most} lines")
     return int(wrong > 0)
