@@ -13,9 +13,9 @@ from .._version import __version__
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
 from ..specs.loss import Loss
+from .lines import fitted, joined
 from .loss import Wanted
 from .program import Program
-from .write import fitted, joined
 
 WRITTEN = "# Written by rollout-corr "
 COMMAND = "#     rollout-corr eject "

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
-from collections import Counter
 from typing import Any
 
 import triton.language as tl
@@ -21,10 +19,12 @@ from ..kernels.partials import groups, kept_maxima
 from ..kernels.tiles import Tiling
 from ..metrics import schema
 from ..specs.correction import Spec
+from .lines import fitted, reflowed
 from .program import power
 from .record import CannotEject
-from .specialize import Dyn, Kernel, Specializer, UsesMissing, has_effect, name, names_in, unparsed
-from .write import fitted
+from .residual import Kernel, Renamed, Renamer, cleaned, coalesced, names_in, text_of, without_copies
+from .specialize import Specializer
+from .values import Dyn, UsesMissing, name
 
 # Functions that stay functions though a plan decides some of them.
 KEPT = (
@@ -36,7 +36,15 @@ TILING = Tiling(parts=1, lanes=32, vec=4, unit=True, aligned=True)
 SHAPE: Shape = dataclasses.replace(SHAPES[1][1], chunk=2)
 
 
-# Maxima of token weights, and those of D that they follow from.
+PROGRAMS = {
+    "read_kernel": "tile of tokens",
+    "decide_kernel": f"{SHAPE.sequences} sequences, and more that add up what the first launch left",
+    "apply_kernel": "tile of tokens",
+}
+WIDE = ("tokens", "sequences", "slots", "owner_count")
+NARROW = ("tile_bits", "steps", "sequence_programs", "token_programs", "shares", "parts", "part")
+
+# Maxima of token weights, and the maxima of D that they follow from.
 DERIVED, FROM = ("max_raw", "-min_raw", "max_weight", "-min_weight"), ("max_d", "-min_d")
 
 
@@ -167,363 +175,7 @@ def kernels_of(spec: Spec, numbers: tuple[str, ...]) -> tuple[list[Kernel], Spec
             more |= {column}
 
 
-# --- cleaning ---
-
-
-def reads_memory(node: ast.AST) -> bool:
-    """An expression that loads."""
-    return any(isinstance(one, ast.Call) and unparsed(one.func) == "tl.load" for one in ast.walk(node))
-
-
-def cleaned(body: list[ast.stmt], effective: set[str]) -> list[ast.stmt]:
-    """Statements without what nothing reads; what is read once stands where it is read."""
-    while True:
-        before = unparsed(ast.Module(body, []))
-        body = without_dead(body, effective)
-        body = Inliner(body, effective).run()
-        if unparsed(ast.Module(body, [])) == before:
-            return body
-
-
-def targets_of(statement: ast.Assign) -> list[str]:
-    """The variables that an assignment sets."""
-    target = statement.targets[0]
-    return [one.id for one in (target.elts if isinstance(target, ast.Tuple) else [target]) if isinstance(one, ast.Name)]
-
-
-def without_dead(body: list[ast.stmt], effective: set[str]) -> list[ast.stmt]:
-    """Leave out assignments that nothing reads, until there is none."""
-    live: set[str] = set()
-
-    def reads(block: list[ast.stmt]) -> None:
-        for s in block:
-            if isinstance(s, ast.Assign):
-                if has_effect(s.value, effective) or any(one in live for one in targets_of(s)):
-                    live.update(names_in(s.value))
-            elif isinstance(s, (ast.If, ast.While)):
-                live.update(names_in(s.test))
-                reads(s.body)
-                reads(s.orelse)
-            elif isinstance(s, ast.For):
-                live.update(names_in(s.iter))
-                reads(s.body)
-            else:
-                live.update(names_in(s))
-
-    size = -1
-    while size != len(live):
-        size = len(live)
-        reads(body)
-
-    def kept(block: list[ast.stmt]) -> list[ast.stmt]:
-        found: list[ast.stmt] = []
-        for s in block:
-            if isinstance(s, ast.Assign):
-                targets = targets_of(s)
-                if not any(one in live for one in targets) and not has_effect(s.value, effective):
-                    continue
-                if not any(one in live for one in targets):
-                    found.append(ast.Expr(s.value))
-                    continue
-                if isinstance(s.targets[0], ast.Tuple) and isinstance(s.value, ast.Tuple):
-                    pairs = [(t, v) for t, v in zip(targets, s.value.elts, strict=True) if t in live]
-                    if len(pairs) < len(targets):
-                        if len(pairs) == 1:
-                            found.append(ast.Assign([ast.Name(pairs[0][0], ast.Store())], pairs[0][1]))
-                        else:
-                            found.append(ast.Assign(
-                                [ast.Tuple([ast.Name(t, ast.Store()) for t, _ in pairs], ast.Store())],
-                                ast.Tuple([v for _, v in pairs], ast.Load()),
-                            ))  # fmt: skip
-                        continue
-                found.append(s)
-            elif isinstance(s, ast.If):
-                body, orelse = kept(s.body), kept(s.orelse)
-                if body or orelse:
-                    if not body:
-                        found.append(ast.If(ast.UnaryOp(ast.Not(), s.test), orelse, []))
-                    else:
-                        found.append(ast.If(s.test, body, orelse))
-            elif isinstance(s, ast.For):
-                inner = kept(s.body)
-                if inner:
-                    found.append(ast.For(s.target, s.iter, inner, []))
-            elif isinstance(s, ast.While):
-                found.append(ast.While(s.test, kept(s.body), []))
-            else:
-                found.append(s)
-        return found
-
-    return kept(body)
-
-
-class Inliner:
-    """Writes what is read once where it is read, and copies as what they copy."""
-
-    def __init__(self, body: list[ast.stmt], effective: set[str]) -> None:
-        self.body, self.effective = body, effective
-        self.reads = names_in(body)
-        self.set: Counter[str] = Counter()
-        for s in ast.walk(ast.Module(body, [])):
-            if isinstance(s, ast.Name) and isinstance(s.ctx, ast.Store):
-                self.set[s.id] += 1
-
-    def run(self) -> list[ast.stmt]:
-        """Give the statements."""
-        return self.block(self.body)
-
-    def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Go through a block: an assignment is written into the statement that reads it, if nothing between matters."""
-        result = list(body)
-        place = 0
-        while place < len(result):
-            s = result[place]
-            if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name) and self.moves(s):
-                target, value = s.targets[0].id, s.value
-                where = next((i for i in range(place + 1, len(result)) if names_in(result[i])[target]), None)
-                if where is not None and self.reaches(result, place, where, target, value):
-                    result[where] = Put(target, value).visit(result[where])
-                    ast.fix_missing_locations(result[where])
-                    del result[place]
-                    # Whatever the value reads is still read once for each time.
-                    place = max(place - 1, 0)
-                    continue
-            place += 1
-        done = []
-        for s in result:
-            if isinstance(s, (ast.If, ast.While, ast.For)):
-                s.body = self.block(s.body)
-                s.orelse = self.block(s.orelse)
-            done.append(s)
-        return done
-
-    def moves(self, s: ast.Assign) -> bool:
-        target = s.targets[0]
-        assert isinstance(target, ast.Name)
-        if self.set[target.id] != 1 or has_effect(s.value, self.effective):
-            return False
-        if isinstance(s.value, (ast.Name, ast.Constant)):
-            return all(self.set[one] <= 1 for one in names_in(s.value)) or self.reads[target.id] == 1
-        if isinstance(s.value, ast.UnaryOp) and isinstance(s.value.operand, ast.Constant):
-            return True
-        return self.reads[target.id] == 1 and len(unparsed(s.value)) < 70
-
-    def reaches(self, block: list[ast.stmt], place: int, where: int, target: str, value: ast.expr) -> bool:
-        """Nothing between changes the value, and it is not read in a loop that would compute it again."""
-        copies = isinstance(value, (ast.Name, ast.Constant, ast.UnaryOp))
-        user = block[where]
-        if isinstance(user, (ast.For, ast.While, ast.If)):
-            if isinstance(user, ast.While) or not isinstance(value, (ast.Name, ast.Constant, ast.UnaryOp)):
-                head = user.iter if isinstance(user, ast.For) else user.test
-                if isinstance(user, ast.While) or names_in(head)[target] == 0:
-                    return False
-        elif not copies and len(unparsed(user)) + len(unparsed(value)) > 110:
-            return False
-        if self.reads[target] > 1 and not copies:
-            return False
-        changed = set()
-        for s in block[place + 1 : where + 1]:
-            if s is user and isinstance(s, ast.Assign):
-                continue
-            for one in ast.walk(s):
-                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-                    changed.add(one.id)
-        if changed & set(names_in(value)):
-            return False
-        if copies and self.reads[target] > 1:
-            later = [one for s in block[where + 1 :] for one in ast.walk(s)]
-            stored = {one.id for one in later if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-            if stored & set(names_in(value)):
-                return False
-            for i in range(where + 1, len(block)):
-                block[i] = Put(target, value).visit(block[i])
-        return not (reads_memory(value) and any(has_effect(s, self.effective) for s in block[place + 1 : where + 1]))
-
-
-class Put(ast.NodeTransformer):
-    """Puts a value in the place of a variable."""
-
-    def __init__(self, target: str, value: ast.expr) -> None:
-        self.target, self.put = target, value
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.put if node.id == self.target and isinstance(node.ctx, ast.Load) else node
-
-
-class Renamer:
-    """Gives variables names without numbers where another of that name neither is read nor would have another type."""
-
-    def __init__(self, parameters: list[str], body: list[ast.stmt]) -> None:
-        self.first: dict[str, int] = dict.fromkeys(parameters, 0)
-        self.last: dict[str, int] = dict.fromkeys(parameters, 0)
-        self.path: dict[str, tuple[tuple[int, int], ...]] = dict.fromkeys(parameters, ())
-        self.clock = 0
-        self.block(body, ())
-
-    def block(self, body: list[ast.stmt], path: tuple[tuple[int, int], ...]) -> None:
-        """Number statements; what a loop reads of before it lasts to its end."""
-        for s in body:
-            self.clock += 2
-            if isinstance(s, (ast.For, ast.While, ast.If)):
-                begin = self.clock
-                self.see(s.iter if isinstance(s, ast.For) else s.test, path)
-                if isinstance(s, ast.For):
-                    self.see(s.target, (*path, (begin, 0)))
-                self.block(s.body, (*path, (begin, 0)))
-                self.block(s.orelse, (*path, (begin, 1)))
-                self.clock += 2
-                if not isinstance(s, ast.If):
-                    for one in names_in([*s.body, s.iter if isinstance(s, ast.For) else s.test]):
-                        if self.first.get(one, self.clock) < begin:
-                            self.last[one] = self.clock
-            else:
-                self.see(s, path)
-
-    def see(self, node: ast.AST, path: tuple[tuple[int, int], ...]) -> None:
-        """Note the variables of a node."""
-        for one in ast.walk(node):
-            if isinstance(one, ast.Name):
-                stores = isinstance(one.ctx, ast.Store)
-                if stores:
-                    self.first.setdefault(one.id, self.clock + 1)
-                    # The outermost block that sets it.
-                    self.path[one.id] = _common(self.path.get(one.id, path), path)
-                self.last[one.id] = max(self.last.get(one.id, 0), self.clock + stores)
-
-    def names(self, reserved: set[str]) -> dict[str, str]:
-        """The new names."""
-        of_name: dict[str, list[str]] = {}
-        found = {}
-        for old in sorted(self.first, key=lambda one: self.first[one]):
-            base = re.sub(r"_\d+$", "", old) if self.first[old] else old
-            number, new = 1, base
-            while new in reserved or any(self.conflict(old, other) for other in of_name.get(new, ())):
-                number += 1
-                new = f"{base}_{number}"
-            of_name.setdefault(new, []).append(old)
-            found[old] = new
-        return found
-
-    def conflict(self, one: str, other: str) -> bool:
-        """Two variables cannot have one name."""
-        if self.first[one] < self.last[other] and self.first[other] < self.last[one]:
-            return True
-        mine, theirs = self.path[one], self.path[other]
-        for x, y in zip(mine, theirs, strict=False):
-            if x != y:
-                return x[0] == y[0]
-        return len(mine) != len(theirs)
-
-
-def _common(one: tuple[tuple[int, int], ...], other: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """The block that holds both."""
-    found = []
-    for x, y in zip(one, other, strict=False):
-        if x != y:
-            break
-        found.append(x)
-    return tuple(found)
-
-
-def coalesced(body: list[ast.stmt], everything: list[ast.stmt]) -> list[ast.stmt]:
-    """A block whose last statements copy its variables to others computes these others."""
-    done: list[ast.stmt] = []
-    for s in body:
-        if isinstance(s, (ast.If, ast.For, ast.While)):
-            s.body = coalesced(s.body, everything)
-            s.orelse = coalesced(s.orelse, everything)
-        done.append(s)
-    total = names_in(everything)
-    for copy in [s for s in done if isinstance(s, ast.Assign) and isinstance(s.value, ast.Name)]:
-        target, value = copy.targets[0], copy.value
-        if not isinstance(target, ast.Name) or not isinstance(value, ast.Name):
-            continue
-        a, b, end = target.id, value.id, done.index(copy)
-        own = [i for i, s in enumerate(done[:end]) if b in stored_by(s)]
-        if not own or len(own) != sum(b in stored_by(s) for s in flat(everything)) or own[0] > end:
-            continue
-        if not isinstance(done[own[0]], ast.Assign) or names_in(done)[b] != total[b]:
-            continue
-        between = done[own[0] + 1 : end]
-        if any(names_in(s)[a] or a in stored_by(s) for s in between) or a in stored_by(done[own[0]]):
-            continue
-        after = done[end + 1 :]
-        if any(names_in(s)[a] and names_in(s)[b] for s in after):
-            continue
-        swap = Renamed({b: a}, False)
-        done = [swap.visit(s) if i >= own[0] else s for i, s in enumerate(done) if s is not copy]
-    return done
-
-
-def flat(body: list[ast.stmt]) -> list[ast.stmt]:
-    """All plain statements, also of inner blocks."""
-    found: list[ast.stmt] = []
-    for s in body:
-        if isinstance(s, (ast.If, ast.For, ast.While)):
-            found += flat([*s.body, *s.orelse])
-        else:
-            found.append(s)
-    return found
-
-
-def stored_by(s: ast.stmt) -> set[str]:
-    """The variables that a statement sets."""
-    return {one.id for one in ast.walk(s) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-
-
-class Renamed(ast.NodeTransformer):
-    """Puts new names in the place of old ones, and `x += y` in that of `x = x + y`."""
-
-    def __init__(self, names: dict[str, str], augments: bool = True) -> None:
-        self.names, self.augments = names, augments
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Name(self.names.get(node.id, node.id), node.ctx)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
-        self.generic_visit(node)
-        target, value = node.targets[0], node.value
-        if not (self.augments and isinstance(target, ast.Name) and isinstance(value, ast.BinOp)):
-            return node
-        same = isinstance(value.left, ast.Name) and value.left.id == target.id
-        return ast.AugAssign(target, value.op, value.right) if same else node
-
-
-def without_copies(body: list[ast.stmt]) -> list[ast.stmt]:
-    """A block without assignments of a variable to itself."""
-    for s in body:
-        if isinstance(s, (ast.If, ast.For, ast.While)):
-            s.body, s.orelse = without_copies(s.body), without_copies(s.orelse)
-    return [s for s in body if not (isinstance(s, ast.Assign) and unparsed(s.targets[0]) == unparsed(s.value))]
-
-
-# --- text ---
-
-
-def text_of(body: list[ast.stmt], indent: int, width: int) -> list[str]:
-    """Statements as lines."""
-    lines: list[str] = []
-    for s in body:
-        pad = " " * indent
-        start = len(lines)
-        if isinstance(s, (ast.If, ast.While, ast.For)):
-            if isinstance(s, ast.For):
-                head = f"for {unparsed(s.target)} in {unparsed(s.iter)}:"
-            else:
-                head = f"{'if' if isinstance(s, ast.If) else 'while'} {unparsed(s.test)}:"
-            lines += [pad + line for line in fitted(head, width - indent)]
-            lines += text_of(s.body, indent + 4, width)
-            if s.orelse:
-                lines += [pad + "else:", *text_of(s.orelse, indent + 4, width)]
-            if indent == 4 and len(lines) - start > 8:
-                # A block of some length stands apart.
-                lines[start:] = [*([""] if lines[:start] and lines[start - 1] else []), *lines[start:], ""]
-        else:
-            text = unparsed(s).replace("'", '"')
-            if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Tuple):
-                text = text.replace("(", "", 1).replace(")", "", 1) if text.startswith("(") else text
-            lines += [pad + line for line in fitted(text, width - indent)]
-    return lines[:-1] if lines and not lines[-1] else lines
+# --- the whole part ---
 
 
 def source_of(kernel: Kernel, sized: bool, width: int, reserved: set[str]) -> str:
@@ -546,26 +198,6 @@ def source_of(kernel: Kernel, sized: bool, width: int, reserved: set[str]) -> st
     ]
     return "\n".join(lines)
 
-
-def reflowed(source: str, width: int) -> str:
-    """A function whose head is laid out as formatters do."""
-    head = re.search(r"^def \w+\([^)]*\) -> [^\n]*:  # fmt: skip$", source, re.MULTILINE)
-    if head is None:
-        return source
-    text = re.sub(r"\(\s+|,?\s+(?=\))", lambda found: found[0][:1].strip(", "), head[0].removesuffix("  # fmt: skip"))
-    return source.replace(head[0], "\n".join(fitted(" ".join(text.split()), width)))
-
-
-PROGRAMS = {
-    "read_kernel": "tile of tokens",
-    "decide_kernel": f"{SHAPE.sequences} sequences, and more that add up what the first launch left",
-    "apply_kernel": "tile of tokens",
-}
-WIDE = ("tokens", "sequences", "slots", "owner_count")
-NARROW = ("tile_bits", "steps", "sequence_programs", "token_programs", "shares", "parts", "part")
-
-
-# --- the whole part ---
 
 LAUNCHES = '''def _fused(
     train_logp: torch.Tensor,

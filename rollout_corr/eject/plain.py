@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..frameworks.shared.doors import Door, Within
-from .write import joined
+from .lines import joined
 
 PACKED = """train_logp, rollout_logp: [N] or [1, N], log-probs of the same tokens by the trainer and by the
     engine that sampled them: float32, bfloat16 or float16.

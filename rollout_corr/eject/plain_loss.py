@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
+from .lines import WIDTH, joined
 from .plain import every_token
-from .write import WIDTH, joined
 
 ARGUMENTS = {
     "new_logp": "new_logp: {shape}, log-probs of the tokens under the policy that trains: float32, bfloat16, float16.",

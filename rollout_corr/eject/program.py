@@ -23,8 +23,9 @@ from ..specs.correction import Spec
 from ..specs.criterion import AGE, ENTROPY
 from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
 from .host import Written, written
+from .lines import fitted
 from .record import CannotEject, Node, Recorder
-from .write import Functions, Names, Writer, fitted
+from .write import Functions, Names, Writer
 
 PACKAGE = __name__.partition(".")[0]
 # Modules whose local variables give names to values.

@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .lines import WIDTH, fitted
 from .record import CannotEject, Graph, Node, nodes_in
 
-WIDTH = 100
 DEFINITION = f"{__name__.partition('.')[0]}.definition."
 # Operators, with how tightly they bind.
 INFIX = {
@@ -484,49 +484,6 @@ def _key(x: Any) -> Any:
     return x
 
 
-def fitted(text: str, width: int = WIDTH - 4) -> list[str]:
-    """An expression or a statement on lines that fit: broken inside of its longest brackets, as formatters do."""
-    if len(text) <= width:
-        return [text]
-    groups: list[tuple[int, int]] = []
-    depth = start = 0
-    for place, sign in enumerate(text):
-        if sign in "([{":
-            start = place + 1 if depth == 0 else start
-            depth += 1
-        elif sign in ")]}":
-            depth -= 1
-            if depth == 0:
-                groups.append((start, place))
-    if not groups:
-        return [text]
-    start, end = max(groups, key=lambda group: group[1] - group[0])
-    inner = _arguments(text[start:end])
-    lines = [text[:start]]
-    for argument in inner:
-        wrapped = fitted(argument, width - 4)
-        wrapped[-1] += "," if len(inner) > 1 or not _is_group(text, start) else ""
-        lines += ["    " + line for line in wrapped]
-    rest = fitted(text[end + 1 :], width - 1) if len(text) - end > width else [text[end + 1 :]]
-    return [*lines, text[end] + rest[0], *rest[1:]]
-
-
-def _is_group(text: str, start: int) -> bool:
-    """A bracket that groups, rather than calls or indexes."""
-    return start < 2 or not (text[start - 2].isalnum() or text[start - 2] in "_)]")
-
-
-def _arguments(text: str) -> list[str]:
-    """The arguments between brackets."""
-    found, depth, first = [], 0, 0
-    for place, sign in enumerate(text):
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0:
-            found.append(text[first:place].strip())
-            first = place + 1
-    return [one for one in (*found, text[first:].strip()) if one]
-
-
 @dataclass(eq=False)
 class Function:
     """A function of the written source."""
@@ -615,8 +572,3 @@ def _docstring(code: Any) -> str | None:
         return None
     first = inspect.cleandoc(code.co_consts[0]).split("\n\n")[0]
     return " ".join(first.split())
-
-
-def joined(lines: Iterable[str], indent: str = "    ") -> str:
-    """Lines as a block."""
-    return "\n".join(indent + line if line else "" for line in lines)
