@@ -37,7 +37,7 @@ ELSEWHERE = {
 
 
 class Request(NamedTuple):
-    """What to write.
+    """A request for a file.
 
     Attributes:
         name: What the file calls it.
@@ -97,7 +97,7 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
 
 
 def docstring(request: Request, width: int) -> str:
-    """What the file does, in the words of the Spec and the Loss."""
+    """Describe the file in the words of its Spec and its Loss."""
     lines = [f"{'Policy loss' if request.loss else 'Rollout correction'}: {request.name}."]
     parts = _parts(request)
     for part in parts:
@@ -117,7 +117,7 @@ def _parts(request: Request) -> list[Spec | Loss]:
 
 
 def digest(body: str) -> str:
-    """What tells whether somebody edited a file; formatting of white space does not count."""
+    """Hash the text of a file without its white space, by which `--check` finds an edit."""
     return hashlib.sha256("".join(body.split()).encode()).hexdigest()[:16]
 
 

@@ -53,7 +53,7 @@ class Pruned(Plan):
 
     @property
     def derived(self) -> int:
-        """The maxima of token weights that follow from those of D: all of them, or none."""
+        """The maxima of token weights that follow from the maxima of D: all of them, or none."""
         return super().derived if DERIVED[0] in self.token_maxima else 0
 
     __hash__ = Plan.__hash__
@@ -167,6 +167,8 @@ def kernels_of(spec: Spec, numbers: tuple[str, ...]) -> tuple[list[Kernel], Spec
             columns = {one for table in OF_BATCH for one in getattr(plan, table)}
             if lost := columns - specializer.stored - {*DERIVED}:
                 raise CannotEject(f"spec: the specialized kernels would not store {sorted(lost)}")
+            if unasked := [one for one in columns if more & {one}]:
+                raise CannotEject(f"spec: the kernels store {sorted(unasked)} too, which no metric of the file reads")
             return kernels, specializer, plan
         except UsesMissing as missing:
             column = str(missing)
@@ -204,7 +206,7 @@ LAUNCHES = '''def _fused(
     rollout_logp: torch.Tensor,
     mask: torch.Tensor,
 {offsets}) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `_eager` gives, by {launches} launches of Triton kernels.
+    """Compute the results of `_eager` in {launches} launches of Triton kernels.
 
     Programs over tokens have tiles of 2^tile_bits tokens; what a tile has of one sequence is a slot of the tables.
     """
@@ -266,6 +268,9 @@ def fused(spec: Spec, layout: str, numbers: tuple[str, ...], width: int) -> list
         raise CannotEject(
             f"spec: expected log-probs, mask and cu_seqlens alone for the Triton part, got {', '.join(more)}"
         )
+    # A scheme that no metric of the file reads has no part in the kernels.
+    read = {number.partition("/")[0] for number in numbers}
+    spec = dataclasses.replace(spec, report=tuple(one for one in spec.report if one == "native" or one in read))
     kernels, found, plan = kernels_of(spec, numbers)
     functions = list(found.functions.values())
     reserved = {*found.verbatim, *(one.name for one in (*functions, *kernels)), *found.constants, "tl", "triton"}

@@ -79,7 +79,8 @@ class Number:
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Number) and self.text == other.text)
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash(self.text)
 
     def __float__(self) -> float:
         raise CannotEject(f"a formula reads the number {self.text}")
@@ -157,7 +158,7 @@ def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str],
     Args:
         formulas: Gives the metrics by key from statistics by name.
         names: How each statistic is written.
-        modules: Where their functions live: those of numbers alone are called, the others are taken apart.
+        modules: Where their functions live: functions of numbers alone are called, others are taken apart.
     """
     found = Written()
     used: set[str] = set()

@@ -86,7 +86,7 @@ class Program(NamedTuple):
 
 
 def names_of_statistics(spec: Spec) -> dict[str, str]:
-    """What the statistics of a Spec are called in the file."""
+    """Name the statistics of a Spec for the file."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for name in (name for part in schema.layout(spec) for name in part):
@@ -144,7 +144,7 @@ def program_of(
         layout: "packed" or "padded".
         wanted: Which metrics: as for `metrics_of`.
         inputs_called: What the file calls log-probs and mask.
-        more: Statistics that it has besides those of these metrics.
+        more: Further statistics.
     """
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
@@ -242,16 +242,20 @@ def assembled(
     constants: list[str] = []
     for name, (value, comment) in functions.constants.items():
         constants += [line for line in comment if line not in constants] + [f"{name} = {power(value)}"]
-    constants += [f"{name} = {value!r}" for name, value in bounds.items() if re.search(rf"\b{re.escape(name)}\b", text)
-                  and " " not in name]  # fmt: skip
-    if any(line.partition(" =")[0].endswith(ROUNDED) for line in constants):
-        constants.insert(0, TOLD_ROUNDED)
+    of_spec = [
+        f"{name} = {value!r}"
+        for name, value in bounds.items()
+        if " " not in name and re.search(rf"\b{re.escape(name)}\b", text)
+    ]
+    if any(line.partition(" =")[0].endswith(ROUNDED) for line in of_spec):
+        of_spec.insert(0, TOLD_ROUNDED)
+    constants += of_spec
     first += _of_nothing(layout, inputs, len(numbers) - sums, sums, order, named)
     return Program(inputs, first + body, functions_used, constants, numbers, sums, metrics, called)
 
 
 class _Seen:
-    """What the trace went through whose fields give values their best names."""
+    """Findings and columns that a trace passes; their fields name its values best."""
 
     def __init__(self) -> None:
         self.named: dict[str, torch.Tensor] = {}
@@ -323,7 +327,7 @@ def _example(
 
 
 def external_inputs(spec: Spec) -> list[tuple[str, str]]:
-    """What the file calls the tensors that criteria read besides log-probs, and their keys."""
+    """List the tensors that criteria read besides log-probs: their names in the file, and their keys."""
     names = {AGE: "ages", ENTROPY: "entropy"}
     return [(names.get(key, re.sub(r"\W", "_", key)), key) for key in external_names(spec)]
 
@@ -360,7 +364,7 @@ def _returned(given: list[str], numbers: dict[str, str]) -> list[str]:
 def _of_nothing(
     layout: str, inputs: tuple[str, ...], maxima: int, sums: int, order: tuple[str, ...], named: Mapping[str, Any]
 ) -> list[str]:
-    """The lines that answer for a batch without tokens or sequences, of which there is no maximum."""
+    """The lines that answer for a batch without tokens or sequences, which has no maximum."""
     logp, mask = inputs[0], inputs[2]
     count, empty = "sequences", f"{logp}.numel() == 0 or sequences == 0"
     if layout == "padded":

@@ -1,4 +1,4 @@
-"""What is left of a kernel: statements without what nothing reads, variables with plain names, and their text."""
+"""The statements left of a specialized kernel: dead ones removed, variables renamed, written as text."""
 
 from __future__ import annotations
 

@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import triton.language as tl
 
+from .emitter import Emitter
 from .record import CannotEject
 from .values import (
     OPERATORS,
@@ -33,9 +34,6 @@ from .values import (
     unwrap,
 )
 
-if TYPE_CHECKING:
-    from .specialize import Specializer
-
 
 class Left(Exception):
     """A function returns."""
@@ -47,7 +45,7 @@ class Left(Exception):
 class Scope:
     """The variables of a function that is evaluated."""
 
-    def __init__(self, owner: Specializer, module: dict[str, Any], env: dict[str, Any]) -> None:
+    def __init__(self, owner: Emitter, module: dict[str, Any], env: dict[str, Any]) -> None:
         self.owner, self.module, self.env = owner, module, env
 
     # --- statements ---
@@ -96,7 +94,7 @@ class Scope:
         self.env[target.id] = self.owner.assigned(unwrap(value), target.id)
 
     def renamed(self, hints: list[str], value: Any) -> Any:
-        """What a call gave in variables is called as the caller calls it."""
+        """Rename the variables of a call's results to the names that the caller assigns them to."""
         last = self.owner.block[-1]
         if not (isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Tuple)):
             return value
@@ -490,7 +488,7 @@ def _once(scope: Scope, test: Callable[[Scope], Any] | None, body: list[ast.stmt
     scope.run(body)
 
 
-def _hints(owner: Specializer, key: str, x: Any) -> list[str]:
+def _hints(owner: Emitter, key: str, x: Any) -> list[str]:
     """Names for the leaves of a variable."""
     if not isinstance(x, tuple):
         return [key]

@@ -53,7 +53,7 @@ def name(text: str) -> ast.expr:
 
 
 def unwrap(x: Any) -> Any:
-    """What a constexpr holds."""
+    """Take a value out of its constexpr."""
     return x.value if isinstance(x, tl.constexpr) else x
 
 

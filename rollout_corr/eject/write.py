@@ -33,7 +33,7 @@ SWAPPED = {"__rsub__", "__rtruediv__", "rsub"}
 PREFIX = {"__neg__": ("-", 5), "neg": ("-", 5), "__invert__": ("~", 5), "bitwise_not": ("~", 5),
           "logical_not": ("~", 5)}  # fmt: skip
 ATOM = 9
-# Functions of torch, of which no method has the same arguments.
+# Functions of torch without a method of the same arguments.
 FUNCTIONS = {"where", "stack", "cat", "zeros", "ones", "arange", "full", "zeros_like", "ones_like", "aminmax",
              "segment_reduce", "count_nonzero", "maximum", "minimum", "searchsorted", "tensor"}  # fmt: skip
 # Names of operations that are none of Python's.
@@ -56,7 +56,7 @@ POOR = {*EMPTY, "within", "value", "values", "found", "total", "signed", "here",
 
 @dataclass
 class Names:
-    """What a writer calls constants and sizes.
+    """The names of constants and sizes in a file.
 
     Attributes:
         sizes: Names of sizes by their value in the example.
@@ -108,7 +108,7 @@ class Writer:
                 node.args = (self.functions.of(node.args[0]), *node.args[1:])
             key = _key((node.op, node.args, node.kwargs))
             if isinstance(node.value, Tensor) and node.value.requires_grad:
-                # Autograd adds up in the order of the operations, each of which therefore stays one of its own.
+                # Autograd adds up in the order of the operations, so each of them stays.
                 key = node
             if key in keys:
                 self.same[node] = keys[key]
@@ -461,7 +461,7 @@ def _is_never(x: Any) -> bool:
 
 
 def _of_never(node: Node) -> Node | None:
-    """What is left of an operation on bools that are all False; None: it has none of them."""
+    """Simplify an operation on bools that are all False; None: it has none of them."""
     if node.op == "where":
         return node.args[2] if _is_never(node.args[0]) and isinstance(node.args[2], Node) else None
     for one, other in (node.args, node.args[::-1]):

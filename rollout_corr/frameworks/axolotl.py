@@ -11,7 +11,7 @@ from typing import Any
 
 from ..specs.correction import Criterion, Spec, Weight
 from ..specs.validate import number, one_of
-from .shared.preset import LEVELS, Row, is_off_policy, level_of, presets
+from .shared.preset import LEVELS, Row, presets
 from .shared.recipe import BOTH, Recipe
 from .shared.settings import boolean, settings_of
 from .trl.config import KNOWN, MEANS, MODES, OLD_CAP, RATIOS, WHOLE, Trainer, refuse_entropy
@@ -72,22 +72,9 @@ class AsyncTrainer(Trainer):
         given["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
         return self.loss(given["loss_type"], given, {"cap": given[OLD_CAP]})
 
-    def write(self, spec: Spec) -> dict[str, Any]:
-        """Write the mode, its cap and `off_policy_mask_threshold`."""
-        opsm = next((c for c in spec.criteria if is_off_policy(c)), None)
-        gate = next((c for c in spec.criteria if c is not opsm), None)
-        made: dict[str, Any] = {
-            "vllm_importance_sampling_correction": spec.weight is not None,
-            "off_policy_mask_threshold": None if opsm is None else opsm.high,
-        }
-        level = None if spec.weight is None else level_of(spec.weight)
-        if spec.weight is None or level not in self.levels:
-            return made
-        cap = spec.weight.high if gate is None else gate.high
-        return made | {
-            "vllm_importance_sampling_mode": f"{level}_{'truncate' if gate is None else 'mask'}",
-            OLD_CAP: cap,
-        }
+    def written_bounds(self, bounds: Weight | Criterion) -> dict[str, Any]:
+        """The cap, from which the floor follows."""
+        return {OLD_CAP: bounds.high}
 
 
 AXOLOTL = AsyncTrainer(

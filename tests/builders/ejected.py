@@ -66,7 +66,7 @@ def frameworks() -> dict[str, types.ModuleType]:
     """Stand-ins for what files of frameworks import."""
     verl, protocol = types.ModuleType("verl"), types.ModuleType("verl.protocol")
     of_dict = staticmethod(lambda tensors: types.SimpleNamespace(batch=tensors))
-    protocol.DataProto = type("DataProto", (), {"from_dict": of_dict})  # type: ignore[attr-defined]
+    vars(protocol)["DataProto"] = type("DataProto", (), {"from_dict": of_dict})
     return {"verl": verl, "verl.protocol": protocol}
 
 

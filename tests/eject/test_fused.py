@@ -165,6 +165,20 @@ def test_compiles_for_a_gpu_that_is_not_here(files):
 
 
 @pytest.mark.slow
+def test_a_scheme_that_no_metric_reads_has_no_part(tmp_path):
+    made = eject("xtuner.reasoning", backend="both")
+    module = loaded(made, tmp_path, "fused_xtuner")
+    train, rollout, mask, offsets = batch(0, 150, 5)
+    with interpreter.quick():
+        metrics = module.correct(train, rollout, mask, offsets, backend="fused")[3]
+        of = rc.Batch(mask=mask, cu_seqlens=offsets)
+        expected = rc.correct(train, rollout, of, spec=rc.spec("xtuner.reasoning"), backend="triton").metrics(
+            "dashboard"
+        )
+    assert {key: metrics[key] for key in expected} == expected
+
+
+@pytest.mark.slow
 def test_a_statistic_that_nothing_stores_is_refused(monkeypatch):
     # Kernels store these only where a column of slots is there, which is taken away here.
     monkeypatch.setattr(fused, "NEVER", (*fused.NEVER, "d_beyond"))

@@ -284,11 +284,12 @@ class Trainer:
         if spec.weight is None or level not in self.levels:
             return made
         bounds: Weight | Criterion = spec.weight if gate is None else gate
-        return made | {
-            "vllm_importance_sampling_mode": f"{level}_{'truncate' if gate is None else 'mask'}",
-            CLIP_MAX: bounds.high,
-            "vllm_importance_sampling_clip_min": bounds.low,
-        }
+        mode = f"{level}_{'truncate' if gate is None else 'mask'}"
+        return made | {"vllm_importance_sampling_mode": mode} | self.written_bounds(bounds)
+
+    def written_bounds(self, bounds: Weight | Criterion) -> dict[str, Any]:
+        """The settings that say the bounds of a weight, or of the criterion that rejects in its place."""
+        return {CLIP_MAX: bounds.high, "vllm_importance_sampling_clip_min": bounds.low}
 
 
 def refuse_entropy(given: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ PUBLIC = '''def vllm_importance_sampling_ratio(
             infinite, the ratio of its token is 1.
         mask (`torch.Tensor` of shape `(B, T)`): 1 at tokens of the completion that the model wrote.
         mode, clip_max, clip_min: The trainer's `vllm_importance_sampling_mode`, `..._clip_max` and `..._clip_min`; a
-            `ValueError` if they are not those of this file.
+            `ValueError` if this file was written for others.
 
     Returns:
         `torch.Tensor` of shape `{shape}`, of the dtype that the log probabilities promote to.
