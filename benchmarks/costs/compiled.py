@@ -1,4 +1,4 @@
-"""What torch.compile makes of the definition for an H100, without one: kernels after fusion, and their bytes.
+"""Kernels and bytes of torch.compile of the definition for an H100, counted without one.
 
 inductor lowers, fuses and schedules a graph and then writes Triton. It is followed up to the schedule, which asks a
 device only for its properties. The graph is traced on tensors without memory, since this torch may know no CUDA.

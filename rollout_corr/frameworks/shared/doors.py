@@ -10,7 +10,7 @@ from ...specs.correction import Spec
 
 
 class Within(NamedTuple):
-    """What the public function of a file is written from.
+    """The parts from which a door writes the public function of a file.
 
     Attributes:
         spec: The Spec.

@@ -19,7 +19,7 @@ PUBLIC = '''def compute_off_policy_correction(
         old_log_probs: Log probabilities from the old policy (before update), shape (batch_size, seq_length).
         rollout_logprobs: Log probabilities from the rollout policy, same shape.
         loss_mask: Mask indicating valid tokens, same shape.
-        off_policy_correction: Off-policy correction config; a ValueError if it is not that of this file.
+        off_policy_correction: Off-policy correction config; a ValueError if this file was written for another.
 
     Returns:
         The ratio to multiply the loss with ({shape}), metrics, read from the device in one copy, and the

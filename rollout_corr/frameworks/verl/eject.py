@@ -23,7 +23,7 @@ PUBLIC = '''def compute_rollout_correction_and_rejection_mask(
         rollout_log_prob: Log probabilities under the rollout policy, same shape.
         response_mask: 1 at valid tokens, same shape.
         rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold:
-            The settings of ``algorithm.rollout_correction``; a ValueError if they are not those of this file.
+            The settings of ``algorithm.rollout_correction``; a ValueError if this file was written for others.
 
     Returns:
         A DataProto with "rollout_is_weights" (None without weights), the modified response mask, and metrics
