@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--metrics", choices=("dashboard", "all", "none"),
                         help="of plain: which metrics it computes; default: dashboard")  # fmt: skip
     parser.add_argument("--backend", choices=BACKENDS, default="torch",
-                        help="torch, or both: torch and the Triton kernels of the spec")  # fmt: skip
+                        help="plain torch; the Triton kernels of the spec; or both: a call chooses")  # fmt: skip
     parser.add_argument("--test", metavar="FILE", type=Path,
                         help="write its test to FILE, test_NAME.py, which imports NAME")  # fmt: skip
     parser.add_argument("--check", metavar="FILE", type=Path,

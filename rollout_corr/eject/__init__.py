@@ -19,7 +19,7 @@ from .record import CannotEject
 
 __all__ = ["BACKENDS", "FRAMEWORKS", "CannotEject", "Ejected", "check", "eject"]
 
-BACKENDS = ("torch", "both")
+BACKENDS = ("torch", "triton", "both")
 FRAMEWORKS = ("plain", "skyrl", "trl", "verl")
 PACKAGE = __name__.partition(".")[0]
 
@@ -76,7 +76,7 @@ def eject(
         layout: For "plain": "packed", [N] with cu_seqlens, or "padded", [B, T].
         metrics: For "plain": "dashboard", "all" or "none". A framework has its own.
         loss: Write the policy loss of a recipe, with its correction, rather than a correction alone.
-        backend: "torch", or "both": plain torch and the Triton kernels of the Spec; each call chooses.
+        backend: "torch", plain torch; "triton", the Triton kernels of the Spec; or "both": each call chooses.
 
     Raises:
         CannotEject: No single file can do it; the message says why.
@@ -101,21 +101,21 @@ def eject(
     wanted = door.metrics or (metrics if framework == "plain" else "none")
     program = program_of(spec, door.layout, wanted, door.names)
     fused: list[str] = []
-    if backend == "both":
+    if backend != "torch":
         from .fused import completed
         from .fused import fused as fused_of
 
         found = completed(spec, program.numbers)
         if found != program.numbers:
             program = program_of(spec, door.layout, wanted, door.names, found)
-        fused = fused_of(spec, door.layout, program.numbers, door.width)
+        fused = fused_of(spec, door, program.numbers, eager=backend == "both")
     arguments = None
     if isinstance(what, str):
         arguments = f"{what} --for {framework}"
         if framework == "plain":
             arguments += f" --layout {layout} --metrics {metrics}"
         arguments += f" --backend {backend}" if backend != "torch" else ""
-    request = Request(str(what) if arguments else "a Spec", spec, door, arguments)
+    request = Request(str(what) if arguments else "a Spec", spec, door, arguments, backend=backend)
     return Ejected(written(request, program, fused), request, program)
 
 

@@ -26,6 +26,13 @@ LOG_ONCE = '''def _log_once(backend: str) -> None:
     if backend not in _logged:
         _logged.add(backend)
         logger.info("rollout correction runs on the %s backend", backend)'''
+# The lines that choose the backend: the choice never falls back.
+CHOICE = [
+    'if backend not in ("eager", "fused"):',
+    "    raise ValueError(f\"backend: expected 'eager' or 'fused', got {backend!r}\")",
+    'run = _fused if backend == "fused" else _eager',
+    "_log_once(backend)",
+]
 DIGEST = "# sha256 of the lines below: "
 
 # What `explain` says of the package and does not hold of a file.
@@ -45,6 +52,7 @@ class Request(NamedTuple):
         door: How it is called.
         arguments: Those of the command that writes it again; None: a Spec without a name.
         loss: The loss, with the Spec that corrects it; None: a correction alone.
+        backend: "torch", "triton", or "both".
     """
 
     name: str
@@ -52,6 +60,7 @@ class Request(NamedTuple):
     door: Door
     arguments: str | None
     loss: Wanted | None = None
+    backend: str = "torch"
 
 
 def written(request: Request, program: Program, fused: Sequence[str] = ()) -> str:
@@ -62,31 +71,29 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
         program: The plain torch and the metrics.
         fused: The Triton part, whose last definition is `_fused`; empty: there is none.
     """
-    width = request.door.width
+    backend = request.backend
+    width, eager, chooses = request.door.width, backend != "triton", backend == "both"
     within = Within(
         spec=request.spec,
-        call=_call(request, program, bool(fused)),
+        call=_call(request, program, {"torch": "_eager", "triton": "_fused", "both": "run"}[backend]),
         metrics="_metrics(numbers)" if program.metrics.lines else "{}",
         extra=program.inputs if request.loss else program.inputs[4 if request.door.layout == "packed" else 3 :],
-        check=_check(bool(fused)),
-        fused=bool(fused),
+        check=CHOICE if chooses else [],
+        fused=chooses,
     )
     parts = [
         f'"""{docstring(request, width)}\n"""',
-        _imports(request, program, fused),
-        LOGGER if fused else "",
-        "\n".join(program.constants),
+        _imports(request, program, fused, chooses),
+        LOGGER if chooses else "",
+        *(["\n".join(program.constants)] if eager else []),
+        fused[0] if fused else "",
         _numbers(program, width) if program.metrics.lines else "",
         request.door.public(within),
-        _eager(program, request),
-        *program.functions,
+        *([_eager(program, request), *program.functions] if eager else []),
     ]
     if program.metrics.lines:
         parts += [_metrics(program, width), *program.metrics.helpers.values()]
-    if fused:
-        # Constants of the kernels stand with the others.
-        at = parts.index("\n".join(program.constants)) + 1
-        parts = [*parts[:at], fused[0], *parts[at:], *([LOG_ONCE]), *fused[1:]]
+    parts += [LOG_ONCE if chooses else "", *fused[1:]]
     body = _laid_out(parts)
     head = [f"{WRITTEN}{__version__}, Apache License 2.0."]
     if request.arguments is not None:
@@ -121,11 +128,11 @@ def digest(body: str) -> str:
     return hashlib.sha256("".join(body.split()).encode()).hexdigest()[:16]
 
 
-def _imports(request: Request, program: Program, fused: Sequence[str]) -> str:
+def _imports(request: Request, program: Program, fused: Sequence[str], chooses: bool) -> str:
     lines = list(request.door.imports)
     metrics = "\n".join([*program.metrics.lines, *program.metrics.helpers.values()])
     text = "\n".join([metrics, *fused])
-    used = (("import logging", fused), ("import math", re.search(r"\bmath\.", text)),
+    used = (("import logging", chooses), ("import math", re.search(r"\bmath\.", text)),
             ("from types import SimpleNamespace", metrics))  # fmt: skip
     first = [line for line, needed in used if needed]
     if first:
@@ -144,23 +151,11 @@ def _laid_out(parts: list[str]) -> str:
     return found + "\n"
 
 
-def _call(request: Request, program: Program, fused: bool) -> str:
+def _call(request: Request, program: Program, run: str) -> str:
     packed = request.door.layout == "packed"
     names = ["{train}", "{rollout}", "{mask}", *(["{offsets}"] if packed else [])]
     names += program.inputs[len(names) :]
-    return f"{'run' if fused else '_eager'}({', '.join(names)})"
-
-
-def _check(fused: bool) -> list[str]:
-    """The lines that choose the backend: the choice never falls back."""
-    if not fused:
-        return []
-    return [
-        'if backend not in ("eager", "fused"):',
-        "    raise ValueError(f\"backend: expected 'eager' or 'fused', got {backend!r}\")",
-        'run = _fused if backend == "fused" else _eager',
-        "_log_once(backend)",
-    ]
+    return f"{run}({', '.join(names)})"
 
 
 def _eager(program: Program, request: Request) -> str:

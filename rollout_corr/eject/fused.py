@@ -9,6 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ..backends.operators import beyond_kernels
+from ..frameworks.shared.doors import Door
 from ..kernels.correct.apply import apply_kernel
 from ..kernels.correct.decide import decide_kernel
 from ..kernels.correct.plan import Plan
@@ -205,15 +206,13 @@ LAUNCHES = '''def _fused(
     train_logp: torch.Tensor,
     rollout_logp: torch.Tensor,
     mask: torch.Tensor,
-{offsets}) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the results of `_eager` in {launches} launches of Triton kernels.
+{offsets}) -> tuple[{gives}, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """{told}, in {launches} launches.
 
     Programs over tokens have tiles of 2^tile_bits tokens; what a tile has of one sequence is a slot of the tables.
     """
     if train_logp.device.type == "cpu" and isinstance(read_kernel, triton.runtime.JITFunction):
-        raise RuntimeError("backend='fused': expected tensors on a GPU, got some on the CPU")
-    if train_logp.numel() == 0{no_sequences}:
-        return _eager(train_logp, rollout_logp, mask{and_offsets})
+        raise RuntimeError("{where}: expected tensors on a GPU, got some on the CPU")
 {rows}    train_logp, rollout_logp, given = train_logp.contiguous(), rollout_logp.contiguous(), mask
     mask = mask.contiguous().view(torch.uint8) if mask.dtype == torch.bool else mask.contiguous()
     device, tokens, sequences = train_logp.device, train_logp.numel(), offsets.shape[0] - 1
@@ -246,20 +245,21 @@ ROWS = """    # Each row is a sequence of a packed batch.
 """
 
 
-def fused(spec: Spec, layout: str, numbers: tuple[str, ...], width: int) -> list[str]:
+def fused(spec: Spec, door: Door, numbers: tuple[str, ...], eager: bool) -> list[str]:
     """Write the Triton part of a file: constants, functions, kernels and `_fused`, for batches with a mask.
 
     Args:
         spec: The Spec.
-        layout: "packed" or "padded".
+        door: How the file is called.
         numbers: The statistics that `_fused` gives, as `completed` has them.
-        width: Of the longest line.
+        eager: The file has plain torch too.
 
     Raises:
         CannotEject: The kernels do not run it.
     """
     if (why := beyond_kernels(spec)) is not None:
         raise CannotEject(f"spec: the kernels do not run it: {why}")
+    width = door.width
     more = [repr(c) for c in spec.criteria if c.tensor_name is not None or c.when != "any"]
     more += ["turns"] if spec.measures_turns else []
     more += ["normalize"] if spec.weight is not None and spec.weight.normalize is not None else []
@@ -285,8 +285,8 @@ def fused(spec: Spec, layout: str, numbers: tuple[str, ...], width: int) -> list
         if any(re.search(rf"\b{one}\b", caller) for caller in texts):
             texts.insert(0, text)
     # Plain torch has constants of the same names, which are floats.
-    labels = {label: f"TL_{label}" for label in found.constants}
-    if labels:
+    labels = {label: f"TL_{label}" if eager else label for label in found.constants}
+    if eager and labels:
         pattern = re.compile(rf"\b({'|'.join(map(re.escape, labels))})\b")
         texts = [pattern.sub(lambda match: labels[match[0]], text) for text in texts]
     constants = [f"{labels[label]} = tl.constexpr({power(x)})" for label, x in sorted(found.constants.items())
@@ -294,13 +294,14 @@ def fused(spec: Spec, layout: str, numbers: tuple[str, ...], width: int) -> list
     parts = [
         "\n".join(constants) or "# The kernels have no constants.",
         *texts,
-        launches_of(plan, kernels, layout, width),
+        launches_of(plan, kernels, door, eager),
     ]
     return [part for part in parts if part]
 
 
-def launches_of(plan: Plan, kernels: list[Kernel], layout: str, width: int) -> str:
+def launches_of(plan: Plan, kernels: list[Kernel], door: Door, eager: bool) -> str:
     """Write the function that launches the kernels."""
+    packed, width = door.layout == "packed", door.width
     sharing, rows_of_decide = "", "sequence_programs"
     if plan.zeroes:
         rows_of_decide += " * shares"
@@ -335,11 +336,11 @@ def launches_of(plan: Plan, kernels: list[Kernel], layout: str, width: int) -> s
         call = f"{kernel.name}[({programs[kernel.name]},)]({', '.join(given)}, **launch)"
         launched += ["    " + line for line in fitted(call, width - 4)]
     back = "mask_out.view(given.dtype)" if plan.writes_mask else "given"
-    packed = layout == "packed"
     return LAUNCHES.format(
         offsets="    offsets: torch.Tensor,\n" if packed else "",
-        no_sequences=" or offsets.shape[0] < 2" if packed else "",
-        and_offsets=", offsets" if packed else "",
+        gives="torch.Tensor" if plan.writes_weights else "None",
+        told="Compute the results of `_eager`" if eager else "Compute weights, mask, keep, and the numbers of metrics",
+        where="backend='fused'" if eager else door.names["train_logp"],
         rows="" if packed else ROWS,
         launches="two" if len(kernels) == 2 else "three",
         shares=sharing,

@@ -15,7 +15,7 @@ from .file import Request
 from .program import Program, external_inputs
 
 # The batch is made of whole numbers, so that it is the same on every machine.
-BATCH = '''def make_batch(device="cpu"):
+BATCH = '''def make_batch(device={device}):
     """Eight sequences of up to twelve tokens, one empty, with a NaN behind the mask and an infinity in front of it."""
     i = torch.arange(96, device=device)
     {train} = -((i * 7919) % 997).float() / 499
@@ -39,7 +39,7 @@ def test_numbers():
     if WEIGHTS is None:
         assert weights is None
     else:
-        torch.testing.assert_close(weights.flatten(), torch.tensor(WEIGHTS), rtol=1e-5, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(weights.flatten().cpu(), torch.tensor(WEIGHTS), rtol=1e-5, atol=1e-6, equal_nan=True)
     for key, value in METRICS.items():
         assert math.isclose(metrics[key], value, rel_tol=1e-5, abs_tol=1e-6) or str(metrics[key]) == str(value), key
 
@@ -82,7 +82,7 @@ def example(request: Request, program: Program) -> tuple[dict[str, torch.Tensor]
     """The batch of the test by the file's names, and as the package takes it."""
     scope: dict[str, Any] = {"torch": torch}
     exec(_batch(request, program), scope)
-    batch: dict[str, torch.Tensor] = scope["make_batch"]()
+    batch: dict[str, torch.Tensor] = scope["make_batch"]("cpu")
     train, rollout, mask = (batch[request.door.names[name]] for name in ("train_logp", "rollout_logp", "mask"))
     more: dict[str, Any] = {"cu_seqlens": batch.get("cu_seqlens"), "turns": batch.get("cu_turns")}
     for name, key in external_inputs(request.spec):
@@ -110,8 +110,10 @@ def _batch(request: Request, program: Program) -> str:
             shaped.append(name)
     items = [f'"{name}": {name}' + ("" if packed or name not in shaped else ".view(8, 12)") for name in program.inputs]
     close = any(criterion.reduce == "mean" for criterion in request.spec.criteria)
+    # Without a GPU kernels alone run in the interpreter: TRITON_INTERPRET=1.
+    device = '"cuda" if torch.cuda.is_available() else "cpu"' if request.backend == "triton" else '"cpu"'
     return BATCH.format(
-        train=train, rollout=rollout, mask=mask, spread=4096 if close else 64,
+        device=device, train=train, rollout=rollout, mask=mask, spread=4096 if close else 64,
         more="".join(f"    {line}\n" for line in more), items=", ".join(items),
     )  # fmt: skip
 

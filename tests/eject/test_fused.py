@@ -35,7 +35,7 @@ def batch(seed, tokens, sequences):
     return train, rollout, mask, offsets
 
 
-# Token weights, and weights and criteria of sequences, which take the third launch.
+# Token weights, and weights and criteria of sequences, which take the third launch and are here without plain torch.
 SPECS = {
     "token": rc.Spec(weight=rc.Weight.token(upper=2.0)),
     "sequence": rc.Spec(
@@ -45,12 +45,15 @@ SPECS = {
     ),
 }
 
+BACKENDS = {"token": "both", "sequence": "triton"}
+CHOICE = {"token": {"backend": "fused"}, "sequence": {}}
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """The files, each written once."""
     folder = tmp_path_factory.mktemp("ejected")
-    made = {name: eject(spec, backend="both") for name, spec in SPECS.items()}
+    made = {name: eject(spec, backend=BACKENDS[name]) for name, spec in SPECS.items()}
     return made, {name: loaded(one, folder, f"fused_{name}") for name, one in made.items()}
 
 
@@ -61,7 +64,7 @@ def test_equals_the_kernels_bit_by_bit(name, files):
         for seed, (dtype, *sizes) in enumerate([(torch.float32, 150, 5), (torch.bfloat16, 5, 3)]):
             train, rollout, mask, offsets = batch(seed, *sizes)
             train = train.to(dtype)
-            weights, kept, keep, metrics = module.correct(train, rollout, mask, offsets, backend="fused")
+            weights, kept, keep, metrics = module.correct(train, rollout, mask, offsets, **CHOICE[name])
             of = rc.Batch(mask=mask, cu_seqlens=offsets)
             out = rc.correct(train, rollout, of, spec=SPECS[name], backend="triton")
             torch.testing.assert_close(weights, out.weights, rtol=0, atol=0)
@@ -71,13 +74,21 @@ def test_equals_the_kernels_bit_by_bit(name, files):
             assert {key: metrics[key] for key in expected} == expected
 
 
-def test_an_empty_batch_and_an_unknown_backend(files):
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("tokens", "offsets"), [(0, [0, 0, 0]), (0, [0]), (3, [0])])
+def test_an_empty_batch(name, tokens, offsets, files):
+    logp, offsets = torch.zeros(tokens), torch.tensor(offsets)
+    with interpreter.quick():
+        weights, mask, keep, metrics = files[1][name].correct(logp, logp, None, offsets, **CHOICE[name])
+    assert weights.tolist() == [0.0] * tokens
+    assert mask.tolist() == [False] * tokens
+    assert keep.tolist() == [True] * (len(offsets) - 1)
+    assert metrics["tokens_kept_fraction"] == 0.0
+
+
+def test_an_unknown_backend(files):
     nothing, offsets = torch.zeros(0), torch.zeros(3, dtype=torch.int64)
     correct = files[1]["token"].correct
-    weights, _, keep, metrics = correct(nothing, nothing, nothing.bool(), offsets, backend="fused")
-    assert weights.shape == (0,)
-    assert keep.tolist() == [True, True]
-    assert metrics["tokens_kept_fraction"] == 0.0
     with pytest.raises(ValueError, match="backend: expected 'eager' or 'fused', got 'fast'"):
         correct(nothing, nothing, None, offsets, backend="fast")
 
@@ -96,6 +107,36 @@ def test_a_choice_says_once_what_runs_and_never_falls_back(files, caplog, monkey
     monkeypatch.setattr(module.triton.runtime, "JITFunction", type(module.read_kernel))
     with pytest.raises(RuntimeError, match="backend='fused': expected tensors on a GPU, got some on the CPU"):
         module.correct(train, rollout, mask, offsets, backend="fused")
+
+
+def test_kernels_alone_import_no_more_and_say_where_they_run(files, monkeypatch):
+    made, module = files[0]["sequence"], files[1]["sequence"]
+    assert not re.search(r"_eager|backend|logg", made.source.partition("sha256")[2])
+    monkeypatch.setattr(module.triton.runtime, "JITFunction", type(module.read_kernel))
+    with pytest.raises(RuntimeError, match="train_logp: expected tensors on a GPU, got some on the CPU"):
+        module.correct(*batch(0, 20, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["verl.decoupled_geo_rs_token_tis", "skyrl.token_tis", "trl.token_truncate"])
+def test_a_framework_takes_kernels_alone(what, tmp_path):
+    made = eject(what, what.partition(".")[0], backend="triton")
+    (tmp_path / "kernels_alone.py").write_text(made.source)
+    (tmp_path / "test_kernels_alone.py").write_text(made.test("kernels_alone"))
+    (tmp_path / "conftest.py").write_text(STAND_IN)
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+                         capture_output=True, text=True, check=False,
+                         env={**os.environ, "TRITON_INTERPRET": "1"})  # fmt: skip
+    assert ran.returncode == 0, ran.stdout[-2000:]
+
+
+# In place of what a file for verl imports.
+STAND_IN = """
+import sys, types
+verl, protocol = types.ModuleType("verl"), types.ModuleType("verl.protocol")
+protocol.DataProto = type("DataProto", (), {"from_dict": lambda tensors: types.SimpleNamespace(batch=tensors)})
+sys.modules |= {"verl": verl, "verl.protocol": protocol}
+"""
 
 
 @pytest.mark.slow

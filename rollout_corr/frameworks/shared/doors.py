@@ -19,7 +19,7 @@ class Within(NamedTuple):
         metrics: The expression of the metrics.
         extra: The names of further tensors that the Spec reads; of a loss those of all that it reads.
         check: The lines that choose the backend and refuse what it cannot run.
-        fused: The file has Triton kernels.
+        fused: A call chooses between plain torch and Triton kernels.
     """
 
     spec: Spec
