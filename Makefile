@@ -22,8 +22,8 @@
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
 #   make docs         the documentation as a site, build/docs/index.html; a broken link is an error
-#   make bench        the benchmark: of the GPU where there is one, else of the CPU, beside verl; then of the host
-#   make bench-costs  launches, waits, bytes and temporaries of a call, beside the frameworks in the folder PEERS
+#   make bench        the benchmark: of the GPU where there is one, else of the CPU, next to verl; then of the host
+#   make bench-costs  launches, waits, bytes and temporaries of a call, next to the frameworks in the folder PEERS
 #   make bench-compare  store what a call costs and how long it takes; the next time compare, and fail where counts grow
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work, and the counts
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files;
@@ -58,7 +58,7 @@ QUICK = tests/specs tests/definition tests/kernels/test_correct.py tests/kernels
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
 PEERS_ALONE = verl tensordict trl openrlhf ms-swift unsloth-zoo areal skyrl
 PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson packaging pyvers ray transformers
-# TRL and what it imports beside what the engine has.
+# TRL, and what it imports that the engine lacks.
 TRL_NEEDS = trl accelerate datasets multiprocess pandas pyarrow python-dateutil pytz six xxhash
 # What docs/dashboard.md logs to.
 TRACKERS = mlflow-skinny tensorboard trackio wandb
@@ -135,7 +135,7 @@ format: $(VENV)/installed-dev
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --config-file docs/site/mkdocs.yml $(ARGS)
 
-# The benchmarks compare with verl's own function in one process, so they run beside it.
+# The benchmarks compare with verl's own function in one process, so they need its environment.
 bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks $(ARGS)
 	$(PEERS_VENV)/bin/python -m benchmarks.host
@@ -144,7 +144,7 @@ bench: $(PEERS_VENV)/installed-peers
 bench-costs: $(VENV)/installed-test
 	PEERS="$(PEERS)" $(VENV)/bin/python -m benchmarks.costs $(ARGS)
 
-# Counts decide: they are the same on every machine. Times of the smallest size are shown beside the last ones stored.
+# Counts decide: they are the same on every machine. Times of the smallest size are shown next to the last ones stored.
 bench-compare: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks.costs --check
 	$(VENV)/bin/pytest benchmarks -k 64x1024 --benchmark-autosave --benchmark-group-by=fullname \

@@ -40,7 +40,7 @@ TEST = [
 ]
 # The site of `make docs`; ruff breaks the lines of its signatures.
 DOCS = ["latex2mathml>=3.77", "mkdocs>=1.6", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0", "ruff"]
-# What .ci/run needs besides. ruff is pinned where its settings are, in pyproject.toml.
+# What else .ci/run needs. ruff is pinned where its settings are, in pyproject.toml.
 LINT = ["build>=1.2", "pytest-cov>=7", "ruff"]
 RELEASE = ["build>=1.2", "twine>=6.1"]
 

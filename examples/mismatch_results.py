@@ -1,7 +1,7 @@
 """The numbers, tables and pictures of mismatch_rl.py and engine_rl.py; not run by itself.
 
     pip install /path/to/rollout-corr matplotlib rich
-    python mismatch_rl.py            # with mismatch_results.py beside it
+    python mismatch_rl.py            # with mismatch_results.py next to it
 
 Nothing here trains. Curves are `{arm: [points of a run, one run per seed]}`, and a point is a dict of measures.
 """

@@ -1,7 +1,7 @@
 """Why to correct: a tiny transformer learns to sort by RL from rollouts of an older int4 copy of itself.
 
     pip install /path/to/rollout-corr matplotlib rich
-    python mismatch_rl.py            # mismatch_results.py beside it; minutes on one CPU core, seconds with --tiny
+    python mismatch_rl.py            # mismatch_results.py next to it; minutes on one CPU core, seconds with --tiny
 
 Five runs from the same start, for each of several seeds: rollouts without a mismatch; with one, uncorrected; and
 with three corrections. The policy gets a list of digits and writes it sorted; the reward is 1 if all of it is right,
@@ -59,7 +59,7 @@ FEWEST_SEEDS = 6
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a run depends on besides its arm and its seed."""
+    """Everything that a run depends on except its arm and its seed."""
 
     lengths: tuple[int, int] = (4, 8)  # of the lists; at most LONGEST
     bits: int = 4

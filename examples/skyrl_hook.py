@@ -12,7 +12,7 @@ or registers our losses, which is SkyRL's own way to extend it, and names one: t
     from rollout_corr.frameworks.skyrl import losses as skyrl_losses
     skyrl_losses.register()          # and then policy_loss_type=rollout_corr_regular
 
-This script does both to a micro-batch, beside SkyRL's own functions.
+This script does both to a micro-batch and compares with SkyRL's own functions.
 """
 
 from __future__ import annotations

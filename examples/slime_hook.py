@@ -66,7 +66,7 @@ def main() -> None:
         "total_lengths": lengths,
         "response_lengths": lengths,
     }
-    # What slime's built-in function multiplies by. The three below truncate likewise, and the last two reject besides.
+    # What slime's built-in function multiplies by. The three below truncate likewise, and the last two also reject.
     weights = (batch.train_logp - batch.rollout_logp).exp().clamp(ARGS.tis_clip_low, ARGS.tis_clip)
     shown = {
         "rollout_corr.frameworks.slime.tis": "tis_clipfrac",

@@ -394,7 +394,7 @@ def plain_driver(kernel: Any) -> Any:
     return DRIVERS.active
 
 
-# Triton's own, beside which stands the module of this name.
+# Triton's instance, not the module of the same name.
 DRIVERS = triton.runtime.driver
 
 
@@ -417,7 +417,7 @@ def as_bytes(x: Any) -> Any:
 
 
 def alignment_of(addresses: tuple[int, ...], tensors: tuple[Tensor, ...], scratch: Scratch) -> object:
-    """Give what Triton tells the compiler of pointers to tensors beside their dtypes, as a part of a key."""
+    """Give what Triton tells the compiler about pointers, dtypes apart, as a part of a key."""
     if torch.version.hip is None and (reduce(or_, addresses) | scratch.address) & 15 == 0:
         return 0  # all of them are aligned, which is the rule
     aligned = tuple([x & 15 == 0 for x in (*addresses, scratch.address)])

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: beside their place, then renamed."""
+"""Files that are written whole or not at all: into a temporary file of the same folder, then renamed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from secrets import token_hex
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Put content in the place of a file; until all of it is on the disk, the old file stays.
+    """Replace a file's content; until all of the new content is on disk, the old file stays.
 
-    A symlink stays and what it points at is replaced; the permissions of an old file stay. What is no regular file (a
-    pipe, /dev/stdout) cannot be replaced and is written to directly. A process that is killed leaves at most a hidden
-    file that ends in .part beside the old one.
+    A symlink stays, and its target is replaced; the old file's permissions stay. Anything but a regular file (a pipe,
+    /dev/stdout) cannot be replaced and is written to directly. A process that is killed leaves at most a hidden
+    file that ends in .part, in the same folder.
 
     Args:
         path: Where.

@@ -1,4 +1,4 @@
-"""Benchmark in the form of `kernels benchmark`: one call of `correct` beside the same call in plain torch."""
+"""Benchmark in the form of `kernels benchmark`: one call of `correct` and the same call in plain torch."""
 
 import torch
 from kernels.benchmark import Benchmark

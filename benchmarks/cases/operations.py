@@ -83,7 +83,7 @@ PLAN: Plan = (
     ("16M in 100,000", (PRODUCT,)),
     ("32k in 256", (METRICS, PRODUCT, FORWARD, BACKWARD)),
 )
-# Timed beside torch.compile of our reference, which takes tens of seconds each where nothing is cached.
+# Timed together with torch.compile of our reference, which takes tens of seconds each where nothing is cached.
 TRACED: Plan = (("32k in 256", (TOKEN, BOTH)), ("16M", (TOKEN, BOTH)))
 
 

@@ -145,7 +145,7 @@ def speed_table(results: Found, title: str, cases: Sequence[Found]) -> Table:
 
 
 def loss_table(results: Found) -> Table:
-    """Times of the policy loss beside other people's, and how many times as fast as the fastest framework's it is."""
+    """Times of our policy loss and of other implementations, and our speedup over the fastest framework's."""
     cases, peers = results.get("losses", []), (VERL, SKYRL_OWN, TRL_OWN)
     there = [name for name in ORDER if any(row_of(case, name) for case in cases)]
 

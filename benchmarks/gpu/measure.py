@@ -137,7 +137,7 @@ def measure(
             outcomes[who.name] = who.whole()
             device.synchronize()
         except Exception as problem:
-            # An error of another contender is a note beside its row, so that the rest is timed; ours ends the run.
+            # An error of another contender becomes a note in its row, so that the rest is timed; ours ends the run.
             if who.name == OURS:
                 raise
             leave_out(who, f"not run: {first_line(problem)}")
@@ -223,7 +223,7 @@ def rounds(device: Gpu, ready: Sequence[Timed], seconds: float) -> list[float]:
 def profiled(device: Gpu, case: Case, operation: Operation, *, everybody: Everybody = contenders) -> dict[str, Any]:
     """Count launches, copies and waits of all who do not compile for long; of ours also with metrics on the host.
 
-    Not beside the times, because a profiler that has run once may slow down whatever is launched after it.
+    Not together with the times, because a profiler that has run once may slow down whatever is launched after it.
     """
     device.free()
     batch = make(case, "cuda")

@@ -225,7 +225,7 @@ def _profiled(results: Found) -> Iterator[tuple[tuple[str, str], Found]]:
 
 
 def traced_table(results: Found) -> Table:
-    """Ours beside our compiled reference, which is measured apart because compiling takes long."""
+    """Ours next to our compiled reference, which is measured apart because compiling takes long."""
     head = [*WHERE, "first call s", "GPU ms", "ours", "times as fast", "call ms", "ours", "times as fast"]
     rows = []
     for found in measured(results, "traced"):

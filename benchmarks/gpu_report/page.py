@@ -10,8 +10,8 @@ from benchmarks.tables import Found, Table, markdown
 
 METHOD = """\
 **How.** In each measurement all results are compared with ours first, and ours with the reference: a wrong one is not
-timed. Then all run once a round in random order, beside a copy of 1 GiB within the device. Before each call the L2
-cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph that holds one call;
+timed. Then all run once a round in random order, and so does a copy of 1 GiB within the device. Before each call the
+L2 cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph that holds one call;
 where the host waits inside the call it cannot be captured, and the events are around the call itself (marked e). *In a
 row* is one of 16 calls in one graph, each on its own inputs, without gaps in which the device waits for the host. *Call
 ms* is the host's clock from the call until the device is done, *whole ms* includes reading the metrics.

@@ -2,7 +2,7 @@
 
 Microseconds of Python, torch and Triton before a GPU has anything to do, over a driver that does nothing (driver.py).
 The least of many rounds in which all calls take turns, in CPU time of this thread: what others leave in the caches
-makes a round longer and none shorter. The executed bytecodes beside them are exact.
+makes a round longer and none shorter. The counts of executed bytecodes are exact.
 """
 
 from __future__ import annotations

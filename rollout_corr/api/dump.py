@@ -158,7 +158,7 @@ class _Fields:
     """The tensors to write.
 
     Attributes:
-        tokens: By name, [N] beside offsets and [B, T] without.
+        tokens: By name, [N] with offsets and [B, T] without.
         rows: By name, [S].
         offsets: [S + 1], or None.
         count: S.

@@ -34,9 +34,9 @@ class FilteredGroups(NamedTuple):
 def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alone = "zero") -> FilteredGroups:
     """Compute group statistics of the rewards over kept samples only.
 
-    A rejected sample does not train, so its reward must not move its siblings' baseline: beside a rejected 100, rewards
-    of 1 and -1 are +-1 away from their mean, not -32 and -34. Call it with `correct(...).keep` before advantages are
-    computed. It does not wait for the device.
+    A rejected sample does not train, so its reward must not move its siblings' baseline: if a reward of 100 is
+    rejected, rewards of 1 and -1 are +-1 away from their mean, not -32 and -34. Call it with `correct(...).keep` before
+    advantages are computed. It does not wait for the device.
 
     Args:
         rewards: [S] floating, one per sample. The value of a rejected sample (NaN too) is not read.

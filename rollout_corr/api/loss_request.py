@@ -114,7 +114,7 @@ def read_tensors(given: Given, old_logp: LogProbs | None, ref_logp: LogProbs | N
     rollout = read.optional("rollout_logp", given.rollout_logp)
     ref = read.optional("ref_logp", ref_logp)
     new, flat_mask = read.first.detach(), read.optional("mask", of.mask, MASK_DTYPES)
-    # The batch computes in the widest of its two dtypes, so the widest of the other log-probs stands beside new_logp.
+    # The batch computes in the wider of its two dtypes: pair new_logp with the widest of the other log-probs.
     other = new
     for x in (old, rollout, ref):
         if x is not None and x.element_size() > other.element_size():

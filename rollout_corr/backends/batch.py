@@ -280,12 +280,12 @@ class Reader:
         return x if self.quick and not x.requires_grad else x.detach()
 
     def extra(self, name: str, x: object) -> Tensor:
-        """Read an argument that may also be [N] beside [1, N], or the other way round."""
+        """Read an argument that may be [N] where the log-probs are [1, N], or the other way round."""
         flat = self.in_one_row(self.layout.open(name, x))
         return checked_tensor(name, flat, FLOATS_OR_INTEGERS, self.first, self.leader).detach()
 
     def in_one_row(self, x: object) -> object:
-        """Give what stands beside [N] as [N], where it came as [1, N]."""
+        """Flatten [1, N] to [N] where the log-probs are packed."""
         packed = isinstance(x, Tensor) and self.offsets is not None and x.dim() == 2 and x.shape[0] == 1
         return x.reshape(-1) if packed and isinstance(x, Tensor) else x
 
@@ -294,14 +294,14 @@ class Reader:
         return None if x is None else self.tensor(name, x, dtypes)
 
     def advantages(self, given: object, dtype: torch.dtype) -> tuple[Tensor, bool]:
-        """Read advantages; True beside them says that they are per sequence, [S], and not per token."""
+        """Read advantages, and whether they are per sequence, [S], rather than per token."""
         found, per_sequence = self.per_token_or_sequence("advantages", given)
         return found.to(dtype) if per_sequence else found, per_sequence
 
     def per_token_or_sequence(
         self, name: str, given: object, dtypes: tuple[torch.dtype, ...] = FLOATS_OR_INTEGERS
     ) -> tuple[Tensor, bool]:
-        """Read an argument that is per token or per sequence; True beside it says that it is per sequence, [S]."""
+        """Read an argument that is per token or per sequence, and whether it is per sequence, [S]."""
         if self.quick and is_plain(given, dtypes, self.shape, self.device):
             return self.detached(given), False
         if isinstance(given, Tensor) and not given.is_nested and self._is_per_sequence(given):
@@ -330,14 +330,14 @@ class Reader:
         return found
 
     def _is_per_sequence(self, x: Tensor) -> bool:
-        # As many tokens as sequences: a plain tensor beside plain ones is per token.
+        # As many tokens as sequences: a plain tensor is per token where the log-probs are plain tensors.
         if self.layout.plain and x.shape in (self.first.shape, self.shape):
             return False
         return tuple(x.shape) in ((self.count,), (self.count, 1))
 
 
 def external_names(spec: Spec) -> list[str]:
-    """Names of the tensors that criteria read beside log-probs, AGE and ENTROPY too: each once, in their order."""
+    """Names of the tensors that criteria read apart from log-probs, AGE and ENTROPY included: each once, in order."""
     return list(dict.fromkeys([c.tensor_name for c in spec.criteria if c.tensor_name is not None]))
 
 

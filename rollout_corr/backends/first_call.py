@@ -1,7 +1,7 @@
-"""The first call on a new kind of device: the kernels beside plain torch, on the first sequences of that very batch.
+"""The first call on a new kind of device: compares the kernels with plain torch on that batch's first sequences.
 
-Once a process, call and kind of device. A difference raises; nothing is checked afterwards, because the launcher itself
-then stands where its `FirstCall` stood.
+It runs once per process, call and kind of device. A difference raises. Later calls are not checked: the launcher then
+replaces its `FirstCall`.
 """
 
 from __future__ import annotations

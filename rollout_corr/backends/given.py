@@ -1,4 +1,4 @@
-"""`Batch` and the records that it holds: everything that a caller says of a batch besides its log-probs."""
+"""`Batch` and the records that it holds: everything about a batch except its log-probs."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def read_batch(given: Given) -> OpenBatch:
 
 
 def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> None:
-    """Read what a correction tests, measures or divides by beside log-probs into a batch, and bounds that are known."""
+    """Read into a batch the bounds that are known and every input, apart from log-probs, that a correction uses."""
     of, leader, packed = given.batch, given.train_logp, batch.offsets is not None
     ranks = of.ranks
     if spec.criteria or of.external is not None:

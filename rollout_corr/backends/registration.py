@@ -65,7 +65,7 @@ def beside_tokens(operands: Operands) -> Operands:
 
 
 def _for_kernels(offsets: Tensor | None, device: torch.device) -> Tensor | None:
-    """Offsets on a device, one beside the other: kernels go on from the address of the first."""
+    """Offsets on a device, contiguous: kernels index from the address of the first."""
     if offsets is None:
         return None
     return (offsets if offsets.device == device else offsets.to(device)).contiguous()

@@ -41,7 +41,7 @@ def runner_of(batch: OpenBatch, spec: Spec, backend: str, split: bool = False) -
     backend, compiling = chosen_backend(batch.train, backend), torch.compiler.is_compiling()
     beyond = operators.beyond_kernels(spec) if backend == "triton" or compiling else None
     if batch.labels and beyond is None and (split or backend == "torch"):
-        # Beside a batch of its own, plain torch takes the statistics of labels behind the kernels.
+        # Plain torch takes the statistics of labels after the kernels, from a batch of its own.
         beyond = "labels of sequences that lie on several ranks" if split else "the operator knows no labels"
     return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split).name
 

@@ -195,7 +195,7 @@ class Split:
         if not leaves:
             return gradient
         given = [torch.zeros_like(leaf) if x is None else x for leaf, x in zip(leaves, arrived, strict=True)]
-        # Totals of turns and of sequences lie beside each other.
+        # One table holds the totals of turns and of sequences.
         table = torch.cat([to_limbs(x, self.ranks) for x in given], 1)
         all_reduce(table, self.group, "policy_loss: the gradients of the sums of each sequence")
         for here, limbs in zip(sums, table.split([x.shape[0] for x in given], 1), strict=True):

@@ -43,7 +43,7 @@ def read_ages(read: Reader, versions: Versions | None, dtype: torch.dtype) -> tu
 
 
 def read_versions(read: Reader, versions: Versions) -> tuple[Tensor, bool]:
-    """Read versions; True beside them says that they are per sequence, [S]."""
+    """Read versions, and whether they are per sequence, [S]."""
     current = versions.current
     if isinstance(current, bool) or not isinstance(current, Integral):
         raise TypeError(f"versions.current: expected a whole number, got {type(current).__name__} {shown(current)}")

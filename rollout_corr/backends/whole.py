@@ -134,7 +134,7 @@ def run_whole(batch: OpenBatch, spec: Spec) -> Result:
 
 
 def statistics_of_labels(batch: OpenBatch, spec: Spec, labeled: tuple[Labeled, ...]) -> list[tuple[Tensor, Tensor]]:
-    """Take the sums and maxima of labels alone, beside another backend."""
+    """Take only the sums and maxima of labels, for another backend that has done the rest."""
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
     collector = LabelCollector(spec, labeled)
     collector.take(found)

@@ -62,7 +62,7 @@ def _fields(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _progress(chosen: argparse.Namespace) -> bool | None:
-    """Return whether to show a bar: not beside JSON, else where there is a terminal."""
+    """Return whether to show a progress bar: on a terminal, and never with JSON."""
     return False if chosen.json else None
 
 

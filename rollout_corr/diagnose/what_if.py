@@ -77,8 +77,8 @@ class SettingResult:
         sequences_kept: Fraction of the non-empty sequences with a token that trains.
         weight_mean: Mean weight of valid tokens, rejected ones included.
         ess: (sum w)^2 / (n sum w^2) of those weights.
-        bias: The bias that remains in a weighted mean, see `RemainingBias`, beside the unbounded ratio: exp(D) of the
-            token, or exp(sum of D) of its sequence under a product weight.
+        bias: The bias that remains in a weighted mean, see `RemainingBias`, compared with the unbounded ratio: exp(D)
+            of the token, or exp(sum of D) of its sequence under a product weight.
         bias_low: Lower end of its interval of 95 %.
         bias_high: Upper end.
         variance: Variance of w over its squared mean: 1 / ess - 1.

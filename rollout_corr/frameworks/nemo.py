@@ -98,7 +98,7 @@ named_recipe(
     **PARTS | {"kl": Named(_kl, reference_policy_kl_penalty=0.01)},
 )
 named_recipe("nemo.cispo", Named(around_one, **SIDES), DECOUPLED, GLOBAL, **KL_OF_NAMES)
-# NeMo refuses sequence_level_importance_ratios beside token_level_loss.
+# NeMo refuses sequence_level_importance_ratios together with token_level_loss.
 ALL_SEQUENCES = "pass the sequences of all ranks as the total"
 named_recipe(
     "nemo.gspo_is", Named(GSPO, **DUAL), BOTH, ALL_SEQUENCES, spec="nemo.gspo_is", mean=SEQUENCES, **KL_OF_NAMES
@@ -109,7 +109,7 @@ named_recipe("nemo.mult_err", Named(clip, **DUAL), BOTH, COUNTED, spec="nemo.mul
 # --- the configuration ---
 
 TYPES = ("tis", "icepop", "seq-mask-tis")
-# The settings of the loss beside those of `spec`, with the defaults of ClippedPGLossConfig.
+# Settings that only the loss reads, not `spec`, with the defaults of ClippedPGLossConfig.
 LOSS: dict[str, Any] = DUAL | {
     "disable_ppo_ratio": False,
     "token_level_loss": True,
@@ -152,7 +152,7 @@ def spec(
     elif ratio is not None:
         raise ValueError(
             "truncated_importance_sampling_type: expected one of "
-            f"{list(TYPES)} beside truncated_importance_sampling_ratio={ratio!r}, got None"
+            f"{list(TYPES)} with truncated_importance_sampling_ratio={ratio!r}, got None"
         )
     if kind == "seq-mask-tis":
         if seq_logprob_error_threshold is not None:
@@ -230,7 +230,7 @@ def _surrogate(given: dict[str, Any], tokens: bool) -> Surrogate:
     if boolean("use_cispo", given["use_cispo"]):
         if plain or forced or whole or given["ratio_clip_c"] is not None or not tokens:
             raise ValueError(
-                "use_cispo: NeMo refuses it beside disable_ppo_ratio, force_on_policy_ratio, "
+                "use_cispo: NeMo refuses it together with disable_ppo_ratio, force_on_policy_ratio, "
                 "sequence_level_importance_ratios, ratio_clip_c and token_level_loss: false"
             )
         return around_one(*sides[:2])

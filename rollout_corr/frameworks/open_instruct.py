@@ -160,7 +160,7 @@ def recipe(config: object) -> Recipe:
     of: RatioOf | None = None
     if boolean("use_vllm_logprobs", given["use_vllm_logprobs"]):
         if found.acts:
-            raise ValueError("use_vllm_logprobs: open-instruct refuses it beside use_rho_correction")
+            raise ValueError("use_vllm_logprobs: open-instruct refuses it together with use_rho_correction")
         of = "new/rollout"
     surrogate: Surrogate = PPO(given["clip_lower"], given["clip_higher"], of=of)
     if one_of("loss_fn", given["loss_fn"], ("dapo", "cispo")) == "cispo":

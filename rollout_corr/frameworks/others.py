@@ -223,7 +223,7 @@ named_recipe(
     kl=MEGATRON_KL,
 )
 
-# --- MiniRL (`ppo_recompute` of Stable-RL), for `policy_loss`: PPO's clip as a mask, beside a ratio new/rollout ---
+# --- MiniRL (`ppo_recompute` of Stable-RL), for `policy_loss`: PPO's clip as a mask, and a ratio new/rollout ---
 
 presets("minirl", "Stable-RL (2026-03)")(
     mask=(

@@ -76,7 +76,7 @@ named_recipe("prime_rl.ref_kl", Reinforce(), BYPASS, DISTILLS, spec="prime_rl.re
 
 # --- the configuration ---
 
-# The preset of each type, whose settings are the type's beside `adv_tau` and, but for IcePop, `kl_tau`.
+# The preset of each type. Its settings are the type's, without `adv_tau` and, except for IcePop, `kl_tau`.
 TYPES = {"ipo": "ipo", "icepop": "icepop", "kpop": "kpop", "default": "dppo"}
 SETTINGS = {kind: (*PRESETS[f"prime_rl.{preset}"].table,) for kind, preset in TYPES.items()}
 OLD = {"ipo_threshold": "eps"}

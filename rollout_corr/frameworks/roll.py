@@ -79,7 +79,7 @@ def _clip_of_segments(both: float, low: float | None, high: float | None, dual: 
     return GSPO(made.low, made.high, made.dual, over="turn")
 
 
-# Of `actor_train.pg_variant`, beside PPO; and TOPR, which needs the sign of the reward.
+# The values of `actor_train.pg_variant` except PPO; TOPR needs the sign of the reward as well.
 VARIANTS: dict[str, Named[Surrogate]] = {
     "vanilla": Named(GPG),
     "tis": Named(Score, tis_lower_bound=0.0, tis_upper_bound=1.0),
@@ -207,8 +207,8 @@ def recipe(config: object) -> Recipe:
     turns = {"turns": "runs"} if spec.measures_turns or surrogate.mean_unit == "turn" else {}
     if surrogate.mean_unit == "turn" and any(criterion.over == "token" for criterion in spec.criteria):
         raise ValueError(
-            "ratio_type: 'segment' beside a filter with agg_type 'token' takes the runs of the mask that the filter "
-            "leaves, of which a segment may have several, and this package those of the mask given"
+            "ratio_type: 'segment' together with a filter of agg_type 'token' differs: ROLL splits segments where the "
+            "filter removed tokens, this package keeps the segments of the mask given"
         )
     return Recipe(spec if spec.acts else None, Loss(surrogate, average, kl), turns)
 
@@ -254,7 +254,7 @@ def _surrogate(given: Mapping[str, Any]) -> Surrogate:
         raise ValueError("actor_train.cispo_use_unified_mask: expected false")
     of_segments = one_of("ratio_type", given["ratio_type"], ("token", "segment")) == "segment"
     if of_segments and variant in VARIANTS:
-        raise ValueError(f"ratio_type: expected 'token' beside actor_train.pg_variant {variant!r}, got 'segment'")
+        raise ValueError(f"ratio_type: expected 'token' with actor_train.pg_variant {variant!r}, got 'segment'")
     if variant in VARIANTS:
         return VARIANTS[variant].taken_from({name: value for name, value in actor.items() if value is not None})
     ranged = boolean("use_pg_clip_range", given["use_pg_clip_range"])

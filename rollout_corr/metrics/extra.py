@@ -1,4 +1,4 @@
-"""Statistics beyond those of the Spec, for what a call brings besides log-probs and for what follows the backends.
+"""Statistics that the Spec does not ask for: of a call's other inputs, and of what runs after the backends.
 
 Labels, the means of self-normalized weights, ages, entropy, and the bounds that the batch decided. They are taken in
 plain torch on the batch's device and stand behind the Spec's, so they merge as those do.
@@ -132,7 +132,7 @@ PARTS = (
 
 
 class Extra(NamedTuple):
-    """Statistics besides those of the Spec and of the loss.
+    """Statistics that belong neither to the Spec nor to the loss.
 
     Attributes:
         labels: Labels of sequences; all of these are statistics of whole sequences.

@@ -27,7 +27,7 @@ MAXIMA = ("max_ppo_log_ratio", "-min_ppo_log_ratio")
 
 
 def sum_names(objective: Objective) -> tuple[str, ...]:
-    """The sums in order: counts, the surrogate, the terms beside it, then what the surrogate found in the batch."""
+    """The sums in order: counts, the surrogate, its additional terms, then what the surrogate found in the batch."""
     terms = {"ref_kl": objective.kl, "log_ratio2": objective.regularizer}
     return (*SUMS, *(name for name, term in terms.items() if term is not None), *objective.surrogate.traits.sums)
 
@@ -139,7 +139,7 @@ def dashboard_of(objective: Objective) -> Readers:
 
 
 def _term(key: str, formula: str, unit: str, healthy: str, term: KL | SquaredLogRatio, name: str) -> Metric:
-    """A term beside the surrogate, over the tokens of its scope."""
+    """An additional term of the loss, over the tokens of its scope."""
     if term.scope == "kept":
         return Metric(key, formula, unit, TRAINED, healthy, mean(name))
     return Metric(key, formula, unit, VALID, healthy, lambda v, n: ratio_of(v[name], n - v["loss_tokens_nonfinite"]))

@@ -45,8 +45,8 @@ class SchemeModule(Protocol):
     """A framework's metrics. All names of its statistics begin with its own name and a slash.
 
     Attributes:
-        LOCAL_SUMS: Those of its sums of sequences and calls that every rank of `Ranks.sequence` counts where its
-            tokens lie. Of all others beside the sums of tokens only the first rank's count.
+        LOCAL_SUMS: Names of its sums of sequences and calls to which every rank of `Ranks.sequence` adds its own
+            tokens. Its other sums, sums over tokens apart, are taken from the first rank.
     """
 
     LOCAL_SUMS: tuple[str, ...]
@@ -84,7 +84,7 @@ WHEN_REPORTING.append(load)
 
 
 def schemes(spec: Spec) -> list[SchemeModule]:
-    """The schemes that a Spec asks for beside the native one, once loaded."""
+    """The schemes that a Spec asks for in addition to the native one, once loaded."""
     return [_LOADED[name] for name in spec.report if name in SCHEMES]
 
 

@@ -472,8 +472,8 @@ flat {rollout_is_level: turn} | rollout_is_level: expected one of ['token', 'seq
 flat {rollout_is_mode: both} | rollout_is_mode: expected one of ['truncate', 'mask', 'clip'], got 'both'
 flat {rollout_is_threshold: '0.5_2'} | rollout_is_threshold: expected a finite number > 0, got '0.5_2'
 flat {rollout_is_threshold_lower: 3} | rollout_is_threshold_lower: expected at most the upper bound 2.0
-flat {rollout_is: token} | one generation ...'rollout_is_threshold_lower' (flat, 0.6.0) beside 'rollout_is' (nested
-flat {tis_imp_ratio_cap: 2} | one generation ...'tis_imp_ratio_cap' (a cap ...beside 'rollout_is' (flat
+flat {rollout_is: token} | one generation ...'rollout_is_threshold_lower' (flat, 0.6.0) and 'rollout_is' (nested
+flat {tis_imp_ratio_cap: 2} | one generation ...'tis_imp_ratio_cap' (a cap ...and 'rollout_is' (flat
 {tis_imp_ratio_cap: 2, rollout_is_threshold: 2} | unknown key 'rollout_is_threshold', ...'tis_imp_ratio_cap'
 {tis_imp_ratio_cap: 2, imp_ratio_cap: 2} | expected one cap, got {
 {tis_imp_ratio_cap: two} | tis_imp_ratio_cap: expected a number, got 'two'
@@ -527,7 +527,7 @@ RECIPE_REFUSED = {
     truncated_importance_sampling_ratio: 1.0, truncated_importance_sampling_ratio_min: 1.0,
     seq_logprob_error_threshold: 2.0} | no Spec does both
 {sequence_level_importance_ratios: true} | needs token_level_loss: false
-{use_cispo: true, ratio_clip_c: 3.0} | use_cispo: NeMo refuses it beside
+{use_cispo: true, ratio_clip_c: 3.0} | use_cispo: NeMo refuses it together with
 {reference_policy_kl_type: k1} | reference_policy_kl_type: expected 'k3', got 'k1'
 {use_on_policy_kl_approximation: true} | weighs the KL by new/rollout
 {positive_example_nll_weight: 0.1} | add this loss to the value of policy_loss
@@ -535,7 +535,7 @@ RECIPE_REFUSED = {
     "open_instruct": """
 {rho_clamp_uper_bound: 3.0} | unknown key 'rho_clamp_uper_bound' (did you mean 'rho_clamp_upper_bound'
 {rho_mask_lower_bound: -1.0} | rho_mask_lower_bound: expected a number >= 0
-{use_vllm_logprobs: true} | open-instruct refuses it beside use_rho_correction
+{use_vllm_logprobs: true} | open-instruct refuses it together with use_rho_correction
 {kl_estimator: 4} | kl_estimator: expected 0, 1, 2 or 3, got 4
 {loss_fn: gspo} | loss_fn: expected one of ['dapo', 'cispo']
 {loss_denominator: 0.0} | loss_denominator: expected a finite number > 0
@@ -564,8 +564,8 @@ RECIPE_REFUSED = {
 {pg_clip_hig: 0.2} | unknown key 'pg_clip_hig' (did you mean 'pg_clip_high'?)
 {train_infer_correction: {is_weight: {enabled: true, weight_type: turn}}} | is_weight.weight_type: expected one
 {train_infer_correction: {is_weight: {enabled: true, detach: false}}} | is_weight.detach: expected true
-{ratio_type: segment, actor_train: {pg_variant: tis}} | ratio_type: expected 'token' beside
-{ratio_type: segment, train_infer_correction: {filters: [{enabled: true}]}} | 'segment' beside a filter
+{ratio_type: segment, actor_train: {pg_variant: tis}} | ratio_type: expected 'token' with
+{ratio_type: segment, train_infer_correction: {filters: [{enabled: true}]}} | 'segment' together with a filter
 {actor_train: {pg_variant: topr}} | 'topr' needs the sign of the reward
 {actor_train: {pg_variant: x}} | actor_train.pg_variant: expected one of
 {actor_train: {cispo_use_unified_mask: true}} | cispo_use_unified_mask: expected
@@ -589,7 +589,7 @@ RECIPE_REFUSED = {
 {use_tis: true, custom_tis_function_path: a.b} | custom_tis_function_path: expected one that
 {custom_pg_loss_reducer_function_path: a.b} | a function of its own cannot be read
 {loss_type: sft_loss} | loss_type: expected 'policy_loss'
-{use_tis: true, use_rollout_logprobs: true} | use_rollout_logprobs: the ratio is the correction
+{use_tis: true, use_rollout_logprobs: true} | use_rollout_logprobs: the ratio is then the correction itself
 {use_kl_loss: true, kl_loss_type: k4} | kl_loss_type: expected one of
 {use_tis: true, use_rs: true, tis_level: word} | tis_level: expected one of
 {use_tis: true, use_rs: true, use_opsm: true, use_kl_loss: true, kl_loss_coef: 0.1} | use_opsm: leaves the KL as it is
@@ -619,7 +619,7 @@ RECIPE_REFUSED = {
 {loss_agg_mode: mean} | loss_agg_mode: expected one of
 {use_kl_loss: true, policy_loss: {loss_mode: sapo}, loss_agg_mode: seq-mean-token-sum-norm} | the KL loss by
 {actor_rollout_ref: {actor: {policy_loss: {loss_mode: geo_mean}}}, algorithm: {rollout_correction: {rollout_is: token}}}
-    | expected no rollout_is beside
+    | expected no rollout_is with
 {actor_rollout_ref: {actor: {loss_agg_mode: seq-mean-token-mean}},
     algorithm: {rollout_correction: {rollout_rs: token_k2, rollout_rs_threshold: 0.1}}} |
     verl divides by a row's tokens after rejection

@@ -34,7 +34,7 @@ class Signs:
         numbers: These numbers by name.
         strength: How much of the dump shows it, 0 to 1.
         severity: Replaces the severity of the cause.
-        beside: Causes that it hides otherwise, and does not explain here.
+        beside: Causes that it usually hides but does not explain here, so both are reported.
         advice: Replaces the advice of the cause.
     """
 
@@ -79,7 +79,7 @@ class Cause:
         severity: How bad it is, unless its signs say otherwise.
         looks_for: What a dump with it shows; docs/mismatch.md has the same words.
         advice: What to do about it.
-        hides: Names of later causes that are only consequences of this one, and not reported beside it.
+        hides: Names of later causes that are only consequences of this one, and so not reported with it.
         recognize: Returns the signs of the cause in what was measured, or None.
     """
 

@@ -21,7 +21,7 @@ SHOWN = 5
     hides=("outliers", "different_policies"),
 )
 def label(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize labels that are ill beside others that are well."""
+    """Recognize labels that are ill while others are healthy."""
     titles: list[str] = []
     evidence: list[str] = []
     share, explained = 0.0, False

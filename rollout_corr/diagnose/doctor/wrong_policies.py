@@ -105,7 +105,7 @@ def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, boo
     ratio, error = _mean_ratio(metrics)
     upwards = _upwards(metrics)
     slope = measured.evidence.sharpness.found()
-    # Beside a temperature D is positive for some tokens all the same. Top-k alone takes more from flat contexts, whose
+    # Under a temperature D is still positive for some tokens. Top-k alone takes more from flat contexts, whose
     # tokens are unlikely: D grows with the log-prob, and is hardly ever positive.
     sharper = abs(slope.slope) > max(0.1, SURE_OF_SLOPE * slope.error) and slope.slope > -0.8
     sharper = sharper and ratio + SURE * error < 0.995 and (0.05 if slope.slope < 0.0 else 0.12) < upwards < 0.4

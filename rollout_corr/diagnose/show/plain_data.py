@@ -25,7 +25,7 @@ def _plain(value: Any) -> Any:
 
 
 def _data(source: Source, **found: Any) -> dict[str, Any]:
-    """Return results beside what was read and what could not be read."""
+    """Return results together with what was read and what could not be read."""
     problems = {"count": source.problems.count, "shown": [problem._asdict() for problem in source.problems.shown]}
     return dict(
         _plain({"file": source.where, "fields": source.fields, "unused": source.unused, "problems": problems, **found})

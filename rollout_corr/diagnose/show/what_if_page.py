@@ -27,7 +27,7 @@ from .parts import drawn, folded, page, problem_cards, section, table
 
 # The kind of card that shows a verdict.
 CARDS = {"broken": "error", "healthy": "good", "equal": "note", "better": "note"}
-# Names of further settings that are listed beside a best one.
+# How many further settings are named with a best one.
 MOST_ALIKE = 6
 MEANING = (
     "Bias is what remains wrong in a weighted mean of any number of samples, in standard deviations of what is "

@@ -273,11 +273,13 @@ def _surrogate(given: dict[str, Any], sapo: bool) -> Surrogate:
     low, high, dual = (given[name] for name in CLIP)
     if boolean("use_cispo_loss", given["use_cispo_loss"]):
         if sapo or level != "token":
-            raise ValueError("use_cispo_loss: AReaL refuses it beside use_sapo_loss and the level sequence")
+            raise ValueError(
+                "use_cispo_loss: AReaL refuses it with use_sapo_loss or importance_sampling_level: sequence"
+            )
         return around_one(low, positive("eps_clip_higher, which use_cispo_loss needs", high))
     if sapo:
         if boolean("use_decoupled_loss", given["use_decoupled_loss"]):
-            raise ValueError("use_sapo_loss: AReaL refuses it beside use_decoupled_loss")
+            raise ValueError("use_sapo_loss: AReaL refuses it together with use_decoupled_loss")
         if level != "token":
             raise ValueError("importance_sampling_level: expected 'token' with use_sapo_loss: SAPO has no other here")
         return SAPO(*(given[name] for name in TAUS))

@@ -83,7 +83,7 @@ def clipped(both: float, low_high: tuple[float, float] | None, dual: float | Non
 
 
 def gspo(both: float, low_high: tuple[float, float] | None, dual: float | None, of: RatioOf | None = None) -> Surrogate:
-    """Return GSPO's clip. With a correction its ratio is new/rollout, and there is no weight beside it."""
+    """Return GSPO's clip. With a correction its ratio is new/rollout, and no weight multiplies it."""
     return GSPO(*_sides(both, low_high), dual, of=of)
 
 

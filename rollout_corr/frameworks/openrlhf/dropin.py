@@ -1,7 +1,7 @@
 """Drop-in for OpenRLHF: its policy loss.
 
-OpenRLHF corrects in the middle of `PolicyLoss.forward`. That method still runs, without a gradient, for what it returns
-beside the loss; value and gradient are ours, by the module's own settings or by any Spec.
+OpenRLHF corrects in the middle of `PolicyLoss.forward`. That method still runs, without a gradient, for its other
+return values; the loss and its gradient are ours, by the module's own settings or by any Spec.
 """
 
 from __future__ import annotations

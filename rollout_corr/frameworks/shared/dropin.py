@@ -101,7 +101,7 @@ class Installed(NamedTuple):
         location: Folder of the framework's package; None where it is not known.
         checked: Whether this version is one that was compared.
         covered: The functions that this installation is about, by their full names.
-        not_covered: What the framework corrects or trains with besides, in words.
+        not_covered: What else the framework corrects or trains with, in words.
     """
 
     active: bool
@@ -190,7 +190,7 @@ class DropIn:
         framework: Name of its package, and of the distribution that has its version.
         checked: Versions against which its functions were compared.
         switches: The values that each switch of `install` may have, if it is a choice.
-        not_covered: What the framework corrects or trains with besides, in words; each with the module whose functions
+        not_covered: What else the framework corrects or trains with, in words; each with the module whose functions
             cover it where they are among the targets, or None.
         advice: What else a user can do with a version that does not fit.
         brings: What its correction is handed besides log-probs and mask, of NEEDS: a Spec that needs more is refused.

@@ -1,4 +1,4 @@
-"""Specs, recipes and configurations by name. A framework is a folder or file beside `shared`; a name imports its own.
+"""Specs, recipes and configurations by name. A framework is a folder or file next to `shared`, imported on first use.
 
 A folder holds some of: `config.py` (presets, recipes, `read`, `recipe` and `write`), `metrics.py` (see
 rollout_corr.metrics.peers) and `dropin.py` (with `install`). A framework that is one file holds what `config.py` does.
@@ -269,7 +269,7 @@ def _no_reader(call: str, framework: str, config: object) -> str:
         such = "" if preset is None else f", such as {next(iter(preset.settings), '...')}=..."
         return (
             f"{framework!r} is built by name, expected its settings as keywords{such}, got a configuration of type "
-            f"{type(config).__name__} beside it"
+            f"{type(config).__name__} as well"
         )
     own = [name for name in named if name.startswith(f"{framework}.")]
     hint = _closest(difflib.get_close_matches(framework, known, n=1))

@@ -1,7 +1,7 @@
-"""Writing a Spec as a framework's configuration. It is read back, so that whatever it cannot say is found and named.
+"""Writing a Spec as a framework's configuration. It is read back: every setting it cannot express is found and named.
 
-A framework's `config.py` has `write` beside `read`: the nearest configuration to a Spec, in plain numbers, strings,
-lists and mappings. It need not know what it leaves out.
+`write` in a framework's `config.py` mirrors its `read`: it returns the configuration nearest to a Spec, in plain
+numbers, strings, lists and mappings. It need not know what it leaves out.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def _spec(given: dict[str, Any]) -> Spec:
     elif used or measured:
         spec = {"tis": tis, "icepop": icepop}[given["function"]](given["tis_clip"], given["tis_clip_low"])
     if bypass and spec.acts:
-        raise ValueError("use_rollout_logprobs: the ratio is the correction then, and weights beside it are refused")
+        raise ValueError("use_rollout_logprobs: the ratio is then the correction itself; further weights are refused")
     if opsm:
         criterion = _opsm(given["opsm_delta"], "new/rollout" if bypass else "new/old")
         rejected = spec.rejected if spec.criteria else "zero"

@@ -306,7 +306,7 @@ TRL.register(
     {"vespo": f"vllm_importance_sampling_mode token_truncate or token_mask; {GLOBAL}"},
 )
 read, recipe, write = TRL.read, TRL.recipe, TRL.write
-# AsyncGRPOTrainer clips the ratio of trainer to engine, and corrects nothing beside it.
+# AsyncGRPOTrainer clips the ratio of trainer to engine and corrects nothing else.
 named_recipe(
     "trl.iw_opd", GPG(), (), "advantages a * rc.early_token_weights(a, gamma=0.5), where a = ref_logp - rollout_logp"
 )

@@ -283,7 +283,7 @@ def read(config: object, *, k1_bounds: str = "verl", version: str | None = None)
     }
     cap, flat, nested = generations.values()
     if bool(cap) + bool(flat) + bool(nested) > 1:
-        mixed = " beside ".join(f"{keys[0]!r} ({name})" for name, keys in generations.items() if keys)
+        mixed = " and ".join(f"{keys[0]!r} ({name})" for name, keys in generations.items() if keys)
         raise ValueError(f"expected the keys of one generation of verl's configuration, got {mixed}")
     if cap:
         return _cap(given)
@@ -486,7 +486,7 @@ def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = Non
         surrogate = _surrogate(mode, given, policy)
     if mode == "geo_mean" and corrects.weight is not None:
         raise ValueError(
-            "loss_mode: expected no rollout_is beside 'geo_mean', which averages its weights by logarithms"
+            "loss_mode: expected no rollout_is with 'geo_mean', which takes a geometric mean of the weights"
         )
     average = one_of("loss_agg_mode", given["loss_agg_mode"], AVERAGES)
     kl = _kl(given, everywhere=mode == "bypass_mode")
@@ -524,7 +524,7 @@ def _bypass(loss_type: str, given: dict[str, Any], corrects: Spec) -> tuple[Surr
 
 
 def _apart(kl: KL, average: str) -> KL:
-    """Give the KL loss an average of its own, beside a policy loss that is always a mean over sequences."""
+    """Give the KL loss its own average, where the policy loss is always a mean over sequences."""
     if average == "seq-mean-token-sum-norm":
         raise ValueError(f"use_kl_loss: the policy loss is a mean over sequences, the KL loss by {average}: two calls")
     return replace(kl, mean=AVERAGES[average])

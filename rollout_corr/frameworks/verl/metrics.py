@@ -4,7 +4,7 @@ What verl averages over rows it averages over all of them: an empty row (no vali
 log-prob of 0, a sum of D of 0 and a mean weight of 0. So it does here, and the number of rows is a statistic.
 
 Three things differ from verl. A batch without a valid token gives 0 everywhere, where verl raises. Weights that are all
-0 have an effective sample size of 0, where verl divides by zero. Spreads and k3 do not cancel. Besides, exponents of
+0 have an effective sample size of 0, where verl divides by zero. Spreads and k3 do not cancel. Also, exponents of
 perplexities are capped at 500, and nothing is NaN unless Spec.nonfinite is "propagate". Merged statistics give verl's
 metrics of the whole batch.
 
