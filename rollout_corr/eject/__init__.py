@@ -83,10 +83,8 @@ def eject(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
-    if loss and backend != "torch":
-        raise CannotEject(f"backend: expected 'torch' for a loss, got {backend!r}")
     if isinstance(what, str) and what in recipe_names() and (loss or what not in spec_names()):
-        return _loss(what, framework, layout, metrics)
+        return _loss(what, framework, layout, metrics, backend)
     if loss:
         raise ValueError(f"loss: expected the name of a recipe with loss=True, got {what!r}")
     spec = named(what) if isinstance(what, str) else what
@@ -126,15 +124,24 @@ def _check(framework: str, layout: str, metrics: str, frameworks: tuple[str, ...
             raise ValueError(f"{name}: expected one of {list(known)}, got {value!r}")
 
 
-def _loss(name: str, framework: str, layout: str, metrics: str) -> Ejected:
+def _loss(name: str, framework: str, layout: str, metrics: str, backend: str) -> Ejected:
     """Write the policy loss of a recipe."""
     _check(framework, layout, metrics, ("plain",))
     spec, loss = recipe(cast("Any", name))
     wanted = Wanted(spec, loss, RECIPES[name].needs)
-    program = program_of_loss(wanted, layout, metrics)
+    door = plain_loss.door_of(layout, spec)
+    program, traced = program_of_loss(wanted, layout, metrics)
+    fused: list[str] = []
+    if backend != "torch":
+        from .fused_loss import completed, fused_loss
+
+        if more := completed(traced, program.numbers):
+            program, traced = program_of_loss(wanted, layout, metrics, more)
+        fused = fused_loss(traced, program, door, eager=backend == "both")
     arguments = f"{name} --loss --for {framework} --layout {layout} --metrics {metrics}"
-    request = Request(name, spec or Spec(), plain_loss.door_of(layout, spec), arguments, wanted)
-    return Ejected(written(request, program), request, program)
+    arguments += f" --backend {backend}" if backend != "torch" else ""
+    request = Request(name, spec or Spec(), door, arguments, wanted, backend)
+    return Ejected(written(request, program, fused), request, program)
 
 
 def check(source: str) -> tuple[bool, list[str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import triton.language as tl
@@ -12,7 +14,7 @@ from ..backends.operators import beyond_kernels
 from ..frameworks.shared.doors import Door
 from ..kernels.correct.apply import apply_kernel
 from ..kernels.correct.decide import decide_kernel
-from ..kernels.correct.plan import Plan
+from ..kernels.correct.plan import Plan, Tables
 from ..kernels.correct.planner import numbers_of, plan_of
 from ..kernels.correct.read import read_kernel
 from ..kernels.grid import SHAPES, Shape
@@ -41,6 +43,12 @@ PROGRAMS = {
     "read_kernel": "tile of tokens",
     "decide_kernel": f"{SHAPE.sequences} sequences, and more that add up what the first launch left",
     "apply_kernel": "tile of tokens",
+    "sum_kernel": "tile of tokens",
+    "gradient_kernel": "tile of tokens",
+    "sums_kernel": f"{SHAPE.sequences} sequences",
+    "finish_kernel": "part of the sums over tokens",
+    "sequences_kernel": f"{SHAPE.sequences} sequences, and more that add up what the launch before left",
+    "scale_kernel": "tile of tokens, in backward",
 }
 WIDE = ("tokens", "sequences", "slots", "owner_count")
 NARROW = ("tile_bits", "steps", "sequence_programs", "token_programs", "shares", "parts", "part")
@@ -98,49 +106,56 @@ TABLES = ("counts", "integers", "floats", "peaks")
 NEVER = ("differing", "train", "rollout", "ratio_m1", "weight_m1")
 
 
-def pointer(text: str, dtype: Any) -> Dyn:
-    """A parameter that points to elements."""
-    return Dyn(name(text), dtype, (), True)
-
-
 def element(of: str) -> str:
     """The dtype that a pointer points to, where the caller decides."""
     return f"{of}.dtype.element_ty"
 
 
-def arguments_of(kernel: Any, plan: Plan) -> dict[str, Any]:
-    """The arguments of a kernel: pointers and sizes are left, the plan is known."""
-    pointers = {
-        "train_logp": element("train_logp"), "rollout_logp": element("rollout_logp"), "mask": element("mask"),
-        "offsets": element("offsets"), "weights": tl.float32, "mask_out": element("mask"), "counts": tl.int32,
-        "integers": tl.int64, "floats": tl.float32, "peaks": tl.int32, "token_sums": tl.float64,
-        "token_maxima": tl.float64, "part_sums": tl.float64, "part_maxima": tl.float64, "sequence_sums": tl.float64,
-        "sequence_maxima": tl.float64, "counter": tl.int32, "keep_out": tl.int8, "states": tl.int32,
-        "sequence_weights": tl.float32, "statistics": tl.float64,
-    }  # fmt: skip
-    absent = {"log_mass", "advantages", "histogram", "within", "keep_turns_out"}
-    absent |= {table for table in ("integers", "floats", "peaks") if not getattr(plan, table)}
-    if not plan.writes_weights:
-        absent.add("weights")
-    if not plan.writes_mask:
-        absent.add("mask_out")
-    found: dict[str, Any] = {"PLAN": plan, "TILING": TILING, "SHAPE": SHAPE, "BY_OWNER": False, "externals": (),
-                             "numbers": "numbers", "width": 0, "tiles": 0}  # fmt: skip
+# What kernels point to; dtypes that the caller's tensors decide are texts.
+POINTERS: dict[str, Any] = {
+    **{one: element(one) for one in ("train_logp", "rollout_logp", "mask", "offsets")}, "mask_out": element("mask"),
+    **dict.fromkeys(("weights", "floats", "sequence_weights"), tl.float32),
+    **dict.fromkeys(("counts", "peaks", "counter", "states"), tl.int32), "integers": tl.int64, "keep_out": tl.int8,
+    **{f"{of}_{kind}": tl.float64 for of in ("token", "part", "sequence") for kind in ("sums", "maxima")},
+    "statistics": tl.float64,
+}  # fmt: skip
+
+
+def absent(plan: Plan) -> set[str]:
+    """The parameters of kernels that a plan has no tensor for."""
+    there = {"weights": plan.writes_weights, "mask_out": plan.writes_mask}
+    there |= {table: bool(getattr(plan, table)) for table in ("integers", "floats", "peaks")}
+    gone = {name for name, is_there in there.items() if not is_there}
+    return {"log_mass", "advantages", "histogram", "within", "keep_turns_out", *gone}
+
+
+def arguments_of(kernel: Any, plan: Any, pointers: dict[str, Any], gone: set[str]) -> dict[str, Any]:
+    """The arguments of a kernel: pointers and sizes are left, the plan is known.
+
+    Args:
+        kernel: The kernel.
+        plan: Its plan.
+        pointers: What its tensors hold.
+        gone: The tensors that are None.
+    """
+    known: dict[str, Any] = {"PLAN": plan, "TILING": TILING, "SHAPE": SHAPE, "BY_OWNER": False, "externals": (),
+                             "numbers": "numbers", "width": 0, "tiles": 0} | dict.fromkeys(gone)  # fmt: skip
+    found: dict[str, Any] = {}
     for parameter, annotation in kernel.fn.__annotations__.items():
-        if parameter in found or parameter == "return":
+        if parameter == "return":
             continue
-        if parameter in absent:
-            found[parameter] = None
+        if parameter in known:
+            found[parameter] = known[parameter]
         elif parameter in pointers:
-            found[parameter] = pointer(parameter, pointers[parameter])
+            found[parameter] = Dyn(name(parameter), pointers[parameter], (), True)
         elif parameter.endswith(("_row", "_step")):
             found[parameter] = 1
         else:
             found[parameter] = Dyn(name(parameter), tl.int64 if "int64" in annotation else tl.int32)
-    return {key: found[key] for key in kernel.fn.__annotations__ if key != "return"}
+    return found
 
 
-def label_of(plan: Plan) -> Any:
+def label_of(plan: Tables) -> Any:
     """Names of the accumulators."""
 
     def label(hint: str, value: tuple[Any, ...]) -> list[str] | None:
@@ -162,7 +177,7 @@ def kernels_of(spec: Spec, numbers: tuple[str, ...]) -> tuple[list[Kernel], Spec
         specializer = Specializer(KEPT, {"thresholds": lambda values=values, **_: values}, label_of(plan), cleaned)
         try:
             kernels = [
-                specializer.specialized(kernel, arguments_of(kernel, plan), top=True)
+                specializer.specialized(kernel, arguments_of(kernel, plan, POINTERS, absent(plan)), top=True)
                 for kernel in (read_kernel, decide_kernel, *([apply_kernel] if plan.applies else []))
             ]
             columns = {one for table in OF_BATCH for one in getattr(plan, table)}
@@ -202,6 +217,24 @@ def source_of(kernel: Kernel, sized: bool, width: int, reserved: set[str]) -> st
     return "\n".join(lines)
 
 
+# How a batch is divided into programs.
+TILED = """    least = 9 if tokens >= 1024 * sequences else 8
+    tile_bits = min(max((tokens // 2048 - 1).bit_length(), least), 11)
+    # How often `owner_before` narrows its search.
+    steps, left = 0, sequences + 1
+    while left > 0:
+        steps, left = steps + 1, left // 32
+    token_programs = (tokens >> tile_bits) + 1
+    slots = token_programs + sequences + 1
+    sequence_programs = triton.cdiv(sequences + 2, 32)
+"""
+SHARES = """    # Programs that share the zeroing of what one of them rejects.
+    shares = max(1, min(tokens // 32768, 1024) // sequence_programs) if tokens > 131072 * sequence_programs else 1
+"""
+PARTS = """    part = max(256, triton.cdiv(token_programs, 256))
+    parts = triton.cdiv(token_programs, part)
+"""
+
 LAUNCHES = '''def _fused(
     train_logp: torch.Tensor,
     rollout_logp: torch.Tensor,
@@ -216,18 +249,7 @@ LAUNCHES = '''def _fused(
 {rows}    train_logp, rollout_logp, given = train_logp.contiguous(), rollout_logp.contiguous(), mask
     mask = mask.contiguous().view(torch.uint8) if mask.dtype == torch.bool else mask.contiguous()
     device, tokens, sequences = train_logp.device, train_logp.numel(), offsets.shape[0] - 1
-    least = 9 if tokens >= 1024 * sequences else 8
-    tile_bits = min(max((tokens // 2048 - 1).bit_length(), least), 11)
-    # How often `owner_before` narrows its search.
-    steps, left = 0, sequences + 1
-    while left > 0:
-        steps, left = steps + 1, left // 32
-    token_programs = (tokens >> tile_bits) + 1
-    slots = token_programs + sequences + 1
-    sequence_programs = triton.cdiv(sequences + 2, 32)
-{shares}    part = max(256, triton.cdiv(token_programs, 256))
-    parts = triton.cdiv(token_programs, part)
-
+{sizes}
     def table(rows, columns, dtype):
         return torch.empty((rows, columns), dtype=dtype, device=device)
 
@@ -257,10 +279,16 @@ def fused(spec: Spec, door: Door, numbers: tuple[str, ...], eager: bool) -> list
     Raises:
         CannotEject: The kernels do not run it.
     """
+    kernels, found, plan = kernels_of(specialized_spec(spec, numbers), numbers)
+    constants, *texts = texts_of(kernels, found, eager, door.width)
+    return [constants, *texts, launches_of(plan, kernels, door, eager)]
+
+
+def specialized_spec(spec: Spec, numbers: tuple[str, ...]) -> Spec:
+    """The Spec without schemes that no metric of the file reads; refuse one that the kernels of a file do not run."""
     if (why := beyond_kernels(spec)) is not None:
         raise CannotEject(f"spec: the kernels do not run it: {why}")
-    width = door.width
-    more = [repr(c) for c in spec.criteria if c.tensor_name is not None or c.when != "any"]
+    more = [repr(c) for c in spec.criteria if c.tensor_name is not None or c.when != "any" or c.of != "train/rollout"]
     more += ["turns"] if spec.measures_turns else []
     more += ["normalize"] if spec.weight is not None and spec.weight.normalize is not None else []
     more += ["detail='full'"] if spec.detail == "full" else []
@@ -270,9 +298,12 @@ def fused(spec: Spec, door: Door, numbers: tuple[str, ...], eager: bool) -> list
         )
     # A scheme that no metric of the file reads has no part in the kernels.
     read = {number.partition("/")[0] for number in numbers}
-    spec = dataclasses.replace(spec, report=tuple(one for one in spec.report if one == "native" or one in read))
-    kernels, found, plan = kernels_of(spec, numbers)
-    functions = list(found.functions.values())
+    return dataclasses.replace(spec, report=tuple(one for one in spec.report if one == "native" or one in read))
+
+
+def texts_of(kernels: list[Kernel], found: Specializer, eager: bool, width: int) -> list[str]:
+    """Write the constants, and the kernels and what they call."""
+    functions = list({one.name: one for one in found.functions.values()}.values())
     reserved = {*found.verbatim, *(one.name for one in (*functions, *kernels)), *found.constants, "tl", "triton"}
     written = {one: reflowed(text, width) for one, text in found.verbatim.items()}
     written |= {one.name: source_of(one, False, width, reserved) for one in functions}
@@ -291,50 +322,68 @@ def fused(spec: Spec, door: Door, numbers: tuple[str, ...], eager: bool) -> list
         texts = [pattern.sub(lambda match: labels[match[0]], text) for text in texts]
     constants = [f"{labels[label]} = tl.constexpr({power(x)})" for label, x in sorted(found.constants.items())
                  if any(re.search(rf"\b{labels[label]}\b", text) for text in texts)]  # fmt: skip
-    parts = [
-        "\n".join(constants) or "# The kernels have no constants.",
-        *texts,
-        launches_of(plan, kernels, door, eager),
-    ]
-    return [part for part in parts if part]
+    return ["\n".join(constants) or "# The kernels have no constants.", *texts]
+
+
+def rows_of_decide(plan: Plan) -> str:
+    """The programs of `decide` over sequences, as an expression."""
+    return "sequence_programs * shares" if plan.zeroes else "sequence_programs"
+
+
+def programs_of(plan: Plan) -> dict[str, str]:
+    """The programs of the kernels of a correction, as expressions."""
+    deciding = f"{rows_of_decide(plan)} + parts * {groups(plan)}"
+    return {"read_kernel": "token_programs", "decide_kernel": deciding, "apply_kernel": "token_programs"}
+
+
+def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> list[str]:
+    """The lines that allocate the tables which kernels leave results in for each other."""
+
+    def most(table: str) -> int:
+        return max(len(getattr(plan, table)) for plan in plans)
+
+    maxima = max(map(kept_maxima, plans))
+    corrections = [plan for plan in plans if isinstance(plan, Plan)]
+    tables = [
+        *((table, most(table), "slots", kind)
+          for table, kind in zip(TABLES, ("int32", "int64", "float32", "int32"), strict=True)),
+        ("token_sums", most("token_sums"), "token_programs", "float64"),
+        ("token_maxima", maxima, "token_programs", "float64"),
+        ("part_sums", most("token_sums"), "parts", "float64"),
+        ("part_maxima", maxima, "parts", "float64"),
+        ("sequence_sums", most("sequence_sums"), rows, "float64"),
+        ("sequence_maxima", most("sequence_maxima"), rows, "float64"),
+        ("states", any(plan.applies for plan in corrections), "sequences", "int32"),
+        ("sequence_weights", any(plan.spreads for plan in corrections), "sequences", "float32"),
+        ("levels", any(getattr(plan, "levels", False) for plan in plans), "sequences", "float32"),
+        ("pulls", any(getattr(plan, "pulls", False) for plan in plans), "sequences", "float32"),
+    ]  # fmt: skip
+    read = {one for kernel in kernels for one in kernel.parameters if names_in(kernel.body)[one]}
+    return [f"    {name} = table({int(many)}, {columns}, torch.{kind})" for name, many, columns, kind in tables
+            if many and name in read]  # fmt: skip
+
+
+def launched(kernel: Kernel, programs: str, width: int, called: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """The lines that launch a kernel.
+
+    Args:
+        kernel: The kernel.
+        programs: How many programs, as an expression.
+        width: Of the longest line.
+        called: What the caller calls its parameters, where the names differ.
+    """
+    given = [called.get(one, one) for one in kernel.parameters if names_in(kernel.body)[one]]
+    call = f"{kernel.name}[({programs},)]({', '.join(given)}, **launch)"
+    return ["    " + line for line in fitted(call, width - 4)]
 
 
 def launches_of(plan: Plan, kernels: list[Kernel], door: Door, eager: bool) -> str:
     """Write the function that launches the kernels."""
     packed, width = door.layout == "packed", door.width
-    sharing, rows_of_decide = "", "sequence_programs"
-    if plan.zeroes:
-        rows_of_decide += " * shares"
-        sharing = """    # Programs that share the zeroing of what one of them rejects.
-    shares = max(1, min(tokens // 32768, 1024) // sequence_programs) if tokens > 131072 * sequence_programs else 1
-"""
-    tables = [
-        ("counts", len(plan.counts), "slots", "int32"), ("integers", len(plan.integers), "slots", "int64"),
-        ("floats", len(plan.floats), "slots", "float32"), ("peaks", len(plan.peaks), "slots", "int32"),
-        ("token_sums", len(plan.token_sums), "token_programs", "float64"),
-        ("token_maxima", kept_maxima(plan), "token_programs", "float64"),
-        ("part_sums", len(plan.token_sums), "parts", "float64"), ("part_maxima", kept_maxima(plan), "parts", "float64"),
-        ("sequence_sums", len(plan.sequence_sums), rows_of_decide, "float64"),
-        ("sequence_maxima", len(plan.sequence_maxima), rows_of_decide, "float64"),
-        ("states", 1 if plan.applies else 0, "sequences", "int32"),
-        ("sequence_weights", 1 if plan.spreads else 0, "sequences", "float32"),
-    ]  # fmt: skip
-    used = {one: names_in(kernel.body) for kernel in kernels for one in kernel.parameters}
-    read = {one for one, body in used.items() if any(names_in(kernel.body)[one] for kernel in kernels)}
-    lines = [f"    {name} = table({rows}, {columns}, torch.{kind})" for name, rows, columns, kind in tables
-             if rows and name in read]  # fmt: skip
+    lines = tables_of([plan], kernels, rows_of_decide(plan))
     outputs = ["    weights = torch.empty_like(train_logp, dtype=torch.float32)"] if plan.writes_weights else []
     outputs += ["    mask_out = torch.empty_like(mask)"] if plan.writes_mask else []
-    programs = {
-        "read_kernel": "token_programs",
-        "decide_kernel": f"{rows_of_decide} + parts * {groups(plan)}",
-        "apply_kernel": "token_programs",
-    }
-    launched = []
-    for kernel in kernels:
-        given = [one for one in kernel.parameters if names_in(kernel.body)[one]]
-        call = f"{kernel.name}[({programs[kernel.name]},)]({', '.join(given)}, **launch)"
-        launched += ["    " + line for line in fitted(call, width - 4)]
+    launches = [line for kernel in kernels for line in launched(kernel, programs_of(plan)[kernel.name], width)]
     back = "mask_out.view(given.dtype)" if plan.writes_mask else "given"
     return LAUNCHES.format(
         offsets="    offsets: torch.Tensor,\n" if packed else "",
@@ -343,10 +392,10 @@ def launches_of(plan: Plan, kernels: list[Kernel], door: Door, eager: bool) -> s
         where="backend='fused'" if eager else door.names["train_logp"],
         rows="" if packed else ROWS,
         launches="two" if len(kernels) == 2 else "three",
-        shares=sharing,
+        sizes=TILED + (SHARES if plan.zeroes else "") + PARTS,
         tables="\n".join(lines),
         statistics=sum(len(getattr(plan, table)) for table in OF_BATCH),
         outputs="\n".join(outputs),
-        launched="\n".join(launched),
+        launched="\n".join(launches),
         returned=f"{'weights' if plan.writes_weights else 'None'}, {back}",
     )

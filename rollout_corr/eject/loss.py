@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -16,6 +17,7 @@ from ..metrics import loss as loss_metrics
 from ..metrics import native, rows, schema
 from ..specs.correction import Spec
 from ..specs.loss import Loss
+from ..specs.terms import Objective
 from ..specs.thresholds import float32_at_least, float32_at_most, log_of
 from .host import written
 from .program import (
@@ -68,12 +70,37 @@ def refuse(wanted: Wanted) -> None:
         raise CannotEject("spec: expected log-probs and advantages alone, got more that its criteria or weights read")
 
 
+class Traced(NamedTuple):
+    """The tensors of a loss by the names that the file has for them.
+
+    Attributes:
+        objective: Everything that is fixed about the loss.
+        base, ref: The log-probs that new_logp is compared with, and the reference policy's; None: there are none.
+        spec, train: The Spec of the correction and the trainer's log-probs in it; None: there is none.
+        factors: The loss is multiplied by the correction's "weights", or by "kept", 1 where its mask is not 0.
+        trains: The correction's mask says what trains.
+        per_row: The sum is divided by the number of sequences, whatever they hold.
+    """
+
+    objective: Objective
+    base: str | None
+    ref: str | None
+    spec: Spec | None
+    train: str | None
+    factors: str | None
+    trains: bool
+    per_row: bool
+
+
 class _Captured:
     """The parts of a loss before it is divided."""
 
     def __init__(self) -> None:
         self.total = self.divisor = self.statistics = self.of_correction = torch.zeros(0)
-        self.objective: Any = None
+        self.task: Any = None
+        self.batch: Any = None
+        self.spec: Spec | None = None
+        self.weights: Any = None
         self.named: dict[str, Any] = {}
 
     def read(self, plain: Any) -> Any:
@@ -106,7 +133,7 @@ class _Captured:
         def call(found: Any, task: Any) -> Any:
             result = plain(found, task)
             self.total, self.divisor, self.statistics = found[0], result.divisor, result.statistics
-            self.objective = task.objective
+            self.task = task
             return result
 
         return call
@@ -116,19 +143,43 @@ class _Captured:
 
         def call(*given: Any) -> Any:
             result = plain(*given)
-            self.of_correction = result.statistics.vector
+            self.of_correction, self.weights = result.statistics.vector, result.weights
+            self.batch, self.spec = given[1], given[2]
             return result
 
         return call
 
+    def traced(self, recorder: Recorder) -> Traced:
+        """Name the tensors."""
 
-def program_of_loss(wanted: Wanted, layout: str, metrics_wanted: str) -> Program:
+        def name_of(x: torch.Tensor | None) -> str | None:
+            if x is None:
+                return None
+            node = recorder.node_of(x)
+            while node.op != "input":
+                node = next(node.inputs())
+            return str(node.args[0])
+
+        task, spec = self.task, self.spec
+        factors = None if task.weights is None else "weights" if task.weights is self.weights else "kept"
+        train = None if spec is None else name_of(self.batch.train)
+        given = name_of(task.base), name_of(task.ref), spec, train, factors
+        return Traced(task.objective, *given, task.trains is not None, task.divisor is not None)
+
+
+def program_of_loss(
+    wanted: Wanted, layout: str, metrics_wanted: str, more: Collection[str] = ()
+) -> tuple[Program, Traced]:
     """Trace the definition of a loss, and of the correction in it.
 
     Args:
         wanted: The loss.
         layout: "packed" or "padded".
         metrics_wanted: "none", "dashboard" or "all".
+        more: Further statistics.
+
+    Returns:
+        The program, and what the names of its tensors are to the loss.
     """
     refuse(wanted)
     spec, loss = wanted.spec, wanted.loss
@@ -155,7 +206,7 @@ def program_of_loss(wanted: Wanted, layout: str, metrics_wanted: str) -> Program
             recorder.node_of(x).names.insert(0, name)
     if not captured.total.requires_grad:
         raise CannotEject("loss: expected one with a gradient")
-    objective = captured.objective
+    objective = captured.task.objective
     of_sums: list[str] = [*loss_metrics.sum_names(objective)]
     statistics: dict[str, Node] = {}
     called: dict[str, str] = {}
@@ -166,8 +217,6 @@ def program_of_loss(wanted: Wanted, layout: str, metrics_wanted: str) -> Program
         of_sums += sums
     names = (*loss_metrics.sum_names(objective), *loss_metrics.max_names())
     statistics |= zip(names, recorder.node_of(captured.statistics).args[0], strict=True)
-    # Sums before maxima.
-    statistics = {name: statistics[name] for name in sorted(statistics, key=lambda name: name not in of_sums)}
     called |= {name: name.replace("-min_", "negated_min_") for name in names}
     for name, node in statistics.items():
         node.names.insert(0, called[name])
@@ -180,6 +229,7 @@ def program_of_loss(wanted: Wanted, layout: str, metrics_wanted: str) -> Program
     every = [] if metrics_wanted == "none" else [*some, *of_loss]
     texts = {name: f"v.{text}" for name, text in called.items()}
     metrics = written(lambda v: {row.key: row.read(v) for row in every}, texts, [rows, native, loss_metrics])
+    metrics.used |= set(more)
     named = {"total": captured.total, "divisor": captured.divisor}
     order: tuple[str, ...] = ("total", "divisor")
     if spec is not None:
@@ -188,7 +238,10 @@ def program_of_loss(wanted: Wanted, layout: str, metrics_wanted: str) -> Program
         given = {"weights": out.weights, "mask": None if out.mask is inputs["mask"] else out.mask, "keep": out.keep}
         named |= {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
     bounds = ({} if spec is None else bounds_of(spec)) | bounds_of_loss(loss)
-    return assembled(recorder, layout, tuple(inputs), metrics, called, named, order, statistics, of_sums, bounds, False)
+    program = assembled(
+        recorder, layout, tuple(inputs), metrics, called, named, order, statistics, of_sums, bounds, False
+    )
+    return program, captured.traced(recorder)
 
 
 def bounds_of_loss(loss: Loss) -> dict[str, float]:

@@ -40,18 +40,29 @@ WITH_GRADIENT = '''class _WithGradient(torch.autograd.Function):
         return (gradient * scale).to(ctx.dtype), None, None, None'''
 
 
+def indented(lines: list[str]) -> list[str]:
+    """Lines of a block in another block."""
+    return ["    " + line for line in lines]
+
+
 def _public(within: Within, packed: bool, spec: Spec | None) -> str:
     more = [name for name in within.extra if name not in ("new_logp", "cu_seqlens")]
     typed = [f"    {name}: torch.Tensor{' | None' if name == 'mask' else ''}," for name in within.extra]
+    typed += ['    backend: str = "eager",'] if within.fused else []
     told = [ARGUMENTS[name].format(shape="[N] or [1, N]" if packed else "[B, T]") for name in within.extra]
+    if within.fused:
+        told.append('backend: "eager", plain torch; or "fused", the Triton kernels, for tensors on a GPU.')
     found = ["weights", "mask", "keep"] if spec is not None else []
     types = ["torch.Tensor", *(["torch.Tensor | None", "torch.Tensor", "torch.Tensor"] if spec is not None else [])]
     flat = ".view(-1)" if packed else ""
 
     def given(name: str) -> str:
         if name in ("new_logp", "cu_seqlens"):
-            return {"new_logp": f"new{flat}", "cu_seqlens": "cu_seqlens.to(new.device, torch.int64)"}[name]
+            return {"new_logp": f"new{flat}", "cu_seqlens": "cu_seqlens.to(new_logp.device, torch.int64)"}[name]
         return f"{name}{flat}" if name == "mask" else f"{name}.detach().float(){flat}"
+
+    def as_it_is(name: str) -> str:
+        return f"{name}.detach(){flat}" if name.endswith("_logp") else given(name)
 
     back = {"weights": "weights", "mask": "mask", "keep": "keep"}
     if packed:
@@ -61,6 +72,31 @@ def _public(within: Within, packed: bool, spec: Spec | None) -> str:
     loop = [f"    for name, x in ({', '.join(pairs)}):"]
     if len(loop[0]) > WIDTH:
         loop = ["    for name, x in (", *(f"        {pair}," for pair in pairs), "    ):"]
+    result = f"{''.join(f'{back[name]}, ' for name in found)}{within.metrics}"
+    eager = [
+        "    with torch.set_grad_enabled(differentiable):",
+        "        new = new_logp.detach().float().requires_grad_(differentiable)",
+        f"        total, divisor, {''.join(f'{name}, ' for name in found)}numbers = _eager(",
+        *(f"            {given(name)}," for name in within.extra),
+        "        )",
+        "    value = (total.detach() / divisor).float()",
+        "    if differentiable:",
+        "        # The gradient is made here, where its activations end.",
+        "        (gradient,) = torch.autograd.grad(total, new)",
+        "        value = _WithGradient.apply(new_logp, value, gradient, divisor)",
+    ]
+    fused = [
+        f"    value, saved, {''.join(f'{name}, ' for name in found)}numbers = _fused(",
+        *(f"        {as_it_is(name)}," for name in within.extra),
+        "    )",
+        "    if differentiable:",
+        "        value = _Scaled.apply(new_logp, value, *saved)",
+    ]
+    runs = {
+        "_eager": eager,
+        "_fused": fused,
+        "run": ['    if backend == "fused":', *indented(fused), "    else:", *indented(eager)],
+    }[within.call.partition("(")[0]]
     lines = [
         "def policy_loss(",
         *typed,
@@ -75,26 +111,16 @@ def _public(within: Within, packed: bool, spec: Spec | None) -> str:
         *(f"        {RETURNS[name]}" for name in found),
         "        Metrics, from one copy to the host.",
         '    """',
+        *("    " + line for line in within.check if not line.startswith("run =")),
         *loop,
         "        if x is not None and x.shape != new_logp.shape:",
         '            raise ValueError(f"{name}: expected shape {list(new_logp.shape)}, got {list(x.shape)}")',
         "    if mask is None:",
         *every_token("new_logp", packed),
         "    differentiable = torch.is_grad_enabled() and new_logp.requires_grad",
-        "    with torch.set_grad_enabled(differentiable):",
-        "        new = new_logp.detach().float().requires_grad_(differentiable)",
-        f"        total, divisor, {''.join(f'{name}, ' for name in found)}numbers = _eager(",
-        *(f"            {given(name)}," for name in within.extra),
-        "        )",
-        "    value = (total.detach() / divisor).float()",
-        "    if differentiable:",
-        "        # The gradient is made here, where its activations end.",
-        "        (gradient,) = torch.autograd.grad(total, new)",
-        "        value = _WithGradient.apply(new_logp, value, gradient, divisor)",
-        f"    return value, {''.join(f'{back[name]}, ' for name in found)}{within.metrics}",
-        "",
-        "",
-        WITH_GRADIENT,
+        *runs,
+        f"    return value, {result}",
+        *(["", "", WITH_GRADIENT] if within.call.startswith(("_eager", "run")) else []),
     ]
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -69,8 +70,7 @@ class Program(NamedTuple):
         body: The lines that end in a return of weights, mask, keep and numbers.
         functions: The functions that the body calls.
         constants: The lines that define its constants.
-        numbers: The names of the statistics, sums and then maxima.
-        sums: How many of them are sums.
+        numbers: The names of the statistics.
         metrics: What makes metrics of them.
         names: What the statistics are called in the file.
     """
@@ -80,7 +80,6 @@ class Program(NamedTuple):
     functions: list[str]
     constants: list[str]
     numbers: tuple[str, ...]
-    sums: int
     metrics: Written
     names: dict[str, str]
 
@@ -233,7 +232,6 @@ def assembled(
     texts = {"mask": inputs[2], **dict(zip(results, map(writer.result, every), strict=False))}
     of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
     body += _returned([texts.get(name, "None" if name == "weights" else name) for name in order], of_numbers)
-    sums = len([name for name in numbers if name in of_sums])
     functions_used = [function.source for function in functions.every.values()]
     text = "\n".join(
         [*body, *functions_used, *(["sequences"] if layout == "packed" else ["rows"] if "keep" in order else [])]
@@ -250,8 +248,8 @@ def assembled(
     if any(line.partition(" =")[0].endswith(ROUNDED) for line in of_spec):
         of_spec.insert(0, TOLD_ROUNDED)
     constants += of_spec
-    first += _of_nothing(layout, inputs, len(numbers) - sums, sums, order, named)
-    return Program(inputs, first + body, functions_used, constants, numbers, sums, metrics, called)
+    first += _of_nothing(layout, inputs, [name in of_sums for name in numbers], order, named)
+    return Program(inputs, first + body, functions_used, constants, numbers, metrics, called)
 
 
 class _Seen:
@@ -362,16 +360,18 @@ def _returned(given: list[str], numbers: dict[str, str]) -> list[str]:
 
 
 def _of_nothing(
-    layout: str, inputs: tuple[str, ...], maxima: int, sums: int, order: tuple[str, ...], named: Mapping[str, Any]
+    layout: str, inputs: tuple[str, ...], sums: list[bool], order: tuple[str, ...], named: Mapping[str, Any]
 ) -> list[str]:
     """The lines that answer for a batch without tokens or sequences, which has no maximum."""
     logp, mask = inputs[0], inputs[2]
     count, empty = "sequences", f"{logp}.numel() == 0 or sequences == 0"
     if layout == "padded":
         count, empty = "rows", f"{logp}.numel() == 0"
-    nothing = f"torch.tensor([0.0] * {sums} + [-torch.inf] * {maxima}, dtype=torch.float64, device={logp}.device)"
-    if not maxima:
-        nothing = f"torch.zeros({sums}, dtype=torch.float64, device={logp}.device)"
+    nothing = f"torch.zeros({len(sums)}, dtype=torch.float64, device={logp}.device)"
+    if not all(sums):
+        runs = [("0.0" if of_sum else "-torch.inf", len([*run])) for of_sum, run in groupby(sums)]
+        values = " + ".join(f"[{value}] * {many}" for value, many in runs)
+        nothing = f"torch.tensor({values}, dtype=torch.float64, device={logp}.device)"
     given = {
         "total": "total", "divisor": "divisor", "mask": f"torch.zeros_like({mask})",
         "weights": f"torch.zeros_like({logp})" if "weights" in named else "None", "keep": "keep",
