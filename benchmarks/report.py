@@ -57,13 +57,16 @@ everybody's own code and the same batch.
 - **Host**: CPU time within these functions over ours, metrics and backward included, for 256 sequences of up to
   8 tokens. Ours runs over a driver that does nothing, the others compute on a CPU, 1 to 2 us an operation. Two runs
   on a shared machine differed by up to a third.
+- **ejected**: files of `rollout-corr eject` in plain torch, for tensors or as a framework's function with its metrics:
+  `verl.decoupled_geo_rs_token_tis`, `skyrl.tldr` and `trl.token_truncate`; losses: `verl.ppo` (no weights) and
+  `verl.bypass_ppo_clip_geo_rs`.
 - **Settings**: PPO clipped at 0.2 and 3, ratios between 0.5 and 2, sequences rejected where the framework can. What a
   framework gives to `torch.compile` runs as it is written. TRL and OpenRLHF take most of their metrics, and wait for
   them, outside of these statements. verl's decoupled correction and ROLL's run on CPU tensors, where nothing waits.
 
 {costs}
-TRL, OpenRLHF, AReaL and Liger Kernel launch and move less than ours on plain torch, which takes statistics and sums
-exactly. TRL's statements take the host less time than our kernels. prime-rl's temporaries are for one sample.
+Ours in plain torch sums exactly, leaves NaN and infinity out, and takes statistics that most of the others do not have:
+that is most of its launches and bytes. prime-rl's temporaries are for one sample.
 
 `torch.compile` is inductor's schedule of plain torch for sm_90, made without a GPU: kernels after fusion, and every
 buffer that each of them reads or writes, once. Its Triton is neither written nor run, and temporaries are not counted.

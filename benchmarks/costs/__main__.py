@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import machine, tables
 from benchmarks.cases.batches import Batch, both_layouts
-from benchmarks.costs import compiled, host, ours, peers
+from benchmarks.costs import compiled, ejected, host, ours, peers
 from benchmarks.costs.counting import Cost
 from benchmarks.costs.tables import all_tables
 
@@ -47,11 +47,13 @@ def row_of(who: str, version: str, what: str, shape: tuple[int, int], layout: st
 
 
 def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
-    """Count our calls, in both layouts."""
+    """Count our calls, in both layouts, and the files that are ejected."""
     for layout, batch in both.items():
         for who, count in ((ours.KERNELS, ours.on_kernels), (ours.PLAIN, ours.on_plain_torch)):
             for what, cost in count(batch).items():
                 yield row_of(who, "", what, shape, layout, batch.tokens, cost)
+    for file, layout, cost in ejected.counted(both):
+        yield row_of(file.who, "", file.what, shape, layout, both[layout].tokens, cost)
 
 
 def rows_of_compiled(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
@@ -96,6 +98,9 @@ def on_the_host(found: list[peers.Found]) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     both = both_layouts(*host.SHAPE)
     times = {ours.KERNELS: host.of_ours()}
+    for file in ejected.FILES:
+        call = ejected.call_of(file, "padded", both["padded"])
+        times.setdefault(file.who, {})[file.what] = host.least_of(call)
     for one in found:
         batch = both["packed" if one.peer.packed else "padded"]
         times[one.peer.name] = {what: host.of_framework(one, what, batch) for what in one.rows}
@@ -117,25 +122,33 @@ def main(given: list[str] | None = None) -> int:
     """Count, print and write; 1 if a count has grown that --check compares."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--host", action="store_true", help="only time the host again, for the file that --json names")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--host", action="store_true", help="only time the host again, for the file that --json names")
+    again.add_argument("--ours", action="store_true", help="only count ours again, for the file that --json names")
     parser.add_argument("--check", action="store_true", help="compare ours, on the smallest size, with the results")
     options = parser.parse_args(given)
-    if options.host and options.json is None:
-        parser.error("--host: expected --json FILE with results, got none")
+    if (options.host or options.ours) and options.json is None:
+        parser.error("--host and --ours: expected --json FILE with results, got none")
     os.environ["TRITON_INTERPRET"] = "0"
     if options.check:
         now = measure(SHAPES[:1], [], compiles=False)["rows"]
         said = grown(now, json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
         print("\n".join(said) or f"{len(now)} calls cost no more than in {RESULTS.name}")
         return int(bool(said))
-    found = list(peers.found())
-    results = json.loads(options.json.read_text(encoding="utf-8")) if options.host else measure(SHAPES, found)
-    results["host"] = on_the_host(found)
+    found = [] if options.ours else list(peers.found())
+    results = {} if options.host else measure(SHAPES, found)
+    if options.host or options.ours:
+        old = json.loads(options.json.read_text(encoding="utf-8"))
+        results = old | results
+        if options.ours:
+            results["rows"] += [row for row in old["rows"] if row["version"]]
+    if not options.ours:
+        results["host"] = on_the_host(found)
     if options.json is not None:
         machine.write(options.json, results)
     print(tables.drawn(all_tables(results), []))
     absent = sorted({peer.name for peer in peers.PEERS} - {one.peer.name for one in found})
-    if absent:
+    if absent and not options.ours:
         print(f"not found here: {', '.join(absent)} (PEERS names a folder of checkouts, as for make conformance)")
     return 0
 

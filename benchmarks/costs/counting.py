@@ -193,7 +193,7 @@ class Counting(TorchDispatchMode):
         for x in given:
             self.memory.add(x, given=True)
         fresh = [x for x in made if self.memory.add(x)]
-        if name in STILL:
+        if name in STILL or not (given or made):  # such as `promote_types`, of dtypes
             return
         cost.launches += 1
         changed = list(_changed(function, arguments, named))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from benchmarks.tables import Found, Table, number
 
-OURS = "rollout-corr, kernels"
+OURS, EJECTED = "rollout-corr, kernels", "rollout-corr, ejected"
 # The tables show the counts of this size; launches and waits of every size where sizes differ.
 SHAPE = [256, 2048]
 HEADS = {
@@ -14,18 +14,21 @@ HEADS = {
     "loss": "A loss, forward and backward, weights ready",
     "correction in the loss": "A loss with its correction inside, forward and backward",
 }
+# What is compared.
+AMOUNTS = ("launches", "waits", "bytes moved", "temporaries", "host")
 
 
 def all_tables(results: Found) -> list[Table]:
-    """Make the table of every call."""
-    return [table_of(results, what) for what in HEADS]
+    """Make the table of every call, and of who is better."""
+    return [*(table_of(results, what) for what in HEADS), better(results)]
 
 
 def table_of(results: Found, what: str) -> Table:
     """Make the table of one call: ours first, then the frameworks by their waits and launches."""
     rows = [row for row in results["rows"] if row["what"] == what]
     shown = [row for row in rows if row["shape"] == SHAPE]
-    shown.sort(key=lambda row: (not row["who"].startswith("rollout-corr"), row["waits"], row["launches"]))
+    known = [row["who"] for row in shown if not row["version"]]
+    shown.sort(key=lambda row: (1, row["waits"], row["launches"]) if row["version"] else (0, known.index(row["who"])))
     lines = []
     for row in shown:
         same = [one for one in rows if (one["who"], one["layout"]) == (row["who"], row["layout"])]
@@ -51,6 +54,26 @@ def over_ours(host: Found, who: str, what: str) -> str:
         return "-"
     ratio = spent / host[OURS][what]
     return f"{ratio:,.0f} x" if ratio >= 10.0 else f"{ratio:.1f} x"
+
+
+def better(results: Found) -> Table:
+    """Say who takes less than our kernels, and than our ejected file of the same layout."""
+    lines = []
+    for what, head in HEADS.items():
+        rows = [row for row in results["rows"] if row["what"] == what and row["shape"] == SHAPE]
+        for ours in (OURS, EJECTED):
+            mine = {row["layout"]: amounts(results, row) for row in rows if row["who"] == ours}
+            theirs = [(row["who"], amounts(results, row), mine[row["layout"]]) for row in rows if row["version"]]
+            less = [[who for who, one, other in theirs if one[name] < other[name]] for name in AMOUNTS]
+            lines.append([head, ours, *(", ".join(who) or "-" for who in less)])
+    return Table("Who takes less than ours", ["call", "less than", *AMOUNTS], lines, 2 + len(AMOUNTS))
+
+
+def amounts(results: Found, row: Found) -> dict[str, float]:
+    """What is compared of a row, each for the same number of tokens."""
+    host = results["host"].get(row["who"], {}).get(row["what"], 0.0)
+    a_token = [(row["read"] + row["written"]) / row["tokens"], row["temporaries"] / row["tokens"]]
+    return dict(zip(AMOUNTS, [row["launches"], row["waits"], *a_token, host], strict=True))
 
 
 def sizes(counts: Iterable[int]) -> str:

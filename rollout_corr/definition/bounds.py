@@ -87,9 +87,9 @@ def within(x: Tensor, lower: Bound, upper: Bound) -> Tensor:
 
 def _clamped(ratio: Tensor, least: Bound, most: Bound) -> Tensor:
     """Clamp where an end is a tensor, in whose place clamp takes no number for the other."""
-    for bound, nearer in ((least, torch.maximum), (most, torch.minimum)):
+    for bound, end in ((least, "min"), (most, "max")):
         if bound is not None:
-            ratio = nearer(ratio, torch.as_tensor(bound, dtype=ratio.dtype, device=ratio.device))
+            ratio = ratio.clamp(**{end: bound.to(ratio.dtype) if isinstance(bound, Tensor) else bound})
     return ratio
 
 

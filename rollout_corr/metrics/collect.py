@@ -150,6 +150,11 @@ def _stack(values: Iterable[Number], on_host: bool) -> Tensor:
     return torch.stack([x.double() for x in values if isinstance(x, Tensor)])
 
 
+def _number(x: Number, device: torch.device) -> Tensor:
+    """A number on the device: filled there, since a copy from the host waits."""
+    return x.double() if isinstance(x, Tensor) else torch.full((), x, dtype=torch.float64, device=device)
+
+
 class Collector:
     """The statistics of consecutive blocks, added up.
 
@@ -208,7 +213,7 @@ class Collector:
         if len(spec.report) > 1:
             device = facts.keep.device
             found, highest = (
-                {name: torch.as_tensor(x, dtype=torch.float64, device=device) for name, x in numbers.items()}
+                {name: _number(x, device) for name, x in numbers.items()}
                 for numbers in (sums | {"rows": rows, "slots": slots}, maxima)
             )
             for numbers, more in zip((sums, maxima), peers.per_call(found, highest, spec), strict=True):
