@@ -157,7 +157,7 @@ class Operation:
         self.tables = tuple([table for table in tables if table.rows != 0])
         self._missing = [table.name for table in tables if table.rows == 0]
         self.constants = (None, *[x for site in self.sites for x in site.fixed.values()])
-        # Picks the tensors that are not None; made from those of the first call.
+        # Picks the tensors that are not None; made at the first call.
         self._held: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None
 
     def launches(
@@ -258,7 +258,7 @@ class Launch:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Every parameter of the kernel by name, with tensors in the place of addresses, as Triton takes them."""
+        """Every parameter of the kernel by name, with tensors instead of addresses, as Triton takes them."""
         values, tensors, scratch, _, _ = self.call
         first = [*map(as_bytes, tensors), *[scratch.tensor(table.name) for table in scratch.tables]]
         every = (*first, *values[len(first) :])
@@ -313,7 +313,7 @@ _THREAD = threading.local()
 
 
 def only_compiles() -> bool:
-    """Tell whether launches of this thread are compiled and not launched."""
+    """Return whether launches of this thread are compiled and not launched."""
     return getattr(_THREAD, "only_compiles", False)
 
 
@@ -357,7 +357,7 @@ def recorded(compiled: Any) -> Iterator[list[tuple[Callable[..., object], tuple[
 
 
 def is_same_call(call: tuple[Any, ...], mine: tuple[Any, ...]) -> bool:
-    """Tell whether a launcher takes two calls alike. Triton's, the first, has tensors, and hooks that are empty."""
+    """Return whether a launcher takes two calls alike. Triton's, the first, has tensors, and hooks that are empty."""
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     if len(call) != len(mine) or any(x is not hook for x, hook in zip(call[7:9], hooks, strict=True)):
         return False
@@ -365,7 +365,7 @@ def is_same_call(call: tuple[Any, ...], mine: tuple[Any, ...]) -> bool:
 
 
 def is_same(x: Any, mine: Any) -> bool:
-    """Tell whether a launcher takes two arguments alike: a tensor is its address."""
+    """Return whether a launcher takes two arguments alike: a tensor is its address."""
     if type(x) is tuple and type(mine) is tuple:
         return len(x) == len(mine) and all(map(is_same, x, mine))
     x, mine = (one.data_ptr() if isinstance(one, Tensor) else one for one in (x, mine))
@@ -417,7 +417,7 @@ def as_bytes(x: Any) -> Any:
 
 
 def alignment_of(addresses: tuple[int, ...], tensors: tuple[Tensor, ...], scratch: Scratch) -> object:
-    """Give what Triton tells the compiler about pointers, dtypes apart, as a part of a key."""
+    """Return what Triton tells the compiler about pointers, dtypes apart, as a part of a key."""
     if torch.version.hip is None and (reduce(or_, addresses) | scratch.address) & 15 == 0:
         return 0  # all of them are aligned, which is the rule
     aligned = tuple([x & 15 == 0 for x in (*addresses, scratch.address)])
@@ -427,5 +427,5 @@ def alignment_of(addresses: tuple[int, ...], tensors: tuple[Tensor, ...], scratc
 
 
 def dtypes_of(tensors: Sequence[Tensor | None]) -> tuple[torch.dtype | None, ...]:
-    """Give the dtype of each tensor; None for one that is not there."""
+    """Return the dtype of each tensor; None for one that is not there."""
     return tuple(map(getattr, tensors, repeat("dtype"), repeat(None)))

@@ -79,7 +79,7 @@ def add(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -
 
 @triton.jit
 def largest_key(key: tl.tensor) -> tl.tensor:
-    """Find the largest of int64 keys: by halves, each of which takes a warp one instruction."""
+    """Find the largest of int64 keys by halves: each half takes a warp one instruction."""
     high, low = (key >> 32).to(tl.int32), key.to(tl.uint32)
     most = tl.max(high, 0)
     rest = tl.max(tl.where(high == most, low, tl.zeros_like(low)), 0)

@@ -77,7 +77,7 @@ def amounts(results: Found, row: Found) -> dict[str, float]:
 
 
 def sizes(counts: Iterable[int]) -> str:
-    """One number where all sizes have it, else that of each size."""
+    """One number where all sizes have it, else one for each size."""
     found = list(counts)
     return f"{found[0]:,}" if len(set(found)) == 1 else "; ".join(f"{count:,}" for count in found)
 

@@ -315,7 +315,7 @@ def some_bins(plan: Plan) -> int:
 
 @triton.jit
 def derived_maximum(k: tl.constexpr, found: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
-    """Compute the k-th extremum of token weights of the batch from those of D, even k from above."""
+    """Compute the k-th extremum of the batch's token weights from the extrema of D, even k from above."""
     column: tl.constexpr = at(PLAN, "token_maxima", "max_d") - PLAN.derived
     return weight_at(k, entry(found, column + k % 2), entry(found, column + 1 - k % 2), numbers, PLAN)
 
@@ -324,7 +324,7 @@ def derived_maximum(k: tl.constexpr, found: tl.tensor, numbers: tl.tuple, PLAN: 
 def weight_at(
     k: tl.constexpr, extremum: tl.tensor, other: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """Compute an extremum of token weights from that of D on the same side: a weight grows with D.
+    """Compute an extremum of token weights from the extremum of D on the same side: a weight grows with D.
 
     One that becomes 0 outside its bounds does not: of it only the ratio before them is derived.
     """

@@ -246,7 +246,7 @@ def prepare(
 
 
 def _shaped(flat: Tensor | None, given_out: Tensor | None, given: CorrectOperands) -> Tensor | None:
-    """Give a result in the shape of the batch; where the caller gave a tensor for it, that tensor."""
+    """Return a result in the shape of the batch; where the caller gave a tensor for it, that tensor."""
     return flat if flat is None else flat.view(given.train.shape) if given_out is None else given_out
 
 

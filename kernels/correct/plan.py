@@ -78,7 +78,7 @@ class Tables:
     double: bool  # float64 computes
     packed: bool  # sequences by offsets, not as rows
     masked: bool  # a mask is given
-    nonfinite: str  # `Spec.nonfinite`, or that of the loss
+    nonfinite: str  # `Spec.nonfinite`, or the loss's
     numbers: tuple[str, ...] = ()  # those that a kernel loads
     of_slots = ("counts", "integers", "floats", "peaks")
     # Numbers that repeat another one, and which.

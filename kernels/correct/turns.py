@@ -1,4 +1,4 @@
-"""Turns: `decide` goes through those of each sequence, where `read` and `apply` take turns for sequences.
+"""Turns: `decide` goes through the turns of each sequence, where `read` and `apply` treat turns as sequences.
 
 Slots are of turns, and the slots of a sequence's turns lie side by side, so what a sequence needs is a sum over a
 stretch of slots, exact as any. A thread has a sequence, and walks along its turns once; before that a second time where

@@ -53,7 +53,7 @@ class LossPlan(Tables):
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted apart
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
-    of_choice: tuple[str, ...] = ()  # those of them that are summed where tokens are chosen
+    of_choice: tuple[str, ...] = ()  # the ones that are summed where tokens are chosen
     maxima: tuple[str, ...] = ()
 
     __hash__ = Tables.__hash__

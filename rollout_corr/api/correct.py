@@ -164,7 +164,7 @@ class PendingCorrection(Generic[L_co, W_co]):
         return self._found is not None or self._done()
 
     def result(self) -> Correction[L_co, W_co]:
-        """Give the correction, the same object at every call."""
+        """Return the correction, the same object at every call."""
         if self._found is None:
             self._found = self._complete()
         return self._found
@@ -210,7 +210,7 @@ def correct_async(
 
 
 def _given_back(batch: OpenBatch, found: Result, out: Outputs | None) -> Correction:
-    """Give a result in the caller's layout, in the very tensors that the caller gave."""
+    """Return a result in the caller's layout, in the very tensors that the caller gave."""
     weights: Any = None if out is None else out.weights
     mask: Any = None if out is None else out.mask
     if weights is None and found.weights is not None:

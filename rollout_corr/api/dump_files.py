@@ -164,7 +164,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _is_at(path: Path, file: int) -> bool:
-    """Tell whether an open file still has its name: one may be removed or renamed before its lock is taken."""
+    """Return whether an open file still has its name: one may be removed or renamed before its lock is taken."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:

@@ -309,7 +309,7 @@ class LossRequest:
         return found
 
     def _replaces_ratio(self, use: Use) -> bool:
-        """Tell whether there are weights that take the place of the surrogate's ratio."""
+        """Return whether there are weights that take the place of the surrogate's ratio."""
         spec = self.spec
         has_weights = self.ready.weights is not None if spec is None else spec.apply and spec.weight is not None
         return use.replace_ratio and has_weights

@@ -107,7 +107,7 @@ def _check(
 
 
 def _share(x: Tensor, y: Tensor) -> bool:
-    """Tell whether two tensors may have a byte in common: between the first and the last of each."""
+    """Return whether two tensors may have a byte in common: between the first and the last of each."""
     (first, end), (other_first, other_end) = _bytes(x), _bytes(y)
     return x.device == y.device and first < other_end and other_first < end
 

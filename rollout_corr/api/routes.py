@@ -46,11 +46,11 @@ class RouteAgreement:
 
     Attributes:
         layers: The number L of layers with a router.
-        sums: [3 L + 2] float64, additive over batches, micro-batches and ranks: by layer the recorded choices, those of
-            the same experts, and the shares of experts in common; then tokens with every choice recorded, and those
-            of them with the same experts in every layer.
-        weights: [2] float64, additive likewise: the gaps of the routers' weights, and the choices of the same experts
-            with another weight; None without weights.
+        sums: [3 L + 2] float64, additive over batches, micro-batches and ranks: for each layer the recorded choices,
+            for each layer the choices of the same experts, for each layer the summed share of common experts; then
+            the tokens with every choice recorded, and the tokens with the same experts in every layer.
+        weights: [2] float64, additive as well: the summed differences of the routers' weights, and the choices of the
+            same experts with different weights; None if no weights were given.
     """
 
     layers: int
@@ -71,12 +71,12 @@ class RouteAgreement:
         return RouteAgreement(self.layers, self.sums + other.sums, self.weights + other.weights)
 
     def overlap(self) -> Tensor:
-        """[L] float64: the mean share of experts in common, by layer; 0 where nothing was recorded."""
+        """Return the mean share of common experts by layer, [L] float64; 0 where nothing was recorded."""
         choices, _, common = self.sums[:-2].view(3, self.layers)
         return common / choices.clamp(min=1.0)
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""
+        """Compute the metrics of docs/metrics.md from one device-to-host copy; every key starts with `prefix`."""
         of_weights = OF_WEIGHTS if self.weights is not None else ()
         sums = (self.sums if self.weights is None else torch.cat([self.sums, self.weights])).tolist()
         values: dict[str, float] = {name: sums.pop() for name in reversed(of_weights)}
@@ -90,7 +90,7 @@ class RouteAgreement:
 
 
 def metrics_of(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics from merged sums by name."""
+    """Compute the metrics from merged sums by name."""
     rows = METRICS + (METRICS_OF_WEIGHTS if OF_WEIGHTS[0] in values else [])
     return {row.key: row.read(values) for row in rows}
 
@@ -104,19 +104,19 @@ def route_agreement(
 ) -> RouteAgreement:
     """Compare the experts chosen by the trainer's routers and by the rollout engine's.
 
-    A token that other experts score than those that sampled it gets a log-ratio that no rounding explains. This says
-    how many there are, by layer: before the routes are replayed (R3), and afterwards, where all have to agree. It does
-    not wait for the device.
+    If different experts sample and score a token, its log-ratio is larger than rounding explains. The agreement counts
+    such tokens by layer. Use it before routes are replayed (R3), and afterwards, when all must agree. It does not wait
+    for the device.
 
     Args:
-        train_routes: [N, L, K] or [B, T, L, K] integers: the K experts of each token in each of L layers, in any order;
-            a negative number anywhere in a choice says that it was not recorded.
-        rollout_routes: As `train_routes`, from the rollout engine: `routed_experts` of vLLM and SGLang, shifted to the
-            tokens that the log-probs are of.
-        mask: [N] or [B, T], bool, integer or floating; nonzero tokens count. None: all do.
-        train_weights: The weights of these experts, floating, as `train_routes`; None: not compared. Routes may be
-            replayed and their weights not.
-        rollout_weights: As `train_weights`, of `rollout_routes`.
+        train_routes: [N, L, K] or [B, T, L, K] integers: the K experts that the trainer chose for each token in each of
+            L layers, in any order. A negative number marks the whole choice as not recorded.
+        rollout_routes: The rollout engine's choices, shaped like `train_routes`: `routed_experts` of vLLM and SGLang,
+            shifted so that each token has the choice made when its log-prob was computed.
+        mask: [N] or [B, T], bool, integer or floating; nonzero tokens count. None: all tokens count.
+        train_weights: The routing weights of `train_routes`, floating, same shape; None: not compared. A replay of
+            routes need not replay their weights.
+        rollout_weights: The routing weights of `rollout_routes`, floating, same shape.
 
     Returns:
         A `RouteAgreement`: add it up over micro-batches, all-reduce `sums` (and `weights`) over ranks, then read

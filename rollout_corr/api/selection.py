@@ -1,4 +1,4 @@
-"""`selection`: length, reward and advantage of what rejection keeps, next to those of what it rejects."""
+"""`selection`: compares kept with rejected sequences by length, reward and advantage."""
 
 from __future__ import annotations
 

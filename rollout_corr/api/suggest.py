@@ -119,11 +119,11 @@ class Suggestion:
         return Spec(criteria=(self.geometric, self.veto))
 
     def __repr__(self) -> str:
-        """Give the sentences, one a line."""
+        """Return the sentences, one a line."""
         return "\n".join(self.sentences)
 
     def _repr_html_(self) -> str:
-        """Give the sentences to a notebook, as a list."""
+        """Return the sentences to a notebook, as a list."""
         parts = [html.escape(sentence).partition(": ") for sentence in self.sentences]
         labels = ("geometric", "veto", "product")
         said = "".join(f"<p>{label}{colon}{text}</p>" for label, colon, text in parts if label not in labels)

@@ -141,7 +141,7 @@ class OpenBatch:
         return self._outside
 
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> OpenBatch:
-        """Give the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
+        """Return the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
         found = OpenBatch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
         found.turns, found.ages, found.labels, found.groups = self.turns, self.ages, self.labels, self.groups
@@ -216,7 +216,7 @@ TRANSPARENT = ("FakeTensor", "FunctionalTensor", "AsyncCollectiveTensor")
 
 
 def _refuse_wrapper(name: str, kind: type[Tensor]) -> None:
-    """Refuse a subclass that holds other tensors, because a result would lack what it says of them."""
+    """Refuse a subclass that holds other tensors, because a result would lose what it knows about them."""
     if kind.__name__ == "DTensor":
         raise TypeError(
             f"{name}: expected a plain tensor, got a DTensor; pass {name}.to_local(), and, if a mesh dimension splits "
@@ -276,7 +276,7 @@ class Reader:
         return found if like is first else found.reshape(first.shape)
 
     def detached(self, x: Tensor) -> Tensor:
-        """Give a tensor that was read already without its history."""
+        """Return a tensor that was read already without its history."""
         return x if self.quick and not x.requires_grad else x.detach()
 
     def extra(self, name: str, x: object) -> Tensor:

@@ -29,7 +29,7 @@ def refuse_other_derivatives(new: Tensor) -> None:
 
 
 def scaled(gradient: Tensor, upstream: Tensor, divisor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply the gradient by the one that arrives from upstream, and divide it by the divisor."""
+    """Multiply the gradient by the upstream gradient, and divide it by the divisor."""
     return (gradient * (upstream.double() / divisor).to(gradient.dtype)).to(dtype)
 
 

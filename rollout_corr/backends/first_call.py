@@ -90,7 +90,7 @@ class FirstCall:
         return getattr(self.launcher, name)
 
     def _is_due(self) -> bool:
-        """Tell whether to compare now. Batches that never decide anything, such as equal log-probs, cost little."""
+        """Return whether to compare now. Batches that never decide anything, such as equal log-probs, cost little."""
         self.calls += 1
         return self.calls <= TRIES or self.calls & (self.calls - 1) == 0
 
@@ -162,7 +162,7 @@ def kinds() -> set[str]:
 
 
 def may_wait() -> bool:
-    """Tell whether results may be read now: no graph is captured, nobody forbids syncs, and launches are launched."""
+    """Return whether results may be read now: no graph is captured, nobody forbids syncs, and launches are launched."""
     from ..kernels.launches import only_compiles
 
     return not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode() or only_compiles())
@@ -216,7 +216,7 @@ def _on_cpu(operands: Operands) -> Operands:
 
 
 def _says_something(operands: CorrectOperands | LossOperands, expected: Outputs) -> bool:
-    """Tell whether a part on the CPU has a token with a gradient, or a valid one whose log-probs differ."""
+    """Return whether a part on the CPU has a token with a gradient, or a valid one whose log-probs differ."""
     if isinstance(operands, LossOperands):
         return bool((expected["gradient"].values != 0).any())
     differs = operands.train != operands.rollout

@@ -174,21 +174,21 @@ class Batch:
         return {**self.__dict__, "_read": {}}
 
     def told(self, error: Exception) -> Exception:
-        """Give an error of a call back, once ranks that compare their calls know of it."""
+        """Return the error, after telling it to the ranks that compare their calls."""
         if self.validate:
             self.ranks.tell(error)
         return error
 
     def once(self, name: str, read: Callable[[], T], device: torch.device, key: Hashable, *tensors: object) -> T:
-        """Give what `read` found, as long as the key is the same and no tensor that it read was written to.
+        """Return what `read` found before, unless the key changed or a tensor that it read was written to.
 
         On a GPU it is kept for the current stream, and while a graph is captured `read` is part of the graph.
 
         Args:
             name: What is read.
             read: Reads it.
-            device: That of the log-probs.
-            key: What it depends on besides tensors, such as their shapes.
+            device: The device of the log-probs.
+            key: Everything else that it depends on, such as shapes.
             *tensors: The tensors of this batch that it depends on; others than plain tensors count as changed.
         """
         kept = self._read
@@ -249,7 +249,7 @@ def _state_of(tensors: Sequence[object]) -> tuple[int, ...] | None:
 
 
 def state_of_masks(given: object, made: object) -> tuple[int, ...] | None:
-    """Give the same of the mask of a batch and the one made of it, tensors or lists of them."""
+    """Return the same of the mask of a batch and the one made of it, tensors or lists of them."""
     if given is None or is_followed():
         return None
     return _state_of([x for mask in (given, made) for x in (mask if isinstance(mask, (list, tuple)) else (mask,))])

@@ -61,7 +61,7 @@ def _labeled(read: Reader, batch: OpenBatch, name: object, names: object, given:
 
 
 def _is_of_turns(argument: str, given: Tensor, turns: int, read: Reader, split: bool) -> bool:
-    """Tell whether labels are those of turns, by their shape, which tokens must not have too.
+    """Return whether labels are those of turns, by their shape, which tokens must not have too.
 
     Ranks have the same turns and each its tokens: [U] may be the shape of the tokens on one of them alone.
     """

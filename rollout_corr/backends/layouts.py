@@ -73,11 +73,11 @@ class Layout:
     plain = True
 
     def open(self, name: str, x: object) -> object:
-        """Give an argument as one tensor; an object that has no layout is left to `checked_tensor` to refuse."""
+        """Return an argument as one tensor; an object that has no layout is left to `checked_tensor` to refuse."""
         return x
 
     def give_back(self, x: Tensor) -> Any:
-        """Give a result as the caller's layout has it."""
+        """Return a result as the caller's layout has it."""
         return x
 
 
@@ -105,7 +105,7 @@ class PackedLayout(Layout):
         self._shape = logp.shape
 
     def give_back(self, x: Tensor) -> LogProbs:
-        """Give a result as [N] or [1, N]."""
+        """Return a result as [N] or [1, N]."""
         return x if len(self._shape) == 1 else x.view(self._shape)
 
 
@@ -129,7 +129,7 @@ class JaggedLayout(Layout):
         self.offsets = logp.offsets()
 
     def open(self, name: str, x: object) -> object:
-        """Give the values of a nested tensor with the same rows."""
+        """Return the values of a nested tensor with the same rows."""
         if not isinstance(x, Tensor):
             return x
         leader, logp, offsets = self._leader, self._logp, self.offsets
@@ -147,7 +147,7 @@ class JaggedLayout(Layout):
         return x.values()
 
     def give_back(self, x: Tensor) -> LogProbs:
-        """Give a result as a nested tensor with the same rows."""
+        """Return a result as a nested tensor with the same rows."""
         return torch.nested.nested_tensor_from_jagged(x, self.offsets)
 
 
@@ -193,7 +193,7 @@ class ListLayout(Layout):
         return _joined(list(x)) if x else torch.zeros(0, device="cpu")
 
     def give_back(self, x: Tensor) -> LogProbs:
-        """Give a result as a list, or as a tuple where one was given."""
+        """Return a result as a list, or as a tuple where one was given."""
         return self._kind(x.split(self._lengths))
 
 

@@ -38,7 +38,7 @@ class LossOutputs(NamedTuple):
 
 
 def _operands(task: LossTask) -> LossOperands:
-    """Give a batch as the operators take it."""
+    """Return a batch as the operators take it."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else (task.mass.log_mass, task.mass.of == "train")
     chosen = None

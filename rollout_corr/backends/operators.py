@@ -71,7 +71,7 @@ _INTERPRETS: list[bool] = registered([])
 
 
 def interprets() -> bool:
-    """Tell whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
+    """Return whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
     if not _INTERPRETS:
         from triton.runtime.interpreter import InterpretedFunction
 
@@ -123,7 +123,7 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
 
 
 def is_operator(operands: CorrectOperands) -> bool:
-    """Tell whether something has to see the kernels as an operator, such as a compiler."""
+    """Return whether something has to see the kernels as an operator, such as a compiler."""
     # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
     train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _ = operands
     # The operator on the CPU is the reference; there the kernels were asked for by name.
@@ -149,7 +149,7 @@ def launcher() -> Any:
 
 
 def operands_of(batch: OpenBatch, spec: Spec) -> CorrectOperands:
-    """Give a batch as the operator takes it."""
+    """Return a batch as the operator takes it."""
     external = [batch.external[name] for name in external_names(spec)] if spec.criteria else []
     new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
     log, of_rollout = (None, False) if batch.mass is None else (batch.mass.log_mass, batch.mass.of == "train")

@@ -50,11 +50,11 @@ class Ranks(NamedTuple):
 
     Attributes:
         batch: A torch.distributed group whose ranks hold other sequences of the same batch. `normalize="batch"` takes
-            its mean over it, `normalize="group"` those of groups whose sequences lie on several ranks, and a loss
-            counts its tokens or sequences over it: one all-reduce each.
+            its mean over all of them, `normalize="group"` the means of groups that span ranks, and a loss counts its
+            tokens or sequences over them: one all-reduce each.
         sequence: A torch.distributed group over which the tokens of each sequence are split, in any way. All its ranks
-            pass the same sequences in the same order, each with the tokens that it holds, perhaps none, and all results
-            are those of the whole sequences: one all-reduce. Statistics are complete when they are reduced over the
+            pass the same sequences in the same order, each with the tokens that it holds, perhaps none, and get the
+            results of the whole sequences: one all-reduce. Statistics are complete when they are reduced over the
             ranks. The value of a loss is this rank's share: the loss is the sum of all ranks' values, whose gradient
             every rank gets for its own tokens. See docs/ranks.md.
         order: The tokens of a sequence that this rank, r-th of R in `sequence`, holds: "contiguous", the r-th of R

@@ -36,7 +36,7 @@ PLAIN = frozenset((Tensor, type(None)))
 
 
 def seen_by_others(tensors: Iterable[Tensor | None]) -> bool:
-    """Tell whether an operator has to stand for the kernels: something looks at operators, or tensors are no memory.
+    """Return whether an operator must replace the kernels: something watches operators, or tensors have no memory.
 
     So it is under a compiler, torch.export and tracers, in modes that intercept operators, in torch.func, and for
     tensors of a class that computes in its own way. Outside of these an operator only takes time.

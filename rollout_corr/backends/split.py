@@ -57,7 +57,7 @@ class Exchange:
         self._sum = Pending(torch.cat(self._noted), self.group, what)
 
     def done(self) -> bool:
-        """Tell whether the second run could begin without waiting."""
+        """Return whether the second run could begin without waiting."""
         return self._sum is not None and self._sum.done()
 
     def wait(self) -> None:
@@ -71,7 +71,7 @@ class Exchange:
         self._noted, self._notes = [], True
 
     def totals(self, here: Tensor) -> Tensor:
-        """Give int64 of any shape: of this rank in the first run, of all ranks later."""
+        """Return int64 of any shape: of this rank in the first run, of all ranks later."""
         if self._notes:
             self._noted.append(here.reshape(-1))
         if self._table is None:

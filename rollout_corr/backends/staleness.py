@@ -1,4 +1,4 @@
-"""Ages: how many versions of the policy lie between the one that sampled a token and the one that trains."""
+"""Ages: the number of policy versions between the sampling of a token and its training."""
 
 from __future__ import annotations
 

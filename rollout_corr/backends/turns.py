@@ -131,7 +131,7 @@ def read_turns(read: Reader, batch: OpenBatch, given: object, validate: bool, sp
 
 
 def are_offsets(turns: Tensor, first: Tensor, could_be_ids: bool) -> bool:
-    """Tell by dtype and shape whether turns are offsets, for log-probs of shape [N] or [B, T]."""
+    """Return whether, by dtype and shape, turns are offsets, for log-probs of shape [N] or [B, T]."""
     plain = not turns.is_nested and turns.dim() == 1 and turns.dtype in OFFSETS
     return plain and not (could_be_ids and turns.shape == first.shape)
 

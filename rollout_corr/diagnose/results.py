@@ -61,15 +61,15 @@ class Diagnosis(Diagnosed):
         return self.measured.metrics()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give everything as `rollout-corr doctor --json` prints it; what is not finite is None."""
+        """Return everything as `rollout-corr doctor --json` prints it; what is not finite is None."""
         return plain_data.doctor(self)
 
     def __repr__(self) -> str:
-        """Give the text that the command prints, without colors."""
+        """Return the text that the command prints, without colors."""
         return terminal.text_of_findings(self)
 
     def _repr_html_(self) -> str:
-        """Give a table to a notebook."""
+        """Return a table to a notebook."""
         return notebook.findings(self)
 
 
@@ -94,11 +94,11 @@ class Report:
         return self.diagnoses[0].healthy
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of the first source."""
+        """Return the metrics of the first source."""
         return self.diagnoses[0].metrics()
 
     def html(self) -> str:
-        """Give the page: one file that loads nothing."""
+        """Return the page: one file that loads nothing."""
         return report_page.report_page(self.diagnoses)
 
     def save(self, page: str | os.PathLike[str]) -> Path:
@@ -118,14 +118,14 @@ class Report:
         return path
 
     def to_dict(self) -> dict[str, Any]:
-        """Give everything as `rollout-corr report --json` prints it; what is not finite is None."""
+        """Return everything as `rollout-corr report --json` prints it; what is not finite is None."""
         first, *others = (plain_data.report(each) for each in self.diagnoses)
         return first | ({"compare": others[0]} if others else {})
 
     def __repr__(self) -> str:
-        """Give the text that the command prints, without colors."""
+        """Return the text that the command prints, without colors."""
         return terminal.text_of_report(self.diagnoses)
 
     def _repr_html_(self) -> str:
-        """Give the findings and the page to a notebook."""
+        """Return the findings and the page to a notebook."""
         return notebook.report(self.diagnoses, self.html())

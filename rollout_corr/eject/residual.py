@@ -157,7 +157,7 @@ class Inliner:
                 self.set[s.id] += 1
 
     def run(self) -> list[ast.stmt]:
-        """Give the statements."""
+        """Return the statements."""
         return self.block(self.body)
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:

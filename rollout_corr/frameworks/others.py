@@ -274,7 +274,7 @@ presets("rlinf", "RLinf a3816b5 (2026-08-22)")(
     )
 )
 ACTOR: dict[str, Any] = {"mean": mean(loss_agg_func="token-mean"), "kl": penalty(value_clamp=10.0, kl_beta=0.0)}
-WHICH_KL = "the KL of its Megatron actor; that of the FSDP actor has `swapped=True`"
+WHICH_KL = "the KL of its Megatron actor; the FSDP actor's has `swapped=True`"
 named_recipe("rlinf.actor", DUAL_CLIP, DECOUPLED, WHICH_KL, **ACTOR)
 named_recipe("rlinf.ppo", DUAL_CLIP, DECOUPLED, f"loss_type actor_critic without its critic; {WHICH_KL}", **ACTOR)
 named_recipe("rlinf.grpo", DUAL_CLIP, DECOUPLED, f"loss_type actor; {WHICH_KL}", **ACTOR)

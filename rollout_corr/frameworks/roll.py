@@ -115,7 +115,7 @@ named_recipe("roll.vanilla", GPG(), (), mean=SEQUENCES)
 named_recipe("roll.tis", VARIANTS["tis"], DECOUPLED, mean=SEQUENCES)
 named_recipe("roll.cispo", VARIANTS["cispo"], DECOUPLED, mean=SEQUENCES)
 named_recipe("roll.kimi15", VARIANTS["kimi15"], DECOUPLED, "Kimi K1.5's regularizer, token by token", mean=SEQUENCES)
-SIGN = "ROLL asks for the sign of the reward, this package for that of the advantage"
+SIGN = "ROLL uses the sign of the reward, this package the sign of the advantage"
 named_recipe("roll.topr", TOPR_WEIGHTS, DECOUPLED, SIGN, mean=SEQUENCES)
 
 # --- the configuration ---

@@ -1,7 +1,7 @@
-"""Labels, such as the environment of a sequence or the policy version of a token: their names, and those of statistics.
+"""Labels, such as the environment of a sequence or the policy version of a token: their names and statistics' names.
 
-A label of sequences has the statistics that a call with its sequences alone would give. A label of tokens has those of
-its tokens, no metric of sequences; the weight and the rejection of a token are those of its whole sequence.
+A label of sequences has the statistics that a call with only its sequences would give. A label of tokens has the
+statistics of its tokens and no metric of sequences; each token keeps the weight and verdict of its whole sequence.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TOKENS: Units = "tokens"
 
 
 class LabelSet(NamedTuple):
-    """A property that sequences, or tokens, are told apart by, with a name for each of its values.
+    """A property that distinguishes sequences or tokens, with a name for each of its values.
 
     Attributes:
         name: Such as "environment".
         values: The name of each label, in the order of the ids.
-        units: Those that have a label of their own.
+        units: The units that are labeled.
     """
 
     name: str
@@ -34,16 +34,16 @@ class LabelSet(NamedTuple):
 
     @property
     def every(self) -> tuple[str, ...]:
-        """The labels, and behind them that of units whose id names none."""
+        """The labels, then the label of units whose id names none."""
         return (*self.values, "?")
 
 
 class Labeled(NamedTuple):
-    """Labels, and those of a batch.
+    """A set of labels and the ids of a batch.
 
     Attributes:
         labels: Their names.
-        ids: Integers, [S], or those of tokens in the shape of the batch.
+        ids: Integers, [S] for sequences, or in the shape of the batch for tokens.
     """
 
     labels: LabelSet

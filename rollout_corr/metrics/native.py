@@ -195,7 +195,7 @@ def weight_metrics(spec: Spec) -> list[Metric]:
 
 
 def weight_of_sequence(spec: Spec) -> str:
-    """What keys call the weight of a sequence: its own, or the mean over its tokens where these differ in theirs."""
+    """Return the name of a sequence's weight in keys: its own, or the mean over tokens that have their own weights."""
     own = spec.weight is not None and spec.weight.over == "sequence"
     return "sequence_weight" if own else "sequence_mean_weight"
 

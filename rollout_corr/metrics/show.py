@@ -67,7 +67,7 @@ def found(key: str, rows: Mapping[str, T]) -> T:
 
 
 def explained(row: Metric, key: str, values: Mapping[str, float]) -> str:
-    """What a metric is made of, in lines of text, from merged statistics by name; `key` is its key in full."""
+    """Explain a metric, in lines of text, from merged statistics by name; `key` is its full key."""
     recorded = Recorded(values)
     units = row.over.units
     count = 0.0 if units is None else values[units]

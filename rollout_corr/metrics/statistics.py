@@ -179,7 +179,7 @@ class Statistics:
     def of_tokens(self) -> Statistics:
         """Zero the statistics of whole sequences, which the first rank of `Ranks.sequence` alone contributes."""
         if self.spec is None:
-            raise ValueError("spec: expected statistics of a correction, got those of a policy loss alone")
+            raise ValueError("spec: expected statistics of a correction, got statistics of a policy loss only")
         of_sums, of_maxima = schema.of_whole_sequences(self.spec, self.objective, self.extra)
         found = replace(self, vector=self.vector.clone())
         for first, last in of_sums:
@@ -230,7 +230,7 @@ class Statistics:
         return self.metrics_async().result(names, prefix, by)
 
     def on_device(self, key: str) -> Tensor:
-        """Give a native metric as a 0-d float64 tensor on the device of the statistics, without waiting for it.
+        """Return a native metric as a 0-d float64 tensor on the device of the statistics, without waiting for it.
 
         For a learning rate that falls with "weight_ess", say. The number equals the one in `metrics()`.
 

@@ -246,7 +246,7 @@ class _UnitsByLabel:
 
 
 def by_weight(f: Findings, by: Sums) -> tuple[Reducer, Tensor | None]:
-    """Give what reduces a weight where it is, at tokens or at their units, and which of them count."""
+    """Return what reduces a weight where it is, at tokens or at their units, and which of them count."""
     weight, measured = f.spec.weight, f.tokens.measured
     assert weight is not None
     return (

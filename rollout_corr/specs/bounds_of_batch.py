@@ -24,7 +24,7 @@ Side = Literal["lower", "upper"]
 Owner = Literal["Criterion", "Weight"]
 WEIGHT = "weight"
 
-# What decides a bound: all values, or those of each group of sequences.
+# The values that decide a bound: all of the batch, or of each group of sequences.
 Within = Literal["batch", "group"]
 WITHIN: tuple[Within, ...] = ("batch", "group")
 
@@ -245,7 +245,7 @@ class MeanBelow(Grouped):
         return (x.double() / self.below).clamp(-LARGEST_AMOUNT, LARGEST_AMOUNT)
 
     def words(self, side: Side) -> str:
-        """What is dropped."""
+        """A description of what is dropped."""
         whose = " of its group" if self.by_group else ""
         return f"so small that the mean of what is kept{whose} is below {self.below:g}"
 
@@ -338,7 +338,7 @@ def check_labels(labels: Sequence[str], of_weight: Mapping[Side, OfBatch]) -> No
 
 
 def in_words(bound: float | OfBatch | None, side: Side) -> str:
-    """A bound as a number, or what the rule says of itself."""
+    """Describe a bound: its number, or its rule in words."""
     return bound.words(side) if isinstance(bound, OfBatch) else f"{bound:g}"
 
 

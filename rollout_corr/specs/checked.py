@@ -137,7 +137,7 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
 
 
 def keywords_meant(**meant: str) -> Callable[[type[T]], type[T]]:
-    """Make a dataclass refuse an unknown keyword by naming its own, and the one that was meant.
+    """Make a dataclass refuse an unknown keyword; the error lists the known ones and names the most likely one.
 
     Args:
         **meant: What to write in place of a likely wrong keyword.
@@ -202,7 +202,7 @@ _MEANT_IN_CALLS = {name: f"batch=rc.Batch({name}=...)" for name in OF_BATCH} | {
 
 
 def known_keywords(call: Callable[P, R]) -> Callable[P, R]:
-    """Make a function refuse an unknown keyword by naming its own, and the one that was meant."""
+    """Make a function refuse an unknown keyword; the error lists the known ones and names the most likely one."""
     known = tuple(inspect.signature(call).parameters)
     has_all = frozenset(known).issuperset
 

@@ -171,7 +171,7 @@ class Spec(Checked):
 
     @property
     def acts(self) -> bool:
-        """True if there is a weight or a criterion, and so something to do besides measuring."""
+        """True if there is a weight or a criterion, so that a call does more than measure."""
         return self.weight is not None or len(self.criteria) > 0
 
     @property
@@ -215,7 +215,8 @@ class Spec(Checked):
         if not self.apply:
             steps.append("Dry run: all of this is reported, but no weights are returned and the mask stays as given.")
         peers = [scheme for scheme in self.report if scheme != "native"]
-        steps.append(f"Metrics: {DETAIL[self.detail]}" + (f"; also those of {' and '.join(peers)}." if peers else "."))
+        named = f"; also the metrics of {' and '.join(peers)}." if peers else "."
+        steps.append(f"Metrics: {DETAIL[self.detail]}{named}")
         return "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
 
     def to_config(self, framework: str, **options: Any) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Criterion(Bounded):
 
     @property
     def tensor_name(self) -> str | None:
-        """The key of the tensor that the statistic reads besides log-probs: `name`, AGE or ENTROPY; None: none."""
+        """The key of the tensor that the statistic reads in addition to log-probs: `name`, AGE or ENTROPY, or None."""
         return {"versions": AGE, "entropy": ENTROPY}.get(self.statistic.source, self.name)
 
     @property

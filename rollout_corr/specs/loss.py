@@ -178,7 +178,7 @@ def explain(loss: Loss) -> str:
     """The steps of a Loss, numbered."""
     surrogate, mean = loss.surrogate, loss.mean
     steps = [
-        f"The loss of a token that trains is that of {surrogate!r}, of the ratio {_RATIOS[surrogate.of]}.",
+        f"The loss of a token that trains is {surrogate!r}, of the ratio {_RATIOS[surrogate.of]}.",
         _WEIGHTS["multiply" if surrogate.of == "new/old" else surrogate.traits.weights_in_bypass],
     ]
     if loss.kl is not None:

@@ -1,7 +1,7 @@
-"""What papers publish under a name of its own and what is one weight, one criterion or one surrogate here.
+"""Methods that papers publish under a name and that are a single weight, criterion or surrogate here.
 
-Each returns the frozen value itself, whose `repr` is the call of its type. What takes more than one of them, such as
-DAPO or Dr. GRPO, is a recipe: `rc.recipe`.
+Each returns the frozen value itself, whose `repr` is the call of its type. A method that needs several of them, such
+as DAPO or Dr. GRPO, is a recipe: `rc.recipe`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Surrogates whose gradient is that of new_logp times a constant: a ratio that is stopped, or none.
+"""Surrogates whose gradient is a constant times the gradient of new_logp: the ratio is stopped, or there is none.
 
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage, sg() a constant of the gradient.
 """

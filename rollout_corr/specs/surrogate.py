@@ -19,7 +19,7 @@ from .choices import Stretch
 from .validate import LARGEST_CLAMP, beyond_float32, choice, number, positive, shown
 
 RatioOf = Literal["new/old", "new/rollout"]
-# Whose log-ratio x a surrogate takes: the token's, its sequence's mean, or that of their ratios' means.
+# The log-ratio x that a surrogate uses: the token's, its sequence's mean, or the log of an average of the two ratios.
 Level = Literal["token", "sequence", "average", "geometric_average"]
 Aggregate = Literal["mean", "total"]
 # What a surrogate sees before the first token has a loss.
@@ -53,7 +53,7 @@ class TokenLoss(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What a surrogate that sees the whole batch decided before the first token has a loss.
+    """The decisions of a surrogate that sees the whole batch, made before any token's loss is computed.
 
     Attributes:
         tokens: [N] or [B, T] each, of every token.
@@ -184,10 +184,10 @@ class SeenBatch(Protocol):
 
 
 class Traits(NamedTuple):
-    """What the code around a surrogate's formulas has to know of it.
+    """The properties of a surrogate that the code around its formulas needs.
 
     Attributes:
-        level: Whose log-ratio its ratio is made of; a field named `level` takes precedence.
+        level: The log-ratio that its ratio is made of; a field named `level` takes precedence.
         aggregate: The value of a sequence's log-ratios that a token reads where `level` is not "token".
         formula: Name of the field that chooses between formulas, if any.
         one_loss: All tokens of a sequence have one loss.
@@ -292,7 +292,7 @@ class Surrogate(Checked):
 
     @property
     def ratio_level(self) -> Level:
-        """Whose log-ratio its ratio is made of."""
+        """The log-ratio that its ratio is made of."""
         level: Level = getattr(self, "level", self.traits.level)
         return level
 
@@ -343,7 +343,7 @@ def averaged(level: Level, x: Tensor, mean: Tensor) -> Tensor:
     Args:
         level: "average" or "geometric_average".
         x: [N] or [B, T], the log-ratio of the token.
-        mean: [N] or [B, T], that of its sequence.
+        mean: [N] or [B, T], the log-ratio of its sequence.
     """
     return 0.5 * (x + mean) if level == "geometric_average" else torch.logaddexp(x, mean) - math.log(2.0)
 

@@ -355,7 +355,7 @@ HYPOTHESES = (
         "version",
         "tokens",
         "weight version {at}",
-        "Its weights were not those of the trainer: compare a checksum of each tensor after the push.",
+        "Its weights differed from the trainer's: compare a checksum of each tensor after the push.",
         _labels("tokens", ("versions",)),
     ),
     Hypothesis("step", "tokens", "step {at}", "Look at what changed with this step.", _labels("tokens", ("steps",))),
@@ -368,7 +368,7 @@ HYPOTHESES = (
         "version",
         "sequences",
         "weight version {at}",
-        "Its weights were not those of the trainer: compare a checksum of each tensor after the push.",
+        "Its weights differed from the trainer's: compare a checksum of each tensor after the push.",
         _labels("sequences", ("versions",)),
     ),
     Hypothesis(

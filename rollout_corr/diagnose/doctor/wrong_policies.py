@@ -389,7 +389,7 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
     hides=("different_policies", "long_products"),
 )
 def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize rollout log-probs of another policy than the one that sampled: ratios do not average to 1."""
+    """Recognize rollout log-probs that a policy other than the sampler computed: ratios do not average to 1."""
     ratio, error = _mean_ratio(metrics)
     finite = measured.evidence.finite
     if finite < 50:

@@ -71,7 +71,7 @@ def _ids(columns: Mapping[str, Any]) -> list[Any] | None:
 
 @dataclass
 class _Held:
-    """What ranks hold of one sample.
+    """The parts of one sample that ranks hold.
 
     Attributes:
         total: Tokens of prompt and response.

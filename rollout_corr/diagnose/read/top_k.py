@@ -33,7 +33,7 @@ def checked(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     if rollout is None or train is None:
         return False
     if train_ids is not None and ids is None:
-        raise DumpError("train_topk_ids: expected topk_ids, those of rollout_topk_logp, next to it")
+        raise DumpError("train_topk_ids: expected topk_ids, the ids of rollout_topk_logp, as well")
     for role, shape in shapes.items():
         if shape[-1] > MOST_ENTRIES:
             raise DumpError(f"{role}: expected at most {MOST_ENTRIES:,} entries for each token, got {shape[-1]:,}")

@@ -1,4 +1,4 @@
-"""What frameworks write of their log-probs: one table of files, what is in them, and the options that write them."""
+"""A table of the files in which frameworks write log-probs: their contents, and the options that write them."""
 
 from __future__ import annotations
 

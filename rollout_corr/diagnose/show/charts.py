@@ -1,4 +1,4 @@
-"""The charts of the pages; those of a report show one dump, or two for before and after."""
+"""The charts of the pages. A report's charts show one dump, or two: before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which picture shows a finding: the one that a reader sees first, where it was found."""
+"""The picture that shows a finding, which a reader sees first, and where it was found."""
 
 from __future__ import annotations
 

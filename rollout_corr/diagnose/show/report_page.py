@@ -1,4 +1,4 @@
-"""The page of `report`: the cause and the picture of it, five numbers, then all views, those of the cause unfolded."""
+"""The page of `report`: the cause and its picture, five numbers, then all views, with the cause's unfolded."""
 
 from __future__ import annotations
 

@@ -87,20 +87,20 @@ class Run:
         return default if found is None else found.value
 
     def has(self, key: str) -> bool:
-        """Tell whether a setting is given with a value that is known and is not null."""
+        """Return whether a setting is given with a value that is known and is not null."""
         return self.get(key) is not None and self.get(key) is not UNKNOWN
 
     def is_(self, key: str, *values: Any, default: Any = None) -> bool:
-        """Tell whether a setting is known and has one of these values."""
+        """Return whether a setting is known and has one of these values."""
         value = self.get(key, default)
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
 
     def off(self, key: str, default: Any = None) -> bool:
-        """Tell whether a setting is known to be false or null."""
+        """Return whether a setting is known to be false or null."""
         return self.is_(key, None, False, default=default)
 
     def on(self, key: str, default: Any = None) -> bool:
-        """Tell whether a setting is known to be on: neither false nor null."""
+        """Return whether a setting is known to be on: neither false nor null."""
         return self.get(key, default) is not UNKNOWN and not self.off(key, default)
 
     def number(self, key: str, default: float = math.nan) -> float:
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def corrects(self) -> bool:
-        """Tell whether there is a correction."""
+        """Whether there is a correction."""
         return self.refused or (self.spec is not None and self.spec.acts)
 
 
@@ -149,13 +149,13 @@ def without(
 
 
 def given(run: Run, key: str, usual: Mapping[str, Any] = {}) -> bool:
-    """Tell whether a setting is given, neither false nor with its usual value."""
+    """Return whether a setting is given, neither false nor with its usual value."""
     return run.has(key) and not run.is_(key, False, usual.get(key))
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What is checked in the configurations of one framework.
+    """The checks of one framework's configurations.
 
     Attributes:
         keys: The settings that the framework's reader is given, by their whole names.
@@ -487,7 +487,7 @@ def _said(part: Weight | Criterion, length: float) -> tuple[str, str] | None:
     does = "rejects" if isinstance(part, Criterion) else "cuts the weights of"
     other = {
         "token": "0.999_1.001 is for the mean of a sequence; a token's ratio has bounds such as 0.5 and 2",
-        "geometric": "a geometric mean has bounds such as 0.99 and 1.01; rc.suggest gives those of a batch",
+        "geometric": "a geometric mean has bounds such as 0.99 and 1.01; rc.suggest finds them for a batch",
         "product": "test the mean of a sequence, or its tokens: a product of ratios grows with the length",
     }[level]
     return f"{does} {outside:.0%} of {unit} of an engine that is well (KL {HEALTHY_KL:g} a token)", other

@@ -173,7 +173,7 @@ class Swap:
         self.place.put(staticmethod(self.ours) if self.static else self.ours)
 
     def stands(self, held: object) -> bool:
-        """Tell whether a place holds it."""
+        """Return whether a place holds it."""
         return (held.__func__ if isinstance(held, staticmethod) else held) is self.ours
 
     def restore(self) -> None:

@@ -45,7 +45,7 @@ def forget(act: Act) -> None:
 
 
 def state_of(name: str) -> State:
-    """Tell whether a module is imported to its end; "partial" if it is being imported, or lazy and not used yet."""
+    """Return whether a module is imported to its end; "partial" if it is being imported, or lazy and not used yet."""
     module = sys.modules.get(name)
     if module is None:
         return "absent"
@@ -147,7 +147,7 @@ def origin_of(framework: str) -> Origin:
 
 
 def present(framework: str) -> bool:
-    """Tell whether a top-level package is imported or can be."""
+    """Return whether a top-level package is imported or can be."""
     return sys.modules.get(framework) is not None or find(framework, None) is not None
 
 
@@ -178,7 +178,7 @@ def _path(name: str, within: list[str] | None = None) -> list[str] | None:
 
 
 def _holds(distribution: metadata.Distribution, framework: str, location: Path) -> bool:
-    """Tell whether a package at a location is the distribution's: installed with its metadata, or as editable."""
+    """Return whether a package at a location is the distribution's: installed with its metadata, or as editable."""
     location = location.resolve()
     if location == Path(str(distribution.locate_file(framework))).resolve():
         return True

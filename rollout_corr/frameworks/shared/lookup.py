@@ -47,7 +47,7 @@ def frameworks() -> list[str]:
 
 
 def has(framework: str, name: str) -> bool:
-    """Tell whether a framework's folder holds a module, without importing it."""
+    """Return whether a framework's folder holds a module, without importing it."""
     found = find_spec(f"{package.__name__}.{framework}")
     folder = None if found is None else found.submodule_search_locations
     return folder is not None and any(module.name == name for module in pkgutil.iter_modules(folder))
@@ -101,7 +101,7 @@ def readable(function: str = "read") -> list[str]:
 
 
 def is_readable(framework: str, function: str = "read") -> bool:
-    """Tell whether one framework has it; no other is imported."""
+    """Return whether one framework has it; no other is imported."""
     return framework in _modules() and hasattr(part(framework), function)
 
 

@@ -84,7 +84,7 @@ mean = ratio_of
 
 
 def beyond_one(lower: float | None, upper: float | None) -> tuple[bool, bool]:
-    """Tell whether 1, the ratio of an empty row, lies above the upper bound, and whether below the lower one."""
+    """Return whether 1, the ratio of an empty row, lies above the upper bound, and whether below the lower one."""
     return upper is not None and upper < 1.0, lower is not None and lower > 1.0
 
 

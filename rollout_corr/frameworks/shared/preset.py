@@ -162,7 +162,7 @@ def level_of(
 
 
 def is_off_policy(criterion: Criterion) -> bool:
-    """Tell whether a criterion is `off_policy`'s, with any settings."""
+    """Return whether a criterion is `off_policy`'s, with any settings."""
     asked = (criterion.stat, criterion.over, criterion.reduce, criterion.when)
     return asked == ("k1", "sequence", "mean", "negative_advantage")
 

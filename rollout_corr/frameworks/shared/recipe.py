@@ -36,8 +36,8 @@ KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
 # Notes that several frameworks share.
 GLOBAL = "pass the tokens of all ranks as the total"
 SAME_AS_PPO = "the loss of ppo: GRPO is in the advantages"
-NO_LOWER_CLAMP = "its log-ratio has no lower clamp, that of this package -10"
-OPEN_ENDS = "its bounds exclude their ends, those of this package include them"
+NO_LOWER_CLAMP = "it does not clamp the log-ratio from below; this package clamps it at -10"
+OPEN_ENDS = "its bounds exclude their ends; this package includes them"
 
 
 class Named(Generic[T_co]):

@@ -22,7 +22,7 @@ from ...specs.validate import number
 
 
 class NoEquivalent(ValueError):
-    """What a framework can do and a Spec cannot: no mistake in the configuration."""
+    """A setting that is valid in its framework and that no Spec expresses: not a mistake in the configuration."""
 
 
 def fields_of(config: object, what: str = "config") -> dict[str, Any]:

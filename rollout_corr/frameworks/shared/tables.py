@@ -1,4 +1,4 @@
-"""What is made from presets and recipes: the tables of docs/presets.md and docs/losses.md, and the list of names."""
+"""Generates the tables of docs/presets.md and docs/losses.md, and the list of names, from presets and recipes."""
 
 from __future__ import annotations
 

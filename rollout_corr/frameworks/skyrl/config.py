@@ -61,7 +61,7 @@ SEQUENCE_MASKS: dict[str, tuple[Reduce, str, str]] = {
 
 
 def _sides(key: str, low: object, high: object) -> tuple[float | None, float | None]:
-    """Return the bounds `KEY_low` and `KEY_high`, either of which may be open."""
+    """Return the bounds `KEY_low` and `KEY_high`; either may be open."""
     least = None if low is None else not_negative(f"{key}_low", low)
     most = None if high is None else positive(f"{key}_high", high, finite=False)
     if least is not None and most is not None and least > most:
@@ -112,7 +112,7 @@ def spec(
 
 
 def _with(fixed: Mapping[str, Any], *names: str) -> Any:
-    """A configuration with these fields, of which the preset's settings are those of `names`, in order."""
+    """A configuration with these fields; the preset's settings are the fields `names`, in order."""
     return lambda *values: spec(**fixed, **dict(zip(names, values, strict=True)))
 
 

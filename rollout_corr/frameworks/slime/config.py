@@ -92,7 +92,7 @@ presets("slime", "slime 624b824 (2026-08-21)")(
 # --- losses ---
 
 CLIP: dict[str, Any] = {"eps_clip": 0.2, "eps_clip_high": None, "eps_clip_c": None}
-WITH_KL = "without use_tis; a kl_loss_coef is that of kl_loss_type low_var_kl"
+WITH_KL = "without use_tis; kl_loss_coef means kl_loss_type low_var_kl"
 of_presets("slime", Named(clip, **CLIP), BOTH, mean=ROWS)
 named_recipe("slime.ppo", Named(clip, **CLIP), DECOUPLED, "without use_tis", mean=ROWS)
 named_recipe(

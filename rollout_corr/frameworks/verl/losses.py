@@ -144,7 +144,7 @@ FUNCTIONS = {name: _function(name, kind) for name, kind in KINDS.items()} | {"re
 
 
 def reads(function: object, parameter: str) -> bool:
-    """Tell whether a function of Python reads a parameter of its own, by its bytecode.
+    """Return whether a function of Python reads a parameter of its own, by its bytecode.
 
     Raises:
         RuntimeError: It is no function of Python.

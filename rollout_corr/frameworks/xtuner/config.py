@@ -122,7 +122,7 @@ shipped(
 )
 CLIP: dict[str, Any] = {"cliprange_low": 0.2, "cliprange_high": 0.2, "clip_ratio_c": 3.0}
 ITS_KL: dict[str, Any] = {"kl": penalty(value_clamp=10.0, kl_loss_coef=0.0)}
-WITH_KL = f"without rollout_is; a kl_loss_coef is that of kl_loss_type low_var_kl; {GLOBAL}"
+WITH_KL = f"without rollout_is; kl_loss_coef means kl_loss_type low_var_kl; {GLOBAL}"
 of_presets("xtuner", Named(PPO, **CLIP), BOTH, f"{GLOBAL}, after rejection", over="kept", **ITS_KL)
 named_recipe("xtuner.ppo", Named(PPO, **CLIP), DECOUPLED, f"without rollout_is; {GLOBAL}")
 named_recipe("xtuner.grpo", Named(PPO, **CLIP), DECOUPLED, WITH_KL, **ITS_KL)

@@ -78,10 +78,10 @@ def install(
     """Replace xtuner's functions, in this process and wherever they have been imported by name.
 
     Args:
-        spec: A correction of its own, in place of the settings of `rollout_is`, which has to be there. Its metrics are
-            logged too, under "rollout_corr/".
-        mismatch_over: Perplexities and their differences are those of a "pack" taken as one sequence, as in xtuner, or
-            those of each "sequence".
+        spec: A correction that replaces the settings of `rollout_is`, which must be present. Its metrics are also
+            logged, under "rollout_corr/".
+        mismatch_over: Compute perplexities and their differences over each "pack" as if it were one sequence, as
+            xtuner does, or over each "sequence".
         empty_rows: "xtuner" counts sequences of padding in extrema and shares of sequences, as xtuner does; "skip"
             leaves them out.
         nonfinite: A token whose log-ratio is NaN or infinite: "reject" its sequence, "neutral" reads the ratio as 1,

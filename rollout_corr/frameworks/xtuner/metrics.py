@@ -102,7 +102,7 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
 
 
 def _looks_for_tokens(criterion: Criterion) -> bool:
-    """Tell whether a veto looks at tokens, each alone or by their extremum, and not at a mean."""
+    """Return whether a veto looks at tokens, each alone or by their extremum, and not at a mean."""
     return role(criterion) == "veto" and criterion.stat == "ratio" and criterion.reduce in (None, "min", "max")
 
 
