@@ -106,7 +106,7 @@ order. Times are medians of all rounds; the result of a call is freed after the 
 collector is off. Sizes run in ascending order, so the C library's allocator has been warmed by smaller ones. Each round
 also times `torch.exp` of 4 MiB: *disturbed* is the share of rounds in which that took over {disturbed:.2f} times its
 fastest, so something else was running. A round in which it took over {busy:g} times its
-median, or a call over {busy:g} times its processor time, is dropped; *rounds* says of how many.
+median, or a call over {busy:g} times its processor time, is dropped; *rounds* is the number that is left.
 *In CPU time* compares the processor time of the process instead of the clock.
 
 **Pages.** A good part of verl's time is page faults. glibc takes fresh pages for every temporary above 32 MiB, which is
@@ -123,25 +123,25 @@ returns counts as output from its allocation on.
 
 **Counts.** What another process cannot disturb: operations of torch that compute or copy, and views; *passes over
 tokens*, which is the elements of the largest tensor of each operation, all together, over the valid tokens; bytecodes
-that Python executes; bytes allocated; page faults. By hand stands in brackets.
+that Python executes; bytes allocated; page faults. Hand-written torch stands in brackets.
 
 **What is missed, and why.** At 64 x 1024 everything lies in the second-level cache. There an operation of torch takes 1
 to 2 us however little it does, and a pass over the 34,258 tokens of the packed batch from 2 us (a sum) over 20 us (the
 sums of sequences) and 22 us (exp in float32) to 46 us (expm1 in float64). Ours takes fewer operations and fewer passes
-than by hand, and five to six times as many bytecodes: checks of arguments, blocks, statistics that merge. For these,
-and for what by hand leaves out: sums of D that are exact, so that no order decides (4 passes), k3 that does not cancel
-(expm1 in float64 where exp in float32 would do), tokens that are not finite.
+than hand-written torch, and five to six times as many bytecodes: checks of arguments, blocks, statistics that merge.
+The rest goes to work that the hand-written code leaves out: exact sums of D, so that no order decides (4 passes), k3
+without cancellation (expm1 in float64 where exp in float32 would do), tokens that are not finite.
 
-At 256 x 2048 padded the lead is one of passes (43 where by hand has 66, 53 where it has 108) and of verl's page faults:
-some thousands a call, none where pages are kept. In packed batches by hand has no empty slots to compute, and ours has
-about as many passes as it (29 and 27, 35 and 44), four of them the exact sums of D: so the two take
-about as long until a batch leaves the caches.
+At 256 x 2048 padded we win by fewer passes over tokens (43 against 66 of hand-written torch, 53 against 108) and by
+verl's page faults: some thousands a call, none where pages are kept. On packed batches hand-written torch wastes no
+work on padding. Ours then makes about as many passes (29 and 27, 35 and 44; four are the exact sums of D), so both take
+about the same time until a batch no longer fits in cache.
 
-The losses of verl, SkyRL and TRL run on padded batches. There ours chooses the valid tokens first: at 64 x 1024, of the
-time in torch, finding them takes 18 %, taking five tensors to them 17 %, bringing the gradient back and making the mask
-that is handed back 11 %, and k3 without cancellation 7 %. TRL's, the fastest, needs none of these. All of them pass
-over every slot, some 80 times by hand, which costs the more the less of a batch stays in cache: so the lead grows with
-the size, and most where fresh pages have to be faulted in.
+The losses of verl, SkyRL and TRL run on padded batches. There ours packs the valid tokens first. At 64 x 1024 finding
+them takes 18 % of the time in torch, packing five tensors 17 %, scattering the gradient and making the mask that is
+returned 11 %, and k3 without cancellation 7 %. TRL's, the fastest, needs none of these. The others pass
+over every slot, hand-written torch some 80 times, which costs more the less of a batch fits in cache. So the lead grows
+with the size, and most where fresh pages have to be faulted in.
 """
 
 

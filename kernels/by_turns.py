@@ -1,4 +1,4 @@
-"""The host side of turns: batches whose turns stand in the place of sequences, packed whatever the layout was."""
+"""The host side of turns: batches whose turns replace sequences, packed whatever the layout was."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Shape:
 # Tokens of a program that passes over tokens, in a batch that has enough for this many programs: 16 warps on each of
 # 132 multiprocessors. In a smaller one tiles are shorter, since a program takes its steps one after the other.
 TILE, PROGRAMS = 2048, 2048
-# Tokens of a program over sequences, all of which it may have to zero, beyond which others take their share of these.
+# Tokens that a program over sequences may have to zero alone; beyond that, helper programs take a share.
 MOST_ZEROED, SHARE, SHARERS = 1 << 17, 1 << 15, 1024
 # (least mean length of the sequences, shape).
 SHAPES = (

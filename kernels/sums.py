@@ -82,7 +82,7 @@ def record(
 
 @triton.jit
 def with_words(found: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
-    """Pack the counts of a step: in the place of a word's first count stands what each token adds to the word."""
+    """Pack the counts of a step: what each token adds to a word replaces the word's first count."""
     more = found
     for place in tl.static_range(size(PLAN, "recorded")):
         if first_of_word(PLAN, place) == place:
@@ -354,7 +354,7 @@ def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
         return 0.5 * (rest.to(tl.float64) + powers.to(tl.float64) * LN_2)
     elif quantum_of(PLAN, place) is not None:
         if x.dtype == tl.int64:
-            # Squares: at most 2^48 each, 2^54 of a lane, one less of which is in the last bit of float64.
+            # Squares: at most 2^48 each, 2^54 per lane; taking 1 off that changes float64 by its last bit at most.
             x = tl.minimum(x, (1 << 54) - 1)
             low, high = tl.sum((x & 0x7FFFFFF).to(tl.uint32), 0), tl.sum((x >> 27).to(tl.uint32), 0)
             x = (high.to(tl.int64) << 27) + low.to(tl.int64)

@@ -3,7 +3,7 @@
 A program is one warp. It owns one aligned tile of 2^tile_bits tokens, fewer in a small batch so that there are enough
 programs, and takes it in steps of [PARTS, LANES, VEC] tokens: VEC neighbors belong to one thread. Every token is
 loaded, computed and stored once, whatever the lengths of the sequences; a loop over the sequences that end in a step
-adds up what belongs to each. What a tile has of one sequence is a slot, and slot (sequence s, tile t) has number s + t.
+adds up what belongs to each. The part of a sequence in a tile is a slot; slot (sequence s, tile t) has number s + t.
 Tokens before the first sequence and behind the last belong to two more owners, 0 and S + 1.
 """
 

@@ -137,7 +137,7 @@ def limited(x: tl.tensor, low: tl.tensor, high: tl.tensor, PLAN: tl.constexpr) -
 
 @triton.jit
 def exponential(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Compute e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, none of which cancels.
+    """Compute e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, without cancellation.
 
     The device's own exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20.
     """

@@ -30,7 +30,7 @@ from benchmarks.cpu.turns import FEWEST, MOST, Calibration, quiet, rounds_for, t
 from benchmarks.peers.installed import verl_function
 from rollout_corr.backends import blocks
 
-# The sizes of which the result has counts: beyond them no count of operations is new.
+# The sizes whose counts are in the result: larger ones have no new count of operations.
 COUNTED = SHAPES[:3]
 
 # Blocks of the CPU backend to compare, in slots.

@@ -70,7 +70,7 @@ def trl_function(text: str) -> Callable[..., Tensor]:
     whole.body = whole.body[first:]
     names = ("self", "inputs", "per_token_logps", "entropies", "mask", "entropy_mask", "aux_loss")
     whole.args.args = [ast.arg(name) for name in names]
-    # TRL's own ignore NaN, of which there is none here.
+    # TRL's own ignore NaN; there is none here.
     made = _run([whole], {"torch": torch, "nanmin": torch.min, "nanmax": torch.max})["_compute_loss"]
     function: Callable[..., Tensor] = made
     return function

@@ -105,7 +105,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to pages of the site, and put docstrings in the place of names."""
+    """Lead links to pages of the site, and replace names by docstrings."""
     here = page.file.src_uri
     path = file_of(here)
     if not path.endswith(".md"):

@@ -61,7 +61,7 @@ class LossOperation(Operation):
         dtypes: Of `STRIDED`, offsets, divisor, advantages, mass, scales and what was chosen up.
         double, per_sequence, mass_of_base: As in `LossOperands`.
         differentiable: The gradient is handed back.
-        turns: Turns stand in the place of sequences.
+        turns: Turns replace sequences.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class Labels:
 @keywords_meant(train_mask="mask=")
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Weights and a training mask from elsewhere, in the place of what `correct` gives.
+    """Weights and a training mask from elsewhere, in place of a `Correction`.
 
     Attributes:
         weights: Constants that multiply the surrogate's loss, per token; None: 1.

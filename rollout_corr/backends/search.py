@@ -362,7 +362,7 @@ def _amounts(rule: OfBatch, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _units_of_weights(device: torch.device) -> list[Tensor]:
-    """[digits] float64 each: of which the `_amounts` of all weights with a first digit are multiples."""
+    """[digits] float64 each: units whose multiples are the `_amounts` of all weights with a first digit."""
     bits, shift = DIGITS_OF_WEIGHTS[0], sum(DIGITS_OF_WEIGHTS[1:])
     smallest = _log_ratios(torch.arange(1 << bits, device=device) << shift)
     exponent = (smallest.double() * math.log2(math.e)).floor().long()

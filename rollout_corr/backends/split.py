@@ -246,7 +246,7 @@ def apart(here: Tensor, rank: int, ranks: int) -> Tensor:
 
 
 def to_limbs(x: Tensor, ranks: int) -> Tensor:
-    """[..., S] float64 as [4, ..., S] int64, of which `ranks` can be added without overflow."""
+    """[..., S] float64 as [4, ..., S] int64, such that `ranks` of them add up without overflow."""
     largest = 2.0**62 / ranks
     finite = torch.where(x.isfinite(), x, 0.0).clamp(-largest, largest)
     whole = finite.trunc()

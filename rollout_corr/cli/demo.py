@@ -93,7 +93,7 @@ def run(arguments: list[str]) -> int:
     dump(path, batch.train_logp, bad, mask=batch.mask, cu_seqlens=batch.cu_seqlens, sequences=None).result()
 
     out.line()
-    out.line(f"1. What the doctor says of it: doctor {path}", style="bold")
+    out.line(f"1. What the doctor says about it: doctor {path}", style="bold")
     found = doctor(path)
     print_findings(out, found)
 

@@ -35,7 +35,7 @@ CHOICE = [
 ]
 DIGEST = "# sha256 of the lines below: "
 
-# What `explain` says of the package and does not hold of a file.
+# Phrases of `explain` that hold for the package but not for a file.
 ELSEWHERE = {
     " in float32 or float64,": " in float32,",
     ", or by `Batch.total` where it is given": "",

@@ -242,7 +242,7 @@ LAUNCHES = '''def _fused(
 {offsets}) -> tuple[{gives}, torch.Tensor, torch.Tensor, torch.Tensor]:
     """{told}, in {launches} launches.
 
-    Programs over tokens have tiles of 2^tile_bits tokens; what a tile has of one sequence is a slot of the tables.
+    Programs over tokens have tiles of 2^tile_bits tokens; the part of a sequence in a tile is a slot of the tables.
     """
     if train_logp.device.type == "cpu" and isinstance(read_kernel, triton.runtime.JITFunction):
         raise RuntimeError("{where}: expected tensors on a GPU, got some on the CPU")

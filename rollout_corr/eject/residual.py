@@ -229,7 +229,7 @@ class Inliner:
 
 
 class Put(ast.NodeTransformer):
-    """Puts a value in the place of a variable."""
+    """Replaces a variable by a value."""
 
     def __init__(self, target: str, value: ast.expr) -> None:
         self.target, self.put = target, value
@@ -360,7 +360,7 @@ def stored_by(s: ast.stmt) -> set[str]:
 
 
 class Renamed(ast.NodeTransformer):
-    """Puts new names in the place of old ones, and `x += y` in that of `x = x + y`."""
+    """Replaces old names by new ones, and `x = x + y` by `x += y`."""
 
     def __init__(self, names: dict[str, str], augments: bool = True) -> None:
         self.names, self.augments = names, augments

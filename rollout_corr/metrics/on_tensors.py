@@ -19,7 +19,7 @@ from .rows import Metric
 
 
 class OnTensor:
-    """A float64 tensor in the place of a float in the formula of a metric.
+    """A float64 tensor that replaces a float in the formula of a metric.
 
     It adds, multiplies and divides, with 0 for 0 of 0. It is true, since formulas ask a count alone for its truth, to
     divide by it or not. It does not compare: a formula that decides by a value cannot run without reading it.

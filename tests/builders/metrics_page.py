@@ -106,9 +106,7 @@ def markdown() -> str:
     parts = {
         "Always": native.ALWAYS,
         "With a `Weight`": native.weight_metrics(Spec(weight=Weight.token(normalize="batch"))),
-        "With a `Weight` over sequences, in the place of `sequence_mean_weight_*`": of_sequence[
-            len(of_sequence) // 2 :
-        ],
+        "With a `Weight` over sequences, in place of `sequence_mean_weight_*`": of_sequence[len(of_sequence) // 2 :],
         "For every `Criterion`, under its label": native.criterion_metrics(criterion),
         'With `detail="full"`': native.FULL_METRICS,
         "Where turns are measured": turns.METRICS,

@@ -261,7 +261,7 @@ def _tensor(saved: dict[str, Any], made: dict[int, Any]) -> Any:
     """Make a tensor of its bytes, shape and kind, or of the bytes that torch.save wrote; others are not read.
 
     Args:
-        saved: What the file has of the tensor.
+        saved: The tensor as the file stores it.
         made: What was made of such bytes: a file may name them any number of times.
     """
     data, kind, shape = (saved.get(name) for name in ("data", "dtype", "shape"))

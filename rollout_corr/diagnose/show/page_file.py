@@ -1,4 +1,4 @@
-"""Write a page: never in the place of a dump that is read, and whole or not at all."""
+"""Write a page, whole or not at all, and never over a dump that is read."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def calculate_debug_metrics(data: Any, **switches: Any) -> dict[str, float]:
 
     Args:
         data: A DataProto with "old_log_probs" and "rollout_log_probs" [B, T], "responses" [B, R], and as a mask
-            "response_mask" or "attention_mask", of which the last R columns count.
+            "response_mask" or "attention_mask"; only their last R columns count.
         **switches: Those of `install`; none applies here.
 
     Returns:
