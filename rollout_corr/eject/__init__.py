@@ -97,7 +97,7 @@ def eject(
     if door.metrics is not None:
         spec = reporting(spec, door.metrics)
     wanted = door.metrics or (metrics if framework == "plain" else "none")
-    program = program_of(spec, door.layout, wanted, door.names)
+    program = program_of(spec, door.layout, wanted, door.names, door.gives)
     fused: list[str] = []
     if backend != "torch":
         from .fused import completed
@@ -105,8 +105,8 @@ def eject(
 
         found = completed(spec, program.numbers)
         if found != program.numbers:
-            program = program_of(spec, door.layout, wanted, door.names, found)
-        fused = fused_of(spec, door, program.numbers, eager=backend == "both")
+            program = program_of(spec, door.layout, wanted, door.names, door.gives, found)
+        fused = fused_of(spec, door, program.numbers, program.gives, eager=backend == "both")
     arguments = None
     if isinstance(what, str):
         arguments = f"{what} --for {framework}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .._version import __version__
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
-from ..specs.loss import Loss
+from ..specs.loss import Loss, explain
 from .lines import fitted, joined
 from .loss import Wanted
 from .program import Program
@@ -34,6 +34,12 @@ CHOICE = [
     "_log_once(backend)",
 ]
 DIGEST = "# sha256 of the lines below: "
+
+# What `_eager` returns.
+TOLD = {
+    "total": "the undivided loss", "divisor": "its divisor", "weights": "weights", "mask": "mask",
+    "keep": "keep", "numbers": "the sums and maxima in `NUMBERS`",
+}  # fmt: skip
 
 # Phrases of `explain` that hold for the package but not for a file.
 ELSEWHERE = {
@@ -109,12 +115,20 @@ def docstring(request: Request, width: int) -> str:
     parts = _parts(request)
     for part in parts:
         lines += ["", "The correction:" if isinstance(part, Spec) else "The loss:", ""] if len(parts) > 1 else [""]
-        for line in part.explain().splitlines():
+        text = part.explain() if isinstance(part, Spec) else _told(request)
+        for line in text.splitlines():
             for words, here in ELSEWHERE.items():
                 line = line.replace(words, here)
             if not line.split(". ", 1)[-1].startswith("Metrics:"):
                 lines += textwrap.wrap(line, width - 2, subsequent_indent="   ")
     return "\n".join(lines)
+
+
+def _told(request: Request) -> str:
+    """Describe the loss: the file compares with one kind of log-probs."""
+    assert request.loss is not None
+    base = next((name for name in ("old", "rollout") if f"{name}_logp" in request.loss.needs), "new")
+    return explain(request.loss.loss, base, request.loss.spec is not None and request.loss.spec.returns_weights)
 
 
 def _parts(request: Request) -> list[Spec | Loss]:
@@ -158,21 +172,26 @@ def _call(request: Request, program: Program, run: str) -> str:
     return f"{run}({', '.join(names)})"
 
 
+def typed(gives: Sequence[str], weighs: bool) -> str:
+    """The annotation of what `_eager` and `_fused` return."""
+    kinds = ["None" if name == "weights" and not weighs else "torch.Tensor" for name in gives]
+    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+
+
+def told(gives: Sequence[str]) -> str:
+    """What `_eager` and `_fused` return, in words."""
+    *some, last = [TOLD[name] for name in gives]
+    return f"{', '.join(some)}{' and ' if some else ''}{last}"
+
+
 def _eager(program: Program, request: Request) -> str:
-    gives = ["torch.Tensor" if request.spec.returns_weights else "None", "torch.Tensor", "torch.Tensor"]
-    told = "Return weights, mask, keep"
-    if request.loss is not None:
-        of_spec = told.removeprefix("Return") if request.loss.spec else ""
-        told = f"Return the loss before its division, the divisor{of_spec and ','}{of_spec}"
-        gives = ["torch.Tensor", "torch.Tensor", *(gives if request.loss.spec else [])]
-    typed = "".join(f"    {name}: torch.Tensor,\n" for name in program.inputs)
+    parameters = "".join(f"    {name}: torch.Tensor,\n" for name in program.inputs)
     train, rollout = program.inputs[:2]
     upcast = [f"{train}, {rollout} = {train}.float(), {rollout}.float()"] if request.loss is None else []
     return "\n".join([
-        "def _eager(\n" + typed + f") -> tuple[{', '.join(gives)}, torch.Tensor]:",
-        f'    """{told}, and the sums and maxima in `NUMBERS`."""' if program.metrics.lines else
-        f'    """{told}, and no numbers."""',
-        joined([*upcast, *program.body]),
+        f"def _eager(\n{parameters}) -> {typed(program.gives, request.spec.returns_weights)}:",
+        f'    """Return {told(program.gives)}."""',
+        joined([*upcast, *([""] if upcast and program.body[0].startswith("#") else []), *program.body]),
     ])  # fmt: skip
 
 
@@ -204,6 +223,8 @@ def _item(item: str, width: int) -> list[str]:
         return [item]
     key, _, value = item.rstrip(",").partition(": ")
     if " if " in value:
+        if len(value) <= width - 4:
+            return [f"{key}: (", f"    {value}", "),"]
         pieces = [line for piece in re.split(r" (?=if |else )", value) for line in fitted(piece, width - 4)]
         return [f"{key}: (", *("    " + piece for piece in pieces), "),"]
     lines = fitted(f"{key}: {value}", width - 1)

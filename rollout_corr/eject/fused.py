@@ -22,6 +22,7 @@ from ..kernels.partials import groups, kept_maxima
 from ..kernels.tiles import Tiling
 from ..metrics import schema
 from ..specs.correction import Spec
+from .file import told, typed
 from .lines import fitted, reflowed
 from .program import power
 from .record import CannotEject
@@ -239,7 +240,7 @@ LAUNCHES = '''def _fused(
     train_logp: torch.Tensor,
     rollout_logp: torch.Tensor,
     mask: torch.Tensor,
-{offsets}) -> tuple[{gives}, torch.Tensor, torch.Tensor, torch.Tensor]:
+{offsets}) -> {typed}:
     """{told}, in {launches} launches.
 
     Programs over tokens have tiles of 2^tile_bits tokens; the part of a sequence in a tile is a slot of the tables.
@@ -261,19 +262,20 @@ LAUNCHES = '''def _fused(
 {outputs}
     launch = {{"num_warps": 1, "enable_fp_fusion": True}}
 {launched}
-    return {returned}, keep, statistics'''
+    return {returned}'''
 ROWS = """    # Each row is a sequence of a packed batch.
     offsets = torch.arange(train_logp.shape[0] + 1, device=train_logp.device) * train_logp.shape[1]
 """
 
 
-def fused(spec: Spec, door: Door, numbers: tuple[str, ...], eager: bool) -> list[str]:
+def fused(spec: Spec, door: Door, numbers: tuple[str, ...], gives: tuple[str, ...], eager: bool) -> list[str]:
     """Write the Triton part of a file: constants, functions, kernels and `_fused`, for batches with a mask.
 
     Args:
         spec: The Spec.
         door: How the file is called.
         numbers: The statistics that `_fused` gives, as `completed` has them.
+        gives: What it returns.
         eager: The file has plain torch too.
 
     Raises:
@@ -281,7 +283,7 @@ def fused(spec: Spec, door: Door, numbers: tuple[str, ...], eager: bool) -> list
     """
     kernels, found, plan = kernels_of(specialized_spec(spec, numbers), numbers)
     constants, *texts = texts_of(kernels, found, eager, door.width)
-    return [constants, *texts, launches_of(plan, kernels, door, eager)]
+    return [constants, *texts, launches_of(plan, kernels, door, gives, eager)]
 
 
 def specialized_spec(spec: Spec, numbers: tuple[str, ...]) -> Spec:
@@ -377,18 +379,23 @@ def launched(kernel: Kernel, programs: str, width: int, called: Mapping[str, str
     return ["    " + line for line in fitted(call, width - 4)]
 
 
-def launches_of(plan: Plan, kernels: list[Kernel], door: Door, eager: bool) -> str:
+def launches_of(plan: Plan, kernels: list[Kernel], door: Door, gives: tuple[str, ...], eager: bool) -> str:
     """Write the function that launches the kernels."""
     packed, width = door.layout == "packed", door.width
     lines = tables_of([plan], kernels, rows_of_decide(plan))
     outputs = ["    weights = torch.empty_like(train_logp, dtype=torch.float32)"] if plan.writes_weights else []
     outputs += ["    mask_out = torch.empty_like(mask)"] if plan.writes_mask else []
     launches = [line for kernel in kernels for line in launched(kernel, programs_of(plan)[kernel.name], width)]
-    back = "mask_out.view(given.dtype)" if plan.writes_mask else "given"
+    back = {
+        "weights": "weights" if plan.writes_weights else "None",
+        "mask": "mask_out.view(given.dtype)" if plan.writes_mask else "given",
+        "keep": "keep",
+        "numbers": "statistics",
+    }
     return LAUNCHES.format(
         offsets="    offsets: torch.Tensor,\n" if packed else "",
-        gives="torch.Tensor" if plan.writes_weights else "None",
-        told="Compute the results of `_eager`" if eager else "Compute weights, mask, keep, and the numbers of metrics",
+        typed=typed(gives, plan.writes_weights),
+        told=f"Compute {'the results of `_eager`' if eager else told(gives)}",
         where="backend='fused'" if eager else door.names["train_logp"],
         rows="" if packed else ROWS,
         launches="two" if len(kernels) == 2 else "three",
@@ -397,5 +404,5 @@ def launches_of(plan: Plan, kernels: list[Kernel], door: Door, eager: bool) -> s
         statistics=sum(len(getattr(plan, table)) for table in OF_BATCH),
         outputs="\n".join(outputs),
         launched="\n".join(launches),
-        returned=f"{'weights' if plan.writes_weights else 'None'}, {back}",
+        returned=", ".join(back[name] for name in gives),
     )

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import combinations
 from types import ModuleType
 from typing import Any
 
@@ -175,6 +176,7 @@ def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str],
     text = {key: _text(x, 0) for key, x in base.items()}
     plain = dict(text)
     questions = list(way.asked)
+    changed: dict[str, dict[str, str]] = {}
     for question in questions:
         other, more = run({question: False})
         text_there = {key: _text(x, 0) for key, x in other.items()}
@@ -184,12 +186,17 @@ def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str],
         further = [asked for asked in more.asked if asked not in questions]
         if further:
             raise CannotEject(f"a formula asks {further} only if not {question}")
-        for key, there in text_there.items():
-            if there == plain[key]:
-                continue
-            if text[key] != plain[key]:
-                raise CannotEject(f"{key} depends on several questions")
-            text[key] = f"{text[key]} if {question} else {there}"
+        changed[question] = {key: x for key, x in text_there.items() if x != plain[key]}
+        for key, x in changed[question].items():
+            text[key] = f"{text[key]} if {question} else {x}"
+    # Each metric has one answer at most to depend on, whatever the others are.
+    for asked in dict.fromkeys((*combinations(changed, 2), tuple(changed))):
+        there, _ = run(dict.fromkeys(asked, False))
+        expected = plain | {key: x for question in asked for key, x in changed[question].items()}
+        several = [key for key, x in there.items() if _text(x, 0) != expected[key]]
+        several += [key for key in plain if sum(key in changed[question] for question in asked) > 1]
+        if several:
+            raise CannotEject(f"{several[0]} depends on several of {list(asked)}")
     found.keys = list(text)
     found.lines = [f'"{key}": {value},' for key, value in text.items()]
     kept: dict[str, str] = {}

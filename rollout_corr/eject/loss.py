@@ -238,6 +238,7 @@ def program_of_loss(
         given = {"weights": out.weights, "mask": None if out.mask is inputs["mask"] else out.mask, "keep": out.keep}
         named |= {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
     bounds = ({} if spec is None else bounds_of(spec)) | bounds_of_loss(loss)
+    order += ("numbers",)
     program = assembled(
         recorder, layout, tuple(inputs), metrics, called, named, order, statistics, of_sums, bounds, False
     )

@@ -70,7 +70,7 @@ def _public(within: Within, packed: bool) -> str:
         *every_token("train_logp", packed),
         "    train, rollout = train_logp.detach(), rollout_logp.detach()",
         *(["    offsets = cu_seqlens.to(train.device, torch.int64)"] if packed else []),
-        f"    weights, kept_mask, keep, numbers = {call}",
+        f"    weights, kept_mask, keep{', numbers' if within.metrics != '{}' else ''} = {call}",
         f"    return {', '.join(returned)}, keep, {within.metrics}",
     ]
     return "\n".join(lines)

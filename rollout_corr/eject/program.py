@@ -73,6 +73,7 @@ class Program(NamedTuple):
         numbers: The names of the statistics.
         metrics: What makes metrics of them.
         names: What the statistics are called in the file.
+        gives: The names of all that the body returns.
     """
 
     inputs: tuple[str, ...]
@@ -82,6 +83,7 @@ class Program(NamedTuple):
     numbers: tuple[str, ...]
     metrics: Written
     names: dict[str, str]
+    gives: tuple[str, ...]
 
 
 def names_of_statistics(spec: Spec) -> dict[str, str]:
@@ -134,7 +136,12 @@ def bounds_of(spec: Spec) -> dict[str, float]:
 
 
 def program_of(
-    spec: Spec, layout: str, wanted: str, inputs_called: Mapping[str, str], more: Collection[str] = ()
+    spec: Spec,
+    layout: str,
+    wanted: str,
+    inputs_called: Mapping[str, str],
+    gives: tuple[str, ...],
+    more: Collection[str] = (),
 ) -> Program:
     """Trace the definition under a Spec.
 
@@ -143,6 +150,7 @@ def program_of(
         layout: "packed" or "padded".
         wanted: Which metrics: as for `metrics_of`.
         inputs_called: What the file calls log-probs and mask.
+        gives: Which of weights, mask and keep it gives.
         more: Further statistics.
     """
     for criterion in spec.criteria:
@@ -177,7 +185,7 @@ def program_of(
     named = {"weights": result.weights, "mask": result.mask, "keep": result.keep}
     return assembled(
         recorder, layout, inputs, metrics, called, {name: x for name, x in named.items() if x is not None},
-        ("weights", "mask", "keep"), statistics, of_sums, bounds_of(spec), spec.measures_turns,
+        gives, statistics, of_sums, bounds_of(spec), spec.measures_turns,
     )  # fmt: skip
 
 
@@ -224,14 +232,16 @@ def assembled(
     )
     functions.reserved |= set(sizes.values())
     writer = Writer(recorder.graph, functions.names, functions)
-    results = {name: recorder.node_of(x) for name, x in named.items()}
+    results = {name: recorder.node_of(x) for name, x in named.items() if name in order}
     for name, node in results.items():
         node.names.insert(0, "kept_mask" if name == "mask" else name)
     every = writer.prepare([*results.values(), *(statistics[name] for name in numbers)])
     body = writer.body(every, _section, len(results))
     texts = {"mask": inputs[2], **dict(zip(results, map(writer.result, every), strict=False))}
     of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
-    body += _returned([texts.get(name, "None" if name == "weights" else name) for name in order], of_numbers)
+    order += ("numbers",) if numbers and "numbers" not in order else ()
+    given = [texts.get(name, "None" if name == "weights" else name) for name in order if name != "numbers"]
+    body += _returned(given, of_numbers, "numbers" in order)
     functions_used = [function.source for function in functions.every.values()]
     text = "\n".join(
         [*body, *functions_used, *(["sequences"] if layout == "packed" else ["rows"] if "keep" in order else [])]
@@ -245,11 +255,14 @@ def assembled(
         for name, value in bounds.items()
         if " " not in name and re.search(rf"\b{re.escape(name)}\b", text)
     ]
-    if any(line.partition(" =")[0].endswith(ROUNDED) for line in of_spec):
-        of_spec.insert(0, TOLD_ROUNDED)
+    rounded = [place for place, line in enumerate(of_spec) if line.partition(" =")[0].endswith(ROUNDED)]
+    if rounded:
+        of_spec.insert(rounded[0], TOLD_ROUNDED)
     constants += of_spec
-    first += _of_nothing(layout, inputs, [name in of_sums for name in numbers], order, named)
-    return Program(inputs, first + body, functions_used, constants, numbers, metrics, called)
+    # Only a maximum asks for an element.
+    if layout == "packed" or numbers or "max(" in text:
+        first += _of_nothing(layout, inputs, [name in of_sums for name in numbers], order, named)
+    return Program(inputs, first + body, functions_used, constants, numbers, metrics, called, order)
 
 
 class _Seen:
@@ -349,9 +362,9 @@ def _section(node: Node) -> str | None:
     return None
 
 
-def _returned(given: list[str], numbers: dict[str, str]) -> list[str]:
+def _returned(given: list[str], numbers: dict[str, str], asked: bool) -> list[str]:
     if not numbers:
-        return ["", f"return {', '.join(given)}, torch.zeros(0)"]
+        return ["", f"return {', '.join([*given, *(['torch.zeros(0)'] if asked else [])])}"]
     lines = ["", "numbers = torch.stack(", "    ["]
     for name, text in numbers.items():
         lines.append(f"        {text}," if text == name else f"        {text},  # {name}")
@@ -374,15 +387,15 @@ def _of_nothing(
         nothing = f"torch.tensor({values}, dtype=torch.float64, device={logp}.device)"
     given = {
         "total": "total", "divisor": "divisor", "mask": f"torch.zeros_like({mask})",
-        "weights": f"torch.zeros_like({logp})" if "weights" in named else "None", "keep": "keep",
+        "weights": f"torch.zeros_like({logp})" if "weights" in named else "None", "keep": "keep", "numbers": "nothing",
     }  # fmt: skip
     return [
         f"if {empty}:",
         *([f"    keep = torch.ones({count}, dtype=torch.bool, device={logp}.device)"] if "keep" in order else []),
         *([f"    total = (0.0 * {logp}).sum(dtype=torch.float64)"] if "total" in order else []),
         *(["    divisor = torch.ones_like(total)"] if "divisor" in order else []),
-        f"    nothing = {nothing}",
-        *("    " + line for line in fitted(f"return {', '.join(given[name] for name in order)}, nothing")),
+        *([f"    nothing = {nothing}"] if "numbers" in order else []),
+        *("    " + line for line in fitted(f"return {', '.join(given[name] for name in order)}")),
         "",
     ]
 

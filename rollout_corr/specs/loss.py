@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,16 +172,35 @@ _WEIGHTS: dict[str, str] = {
     "replace_ratio": "The weights of a correction multiply it; in bypass mode they take the place of the ratio.",
     "report": "The weights of a correction multiply it; in bypass mode the ratio corrects, and they are only reported.",
 }
+# Of calls of one mode.
+_WEIGHTS_OF: dict[str, str] = {
+    "multiply": "The weights of the correction multiply it.",
+    "replace_ratio": "The weights of the correction take the place of the ratio.",
+    "report": "The ratio corrects; the weights of the correction are only reported.",
+}
 _SCOPES = {"kept": "tokens that train", "all": "valid tokens, rejected ones too"}
 
 
-def explain(loss: Loss) -> str:
-    """The steps of a Loss, numbered."""
+def explain(loss: Loss, base: str | None = None, weighs: bool = True) -> str:
+    """The steps of a Loss, numbered.
+
+    Args:
+        loss: The Loss.
+        base: "old", "rollout" or "new": all calls compare new_logp with these log-probs; None: any may.
+        weighs: There may be weights of a correction.
+    """
     surrogate, mean = loss.surrogate, loss.mean
-    steps = [
-        f"The loss of a token that trains is {surrogate!r}, of the ratio {_RATIOS[surrogate.of]}.",
-        _WEIGHTS["multiply" if surrogate.of == "new/old" else surrogate.traits.weights_in_bypass],
-    ]
+    use = "multiply" if surrogate.of == "new/old" else surrogate.traits.weights_in_bypass
+    if base is None:
+        ratio, weights = _RATIOS[surrogate.of], _WEIGHTS[use]
+    else:
+        ratio = f"r = {surrogate.of or f'new/{base}'}"
+        ratio += ", which is 1 with a gradient" if ratio.endswith("new/new") else ""
+        formula = inspect.cleandoc(type(surrogate).__doc__ or "").partition("\n\n")[0]
+        ratio, weights = f"{ratio}. {formula.removesuffix('.')}", _WEIGHTS_OF[use if base == "rollout" else "multiply"]
+    steps = [f"The loss of a token that trains is {surrogate!r}, of the ratio {ratio}."]
+    if weighs:
+        steps.append(weights)
     if loss.kl is not None:
         steps.append(_penalty(loss.kl))
     if loss.regularizer is not None:

@@ -14,6 +14,8 @@ from rollout_corr.backends import run, whole
 from rollout_corr.cli.main import main
 from rollout_corr.definition import tokens
 from rollout_corr.eject import CannotEject, check, eject
+from rollout_corr.eject.host import written
+from rollout_corr.eject.program import TOLD_ROUNDED
 
 FILES = [
     ("trl.token_truncate", {}),
@@ -56,6 +58,31 @@ def test_a_change_of_the_definition_changes_the_file(monkeypatch):
     after = eject("trl.token_truncate").source
     changed = [line for line in after.splitlines() if line not in before.splitlines()]
     assert [line for line in changed if not line.startswith("# sha256")] == ["LARGEST_D = 2.0**9"]
+
+
+def test_a_file_computes_what_its_function_gives():
+    of_trl = eject("trl.token_truncate", "trl").source
+    assert "keep" not in of_trl
+    assert "numbers" not in of_trl
+    bare = eject("trl.token_truncate", metrics="none").source
+    assert "weights, kept_mask, keep = _eager(" in bare
+
+
+def test_the_note_on_rounded_bounds_stands_above_the_first():
+    source = eject("skyrl.tldr", "skyrl").source
+    above, _, below = source.partition(TOLD_ROUNDED)
+    assert below.split()[0] == "LOG_WEIGHT_UPPER_F32"
+    assert "\nWEIGHT_UPPER = " in above
+
+
+@pytest.mark.parametrize("formula", [
+    lambda v: {"some": 0.0 if v["a"] or v["b"] else 1.0},
+    lambda v: {"some": (1.0 if v["b"] else 2.0) if v["a"] else 3.0},
+    lambda v: {"some": 0.0 if v["a"] and (v["b"] or v["c"]) else 1.0 if v["b"] else 2.0},
+])  # fmt: skip
+def test_a_metric_of_two_questions_is_refused(formula):
+    with pytest.raises(CannotEject, match=r"some depends on several of|asks .* only if not"):
+        written(formula, {name: f"v.{name}" for name in "abc"}, [])
 
 
 def test_the_file_refuses_what_it_was_not_written_for():
@@ -143,6 +170,8 @@ def test_command(capsys, tmp_path):
     [
         ([], "expected a spec's name, or --check FILE"),
         (["trl.token_truncate", "--for", "trl", "--layout", "padded"], "--layout: expected none with --for trl"),
+        (["--check", "file.py", "--for", "plain"], "--for: expected none with --check FILE"),
+        (["--check", "file.py", "--test", "test_file.py"], "--test: expected none with --check FILE"),
         (["verl.ppo", "--test", "loss.py"], "--test: expected a file test_NAME.py .* got 'loss.py'"),
         (["verl.ppo", "--test", "test_my-loss.py"], "--test: expected a file test_NAME.py .* got 'test_my-loss.py'"),
     ],

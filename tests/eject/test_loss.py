@@ -11,6 +11,7 @@ import rollout_corr as rc
 from builders import eject_page, ejected_losses
 from rollout_corr.cli.main import main
 from rollout_corr.eject import CannotEject, check, eject
+from rollout_corr.specs.loss import explain
 from rollout_corr.specs.ratio_losses import PPO
 
 FILES = [
@@ -58,6 +59,17 @@ def test_a_name_of_both_is_the_preset_without_the_flag():
     assert "def correct(" in eject("verl.decoupled_token_is").source
     assert "def policy_loss(" in eject("verl.decoupled_token_is", loss=True).source
     assert "def policy_loss(" in eject("verl.ppo").source
+
+
+@pytest.mark.parametrize(("base", "weighs", "ratio", "weights"), [
+    ("old", True, "r = new/old. PPO's clip: -min(r A, clip(r, 1 - low, 1 + high) A).", "multiply it"),
+    ("rollout", True, "r = new/rollout. PPO's", "The ratio corrects"),
+    ("new", False, "r = new/new, which is 1 with a gradient. PPO's", ""),
+])  # fmt: skip
+def test_the_words_are_of_the_mode_that_the_file_runs(base, weighs, ratio, weights):
+    text = explain(rc.Loss(PPO()), base, weighs)
+    assert ratio in text and weights in text
+    assert "bypass" not in text and ("weights" in text) == weighs
 
 
 def test_low_precision_and_a_mask_of_none():

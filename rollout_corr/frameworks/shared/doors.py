@@ -14,8 +14,8 @@ class Within(NamedTuple):
 
     Attributes:
         spec: The Spec.
-        call: The expression that runs the backend: weights, mask, keep and numbers come from it, given
-            "train", "rollout", "mask" and, packed, "offsets".
+        call: The expression that runs the backend, given "train", "rollout", "mask" and, packed, "offsets": it has what
+            the door gives, and then numbers, where there are metrics.
         metrics: The expression of the metrics.
         extra: The names of further tensors that the Spec reads; of a loss those of all that it reads.
         check: The lines that choose the backend and refuse what it cannot run.
@@ -43,6 +43,7 @@ class Door(NamedTuple):
         tried: Calls it in the file's test on `batch`, a dict of tensors by the file's own names, as weights, mask,
             verdicts of sequences or None, and metrics.
         width: The longest line that its formatter allows.
+        gives: What its function reads of weights, mask and keep, in this order.
     """
 
     layout: str
@@ -53,3 +54,4 @@ class Door(NamedTuple):
     function: str
     tried: str
     width: int = 100
+    gives: tuple[str, ...] = ("weights", "mask", "keep")

@@ -32,7 +32,7 @@ PUBLIC = '''def compute_off_policy_correction(
         if x.shape != old_log_probs.shape:
             raise ValueError(f"{{name}}: expected shape {{list(old_log_probs.shape)}}, got {{list(x.shape)}}")
 {check}    train, rollout = old_log_probs.detach(), rollout_logprobs.detach()
-    weights, mask, keep, numbers = {call}
+    weights, mask, numbers = {call}
 {after}    return {weights}, {metrics}, mask'''
 
 # Which switch turns a setting on: what is off says nothing.
@@ -94,4 +94,5 @@ if SETTINGS["tis_ratio_type"] == "sequence":
     weights = torch.where(mask != 0, weights, 0.0)
 return weights, mask.to(batch["loss_mask"].dtype), None, metrics""",
     width=120,
+    gives=("weights", "mask"),
 )

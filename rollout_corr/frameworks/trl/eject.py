@@ -34,7 +34,7 @@ PUBLIC = '''def vllm_importance_sampling_ratio(
         if x.shape != old_per_token_logps.shape:
             raise ValueError(f"{{name}}: expected shape {{list(old_per_token_logps.shape)}}, got {{list(x.shape)}}")
 {check}    train, rollout = old_per_token_logps.detach(), sampling_per_token_logps.detach()
-    ratio, *_ = {call}
+    ratio = {call}
     valid = mask != 0
 {rows}    # Behind the mask stands what the bounds make of a ratio of 1.
     ratio = torch.where(valid, ratio, {masked!r})
@@ -75,4 +75,5 @@ DOOR = Door(
     tried="""ratio = vllm_importance_sampling_ratio(**batch, **SETTINGS)
 return torch.where(batch["mask"] != 0, ratio, 0.0), batch["mask"], None, {}""",
     width=119,
+    gives=("weights",),
 )

@@ -46,7 +46,7 @@ PUBLIC = '''def compute_rollout_correction_and_rejection_mask(
         if x.shape != old_log_prob.shape:
             raise ValueError(f"{{name}}: expected shape {{list(old_log_prob.shape)}}, got {{list(x.shape)}}")
 {check}    train, rollout = old_log_prob.detach(), rollout_log_prob.detach()
-    weights, mask, keep, numbers = {call}
+    weights, mask, numbers = {call}
     metrics = {metrics}
 {proto}'''
 
@@ -94,4 +94,5 @@ DOOR = Door(
     tried="""proto, mask, metrics = compute_rollout_correction_and_rejection_mask(**batch, **SETTINGS)
 return None if proto is None else proto.batch["rollout_is_weights"], mask, None, metrics""",
     width=120,
+    gives=("weights", "mask"),
 )
