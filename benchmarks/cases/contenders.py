@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -28,6 +31,9 @@ from benchmarks.cases.contender import (
 from benchmarks.cases.operations import IN_VERL, Operation
 from benchmarks.peers import by_hand, own_losses
 from benchmarks.peers.installed import verl_function, verl_loss
+from rollout_corr.api.policy_loss import LOSSES
+from rollout_corr.backends import loss_blocks, whole
+from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.specs.terms import Objective
 
@@ -48,15 +54,29 @@ def with_compiler(batch: Batch, operation: Operation) -> list[Contender]:
 def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
     """Return the contenders of the CPU benchmark, absent ones too."""
     if operation.part:
-        found = [who for who in _losses(batch, operation) if who.name != EAGER]
+        found = [plainly(who) if who.name == EAGER else who for who in _losses(batch, operation)]
         return [*found, *_own_losses(batch, operation)]
     verls = rc.spec(IN_VERL[operation.spec][1])
     return [
         _correct(OURS, batch, operation),
         _correct(VERL_METRICS, batch, Operation(operation.name, verls, scheme="verl")),
+        plainly(_correct(EAGER, batch, operation)),
         _by_hand(batch, operation),
         _verl(batch, operation),
     ]
+
+
+@contextmanager
+def whole_batches() -> Iterator[None]:
+    """Let the CPU run the definition on the whole batch, as a device does, where ours takes blocks."""
+    with mock.patch.dict(CORRECTIONS, blocks=whole.run_whole), mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole):
+        yield
+
+
+def plainly(who: Contender) -> Contender:
+    """Let a contender of ours run on whole batches."""
+    assert who.on_device is not None and who.whole is not None
+    return replace(who, on_device=whole_batches()(who.on_device), whole=whole_batches()(who.whole))
 
 
 def _of(name: str, call: Callable[[], Any], outcome: Callable[[Any], Outcome], **about: Any) -> Contender:

@@ -8,6 +8,7 @@ one `torch.exp`, which tells a quiet machine from a busy one.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import sys
@@ -229,7 +230,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds to spend on the rounds of one case")
     parser.add_argument("--blocks", action="store_true", help="also compare block sizes of the CPU backend")
     parser.add_argument("--operations", action="store_true", help="only count operations, bytes and page faults")
-    parser.add_argument("--json", type=Path, help="write the results, for python -m benchmarks.report")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="write the results, for python -m benchmarks.report; with --operations the counts of a file of results",
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     options = parser.parse_args(arguments)
     quick = options.quick
@@ -246,8 +251,11 @@ def main() -> None:
     """Run, print and write."""
     options = parse()
     if options.operations:
-        found = [counts.table_of(options.shapes, options.layouts)]
-        print("\n".join(tables.markdown(found)) if options.markdown else tables.drawn(found, []))
+        made = counts.table_of(options.shapes, options.layouts)
+        if options.json is not None:
+            old = json.loads(options.json.read_text(encoding="utf-8"))
+            machine.write(options.json, old | {"counts": machine.head() | {"head": made.head, "rows": made.rows}})
+        print("\n".join(tables.markdown([made])) if options.markdown else tables.drawn([made], []))
         return
     if asked := machine.ask_for_quiet():
         print(asked, file=sys.stderr, flush=True)

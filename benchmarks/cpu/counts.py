@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import rollout_corr as rc
 from benchmarks.cases.batches import Batch, both_layouts
+from benchmarks.cases.contenders import whole_batches
 from benchmarks.cases.operations import BOTH, WORKLOADS, Operation
 from benchmarks.cpu.memory import measure
 from benchmarks.cpu.turns import page_faults
@@ -47,6 +48,12 @@ class Counts(NamedTuple):
     allocated: int
     temporaries: int
     faults: int
+
+
+# How fields are written down: ours, and in brackets by hand and the definition.
+SHOWN: dict[str, Callable[[Any], str]] = {
+    "passes": str, "bytecodes": "{:,}".format, "allocated": mebibytes, "temporaries": mebibytes, "faults": str,
+}  # fmt: skip
 
 
 class _Operations(TorchDispatchMode):
@@ -95,14 +102,19 @@ def count(call: Callable[[], object], tokens: int) -> Counts:
 
 
 def calls_of(batch: Batch, operation: Operation) -> dict[str, Callable[[], object]]:
-    """Give the calls that are counted, by name: ours, and its equal by hand."""
+    """Give the calls that are counted, by name: ours, its equal by hand, and the definition run plainly."""
     given = batch.old, batch.rollout
     layout = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens}
     if not operation.part:
         spec = operation.spec
+
+        def correct() -> object:
+            return rc.correct(*given, **layout, spec=spec)
+
         return {
-            "correct": lambda: rc.correct(*given, **layout, spec=spec),
+            "correct": correct,
             "by hand": lambda: by_hand.correct(*given, batch.mask, batch.cu_seqlens, spec),
+            "definition": whole_batches()(correct),
         }
     old, advantages = batch.old, batch.rollout
     new = (old + 0.1 * torch.sin(1e3 * old)).requires_grad_()
@@ -124,7 +136,7 @@ def calls_of(batch: Batch, operation: Operation) -> dict[str, Callable[[], objec
         value, found = by_hand.policy_loss(new, old, advantages, mask, weights, operation.clip)
         return torch.autograd.grad(value, new), found
 
-    return {"policy_loss and backward": loss, "by hand": hand}
+    return {"policy_loss and backward": loss, "by hand": hand, "definition": whole_batches()(loss)}
 
 
 def of_metrics(batch: Batch, operation: Operation) -> int:
@@ -144,7 +156,7 @@ def table_of(shapes: Sequence[tuple[int, int]], layouts: Sequence[str]) -> Table
                 batch = both[layout]
                 calls = calls_of(batch, operation)
                 found = {name: count(call, batch.tokens) for name, call in calls.items()}
-                ours, hand = found.values()
+                ours, hand, plain = found.values()
                 metrics = "-" if operation.part else str(of_metrics(batch, operation))
                 rows.append(
                     [
@@ -154,14 +166,13 @@ def table_of(shapes: Sequence[tuple[int, int]], layouts: Sequence[str]) -> Table
                         f"{ours.operations} + {ours.views}",
                         metrics,
                         f"{hand.operations} + {hand.views}",
-                        f"{ours.passes} ({hand.passes})",
-                        f"{ours.bytecodes:,} ({hand.bytecodes:,})",
-                        f"{mebibytes(ours.allocated)} ({mebibytes(hand.allocated)})",
-                        f"{mebibytes(ours.temporaries)} ({mebibytes(hand.temporaries)})",
-                        f"{ours.faults} ({hand.faults})",
+                        f"{plain.operations} + {plain.views}",
+                        *(
+                            f"{show(getattr(ours, name))} ({show(getattr(hand, name))}; {show(getattr(plain, name))})"
+                            for name, show in SHOWN.items()
+                        ),
                     ]
                 )
-    head = ["size", "layout", "workload", "operations + views", "of metrics()", "by hand"]
-    head += ["passes over tokens (by hand)", "bytecodes (by hand)"]
-    head += ["MiB allocated (by hand)", "MiB of temporaries", "page faults"]
+    head = ["size", "layout", "workload", "operations + views", "of metrics()", "by hand", "the definition"]
+    head += ["passes over tokens", "bytecodes", "MiB allocated", "MiB of temporaries", "page faults"]
     return Table("Counts of a call, 1 thread", head, rows, 3)

@@ -192,7 +192,8 @@ def block_table(results: Found) -> Table:
 def count_table(results: Found) -> Table:
     """The counts of a call, which other work on the machine does not change."""
     made = results.get("counts", {"head": [], "rows": []})
-    return Table("Counts of a call, 1 thread", made["head"], made["rows"], 3)
+    when = f", {made['date']}" if "date" in made else ""
+    return Table(f"Counts of a call, 1 thread{when}", made["head"], made["rows"], 3)
 
 
 def promise_table(results: Found) -> Table:
@@ -258,7 +259,7 @@ def readme(page: str, results: Found | None, counted: str) -> str:
             shape = tuple(case["shape"])
             # The packed one is that in which the others do best.
             weights = case["workload"] != "metrics only"
-            if (shape == SMALL and weights) or (shape == LARGE and case["layout"] == "padded"):
+            if shape in (SMALL, LARGE) and (weights or (case["layout"] == "padded" and shape == LARGE)):
                 taken = [number(median(case, name)) for name in IN_README]
                 lines.append([f"{size(case)}, {case['layout']}, {case['workload']}", *taken])
         about: dict[str, Any] = results["machine"]

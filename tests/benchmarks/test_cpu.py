@@ -87,15 +87,17 @@ def test_memory_sees_what_an_op_allocates():
 
 
 def test_table_of_counts():
-    """Ours and by hand, for every layout and workload; metrics() is one stack of what is there."""
+    """Ours, by hand and the definition, for every layout and workload; metrics() is one stack of what is there."""
     with one_thread():
         found = counts.table_of([(24, 300)], ["padded", "packed"])
     assert [row[1:3] for row in found.rows[:2]] == [["padded", "metrics only"], ["padded", "weights + rejection"]]
     assert len(found.rows) == 6 and all(len(row) == len(found.head) for row in found.rows)
     assert all(int(row[3].partition(" ")[0]) > 0 and row[4] in ("1", "-") for row in found.rows)
-    # Passes and bytecodes, ours and by hand.
-    assert all(re.fullmatch(r"[1-9]\d* \([1-9]\d*\)", row[6]) for row in found.rows)
-    assert all(re.fullmatch(r"[\d,]{5,} \([\d,]{3,}\)", row[7]) for row in found.rows)
+    # Passes and bytecodes. On the whole batch padding is passed over too.
+    assert all(re.fullmatch(r"[1-9]\d* \([1-9]\d*; [1-9]\d*\)", row[7]) for row in found.rows)
+    assert all(re.fullmatch(r"[\d,]{5,} \([\d,]{3,}; [\d,]{5,}\)", row[8]) for row in found.rows)
+    ours, definition = (int(re.findall(r"\d+", found.rows[1][7])[place]) for place in (0, 2))
+    assert ours < definition
 
 
 @pytest.mark.parametrize("wrong", ["a peer", "ours", "nothing is rejected", "all is rejected"])
