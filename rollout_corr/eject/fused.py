@@ -20,11 +20,12 @@ from ..kernels.correct.read import read_kernel
 from ..kernels.grid import SHAPES, Shape
 from ..kernels.partials import groups, kept_maxima
 from ..kernels.tiles import Tiling
-from ..metrics import schema
+from ..metrics import native, schema
 from ..specs.correction import Spec
+from ..specs.weight import SMALLEST_MEAN
 from .file import told, typed
 from .lines import fitted, reflowed
-from .program import power
+from .program import asks_advantages, external_inputs, power
 from .record import CannotEject
 from .residual import Kernel, Renamed, Renamer, cleaned, coalesced, names_in, text_of, without_copies
 from .specialize import Specializer
@@ -71,10 +72,12 @@ class Pruned(Plan):
 
 def completed(spec: Spec, numbers: tuple[str, ...]) -> tuple[str, ...]:
     """The statistics that the kernels find together with some of them."""
-    if spec.weighs_tokens and set(DERIVED) & set(numbers):
-        found = {*numbers, *DERIVED, *FROM}
-        return tuple(name for part in schema.layout(spec) for name in part if name in found)
-    return numbers
+    found = set(numbers)
+    if spec.weighs_tokens and found & set(DERIVED):
+        found |= {*DERIVED, *FROM}
+    if spec.weight is not None and spec.weight.normalize == "batch":
+        found |= set(native.batch_mean(spec)[:2])
+    return tuple(name for part in schema.layout(spec) for name in part if name in found)
 
 
 def plan_for(spec: Spec, numbers: tuple[str, ...], more: frozenset[str] = frozenset()) -> Plan:
@@ -86,7 +89,7 @@ def plan_for(spec: Spec, numbers: tuple[str, ...], more: frozenset[str] = frozen
         more: Further columns that turned out to be needed.
     """
     whole = plan_of(
-        spec, double=False, advantages=None, packed=True, masked=True, writes_weights=spec.returns_weights,
+        spec, double=False, advantages="token", packed=True, masked=True, writes_weights=spec.returns_weights,
         writes_mask=spec.edits_mask, edits_mask=spec.edits_mask, mass=None,
     )  # fmt: skip
     names = iter([name for part in schema.layout(spec) for name in part])
@@ -98,7 +101,8 @@ def plan_for(spec: Spec, numbers: tuple[str, ...], more: frozenset[str] = frozen
     kept["counts"] = tuple(one for one in whole.counts if one not in NEVER or one in needed or one in more)
     kept["floats"] = tuple(one for one in whole.floats if one not in NEVER or one in more)
     fields = {one.name: getattr(whole, one.name) for one in dataclasses.fields(whole)}
-    return Pruned(**fields | kept)
+    # `_fused` divides by the mean of weights.
+    return Pruned(**fields | kept | {"mean": None})
 
 
 OF_BATCH = ("token_sums", "sequence_sums", "call_sums", "token_maxima", "sequence_maxima", "call_maxima")
@@ -114,7 +118,8 @@ def element(of: str) -> str:
 
 # What kernels point to; dtypes that the caller's tensors decide are texts.
 POINTERS: dict[str, Any] = {
-    **{one: element(one) for one in ("train_logp", "rollout_logp", "mask", "offsets")}, "mask_out": element("mask"),
+    **{one: element(one) for one in ("train_logp", "rollout_logp", "mask", "offsets", "advantages")},
+    "mask_out": element("mask"),
     **dict.fromkeys(("weights", "floats", "sequence_weights"), tl.float32),
     **dict.fromkeys(("counts", "peaks", "counter", "states"), tl.int32), "integers": tl.int64, "keep_out": tl.int8,
     **{f"{of}_{kind}": tl.float64 for of in ("token", "part", "sequence") for kind in ("sums", "maxima")},
@@ -124,13 +129,15 @@ POINTERS: dict[str, Any] = {
 
 def absent(plan: Plan) -> set[str]:
     """The parameters of kernels that a plan has no tensor for."""
-    there = {"weights": plan.writes_weights, "mask_out": plan.writes_mask}
+    there = {"weights": plan.writes_weights, "mask_out": plan.writes_mask, "advantages": plan.advantages is not None}
     there |= {table: bool(getattr(plan, table)) for table in ("integers", "floats", "peaks")}
     gone = {name for name, is_there in there.items() if not is_there}
-    return {"log_mass", "advantages", "histogram", "within", "keep_turns_out", *gone}
+    return {"log_mass", "histogram", "within", "keep_turns_out", *gone}
 
 
-def arguments_of(kernel: Any, plan: Any, pointers: dict[str, Any], gone: set[str]) -> dict[str, Any]:
+def arguments_of(
+    kernel: Any, plan: Any, pointers: dict[str, Any], gone: set[str], externals: Sequence[str] = ()
+) -> dict[str, Any]:
     """The arguments of a kernel: pointers and sizes are left, the plan is known.
 
     Args:
@@ -138,9 +145,11 @@ def arguments_of(kernel: Any, plan: Any, pointers: dict[str, Any], gone: set[str
         plan: Its plan.
         pointers: What its tensors hold.
         gone: The tensors that are None.
+        externals: The names of tensors that criteria read.
     """
-    known: dict[str, Any] = {"PLAN": plan, "TILING": TILING, "SHAPE": SHAPE, "BY_OWNER": False, "externals": (),
-                             "numbers": "numbers", "width": 0, "tiles": 0} | dict.fromkeys(gone)  # fmt: skip
+    known: dict[str, Any] = {"PLAN": plan, "TILING": TILING, "SHAPE": SHAPE, "BY_OWNER": False, "numbers": "numbers",
+                             "width": 0, "tiles": 0} | dict.fromkeys(gone)  # fmt: skip
+    known["externals"] = tuple(Dyn(name(one), element(one), (), True) for one in externals)
     found: dict[str, Any] = {}
     for parameter, annotation in kernel.fn.__annotations__.items():
         if parameter == "return":
@@ -156,10 +165,12 @@ def arguments_of(kernel: Any, plan: Any, pointers: dict[str, Any], gone: set[str
     return found
 
 
-def label_of(plan: Tables) -> Any:
-    """Names of the accumulators."""
+def label_of(plan: Tables, externals: Sequence[str] = ()) -> Any:
+    """Names of the accumulators, and of tensors that criteria read."""
 
     def label(hint: str, value: tuple[Any, ...]) -> list[str] | None:
+        if hint == "externals":
+            return list(externals)
         if len(value) == len(plan.recorded) and hint in ("found", "kept", "more", "fresh"):
             return [f"{'' if hint == 'found' else 'kept_'}{column.replace('-', '')}" for _, column in plan.recorded]
         if hint in TABLES and len(value) == len(getattr(plan, hint)):
@@ -172,13 +183,15 @@ def label_of(plan: Tables) -> Any:
 def kernels_of(spec: Spec, numbers: tuple[str, ...]) -> tuple[list[Kernel], Specializer, Plan]:
     """The kernels of a Spec, in the order of their launches, and the functions that they call."""
     more: frozenset[str] = frozenset()
+    externals = [one for one, _ in external_inputs(spec)]
     while True:
         plan = plan_for(spec, numbers, more)
         values = tuple(numbers_of(spec, plan.double).values())
-        specializer = Specializer(KEPT, {"thresholds": lambda values=values, **_: values}, label_of(plan), cleaned)
+        given = {"thresholds": lambda values=values, **_: values}
+        specializer = Specializer(KEPT, given, label_of(plan, externals), cleaned)
         try:
             kernels = [
-                specializer.specialized(kernel, arguments_of(kernel, plan, POINTERS, absent(plan)), top=True)
+                specializer.specialized(kernel, arguments_of(kernel, plan, POINTERS, absent(plan), externals), top=True)
                 for kernel in (read_kernel, decide_kernel, *([apply_kernel] if plan.applies else []))
             ]
             columns = {one for table in OF_BATCH for one in getattr(plan, table)}
@@ -240,14 +253,14 @@ LAUNCHES = '''def _fused(
     train_logp: torch.Tensor,
     rollout_logp: torch.Tensor,
     mask: torch.Tensor,
-{offsets}) -> {typed}:
+{inputs}) -> {typed}:
     """{told}, in {launches} launches.
 
     Programs over tokens have tiles of 2^tile_bits tokens; the part of a sequence in a tile is a slot of the tables.
     """
     if train_logp.device.type == "cpu" and isinstance(read_kernel, triton.runtime.JITFunction):
         raise RuntimeError("{where}: expected tensors on a GPU, got some on the CPU")
-{rows}    train_logp, rollout_logp, given = train_logp.contiguous(), rollout_logp.contiguous(), mask
+{rows}{contiguous}    train_logp, rollout_logp, given = train_logp.contiguous(), rollout_logp.contiguous(), mask
     mask = mask.contiguous().view(torch.uint8) if mask.dtype == torch.bool else mask.contiguous()
     device, tokens, sequences = train_logp.device, train_logp.numel(), offsets.shape[0] - 1
 {sizes}
@@ -262,7 +275,7 @@ LAUNCHES = '''def _fused(
 {outputs}
     launch = {{"num_warps": 1, "enable_fp_fusion": True}}
 {launched}
-    return {returned}'''
+{divided}    return {returned}'''
 ROWS = """    # Each row is a sequence of a packed batch.
     offsets = torch.arange(train_logp.shape[0] + 1, device=train_logp.device) * train_logp.shape[1]
 """
@@ -283,20 +296,19 @@ def fused(spec: Spec, door: Door, numbers: tuple[str, ...], gives: tuple[str, ..
     """
     kernels, found, plan = kernels_of(specialized_spec(spec, numbers), numbers)
     constants, *texts = texts_of(kernels, found, eager, door.width)
-    return [constants, *texts, launches_of(plan, kernels, door, gives, eager)]
+    return [constants, *texts, launches_of(spec, plan, numbers, kernels, door, gives, eager)]
 
 
 def specialized_spec(spec: Spec, numbers: tuple[str, ...]) -> Spec:
     """The Spec without schemes that no metric of the file reads; refuse one that the kernels of a file do not run."""
     if (why := beyond_kernels(spec)) is not None:
         raise CannotEject(f"spec: the kernels do not run it: {why}")
-    more = [repr(c) for c in spec.criteria if c.tensor_name is not None or c.when != "any" or c.of != "train/rollout"]
-    more += ["turns"] if spec.measures_turns else []
-    more += ["normalize"] if spec.weight is not None and spec.weight.normalize is not None else []
-    more += ["detail='full'"] if spec.detail == "full" else []
-    if more:
+    if spec.measures_turns:
+        raise CannotEject("spec: expected no turns for the Triton part: a walk along turns would double its kernels")
+    if spec.weight is not None and spec.weight.self_normalized:
         raise CannotEject(
-            f"spec: expected log-probs, mask and cu_seqlens alone for the Triton part, got {', '.join(more)}"
+            f"spec: expected normalize='batch' or None for the Triton part, got {spec.weight.normalize!r}, which the "
+            "package divides by in plain torch"
         )
     # A scheme that no metric of the file reads has no part in the kernels.
     read = {number.partition("/")[0] for number in numbers}
@@ -379,7 +391,10 @@ def launched(kernel: Kernel, programs: str, width: int, called: Mapping[str, str
     return ["    " + line for line in fitted(call, width - 4)]
 
 
-def launches_of(plan: Plan, kernels: list[Kernel], door: Door, gives: tuple[str, ...], eager: bool) -> str:
+def launches_of(
+    spec: Spec, plan: Plan, numbers: tuple[str, ...], kernels: list[Kernel], door: Door, gives: tuple[str, ...],
+    eager: bool,
+) -> str:  # fmt: skip
     """Write the function that launches the kernels."""
     packed, width = door.layout == "packed", door.width
     lines = tables_of([plan], kernels, rows_of_decide(plan))
@@ -392,8 +407,11 @@ def launches_of(plan: Plan, kernels: list[Kernel], door: Door, gives: tuple[str,
         "keep": "keep",
         "numbers": "statistics",
     }
+    more = [one for one, _ in external_inputs(spec)] + ["advantages"] * asks_advantages(spec)
     return LAUNCHES.format(
-        offsets="    offsets: torch.Tensor,\n" if packed else "",
+        inputs="".join(f"    {one}: torch.Tensor,\n" for one in ([*["offsets"] * packed, *more])),
+        contiguous="".join(f"    {one} = {one}.contiguous()\n" for one in more),
+        divided=_divided(spec, numbers) if plan.writes_weights else "",
         typed=typed(gives, plan.writes_weights),
         told=f"Compute {'the results of `_eager`' if eager else told(gives)}",
         where="backend='fused'" if eager else door.names["train_logp"],
@@ -406,3 +424,18 @@ def launches_of(plan: Plan, kernels: list[Kernel], door: Door, gives: tuple[str,
         launched="\n".join(launches),
         returned=", ".join(back[name] for name in gives),
     )
+
+
+def _divided(spec: Spec, numbers: tuple[str, ...]) -> str:
+    """The lines that divide weights by their mean over the batch, where the Spec says so."""
+    if spec.weight is None or spec.weight.normalize is None:
+        return ""
+    *named, center = native.batch_mean(spec)
+    weights, units = (f"statistics[{numbers.index(one)}]" for one in named)
+    quotient = "weights / mean"
+    if spec.nonfinite == "propagate":
+        quotient = f"torch.where(weights == 0, weights, {quotient})"
+    return f"""    mean = {center} + {weights} / {units}.clamp(min=1.0)
+    mean = mean.masked_fill(mean <= {SMALLEST_MEAN}, 1.0)
+    weights = {quotient}
+"""

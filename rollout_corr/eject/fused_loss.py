@@ -88,6 +88,7 @@ def counted_by(plan: LossPlan) -> set[str]:
     return set() if plan.over is None or plan.mean == "sum" else {unwrap(counted_as(plan))}
 
 
+PAIR = "train/rollout"
 # Names of the kernels by the phase of their pass, and what there is a program of.
 NAMES = {"sum": ("sum_kernel", "sums_kernel"), "write": ("gradient_kernel", "finish_kernel"),
          "whole": ("gradient_kernel", "sequences_kernel")}  # fmt: skip
@@ -227,6 +228,10 @@ def fused_loss(traced: Traced, program: Program, door: Door, eager: bool) -> lis
     first: tuple[str, ...] = ()
     found = Specializer(KEPT, {}, lambda *_: None, cleaned)
     if spec is not None:
+        more = [repr(c) for c in spec.criteria if c.tensor_name is not None or c.when != "any" or c.of != PAIR]
+        more += ["normalize"] if spec.weight is not None and spec.weight.normalize is not None else []
+        if more:
+            raise CannotEject(f"spec: expected log-probs alone for the Triton part of a loss, got {', '.join(more)}")
         first = of_correction(spec, program.numbers)
         kernels, found, plan = kernels_of(specialized_spec(spec, first), first)
         called = {"train_logp": traced.train or "", "statistics": "numbers"}

@@ -101,7 +101,8 @@ class Specializer(Emitter):
             return False
         if not any(kind in str(function.fn.__annotations__.get("return")) for kind in ("tl.tensor", "None")):
             return False
-        return not {"Extents", "Partials", "tuple", "Span"} & set(_words(function.fn))
+        words = _words(function.fn)
+        return "tuple" not in words and not any(hasattr(function.fn.__globals__.get(x), "_fields") for x in words)
 
     def call_verbatim(self, function: Any, arguments: dict[str, Any]) -> Any:
         """Call a function that is written as it is."""

@@ -1,11 +1,15 @@
 """`python -m builders.ejected`: every file that can be ejected, run with torch alone, compared with the package.
 
 Prints a table: lines, lines that its own test does not run, and what differs from the package, which is nothing.
+`--kernels`: files of Triton kernels alone, run by Triton's interpreter, compared with the package's kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -80,22 +84,26 @@ class Example(NamedTuple):
     package: dict[str, Any]
 
 
+SIZES = {"packed": (4000, 700, 1, 0), "padded": ((40, 100), (7, 300), (1, 1), (3, 0))}
+# What the interpreter runs in a second or two: tokens, and how many sequences.
+SMALL = {"packed": ((300, 9), (60, 4)), "padded": (((4, 70), 0), ((3, 20), 0))}
+
+
 def examples(made: Ejected) -> Iterator[Example]:
     """Batches of several sizes, with holes, garbage, empty sequences and several dtypes of mask."""
     request, spec = made.request, made.request.spec
     packed = request.door.layout == "packed"
-    sizes = [4000, 700, 1, 0] if packed else [(40, 100), (7, 300), (1, 1), (3, 0)]
-    for seed, shape in enumerate(sizes):
+    sizes = zip(SIZES[request.door.layout], (40, 9, 2, 2), strict=True)
+    for seed, (shape, count) in enumerate(SMALL[request.door.layout] if request.backend == "triton" else sizes):
         random = torch.Generator().manual_seed(seed)
         train = -torch.rand(shape, generator=random)
         rollout = train + (0.002, 0.3, 0.1, 0.1)[seed] * torch.randn(shape, generator=random)
         mask = torch.rand(shape, generator=random) > 0.2
         if seed == 1:
-            train.view(-1)[5], rollout.view(-1)[600], mask = float("nan"), -float("inf"), mask.long()
+            train.view(-1)[5], rollout.view(-1)[-9], mask = float("nan"), -float("inf"), mask.long()
         given: dict[str, Any] = {}
         inputs = {"train_logp": train, "rollout_logp": rollout, "mask": mask}
         if packed:
-            count = (40, 9, 2, 2)[seed]
             inner = torch.randint(0, train.numel() + 1, (count,), generator=random).sort().values
             inputs["cu_seqlens"] = given["cu_seqlens"] = torch.cat([torch.tensor([0]), inner])
             if seed != 1:
@@ -121,32 +129,41 @@ def examples(made: Ejected) -> Iterator[Example]:
         yield Example(file, package | {"batch": rc.Batch(mask=mask, **given)})
 
 
+@contextlib.contextmanager
+def loaded(made: Ejected) -> Iterator[dict[str, Any]]:
+    """The names of a file, which stays while they are used: Triton reads the source of kernels from there."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file, mock.patch.dict(sys.modules, FRAMEWORKS):
+        file.write(made.source)
+        file.flush()
+        described = importlib.util.spec_from_file_location("ejected", file.name)
+        assert described is not None and described.loader is not None
+        module = importlib.util.module_from_spec(described)
+        described.loader.exec_module(module)
+        yield vars(module)
+
+
 def differences(made: Ejected) -> list[str]:
     """What differs between a file and the package, bit by bit, run as the definition on the whole batch."""
-    module = types.ModuleType("ejected")
-    with mock.patch.dict(sys.modules, FRAMEWORKS):
-        exec(compile(made.source, "ejected", "exec"), module.__dict__)
-    found = []
-    for number, example in enumerate(examples(made)):
-        scope = vars(module) | {"batch": example.file}
-        exec("def run(batch):\n    " + made.request.door.tried.replace("\n", "\n    "), scope)
-        weights, mask, keep, metrics = scope["run"](example.file)
-        out = rc.correct(**example.package, backend="torch")
-        for name, mine, theirs in (
-            ("weights", weights, out.weights),
-            ("mask", mask, out.mask),
-            ("keep", keep, out.keep),
-        ):
-            if name == "keep" and keep is None:
-                continue
-            if (mine is None) != (theirs is None) or (mine is not None and not _same(mine, theirs)):
-                found.append(f"{name} of batch {number}")
-        expected = out.metrics(made.request.door.metrics or "native")
-        for key in made.program.metrics.keys:
-            mine, theirs = metrics[key], expected[key]
-            if not (mine == theirs or (mine != mine and theirs != theirs)):
-                found.append(f"{key} of batch {number}: {mine!r}, not {theirs!r}")
-    return found
+    with loaded(made) as names:
+        compared = (_differing(made, names, *numbered) for numbered in enumerate(examples(made)))
+        return [found for some in compared for found in some]
+
+
+def _differing(made: Ejected, names: dict[str, Any], number: int, example: Example) -> Iterator[str]:
+    scope = names | {"batch": example.file}
+    exec("def run(batch):\n    " + made.request.door.tried.replace("\n", "\n    "), scope)
+    weights, mask, keep, metrics = scope["run"](example.file)
+    out = rc.correct(**example.package, backend=made.request.backend)
+    for name, mine, theirs in (("weights", weights, out.weights), ("mask", mask, out.mask), ("keep", keep, out.keep)):
+        if name == "keep" and keep is None:
+            continue
+        if (mine is None) != (theirs is None) or (mine is not None and not _same(mine, theirs)):
+            yield f"{name} of batch {number}"
+    expected = out.metrics(made.request.door.metrics or "native")
+    for key in made.program.metrics.keys:
+        mine, theirs = metrics[key], expected[key]
+        if not (mine == theirs or (mine != mine and theirs != theirs)):
+            yield f"{key} of batch {number}: {mine!r}, not {theirs!r}"
 
 
 def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -189,12 +206,35 @@ def every_file(name: str) -> Iterator[tuple[str, Ejected]]:
         yield framework, eject(name, framework)
 
 
+def kernels(names: list[str]) -> int:
+    """Print the table of files of kernels."""
+    from . import interpreter
+
+    os.environ["TRITON_INTERPRET"] = "1"
+    count = wrong = most = 0
+    say("| spec | lines | differs |\n| :-- | --: | :-- |")
+    with interpreter.quick():
+        for name in names:
+            try:
+                made = eject(name, backend="triton")
+                found, lines = differences(made), len(made.source.splitlines())
+                count, wrong, most = count + 1, wrong + bool(found), max(most, lines)
+                say(f"| `{name}` | {lines} | {'; '.join(found[:3])} |")
+            except ValueError as error:
+                say(f"| `{name}` | - | {error} |")
+    say(f"\n{count} files, {wrong} differ, at most {most} lines")
+    return int(wrong > 0)
+
+
 def main() -> int:
     """Print the table; the exit code says whether anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="specs; default: all")
+    parser.add_argument("--kernels", action="store_true", help="files of Triton kernels")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    if chosen.kernels:
+        return kernels(chosen.names or list(rc.spec_names()))
     whole_batches()
     wrong = count = most = 0
     say("| spec | file | lines | of code | its test runs | differs |\n| :-- | :-- | --: | --: | --: | :-- |")

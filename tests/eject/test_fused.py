@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders import interpreter
+from builders import ejected, interpreter
 from rollout_corr.eject import CannotEject, eject, fused
 
 
@@ -162,9 +162,8 @@ def test_nothing_is_left_that_the_plan_decides(files):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("roll.segment", "expected log-probs, mask and cu_seqlens alone .* got turns"),
-        ("verl.staleness", 'expected log-probs, mask and cu_seqlens alone .* got Criterion."age"'),
-        ("slime.mis", "got normalize"),
+        ("roll.segment", "expected no turns for the Triton part: a walk along turns"),
+        (rc.Spec(weight=rc.Weight.token(normalize="sequence")), "expected normalize='batch' or None .* got 'sequence'"),
         ("areal.m2po", "the kernels do not run it"),
     ],
 )
@@ -203,6 +202,13 @@ def test_compiles_for_a_gpu_that_is_not_here(files):
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.splitlines() == ["read_kernel False", "decide_kernel False"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["slime.mis", "verl.staleness", "open_instruct.vaco"])
+def test_mean_of_the_batch_ages_and_advantages(name):
+    with interpreter.quick():
+        assert ejected.differences(eject(name, backend="triton")) == []
 
 
 @pytest.mark.slow
