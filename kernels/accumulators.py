@@ -145,7 +145,7 @@ def is_distance(plan: Tables, place: int) -> bool:
 def is_wide(plan: Tables, place: int) -> bool:
     """Return whether a sum over tokens is float64: of values far from 0 that differ little from each other."""
     name = plan.recorded[place][1].rpartition("/")[2]
-    return name in (*PROBABILITIES[:2], *SQUARED, "clamped", "clamped2")
+    return name in (*PROBABILITIES[:2], *SQUARED, "clamped", "clamped2", "age")
 
 
 @triton.constexpr_function

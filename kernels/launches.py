@@ -161,7 +161,7 @@ class Operation:
         self._held: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None
 
     def launches(
-        self, tensors: Mapping[str, Tensor | None], grid: Grid, externals: tuple[Tensor, ...] = ()
+        self, tensors: Mapping[str, Tensor | None], grid: Grid, externals: tuple[Tensor, ...] = (), current: int = 0
     ) -> tuple[Launch, ...]:
         """Allocate the tables of a call and list its launches.
 
@@ -169,6 +169,7 @@ class Operation:
             tensors: All tensors by name.
             grid: The division of the batch.
             externals: Tensors that a kernel takes as a tuple, by the name "externals".
+            current: A number of the call, which kernels take by this name.
         """
         held = (self._held or self._bind(tensors))(tensors)
         device = held[0].device
@@ -177,7 +178,7 @@ class Operation:
             strides = strides_of([tensors[name] for name in self.strided], grid)
         scratch = Scratch(self.tables, places, size, grid, device) if places else NOTHING
         addresses = tuple(map(Tensor.data_ptr, held))
-        values = *addresses, *scratch.addresses, *strides, externals, *constants
+        values = *addresses, *scratch.addresses, *strides, externals, current, *constants
         if externals:
             addresses = *addresses, *map(Tensor.data_ptr, externals)
         key = grid.cut, alignment_of(addresses, held + externals, scratch)
@@ -190,7 +191,7 @@ class Operation:
         prefixes = [name.removesuffix("_logp") for name in self.strided]
         strides = [f"{prefix}_{one}" for prefix in prefixes for one in ("row", "step")]
         fixed = [(site, parameter) for site in self.sites for parameter in site.fixed]
-        names = [*held, *[table.name for table in self.tables], *strides, "externals", *SIZES, None, *fixed]
+        names = [*held, *[table.name for table in self.tables], *strides, "externals", "current", *SIZES, None, *fixed]
         places: dict[object, int] = {name: place for place, name in enumerate(names)}
         places |= dict.fromkeys({*tensors, *self._missing} - {*held}, places[None])
         for site in self.sites:

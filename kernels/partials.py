@@ -181,8 +181,8 @@ def entry(found: tl.tensor, column: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def put_all(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr) -> None:
-    """Store all columns side by side."""
-    column = tl.arange(0, width_of(COLUMNS))
+    """Store the first of some columns side by side: all of them, as a rule."""
+    column = tl.arange(0, found.shape[0])
     tl.store(out + column, found, mask=column < COLUMNS)
 
 

@@ -17,6 +17,8 @@ import triton.language as tl
 
 # Owners that each step of the search for the first owner of a tile looks at: one a thread.
 WAYS = tl.constexpr(32)
+# Versions of policies lie between this and its negation.
+LARGEST_VERSION = tl.constexpr(1 << 62)
 
 
 @dataclass(frozen=True)
@@ -211,10 +213,22 @@ def number_of_sequence(owner: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def entry_of(table: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr) -> tl.tensor:
-    """Load an owner's entry of a per-sequence tensor; 0 where it is no sequence."""
+def age_at(version: tl.tensor, current: tl.tensor) -> tl.tensor:
+    """Compute an age from a version; a filler at the end of int64 must not wrap around to the other sign."""
+    return current - tl.minimum(tl.maximum(version.to(tl.int64), -LARGEST_VERSION), LARGEST_VERSION)
+
+
+@triton.jit
+def entry_of(
+    table: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr, current: tl.tensor | None = None
+) -> tl.tensor:
+    """Load an owner's entry of a per-sequence tensor, or its age where versions are read; 0 where it is no sequence."""
     sequence = number_of_sequence(owner, PLAN)
-    return tl.load(table + sequence, mask=(sequence >= 0) & (sequence < extents.sequences), other=0)
+    found = tl.load(table + sequence, mask=(sequence >= 0) & (sequence < extents.sequences), other=0)
+    if current is None:
+        return found
+    else:
+        return age_at(found, current)
 
 
 @triton.jit
@@ -233,17 +247,20 @@ def ends_in(
 @triton.jit
 def of_sequences(
     table: tl.tensor, like: tl.tensor, span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile,
-    extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
+    extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr, current: tl.tensor | None = None,
 ) -> tl.tensor:  # fmt: skip
-    """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`."""
-    x = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)
+    """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`.
+
+    current: The version to whose ages versions are turned.
+    """
+    x = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN, current).to(like.dtype)
     if PLAN.packed:
         # The loop carries x as threads have the log-probs, so that no step goes through shared memory.
         x += zeros_by(like).to(like.dtype)
         for _ in range(ends_in(span, first, offsets, tile, extents, PLAN, TILING)):
             span = next_span(span, offsets, tile, extents, PLAN)
             # Added to zero as the first, where -0 becomes 0: a sign must not tell where in a tile a sequence begins.
-            entry = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN).to(like.dtype)
+            entry = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN, current).to(like.dtype)
             x = tl.where(places_of(first, TILING) >= span.start, entry, x)
     return x
 

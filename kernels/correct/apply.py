@@ -148,7 +148,7 @@ def apply_kernel(
         else:
             if PLAN.spreads or any_state != 0:
                 whole = first + TILING.step <= tile.length
-                context = Context(tile, begun, first, whole, extents, offsets, advantages, (), states, ())
+                context = Context(tile, begun, first, whole, extents, offsets, advantages, (), states, 0, states, ())
                 if whole:
                     apply_to_step(inputs, weights, mask_out, each, any_state, spread, context, PLAN, TILING, True)
                 else:

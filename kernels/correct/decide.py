@@ -301,10 +301,22 @@ class Leftover(NamedTuple):
 
 @triton.constexpr_function
 def place_of_table(plan: Plan, table: str) -> int:
-    """Find the first statistic of a table: sums of tokens, of sequences, bins, of the call; maxima in this order."""
+    """Find the first statistic of a table: sums of tokens, of sequences, bins, of the call; maxima in this order.
+
+    Behind them are those of ages, which are kept as the last ones of tokens, and the mean.
+    """
     tables = ("token_sums", "sequence_sums", "bins", "call_sums", "token_maxima", "sequence_maxima", "call_maxima")
     many = [BINS.value * plan.full if name == "bins" else len(getattr(plan, name)) for name in tables]
+    many[0], many[4] = many[0] - len(plan.age_sums), many[4] - len(plan.age_maxima)
+    tables, many = (*tables, "age_sums", "age_maxima", "mean"), [*many, len(plan.age_sums), len(plan.age_maxima)]
     return sum(many[: tables.index(table)])
+
+
+@triton.jit
+def put_last(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr, LAST: tl.constexpr) -> None:
+    """Store the last of some columns side by side."""
+    for i in tl.static_range(LAST):
+        tl.store(out + i, entry(found, COLUMNS - LAST + i))
 
 
 @triton.constexpr_function
@@ -365,8 +377,7 @@ def put_mean(statistics: tl.tensor, PLAN: tl.constexpr) -> None:
     tl.debug_barrier()
     weights, units = tl.load(statistics + of_mean(PLAN, 0)), tl.load(statistics + of_mean(PLAN, 1))
     mean = of_mean(PLAN, 2) + weights / tl.maximum(units, 1.0)
-    end: tl.constexpr = place_of_table(PLAN, "call_maxima") + size(PLAN, "call_maxima")
-    tl.store(statistics + end, tl.where(mean <= of_mean(PLAN, 3), 1.0, mean))
+    tl.store(statistics + place_of_table(PLAN, "mean"), tl.where(mean <= of_mean(PLAN, 3), 1.0, mean))
 
 
 @triton.jit
@@ -383,10 +394,12 @@ def finish(
     found = largest_of_rows(partials.sequence_maxima, rows, apart, size(PLAN, "sequence_maxima"))
     put_all(statistics + place_of_table(PLAN, "sequence_maxima"), found, size(PLAN, "sequence_maxima"))
     found = sum_of_rows(partials.part_sums, parts, 1, size(PLAN, "token_sums"))
-    put_all(statistics + place_of_table(PLAN, "token_sums"), found, size(PLAN, "token_sums"))
+    put_all(statistics + place_of_table(PLAN, "token_sums"), found, size(PLAN, "token_sums") - size(PLAN, "age_sums"))
+    put_last(statistics + place_of_table(PLAN, "age_sums"), found, size(PLAN, "token_sums"), size(PLAN, "age_sums"))
     found = largest_of_rows(partials.part_maxima, parts, 1, kept_maxima(PLAN))
     out = statistics + place_of_table(PLAN, "token_maxima")
-    put_all(out + PLAN.derived, found, kept_maxima(PLAN))
+    put_all(out + PLAN.derived, found, kept_maxima(PLAN) - size(PLAN, "age_maxima"))
+    put_last(statistics + place_of_table(PLAN, "age_maxima"), found, kept_maxima(PLAN), size(PLAN, "age_maxima"))
     many: tl.constexpr = PLAN.derived
     for k in tl.static_range(many):
         tl.store(out + k, derived_maximum(k, found, numbers, PLAN))

@@ -64,6 +64,7 @@ class CorrectFound:
     parts_of_turns: PartsOfTurns | None = None  # of a split batch with turns
     keep_turns: Tensor | None = None  # [U] bool
     mean: Tensor | None = None  # 0-d float64: what `normalize="batch"` divides by
+    ages: Tensor | None = None  # [5] float64, the sums and then the maxima of ages
 
 
 # --- the operation ---
@@ -79,9 +80,9 @@ class CorrectOperation(Operation):
     Args:
         spec: The Spec.
         device: The device.
-        dtypes: Of log-probs, mask, offsets, advantages and mass.
+        dtypes: Of log-probs, mask, offsets, advantages, mass and versions.
         externals: Of externals and further log-probs: calls with others are of another operation.
-        per_sequence, mass_of_rollout: As in `CorrectGiven`.
+        per_sequence, mass_of_rollout, versions_of_sequences: As in `CorrectOperands` and `ReadVersions`.
         packed: The layout is packed, which with turns that of the kernels always is.
         split: Sequences lie on several ranks.
     """
@@ -94,10 +95,11 @@ class CorrectOperation(Operation):
         externals: tuple[torch.dtype | None, ...],
         per_sequence: bool,
         mass_of_rollout: bool,
+        versions_of_sequences: bool,
         packed: bool,
         split: bool,
     ) -> None:
-        train, rollout, mask, offsets, advantages, log_mass = dtypes
+        train, rollout, mask, offsets, advantages, log_mass, versions = dtypes
         assert train is not None and rollout is not None
         self.kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
         self.plan = plan = plan_of(
@@ -111,11 +113,14 @@ class CorrectOperation(Operation):
             writes_mask=spec.edits_mask or (packed and mask is None),
             edits_mask=spec.edits_mask,
             mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
+            ages=None if versions is None else ("sequence" if versions_of_sequences else "token"),
         )
         maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
         bins = HISTOGRAM_BINS if plan.full else 0
         sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
-        self.statistics = sums + maxima
+        # Those of ages are handed out apart.
+        self.ages = len(plan.age_sums) + len(plan.age_maxima)
+        self.statistics = sums + maxima - self.ages
         self.numbers = upload_of(tuple(numbers_of(spec, plan.double).values()), device)
         # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
         unread = {"advantages": None} if plan.advantages == "token" else {}
@@ -184,16 +189,18 @@ def prepare(
         keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
+    ids, of_sequences, current = (None, False, 0) if given.versions is None else given.versions
     externals: tuple[Tensor, ...] = ()
     if given.externals or given.new is not None:
         externals = tuple([x.contiguous() for x in (*given.externals, given.new) if x is not None])
     operation = operation_for(
         spec,
         device,
-        dtypes_of((train, rollout, mask, offsets, advantages, log_mass)),
+        dtypes_of((train, rollout, mask, offsets, advantages, log_mass, ids)),
         dtypes_of(externals) if externals else (),
         given.per_sequence,
         given.mass_of_rollout,
+        of_sequences,
         whole.offsets is not None,
         split,
     )
@@ -212,13 +219,14 @@ def prepare(
     if plan.full:
         histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     keep = torch.empty(count, dtype=torch.bool, device=device)
-    many = operation.statistics
-    statistics = torch.empty(many + (plan.mean is not None), dtype=torch.float64, device=device)
+    many, of_ages = operation.statistics, operation.ages
+    statistics = torch.empty(many + of_ages + (plan.mean is not None), dtype=torch.float64, device=device)
     tensors = {
         "train_logp": train,
         "rollout_logp": rollout,
         "mask": mask,
         "log_mass": None if log_mass is None else log_mass.contiguous(),
+        "versions": None if ids is None else ids.contiguous(),
         "advantages": advantages.contiguous() if plan.advantages and advantages is not None else None,
         "offsets": offsets,
         "numbers": operation.numbers.read(),
@@ -233,15 +241,17 @@ def prepare(
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
         tensors |= {f"{table}_out": x if getattr(plan, table) else None for table, x in vars(by_owner).items()}
-    launches = operation.launches(tensors, grid, externals)
+    launches = operation.launches(tensors, grid, externals, int(current))
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, out[0], whole), _shaped(mask_out, out[1], whole)
     found = CorrectFound(weights, mask_out, keep, statistics, by_owner, None, keep_turns)
+    if of_ages:
+        found.statistics, found.ages = statistics[:many], statistics[many : many + of_ages]
     if plan.mean is not None:
-        found.statistics, found.mean = statistics[:many], statistics[many]
+        found.statistics, found.mean = statistics[:many], statistics[many + of_ages]
     if split and within is not None and turns is not None:
-        of_sequences = (tensors["advantages"], whole.advantages) if whole.per_sequence else (None, None)
-        found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *of_sequences)
+        per_sequence = (tensors["advantages"], whole.advantages) if whole.per_sequence else (None, None)
+        found.parts_of_turns = PartsOfTurns(owners_here(turns, within), within, *per_sequence)
     return found, launches
 
 

@@ -87,6 +87,16 @@ def measure_tokens(
 
 
 @triton.jit
+def measure_ages(found: tl.tuple, age: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
+    """Record the statistics of ages, those of tokens that are not measured too."""
+    counted = tl.where(valid, age, 0.0)
+    found = record(found, PLAN, "token_sums", "age", counted.to(tl.float64))
+    found = record(found, PLAN, "token_sums", "tokens_stale", tl.where(counted > 0.0, 1.0, 0.0).to(age.dtype))
+    found = record(found, PLAN, "token_sums", "tokens_newer", tl.where(counted < 0.0, 1.0, 0.0).to(age.dtype))
+    return record_extrema(found, PLAN, "-min_age", "max_age", age, valid)
+
+
+@triton.jit
 def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
     """Record the statistics of detail="full", but for the histogram."""
     measured = pair.measured

@@ -137,6 +137,9 @@ class Plan(Tables):
     schemes: tuple[str, ...]  # peers whose statistics are reported too
     pairs: tuple[str, ...]  # values of `Criterion.of` that compare the policy that trains
     mass: str | None = None  # whose log-probs the kept mass is taken from: "train" | "rollout"; None: there is none
+    ages: str | None = None  # versions, from which ages are computed, are per "token" | "sequence"
+    age_sums: tuple[str, ...] = ()  # the last of token_sums
+    age_maxima: tuple[str, ...] = ()  # and of token_maxima
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
     # Where the statistics have the sum of weights and their number, around what they lie, and the smallest mean that
     # divides them; None: no mean of the batch does.

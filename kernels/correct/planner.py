@@ -8,9 +8,11 @@ from typing import Any
 
 from ...metrics import native, peers
 from ...metrics import turns as of_turns
+from ...metrics.extra import Extra
 from ...metrics.schema import columns_of, names_of
 from ...specs.caches import cached
 from ...specs.correction import Criterion, Spec
+from ...specs.criterion import AGE
 from ...specs.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
 from ...specs.weight import SMALLEST_MEAN
 from ..tokens import CLASSES, of_pair
@@ -19,17 +21,18 @@ from .plan import Plan, PlannedCriterion, pairs_of
 
 
 @cached(maxsize=256)
-def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any) -> Plan:
+def plan_of(spec: Spec, *, double: bool, advantages: str | None, ages: str | None = None, **of_batch: Any) -> Plan:
     """Make the plan of a Spec for one kind of batch.
 
     Args:
         spec: The Spec.
         double: Compute in float64.
         advantages: "token", "sequence" or None.
+        ages: Likewise of versions, from which ages are computed.
         of_batch: Further fields of a plan that follow from what a batch has and is to get back.
     """
     weight = spec.weight
-    criteria = _criteria(spec)
+    criteria, of_ages = _criteria(spec, ages is not None), Extra(ages=ages is not None)
     plan = Plan(
         weighs=None if weight is None else weight.over,
         geometric=weight is not None and weight.reduce == "mean",
@@ -49,10 +52,15 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, **of_batch: Any
         schemes=tuple(name for name in spec.report if name != "native"),
         pairs=pairs_of(spec),
         turns=spec.measures_turns,
+        ages=ages,
+        age_sums=of_ages.sums(),
+        age_maxima=of_ages.maxima(),
         mean=_mean(spec),
         **of_batch,
     )
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
+    tables["token_sums"] += plan.age_sums
+    tables["token_maxima"] += plan.age_maxima
     plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
     return replace(plan, same_numbers=same_numbers(plan))
 
@@ -65,8 +73,9 @@ def _mean(spec: Spec) -> tuple[int, int, float, float] | None:
     return sums.index(weights), sums.index(units), center, SMALLEST_MEAN
 
 
-def _criteria(spec: Spec) -> tuple[PlannedCriterion, ...]:
+def _criteria(spec: Spec, computes_ages: bool) -> tuple[PlannedCriterion, ...]:
     names = list(dict.fromkeys(c.tensor_name for c in spec.criteria if c.tensor_name is not None))
+    names = [name for name in names if name != AGE or not computes_ages]
     pairs = ("train/rollout", *pairs_of(spec))
     criteria = []
     for i, criterion in enumerate(spec.criteria):
@@ -74,7 +83,7 @@ def _criteria(spec: Spec) -> tuple[PlannedCriterion, ...]:
         criteria.append(
             PlannedCriterion(
                 index=i,
-                # Ages come as a tensor, and so as an external statistic does.
+                # Ages are in a tensor, or computed, as an external statistic is.
                 stat="external" if criterion.tensor_name is not None else criterion.stat,
                 over=criterion.over,
                 reduce=criterion.reduce,
@@ -83,7 +92,7 @@ def _criteria(spec: Spec) -> tuple[PlannedCriterion, ...]:
                 compared=threshold.on,
                 holed=threshold.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
-                external=-1 if criterion.tensor_name is None else names.index(criterion.tensor_name),
+                external=names.index(criterion.tensor_name) if criterion.tensor_name in names else -1,
                 pair=pairs.index(criterion.of),
                 role=peers.role(criterion, spec),
             )

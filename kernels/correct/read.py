@@ -59,6 +59,7 @@ from .criteria import aggregate_tokens, class_of, test_tokens
 from .measures import (
     Ratio,
     count_bins,
+    measure_ages,
     measure_divergences,
     measure_fillers,
     measure_probabilities,
@@ -74,6 +75,7 @@ from .steps import (
     Inputs,
     Step,
     advantage_of,
+    age_of,
     compare,
     compares_with_rollout,
     count_outside,
@@ -99,6 +101,9 @@ def read_step(
     if PLAN.masked:
         found = record(found, PLAN, "counts", "valid", valid)
     advantage = advantage_of(context, train, PLAN, TILING)
+    age = age_of(context, train, PLAN, TILING)
+    if PLAN.ages is not None:
+        found = measure_ages(found, age, valid, PLAN)
 
     pair = compare(*over_kept_set(train, rollout, step.mass, PLAN), valid, PLAN)
     pairs: tl.tuple = (pair,)
@@ -137,11 +142,11 @@ def read_step(
     dropped = tl.zeros_like(valid)
     for i in tl.static_range(size(PLAN, "criteria")):
         if criterion(PLAN, i).over == "token":
-            external = external_of(context, pair.logp, criterion(PLAN, i), PLAN, TILING)
+            external = external_of(context, age, criterion(PLAN, i), PLAN, TILING)
             compared = pair_of(pairs[criterion(PLAN, i).pair])
             found, dropped = test_tokens(found, compared, advantage, external, dropped, numbers, criterion(PLAN, i),
                                          PLAN)  # fmt: skip
-    found = aggregate_step(found, pairs, dropped, context, PLAN, TILING)
+    found = aggregate_step(found, pairs, dropped, age, context, PLAN, TILING)
     if size(PLAN, "schemes") > 0:
         found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, weight, numbers,
                               PLAN)  # fmt: skip
@@ -173,8 +178,9 @@ def rounds_once(plan: Plan) -> bool:
 
 @triton.jit
 def aggregate_step(
-    found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tuple:
+    found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, age: tl.tensor, context: Context, PLAN: tl.constexpr,
+    TILING: tl.constexpr,
+) -> tl.tuple:  # fmt: skip
     """Record what sequences need: sums of D for their weights, sums and extrema for their criteria."""
     pair = pair_of(pairs[0])
     among = survivors(pair, dropped, PLAN)
@@ -193,7 +199,7 @@ def aggregate_step(
     for i in tl.static_range(size(PLAN, "criteria")):
         if not criterion(PLAN, i).per_token:
             compared = pair_of(pairs[criterion(PLAN, i).pair])
-            external = external_of(context, pair.logp, criterion(PLAN, i), PLAN, TILING)
+            external = external_of(context, age, criterion(PLAN, i), PLAN, TILING)
             found = aggregate_tokens(found, compared, survivors(compared, dropped, PLAN), external, context.numbers,
                                      criterion(PLAN, i), PLAN)  # fmt: skip
     return found
@@ -249,18 +255,18 @@ def moves(plan: Plan, tiling: Tiling) -> bool:
 
 # No length and no stride is in a compile key: they are annotated, and not specialized on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "train_row",
-           "train_step", "rollout_row", "rollout_step", "mask_row", "mask_step"]  # fmt: skip
+           "train_step", "rollout_row", "rollout_step", "mask_row", "mask_step", "current"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def read_kernel(
     train_logp: tl.tensor, rollout_logp: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, advantages: tl.tensor,
-    externals: tl.tuple, offsets: tl.tensor, numbers: tl.tensor, weights: tl.tensor, mask_out: tl.tensor,
-    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, token_sums: tl.tensor,
-    token_maxima: tl.tensor, histogram: tl.tensor, counter: tl.tensor,
+    versions: tl.tensor, externals: tl.tuple, offsets: tl.tensor, numbers: tl.tensor, weights: tl.tensor,
+    mask_out: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor,
+    token_sums: tl.tensor, token_maxima: tl.tensor, histogram: tl.tensor, counter: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64,
-    rollout_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
+    rollout_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64, current: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
     """Read a tile: sums of sequences go to the slot tables, those of the batch to sums and maxima.
@@ -293,7 +299,7 @@ def read_kernel(
             step = load_inputs(inputs, tile, first, PLAN, TILING, False)
             outside += count_outside(step, tile, first, PLAN, TILING)
         context = Context(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
-                        either(histogram, train_logp), numbers)  # fmt: skip
+                        either(versions, train_logp), current, either(histogram, train_logp), numbers)  # fmt: skip
         found, new_weights, new_mask = read_step(step, context, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:
             if whole:

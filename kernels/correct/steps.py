@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..tiles import Extents, PerToken, Span, Tile, contiguous, load_step, of_sequences, places_of
+from ..tiles import Extents, PerToken, Span, Tile, age_at, contiguous, load_step, of_sequences, places_of
 from ..tokens import is_finite, real
 from .criteria import Pair
 from .plan import Plan
@@ -43,6 +43,8 @@ class Context(NamedTuple):
     offsets: tl.tensor
     advantages: tl.tensor  # [N], [B, T] or [S]
     externals: tl.tuple  # per-token tensors: those of the criteria, then new_logp
+    versions: tl.tensor  # [N], [B, T] or [S]
+    current: tl.tensor  # the version that trains
     histogram: tl.tensor  # [COPIES * BINS] int64, for detail="full"
     numbers: tl.tuple
 
@@ -108,24 +110,42 @@ def count_outside(
 
 
 @triton.jit
-def extra(context: Context, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
-    """Load a step of a contiguous per-token tensor in the dtype that computes."""
+def loaded(context: Context, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+    """Load a step of a contiguous per-token tensor."""
     if context.whole:
         x = load_step(contiguous(tensor, context.extents), context.tile, context.first, PLAN, TILING, True, True)
     else:
         x = load_step(contiguous(tensor, context.extents), context.tile, context.first, PLAN, TILING, True, False)
-    return x.to(real(PLAN))
+    return x
+
+
+@triton.jit
+def extra(context: Context, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+    """Load it in the dtype that computes."""
+    return loaded(context, tensor, PLAN, TILING).to(real(PLAN))
 
 
 @triton.jit
 def external_of(
-    context: Context, default: tl.tensor, CRITERION: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
+    context: Context, age: tl.tensor, CRITERION: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tl.tensor:
-    """Load the external tensor of a criterion; without one return the default, which is not used."""
+    """Load the external tensor of a criterion; without one return the ages, which few criteria use."""
     if CRITERION.external >= 0:
         return extra(context, context.externals[CRITERION.external], PLAN, TILING)
     else:
-        return default
+        return age
+
+
+@triton.jit
+def age_of(context: Context, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+    """Compute the ages of a step; without versions return `like`, which is not used."""
+    age = like
+    if PLAN.ages == "token":
+        age = age_at(loaded(context, context.versions, PLAN, TILING), context.current).to(like.dtype)
+    elif PLAN.ages == "sequence":
+        age = of_sequences(context.versions, like, context.span, context.first, context.offsets, context.tile,
+                           context.extents, PLAN, TILING, context.current)  # fmt: skip
+    return age
 
 
 @triton.jit

@@ -66,6 +66,7 @@ def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object
         "kept_mass": None if batch.mass is None else batch.mass.log_mass,
         "turns": given.turns if isinstance(given.turns, Tensor) else None,
         "entropy": batch.entropy,
+        "versions": None if batch.versions is None else batch.versions.ids,
         "groups.index": None if given.groups is None else given.groups.index,
     }
     inputs |= {f"external[{name!r}]": x for name, x in batch.external.items()}

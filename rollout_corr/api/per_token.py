@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..backends import whole
-from ..backends.batch import MASK_DTYPES, OpenBatch, Reader
+from ..backends.batch import MASK_DTYPES, OpenBatch, Reader, per_token
 from ..backends.given import Batch, batch_given
 from ..backends.layouts import L, LogProbs
 from ..backends.read import reader
-from ..backends.staleness import ages_of, per_token, read_versions
+from ..backends.staleness import read_versions
 from ..definition.tokens import compute_dtype
 from ..specs.checked import known_keywords
 from ..specs.validate import LARGEST_CLAMP, choice, number, positive
@@ -174,12 +174,12 @@ def proximal(new_logp: L, rollout_logp: LogProbs, batch: Batch, *, interpolation
         raise ValueError("versions: expected rc.Batch(versions=rc.Versions(ids, current)), got None")
     read = reader("new_logp", new_logp, of)
     rollout = read.tensor("rollout_logp", rollout_logp)
-    found, per_sequence = read_versions(read, of.versions)
+    found = read_versions(read, of.versions)
     dtype = compute_dtype(read.first.dtype, rollout.dtype)
     new, rollout = read.first.to(dtype), rollout.to(dtype)
-    age = ages_of(found, of.versions)
-    alpha = torch.where((age > 0) & (found >= 0), (age - 1).to(dtype) / age.clamp(min=1).to(dtype), 0.0)
-    alpha = per_token(read, alpha, per_sequence)
+    age = found.ages()
+    alpha = torch.where((age > 0) & (found.ids >= 0), (age - 1).to(dtype) / age.clamp(min=1).to(dtype), 0.0)
+    alpha = per_token(alpha, found.per_sequence, read.first.shape, read.offsets)
     # Where alpha is 0 nothing of the new policy may reach the result or the gradient, NaN neither.
     inside = alpha > 0
     start, end, alpha = torch.where(inside, rollout, 0.0), torch.where(inside, new, 0.0), alpha.where(inside, 0.5)

@@ -172,12 +172,18 @@ class _Loop:
             entropy=None if batch.entropy is None else zeros(torch.float32),
             external=None if batch.external is None else dict.fromkeys(batch.external, zeros(torch.float32)),
             kept_mass=None if mass is None else KeptMass(zeros(_dtype(mass.log_mass)), mass.of),
-            versions=None if batch.versions is None else Versions(zeros(torch.int64), 0),
+            versions=None if batch.versions is None else self._versions(batch.versions.ids, zeros),
             groups=None if batch.groups is None else Groups(size=1),
             scale=None if batch.scale is None else zeros(torch.float32),
             ranks=batch.ranks,
         )
         return found
+
+    def _versions(self, ids: LogProbs, zeros: Callable[[torch.dtype], Tensor]) -> Versions:
+        """Versions of two sequences, or of their tokens."""
+        of_tokens = not isinstance(ids, Tensor) or ids.shape == self.train.shape
+        of_sequences = torch.zeros((2, 1), dtype=_dtype(ids), device=self.train.device)
+        return Versions(zeros(_dtype(ids)) if of_tokens else of_sequences, 0)
 
 
 def _dtype(x: LogProbs) -> torch.dtype:

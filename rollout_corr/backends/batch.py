@@ -16,11 +16,13 @@ from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from ..definition.offsets import checked_offsets
+from ..definition.sequences import Packed
 from ..definition.tokens import KeptMass, compute_dtype
 from ..metrics.labels import Labeled
 from ..metrics.statistics import Statistics
 from ..specs.correction import Spec
-from ..specs.criterion import ENTROPY
+from ..specs.criterion import AGE, ENTROPY
+from ..specs.operands import ReadVersions
 from .layouts import Layout, LogProbs, dtype_of, name_of, shape_of
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ class OpenBatch:
         mass: The mass that truncated sampling kept, per token.
         turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
         entropy: Of each token, detached.
-        ages: versions.current - version of each token, in the dtype that computes.
+        versions: The versions of the policies that sampled.
         weights_out, mask_out: Where the caller wants the weights and the mask; None: in new tensors.
         labels: Labels of the sequences.
         groups: Groups of the sequences, where the call names them.
@@ -117,7 +119,7 @@ class OpenBatch:
     mass: KeptMass | None = None
     turns: Tensor | None = None
     entropy: Tensor | None = None
-    ages: Tensor | None = None
+    versions: ReadVersions | None = None
     weights_out: Tensor | None = None
     mask_out: Tensor | None = None
     labels: tuple[Labeled, ...] = ()
@@ -140,11 +142,30 @@ class OpenBatch:
             self._outside = ends[0], self.train.numel() - ends[-1]
         return self._outside
 
+    @property
+    def has_ages(self) -> bool:
+        """Whether the ages of tokens are known."""
+        return self.versions is not None or AGE in self.external
+
+    def ages(self) -> Tensor:
+        """The age of every token in the dtype that computes, made of the versions where it is first asked for."""
+        if self.versions is not None and AGE not in self.external:
+            ages = self.versions.ages().to(self.dtype)  # float32 holds them up to 2^24
+            self.external[AGE] = per_token(ages, self.versions.per_sequence, self.train.shape, self.offsets)
+        return self.external[AGE]
+
+    def external_of(self, spec: Spec, ages_too: bool = True) -> dict[str, Tensor]:
+        """The tensors that the criteria of a Spec read besides log-probs, by name; without `ages_too` all but ages."""
+        names = external_names(spec)
+        if ages_too and AGE in names:
+            self.ages()
+        return {name: self.external[name] for name in names if ages_too or name != AGE}
+
     def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> OpenBatch:
         """Return the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
         given = self.mask, self.offsets, self.count, self.restore, self.given_mask
         found = OpenBatch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
-        found.turns, found.ages, found.labels, found.groups = self.turns, self.ages, self.labels, self.groups
+        found.turns, found.versions, found.labels, found.groups = self.turns, self.versions, self.labels, self.groups
         return found
 
 
@@ -158,6 +179,7 @@ class Result:
     statistics: Statistics
     keep_turns: Tensor | None = None  # [U] bool; None without turns
     mean: Tensor | None = None  # 0-d, where the backend has taken what `normalize="batch"` divides by
+    ages: Tensor | None = None  # [5], where the backend has taken the statistics of ages: three sums, two maxima
 
 
 def is_plain(
@@ -360,3 +382,12 @@ def read_offsets(cu_seqlens: object, train: Tensor, validate: bool, leader: str 
         got = f"{int(offsets[0])} to {int(offsets[-1])}"
         raise ValueError(f"cu_seqlens: expected to start at 0 and end at {tokens} tokens, got {got}")
     return offsets
+
+
+def per_token(x: Tensor, per_sequence: bool, shape: torch.Size, offsets: Tensor | None) -> Tensor:
+    """Return for every token the value of its sequence, where x is [S]; slots in no sequence get any sequence's."""
+    if not per_sequence:
+        return x
+    if offsets is None:
+        return x[:, None].expand(shape)
+    return Packed(offsets.to(x.device, torch.int64), shape[0]).spread(x)

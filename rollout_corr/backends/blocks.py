@@ -269,7 +269,7 @@ def operands_of(block: Block, spec: Spec) -> Operands:
         n_valid=block.n_valid,
         spec=spec,
         advantages=None if batch.advantages is None else block.advantages(batch.advantages),
-        external={name: block.take(x) for name, x in batch.external.items()},
+        external={name: block.take(x) for name, x in batch.external_of(spec).items()},
         pairs={of: (logp(one), logp(other)) for of, (one, other) in batch.pairs.items()},
         mass=block.mass(batch.mass),
         turns=None if block.turns is None else block.turns.turns,

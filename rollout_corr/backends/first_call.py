@@ -201,6 +201,8 @@ def first_sequences(operands: Operands) -> Operands | None:
             given[name] = x[: sequences + 1]
         elif name == "advantages" and operands.per_sequence:
             given[name] = x[:sequences]
+        elif name == "versions" and x is not None:
+            given[name] = x._replace(ids=x.ids[: sequences if x.per_sequence else of_tokens])
         elif isinstance(x, Tensor) and name not in ("turns", "divisor"):
             given[name] = x[:of_tokens]
     return type(operands)(**given)
@@ -212,6 +214,8 @@ def _on_cpu(operands: Operands) -> Operands:
     }
     if isinstance(operands, CorrectOperands):
         moved["externals"] = [x.cpu() for x in operands.externals]
+        if operands.versions is not None:
+            moved["versions"] = operands.versions._replace(ids=operands.versions.ids.cpu())
     return type(operands)(**moved)
 
 

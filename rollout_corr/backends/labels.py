@@ -13,7 +13,7 @@ from ..metrics.labels import SEQUENCES, TOKENS, Labeled, LabelSet, Units
 from ..specs.caches import cached
 from ..specs.validate import shown
 from .batch import INTEGERS, OpenBatch, Reader, checked_tensor
-from .staleness import Versions, ages_of, read_versions
+from .staleness import Versions, read_versions
 
 if TYPE_CHECKING:
     from .given import Labels
@@ -88,9 +88,9 @@ def _ages(read: Reader, names: object, versions: Versions | None) -> Labeled:
     """Make labels of ages; a last name such as "4+" is of all older ones too."""
     if versions is None:
         raise ValueError(f"labels[{AGE_LABEL!r}]: expected ids, or versions= to make ages of, got neither")
-    found, whole = read_versions(read, versions)
-    labels = _named(AGE_LABEL, names, SEQUENCES if whole else TOKENS)
-    ages = ages_of(found, versions)
+    found = read_versions(read, versions)
+    labels = _named(AGE_LABEL, names, SEQUENCES if found.per_sequence else TOKENS)
+    ages = found.ages()
     return Labeled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
 
 

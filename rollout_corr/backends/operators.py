@@ -21,6 +21,7 @@ from ..metrics.extra import Extra
 from ..metrics.statistics import Statistics
 from ..specs.caches import cached, registered
 from ..specs.correction import Spec
+from ..specs.criterion import AGE
 from ..specs.operands import CorrectOperands
 from . import blocks, whole
 from .batch import OpenBatch, Result, external_names, read_offsets
@@ -107,9 +108,10 @@ def run_fused(batch: OpenBatch, spec: Spec) -> Result:
 
 
 def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
-    operands = operands_of(batch, spec)
+    operands = operands_of(batch, spec, torch.compiler.is_compiling())
     if is_operator(operands):
-        found = OPERATORS.correct(*operands, *encoded_once(spec))
+        *of_operator, _ = operands_of(batch, spec, True)
+        found = OPERATORS.correct(*of_operator, *encoded_once(spec))
         weights, mask, keep, statistics, keep_turns = found
         return Result(
             weights if spec.returns_weights else None,
@@ -119,15 +121,17 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
             None if batch.turns is None else keep_turns,
         )
     made: CorrectFound = launcher().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
-    return Result(made.weights, made.mask, made.keep, Statistics(spec, made.statistics), made.keep_turns, made.mean)
+    statistics = Statistics(spec, made.statistics)
+    return Result(made.weights, made.mask, made.keep, statistics, made.keep_turns, made.mean, made.ages)
 
 
 def is_operator(operands: CorrectOperands) -> bool:
     """Return whether something has to see the kernels as an operator, such as a compiler."""
     # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
-    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _ = operands
+    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _, versions = operands
     # The operator on the CPU is the reference; there the kernels were asked for by name.
-    return seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass)) and (
+    ids = None if versions is None else versions.ids
+    return seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass, ids)) and (
         torch.compiler.is_compiling() or train.device.type != "cpu"
     )
 
@@ -148,14 +152,20 @@ def launcher() -> Any:
     return first_call.launcher_of("correct", kernels(), _results_of_kernels, _results_of_torch, launcher.cache_clear)
 
 
-def operands_of(batch: OpenBatch, spec: Spec) -> CorrectOperands:
-    """Return a batch as the operator takes it."""
-    external = [batch.external[name] for name in external_names(spec)] if spec.criteria else []
+def operands_of(batch: OpenBatch, spec: Spec, ages_of_tokens: bool = False) -> CorrectOperands:
+    """Return a batch as the kernels take it: with versions, or as the operator takes it, with ages of tokens.
+
+    A compiler makes the ages as it makes all else, and would compile anew for every current version.
+    """
+    known = batch.versions
+    if known is not None and (ages_of_tokens or (known.per_sequence and batch.turns is not None)):
+        known = None  # where turns stand in the place of sequences, kernels look for versions of turns
+    external = list(batch.external_of(spec, known is None).values()) if spec.criteria else []
     new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
     log, of_rollout = (None, False) if batch.mass is None else (batch.mass.log_mass, batch.mass.of == "train")
     return CorrectOperands(
         batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
-        of_rollout, batch.turns,
+        of_rollout, batch.turns, known,
     )  # fmt: skip
 
 
@@ -241,16 +251,18 @@ def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    train, rollout, mask, offsets, advantages, per_sequence, external, new, log_mass, of_rollout, turns = operands
+    train, rollout, mask, offsets, advantages, per_sequence, external, new, log, of_rollout, turns, versions = operands
     if offsets is not None:
         offsets = read_offsets(offsets, train, False)
     count = train.shape[0] if offsets is None else offsets.shape[0] - 1
-    named = dict(zip(external_names(spec), external, strict=True))
+    names = [name for name in external_names(spec) if name != AGE or versions is None]
+    named = dict(zip(names, external, strict=True))
     pairs = {} if new is None else {"new/rollout": (new, rollout), "new/old": (new, train)}
     pairs = {of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)}
     batch = OpenBatch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
-    batch.mass = None if log_mass is None else KeptMass(log_mass, "train" if of_rollout else "rollout")
+    batch.mass = None if log is None else KeptMass(log, "train" if of_rollout else "rollout")
     batch.turns = None if turns is None else read_offsets_of_turns(turns, batch, False)
+    batch.versions = versions
     result = blocks.run_blocks(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):

@@ -10,7 +10,7 @@ import torch
 from ..definition.tokens import KeptMass
 from ..metrics.labels import SEQUENCES
 from ..specs.correction import Spec
-from ..specs.criterion import AGE, ENTROPY
+from ..specs.criterion import ENTROPY
 from ..specs.validate import choice
 from .batch import (
     LOGP_DTYPES,
@@ -26,7 +26,7 @@ from .batch import (
 from .given import Batch, TurnIds
 from .layouts import LogProbs, layout_of
 from .sequence_groups import read_groups, wanted_by
-from .staleness import read_ages
+from .staleness import read_versions
 from .turns import read_turns
 
 if TYPE_CHECKING:
@@ -132,10 +132,8 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
     if spec.criteria or of.external is not None:
         batch.external = read.external(external_names(spec), of.external)
     if of.versions is not None or spec.reads_versions:
-        batch.ages, per_sequence = read_ages(read, of.versions, batch.dtype)
-        if AGE in external_names(spec):
-            batch.external[AGE] = batch.ages
-        if per_sequence and of.versions is not None:
+        batch.versions = read_versions(read, of.versions)
+        if batch.versions.per_sequence and of.versions is not None:
             ranks.check_per_sequence("versions", of.versions.ids, leader, packed)
     if of.entropy is not None or spec.reads_entropy:
         if of.entropy is None:

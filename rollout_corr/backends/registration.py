@@ -90,16 +90,18 @@ def define(
 
     Args:
         name: Its name.
-        operands: A NamedTuple with a field for each operand, in order; annotations are keys of `TYPES`.
+        operands: A NamedTuple with a field for each operand, in order; no operand are the last ones whose annotations
+            are not in `TYPES`.
         results: A NamedTuple of tensors; None for a single tensor.
         cuda: Runs on CUDA tensors, ROCm's too: (operands) -> results, and with `encoded` (operands, decoded).
         cpu: Runs on CPU tensors.
         fake: Gives results of the right shapes and dtypes without looking at values.
         encoded: The name of one more operand, a Spec or an Objective, which travels as `spec.encode` encodes it.
     """
-    fields = {field: TYPES[kind] for field, kind in get_type_hints(operands).items()}
+    fields = {field: TYPES[kind] for field, kind in get_type_hints(operands).items() if kind in TYPES}
+    count = len(fields)
     fields |= {} if encoded is None else {encoded: "str", "numbers": "float[]"}
-    names, count = tuple(fields), len(operands._fields)
+    names = tuple(fields)
     returned = "Tensor" if results is None else f"({', '.join(f'Tensor {x}' for x in results._fields)})"
 
     def flat(run: Callable[..., Any]) -> Callable[..., Tensor | tuple[Tensor, ...]]:

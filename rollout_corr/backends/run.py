@@ -120,17 +120,23 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
         result.statistics = _count_padded(result.statistics, batch, spec)
     if batch.entropy is not None:
         result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
-    if batch.ages is not None:
+    if batch.has_ages:
         if result.weights is not None and spec.weight is not None and spec.weight.decay is not None:
             # A version that is newer than the current one does not raise its weight.
-            result.weights = result.weights * spec.weight.decay ** batch.ages.clamp(min=0.0)
-        _, valid = whole.sequences_of(batch)
-        result.statistics = result.statistics.beside(Extra(ages=True), *extra.ages_of(batch.ages, valid))
+            result.weights = result.weights * spec.weight.decay ** batch.ages().clamp(min=0.0)
+        result.statistics = result.statistics.beside(Extra(ages=True), *_statistics_of_ages(result, batch))
     if batch.bounds is not None:
         result.statistics = _with_bounds(result.statistics, batch.bounds, spec)
     if batch.weights_out is not None or batch.mask_out is not None:
         _put_into_outputs(result, batch)
     return result
+
+
+def _statistics_of_ages(result: Result, batch: OpenBatch) -> tuple[Tensor, ...]:
+    """Return the sums and the maxima of ages: those of the backend, or taken here."""
+    if result.ages is not None:
+        return result.ages[:-2], result.ages[-2:]
+    return extra.ages_of(batch.ages(), whole.sequences_of(batch)[1])
 
 
 def _count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:

@@ -49,6 +49,7 @@ def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[]
                 found.parts_of_turns.settle()
             for launch in launches[2:]:
                 launch.run()
-        return Result(found.weights, found.mask, found.keep, Statistics(spec, found.statistics), found.keep_turns)
+        statistics = Statistics(spec, found.statistics)
+        return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns, ages=found.ages)
 
     return exchanged.done, complete

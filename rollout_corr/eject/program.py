@@ -331,8 +331,8 @@ def _example(
         advantages=inputs.get("advantages"), turns=inputs.get("cu_turns"),
         external={key: inputs[name] for name, key in named.items()},
     )  # fmt: skip
-    batch.ages, batch.entropy = batch.external.get(AGE), batch.external.get(ENTROPY)
-    if spec.reads_versions and batch.ages is None:
+    batch.entropy = batch.external.get(ENTROPY)
+    if spec.reads_versions and AGE not in batch.external:
         raise CannotEject("spec: expected a Spec that reads versions by a criterion alone, got a decay of weights")
     return batch, tuple(called.get(name, name) for name in inputs)
 

@@ -11,6 +11,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LARGEST_VERSION = 2**62
+
+
+class ReadVersions(NamedTuple):
+    """Versions of policies that have been read.
+
+    Attributes:
+        ids: Of those that sampled: per token in the shape of the batch, or [S], any integer dtype.
+        per_sequence: They are [S].
+        current: Of the one that trains.
+    """
+
+    ids: Tensor
+    per_sequence: bool
+    current: int
+
+    def ages(self) -> Tensor:
+        """int64: current - version; a filler at the end of int64 must not wrap around to the other sign."""
+        ages: Tensor = self.current - self.ids.long().clamp(-LARGEST_VERSION, LARGEST_VERSION)
+        return ages
+
 
 class CorrectOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.correct`; a Spec comes behind them.
@@ -28,6 +49,7 @@ class CorrectOperands(NamedTuple):
         mass_of_rollout: True if it is taken from the engine's log-probs, and not from the trainer's.
         turns: [U + 1] int32 or int64, the offsets of turns among the tokens, where the Spec measures them; tokens of a
             padded batch are counted row after row.
+        versions: Where the ages are not among the externals; the operator has no such operand.
     """
 
     train: Tensor
@@ -41,6 +63,7 @@ class CorrectOperands(NamedTuple):
     log_mass: Tensor | None = None
     mass_of_rollout: bool = False
     turns: Tensor | None = None
+    versions: ReadVersions | None = None
 
 
 class LossOperands(NamedTuple):

@@ -202,7 +202,7 @@ def test_what_is_planted_is_found(operation, counts, smallest):
 # --- ours on the kernels, by name ---
 
 # Presets whose correction takes more launches, and why: what the kernels leave to a few operations of torch.
-MORE = {"roll.segment": 6, "verl.staleness": 27, "xtuner.staleness": 27}
+MORE = {"roll.segment": 6}
 # Of a loss without a correction, by surrogate: a gradient that depends on its sequence takes two launches more.
 MOST = {"GSPO": 5, "VESPO": 5, "GMPO": 6}
 # A KL with a mean of its own is a loss of its own.
