@@ -21,7 +21,8 @@ README = ROOT / "README.md"
 METHOD = """\
 # Benchmarks
 
-Made from the files in `benchmarks/results/`; do not edit. From the root of a checkout:
+You want to know what a correction and a loss cost, next to the frameworks' own code: launches, waits and bytes, counted
+without a GPU, and times on a CPU. Made from the files in `benchmarks/results/`; do not edit. In a checkout:
 
 ```
 make bench-costs PEERS=~/peers ARGS="--json $DIR/costs.json"  # launches, waits, bytes, next to a folder of checkouts
