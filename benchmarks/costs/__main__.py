@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import machine, tables
 from benchmarks.cases.batches import Batch, both_layouts
-from benchmarks.costs import compiled, ejected, host, ours, peers
+from benchmarks.costs import ejected, host, ours, peers
 from benchmarks.costs.counting import Cost
 from benchmarks.costs.tables import all_tables
 
@@ -58,6 +58,8 @@ def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row
 
 def rows_of_compiled(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
     """Count what inductor makes of our correction on plain torch, whose metrics wait as ever."""
+    from benchmarks.costs import compiled  # inductor takes seconds to import, and --check and the tests need none of it
+
     for layout, batch in both.items():
         cost = compiled.correction(batch)
         cost.waits = ours.on_plain_torch(batch)[peers.CORRECTION].waits
