@@ -62,29 +62,36 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def imports(module: str, strings: bool = True) -> frozenset[str]:
-    """The modules of this package that `module` imports, anywhere in its file; with `strings` for a loader too."""
+def named_in(module: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The modules of this package that `module` imports, anywhere in its file, and those that it names to a loader."""
     package = "rollout_corr" if module == "__init__" else f"rollout_corr.{module}"
     if modules()[module].stem != "__init__":
         package = package.rpartition(".")[0]
-    found = set()
+    imported, loaded = set(), set()
     for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), package)
-            names = [f"{source}.{alias.name}" for alias in node.names]
-        elif strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            imported |= {f"{source}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             # Such as "rollout_corr.cli.demo:run".
-            names = re.findall(r"^(rollout_corr(?:\.\w+)+)(?::\w+)?$", node.value)
-        for name in names:
-            head, _, inside = name.partition(".")
-            while head == "rollout_corr" and inside and inside not in modules():
-                inside = inside.rpartition(".")[0]
-            if head == "rollout_corr" and (inside or not isinstance(node, ast.Constant)):
-                found.add(inside or "__init__")
-    return frozenset(found - {module})
+            loaded |= set(re.findall(r"^(rollout_corr(?:\.\w+)+)(?::\w+)?$", node.value))
+    return frozenset(map(module_of, imported)) - {"", module}, frozenset(map(module_of, loaded)) - {"", "__init__"}
+
+
+def module_of(name: str) -> str:
+    """The module of this package in which a full name lies; the empty text for others' names."""
+    head, _, inside = name.partition(".")
+    while inside and inside not in modules():
+        inside = inside.rpartition(".")[0]
+    return (inside or "__init__") if head == "rollout_corr" else ""
+
+
+def imports(module: str, strings: bool = True) -> frozenset[str]:
+    """The modules of this package that `module` imports; with `strings` those for a loader too."""
+    imported, loaded = named_in(module)
+    return imported | loaded - {module} if strings else imported
 
 
 def room_of(module: str) -> str:

@@ -33,10 +33,11 @@ MAY_NAME_ONE = (
 
 def named(path):
     """Names and strings of a module that are a surrogate's."""
-    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    found = {node.id for node in tree if isinstance(node, ast.Name)}
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.alias):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
             found.add(node.name.rpartition(".")[2])
         elif isinstance(node, ast.Attribute):
             found.add(node.attr)
