@@ -108,7 +108,7 @@ def test_turns_and_metrics(way):
     assert nothing.metrics()["turn_sum_abs/upper_max"] == math.inf
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(width=32), st.integers(0, 4), st.booleans()), max_size=40), st.sampled_from(COUNTING)
 )

@@ -64,7 +64,7 @@ def test_hard_values(case, rule, side, dtype):
     assert (~beyond(values, bounds)).tolist() == kept(rule, side, values.tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.floats(width=32), max_size=60),
     st.sampled_from(RULES),

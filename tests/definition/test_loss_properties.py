@@ -22,7 +22,7 @@ from rollout_corr.specs.surrogate import Surrogate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CASES = settings(max_examples=40)
+CASES = settings(max_examples=20)
 PARTS = ("old", "weights", "train_mask", "ref", "scale")
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
 

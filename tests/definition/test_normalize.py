@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 GROUPS = [0, 2, 2, 0, 1, 2, 0, 5]
 LENGTHS = (5, 1, 7, 0, 4, 6, 9, 3)
 CRITERIA = (rc.Criterion("ratio", lower=0.6), rc.Criterion("k3", over="sequence", reduce="mean", upper=0.09))
-CASES = settings(max_examples=60)
+CASES = settings(max_examples=30)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -29,7 +29,7 @@ ANY_SPECS = specs(NONFINITE, (None, "batch"), prefixes=True)
 FILLS = st.sampled_from((*GARBAGE, 3.4e38, -3.4e38))
 # The gaps of one batch are there again in each of its chunks.
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
-CASES = settings(max_examples=60)
+CASES = settings(max_examples=30)
 
 
 def run(batch, spec, dtype, layout="packed"):
