@@ -1,17 +1,12 @@
-"""Dumps in the layouts of frameworks, restated; the doctor has to say of them what it says of our own.
+"""Dumps in the layouts of frameworks, restated.
 
 `tests/diagnose/written` has files that the frameworks' own functions wrote, and a test compares the layouts with them.
-`PYTHONPATH=tests:. python -m builders.framework_dumps` writes every planted kind and every healthy dump in every
-layout, and prints how many are named as in our own format; `... 10 3` takes every tenth from the third on.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from builders.diagnose_cases import CASES, HEALTHY_KINDS, HEALTHY_SEEDS, SEEDS, chunks_of
+from builders.diagnose_cases import chunks_of
 from builders.dumps import write_pkl
-from rollout_corr.diagnose.doctor.diagnosis import diagnose, is_healthy
-from rollout_corr.diagnose.measure.measurement import measure
-from rollout_corr.diagnose.read.dump import Dump
 
 
 @dataclass
@@ -261,81 +253,3 @@ def write(layout: Layout, folder: Path, samples: Sequence[Sample]) -> Path:
     for step in dict.fromkeys(sample.step for sample in samples):
         layout(folder, step, [sample for sample in samples if sample.step == step])
     return folder
-
-
-def ours(samples: Sequence[Sample], folder: Path) -> Path:
-    """Write what the layouts carry in our own format, a file each step."""
-    for step in dict.fromkeys(sample.step for sample in samples):
-        own = [sample for sample in samples if sample.step == step]
-        columns = {
-            "train_logp": torch.cat([sample.train for sample in own]),
-            "rollout_logp": torch.cat([sample.rollout for sample in own]),
-            "mask": torch.cat([sample.mask for sample in own]),
-            "token_ids": torch.cat([sample.ids for sample in own]),
-            "advantages": torch.cat([sample.advantages for sample in own]),
-            "steps": torch.full((len(own),), step),
-            "lengths": torch.tensor([len(sample.ids) for sample in own]),
-        }
-        torch.save(columns, folder / f"{step:04d}.pt")
-    return folder
-
-
-def found_in(path: Path) -> tuple[list[str], bool]:
-    """Return the causes that the doctor names, the gravest first, and whether it calls the dump healthy."""
-    findings = diagnose(measure(Dump(path)))
-    return [finding.name for finding in findings], is_healthy(findings)
-
-
-def dumps(every: int, first: int) -> Iterator[tuple[str, str | None, dict[str, Tensor]]]:
-    """Make every so many-th of the planted and healthy dumps, with its cause."""
-    planted = [(one.name, one.cause, one.make, seed) for one in CASES for seed in SEEDS]
-    healthy = [("healthy", None, make, seed) for make in HEALTHY_KINDS for seed in HEALTHY_SEEDS]
-    # In an order that has all kinds early: a run may be interrupted.
-    chosen = [*planted, *healthy][first::every]
-    for name, cause, make, seed in sorted(chosen, key=lambda one: one[-1] % 5):
-        yield name, cause, make(seed)
-
-
-def compare(kind: str, cause: str | None, columns: dict[str, Tensor], counts: dict[str, Tally]) -> None:
-    """Write a dump in every layout, and count what the doctor says of it."""
-    samples = samples_of(columns)
-    with tempfile.TemporaryDirectory() as folder:
-        own, own_healthy = found_in(ours(samples, made(Path(folder) / "ours")))
-        for name, layout in LAYOUTS.items():
-            causes, healthy = found_in(write(layout, made(Path(folder) / "job" / name), samples))
-            tally = counts[name]
-            if cause is not None and own:
-                tally.ill += 1
-                tally.same += causes[:1] == own[:1]
-            elif own_healthy:
-                tally.healthy += 1
-                tally.alarms += not healthy
-            if causes != own:
-                sys.stderr.write(f"{name}, {kind}: {causes} where our own format has {own}\n")
-
-
-@dataclass
-class Tally:
-    """Dumps with a bug, those named as in our own format; healthy ones, and false alarms of them."""
-
-    ill: int = 0
-    same: int = 0
-    healthy: int = 0
-    alarms: int = 0
-
-
-def main(every: int = 1, first: int = 0) -> None:
-    torch.set_num_threads(1)
-    counts = {name: Tally() for name in LAYOUTS}
-    with suppress(KeyboardInterrupt):
-        for kind, cause, columns in dumps(every, first):
-            compare(kind, cause, columns, counts)
-    for name, tally in counts.items():
-        sys.stdout.write(
-            f"{name}: {tally.same} of {tally.ill} named as in our own format, {tally.alarms} false alarms in "
-            f"{tally.healthy} healthy dumps\n"
-        )
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

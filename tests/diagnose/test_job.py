@@ -14,6 +14,8 @@ from builders import record_dumps
 from builders.diagnose_cases import CASES
 from builders.dumps import sequences_of
 from rollout_corr.cli.main import main
+from rollout_corr.diagnose.doctor.diagnosis import diagnose
+from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.job import find_job
 from rollout_corr.diagnose.read.pickle_files import load_pkl
@@ -274,14 +276,10 @@ def test_the_page_and_the_table_of_writers_agree():
     assert on_page == in_table
 
 
-@pytest.mark.parametrize(
-    ("layout", "name"), [*((layout, "worse step by step") for layout in written.LAYOUTS), ("prime_rl", "NaN rows")]
-)
-def test_a_planted_bug_is_named_in_every_layout(name, layout, tmp_path):
-    """`python -m builders.framework_dumps` does so for all kinds, and for healthy dumps."""
-    (case,) = (one for one in CASES if one.name == name)
-    given = written.samples_of(case.make(100))
-    assert written.found_in(written.write(written.LAYOUTS[layout], tmp_path, given))[0][:1] == [case.cause]
+def test_log_probs_that_prime_rl_writes_as_null_are_not_finite(tmp_path):
+    (case,) = (one for one in CASES if one.name == "NaN rows")
+    written.prime_rl(tmp_path, 1, written.samples_of(case.make(100)))
+    assert diagnose(measure(Dump(tmp_path)))[0].name == case.cause
 
 
 RUN = """
