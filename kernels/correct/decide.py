@@ -70,6 +70,7 @@ from .measures import (
     BINS,
     COPIES,
     Ratio,
+    count_weights,
     measure_criterion,
     measure_sequence_weights,
     measure_sequences,
@@ -185,7 +186,7 @@ def report_kept(units: Units, keep: tl.tensor, kept: tl.tensor, out: Partials, P
 @triton.jit
 def decide(
     tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first_slot: tl.tensor, slot_count: tl.tensor,
-    known: tl.tensor, slots: tl.tensor, out: Partials, numbers: tl.tuple, turns: tl.tuple,
+    known: tl.tensor, slots: tl.tensor, out: Partials, bins: tl.tensor, numbers: tl.tuple, turns: tl.tuple,
     PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
@@ -222,6 +223,8 @@ def decide(
     if PLAN.weighs is not None and not PLAN.weighs_turns:
         weights = weigh_sequences(totals, units, numbers, PLAN)
         weight = weights.weight
+        # Once: where weights are of sequences nothing is zeroed here, and no program shares them.
+        count_weights(bins, weights, known & (units.n > 0), PLAN)
     if PLAN.turns:
         decisions = Decisions(kept_by_tokens, keep, state, nonfinite, advantage, weight)
         if drops_sequences(PLAN):
@@ -305,11 +308,13 @@ def place_of_table(plan: Plan, table: str) -> int:
 
     Behind them are those of ages, which are kept as the last ones of tokens, and the mean.
     """
-    tables = ("token_sums", "sequence_sums", "bins", "call_sums", "token_maxima", "sequence_maxima", "call_maxima")
-    many = [BINS.value * plan.full if name == "bins" else len(getattr(plan, name)) for name in tables]
-    many[0], many[4] = many[0] - len(plan.age_sums), many[4] - len(plan.age_maxima)
-    tables, many = (*tables, "age_sums", "age_maxima", "mean"), [*many, len(plan.age_sums), len(plan.age_maxima)]
-    return sum(many[: tables.index(table)])
+    bins = {"bins": BINS.value * plan.full, "bins_of_weights": BINS.value * plan.bins_weights}
+    sums = ("token_sums", "sequence_sums", *bins, "call_sums")
+    tables = (*sums, "token_maxima", "sequence_maxima", "call_maxima", "age_sums", "age_maxima", "mean")
+    many = {name: bins[name] if name in bins else len(getattr(plan, name)) for name in tables[:-1]}
+    many["token_sums"] -= many["age_sums"]
+    many["token_maxima"] -= many["age_maxima"]
+    return sum(many[name] for name in tables[: tables.index(table)])
 
 
 @triton.jit
@@ -361,6 +366,14 @@ def add_up_bins(histogram: tl.tensor, statistics: tl.tensor, PLAN: tl.constexpr)
         each = i * SOME_BINS + tl.arange(0, SOME_BINS)
         copies = tl.load(histogram + (tl.arange(0, COPIES) * BINS)[:, None] + each[None, :])
         tl.store(statistics + place_of_table(PLAN, "bins") + each, tl.sum(copies, 0).to(tl.float64))
+
+
+@triton.jit
+def put_bins_of_weights(histogram: tl.tensor, statistics: tl.tensor, PLAN: tl.constexpr) -> None:
+    """Store the bins of weights behind those of tokens."""
+    each = tl.arange(0, BINS)
+    counts = tl.load(histogram + COPIES * BINS + each)
+    tl.store(statistics + place_of_table(PLAN, "bins_of_weights") + each, counts.to(tl.float64))
 
 
 @triton.constexpr_function
@@ -449,7 +462,7 @@ def decide_kernel(
         first_slot, slot_count = slots_between(offsets, low, high, extents, BY_OWNER)
         sequence = owner - 1
         turns = Turns(low, high, offsets, extents, tables, slots, keep_turns_out, either(states, counts),
-                      either(sequence_weights, counts), in_memory)  # fmt: skip
+                      either(sequence_weights, counts), in_memory, either(histogram, counts))  # fmt: skip
     else:
         sequence, first_slot, slot_count = slots_of(offsets, owner, extents, PLAN, BY_OWNER)
     known = (sequence >= 0) & (sequence < known_sequences)
@@ -457,8 +470,8 @@ def decide_kernel(
     if share < shares:
         out = Partials(sequence_sums, sequence_maxima)
         keep, state, nonfinite, weight = decide(
-            tables, advantages, sequence, first_slot, slot_count, known, slots, out, numbers, turns, PLAN, SHAPE,
-            BY_OWNER,
+            tables, advantages, sequence, first_slot, slot_count, known, slots, out, either(histogram, counts),
+            numbers, turns, PLAN, SHAPE, BY_OWNER,
         )  # fmt: skip
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
@@ -473,6 +486,8 @@ def decide_kernel(
         partials = Leftover(sequence_sums, sequence_maxima, part_sums, part_maxima)
         extents = Extents(tokens, known_sequences, width, tiles, tile_bits)
         finish(statistics, partials, numbers, extents, sequence_programs, parts, PLAN)
+        if PLAN.bins_weights:
+            put_bins_of_weights(histogram, statistics, PLAN)
     if PLAN.zeroes and share < shares:
         begin, end = sequence * width, (sequence + 1) * width
         if PLAN.packed:

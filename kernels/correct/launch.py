@@ -116,7 +116,7 @@ class CorrectOperation(Operation):
             ages=None if versions is None else ("sequence" if versions_of_sequences else "token"),
         )
         maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
-        bins = HISTOGRAM_BINS if plan.full else 0
+        bins = HISTOGRAM_BINS * (plan.full + plan.bins_weights)
         sums = len(plan.token_sums) + len(plan.sequence_sums) + bins + len(plan.call_sums)
         # Those of ages are handed out apart.
         self.ages = len(plan.age_sums) + len(plan.age_maxima)
@@ -217,7 +217,7 @@ def prepare(
     if plan.writes_mask and mask_out is None:
         mask_out = torch.empty(*train.shape, dtype=torch.bool if mask is None else mask.dtype, device=device)
     if plan.full:
-        histogram = torch.zeros(COPIES.value * HISTOGRAM_BINS, dtype=torch.int64, device=device)
+        histogram = torch.zeros((COPIES.value + plan.bins_weights) * HISTOGRAM_BINS, dtype=torch.int64, device=device)
     keep = torch.empty(count, dtype=torch.bool, device=device)
     many, of_ages = operation.statistics, operation.ages
     statistics = torch.empty(many + of_ages + (plan.mean is not None), dtype=torch.float64, device=device)

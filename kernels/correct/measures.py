@@ -181,11 +181,27 @@ def measure_divergences(
 @triton.jit
 def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor, PLAN: tl.constexpr) -> None:
     """Count the D of each bin, in one of the copies of the histogram."""
-    d = limited(d, -LARGEST_D, LARGEST_D, PLAN).to(tl.float32)
-    size = tl.minimum(tl.maximum(tl.abs(d), SMALLEST_BINNED), LARGEST_BINNED).to(tl.int32, bitcast=True)
+    add_each(histogram + (tl.program_id(0) % COPIES) * BINS, bin_of(d, PLAN), counted)
+
+
+@triton.jit
+def bin_of(x: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Return the bin of each value, 0 to 511: see `metrics/histogram.py`."""
+    x = limited(x, -LARGEST_D, LARGEST_D, PLAN).to(tl.float32)
+    size = tl.minimum(tl.maximum(tl.abs(x), SMALLEST_BINNED), LARGEST_BINNED).to(tl.int32, bitcast=True)
     # The sign moves down to the bit above those that the bins of one sign have.
-    bins = size + ((d.to(tl.int32, bitcast=True) >> 3) & 0x10000000) - (FIRST_BIN << 20)
-    add_each(histogram + (tl.program_id(0) % COPIES) * BINS, bins >> 20, counted)
+    return (size + ((x.to(tl.int32, bitcast=True) >> 3) & 0x10000000) - (FIRST_BIN << 20)) >> 20
+
+
+@triton.jit
+def count_weights(
+    histogram: tl.tensor, weights: SequenceWeights, counted: tl.tensor, PLAN: tl.constexpr
+) -> None:  # fmt: skip
+    """Count the logarithms of weights of turns or sequences, in the bins behind those of tokens."""
+    if PLAN.bins_weights:
+        one = tl.full(counted.shape, 1, tl.int64)
+        place = COPIES * BINS + bin_of(weights.log_ratio, PLAN)
+        tl.atomic_add(histogram + place, one, mask=counted & is_finite(weights.log_ratio), sem="relaxed")
 
 
 @triton.jit

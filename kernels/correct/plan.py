@@ -224,6 +224,11 @@ class Plan(Tables):
         return self.weighs == "turn"
 
     @property
+    def bins_weights(self) -> bool:
+        """Whether the weights of turns or sequences have a histogram of their own."""
+        return self.full and self.weighs in ("turn", "sequence")
+
+    @property
     def spreads(self) -> bool:
         """Whether weights are of turns or sequences, so that `apply` writes them."""
         return self.writes_weights and self.weighs in ("turn", "sequence")

@@ -32,6 +32,7 @@ from ..tokens import (
 from .measures import (
     SequenceWeights,
     beyond_bounds,
+    count_weights,
     counted_of,
     mean_weights,
     term_name,
@@ -62,6 +63,7 @@ class Turns(NamedTuple):
     states: tl.tensor  # [U] int32; anything where the plan has no `apply`
     weights: tl.tensor  # [U], the same
     numbers: tl.tensor  # the thresholds, in memory
+    bins: tl.tensor  # the histogram; anything where the plan has none
 
 
 class Decisions(NamedTuple):
@@ -297,6 +299,7 @@ def walk_turns(
         if PLAN.weighs_turns:
             weights = weigh_sequences(totals, units, numbers, PLAN)
             sums, maxima = measure_turn_weights(sums, maxima, units, weights, numbers, PLAN)
+            count_weights(turns.bins, weights, real & some, PLAN)
             weight = weights.weight
         tl.store(turns.keep_out + turn, (stays | (units.valid == 0)).to(tl.int8), mask=real)
         if PLAN.applies:

@@ -19,7 +19,7 @@ from . import peers, schema
 from .aggregates import Rows, rows_at
 from .all_sequences import AllSequences
 from .extra import Extra
-from .histogram import HISTOGRAM, histogram
+from .histogram import HISTOGRAM, HISTOGRAM_OF_WEIGHTS, histogram
 from .labels import SEQUENCES, Labeled, places_of
 from .rows import At
 from .statistics import Statistics
@@ -220,6 +220,11 @@ class Collector:
                 numbers.update(more)
         if self._histograms:
             sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
+        if schema.bins_weights(spec):
+            weighed, among = facts.log_weight, view.among
+            if facts.turns is not None and spec.weight is not None and spec.weight.per_turn:
+                weighed, among = facts.turns.log_weight, view.turns_measured
+            sums |= self._named(HISTOGRAM_OF_WEIGHTS, histogram(weighed, among))
         every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
         whole = Statistics(spec, _stack(every, self._on_host))
         return whole if self._labels is None else self._labels.beside(whole, view)

@@ -1,4 +1,4 @@
-"""The histogram of D: counted on the device, read as percentiles on the host."""
+"""Histograms of D and of weights' logarithms: counted on the device, read as percentiles on the host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 HISTOGRAM_BINS = 512
 HISTOGRAM = tuple(f"histogram_{i}" for i in range(HISTOGRAM_BINS))
+HISTOGRAM_OF_WEIGHTS = tuple(f"histogram_of_weights_{i}" for i in range(HISTOGRAM_BINS))
 
 # Bin 0 of a sign begins at this exponent, in eighths of a power of two.
 FIRST = (127 - 24) << 3
@@ -46,17 +47,28 @@ def percentile(v: Mapping[str, float], percent: float) -> float:
         v: The statistics by name: the bins, "-min_d", "max_d", "tokens_differing" and "tokens_nonfinite".
         percent: 0 to 100.
     """
-    half = HISTOGRAM_BINS // 2
     inside = [v[name] for name in HISTOGRAM]
-    total = sum(inside)
+    zeros = sum(inside) - (v["tokens_differing"] - v["tokens_nonfinite"])
+    return interpolated(inside, zeros, (-v["-min_d"], v["max_d"]), percent)
+
+
+def interpolated(inside: list[float], zeros: float, ends: tuple[float, float], percent: float) -> float:
+    """Interpolate a percentile in a histogram.
+
+    Args:
+        inside: The bins.
+        zeros: How many of the values are known to be exactly 0.
+        ends: The smallest and the largest value.
+        percent: 0 to 100.
+    """
+    half, total = HISTOGRAM_BINS // 2, sum(inside)
     if not total:
         return 0.0
     # Exact zeros lie in the two bins around 0, by their sign. They rank between the other values of these bins.
-    zeros = total - (v["tokens_differing"] - v["tokens_nonfinite"])
     positive = min(zeros, inside[0])
     inside[0] -= positive
     inside[half] -= zeros - positive
-    low, high = -v["-min_d"], v["max_d"]
+    low, high = ends
     rank, seen = percent / 100.0 * total, 0.0
     for i in (*range(HISTOGRAM_BINS - 1, half - 1, -1), None, *range(half)):
         here = zeros if i is None else inside[i]

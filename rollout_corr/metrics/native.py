@@ -13,7 +13,7 @@ from functools import partial
 from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from . import turns
-from .histogram import percentile
+from .histogram import HISTOGRAM_OF_WEIGHTS, interpolated, percentile
 from .limits import BY_KEY, healthy
 from .rows import (
     EACH,
@@ -21,8 +21,10 @@ from .rows import (
     Over,
     Readers,
     Values,
+    exp,
     fraction,
     larger,
+    log,
     maximum,
     mean,
     mean_around,
@@ -34,6 +36,7 @@ from .rows import (
 )
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+PERCENTILES_OF_WEIGHTS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
 
 # The ten that docs/dashboard.md tells to look at, in its order.
 DASHBOARD = (
@@ -73,6 +76,36 @@ def is_around_one(name: str) -> bool:
 
 def _percentile(v: Values, n: float, percent: float) -> float:
     return percentile(v, percent)
+
+
+def _percentile_of_token_weight(v: Values, n: float, percent: float, clamp: float) -> float:
+    return exp(max(-clamp, min(clamp, percentile(v, percent)))) if n else 0.0
+
+
+def _percentile_of_weight(v: Values, n: float, percent: float, name: str) -> float:
+    inside = [v[one] for one in HISTOGRAM_OF_WEIGHTS]
+    ends = log(1.0 - v[f"-min_{name}"]), log(1.0 + v[f"max_{name}"])
+    return exp(interpolated(inside, 0.0, ends, percent)) if n else 0.0
+
+
+def percentiles_of_weight(spec: Spec) -> list[Metric]:
+    """The percentiles of a weight, over the units that it is of."""
+    weight = spec.weight
+    if weight is None or weight.over == "prefix":
+        return []
+    key, over = {
+        "token": ("weight", TOKENS), "turn": ("turn_weight", turns.TURNS), "sequence": ("sequence_weight", SEQUENCES)
+    }[weight.over]  # fmt: skip
+    read = partial(_percentile_of_weight, name=f"{weight.over}_raw")
+    if weight.over == "token":
+        clamp = min(spec.clamp, weight.token_clamp or spec.clamp)
+        read = partial(_percentile_of_token_weight, clamp=clamp)
+    words = "of the weight before the bounds, from the histogram of its logarithm (which is within 1/8 of its value)"
+    return [
+        Metric(f"{key}_before_bounds_p{percent:g}", f"percentile {percent:g} {words}", "ratio", over, "-",
+               partial(read, percent=percent))
+        for percent in PERCENTILES_OF_WEIGHTS
+    ]  # fmt: skip
 
 
 def _correlation(v: Values, n: float) -> float:
@@ -270,7 +303,7 @@ def metrics_of(spec: Spec) -> tuple[Metric, ...]:
         rows += weight_metrics(spec)
     for criterion in spec.criteria:
         rows += criterion_metrics(criterion)
-    return (*rows, *FULL_METRICS) if spec.detail == "full" else tuple(rows)
+    return (*rows, *percentiles_of_weight(spec), *FULL_METRICS) if spec.detail == "full" else tuple(rows)
 
 
 def on_dashboard(rows: Iterable[Metric]) -> tuple[Metric, ...]:

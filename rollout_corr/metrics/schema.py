@@ -19,7 +19,7 @@ from ..specs.checked import by_path
 from ..specs.correction import Spec
 from . import aggregates, peers
 from .extra import Extra
-from .histogram import HISTOGRAM
+from .histogram import HISTOGRAM, HISTOGRAM_OF_WEIGHTS
 from .labels import SEQUENCES, LabelSet, count_outside
 from .peers import Columns
 from .rows import Aggregate
@@ -42,11 +42,17 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
     return found.joined(peers.columns(spec, names))
 
 
+def bins_weights(spec: Spec) -> bool:
+    """True where the weights of turns or sequences have a histogram."""
+    return spec.detail == "full" and spec.weight is not None and spec.weight.over in ("turn", "sequence")
+
+
 def names_of(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """All sums and all maxima of a correction. The bins of the histogram come before the sums taken once a call."""
     found = columns_of(spec)
     bins = HISTOGRAM if spec.detail == "full" else ()
-    sums = (*found.token_sums, *found.sequence_sums, *bins, *found.call_sums)
+    of_weights = HISTOGRAM_OF_WEIGHTS if bins_weights(spec) else ()
+    sums = (*found.token_sums, *found.sequence_sums, *bins, *of_weights, *found.call_sums)
     return sums, (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
 
 

@@ -76,7 +76,7 @@ def explained(row: Metric, key: str, values: Mapping[str, float]) -> str:
         lines.append(f"  n: {count:.15g} {row.over.words}, the sum {units!r}")
     bins = [name for name in recorded.names if name.startswith("histogram_")]
     if bins:
-        lines.append(f"  made of: {len(bins)} bins of the histogram of D")
+        lines.append(f"  made of: {len(bins)} bins of the histogram of {'weights' if 'weights' in bins[0] else 'D'}")
     around_one = getattr(row.value, "center", 0.0) == 1.0
     for name in recorded.names:
         if name not in bins:

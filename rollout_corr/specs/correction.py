@@ -51,7 +51,7 @@ class Spec(Checked):
             as D = 0 and both its log-probs as 0 ("neutral"), or let NaN and infinity into the results ("propagate").
             Such tokens are counted in every case.
         sums_over: Sequence weights and criteria run over the "valid" tokens, or over those "kept" by token criteria.
-        detail: "full" adds the histogram of D (percentiles), probabilities and divergences that take
+        detail: "full" adds histograms of D and of weights (percentiles), probabilities and divergences that take
             more exponentials.
         apply: False makes a dry run: everything is computed and reported, but `weights` is None and the mask is the
             one given.

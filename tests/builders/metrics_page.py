@@ -109,6 +109,11 @@ def markdown() -> str:
         "With a `Weight` over sequences, in place of `sequence_mean_weight_*`": of_sequence[len(of_sequence) // 2 :],
         "For every `Criterion`, under its label": native.criterion_metrics(criterion),
         'With `detail="full"`': native.FULL_METRICS,
+        'With `detail="full"` and a `Weight`, of the unit that it is over': [
+            row
+            for weight in (Weight.token(), Weight.product(), Weight.product(over="turn"))
+            for row in native.percentiles_of_weight(Spec(weight=weight))
+        ],
         "Where turns are measured": turns.METRICS,
         "With a `Weight` over turns": native.weight_metrics(Spec(weight=Weight.product(over="turn")))[-12:],
         'With `normalize="group"` or "sequence"': extra.DIVISOR_METRICS,

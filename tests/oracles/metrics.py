@@ -10,6 +10,7 @@ from oracles.correction import measured
 from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, probability, saturate
 
 PERCENTILES = 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99
+PERCENTILES_OF_WEIGHTS = 1, 5, 25, 50, 75, 95, 99
 
 
 def mean(values):
@@ -53,7 +54,7 @@ def extremes(prefix, values):
 
 
 def metrics(answer, spec):
-    """Every native metric of one batch. Percentiles are exact ones of D, not those of a histogram."""
+    """Every native metric of one batch. Percentiles are exact ones, not those of a histogram."""
     rows = [[row[t] for t in measured(row, range(len(row)))] for row in answer.tokens]
     rows = [row for row in rows if row]
     tokens = [token for row in rows for token in row]
@@ -192,6 +193,10 @@ def of_weights(answer, spec):
         above = [weight.upper is not None and raw > weight.upper**growth for raw, _, growth in values]
         below = [weight.lower is not None and raw < weight.lower**growth for raw, _, growth in values]
         found |= {f"{name}_above_upper_fraction": mean(above), f"{name}_below_lower_fraction": mean(below)}
+    if spec.detail == "full" and weight.over != "prefix":
+        key = {"token": "weight"}.get(weight.over, f"{weight.over}_weight")
+        raws = [raw for raw, _, _ in levels[key]]
+        found |= {f"{key}_before_bounds_p{percent}": percentile(raws, percent) for percent in PERCENTILES_OF_WEIGHTS}
     if weight.normalize == "batch":
         found["weight_divisor"] = mean(w for units in answer.units for _, w in units)
     return found
