@@ -11,6 +11,7 @@ from typing import Any
 
 from ..specs.correction import Criterion, Spec, Weight
 from ..specs.validate import number, one_of
+from .shared.checking import Checks, Rule, without
 from .shared.preset import LEVELS, Row, presets
 from .shared.recipe import BOTH, Recipe
 from .shared.settings import boolean, settings_of
@@ -84,3 +85,27 @@ AXOLOTL = AsyncTrainer(
 )
 AXOLOTL.register(BOTH)
 read, recipe, write = AXOLOTL.read, AXOLOTL.recipe, AXOLOTL.write
+
+# --- mistakes ---
+
+PLACE = "trl."
+CORRECTION, MODE, CAP = (f"{PLACE}vllm_importance_sampling_{name}" for name in ("correction", "mode", "cap"))
+USUAL = {MODE: OWN["vllm_importance_sampling_mode"], CAP: OWN[OLD_CAP]}
+CHECKS = Checks(
+    keys=(CORRECTION, MODE, CAP, f"{PLACE}use_vllm", f"{PLACE}off_policy_mask_threshold"),
+    temperature=f"{PLACE}temperature",
+    top_p=f"{PLACE}top_p",
+    top_k=f"{PLACE}top_k",
+    min_p=f"{PLACE}min_p",
+    bounds={"weight": (CAP,), "criteria": (CAP,)},
+    rules=(
+        *without(CORRECTION, MODE, CAP, default=True, usual=USUAL),
+        *without(f"{PLACE}use_vllm", MODE, CAP, default=True, usual=USUAL),
+        Rule(
+            MODE,
+            lambda run: run.is_(MODE, "token_mask", "sequence_mask") and run.on(CORRECTION, True),
+            "{value} does not mask: axolotl raises the 0 of what is above the cap to 1 / cap, and trains on it",
+            "write token_truncate or sequence_truncate",
+        ),
+    ),
+)

@@ -17,6 +17,7 @@ from ..specs.ratio_losses import GSPO, PPO
 from ..specs.surrogate import Surrogate
 from ..specs.terms import KL, KLWeight, Mean
 from ..specs.validate import number, one_of
+from .shared.checking import Checks, Rule, without
 from .shared.preset import PRESETS, is_off_policy, off_policy, presets
 from .shared.recipe import BOTH, NO_LOWER_CLAMP, ROWS, TOKENS, Recipe, built_recipe
 from .shared.settings import boolean, defaults_of, maybe, settings_of, words
@@ -118,3 +119,29 @@ def write(spec: Spec) -> dict[str, Any]:
         "behav_imp_weight_cap": None if cap is None else cap.high,
         "off_policy_masking_delta": None if opsm is None else opsm.high,
     }
+
+
+# --- mistakes ---
+
+DECOUPLED, CAP, ALONE = (
+    f"{PLACE}.{name}" for name in ("use_decoupled_loss", "behav_imp_weight_cap", "use_rollout_logprobs_for_loss")
+)
+SAMPLING = "rollout.sampling_config."
+CHECKS = Checks(
+    keys=(DECOUPLED, CAP, f"{PLACE}.off_policy_masking_delta"),
+    context=(ALONE,),
+    temperature=f"{SAMPLING}temperature",
+    top_p=f"{SAMPLING}top_p",
+    top_k=f"{SAMPLING}top_k",
+    repetition_penalty=f"{SAMPLING}repetition_penalty",
+    bounds={"criteria": (CAP,)},
+    rules=(
+        *without(DECOUPLED, CAP),
+        Rule(
+            ALONE,
+            lambda run: run.on(ALONE) and run.on(DECOUPLED),
+            "cosmos-rl refuses it together with use_decoupled_loss",
+            "leave one of them out",
+        ),
+    ),
+)

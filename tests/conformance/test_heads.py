@@ -7,12 +7,14 @@ functions are gone, or take other arguments, is found here.
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from types import ModuleType
 
 import pytest
 
-from conformance import campaign, verl_07
+from builders import coverage_page
+from conformance import campaign, heads, verl_07
 
 pytestmark = pytest.mark.peers
 
@@ -77,3 +79,37 @@ def test_the_trainers_of_verl_call_what_is_replaced(source):
     v1 = source.root / "verl/trainer/ppo/v1"
     assert source.root / "verl/trainer/ppo/ray_trainer.py" in callers
     assert not v1.exists() or any(v1 in path.parents for path in callers)
+
+
+@pytest.mark.parametrize(
+    "head", [head for head in heads.HEADS if head.rows and head.sources()], ids=lambda head: head.title
+)
+def test_a_merge_of_an_open_pull_request_is_no_surprise(head):
+    """Its rows agree, or differ as declared."""
+    (source,) = head.sources()
+    for row in head.rows(source):
+        assert heads.compared(row, 28).undeclared == [], row.key
+
+
+# The class of the configuration, and the files in which metrics are named, as a pattern finds them.
+LISTS = {
+    "verl": ("verl/trainer/config/algorithm.py", "RolloutCorrectionConfig", "docs/algo/rollout_corr.md",
+             r"- \*\*`(\w+)`"),
+    "xtuner": ("xtuner/v1/rl/rollout_is.py", "RolloutImportanceSampling", "xtuner/v1/rl/rollout_is.py",
+               r'metrics\["(\w+)"\]'),
+    "skyrl": ("skyrl/train/config/config.py", "OffPolicyCorrectionConfig",
+              "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py", r'metrics(?: = {\s+|\[)"(\w+)"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", coverage_page.FRAMEWORKS, ids=lambda framework: framework.name)
+def test_the_lists_of_the_coverage_page_are_the_frameworks_own(framework):
+    config, name, metrics, pattern = LISTS[framework.name]
+    for source in campaign.sources_of(framework.name):
+        if not (source.root / metrics).is_file() or (source.framework == "verl" and verl_07.is_that_old(source)):
+            continue
+        text = (source.root / config).read_text(encoding="utf-8")
+        body = re.split(r"\n(?=\S)", text.partition(f"class {name}")[2])[0]
+        assert {*re.findall(r"^    (\w+): .*=", body, re.MULTILINE)} == {*framework.options}, source
+        keys = {*re.findall(pattern, (source.root / metrics).read_text(encoding="utf-8"))}
+        assert keys == {*framework.metrics} - framework.answers.keys(), source

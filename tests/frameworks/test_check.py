@@ -123,11 +123,11 @@ verl yaml | rollout_rs | expected one of
   rollout_rs_threshold: 2.0
 > rollout_rs: seq_max_k1
 
-verl yaml | debug_rollout_actor_probs | warning: ... newer release
+verl yaml | rollout_plot_folder | warning: ... newer release
   algorithm:
     rollout_correction:
       rollout_is: token
->     debug_rollout_actor_probs: true
+>     rollout_plot_folder: true
 
 trl py | vllm_importance_sampling_clip_max | does nothing while use_vllm
   args = GRPOConfig(
@@ -387,6 +387,26 @@ verl sh | rollout_is_threshold | does nothing while rollout_is is off
 
 xtuner py | rollout_is_veto_threshold | does nothing while rollout_is_threshold
 > RolloutImportanceSampling(rollout_is_veto_threshold=(20, 0))
+
+axolotl yaml | trl.vllm_importance_sampling_cap | does nothing while vllm_importance_sampling_correction
+  rl: grpo
+  trl:
+    vllm_importance_sampling_correction: false
+>   vllm_importance_sampling_cap: 2.0
+
+axolotl yaml | trl.vllm_importance_sampling_mode | does not mask
+  trl:
+    vllm_importance_sampling_correction: true
+>   vllm_importance_sampling_mode: sequence_mask
+
+cosmos_rl toml | train_policy.behav_imp_weight_cap | does nothing while use_decoupled_loss
+  [train.train_policy]
+> behav_imp_weight_cap = 5.0
+
+cosmos_rl toml | use_rollout_logprobs_for_loss | refuses it together
+  [train.train_policy]
+  use_decoupled_loss = true
+> use_rollout_logprobs_for_loss = true
 
 openrlhf sh | is_correction_mode | 'clip' needs
   train --algo.advantage.is_correction_level seq \

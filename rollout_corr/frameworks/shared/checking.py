@@ -247,12 +247,13 @@ def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
 def framework_of(config: object) -> str | None:
     """Recognize the framework of a configuration: the one most of whose settings are there; None: of none, or several.
 
-    Flags that slime and miles share are slime's.
+    Flags that slime and miles share are slime's, and those of axolotl that stand without a block are TRL's.
     """
     counts = settings_of_each(config)
     most = max(counts.values())
     alike = [name for name, count in counts.items() if most and count == most]
-    return "slime" if sorted(alike) == ["miles", "slime"] else alike[0] if len(alike) == 1 else None
+    shared = {("miles", "slime"): "slime", ("axolotl", "trl"): "trl"}
+    return shared.get(tuple(sorted(alike)), alike[0] if len(alike) == 1 else None)
 
 
 def settings_of_each(config: object) -> dict[str, int]:

@@ -247,7 +247,9 @@ OLD_NESTED = (
     "use_pure_rollout_correction",
     "use_policy_gradient",
 )
-KNOWN = (*SHARED, *NESTED, *OLD_NESTED, *FLAT, *CAPS)
+# Of verl#7196: one more forward pass, for metrics alone.
+WITHOUT_EFFECT = ("debug_rollout_actor_probs",)
+KNOWN = (*SHARED, *NESTED, *OLD_NESTED, *FLAT, *CAPS, *WITHOUT_EFFECT)
 
 # These keys show that the whole of `algorithm` is given, with many keys that do not concern this package. Only
 # those that begin like ours are checked for spelling.

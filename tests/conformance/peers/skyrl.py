@@ -114,6 +114,13 @@ def correction(rng: Random) -> dict[str, Any]:
     return drawn
 
 
+def reporting(rng: Random) -> dict[str, Any]:
+    """Draw settings with something on: SkyRL reports nothing where all is off."""
+    drawn = correction(rng)
+    on = ("tis_ratio_type", "sequence_mask_metric", *(key for key in drawn if "threshold" in key))
+    return drawn if any(drawn[key] is not None for key in on) else drawn | {"tis_ratio_type": "token"}
+
+
 def algorithm(rng: Random, anchored: bool = False) -> dict[str, Any]:
     """Draw an AlgorithmConfig; `anchored`: of a version with `cispo_anchor`."""
     kind = rng.choice(tuple(FUNCTIONS))
@@ -282,7 +289,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     place = f"{CORRECTION}: {COMPUTE}"
     more: dict[str, Any] = {"declared": (*OF_CORRECTION, SINGLE), "within": WITHIN}
-    yield report("skyrl", place, partial(rc.spec, "skyrl"), reported, correction, **more)
+    yield report("skyrl", place, partial(rc.spec, "skyrl"), reported, reporting, **more)
     yield spec_of("skyrl", place, lambda given, drawn: corrected(given, **drawn), correction, **more)
     sides = partial(whole, getattr(dropin, COMPUTE)), partial(whole, correct)
     yield Row("drop-in", f"skyrl.{COMPUTE}", place, *sides, correction, **more)

@@ -1,0 +1,63 @@
+"""docs/coverage.md: all that verl, xtuner and SkyRL list for their corrections has a row, and the page is fresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import rollout_corr as rc
+from builders import coverage_page
+from builders.coverage_page import FRAMEWORKS
+
+PAGE = Path(__file__).parents[2] / "docs/coverage.md"
+FRAMEWORK = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+
+
+def test_the_page_is_fresh():
+    wanted = "PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md"
+    assert PAGE.read_text(encoding="utf-8") == coverage_page.markdown(), wanted
+
+
+@FRAMEWORK
+def test_each_metric_has_its_key_here_or_an_answer(framework):
+    emitted = coverage_page.emitted(framework)
+    assert {key for key in framework.metrics if key not in emitted} == {*framework.answers} - {*framework.options}
+    assert not emitted & framework.answers.keys()
+
+
+OTHER_WORDS = {"token": "sequence", "token_k1": "seq_sum_k1", "geometric": "product", "mask": "both"}
+
+
+def another(value):
+    """Another value of an option, of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return 0.999 * value[0], value[1]
+    return OTHER_WORDS.get(value) or value.replace("2.0", "3.0") if isinstance(value, str) else 0.999 * value
+
+
+@FRAMEWORK
+def test_each_option_changes_the_spec_or_has_an_answer(framework):
+    examples = {key: settings for settings in reversed(framework.settings) for key in settings}
+    assert {*examples, *framework.answers} >= {*framework.options} >= {*examples}
+    for option, settings in examples.items():
+        changed = {**settings, option: another(settings[option])}
+        assert rc.spec(framework.name, changed) != rc.spec(framework.name, settings), option
+
+
+def test_a_fresh_token_has_the_gradient_of_an_on_policy_step():
+    """What the page says of prime-rl#3555."""
+    made = torch.Generator().manual_seed(0)
+    new, rollout = -torch.rand(2, 4, 6, generator=made, dtype=torch.float64)
+    fresh = torch.rand(4, 6, generator=made) < 0.5
+    advantages = torch.randn(4, 6, generator=made, dtype=torch.float64)
+    new.requires_grad_()
+    out = rc.policy_loss(
+        new, advantages, loss=rc.Loss(rc.Reinforce()), rollout_logp=torch.where(fresh, new.detach(), rollout)
+    )
+    out.value.backward()
+    ratio = torch.where(fresh, 1.0, (new.detach() - rollout).exp())
+    torch.testing.assert_close(new.grad, -ratio * advantages / 24)
