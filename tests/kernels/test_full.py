@@ -10,6 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.kernel_cases import INTERPRETED
 from builders.rounding import near
+from rollout_corr.metrics import schema
 
 pytestmark = INTERPRETED
 
@@ -43,3 +44,20 @@ def test_columns_of_full_detail_at_the_ends_of_their_ranges(train, rollout, clam
         # e^200, of sums in float32.
         assert found.pop(name) == near(expected.pop(name), torch.float32)
     assert found == near(expected, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "weight", [rc.Weight.product(upper=2.0), rc.Weight.geometric(over="turn")], ids=["sequences", "turns"]
+)
+def test_the_bins_of_weights_are_those_of_plain_torch(weight):
+    train, rollout, mask = (x[:, :20] for x in (_logp(2), _logp(3), _logp(4) < -1.0))
+    mask[0] = False
+    rollout[1, mask[1]] = train[1, mask[1]]
+    batch = rc.Batch(mask=mask, turns="runs" if weight.over == "turn" else None)
+    spec = rc.Spec(weight, detail="full")
+    found, expected = (
+        rc.correct(train, rollout, batch, spec=spec, backend=backend).statistics for backend in ("triton", "torch")
+    )
+    bins = [i for i, name in enumerate(schema.layout(spec)[0]) if name.startswith("histogram_of_weights")]
+    assert len(bins) == 512 and expected.sums[bins].sum() > 1
+    assert torch.equal(found.sums[bins], expected.sums[bins])
