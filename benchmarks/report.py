@@ -52,7 +52,7 @@ everybody's own code and the same batch.
 - **Batch**: fp32 log-probs, bool mask, 256 sequences, 0.3 million tokens. *padded*: rows of 2,048, 55 % full. *packed*:
   one behind the other. Three numbers are for 64, 256 and 1,024 sequences (34 thousand to 2.3 million tokens).
 - **Launches**: operations of torch that compute or copy, forward and backward. A sort, which takes several kernels,
-  counts once. On our kernels: launches of Triton, and operations of torch besides.
+  counts once. On our kernels: launches of Triton plus operations of torch.
 - **Waits**: `.item()`, `bool(tensor)`, shapes that depend on values, copies from and to the host; their lines are in
   `benchmarks/results/costs.json`. Ours is the copy of the statistics in `metrics()`.
 - **Bytes a token**: what operations read and write, over the valid tokens; of the kernels what their compiled code

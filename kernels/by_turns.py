@@ -21,7 +21,7 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
         given: A batch as the kernels take it, with offsets and advantages.
         turns: [U + 1] int32 or int64, offsets among the tokens; those of a padded batch are counted row after row.
         like: A tensor in the shape of the batch.
-        names: All fields with a per-token tensor but for the advantages.
+        names: All fields with a per-token tensor except for the advantages.
 
     Returns:
         The batch, flat, with offsets and advantages of turns; and [S + 1] int64, where sequences begin and end among

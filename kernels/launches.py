@@ -143,7 +143,7 @@ class Call(NamedTuple):
 class Operation:
     """Kernels that are launched one after the other, with the tensors and the tables that they take by name.
 
-    Its calls are alike in everything that decides how a kernel is compiled, but for the grid and for alignments: in
+    Its calls are alike in everything that decides how a kernel is compiled, except for the grid and for alignments: in
     dtypes, in the device, and in which of the tensors are None.
 
     Args:
@@ -322,8 +322,8 @@ def only_compiles() -> bool:
 def compiled_beside(threads: int) -> Iterator[Sequence[Future[Any]]]:
     """Compile, in so many threads, what this thread launches inside, and launch nothing; give all compilations.
 
-    Compiling is MLIR, LLVM and a process of ptxas, which hold no lock of Python, but for a tenth. What is compiled is
-    found by Triton's dispatch afterwards, and on disk by other processes. Leaving waits for all of it.
+    Nine tenths of compiling are MLIR, LLVM and a process of ptxas, which hold no lock of Python. Triton's dispatch finds
+    the compilations afterwards, and other processes find them on disk. Leaving waits for all of them.
     """
     with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool) as mode:
         _THREAD.only_compiles = True

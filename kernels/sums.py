@@ -334,7 +334,7 @@ def put_outside(counts: tl.tensor, outside: tl.tensor, begin: tl.tensor, first_o
 
 @triton.jit
 def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.constexpr) -> None:
-    """Store what the program adds to sums and extrema of the batch, [columns, programs], but for derived extrema."""
+    """Store what the program adds to sums and extrema of the batch, [columns, programs], except for derived extrema."""
     program = tl.program_id(0).to(tl.int64)
     for i in tl.static_range(size(PLAN, "token_sums")):
         x = total_of(kept, first_of(PLAN, "token_sums") + i, PLAN)

@@ -31,7 +31,7 @@ class Pair(NamedTuple):
     d: tl.tensor  # logp - base
     logp: tl.tensor  # of the policy in the numerator: train, or new
     base: tl.tensor  # of the policy in the denominator: rollout, or train
-    measured: tl.tensor  # tokens that are valid and, but for nonfinite="propagate", finite or read as D = 0
+    measured: tl.tensor  # tokens that are valid and, except for nonfinite="propagate", finite or read as D = 0
     finite: tl.tensor  # valid tokens whose D is finite
 
 

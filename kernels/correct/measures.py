@@ -98,7 +98,7 @@ def measure_ages(found: tl.tuple, age: tl.tensor, valid: tl.tensor, PLAN: tl.con
 
 @triton.jit
 def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
-    """Record the statistics of detail="full", but for the histogram."""
+    """Record the statistics of detail="full", except for the histogram."""
     measured = pair.measured
     # 0 at tokens that are not measured, whose log-probs are 0.
     p, q = probability(pair.base), probability(pair.logp)
@@ -409,7 +409,7 @@ def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: t
 def measure_sequence_weights(
     units: Units, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> None:
-    """Report the weights of sequences; those of tokens by `read`, but for their sums, and those of turns by turns."""
+    """Report the weights of sequences, of turns by turns, and the sums of token weights; `read` reports their rest."""
     n, some = units.n, units.n > 0
     above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)
     tokens, terms = tl.where(some, n, 0).to(tl.float64), weight_terms(weights, some)

@@ -60,7 +60,7 @@ def slot_columns(plan: Plan) -> SlotColumns:
 def same_numbers(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Pair bounds of schemes with those of the Spec that they repeat, so that these are compared with once.
 
-    They are the bounds of the weight, but for a side that only a scheme has, and those of ratios of tokens. None for
+    They are the bounds of the weight, except for a side that only a scheme has, and those of ratios of tokens. None for
     rows, where ptxas has registers for all, and spilled 32 bytes of `skyrl.tldr` for sm_100 without these.
     """
     if not plan.packed:

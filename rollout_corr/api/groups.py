@@ -44,7 +44,7 @@ def filter_groups(rewards: Tensor, keep: Tensor, group_index: Tensor, alone: Alo
         group_index: [S] int64 or int32, the group of each sample, from 0 to S - 1. Members of a group need not be
             neighbors, and numbers may be left out; numbers outside that range are an error on the CPU and undefined
             on a device.
-        alone: Treatment of a sample that is the only one kept of its group and so has no sibling to compare with:
+        alone: Treatment of a sample that is the only kept one of its group and so has no sibling to compare with:
             "zero" centers it on itself, so that it teaches nothing; "reward" takes its reward as its advantage, with
             baseline 0 and a standard deviation of 1, as some frameworks do.
 

@@ -181,7 +181,7 @@ def policy_loss(
 
     Returns:
         A `PolicyLoss`. Its gradient is computed already; backward multiplies it. It is exactly 0 at every token that
-        does not train, but for terms with scope="all".
+        does not train, except for terms with scope="all".
 
     Raises:
         ValueError: A wrong shape, dtype, device, length or name, or arguments that exclude each other.

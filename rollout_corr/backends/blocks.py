@@ -189,7 +189,7 @@ def slots_with_outputs(batch: OpenBatch) -> int:
 
 
 def new_output(batch: OpenBatch, dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
-    """Make a tensor of the batch's shape, or take the caller's; blocks write it but for slots in no sequence, now 0."""
+    """Make a tensor of the batch's shape, or take the caller's; 0 at slots in no sequence, blocks write the rest."""
     out = torch.empty(batch.train.shape, dtype=dtype, device="cpu") if given is None else given
     before, after = batch.outside
     if before + after:

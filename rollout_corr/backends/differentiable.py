@@ -53,7 +53,7 @@ class Differentiable(torch.autograd.Function):
             ctx: Autograd's context.
             new: new_logp in the shape of the batch.
             value: 0-d.
-            gradient: d(value * divisor) / d(new), but for `inners`.
+            gradient: d(value * divisor) / d(new), except for `inners`.
             divisor: 0-d.
             by_kernels: The kernels made the gradient.
             inners: [S], the factor of each sequence's gradient; None or empty for nothing.

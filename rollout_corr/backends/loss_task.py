@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class LossTask:
-    """A loss to run. Tensors have the shape of the batch, and are constants but for `new`.
+    """A loss to run. Tensors have the shape of the batch, and are constants, except for `new`.
 
     Attributes:
         new: new_logp, which may require grad; `batch.train` is the same, detached.

@@ -171,7 +171,7 @@ class WholeBatch:
         return torch.stack(tables).view(-1, 2, places)
 
     def _in_chunks(self, x: Tensor) -> list[Tensor]:
-        """The sums of `_limbs`, but for whole numbers in the fraction, in chunks that stay in cache."""
+        """The sums of `_limbs`, except for whole numbers in the fraction, in chunks that stay in cache."""
         low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
         # A NaN fails the comparison.
         if not max(-low, high) <= MOST_OF_CHUNK:

@@ -239,7 +239,7 @@ class ExchangedTables:
 
 
 def apart(here: Tensor, rank: int, ranks: int) -> Tensor:
-    """[ranks, ...], 0 but for this rank's own entry: a sum over ranks then hands over every rank's values unchanged."""
+    """[ranks, ...], 0 except at this rank's entry: a sum over ranks then hands over every rank's values unchanged."""
     every = here.new_zeros(ranks, *here.shape)
     every[rank] = here
     return every

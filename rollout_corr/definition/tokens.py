@@ -169,7 +169,7 @@ class KeptMass(NamedTuple):
     """The probability mass that truncated sampling (top-k, top-p, min-p) kept, and the side that knows of it.
 
     Attributes:
-        log_mass: The log of the mass, at most 0 but for rounding: in the layout of the log-probs, any of their dtypes.
+        log_mass: The log of the mass, at most 0 up to rounding: in the layout of the log-probs, any of their dtypes.
         of: The side whose log-probs are over the kept set already: "rollout", an engine that returns log p - log_mass,
             so that D = train_logp - log_mass - rollout_logp; or "train", a trainer that replays the kept set, so that
             D = train_logp - (rollout_logp - log_mass).

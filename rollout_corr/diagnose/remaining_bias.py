@@ -24,7 +24,7 @@ LOWEST_LOGP = -20.0
 REPLICATES = 200
 # Standard errors to either end of an interval of 95 %.
 NORMAL_95 = 1.959964
-# A function that the others explain but for this share of its variance adds nothing.
+# A function that the others explain except for this share of its variance adds nothing.
 INDEPENDENT = 1e-6
 # Rounding, as a share of a mean square: of sums in float64, and of values in float32, whose variance below it is none.
 ROUNDING, CONSTANT = 1e-10, 1e-14

@@ -1,4 +1,4 @@
-"""miles's flags, which are slime's but for CISPO."""
+"""miles's flags, which are slime's, except for CISPO."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class REC(Surrogate):
             "two_side": f", r 0 outside [{least}, {most}]",
             "one_side": f", and 0 where r > {most} (A > 0) or r < {least} (A < 0)",
             "ring": (
-                f", and 0 outside [{least}, {most}] but for r <= {1.0 - self.far_low:g} (A > 0) "
+                f", and 0 outside [{least}, {most}] except for r <= {1.0 - self.far_low:g} (A > 0) "
                 f"and r >= {1.0 + self.far_high:g} (A < 0)"
             ),
         }[self.mask]

@@ -17,7 +17,7 @@ from rollout_corr.api import dump_threads
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # Python 3.12 warns of every fork beside threads; what happens then is the subject here.
+    # Python 3.12 warns of every fork with threads; what happens then is the subject here.
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 

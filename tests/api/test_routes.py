@@ -1,4 +1,4 @@
-"""Agreement of routers, beside sets in plain Python."""
+"""Agreement of routers, against sets in plain Python."""
 
 from __future__ import annotations
 

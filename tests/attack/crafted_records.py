@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from builders.dumps import packed, plain, records
 
 NAMES = ("train_logp", "rollout_logp", "mask", "step", "token_ids", "versions", "texts", "advantages", "more")
-# JSON texts that stand where a list of numbers is expected, or beside one.
+# JSON texts that stand where a list of numbers is expected, or next to one.
 VALUES = (
     *("null", "true", "-0.0", "1e999", "NaN", '""', '"\\ud800"', '"\U0001f600"', "[]", "{}", "[[]]", "[1]", "[null]"),
     *("1" + "0" * 400, "1" + "0" * 9000, "18446744073709551616", "[NaN, 1]", '["a"]', "[[1], 2]", '[{"a": 1}]'),
@@ -35,7 +35,7 @@ def _texts(rng):
         members, value = rng.choice(lines), rng.choice(VALUES)
         at = rng.randrange(len(members))
         name, text = members[at]
-        # In the place of a field, among its numbers, or beside it.
+        # In the place of a field, among its numbers, or next to it.
         inside = text.replace(", ", f", {value[:1000]}, ", 1)
         members[at] = (name, rng.choice((value, value, inside)))
         if rng.random() < 0.2:

@@ -221,7 +221,7 @@ def step(rank, ranks, away, bad, at):
 def misses(error, name, rank, bad):
     """Tell whether the error of a call on a rank says that it waited, and did not hear of the bad one.
 
-    Others that wait still may stand beside it: not all ranks hear of a process that ended before their timeout.
+    Others that still wait may be named too: not all ranks hear of a process that ended before their timeout.
     """
     found = re.match(rf"RuntimeError: {name}.*rank {rank} timed out waiting .* no report from ranks? ([\d, ]+):", error)
     return found is not None and str(bad) in found[1].split(", ")

@@ -257,7 +257,7 @@ def test_spans_are_as_large_as_they_may_be(lengths: list[int], size: int) -> Non
 
 
 def test_a_batch_a_little_larger_than_a_block_is_one_where_that_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not with a mask, tokens outside, or room of the caller's, beside which a larger block would be more memory."""
+    """Not with a mask, tokens outside, or room of the caller's, with which a larger block would be more memory."""
     monkeypatch.setattr(blocks, "BLOCK", 64)
     spec = rc.Spec(weight=rc.Weight.token(upper=1.1))
 

@@ -1,4 +1,4 @@
-"""Bounds that the batch decides: `correct` beside loops, in every layout, in blocks, in one piece and over ranks."""
+"""Bounds that the batch decides: `correct` against loops, in every layout, in blocks, in one piece and over ranks."""
 
 from __future__ import annotations
 

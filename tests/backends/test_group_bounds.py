@@ -1,4 +1,4 @@
-"""Bounds that each group of sequences decides by its own values: `correct` beside loops, in every layout."""
+"""Bounds that each group of sequences decides by its own values: `correct` against loops, in every layout."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ TOGETHER = {
     "tokens": rc.Spec(criteria=(rc.Criterion("abs", **RULES[1]),)),
     "the mean of tokens": rc.Spec(criteria=(rc.Criterion("abs", **RULES[4]),)),
     "sequences": rc.Spec(criteria=(rc.Criterion("abs", "sequence", "sum", upper=rc.Bottom(1, within="group")),)),
-    "survivors, beside a bound of the batch": rc.Spec(
+    "survivors, and a bound of the batch": rc.Spec(
         criteria=(
             rc.Criterion("abs", "sequence", "mean", lower=rc.Quantile(0.2), upper=rc.Quantile(0.7, within="group")),
             rc.Criterion("abs", upper=rc.MeanBelow(0.2, within="group")),

@@ -1,4 +1,4 @@
-"""Bounds of weights that the batch decides: `correct` beside loops, in every layout, over micro-batches and ranks."""
+"""Bounds of weights that the batch decides: `correct` against loops, in every layout, over micro-batches and ranks."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def observed(seed=0, races=True):
 
     Args:
         seed: Another one is another order of the programs.
-        races: Whether two programs that touch a byte are looked for, beside accesses outside of every tensor.
+        races: Whether two programs that touch a byte are looked for, in addition to accesses outside of every tensor.
     """
     from triton.runtime import interpreter
 

@@ -34,7 +34,7 @@ def bundled_loss(**given: Any) -> dict[str, Any]:
     """Arguments of `rc.policy_loss`: as `bundled`; fields of a Loss become one, `weights` and `train_mask` Factors."""
     factors = {name: given.pop(name) for name in ("weights", "train_mask") if name in given}
     if any(x is not None for x in factors.values()):
-        assert given.get("correction") is None, "weights or a training mask beside a correction"
+        assert given.get("correction") is None, "weights or a training mask together with a correction"
         given["correction"] = rc.Factors(weights=factors.get("weights"), mask=factors.get("train_mask"))
     of_loss = {name: given.pop(name) for name in tuple(given) if name in OF_LOSS}
     return bundled(**given) | ({"loss": rc.Loss(**of_loss)} if of_loss else {})

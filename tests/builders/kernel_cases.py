@@ -106,7 +106,7 @@ def between_fences(laid, device, fence=math.nan):
 
 @contextlib.contextmanager
 def watched(filling=0xFF, seed=0, races=True):
-    """Fill the kernels' allocations with garbage, and check that nothing is written beside them, and no race.
+    """Fill the kernels' allocations with garbage, and check that nothing is written outside of them, and no race.
 
     Args:
         filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.
@@ -141,10 +141,10 @@ def watched(filling=0xFF, seed=0, races=True):
         for name, *_ in scratch.tables:
             table = scratch.tensor(name)
             beside[table.data_ptr() - scratch.memory.data_ptr() :][: table.numel() * table.element_size()] = False
-        assert bool((scratch.memory[beside] == filling).all()), "written beside a table"
+        assert bool((scratch.memory[beside] == filling).all()), "written outside of a table"
     for around, held in handed:
         for fence in (around[:ROOM], around[ROOM + held :]):
-            assert bool((bits(fence) == filling).all()), "written beside a tensor"
+            assert bool((bits(fence) == filling).all()), "written outside of a tensor"
 
 
 @contextlib.contextmanager

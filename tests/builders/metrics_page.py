@@ -45,7 +45,7 @@ sequences with a token, whatever rejects. A sequence that lost some of its token
 one by one is kept too, and counted in `sequences_without_survivors`. verl's `rollout_rs_masked_fraction` is 1 -
 `tokens_kept_fraction`. Its `rollout_rs_seq_masked_fraction` counts rows that lost *any* token, over all rows, empty
 ones too: with a criterion over tokens a row that lost one of 4,000 counts as much as a row that lost all. With one
-over sequences the two agree, but for empty rows. The fraction of each option, such as
+over sequences the two agree, except for empty rows. The fraction of each option, such as
 `rollout_rs_seq_mean_k1_seq_masked_fraction`, is over rows with a token.
 """
 

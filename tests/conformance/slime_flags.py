@@ -120,7 +120,7 @@ def flags_of(rng: Random, more: tuple[str, ...]) -> dict[str, Any]:
     }
     drawn["use_rollout_logprobs"] = not drawn["use_tis"] and rng.random() < 0.5
     if function == "mis":
-        # The reader refuses OPSM beside MIS and a KL.
+        # The reader refuses OPSM together with MIS and a KL.
         drawn["use_opsm"] = drawn["use_opsm"] and not drawn["use_kl_loss"]
     return drawn
 

@@ -199,7 +199,7 @@ def test_external_values_that_are_not_finite(layout, dtype):
 
 @pytest.mark.parametrize("layout", ["list", "jagged"])
 def test_advantages_of_sequences_where_there_are_as_many_tokens(layout):
-    """A plain tensor beside samples or a jagged tensor is per sequence, also where it would fit the tokens."""
+    """A plain tensor given with samples or a jagged tensor is per sequence, also where it would fit the tokens."""
     samples = [torch.tensor([-0.1, -0.9]), torch.tensor([]), torch.tensor([-0.3])]
     others = [x - 0.5 for x in samples]
     if layout == "jagged":

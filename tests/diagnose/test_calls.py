@@ -46,7 +46,7 @@ def found_in(result):
     for name in ("worst", "worst_sequences"):
         for each in data.get(name, ()):
             del each["file"]
-    # A dump of no turns has no such field; columns that nothing names are refused beside tensors.
+    # A dump of no turns has no such field; columns that nothing names are refused with tensors.
     return {name: value for name, value in data.items() if name not in ("file", "fields", "unused")}
 
 

@@ -63,7 +63,7 @@ def test_a_limit_reads_the_first_sequences_of_a_stream(kind, tmp_path, monkeypat
 
 
 def test_a_folder_is_read_file_by_file(tmp_path):
-    """A folder may be called as a file is; what is no dump, such as a configuration beside dumps, is left alone."""
+    """A folder may be called as a file is; what is no dump, such as a configuration next to dumps, is left alone."""
     one, two = packed(seed=1), packed(seed=2)
     write("pt packed", tmp_path, one, "1")
     (tmp_path / "2.npz").mkdir()

@@ -1,4 +1,4 @@
-"""The bias that remains, beside policies whose every sequence can be listed, so that each mean is known exactly."""
+"""The bias that remains, for policies whose every sequence can be listed, so that each mean is known exactly."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_estimate_is_the_bias_of_the_whole():
 
 
 def test_noise_is_no_bias_and_a_common_factor_neither():
-    """Weights of 1 beside ratios that are noise; ratios that follow the log-prob; half of every weight."""
+    """Weights of 1 where ratios are noise; ratios that follow the log-prob; half of every weight."""
     generator = torch.Generator().manual_seed(0)
     rollout = -torch.rand(400 * 50, generator=generator, dtype=torch.float64)
     noise = 0.05 * torch.randn(rollout.shape, generator=generator, dtype=torch.float64)

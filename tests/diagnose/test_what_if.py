@@ -211,7 +211,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "page: x.pt.what-if.html" in text and "not tried, because" in text
     assert [line[:2] for line in text.splitlines() if line[:1].isdigit()][:2] == ["1.", "2."]
-    # Names stand whole beside their numbers.
+    # Names stand whole next to their numbers.
     rows = [line.split("  ")[0].strip() for line in text.splitlines()]
     assert {setting.name for setting in WhatIf(True).settings} <= set(rows)
     assert main(["what-if", "x.pt", "--json", "--sequences", "7"]) == 0

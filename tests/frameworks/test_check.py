@@ -48,7 +48,7 @@ verl yaml | rollout_is_treshold | did you mean 'rollout_is_threshold'
       rollout_is: token
 >     rollout_is_treshold: 3.0
 
-verl sh | algorithm.rollout_rs | nobody reads it ... algorithm.rollout_correction.rollout_rs
+verl sh | algorithm.rollout_rs | nothing reads it ... algorithm.rollout_correction.rollout_rs
 > run algorithm.rollout_rs=token_k1
 
 verl sh | calculate_logprobs | did you mean 'calculate_log_probs'

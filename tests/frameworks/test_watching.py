@@ -1,4 +1,4 @@
-"""What every drop-in does beside correcting: warnings to the log, dumps, a Spec and a backend of the user's choice."""
+"""What every drop-in does apart from correcting: warnings to the log, dumps, the user's Spec and backend."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Everything that a redesign may rename: how calls are written, which code runs them, what statistics are called.
 
-A redesign changes this file, and nothing beside it, until `python -m frozen` runs again.
+A redesign changes this file, and nothing else, until `python -m frozen` runs again.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.flo
 DTYPES = ((FP32, FP32), (BF16, BF16), (FP16, FP16), (FP64, FP64), (BF16, FP32))
 MASKS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, FP16, BF16, FP32, FP64, None)
 GARBAGE = (math.nan, math.inf, -math.inf, -9999.0, -1e10, 0.0)
-# Spreads and means of D of a sequence. The narrowest bounds of a preset are 1e-4 beside 1, the widest factors of 1e4.
+# Spreads and means of D of a sequence. The narrowest bounds of a preset are 1e-4 around 1, the widest factors of 1e4.
 SPREADS = (0.00005, 0.0005, 0.005, 0.05, 0.3, 0.8, 1.6)
 MEANS = (0.0, 0.0, 0.0, 0.05, -0.05, 0.7, -0.7, 2.0, -2.0, 5.0, -9.5)
 # Of these sequences nothing is far from anything, so that some pass all bounds.

@@ -110,7 +110,7 @@ def _labels(batch: Batch) -> dict[str, Any]:
 
 
 def _traits(spec: rc.Spec | None) -> frozenset[str]:
-    """What a Spec reads beside log-probs, from its plain data."""
+    """What a Spec reads in addition to log-probs, from its plain data."""
     if spec is None:
         return frozenset()
     text = json.dumps(spec.to_dict())

@@ -18,7 +18,7 @@ import torch
 from frozen import adapter, batches
 from frozen.cases import Case, all_cases
 
-# Values of a tensor up to which they stand beside their digest.
+# Values of a tensor up to which they are kept next to their digest.
 MOST_VALUES = 128
 # What a line holds of a group: the dtype and shape of a tensor, or the number of a list of names; a digest; values.
 Group = list[str]
@@ -33,7 +33,7 @@ def record(file: TextIO, path: str, seeds: int, large: int = 0, only: str = "") 
         file: Where to.
         path: One of `adapter.PATHS`.
         seeds: How many a case.
-        large: How many batches of thousands of tokens come beside.
+        large: How many batches of thousands of tokens are added.
         only: A part of the names of the cases that are called.
     """
     adapter.prepare()

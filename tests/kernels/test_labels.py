@@ -1,4 +1,4 @@
-"""Labels beside the kernels: what a call without labels gives to the bit, and the metrics of each label."""
+"""Labels with the kernels: what a call without labels gives to the bit, and the metrics of each label."""
 
 from __future__ import annotations
 

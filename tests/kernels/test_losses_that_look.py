@@ -1,4 +1,4 @@
-"""Surrogates that look at the whole batch, on the kernels: beside loops, and beside plain torch."""
+"""Surrogates that look at the whole batch, on the kernels: against loops, and against plain torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXACT = ("tokens_trained", "sequences_trained", "clip_", "cov_")
 
 
 def drawn(name, seed, layout, dtype, broken=False, part=slice(None)):
-    """A batch laid out, the arguments beside it, and its sequences."""
+    """A batch laid out, its further arguments, and its sequences."""
     batch = only(random_batch(seed, LENGTHS, broken=broken), *BESIDE)[part]
     return LaidLoss(batch, layout, dtype), {"surrogate": LOOKING[name]}, batch
 

@@ -138,7 +138,7 @@ def test_nothing_to_train_on(layout, lengths, device):
 
 
 def test_many_turns_and_few(device):
-    """Sequences of one turn beside one of 30, many empty; tiles that hold many and turns over many tiles."""
+    """Sequences of one turn and one of 30, many empty; tiles that hold many and turns over many tiles."""
     lengths = [[7], [0] * 9 + [1, 0, 2] * 5 + [33] + [0] * 5, [], [40, 1], [0, 5]]
     batch = random_sequences(5, [sum(one) for one in lengths])
     laid = lay_out(batch, "packed", torch.float32)

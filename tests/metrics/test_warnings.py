@@ -219,7 +219,7 @@ def test_the_full_detail_tells_fillers_and_shifts_apart():
         assert said[0].startswith("train_logp is exactly 0 or -1 at ") and "with the trainer" in said[0]
     shifted = warned(batch, full, rollout_logp=batch.rollout_logp.roll(1))
     assert "hardly correlate" in shifted[0] and "shifted by a token" in shifted[0]
-    # Certain tokens beside others: exact zeros on both sides.
+    # Certain tokens among others: exact zeros on both sides.
     certain = batch.rollout_logp.masked_fill(some, 0.0)
     assert not any(
         "placeholders where" in x for x in warned(batch, full, train_logp=certain.roll(1), rollout_logp=certain)

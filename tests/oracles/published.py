@@ -192,7 +192,7 @@ def rllm_kl(r, t):
 
 
 def kimi(r, t):
-    """The report's equation 1: a gradient mask beside the squared log-ratio of every token."""
+    """The report's equation 1: a gradient mask, and the squared log-ratio of every token."""
     d = r.new[t] - r.mu[t]
     return 1e-3 * d * d - r.adv[t] * math.exp(d) * within(ratio(r, t, r.sg), 0.5, 2.0)
 

@@ -31,12 +31,12 @@ RESULTS = ("mismatch_results.py",)
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that runs a copy of an example, and of files beside it, in a process of its own."""
+    """Return a function that runs a copy of an example, and of its neighbor files, in a process of its own."""
 
     def runs(name, *command, arguments=(), path=(), beside=(), fails=False):
         for file in (name, *beside):
             shutil.copy(EXAMPLES / file, tmp_path)
-        # On one thread each: other tests may run beside this one.
+        # On one thread each: other tests may run at the same time.
         paths = os.pathsep.join(filter(None, (*map(str, path), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
         done = subprocess.run(
@@ -169,7 +169,7 @@ def agrees(said, metrics):
 
 @pytest.fixture
 def beside_stand_ins(tmp_path):
-    """Return a function that runs an example beside the stand-ins for xtuner and SkyRL, and gives what it prints."""
+    """Return a function that runs an example with the stand-ins for xtuner and SkyRL, and gives what it prints."""
     path = [str(TESTS / "stand_ins")]
     return lambda name: in_a_fresh_process(printed_by, str(EXAMPLES / name), str(tmp_path), path)
 

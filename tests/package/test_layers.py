@@ -25,7 +25,7 @@ NAMED_SLOTS = {
     "rollout_corr/specs/choices.py": "the names that Spec.report takes",
     "rollout_corr/metrics/peers.py": "where the metrics of each of these frameworks are",
     "rollout_corr/backends/batch.py": "an error: the switch by which each framework returns log-probs",
-    "rollout_corr/backends/blocks.py": "a comment: what a block size was measured beside",
+    "rollout_corr/backends/blocks.py": "a comment: what a block size was measured with",
     "kernels/correct/peers.py": "the peers' statistics in the kernels, with their columns and numbers",
 }
 COMPUTED_IMPORTS = {

@@ -74,7 +74,7 @@ def test_after_a_kill_the_old_file_is_there(page):
 
 
 def test_what_may_not_be_written_stays(page, tmp_path, monkeypatch):
-    """A rename could replace a read-only file; a folder without write permission takes no file beside."""
+    """A rename could replace a read-only file; a folder without write permission takes no second file."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everything
     with pytest.raises(PermissionError):
         write_whole(page, "new")

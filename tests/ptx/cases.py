@@ -104,7 +104,7 @@ def run_both(
 
 
 def run_turns(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with turns, beside plain torch."""
+    """A variant with turns, against plain torch."""
     variant = TURN_VARIANTS[name]
     laid, given = batch_of(variant, list(TURN_VARIANTS).index(name))
     session, out, reference = run_both(variant, laid, seed, settings, **given)
@@ -127,7 +127,7 @@ def run_loss(name: str, seed: int = 0, **settings) -> Session:
 
 
 def run_loss_of_turns(seed: int = 0, **settings) -> None:
-    """GSPO over turns beside plain torch, averaged over the tokens of each sequence, forward and backward."""
+    """GSPO over turns against plain torch, averaged over the tokens of each sequence, forward and backward."""
     shape = shape_of(LOSS_VARIANTS["gspo"])
     batch = random_sequences(0, lengths_for(shape), scale=0.1, advantages="token")
     laid = lay_out(batch, "packed_gaps", torch.float32)
@@ -204,7 +204,7 @@ def run_layout(layout: str, dtype: torch.dtype, seed: int = 0) -> None:
 
 
 def run_large(tokens: int = 400_000, sequences: int = 300, seed: int = 0, **settings) -> Session:
-    """Token weights, a mask and a criterion over sequences, beside plain torch; all metrics, of a histogram too."""
+    """Token weights, a mask and a criterion over sequences, against plain torch; all metrics, of a histogram too."""
     generator = torch.Generator().manual_seed(seed)
     rollout = -torch.rand(tokens, generator=generator)
     train = rollout + 0.1 * torch.randn(tokens, generator=generator)

@@ -1,6 +1,6 @@
 """The interface of machine.cpp: its structures and enumerations, read from its text, and its functions.
 
-`g++` compiles machine.cpp when it is first needed; the result lies beside Triton's cache.
+`g++` compiles machine.cpp when it is first needed; the result lies next to Triton's cache.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def around(x: float) -> list[float]:
 
 
 def at_bounds_of_d() -> list[list[tuple[float, float]]]:
-    """Make sequences of train and rollout log-probs: each D next to a bound alone, beside another, and beside 0."""
+    """Make sequences of train and rollout log-probs: each D next to a bound alone, with another one, and with 0."""
     sequences = []
     for criterion in OF_D:
         threshold = threshold_of(criterion)

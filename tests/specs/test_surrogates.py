@@ -68,7 +68,7 @@ def test_all_are_listed_exported_and_tried():
 
 @pytest.mark.parametrize("name", CASES)
 def test_facts(name):
-    """Check the properties of a class beside its formula; the kernels and `policy_loss` read nothing else."""
+    """Check the properties of a class apart from its formula; the kernels and `policy_loss` read nothing else."""
     surrogate = CASES[name]
     assert surrogate.explain()
     assert set(surrogate.clips(own_ratio=True)) <= {"low", "high", "dual"}

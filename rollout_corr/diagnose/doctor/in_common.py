@@ -129,7 +129,7 @@ def _behind(table: Tensor) -> Tensor:
 
 
 def _thresholds(of: str, table: Tensor) -> Iterator[Sets]:
-    """Make the sets of all values from one on, but for the first, which has all."""
+    """Make the sets of all values from one on, except for the first, which has all."""
     first, *values = table[0].nonzero().squeeze(1).tolist() or [0]
     if values:
         lowest = [value + 1 for value in (first, *values[:-1])]

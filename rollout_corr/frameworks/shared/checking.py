@@ -371,7 +371,7 @@ def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[C
         near = [name for name, outer in parted if not block or f".{outer}".endswith(f".{block}")]
         exact = any(outer == block for _, outer in parted)
         if places and not any(place in settings for place in places):
-            yield _problem(setting, key, "nobody reads it in this place", f"write {places[0]}")
+            yield _problem(setting, key, "nothing reads it in this place", f"write {places[0]}")
         elif not places and (meant := misspelt(last, near, 0.84 if exact else 0.92)):
             yield _problem(setting, key, f"unknown key{meant}", "")
         elif block in checks.closed and (block or Path(setting.file).suffix in ("", ".py")):

@@ -63,7 +63,7 @@ def space_of(module: object) -> dict[str, Any]:
 
 
 def find(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-    """Ask the finders of this process, but for the one below, for a module; its parents are not imported."""
+    """Ask the finders of this process, except for the one below, for a module; its parents are not imported."""
     for finder in list(sys.meta_path):
         # Not by importlib.util.find_spec: that asks this finder again, and imports the parents.
         ask = None if finder is _finder else getattr(finder, "find_spec", None)

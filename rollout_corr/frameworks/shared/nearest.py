@@ -184,7 +184,7 @@ def _yaml(config: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """Write a value as JSON, which is YAML but for numbers such as 1e-05, which need a point."""
+    """Write a value as JSON, which is YAML, except for numbers such as 1e-05, which need a point."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_scalar, value))}]"
     if isinstance(value, Mapping):

@@ -26,7 +26,7 @@ GRPO = "nemo_rl/algorithms/grpo.py"
 MASKING = "compute_and_apply_seq_logprob_error_masking"
 TYPES = {"tis": "tis", "icepop": "icepop", "seq_mask_tis": "seq-mask-tis"}
 
-# What the loss reports beside itself, and the native metric that it is.
+# What else the loss reports, and the native metric that it is.
 REPORT = {
     "token_mult_prob_error": "ratio_error_mean",
     "gen_kl_error": "kl_rollout_train_k3",

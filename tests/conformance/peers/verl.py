@@ -364,7 +364,7 @@ def whole_configuration(rng: Random, gspo_averages: bool) -> dict[str, Any]:
     if "token" in str(block["rollout_rs"]) and (
         average == "seq-mean-token-mean" or (mode in ("sapo", "geo_mean") and not block["bypass_mode"])
     ):
-        # A mean over what a row has left beside a count of all rows is refused.
+        # A mean over what a row has left over a count of all rows is refused.
         block |= {"rollout_rs": None, "rollout_rs_threshold": None}
     actor = {
         **clips_and_c(rng),

@@ -1,4 +1,4 @@
-"""The drop-in for OpenRLHF's policy loss beside plain loops; conformance/peers/openrlhf.py calls OpenRLHF's own."""
+"""The drop-in for OpenRLHF's policy loss against plain loops; conformance/peers/openrlhf.py calls OpenRLHF's own."""
 
 from __future__ import annotations
 

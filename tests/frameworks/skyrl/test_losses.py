@@ -1,4 +1,4 @@
-"""SkyRL's policy losses by ours, beside its formulas in plain torch: values, gradients, metrics, the registry."""
+"""SkyRL's policy losses by ours, against its formulas in plain torch: values, gradients, metrics, the registry."""
 
 from __future__ import annotations
 

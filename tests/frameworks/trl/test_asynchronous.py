@@ -1,4 +1,4 @@
-"""The drop-in for TRL's AsyncGRPOTrainer beside plain loops, on rows laid out as TRL's collator does.
+"""The drop-in for TRL's AsyncGRPOTrainer against plain loops, on rows laid out as TRL's collator does.
 
 tests/conformance/peers/trl.py calls TRL's own `compute_loss`.
 """

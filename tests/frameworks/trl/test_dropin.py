@@ -149,7 +149,7 @@ def test_install(trainer):
 
 
 def test_logs_the_ratio_in_use(trainer, caplog):
-    """Over what TRL has just logged of its own ratio, in the mode of the model; the metrics of a Spec beside it."""
+    """Over what TRL has just logged of its own ratio, in the mode of the model; and the metrics of a Spec."""
     old, sampling, mask = batch()
     given = {"old_per_token_logps": old, "sampling_per_token_logps": sampling, "completion_mask": mask}
     given["importance_sampling_ratio"] = None
