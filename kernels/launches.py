@@ -322,8 +322,8 @@ def only_compiles() -> bool:
 def compiled_beside(threads: int) -> Iterator[Sequence[Future[Any]]]:
     """Compile, in so many threads, what this thread launches inside, and launch nothing; give all compilations.
 
-    Nine tenths of compiling are MLIR, LLVM and a process of ptxas, which hold no lock of Python. Triton's dispatch finds
-    the compilations afterwards, and other processes find them on disk. Leaving waits for all of them.
+    Nine tenths of compiling are MLIR, LLVM and a process of ptxas, which hold no lock of Python. Triton's dispatch
+    finds the compilations afterwards, other processes find them on disk. Leaving waits for all of them.
     """
     with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool) as mode:
         _THREAD.only_compiles = True

@@ -193,7 +193,7 @@ slime sh | tis_clp | did you mean 'tis_clip'
   TIS=(--use-tis
 >   --tis-clp 2.0)
 
-slime sh | use_rollout_logprobs | the ratio is the correction
+slime sh | use_rollout_logprobs | the ratio is then the correction itself
   ARGS=(--use-tis
 >   --use-rollout-logprobs)
 
