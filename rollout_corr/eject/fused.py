@@ -411,7 +411,7 @@ def launches_of(
     return LAUNCHES.format(
         inputs="".join(f"    {one}: torch.Tensor,\n" for one in ([*["offsets"] * packed, *more])),
         contiguous="".join(f"    {one} = {one}.contiguous()\n" for one in more),
-        divided=_divided(spec, numbers) if plan.writes_weights else "",
+        divided=divided(spec, numbers, "statistics"),
         typed=typed(gives, plan.writes_weights),
         told=f"Compute {'the results of `_eager`' if eager else told(gives)}",
         where="backend='fused'" if eager else door.names["train_logp"],
@@ -426,12 +426,18 @@ def launches_of(
     )
 
 
-def _divided(spec: Spec, numbers: tuple[str, ...]) -> str:
-    """The lines that divide weights by their mean over the batch, where the Spec says so."""
-    if spec.weight is None or spec.weight.normalize is None:
+def divided(spec: Spec, numbers: tuple[str, ...], statistics: str) -> str:
+    """The lines that divide weights by their mean over the batch, where the Spec says so.
+
+    Args:
+        spec: The Spec.
+        numbers: Its statistics.
+        statistics: The tensor that holds them.
+    """
+    if spec.weight is None or spec.weight.normalize is None or not spec.returns_weights:
         return ""
     *named, center = native.batch_mean(spec)
-    weights, units = (f"statistics[{numbers.index(one)}]" for one in named)
+    weights, units = (f"{statistics}[{numbers.index(one)}]" for one in named)
     quotient = "weights / mean"
     if spec.nonfinite == "propagate":
         quotient = f"torch.where(weights == 0, weights, {quotient})"

@@ -26,6 +26,7 @@ from .fused import (
     SHARES,
     TILED,
     arguments_of,
+    divided,
     element,
     kernels_of,
     label_of,
@@ -228,15 +229,14 @@ def fused_loss(traced: Traced, program: Program, door: Door, eager: bool) -> lis
     first: tuple[str, ...] = ()
     found = Specializer(KEPT, {}, lambda *_: None, cleaned)
     if spec is not None:
-        more = [repr(c) for c in spec.criteria if c.tensor_name is not None or c.when != "any" or c.of != PAIR]
-        more += ["normalize"] if spec.weight is not None and spec.weight.normalize is not None else []
-        if more:
-            raise CannotEject(f"spec: expected log-probs alone for the Triton part of a loss, got {', '.join(more)}")
+        if more := [repr(criterion) for criterion in spec.criteria if criterion.of != PAIR]:
+            raise CannotEject(f"spec: expected criteria of {PAIR} for the Triton part of a loss, got {', '.join(more)}")
         first = of_correction(spec, program.numbers)
         kernels, found, plan = kernels_of(specialized_spec(spec, first), first)
         called = {"train_logp": traced.train or "", "statistics": "numbers"}
         for kernel in kernels:
             launches += launched(kernel, programs_of(plan)[kernel.name], width, called)
+        launches += divided(spec, first, "numbers").splitlines()
     of_loss, programs, plans = kernels_of_loss(traced, program.numbers[len(first) :], found)
     called = {
         "base_logp": traced.base or "", "ref_logp": traced.ref or "", "weights": traced.factors or "",

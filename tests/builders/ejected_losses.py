@@ -1,10 +1,14 @@
-"""`python -m builders.ejected_losses`: losses of recipes as files, run with torch alone, compared with the package."""
+"""`python -m builders.ejected_losses`: losses of recipes as files, run with torch alone, compared with the package.
+
+`--kernels`: files of Triton kernels alone, run by Triton's interpreter, compared with the package's kernels.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib
-import sys
-import types
+import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -12,7 +16,7 @@ from unittest import mock
 import torch
 
 import rollout_corr as rc
-from builders import ejected
+from builders import ejected, interpreter
 from rollout_corr.backends import loss_blocks, run, whole
 from rollout_corr.eject import CannotEject, Ejected, eject
 
@@ -22,7 +26,11 @@ LOSSES = importlib.import_module("rollout_corr.api.policy_loss").LOSSES
 def examples(made: Ejected) -> Iterator[dict[str, Any]]:
     """Batches of several sizes, with holes, garbage, empty sequences and two dtypes of mask."""
     packed = made.request.door.layout == "packed"
-    sizes = [4000, 700, 1, 0] if packed else [(40, 100), (7, 300), (1, 1), (3, 0)]
+    sizes: list[Any] = [4000, 700, 1, 0] if packed else [(40, 100), (7, 300), (1, 1), (3, 0)]
+    counts = (40, 9, 2, 2)
+    if made.request.backend != "torch":
+        # What the interpreter runs in a second.
+        sizes, counts = [300, 60], (9, 4, 0, 0)
     assert made.request.loss is not None
     for seed, shape in enumerate(sizes):
         random = torch.Generator().manual_seed(seed)
@@ -30,13 +38,16 @@ def examples(made: Ejected) -> Iterator[dict[str, Any]]:
         spread = (0.01, 0.3, 0.5, 0.1)[seed]
         given = {name: new + spread * torch.randn(shape, generator=random) for name in made.request.loss.needs}
         given |= {"new_logp": new, "advantages": torch.randn(shape, generator=random)}
+        if made.request.backend != "torch":
+            given = {name: x if name == "advantages" else x.to((torch.float32, torch.bfloat16)[seed])
+                     for name, x in given.items()}  # fmt: skip
         if seed == 1:
             given["advantages"].view(-1)[9] = float("inf")
             for name in made.request.loss.needs:
                 given[name].view(-1)[5] = float("nan")
             mask = mask.long()
         if packed:
-            inner = torch.randint(0, new.numel() + 1, ((40, 9, 2, 2)[seed],), generator=random).sort().values
+            inner = torch.randint(0, new.numel() + 1, (counts[seed],), generator=random).sort().values
             given["cu_seqlens"] = torch.cat([torch.tensor([0]), inner])
             if seed != 1:
                 given["cu_seqlens"][-1] = new.numel()
@@ -45,49 +56,66 @@ def examples(made: Ejected) -> Iterator[dict[str, Any]]:
 
 def differences(made: Ejected) -> list[str]:
     """What differs between a file and the package, bit by bit, run as the definition on the whole batch."""
-    module, found, wanted = types.ModuleType("ejected"), [], made.request.loss
-    exec(compile(made.source, "ejected", "exec"), module.__dict__)
+    whole_batches = (mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole),
+                     mock.patch.dict(run.CORRECTIONS, blocks=whole.run_whole))  # fmt: skip
+    quick = contextlib.nullcontext() if made.request.backend == "torch" else interpreter.quick()
+    with ejected.loaded(made) as names, whole_batches[0], whole_batches[1], quick:
+        compared = (_differing(made, names, *numbered) for numbered in enumerate(examples(made)))
+        return [found for some in compared for found in some]
+
+
+def _differing(made: Ejected, names: dict[str, Any], number: int, given: dict[str, Any]) -> Iterator[str]:
+    backend, wanted = made.request.backend, made.request.loss
     assert wanted is not None
-    for number, given in enumerate(examples(made)):
-        mine, theirs = (given["new_logp"].clone().requires_grad_() for _ in range(2))
-        got = module.policy_loss(**given | {"new_logp": mine})
-        batch = rc.Batch(mask=given["mask"], cu_seqlens=given.get("cu_seqlens"))
-        logps = {name: given[name] for name in wanted.needs}
-        with mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole), \
-                mock.patch.dict(run.CORRECTIONS, blocks=whole.run_whole):  # fmt: skip
-            out = rc.policy_loss(
-                theirs, given["advantages"], batch, wanted.loss, spec=wanted.spec, backend="torch", **logps
-            )
-        (got[0] * 1.7).backward()
-        (out.value * 1.7).backward()
-        pairs = [("value", got[0], out.value), ("gradient", mine.grad, theirs.grad)]
-        if wanted.spec is not None:
-            pairs += zip(("weights", "mask", "keep"), got[1:4], (out.weights, out.mask, out.keep), strict=True)
-        for name, one, other in pairs:
-            if (one is None) != (other is None) or (one is not None and not ejected._same(one, other)):
-                found.append(f"{name} of batch {number}")
-        expected = out.metrics()
-        found += [f"{key} of batch {number}" for key, x in got[-1].items() if repr(x) != repr(expected[key])]
-    return found
+    mine, theirs = (given["new_logp"].clone().requires_grad_() for _ in range(2))
+    choice = {"backend": "fused"} if backend == "both" else {}
+    got = names["policy_loss"](**given | {"new_logp": mine}, **choice)
+    batch = rc.Batch(mask=given["mask"], cu_seqlens=given.get("cu_seqlens"))
+    logps = {name: given[name] for name in wanted.needs}
+    out = rc.policy_loss(
+        theirs, given["advantages"], batch, wanted.loss, spec=wanted.spec, backend=RUNS[backend], **logps
+    )
+    (got[0] * 1.7).backward()
+    (out.value * 1.7).backward()
+    pairs = [("value", got[0], out.value), ("gradient", mine.grad, theirs.grad)]
+    if wanted.spec is not None:
+        pairs += zip(("weights", "mask", "keep"), got[1:4], (out.weights, out.mask, out.keep), strict=True)
+    for name, one, other in pairs:
+        if (one is None) != (other is None) or (one is not None and not ejected._same(one, other)):
+            yield f"{name} of batch {number}"
+    expected = out.metrics()
+    yield from (f"{key} of batch {number}" for key, x in got[-1].items() if repr(x) != repr(expected[key]))
+
+
+# The backend of the package that a file is compared with.
+RUNS: dict[str, Any] = {"torch": "torch", "triton": "triton", "both": "triton"}
 
 
 def main() -> int:
     """Print the table; the exit code says whether anything differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="recipes; default: all")
+    parser.add_argument("--kernels", action="store_true", help="files of Triton kernels")
+    chosen = parser.parse_args()
+    backend, layouts = ("triton", ("packed",)) if chosen.kernels else ("torch", ("packed", "padded"))
+    if chosen.kernels:
+        os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     wrong = count = most = 0
     ejected.say("| recipe | file | lines | of code | its test runs | differs |\n| :-- | :-- | --: | --: | --: | :-- |")
-    for name in sys.argv[1:] or rc.recipe_names():
-        for layout in ("packed", "padded"):
+    for name in chosen.names or rc.recipe_names():
+        for layout in layouts:
             try:
-                made = eject(name, layout=layout, loss=True)
+                made = eject(name, layout=layout, loss=True, backend=backend)
             except CannotEject as error:
                 ejected.say(f"| `{name}` | - | - | - | - | {error} |")
                 break
-            found, (lines, missed) = differences(made), ejected.alone(made)
-            length = len(made.source.splitlines())
+            found, length, ran = differences(made), len(made.source.splitlines()), "- | -"
+            if not chosen.kernels:
+                lines, missed = ejected.alone(made)
+                ran = f"{lines} | {100 * (lines - missed) / lines:.1f} %"
             count, wrong, most = count + 1, wrong + bool(found), max(most, length)
-            covered = f"{100 * (lines - missed) / lines:.1f} %"
-            ejected.say(f"| `{name}` | {layout} | {length} | {lines} | {covered} | {'; '.join(found[:3])} |")
+            ejected.say(f"| `{name}` | {layout} | {length} | {ran} | {'; '.join(found[:3])} |")
     ejected.say(f"\n{count} files, {wrong} differ, at most {most} lines")
     return int(wrong > 0)
 
