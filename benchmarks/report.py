@@ -57,7 +57,7 @@ everybody's own code and the same batch.
   `benchmarks/results/costs.json`. Ours is the copy of the statistics in `metrics()`.
 - **Bytes a token**: what operations read and write, over the valid tokens; of the kernels what their compiled code
   loads and stores, counted by an interpreter of PTX. **Temporaries**: the most at a time beyond what is returned.
-- **Host**: CPU time within these functions over that of our kernels, metrics and backward included, for 256 sequences
+- **Host**: CPU time within these functions divided by our kernels', metrics and backward included, for 256 sequences
   of up to 8 tokens. Ours runs over a driver that does nothing, the others compute on a CPU, 1 to 2 us an operation. Two
   runs on a shared machine differed by up to a third.
 - **ejected**: files of `rollout-corr eject` in plain torch, for tensors or as a framework's function with its metrics:

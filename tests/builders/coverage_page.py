@@ -217,11 +217,11 @@ ELSEWHERE = (
 HEAD = """\
 # Coverage
 
-What verl, xtuner and SkyRL say about their corrections, in their configuration, code and documentation, and its row
-here. (`PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md` makes this page. The Specs are what the
-readers return, and the keys what `metrics(...)` does; `make test-peers` compares the lists with checkouts.) That the
-numbers agree is shown by [conformance.md](conformance.md), and where they do not by
-[presets.md](presets.md#where-the-numbers-differ-from-the-frameworks).
+You use verl, xtuner or SkyRL and want to know whether this package has each option and metric of their corrections.
+[conformance.md](conformance.md) shows that the numbers agree,
+[presets.md](presets.md#where-the-numbers-differ-from-the-frameworks) where they do not.
+(`PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md` makes this page from what the readers and
+`metrics(...)` return; `make test-peers` compares the lists with checkouts.)
 """
 
 

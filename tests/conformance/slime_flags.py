@@ -15,7 +15,7 @@ from conformance.samples import bounds
 EMPTY = Declared(
     "a sample without a token counts as one token",
     "losses.md",
-    "slime's and miles's `calculate_per_token_loss` counts a sample without a token as one token",
+    "`calculate_per_token_loss` of slime and miles | counts a sample without a token as one token",
     lambda given, settings: settings["calculate_per_token_loss"] and not bool(given.mask.any(1).all()),
 )
 EMPTY_NORMALIZED = Declared(
@@ -35,7 +35,7 @@ FAR_SUM = Declared(
 FAR_KL = Declared(
     "low_var_kl is clamped after its ratio",
     "losses.md",
-    "slime's and miles's `low_var_kl` is clamped at 10 after the ratio of `use_unbiased_kl`",
+    "clamps at 10 after it multiplies by the ratio",
     lambda given, settings: (
         settings["use_kl_loss"]
         and settings["use_unbiased_kl"]
@@ -46,7 +46,7 @@ FAR_KL = Declared(
 GSPO_OVER_ALL = Declared(
     "gspo's ratio beside rejected tokens",
     "losses.md",
-    "slime's and miles's gspo takes the mean over all tokens of a sequence",
+    "takes the mean over all tokens of a sequence",
     lambda given, settings: (
         settings["advantage_estimator"] == "gspo" and _uses_mis(settings) and _rejects_tokens(settings)
     ),

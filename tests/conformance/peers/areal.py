@@ -99,7 +99,7 @@ TIES = Declared(
 NOTHING_FINITE = Declared(
     "no token has a finite D",
     "presets.md",
-    "areal.m2po drops a token whose D is not a number",
+    "areal.m2po drops a token whose D is NaN",
     lambda given, settings: nothing_finite(given),
 )
 PROXIMAL = Declared(

@@ -35,10 +35,10 @@ def floored(given: Batch, settings: dict[str, Any]) -> bool:
     return bool(settings[MODE].endswith("mask") and (d > math.log(cap) - 1e-6).any())
 
 
-FLOOR = Declared("a ratio that is masked", "presets.md", "axolotl's masks raise the weight 0", floored)
-EMPTY = Declared("no token", "losses.md", "0 / 0 tokens of the batch is a NaN", among("all_masked"))
+FLOOR = Declared("a ratio that is masked", "presets.md", "axolotl's masks set a rejected weight to 0", floored)
+EMPTY = Declared("no token", "losses.md", "0 / 0 is NaN", among("all_masked"))
 KL_RATIO = Declared(
-    "the KL's ratio", "losses.md", "weighed by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s)
+    "the KL's ratio", "losses.md", "weighted by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s)
 )
 PADDED_LUSPO = Declared(
     "luspo over padding", "losses.md", "averages tokens over padding", lambda b, s: tokenwise(b, DEFAULTS | s)

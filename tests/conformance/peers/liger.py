@@ -26,8 +26,10 @@ TAKEN = (
     *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
 )
 
-KL_RATIO = Declared("the KL's ratio", "losses.md", "weighed by the ratio of the sequence", trl.weighed_kl)
-PADDED_LUSPO = Declared("luspo over padding", "losses.md", "Liger Kernel averages luspo over padding", trl.tokenwise)
+KL_RATIO = Declared("the KL's ratio", "losses.md", "weighted by the ratio of the sequence", trl.weighed_kl)
+PADDED_LUSPO = Declared(
+    "luspo over padding", "losses.md", "Liger Kernel's luspo | averages over padding", trl.tokenwise
+)
 
 
 def rows(source: Source) -> Iterator[Row]:

@@ -39,7 +39,7 @@ FAR_SUM = Declared(CLAMP.name, CLAMP.page, CLAMP.says, beyond(20.0, "old", "roll
 TOKEN_MEAN = Declared(
     "its token-mean adds up filtered tokens too",
     "losses.md",
-    "ROLL's token-mean adds up what its mask leaves out",
+    "adds up masked and filtered tokens too",
     lambda given, settings: settings.get("loss_agg_mode") == "token-mean",
     shows=where_ours_trains,
 )

@@ -68,7 +68,7 @@ PADDING = Declared(
 LEFT_OUT = Declared(
     "a token that is not finite is left out here",
     "losses.md",
-    "NaN or infinity in front of the mask; behind it too with a sum over rows",
+    "NaN or infinity at a valid token; with a sum over rows at a masked one too",
     among("infinite", "nan_in_front", "nan_behind_mask"),
     shows=in_clean_rows,
 )

@@ -54,7 +54,7 @@ DECLARED = (
     Declared(
         "a batch without a token",
         "losses.md",
-        "0 / 0 tokens of the batch is a NaN",
+        "0 / 0 is NaN",
         lambda given, settings: (
             (settings.get("loss_type") in ("dapo", "cispo") or "half_life" in settings) and not bool(given.mask.any())
         ),
@@ -65,7 +65,7 @@ DECLARED = (
 EMPTY = Declared(
     "a sequence without a token beside others of its group",
     "losses.md",
-    "REAL counts it among those with A <= 0, with a score of 0",
+    "counts among the sequences with A <= 0, with a score of 0",
     lambda given, settings: bool((~given.mask.any(1)).any()),
 )
 

@@ -76,12 +76,10 @@ DECLARED = (
     NO_NUMBER,
     BF16,
     FAR_SUM,
-    Declared("the KL's ratio", "losses.md", "weighed by the ratio of the sequence", weighed_kl),
+    Declared("the KL's ratio", "losses.md", "weighted by the ratio of the sequence", weighed_kl),
 )
 # Of the versions before 1.16.0.
-PADDED_LUSPO = Declared(
-    "luspo over padding", "losses.md", "luspo before 1.16.0 averages tokens over padding", tokenwise
-)
+PADDED_LUSPO = Declared("luspo over padding", "losses.md", "averages tokens over padding", tokenwise)
 
 MASKED_VESPO = Declared(
     "vespo of masked sequences",

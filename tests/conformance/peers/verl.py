@@ -99,7 +99,7 @@ TINY = Declared(
 LEFT_OUT = Declared(
     "a token that is not finite is left out here",
     "losses.md",
-    "NaN or infinity in front of the mask; behind it too with a sum over rows (verl",
+    "NaN or infinity at a valid token; with a sum over rows at a masked one too (verl",
     among("infinite", "nan_in_front", "nan_behind_mask"),
     shows=in_clean_rows,
 )

@@ -62,7 +62,7 @@ PADDING = Declared(
 OWN_MASK = Declared(
     "the report in mode mask with a mask threshold of its own",
     "presets.md",
-    "the report of a Spec takes them from the mask's bounds",
+    "so its report uses the mask's bounds",
     lambda given, settings: (
         settings["rollout_is_mode"] == "mask"
         and settings["rollout_is_mask_threshold"] not in (None, settings["rollout_is_threshold"])
