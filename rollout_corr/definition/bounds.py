@@ -87,9 +87,9 @@ def within(x: Tensor, lower: Bound, upper: Bound) -> Tensor:
 
 def _clamped(ratio: Tensor, least: Bound, most: Bound) -> Tensor:
     """Clamp where an end is a tensor, in whose place clamp takes no number for the other."""
-    for bound, end in ((least, "min"), (most, "max")):
+    for bound, clamp in ((least, torch.clamp_min), (most, torch.clamp_max)):
         if bound is not None:
-            ratio = ratio.clamp(**{end: bound.to(ratio.dtype) if isinstance(bound, Tensor) else bound})
+            ratio = clamp(ratio, bound.to(ratio.dtype) if isinstance(bound, Tensor) else bound)
     return ratio
 
 

@@ -252,7 +252,7 @@ def framework_of(config: object) -> str | None:
     counts = settings_of_each(config)
     most = max(counts.values())
     alike = [name for name, count in counts.items() if most and count == most]
-    shared = {("miles", "slime"): "slime", ("axolotl", "trl"): "trl"}
+    shared: dict[tuple[str, ...], str | None] = {("miles", "slime"): "slime", ("axolotl", "trl"): "trl"}
     return shared.get(tuple(sorted(alike)), alike[0] if len(alike) == 1 else None)
 
 
