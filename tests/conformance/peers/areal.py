@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -13,7 +13,7 @@ from unittest.mock import MagicMock, patch
 import torch
 from torch import Tensor
 
-from conformance.batches import KINDS, Batch
+from conformance.batches import FINITE, KINDS, Batch
 from conformance.rows import (
     BF16,
     CLAMP,
@@ -27,6 +27,7 @@ from conformance.rows import (
     draw,
     preset,
     recipe,
+    spec_of,
 )
 from conformance.sources import Source
 from conformance.versions import CURRENT, interpolated
@@ -196,6 +197,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     if mask is not None:
         yield from m2po(mask, loss)
+        yield m2po_and_rejection(mask, weigh)
     losses: dict[str, Any] = {"declared": (PROXIMAL, BF16, FAINT)}
     for name in ("ppo", "grpo"):
         yield recipe(f"areal.{name}", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
@@ -263,6 +265,36 @@ def m2po(mask: Any, loss: Any) -> Iterator[Row]:
         lose,
         both(drawn, draw(eps_clip=(0.1, 0.2), c_clip=(None, 3.0))),
         declared=(TIES, PROXIMAL, NOTHING_FINITE, BF16),
+    )
+
+
+def m2po_and_rejection(mask: Any, weigh: Callable[..., Result]) -> Row:
+    """Compare the reader of `m2_threshold` with `rejection_sampling`, which sees what M2PO has left."""
+
+    def run(given: Batch, drawn: dict[str, Any]) -> Result:
+        clean = [x.where(given.mask, 0.0) for x in (given.rollout, given.old)]
+        left = replace(given, mask=mask(*clean, given.mask, drawn["m2_threshold"]))
+        found = weigh(left, **drawn["rejection_sampling"])
+        return {**found, "mask": found["mask"].bool() & left.mask}
+
+    def settings(rng: Random) -> dict[str, Any]:
+        block = {
+            "metric": "ratio",
+            "level": rng.choice(("token", "sequence")),
+            "agg": rng.choice(("sum", "mean")),
+            "upper": rng.choice((1.05, 2.0)),
+            "lower": rng.choice((None, 0.9)),
+        }
+        return {
+            "use_decoupled_loss": True,
+            "m2_threshold": rng.choice((0.0007, 0.011, 0.04)),
+            "rejection_sampling": block,
+        }
+
+    finite = tuple(kind for kind in FINITE if kind != "nan_behind_mask")
+    place = f"{ACTOR}: _apply_m2po_masking, {FUNCTIONAL}: {REJECTION}"
+    return spec_of(
+        "areal", place, run, settings, ", m2_threshold", declared=(TIES, FAINT), kinds=finite, within=(2e-6, 2e-5)
     )
 
 

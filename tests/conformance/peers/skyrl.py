@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from random import Random
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from conformance.rows import (
     draw,
     in_clean_rows,
     loss_and_gradient,
+    loss_of,
+    of_loss,
     preset,
     recipe,
     report,
@@ -291,6 +294,17 @@ def rows(source: Source) -> Iterator[Row]:
     more: dict[str, Any] = {"declared": (*OF_CORRECTION, SINGLE), "within": WITHIN}
     yield report("skyrl", place, partial(rc.spec, "skyrl"), reported, reporting, **more)
     yield spec_of("skyrl", place, lambda given, drawn: corrected(given, **drawn), correction, **more)
+    if source.has(LOSSES, "importance_sampling_loss"):
+        functions["importance_sampling"] = source.cut(LOSSES, "importance_sampling_loss", **given_to_them)
+        newer = draw(
+            policy_loss_type=("regular", "importance_sampling"),
+            loss_reduction=("token_mean", "token_mean_legacy"),
+            use_kl_loss=(True, False),
+        )
+        at = f"{LOSSES}: {SCALE}, importance_sampling_loss"
+        yield configuration("skyrl", at, loss, newer, declared=OF_LOSSES, within=WITHIN)
+    if source.says(LOSSES, "prompt_boundaries"):
+        yield prompt_mean(scale, functions["regular"])
     sides = partial(whole, getattr(dropin, COMPUTE)), partial(whole, correct)
     yield Row("drop-in", f"skyrl.{COMPUTE}", place, *sides, correction, **more)
     for name in ("regular", "dual_clip", "gspo", "sapo"):
@@ -299,3 +313,25 @@ def rows(source: Source) -> Iterator[Row]:
         yield Row("drop-in", f"skyrl.losses.{name}", place, *sides, algorithm, **more)
     drawn = partial(algorithm, anchored=source.says(LOSSES, "cispo_anchor"))
     yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, declared=OF_LOSSES, within=WITHIN)
+
+
+def prompt_mean(scale: Any, function: Any) -> Row:
+    """Compare `loss_reduction: prompt_mean` with a sum that is scaled by sequence."""
+
+    def theirs(given: Batch) -> Tensor:
+        mask, size = given.mask.float(), given.group_size
+        bounds = [(first, first + size) for first in range(0, len(mask), size)]
+        advantages = scale(given.token_advantages, mask, "prompt_mean", len(mask), None, bounds)
+        whole = Settings(**config.LOSS | {"policy_loss_type": "regular", "off_policy_correction": settings_of({})})
+        value: Tensor = function(given.new, given.old, advantages, whole, mask, given.rollout)[0]
+        return value
+
+    def ours(given: Batch) -> Tensor:
+        tokens = given.mask.view(-1, given.group_size * given.mask.shape[1]).sum(1).clamp(min=1)
+        scale = (1.0 / (len(tokens) * tokens)).repeat_interleave(given.group_size)
+        loss = replace(rc.recipe("skyrl.regular").loss, mean=rc.Mean("sum"))
+        made = rc.Recipe(None, loss, {"scale": scale})
+        return loss_of(made, given, old_logp=given.old)
+
+    place = f"{LOSSES}: {SCALE}, prompt_mean"
+    return Row("recipe", "skyrl.regular", place, of_loss(ours), of_loss(theirs), declared=OF_LOSSES, within=WITHIN)
