@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 
-def one_in(number: int, cases: Iterable[object]) -> list[object]:
+def one_in(
+    number: int, cases: Iterable[object], left_out: Callable[[object], bool] = lambda case: False
+) -> list[object]:
     """Mark every case as slow but each `number`-th, where neighbors of a list share nearly all of their code.
 
     Args:
         number: 2 leaves every other case to `make test`.
         cases: The cases; a tuple becomes the values of several parameters.
+        left_out: Tells whether a case is slow anyway, because another test sees what it would.
     """
-    marked = []
-    for i, case in enumerate(cases):
+    marked, counted = [], 0
+    for case in cases:
+        is_slow = left_out(case) or counted % number > 0
+        counted += not left_out(case)
         values = case if isinstance(case, tuple) else (case,)
-        marked.append(pytest.param(*values, marks=[] if i % number == 0 else [pytest.mark.slow]))
+        marked.append(pytest.param(*values, marks=[pytest.mark.slow] * is_slow))
     return marked

@@ -9,7 +9,7 @@ import torch
 
 from aot.loss_variants import LOSS_VARIANTS
 from builders.batches import GARBAGE
-from builders.kernel_cases import between_fences, fenced, unchecked, watched
+from builders.kernel_cases import LENGTHS, between_fences, fenced, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.rounding import FORMULA, margin, near
 from rollout_corr.backends import loss_blocks
@@ -28,7 +28,7 @@ PLAIN = LOSS_VARIANTS["ppo_packed"]
 ON_KERNELS = {name: one for name, one in SURROGATES.items() if beyond_kernels(one, False) is None}
 
 
-def tensors_of(variant, seed=0, lengths=(7, 1, 9, 0, 8, 17, 16), width=20):
+def tensors_of(variant, seed=0, lengths=LENGTHS, width=20):
     """A batch of a variant on the CPU: D spread by a few tenths, garbage behind the mask, some tokens broken."""
     generator = torch.Generator().manual_seed(seed)
     sequences = len(lengths)

@@ -123,7 +123,7 @@ def test_no_bit_depends_on_the_order_of_programs(quick_interpreter, spec):
 def test_neighbors_add_up_many_rows(quick_interpreter, spec, surrogate, monkeypatch):
     """Rows of more programs than one group: those of `decide`, and of a loss."""
     monkeypatch.setattr(partials.ROW_GROUP, "value", 2)
-    sequences = batch(9, (3, 1, 0, 5, 2) * 5)
+    sequences = batch(9, (3, 1, 0, 5, 2) * 3)
     laid, found = lay_out(sequences, "packed", torch.float32), []
     spec = fitted(spec, sequences)
     given = {"surrogate": surrogate, "mean": rc.Mean("sequence")}

@@ -41,6 +41,7 @@ from builders.kernel_cases import (
     unchecked,
     watched,
 )
+from ptx.chosen import is_run
 
 pytestmark = INTERPRETED
 
@@ -50,7 +51,8 @@ W = rc.Weight
 SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
 
 
-@pytest.mark.parametrize("name", one_in(3, VARIANTS))
+# Compiled code of the others stands beside the same oracle in tests/ptx/test_compiled.py.
+@pytest.mark.parametrize("name", one_in(2, VARIANTS, left_out=is_run))
 def test_variants(name, device):
     """Each in its own layout, dtypes and strides; every criterion rejects something and keeps something."""
     variant = VARIANTS[name]
@@ -295,7 +297,7 @@ def test_ages_of_tokens_and_of_sequences(layout, device):
     )
     of_tokens = laid.versions + far
     of_tokens[laid.versions == 10**9] = -(2**63)
-    of_sequences = torch.tensor([3, 6, 7, 9, 0, 7, 5])
+    of_sequences = torch.tensor([3, 6, 7, 9, 0])
     for versions, current in ((of_tokens, far + 7), (of_sequences.to(torch.int16), 7), (of_sequences + far, far + 7)):
         reference = laid.correct(spec, versions=versions, current_version=current)
         assert 0 < reference.keep.sum() < len(reference.keep)

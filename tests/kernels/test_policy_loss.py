@@ -51,6 +51,7 @@ from builders.loss_kernel_cases import (
     on,
     tensors_of,
 )
+from ptx.chosen import is_run
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import LossOperands
@@ -180,7 +181,8 @@ def test_squares_and_penalties_saturate(kind, device):
 # --- against the reference, in every dtype ---
 
 
-@pytest.mark.parametrize("name", one_in(3, LOSS_VARIANTS))
+# Compiled code of the others stands beside the reference in tests/ptx/test_compiled.py.
+@pytest.mark.parametrize("name", one_in(2, LOSS_VARIANTS, left_out=lambda name: is_run(f"loss_{name}")))
 def test_variants(name, device):
     variant, seed = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
     with shaped(SHAPES[variant.length]):
@@ -201,7 +203,7 @@ def test_variants_in_every_layout_and_shape(name, device):
 OF_SEQUENCES = LOSS_VARIANTS["gspo"]
 
 
-@pytest.mark.parametrize("lengths", [(0, 0, 0), (16, 16), (15, 1), (300, 1, 2), (17, 0, 31)])
+@pytest.mark.parametrize("lengths", [(0, 0, 0), (16, 16), (15, 1), (70, 1, 2), (17, 0, 31)])
 def test_edges_of_tiles(lengths, device):
     for variant in (PLAIN, OF_SEQUENCES):
         for packed, shapes in ((True, NARROW), (variant is PLAIN, REAL)):
@@ -254,7 +256,7 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
         again = kernels.run(on(given, device), wanted)
     for one, other in zip(vars(together).values(), vars(again).values(), strict=True):
         assert one is other is None or torch.equal(bits(one), bits(other))
-    for s, shapes in ((0, MIDDLE), (2, REAL), (5, WIDE)):
+    for s, shapes in ((0, MIDDLE), (2, REAL), (4, WIDE)):
         alone, start, end = cut_out(given, s)
         with shaped(shapes):
             found = kernels.run(on(alone, device), wanted)

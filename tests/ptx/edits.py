@@ -158,19 +158,20 @@ def noticed(edit: Edit, names: Sequence[str], seed: int = 0, **settings: Any) ->
     return "", ""
 
 
-def hunt_edits(names: Sequence[str], only: str = "", seed: int = 0) -> list[tuple[str, str]]:
+def hunt_edits(names: Sequence[str], kind: str, only: str = "", seed: int = 0) -> list[tuple[str, str]]:
     """Take out what stands in the source, here and there; give how each was noticed ("" if not), and which it is.
 
     Args:
         names: Of the cases that run, each edit in those that have it in their compiled code.
-        only: Part of the names of edits; all others are left alone.
+        kind: Of the edits; all others are left alone.
+        only: Part of what stands in the source there.
         seed: Of the order of programs.
     """
     where = reached(names)
     return [
         (noticed(edit, where[edit.place], seed)[0] if edit.place in where else "not compiled", str(edit))
         for edit in edits()
-        if only in str(edit)
+        if edit.kind == kind and only in edit.before
     ]
 
 

@@ -10,29 +10,10 @@ from aot.loss_variants import LOSS_VARIANTS
 from builders.batches import LAYOUTS
 from ptx import cases, far, near_bounds
 from ptx.cases import CASES
+from ptx.chosen import READ, SLOW, is_run
 from ptx.edits import SPARE, hunt_edits
 from ptx.mutants import FAULTS
 from ptx.worker import hunt, outcome_of, start
-
-# Most of those whose kernels Triton takes longest to compile. The others together have every function and every mask
-# of the kernels in their compiled code, and 95 % of the source lines that any variant has there. A new variant is not
-# slow until it is named here.
-SLOW = (
-    "full_padded", "token_fp64", "token_unaligned", "token_icepop_short", "token_propagate", "product_kept",
-    "product_propagate", "geometric_clamped", "geometric_mixed", "tokens_of_d", "tokens_of_probabilities",
-    "sequences_of_d", "sequences_of_exp", "sequences_of_probabilities", "extrema_of_d", "when_tokens", "late",
-    "late_zeroed", "skyrl.tldr", "slime.mis", "areal.kpop", "open_instruct.vaco", "kept_set_replayed", "split_padded",
-    "split_fp64",
-    "loss_ppo_fp64", "loss_gspo_fp64", "loss_dro_sequence", "loss_kl_cov", "turns_split",
-    "metrics_huge", "token_fp16", "token_bf16_rollout", "dry_run", "late_after_tokens", "turns_product",
-    "loss_gmpo_padded", "loss_gspo_token", "loss_ppo_bf16",
-)  # fmt: skip
-# Losses of single tokens that differ from others in their formula: of these Triton's front end alone reads the source.
-READ = (
-    "loss_reinforce", "loss_cispo", "loss_icepop", "loss_score_by_weights", "loss_dppo_tv", "loss_dppo_kl", "loss_sapo",
-    "loss_gpg", "loss_dro", "loss_rec_ring", "loss_sapo_stopped",
-)  # fmt: skip
-OFTEN_RUN = [name for name in CASES if name not in SLOW and name not in READ]
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +23,11 @@ def process():
         yield pool
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN_RUN)) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (not is_run(name))) for name in CASES])
 def test_every_variant(name, process):
-    assert process.submit(outcome_of, cases.run_case, name, 0).result() == ""
+    """Cases take turns at the kinds of wrong offsets; other orders have all kinds."""
+    kind = list(CASES).index(name)
+    assert process.submit(outcome_of, cases.run_case, name, 0, kind).result() == ""
 
 
 @pytest.mark.parametrize("name", READ)
@@ -168,20 +149,20 @@ def test_planted_faults_are_noticed(name, kind, process):
 
 def test_a_mask_taken_out_of_the_source_is_noticed(process):
     """The state and the weight of a sequence, for tokens that no sequence has too."""
-    outcomes = process.submit(hunt_edits, ["geometric_clamped"], "tl.load(table + sequence,").result()
-    assert [how for how, where in outcomes if where.startswith("a mask")] == ["bounds"], outcomes
+    outcomes = process.submit(hunt_edits, ["geometric_clamped"], "a mask", "tl.load(table + sequence,").result()
+    assert [how for how, _ in outcomes] == ["bounds"], outcomes
 
 
 @pytest.mark.slow
 def test_every_mask_taken_out_of_the_source_is_noticed(process):
-    outcomes = process.submit(hunt_edits, [*OFTEN_RUN, *READ], "a mask").result()
+    outcomes = process.submit(hunt_edits, [*CASES], "a mask").result()
     assert outcomes and not [x for x in outcomes if x[0] in ("", "not compiled")]
 
 
 @pytest.mark.slow
 def test_every_other_made_garbage_is_noticed(process):
     """NaN, a negative and a positive number in turn where a mask leaves a thread out."""
-    outcomes = process.submit(hunt_edits, [*OFTEN_RUN, *READ], "an other").result()
+    outcomes = process.submit(hunt_edits, [*CASES], "an other").result()
     assert outcomes and all(how != "not compiled" for how, _ in outcomes), outcomes
     survivors = {where.partition(": ")[2] for how, where in outcomes if not how}
     assert survivors <= SPARE.keys(), outcomes
@@ -197,8 +178,9 @@ def test_every_barrier_taken_out_of_the_source_is_noticed(process):
 
 def test_an_other_made_garbage_is_noticed(process):
     """The sums of a thread that has more turns than its sequence has slots."""
-    outcomes = process.submit(hunt_edits, ["metrics_packed"], "slots * i + slot, mask=known, other=0)").result()
-    assert [how for how, where in outcomes if where.startswith("an other")] == ["numbers"], outcomes
+    only = "slots * i + slot, mask=known, other=0)"
+    outcomes = process.submit(hunt_edits, ["metrics_packed"], "an other", only).result()
+    assert [how for how, _ in outcomes] == ["numbers"], outcomes
 
 
 def test_slow_variants_are_declared():
