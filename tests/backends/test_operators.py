@@ -116,7 +116,7 @@ def test_a_spec_made_or_changed_inside_a_compiled_function_is_not_stale():
     def taken(spec):
         return rc.correct(train, rollout, mask=mask, cu_seqlens=offsets, spec=spec).weights
 
-    inside, outside = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (made, taken))
+    inside, outside = (torch.compile(f, fullgraph=True, backend="eager") for f in (made, taken))
     for upper in (2.0, 1.05, 1.2):
         assert torch.equal(inside(upper), made(upper))
         assert torch.equal(outside(rc.Spec(weight=rc.Weight.token(upper=upper))), made(upper))
