@@ -16,7 +16,7 @@ from benchmarks.cases.batches import both_layouts
 from benchmarks.costs import __main__ as costs
 from benchmarks.costs import bounds, ejected, ours, peers
 from benchmarks.costs.counting import Cost, Wait, cost_of
-from rollout_corr.backends import operators
+from rollout_corr.backends import loss_operators, operators
 from rollout_corr.backends.loss_task import beyond_kernels
 from rollout_corr.frameworks.shared.lookup import every_recipe
 
@@ -165,38 +165,54 @@ def test_ours_costs_no_more_than_before(smallest):
             assert re.fullmatch(r"copy to the host, (metrics/statistics|file)\.py:\d+ \(1\)", place), row
 
 
-def planted(operation):
-    """The kernels of corrections, and an operation on what they give."""
-    run = operators.run_fused
+def planted(what, operation):
+    """The kernels of corrections or of losses, and an operation on what they have read."""
+    module, table = {
+        peers.CORRECTION: (operators, "backends.run.CORRECTIONS"),
+        peers.LOSS: (loss_operators, "api.policy_loss.LOSSES"),
+    }[what]
+    run = module.run_fused
 
-    def more(batch, spec):
-        found = run(batch, spec)
-        operation(batch.train)
+    def more(read, *others):
+        found = run(read, *others)
+        operation(getattr(read, "batch", read).train)
         return found
 
-    return mock.patch.dict("rollout_corr.backends.run.CORRECTIONS", kernels=more)
+    return mock.patch.dict(f"rollout_corr.{table}", kernels=more)
 
 
 @pytest.mark.parametrize(
-    ("operation", "counts"),
+    ("what", "operation", "counts"),
     [
-        (lambda x: x.view(-1)[0].item(), {"waits"}),
-        (lambda x: torch.empty_like(x), {"temporaries"}),
-        (lambda x: x.clone(), {"launches", "read", "written", "temporaries"}),
+        (peers.CORRECTION, lambda x: x.view(-1)[0].item(), {"waits"}),
+        (peers.CORRECTION, lambda x: torch.empty_like(x), {"temporaries"}),
+        (peers.CORRECTION, lambda x: x.clone(), {"launches", "temporaries"}),
+        (peers.LOSS, lambda x: x.view(-1)[0].item(), {"waits"}),
+        (peers.LOSS, lambda x: x.clone(), {"launches"}),
     ],
 )
-def test_what_is_planted_is_found(operation, counts, smallest):
-    with planted(operation):
+def test_what_is_planted_is_found(what, operation, counts, smallest):
+    with planted(what, operation):
         said = costs.grown(
             [
-                costs.row_of(ours.KERNELS, "", what, costs.SHAPES[0], layout, batch.tokens, cost)
+                costs.row_of(ours.KERNELS, "", made, costs.SHAPES[0], layout, batch.tokens, cost)
                 for layout, batch in smallest.items()
-                for what, cost in ours.on_kernels(batch, nothing).items()
+                for made, cost in ours.on_kernels(batch, nothing).items()
             ],
             RESULTS["rows"],
         )
-    assert {line.split(": ")[1].split()[0] for line in said} >= counts - {"read", "written"}
-    assert all("kernels, correction" in line for line in said)
+    assert {line.split(": ")[1].split()[0] for line in said} >= counts
+    assert {line.split(", ")[2] for line in said} == {what, peers.BOTH}
+
+
+@pytest.mark.slow
+def test_what_inductor_makes_of_two_results():
+    """One kernel for both of D: exp(D) and the sum of D read each input once. A sort comes between two kernels."""
+    from benchmarks.costs.compiled import scheduled
+
+    x, y = torch.empty(2, 1000, device="meta")
+    assert scheduled(lambda x, y: ((x - y).exp(), (x - y).sum()), [x, y]) == Cost(1, [], 8000, 4004)
+    assert scheduled(lambda x: (x.exp().sort()[0] * 2.0,), [x]).launches == 3
 
 
 # --- ours on the kernels, by name ---
