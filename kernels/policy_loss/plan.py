@@ -40,7 +40,7 @@ class LossPlan(Tables):
     weight_upper: bool
     regularizer: str | None  # its scope
     mean: str
-    over: str | None  # what the mean counts, None where the caller has
+    over: str | None  # what the mean counts, None where the caller has counted
     based: bool  # there are log-probs that new_logp is compared with
     weighted: bool  # there are weights
     referred: bool  # there are log-probs of a reference policy

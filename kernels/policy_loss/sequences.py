@@ -145,8 +145,8 @@ def sum_named(name: tl.constexpr, of_tokens: tl.tensor, of_sequences: tl.tensor,
 @triton.jit
 def finish(
     sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor,
-    divisor: tl.tensor, statistics: tl.tensor, sequence_programs: tl.tensor, parts: tl.tensor, numbers: tl.tuple,
-    PLAN: tl.constexpr,
+    divisor: tl.tensor, statistics: tl.tensor, sequence_programs: tl.tensor, parts: tl.tensor, rows_given: tl.tensor,
+    numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add up the rows of all programs, in the last one: the value, its divisor, the statistics."""
     rows, apart = rows_left(sequence_programs)
@@ -157,6 +157,8 @@ def finish(
         count = tl.load(given).to(tl.float64)
     elif PLAN.mean == "sum":
         count = tl.full((), 1.0, tl.float64)
+    elif PLAN.over == "rows":
+        count = rows_given.to(tl.float64)
     else:
         count = sum_named(counted_as(PLAN), of_tokens, of_sequences, PLAN)
     count = tl.where(count == 0.0, 1.0, count) * number(numbers, PLAN, "max_length")
@@ -221,4 +223,4 @@ def sequences_kernel(
         last = is_last(counter, out, program, before, PLAN)
         if last:
             finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
-                   numbers, PLAN)  # fmt: skip
+                   sequences, numbers, PLAN)  # fmt: skip

@@ -193,15 +193,14 @@ def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> R
 # --- all of it ---
 
 
-def objective_of(loss: Loss, over: Literal["original", "kept"], replaces_ratio: bool, nonfinite: str) -> Objective:
+def objective_of(loss: Loss, replaces_ratio: bool, nonfinite: str) -> Objective:
     """Make an objective, or find the one of an earlier call."""
     make = _objective if torch.compiler.is_compiling() else _known_objective
-    return make(loss, over, replaces_ratio, nonfinite)
+    return make(loss, replaces_ratio, nonfinite)
 
 
-def _objective(loss: Loss, over: Literal["original", "kept"], replaces_ratio: bool, nonfinite: str) -> Objective:
-    mean = loss.mean if loss.mean.over == over else Mean(loss.mean.of, over, loss.mean.length)
-    return Objective(loss.surrogate, loss.kl, loss.regularizer, mean, replaces_ratio, nonfinite)
+def _objective(loss: Loss, replaces_ratio: bool, nonfinite: str) -> Objective:
+    return Objective(loss.surrogate, loss.kl, loss.regularizer, loss.mean, replaces_ratio, nonfinite)
 
 
 # Typed, because 1 and True are equal.
@@ -217,7 +216,7 @@ class LossRequest:
         loss: The Loss.
         spec: The Spec to correct by in the same call, which measures turns where there are some; or None.
         tensors: Log-probs, mask and advantages.
-        divisor: What the loss is divided by.
+        total: The count that the caller has, 0-d float64, or None.
         ready: Ready weights and training mask.
         scales: Factors of all that a token adds, in the shape of the batch, or None.
         entropy: Of each token, in the shape of the batch, with its history; None where nothing reads it.
@@ -233,7 +232,7 @@ class LossRequest:
     loss: Loss
     spec: Spec | None
     tensors: LossTensors
-    divisor: Divisor
+    total: Tensor | None
     ready: ReadyWeights
     scales: Tensor | None
     entropy: Tensor | None
@@ -276,7 +275,7 @@ class LossRequest:
         use = USES[mode.weights]
         self._check_weights(use)
         nonfinite = "reject" if spec is None else spec.nonfinite
-        self.objective = objective_of(loss, self.divisor.over, self._replaces_ratio(use), nonfinite)
+        self.objective = objective_of(loss, self._replaces_ratio(use), nonfinite)
         self.mode, self.use = mode, use
         first = tensors.read.first
         self.runs_on, on_cpu = chosen_backend(first, given.backend), first.device.type == "cpu"
@@ -301,11 +300,9 @@ class LossRequest:
         if tensors.batch.mass is not None:
             given["kept_mass"] = tensors.batch.mass.log_mass
             fixed["kept_mass.of"] = tensors.batch.mass.of
-        if self.divisor.of_this_rank:
-            fixed["Mean.over"] = "rows"
         found = claims_of("policy_loss", tensors.batch, given, fixed)
-        if self.divisor.known is not None and not self.divisor.of_this_rank:
-            found.sequences["total"] = repr(self.divisor.known.item())
+        if self.total is not None:
+            found.sequences["total"] = repr(self.total.item())
         return found
 
     def _replaces_ratio(self, use: Use) -> bool:
@@ -352,40 +349,15 @@ def read_scales(read: Reader, batch: OpenBatch, scale: object) -> Tensor:
     return whole.sequences_of(batch)[0].spread(found).expand(batch.train.shape) if per_sequence else found
 
 
-class Divisor(NamedTuple):
-    """The divisor of a loss: counted by the call, or known beforehand.
-
-    Attributes:
-        over: The tokens or sequences that the loss counts where the caller has not.
-        known: The count that is known beforehand, 0-d float64, or None.
-        of_this_rank: It is this rank's share, to be added up over `Ranks.batch`.
-    """
-
-    over: Literal["original", "kept"]
-    known: Tensor | None = None
-    of_this_rank: bool = False
-
-
-def read_divisor(mean: Mean, total: object, read: Reader, batch: OpenBatch) -> Divisor:
-    """Find what a loss with this mean is divided by; `total` is the caller's count, or None."""
-    device = read.first.device
-    if total is not None:
-        if mean.of == "sum":
-            raise ValueError(
-                "total: expected None with Mean('sum'), which does not divide, got a value; Mean('token') divides the "
-                "sum by it"
-            )
-        if mean.over != "original":
-            raise ValueError(f"total: expected None with Mean(over={mean.over!r}), got both")
-        return Divisor("original", _count(total, device))
-    if mean.over == "rows":
-        rows = torch.full((), batch.count, dtype=torch.float64, device=device)
-        return Divisor("original", rows, of_this_rank=True)
-    return Divisor("kept" if mean.over == "kept" else "original")
-
-
-def _count(total: object, device: torch.device) -> Tensor:
-    """0-d float64: a count that the caller brings."""
+def read_total(mean: Mean, total: object, device: torch.device) -> Tensor:
+    """0-d float64: the count that the caller brings, which the loss is divided by."""
+    if mean.of == "sum":
+        raise ValueError(
+            "total: expected None with Mean('sum'), which does not divide, got a value; Mean('token') divides the "
+            "sum by it"
+        )
+    if mean.over != "original":
+        raise ValueError(f"total: expected None with Mean(over={mean.over!r}), got both")
     if isinstance(total, Tensor):
         if total.numel() != 1 or total.dtype == torch.bool or total.is_complex():
             got = f"{dtype_of(total)} of shape {shape_of(total)}"

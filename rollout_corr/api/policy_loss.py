@@ -33,14 +33,12 @@ from ..specs.surrogate import Decided
 from ..specs.terms import KL, EntropyBonus, Mean, Objective
 from .correct import Correction, spec_given
 from .loss_request import (
-    Divisor,
     LossRequest,
-    LossTensors,
-    read_divisor,
     read_ids,
     read_ready,
     read_scales,
     read_tensors,
+    read_total,
     read_turns_of,
 )
 
@@ -205,7 +203,7 @@ def policy_loss(
             loss=loss,
             spec=read_turns_of(tensors, given, loss.surrogate),
             tensors=tensors,
-            divisor=read_divisor(loss.mean, tokens.total, tensors.read, tensors.batch),
+            total=None if tokens.total is None else read_total(loss.mean, tokens.total, tensors.read.device),
             ready=ready,
             scales=None if tokens.scale is None else read_scales(tensors.read, tensors.batch, tokens.scale),
             entropy=None if tokens.entropy is None else tensors.read.with_history("entropy", tokens.entropy),
@@ -267,10 +265,10 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         task.decided = _decided_by_batch(request, task)
     kl = wanted.kl
     if kl is None or kl.mean is None:
-        value, found, divisor = _reduced(request, task, request.divisor)
+        value, found, divisor = _reduced(request, task, request.total)
     else:
-        value, found, divisor = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.divisor)
-        penalty, beside, _ = _reduced(request, *_penalty_apart(task, kl, kl.mean, tensors))
+        value, found, divisor = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.total)
+        penalty, beside, _ = _reduced(request, _penalty_apart(task, kl, kl.mean), None)
         value, found = value + penalty, loss_metrics.with_kl_of(found, beside, wanted)
     statistics = Statistics(None, found, wanted)
     if request.entropy is not None:
@@ -290,12 +288,13 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
     return PolicyLoss(value, mask_back(batch, result.mask), handed, result.keep, joined, result.keep_turns)
 
 
-def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a loss with its divisor: the value, which has the gradient, the statistics, and the divisor as a number."""
+def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a loss, divided by a count that is known: the value, which has the gradient, the statistics, the divisor."""
     groups, wanted, batch = request.given.batch.ranks, task.objective, task.batch
-    count = divisor.known
-    if count is not None and divisor.of_this_rank:
-        count = groups.sum(count)
+    of_turns = wanted.surrogate.mean_unit == "turn"
+    if wanted.mean.over == "rows" and (request.runner != "kernels" or groups.batch is not None or of_turns):
+        # Kernels know how many rows a call has that is alone.
+        count = groups.sum(torch.full((), batch.count, dtype=torch.float64, device=batch.train.device))
     task.divisor = count
     result = LOSSES[request.runner](task)
     if count is None and groups.batch is not None and wanted.mean.of != "sum":
@@ -307,23 +306,21 @@ def _reduced(request: LossRequest, task: LossTask, divisor: Divisor) -> tuple[Te
         # Autograd takes its time for every argument.
         of_sequences: tuple[Tensor | None, ...] = ()
         if result.inners is not None:
-            owners = batch.turns if wanted.surrogate.mean_unit == "turn" else batch.offsets
-            of_sequences = result.inners, owners
+            of_sequences = result.inners, batch.turns if of_turns else batch.offsets
         value = Differentiable.apply(task.new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
     return value, result.statistics, result.divisor
 
 
-def _penalty_apart(task: LossTask, kl: KL, mean: Mean, tensors: LossTensors) -> tuple[LossTask, Divisor]:
+def _penalty_apart(task: LossTask, kl: KL, mean: Mean) -> LossTask:
     """Make the loss of a KL with a mean of its own: of the same tokens, and with a policy loss of 0."""
-    divisor = read_divisor(mean, None, tensors.read, tensors.batch)
     wanted = Objective(
         without_ratio(task.objective.surrogate.clamp),
         replace(kl, mean=None),
-        mean=replace(mean, over=divisor.over),
+        mean=mean,
         nonfinite=task.objective.nonfinite,
     )
     # A product, so that an advantage that is not finite leaves its token out here too.
-    return replace(task, objective=wanted, advantages=task.advantages * 0.0, decided=None, block=None), divisor
+    return replace(task, objective=wanted, advantages=task.advantages * 0.0, decided=None, block=None)
 
 
 def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:
@@ -396,7 +393,8 @@ def _correct_inside(request: LossRequest, batch: OpenBatch, run: Spec) -> InnerC
     statistics = replace(found.statistics, spec=spec)
     factors, trains = found.weights, found.mask
     if not request.use.multiply:
-        factors = None if spec.rejected == "mask" or trains is None else (trains != 0).to(batch.dtype)
+        kept = trains if trains is None or trains.dtype == torch.bool else trains != 0
+        factors = None if spec.rejected == "mask" else kept
         trains = None if spec.rejected == "zero" else trains
     return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics, found.keep_turns))
 

@@ -153,7 +153,7 @@ def _results_of_torch(operands: LossOperands, objective: Objective) -> first_cal
     decided = None
     if operands.chosen is not None:
         decided = Decided((operands.chosen,), (), dict.fromkeys(objective.surrogate.traits.sums, new.new_zeros(())))
-    log_mass = operands.log_mass
+    log_mass, over_rows = operands.log_mass, objective.mean.over == "rows"
     task = LossTask(
         new,
         batch,
@@ -163,7 +163,9 @@ def _results_of_torch(operands: LossOperands, objective: Objective) -> first_cal
         cast["ref"],
         operands.trains,
         objective,
-        divisor=operands.divisor,
+        divisor=torch.tensor(float(count), dtype=torch.float64, device="cpu")
+        if operands.divisor is None and over_rows
+        else operands.divisor,
         mass=None if log_mass is None else KeptMass(log_mass, "train" if operands.mass_of_base else "rollout"),
         scales=cast["scales"],
         decided=decided,
