@@ -32,7 +32,9 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
     many, offsets, advantages = turns.shape[0] - 1, given.offsets, given.advantages
     offsets = rows_as_offsets(like) if offsets is None else offsets.to(torch.int64)
     # Without the end of the last turn: an offset behind it is at its end.
-    within = torch.searchsorted(turns[:many], offsets).cummax(0).values
+    within = torch.searchsorted(turns[:many], offsets)
+    if given.offsets is not None:  # those of rows do not decrease
+        within = within.cummax(0).values
     if advantages is not None:
         advantages = _of_turns(advantages, within, many) if given.per_sequence else advantages.reshape(-1)
     flat = {name: x.reshape(-1) for name in names if (x := getattr(given, name)) is not None}

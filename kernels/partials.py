@@ -190,13 +190,19 @@ def put_all(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr) -> None:
 
 
 @triton.jit
+def zero_counters(counters: tl.tensor, many: tl.tensor) -> None:
+    """Zero so many counters."""
+    for first in range(0, many, ROW_GROUP):
+        place = first + tl.arange(0, ROW_GROUP)
+        tl.store(counters + place, tl.zeros((ROW_GROUP,), tl.int32), mask=place < many)
+
+
+@triton.jit
 def reset(counter: tl.tensor, rows: tl.tensor) -> None:
     """Zero the counters of a call, in a launch before: one of all programs, and one of each group of rows."""
     tl.store(counter, 0)
     if rows > ROW_GROUP:
-        for first in range(1, rows // ROW_GROUP + 2, ROW_GROUP):
-            place = first + tl.arange(0, ROW_GROUP)
-            tl.store(counter + place, tl.zeros((ROW_GROUP,), tl.int32), mask=place <= rows // ROW_GROUP + 1)
+        zero_counters(counter + 1, rows // ROW_GROUP + 1)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..partials import reset
+from ..partials import add_up_part, count_in, groups, reset, zero_counters
 from ..sums import (
     emptied,
     empty,
@@ -45,6 +45,7 @@ from ..tiles import (
 )
 from ..tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 from .formulas import Token, penalty, penalty_factor, policy
+from .sequences import finish
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
 SMALLEST_RATIO = tl.constexpr(1e-8)  # in a product
@@ -289,7 +290,7 @@ def loss_of_tokens(
 # No length and no stride is in a compile key: they are annotated, and not specialized on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "new_row",
            "new_step", "base_row", "base_step", "ref_row", "ref_step", "weights_row", "weights_step", "trains_row",
-           "trains_step", "mask_row", "mask_step"]  # fmt: skip
+           "trains_step", "mask_row", "mask_step", "parts", "part"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -298,17 +299,24 @@ def gradient_kernel(
     mask: tl.tensor, log_mass: tl.tensor, scales: tl.tensor, chosen: tl.tensor, advantages: tl.tensor,
     offsets: tl.tensor, numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, gradient: tl.tensor,
     counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor,
-    counter: tl.tensor,
+    counter: tl.tensor, part_counter: tl.tensor, sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
+    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
     base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
-    trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
+    trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64, parts: tl.int32,
+    part: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences."""
-    if tl.program_id(0) == 0:
+    """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences.
+
+    In the phase "write" the last program of a part adds it up, and the last of these finishes.
+    """
+    if tl.program_id(0) == 0 and PLAN.adds_up:
         # For the programs that finish to count themselves in.
         reset(counter, sequence_programs)
+        if PLAN.phase == "sum":
+            zero_counters(part_counter, parts)
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     numbers = thresholds(numbers, PLAN)
     tables = (counts, integers, floats, counts)
@@ -368,6 +376,15 @@ def gradient_kernel(
     if PLAN.adds_up:
         put_slot(kept, tables, slots, span, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)
+    if PLAN.phase == "write":
+        number, programs = tl.program_id(0) // part, tl.num_programs(0)
+        if count_in(part_counter + number) == tl.minimum(part, programs - number * part) - 1:
+            for group in tl.static_range(groups(PLAN)):
+                add_up_part(number * groups(PLAN) + group, token_sums, token_maxima, part_sums, part_maxima, programs,
+                            part, PLAN)  # fmt: skip
+            if count_in(counter) == parts - 1:
+                finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs,
+                       parts, sequences, numbers, PLAN)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])

@@ -1,7 +1,8 @@
 """Launch `policy_loss` on Triton: two launches for value, statistics and gradient, and one in backward.
 
 A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and its last program
-finishes. GSPO and GMPO, whose gradient depends on whole sequences, pass over both twice. Backward scales the gradient.
+finishes. GSPO, GMPO and VESPO, whose gradient depends on whole sequences, add these up before: the last program of
+their second pass over the tokens finishes. Backward scales the gradient.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ STRIDED = ("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask")
 OF_SEQUENCES = {"sum": ("levels", "pulls", "inners"), "write": (), "whole": ("inners",)}
 OF_SLOTS = ("counts", "integers", "floats")
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
+OF_SECOND_PASS = ("sequence_sums", "part_sums", "part_maxima", "given", "value", "divisor", "statistics")
 
 
 class LossOperation(Operation):
-    """The kernels of `policy_loss`, two a pass, for an objective, a device and the dtypes of a batch.
+    """The kernels of `policy_loss`, two or three, for an objective, a device and the dtypes of a batch.
 
     Args:
         objective: Everything that is fixed about the loss.
@@ -102,15 +104,17 @@ class LossOperation(Operation):
         sites = []
         for plan in plans:
             unread = OF_SEQUENCES[plan.phase] + OF_SLOTS * (not plan.adds_up) + OF_LAST_PASS * (not plan.writes)
+            unread += OF_SECOND_PASS * plan.adds_up
             sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys(unread)))
-            sites.append(Site(sequences_kernel, _over_sequences(plan), {"PLAN": plan}))
+            if plan.adds_up:
+                sites.append(Site(sequences_kernel, _over_sequences(plan), {"PLAN": plan}))
         super().__init__(sites, _tables_of(plans, self.kind), STRIDED)
 
 
 def _over_sequences(plan: LossPlan) -> Callable[[Grid], tuple[int, int]]:
-    """Programs over sequences and behind them those that add up parts, as far as a pass has them; and threads."""
-    passing, adding = int(plan.adds_up), groups(plan) if plan.writes else 0
-    return lambda grid: (grid.sequence_programs * passing + grid.parts * adding, SEQUENCE_THREADS)
+    """Programs over sequences and behind them those that add up parts, if the pass finishes; and threads."""
+    adding = groups(plan) if plan.writes else 0
+    return lambda grid: (grid.sequence_programs + grid.parts * adding, SEQUENCE_THREADS)
 
 
 def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
@@ -128,6 +132,7 @@ def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
         *tables_of_partials(len(last.token_sums), kept_maxima(last)),
         Table("sequence_sums", "sequence_rows", len(first.sequence_sums), torch.float64),
         Table("counter", "sequence_rows", None, torch.int32),
+        Table("part_counter", "parts", None if len(plans) > 1 else 0, torch.int32),
         Table("levels", "sequences", None if last.levels else 0, kind),
         Table("pulls", "sequences", None if last.pulls else 0, kind),
     ]

@@ -187,31 +187,25 @@ def sequences_kernel(
 ) -> None:  # fmt: skip
     """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program.
 
-    The phase "sum" only passes over sequences, and the phase "write", behind it, does the others.
+    The phase "sum" only passes over sequences; the second pass over the tokens does the others.
     """
     numbers = thresholds(numbers, PLAN)
     program = tl.program_id(0)
-    if not PLAN.writes:
-        before = program + 1
-    elif not PLAN.adds_up:
-        before = program * 0
-    else:
-        before = sequence_programs
+    before = sequence_programs if PLAN.writes else program + 1
     if program < before:
-        if PLAN.adds_up:
-            tables = slot_tables(counts, integers, floats, None)
-            extents = Extents(tokens, sequences, 0, tiles, tile_bits)
-            if PLAN.turns:
-                of_turns = ((sequences + 2 + SHAPE.sequences - 1) // SHAPE.sequences).to(tl.int32)
-                if program >= of_turns:
-                    count_sequences(tables, inners, sequence_sums, offsets, within, extents, owner_count - 2, slots,
-                                    program - of_turns, PLAN, SHAPE)  # fmt: skip
-                else:
-                    store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
-                                    PLAN, SHAPE)  # fmt: skip
+        tables = slot_tables(counts, integers, floats, None)
+        extents = Extents(tokens, sequences, 0, tiles, tile_bits)
+        if PLAN.turns:
+            of_turns = ((sequences + 2 + SHAPE.sequences - 1) // SHAPE.sequences).to(tl.int32)
+            if program >= of_turns:
+                count_sequences(tables, inners, sequence_sums, offsets, within, extents, owner_count - 2, slots,
+                                program - of_turns, PLAN, SHAPE)  # fmt: skip
             else:
                 store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
                                 PLAN, SHAPE)  # fmt: skip
+        else:
+            store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
+                            PLAN, SHAPE)  # fmt: skip
     elif PLAN.writes:
         add_up_part(program - before, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
     out = Partials(sequence_sums, sequence_sums)
@@ -219,7 +213,6 @@ def sequences_kernel(
         if sequence_programs > ROW_GROUP:
             add_up_neighbors(counter, out, program, sequence_programs, PLAN)
     else:
-        # Rows of an earlier pass are added up already.
         last = is_last(counter, out, program, before, PLAN)
         if last:
             finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,

@@ -217,12 +217,14 @@ def test_what_inductor_makes_of_two_results():
 
 # --- ours on the kernels, by name ---
 
-# Presets whose correction takes more launches, and why: what the kernels leave to a few operations of torch.
-MORE = {"roll.segment": 6}
-# Of a loss without a correction, by surrogate: a gradient that depends on its sequence takes two launches more.
-MOST = {"GSPO": 5, "VESPO": 5, "GMPO": 6}
-# A KL with a mean of its own is a loss of its own.
-TWICE = {"skyrl.grpo": 11}
+# A correction takes so many launches at most, and a loss with its backward; joining the statistics of both takes one.
+OF_CORRECTION, OF_LOSS = 4, 3
+# By name: torch searches for where turns begin among sequences, in two operations.
+MORE_OF_CORRECTION = {"roll.segment": 5}
+# By surrogate: tokens whose gradient depends on their whole sequence are passed over twice.
+MORE_OF_LOSS = {"GSPO": 4, "VESPO": 4, "GMPO": 4}
+# By name: a KL with a mean of its own is a loss of its own; the ratio of turns needs the turns again.
+MORE_OF_RECIPE = {"skyrl.grpo": 10, "roll.segment": 16}
 NEW, OLD, ROLLOUT, REF = -torch.rand(4, 4, 64, generator=torch.Generator().manual_seed(0))
 NEW.requires_grad_()
 ADVANTAGES = torch.tensor([1.0, -1.0, 0.5, -0.5])
@@ -234,12 +236,19 @@ def launched():
         yield found
 
 
-def batch_of(spec, **more):
+def batch_of(spec, packed=False, **more):
+    if packed:
+        more["cu_seqlens"] = torch.arange(0, 257, 64)
     if spec is not None and spec.reads_versions:
         more["versions"] = rc.Versions(torch.tensor([3, 6, 7, 7]), 7)
     if spec is not None and spec.measures_turns:
         more["turns"] = "runs"
-    return rc.Batch(mask=torch.ones(4, 64, dtype=torch.bool), **more)
+    return rc.Batch(mask=torch.ones(256 if packed else (4, 64), dtype=torch.bool), **more)
+
+
+def logps(packed):
+    """Log-probs of old, rollout and reference policies, and of the one that trains."""
+    return [x.reshape(-1) if packed else x for x in (OLD, ROLLOUT, REF, NEW)]
 
 
 def with_backward(loss):
@@ -250,41 +259,50 @@ def on_kernels(spec):
     return operators.beyond_kernels(spec) is None and all(x.of == "train/rollout" for x in spec.criteria)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("name", [name for name in rc.spec_names() if on_kernels(rc.spec(name))])
-def test_a_preset_takes_four_launches_and_its_loss_three(name, launched):
+def test_a_preset_takes_four_launches_and_its_loss_three(name, packed, launched):
     """And nothing waits."""
-    spec = rc.spec(name)
-    batch = batch_of(spec)
+    spec, (old, rollout, _, new) = rc.spec(name), logps(packed)
+    batch = batch_of(spec, packed)
     advantages = ADVANTAGES if any(x.when != "any" for x in spec.criteria) else None
 
     def correction():
-        return rc.correct(OLD, ROLLOUT, batch, spec=spec, advantages=advantages, backend="triton")
+        return rc.correct(old, rollout, batch, spec=spec, advantages=advantages, backend="triton")
 
     found = correction()
-    assert 2 <= ours.cost_on_kernels(correction, launched).launches <= MORE.get(name, 4)
+    cost = ours.cost_on_kernels(correction, launched)
+    assert 2 <= cost.launches <= MORE_OF_CORRECTION.get(name, OF_CORRECTION) and not cost.waits
     loss = ours.cost_on_kernels(
-        lambda: with_backward(rc.policy_loss(NEW, ADVANTAGES, batch, old_logp=OLD, correction=found, backend="triton")),
+        lambda: with_backward(rc.policy_loss(new, ADVANTAGES, batch, old_logp=old, correction=found, backend="triton")),
         launched,
     )
-    assert loss.launches == 3
-    assert ours.cost_on_kernels(correction, launched).waits == loss.waits == []
+    assert loss.launches == OF_LOSS and not loss.waits
 
 
 def is_on_kernels(recipe):
-    surrogate = recipe.loss.surrogate
-    return recipe.spec is None and beyond_kernels(surrogate, scaled=False) is None and not surrogate.sees_batch
+    surrogate, spec = recipe.loss.surrogate, recipe.spec
+    if spec is not None and operators.beyond_kernels(spec) is not None:
+        return False
+    return beyond_kernels(surrogate, scaled=False) is None and not surrogate.sees_batch
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("name", [name for name in every_recipe() if is_on_kernels(rc.recipe(name))])
-def test_a_recipe_takes_three_launches(name, launched):
-    """One more where a number of rows divides; nothing waits."""
+def test_a_recipe_takes_three_launches_and_four_for_its_correction(name, packed, launched):
+    """Nothing waits."""
     made, needs = rc.recipe(name), every_recipe()[name].needs
-    policies = {"old_logp": OLD, "rollout_logp": ROLLOUT, "ref_logp": REF}
-    batch = batch_of(None, **made.batch)
+    policies = dict(zip(("old_logp", "rollout_logp", "ref_logp", "new_logp"), logps(packed), strict=True))
+    batch = batch_of(made.spec, packed, **made.batch)
 
     def loss():
-        given = {needed: policies[needed] for needed in needs}
-        return with_backward(rc.policy_loss(NEW, ADVANTAGES, batch, made.loss, backend="triton", **given))
+        given = {needed: policies[needed] for needed in ("new_logp", *needs)}
+        return with_backward(
+            rc.policy_loss(
+                advantages=ADVANTAGES, batch=batch, loss=made.loss, spec=made.spec, backend="triton", **given
+            )
+        )
 
-    found = ours.cost_on_kernels(loss, launched)
-    assert 3 <= found.launches <= TWICE.get(name, MOST.get(type(made.loss.surrogate).__name__, 4)) and not found.waits
+    found, most = ours.cost_on_kernels(loss, launched), MORE_OF_LOSS.get(type(made.loss.surrogate).__name__, OF_LOSS)
+    most = MORE_OF_RECIPE.get(name, most if made.spec is None else OF_CORRECTION + most)
+    assert 3 <= found.launches <= most and not found.waits
