@@ -260,8 +260,8 @@ def of_sequences(
         for _ in range(ends_in(span, first, offsets, tile, extents, PLAN, TILING)):
             span = next_span(span, offsets, tile, extents, PLAN)
             # Added to zero as the first, where -0 becomes 0: a sign must not tell where in a tile a sequence begins.
-            entry = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN, current).to(like.dtype)
-            x = tl.where(places_of(first, TILING) >= span.start, entry, x)
+            its = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN, current).to(like.dtype)
+            x = tl.where(places_of(first, TILING) >= span.start, its, x)
     return x
 
 

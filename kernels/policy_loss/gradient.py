@@ -312,9 +312,10 @@ def gradient_kernel(
 
     In the phase "write" the last program of a part adds it up, and the last of these finishes.
     """
-    if tl.program_id(0) == 0 and PLAN.adds_up:
+    if tl.program_id(0) == 0:
         # For the programs that finish to count themselves in.
-        reset(counter, sequence_programs)
+        if PLAN.adds_up:
+            reset(counter, sequence_programs)
         if PLAN.phase == "sum":
             zero_counters(part_counter, parts)
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
@@ -377,10 +378,10 @@ def gradient_kernel(
         put_slot(kept, tables, slots, span, PLAN)
     put_batch(kept, token_sums, token_maxima, PLAN)
     if PLAN.phase == "write":
-        number, programs = tl.program_id(0) // part, tl.num_programs(0)
-        if count_in(part_counter + number) == tl.minimum(part, programs - number * part) - 1:
+        mine, programs = tl.program_id(0) // part, tl.num_programs(0)
+        if count_in(part_counter + mine) == tl.minimum(part, programs - mine * part) - 1:
             for group in tl.static_range(groups(PLAN)):
-                add_up_part(number * groups(PLAN) + group, token_sums, token_maxima, part_sums, part_maxima, programs,
+                add_up_part(mine * groups(PLAN) + group, token_sums, token_maxima, part_sums, part_maxima, programs,
                             part, PLAN)  # fmt: skip
             if count_in(counter) == parts - 1:
                 finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs,

@@ -370,6 +370,7 @@ def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> list
         ("states", any(plan.applies for plan in corrections), "sequences", "int32"),
         ("sequence_weights", any(plan.spreads for plan in corrections), "sequences", "float32"),
         ("levels", any(getattr(plan, "levels", False) for plan in plans), "sequences", "float32"),
+        ("part_counter", any(getattr(plan, "phase", None) == "write" for plan in plans), "parts", "int32"),
         ("pulls", any(getattr(plan, "pulls", False) for plan in plans), "sequences", "float32"),
     ]  # fmt: skip
     read = {one for kernel in kernels for one in kernel.parameters if names_in(kernel.body)[one]}

@@ -69,7 +69,7 @@ def plans_for(traced: Traced, numbers: tuple[str, ...], more: frozenset[str]) ->
         more: Further columns that turned out to be needed.
     """
     plans = plans_of(
-        traced.objective, counted=not traced.per_row, double=False, packed=True, based=traced.base is not None,
+        traced.objective, counted=True, double=False, packed=True, based=traced.base is not None,
         weighted=traced.factors is not None, referred=traced.ref is not None, trained=traced.trains, masked=True,
         advantages="token", differentiable=True, mass=None, has_scales=False, chosen=False, turns=False,
     )  # fmt: skip
@@ -86,12 +86,12 @@ def plans_for(traced: Traced, numbers: tuple[str, ...], more: frozenset[str]) ->
 
 def counted_by(plan: LossPlan) -> set[str]:
     """The statistic that the sum is divided by, where the kernels count it."""
-    return set() if plan.over is None or plan.mean == "sum" else {unwrap(counted_as(plan))}
+    return set() if plan.over == "rows" or plan.mean == "sum" else {unwrap(counted_as(plan))}
 
 
 PAIR = "train/rollout"
-# Names of the kernels by the phase of their pass, and what there is a program of.
-NAMES = {"sum": ("sum_kernel", "sums_kernel"), "write": ("gradient_kernel", "finish_kernel"),
+# Names of the kernels by the phase of their pass.
+NAMES = {"sum": ("sum_kernel", "sums_kernel"), "write": ("gradient_kernel",),
          "whole": ("gradient_kernel", "sequences_kernel")}  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def kernels_of_loss(
         kernels = []
         for plan in plans:
             into.label = label_of(plan)
-            for kernel, called in zip((gradient_kernel, sequences_kernel), NAMES[plan.phase], strict=True):
+            for kernel, called in zip((gradient_kernel, sequences_kernel), NAMES[plan.phase], strict=False):
                 one = into.specialized(kernel, arguments_of(kernel, plan, OF_LOSS, absent(plan)), top=True)
                 kernels.append(dataclasses.replace(one, name=called))
         return kernels
@@ -130,11 +130,9 @@ def kernels_of_loss(
     kernels = written(found, plans)
     programs = []
     for plan in plans:
-        adding = [
-            *(["sequence_programs"] if plan.adds_up else []),
-            *([f"parts * {groups(plan)}"] if plan.writes else []),
-        ]
-        programs += ["token_programs", " + ".join(adding)]
+        programs.append("token_programs")
+        if plan.adds_up:
+            programs.append("sequence_programs" + (f" + parts * {groups(plan)}" if plan.writes else ""))
     scaling = Scaling(packed=True, averages=plans[-1].averages)
     gone = set() if scaling.averages else {"inners", "offsets"}
     backward = found.specialized(scale_kernel, arguments_of(scale_kernel, scaling, OF_LOSS, gone), top=True)
@@ -146,7 +144,7 @@ OF_LOSS: dict[str, Any] = POINTERS | {
     **{one: element(one) for one in ("new_logp", "base_logp", "ref_logp", "mask", "trains", "offsets", "scaled")},
     **dict.fromkeys(("weights", "advantages", "inners", "levels", "pulls"), tl.float32),
     **dict.fromkeys(("gradient", "value", "upstream"), tl.float32),
-    **dict.fromkeys(("given", "divisor"), tl.float64),
+    "divisor": tl.float64, "part_counter": tl.int32,
 }  # fmt: skip
 
 
@@ -154,10 +152,10 @@ def absent(plan: LossPlan) -> set[str]:
     """The parameters of kernels that a plan has no tensor for."""
     there = {
         "base_logp": plan.based, "ref_logp": plan.referred, "weights": plan.weighted, "trains": plan.trained,
-        "inners": plan.averages, "levels": plan.levels, "pulls": plan.pulls, "given": plan.over is None,
+        "inners": plan.averages, "levels": plan.levels, "pulls": plan.pulls,
         "integers": bool(plan.integers), "floats": bool(plan.floats),
     }  # fmt: skip
-    return {"log_mass", "scales", "chosen", "within", *(one for one, is_there in there.items() if not is_there)}
+    return {"log_mass", "scales", "chosen", "within", "given", *(one for one, has in there.items() if not has)}
 
 
 LAUNCHES = """def _fused(
@@ -244,8 +242,6 @@ def fused_loss(traced: Traced, program: Program, door: Door, eager: bool) -> lis
     }  # fmt: skip
     if traced.factors == "kept":
         launches.append("    kept = (mask_out != 0).float()")
-    if traced.per_row:
-        launches.append("    given = torch.full((), sequences, dtype=torch.float64, device=device)")
     *forward, backward = of_loss
     for kernel, many in zip(forward, programs, strict=True):
         launches += launched(kernel, many, width, called)

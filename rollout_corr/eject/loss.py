@@ -79,7 +79,6 @@ class Traced(NamedTuple):
         spec, train: The Spec of the correction and the trainer's log-probs in it; None: there is none.
         factors: The loss is multiplied by the correction's "weights", or by "kept", 1 where its mask is not 0.
         trains: The correction's mask says what trains.
-        per_row: The sum is divided by the number of sequences, whatever they hold.
     """
 
     objective: Objective
@@ -89,7 +88,6 @@ class Traced(NamedTuple):
     train: str | None
     factors: str | None
     trains: bool
-    per_row: bool
 
 
 class _Captured:
@@ -164,7 +162,7 @@ class _Captured:
         factors = None if task.weights is None else "weights" if task.weights is self.weights else "kept"
         train = None if spec is None else name_of(self.batch.train)
         given = name_of(task.base), name_of(task.ref), spec, train, factors
-        return Traced(task.objective, *given, task.trains is not None, task.divisor is not None)
+        return Traced(task.objective, *given, task.trains is not None)
 
 
 def program_of_loss(
