@@ -110,8 +110,8 @@ def correct(
             tuple of 1-D tensors, one a sample.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
         batch: Everything else about the tokens, as `Batch`: mask, offsets, turns, versions, labels, groups, ranks.
-        mask: In place of a batch that holds no more: non-zero is valid, same layout; None: every token is valid.
-        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
+        mask: Short for `Batch(mask=...)`: non-zero is valid, same layout; None: every token is valid.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         spec: Weights, criteria and options; `Spec()` measures and changes nothing. Or `Thresholds`: a Spec whose bounds
             several calls decided together (`threshold_statistics`). Bounds of a Spec that the batch decides are
             otherwise of this call.

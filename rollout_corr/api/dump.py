@@ -85,8 +85,8 @@ def dump(
             with their names, external statistics and the index of groups are written; labels of turns as those of
             their tokens. Reading offsets from a device would wait, so there all sequences are copied and the thread
             draws; labels of turns wait there for turns that ids make without a bound.
-        mask: In place of a batch that holds no more: the same layout; None: every token is valid.
-        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
+        mask: Short for `Batch(mask=...)`: non-zero is valid, same layout; None: every token is valid.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         sequences: The largest number of sequences to draw; None for all of them.
         step: Number of the step, from 0 to 2^53, written with every sequence, so that the report can show drift over
             steps.

@@ -43,9 +43,9 @@ def future_kl_weights(
         new_logp: Log-probs under the policy that trains, in any layout of `correct`.
         old_logp: Log-probs under the proximal policy, same layout.
         batch: Mask and offsets; whatever else it holds is not read.
-        mask: In place of a batch: non-zero at generated tokens; None: every token. Others add nothing, and lie between
-            others all the same.
-        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
+        mask: Short for `Batch(mask=...)`: non-zero at generated tokens; None: every token. Other tokens add nothing,
+            but count in the distance u - t.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         advantages: Per token or per sequence; read where `safety` is given.
         half_life: Tokens behind which x counts half.
         lower: Least weight.
@@ -102,8 +102,8 @@ def early_token_weights(
     Args:
         advantages: Per token, in any layout of `correct`, any floating dtype.
         batch: Mask and offsets; whatever else it holds is not read.
-        mask: In place of a batch: non-zero at generated tokens; None: every token.
-        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
+        mask: Short for `Batch(mask=...)`: non-zero at generated tokens; None: every token.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         gamma: The weight's excess over 1 at the first token.
         eps: Least total.
 

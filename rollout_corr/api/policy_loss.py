@@ -164,8 +164,8 @@ def policy_loss(
             generated tokens. What neither the loss nor the Spec needs is not read. The kept mass is a constant in the
             gradient and part of every ratio to rollout_logp; in new/old it would cancel.
         loss: Surrogate, mean, KL, regularizer and entropy bonus, as `Loss`; the mean of PPO() over tokens by default.
-        mask: In place of a batch that holds no more: non-zero at generated tokens; None: every token.
-        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed sequences.
+        mask: Short for `Batch(mask=...)`: non-zero at generated tokens; None: every token.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         old_logp: Log-probs under the proximal policy, same layout.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout. Next to `old_logp` only a `spec`
             and surrogates of new/rollout read them: without these nothing is corrected, as `warnings()` says.

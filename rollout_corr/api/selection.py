@@ -91,7 +91,8 @@ def selection(
             Sequences whose share is not finite count in nothing.
         lengths: [S] numbers of valid tokens; sequences without one count in nothing.
         rewards: [S] floating, one per sequence; those that are not finite are left out.
-        advantages: [S] floating, likewise; of advantages per token, their mean over the sequence.
+        advantages: [S] floating, one per sequence, for advantages per token their mean over the sequence; those that
+            are not finite are left out.
 
     Returns:
         A `Selection`, with `metrics()` and `warnings()`.

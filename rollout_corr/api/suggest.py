@@ -42,8 +42,8 @@ def suggest(
         train_logp: Log-probs under the trainer's policy, in any layout that `correct` takes.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
         batch: Mask, offsets and the kept mass; whatever else it holds is not read.
-        mask: In place of a batch: non-zero is valid, same layout. None: every token is valid.
-        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
+        mask: Short for `Batch(mask=...)`: non-zero is valid, same layout. None: every token is valid.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         keep: The share of the sequences to keep, between 0 and 1.
 
     Returns:

@@ -121,8 +121,8 @@ def threshold_statistics(
         batch: Everything else about the tokens. For bounds with within='group' its groups have an index and a count:
             the group of each sequence by a number that is the same in all micro-batches and on all ranks, and the
             number of these groups, those without a sequence in this micro-batch too.
-        mask: In place of a batch that holds no more: non-zero is valid.
-        cu_seqlens: Likewise: [S + 1] offsets of packed sequences.
+        mask: Short for `Batch(mask=...)`: non-zero is valid.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         spec: In the first round a Spec with bounds that the batch decides; then the `Thresholds` of the round before.
         advantages: As for `correct`.
 

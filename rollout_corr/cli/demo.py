@@ -73,7 +73,7 @@ def _program() -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Plant a bug in a batch, let the doctor find it, correct it all the same, and write the page."""
+    """Plant a bug in a batch, let the doctor find it, correct it anyway, and write the page."""
     parser = parser_of("demo", "Plant a bug in a realistic batch, find it, and show what specs make of it.")
     parser.add_argument("--out", default=FOLDER, metavar="FOLDER", help=f"where dump and page go; default: {FOLDER}")
     folder = Path(parser.parse_args(arguments).out)

@@ -32,7 +32,7 @@ def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> T
     """Check offsets and give them as int64: every one within [0, tokens], none below the one before it.
 
     The first may be above 0 and the last below the number of tokens: the tokens outside belong to no sequence. Equal
-    values that are the tokens together are refused all the same: as offsets they hold no token, and they are lengths.
+    values that add up to the tokens are still refused: as offsets they hold no token, so they must be lengths.
 
     Args:
         offsets: [S + 1], integers or whole floating numbers. Its values are read, so not on a device where that waits.

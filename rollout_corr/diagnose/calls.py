@@ -47,8 +47,8 @@ def doctor(
         rollout_logp: With train_logp: log-probs under the engine that sampled the tokens, same layout.
         batch: With train_logp: everything else about the tokens, as `Batch`. Its turns, versions, kept mass and
             labels are read, as in a dump of it.
-        mask: In place of a batch that holds no more: non-zero is valid, same layout. None: every token is valid.
-        cu_seqlens: Likewise: [S + 1] int32 or int64 offsets of packed log-probs.
+        mask: Short for `Batch(mask=...)`: non-zero is valid, same layout. None: every token is valid.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         by: Names of columns of labels, whole numbers from 0 (environment, source): names the labels that are far
             worse than the others. The labels of a batch are among them.
         field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.

@@ -47,7 +47,8 @@ class Criterion(Bounded):
         reduce: The "sum", "mean", "max" or "min" of a turn's, sequence's or prefix's tokens is its value. Not with
             over="token".
         lower: Lowest value kept, or None for an open side; or a rule by which the batch decides it: `Quantile`, `TopK`.
-        upper: Highest value kept, likewise: `Quantile`, `Bottom`, `MeanBelow`. The batch are the units that are tested.
+        upper: Highest value kept, or None for an open side; or a rule: `Quantile`, `Bottom`, `MeanBelow`. A rule reads
+            the units that are tested.
         when: The units that are tested. "negative_advantage", "positive_advantage" and "outward" (advantage and D have
             the same sign) need `advantages`. A turn or sequence is selected by its mean advantage over valid tokens;
             for "outward" by holding an outward token. With drop="token" it is tested if it holds a selected token.

@@ -216,7 +216,7 @@ def explain(loss: Loss, base: str | None = None, weighs: bool = True) -> str:
     steps.append(f"{line}.")
     if loss.entropy_bonus is not None:
         bonus = loss.entropy_bonus
-        steps.append(f"{bonus.coef:g} times the entropy, reduced likewise, is taken away, over {_SCOPES[bonus.scope]}.")
+        steps.append(f"Minus {bonus.coef:g} times the entropy, reduced the same way, over {_SCOPES[bonus.scope]}.")
     return "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))
 
 

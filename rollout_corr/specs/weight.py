@@ -54,9 +54,9 @@ class Weight(Bounded):
             token. With over="prefix" None is "sum". Not with over="token".
         lower: Lower bound of the ratio, or None for an open side; or a rule by which the batch decides it: `Quantile`,
             `TopK`.
-        upper: Upper bound of the ratio, likewise: `Quantile`, `Bottom`, `KeepESS`. The batch are all valid tokens, with
-            over="turn" or "sequence" all that are not empty, those that criteria reject included. Where two bounds
-            cross the upper one holds.
+        upper: Upper bound of the ratio, or None for an open side; or a rule: `Quantile`, `Bottom`, `KeepESS`. A rule
+            reads all valid tokens, with over="turn" or "sequence" all that are not empty, including rejected ones.
+            Where two bounds cross, the upper one holds.
         outside: A ratio outside the bounds becomes the bound ("clamp": truncation) or 0 ("zero": IcePop).
         normalize: "batch" divides by the mean weight over all valid tokens (with over="turn" or "sequence": over all
             that are not empty, each counting once), so that a weight may exceed `upper`. "group" divides by the mean of

@@ -75,7 +75,7 @@ def test_the_label_of_what_is_not_finite_is_named(tmp_path):
     columns["train_logp"][(model.owner == 2).nonzero()[:7]] = torch.nan
     _, findings = found(tmp_path, columns, environment=ids)
     (label,) = [finding for finding in findings if finding.name == "label"]
-    assert label.title == "environment 2 has all that is not finite"
+    assert label.title == "environment 2 has all the non-finite values"
     assert label.evidence == ("environment 2: 7 tokens not finite, 100 % of all such",)
     assert "nonfinite" in {finding.name for finding in findings}
 

@@ -38,7 +38,7 @@ def label(measured: Measurement, metrics: Metrics) -> Signs | None:
             numbers |= {f"{name}/{one.label}/times": one.times for one in ill}
         if broken:
             titles.append(
-                f"{_named(name, broken, names)} {'has' if len(broken) == 1 else 'have'} all that is not finite"
+                f"{_named(name, broken, names)} {'has' if len(broken) == 1 else 'have'} all the non-finite values"
             )
             evidence += [_broken(name, one, tally, names) for one in broken[:SHOWN]]
             share = max(share, 0.5)

@@ -262,7 +262,7 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "the engine makes tokens less likely that the sequence had before: presence, frequency or repetition penalty",
-    "Sample without penalties: the trainer knows nothing of them. Or have the engine return log-probs before them "
+    "Sample without penalties: the trainer knows nothing about them. Or have the engine return log-probs before them "
     "(vLLM: logprobs_mode='raw_logprobs'), and accept that it did not sample from these.",
     hides=("positions", "outliers", "not_the_sampler", "different_policies", "long_products"),
 )
@@ -315,7 +315,7 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
     "the mismatch grows along the sequence",
     "Look at what depends on the position: rope scaling and its base, a sliding window, a quantized KV cache, "
     "context-parallel ranks that count positions from 0. Penalties of the sampler (presence, frequency, repetition) "
-    "look like this too, for tokens repeat more and more: sample without, or return log-probs before them.",
+    "look like this too, because tokens repeat more and more: sample without them, or return log-probs before them.",
     hides=("different_policies", "long_products", "outliers"),
 )
 def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
@@ -420,7 +420,7 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "the mean of `entropy` is not the mean of -log-prob: tokens were sampled at another temperature, or with top-p",
-    "Both log-probs are raw, before temperature, top-p or penalties, so they agree all the same. Sample without; or "
+    "Both log-probs are raw, before temperature, top-p or penalties, so they agree anyway. Sample without these; or "
     "have the engine return processed log-probs (vLLM: logprobs_mode='processed_logprobs') and divide the trainer's "
     "logits by the same temperature.",
 )
@@ -481,7 +481,7 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "note",
-    "tokens agree, and products over a sequence are noise all the same: a note",
+    "tokens agree, but products over a sequence are noise: a note",
     "Do not weight or reject by the product over a sequence: it depends on length times KL, not on the quality of the "
     "sequence. Token weights and the geometric mean do not grow with the length.",
 )

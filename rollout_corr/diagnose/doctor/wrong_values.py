@@ -215,7 +215,7 @@ def _mask_too_long(beyond: Beyond, tokens: int, metrics: Metrics) -> Signs:
     "warning",
     "both log-probs are the same bits: nothing is measured, unless engine and trainer agree bit by bit",
     "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and no correction has an "
-    "effect: check which policy each field holds, and whether a bypass mode is on. Where they are built so, "
+    "effect: check which policy each field holds, and whether a bypass mode is on. If they are built that way, "
     "--fail-if 'findings > identical' lets it pass.",
 )
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:

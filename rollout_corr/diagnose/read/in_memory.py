@@ -17,7 +17,7 @@ from .fields import ALIASES, TOP_K, ChosenFields
 from .problems import DumpError
 from .tensor_files import TensorFile
 
-# Columns that no Batch has and that are read all the same; others are if `by` names them.
+# Columns that are read although no Batch has them; others are read if `by` names them.
 COLUMNS = ("token_ids", "new_logp", "steps", "advantages", "prompt_lengths", "cached_tokens", *TOP_K)
 
 

@@ -166,12 +166,12 @@ class Checks:
         logprobs: The setting that has the engine return log-probs, and its default; "": it always does.
         uses_logprobs: When the run needs them; by default, when it corrects.
         mode: The setting of vLLM's `logprobs_mode`, and its default; "": there is none.
-        temperature: That of sampling.
-        trainer_temperature: That of the trainer's log-probs, where it is a setting of its own.
-        top_p: Of sampling, where the engine's log-probs are then over what it keeps and the trainer's over all.
-        top_k: Likewise.
-        min_p: Likewise.
-        repetition_penalty: Likewise, where the engine's log-probs are after it.
+        temperature: The setting of the sampling temperature.
+        trainer_temperature: The setting of the trainer's temperature, where it is a separate one.
+        top_p: The setting of top-p, where the engine's log-probs are over the kept set and the trainer's are not.
+        top_k: The setting of top-k, under the same condition.
+        min_p: The setting of min-p, under the same condition.
+        repetition_penalty: The setting of the repetition penalty, where the engine's log-probs are after it.
         length: The most tokens of an answer.
         bounds: The settings of the bounds: of "weight", of a criterion by its label, else of "criteria".
         rules: What else goes wrong.

@@ -269,7 +269,7 @@ def _specs(settings: dict[str, Any], nonfinite: str) -> tuple[Spec, Spec]:
     """Return the Spec that is run, and the Spec whose metrics are reported.
 
     They differ in one case. In mode "mask" the weight has no bounds, but xtuner's spreads, effective sample size and
-    fractions are of `rollout_is_threshold` all the same: those are the metrics of mode "both".
+    fractions still use `rollout_is_threshold`: they are the metrics of mode "both".
     """
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     level, mode, threshold, mask_threshold, veto, *_ = settings.values()
