@@ -181,23 +181,23 @@ def gather_slots(
     One loop for all of them, in which the loads of several slots are on their way at once. Threads exchange what
     they have found once, behind it.
     """
-    share = tl.arange(0, sharers(SHAPE))[None, :]
-    slot = first_slot[:, None] + share
+    lane = tl.arange(0, sharers(SHAPE))[None, :]
+    slot = first_slot[:, None] + lane
     counts = nothing_yet(tables.counts, slot, PLAN, "counts")
     integers = nothing_yet(tables.integers, slot, PLAN, "integers")
     floats = nothing_yet(tables.floats, slot, PLAN, "floats")
     peaks = nothing_yet(tables.peaks, slot, PLAN, "peaks")
     # Wrong offsets may promise more slots than there are.
-    slot_count = tl.minimum(slot_count, slots - first_slot).to(tl.int32)
-    for start in range(0, tl.max(slot_count, 0), sharers(SHAPE) * at_once(PLAN, SHAPE)):
+    many = tl.minimum(slot_count, slots - first_slot).to(tl.int32)
+    for start in range(0, tl.max(many, 0), sharers(SHAPE) * at_once(PLAN, SHAPE)):
         for i in tl.static_range(at_once(PLAN, SHAPE)):
-            each = start + i * sharers(SHAPE) + share
-            known = each < slot_count[:, None]
-            slot = first_slot[:, None] + each
-            counts = with_slots(counts, tables.counts, slot, slots, known, PLAN, "counts")
-            integers = with_slots(integers, tables.integers, slot, slots, known, PLAN, "integers")
-            floats = with_slots(floats, tables.floats, slot, slots, known, PLAN, "floats")
-            peaks = with_slots(peaks, tables.peaks, slot, slots, known, PLAN, "peaks")
+            index = start + i * sharers(SHAPE) + lane
+            some = index < many[:, None]
+            slot = first_slot[:, None] + index
+            counts = with_slots(counts, tables.counts, slot, slots, some, PLAN, "counts")
+            integers = with_slots(integers, tables.integers, slot, slots, some, PLAN, "integers")
+            floats = with_slots(floats, tables.floats, slot, slots, some, PLAN, "floats")
+            peaks = with_slots(peaks, tables.peaks, slot, slots, some, PLAN, "peaks")
     return UnitTotals(
         together(counts, "counts"), together(integers, "integers"), together(floats, "floats"), together(peaks, "peaks")
     )

@@ -115,7 +115,8 @@ def store_part(
     for start in range(first, end, LANES):
         row = (start + tl.arange(0, LANES))[None, :]
         known = (column[:, None] < COLUMNS) & (row < end)
-        x = tl.load(table + column[:, None].to(tl.int64) * programs + row, mask=known, other=nothing)
+        place = column[:, None].to(tl.int64) * programs + row
+        x = tl.load(table + place, mask=known, other=nothing)
         found = tl.maximum(found, key_of(x)) if LARGEST else found + x
     done = of_key(tl.max(found, 1)) if LARGEST else tl.sum(found, 1)
     tl.store(out + column, done, mask=column < COLUMNS)

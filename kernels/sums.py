@@ -83,17 +83,17 @@ def record(
 @triton.jit
 def with_words(found: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:
     """Pack the counts of a step: what each token adds to a word replaces the word's first count."""
-    more = found
+    words = found
     for place in tl.static_range(size(PLAN, "recorded")):
         if first_of_word(PLAN, place) == place:
-            more = more[:place] + (tl.zeros_like(places_of(0, TILING)),) + more[place + 1 :]
+            words = words[:place] + (tl.zeros_like(places_of(0, TILING)),) + words[place + 1 :]
         if first_of_word(PLAN, place) >= 0 and is_measured(PLAN, place) and not counts_more_than_equal(PLAN, place):
             if counts_equal(PLAN, place):
                 word = word_of_equal(found, place, PLAN)
             else:
-                word = more[first_of_word(PLAN, place)] + tl.where(found[place], one_of(PLAN, place), 0)
-            more = more[: first_of_word(PLAN, place)] + (word,) + more[first_of_word(PLAN, place) + 1 :]
-    return more
+                word = words[first_of_word(PLAN, place)] + tl.where(found[place], one_of(PLAN, place), 0)
+            words = words[: first_of_word(PLAN, place)] + (word,) + words[first_of_word(PLAN, place) + 1 :]
+    return words
 
 
 @triton.jit
@@ -117,31 +117,31 @@ def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
 @triton.jit
 def record_sum(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
     """Sum D or something bounded like it: saturated and exact on D's grid; plainly in float64."""
-    finite = x
+    saturated = x
     if has(PLAN, "floats", named(name, "rest")):
-        finite = tl.where(is_finite(x), x, 0.0)
-        found = record(found, PLAN, "floats", named(name, "rest"), x - finite)
-    finite = tl.minimum(tl.maximum(finite, -LARGEST_D), LARGEST_D)
+        saturated = tl.where(is_finite(x), x, 0.0)
+        found = record(found, PLAN, "floats", named(name, "rest"), x - saturated)
+    saturated = tl.minimum(tl.maximum(saturated, -LARGEST_D), LARGEST_D)
     if PLAN.double:
-        return record(found, PLAN, "floats", name, finite)
+        return record(found, PLAN, "floats", name, saturated)
     else:
-        return record(found, PLAN, "integers", name, to_grid(finite, GRID_OF_D))
+        return record(found, PLAN, "integers", name, to_grid(saturated, GRID_OF_D))
 
 
 @triton.jit
 def record_statistic(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
     """Sum another statistic: saturated and exact in two limbs; plainly in float64."""
-    finite = x
+    saturated = x
     if has(PLAN, "floats", named(name, "rest")):
-        finite = tl.where(is_finite(x), x, 0.0)
-        found = record(found, PLAN, "floats", named(name, "rest"), x - finite)
-    finite = tl.minimum(tl.maximum(finite, -LARGEST_STATISTIC), LARGEST_STATISTIC)
+        saturated = tl.where(is_finite(x), x, 0.0)
+        found = record(found, PLAN, "floats", named(name, "rest"), x - saturated)
+    saturated = tl.minimum(tl.maximum(saturated, -LARGEST_STATISTIC), LARGEST_STATISTIC)
     if PLAN.double:
-        return record(found, PLAN, "floats", name, finite)
+        return record(found, PLAN, "floats", name, saturated)
     else:
-        whole = finite.to(tl.int64)
-        found = record(found, PLAN, "integers", name, whole)
-        fraction = to_grid(finite - whole.to(finite.dtype), GRID_OF_FRACTION)
+        units = saturated.to(tl.int64)
+        found = record(found, PLAN, "integers", name, units)
+        fraction = to_grid(saturated - units.to(saturated.dtype), GRID_OF_FRACTION)
         return record(found, PLAN, "integers", named(name, "fraction"), fraction)
 
 
@@ -234,12 +234,13 @@ def with_slot(
     """Add the tokens of a step, which begins at first, to the accumulators of slots; from start to end if given."""
     if start is not None:
         # Counted from the step's first token, so that nothing but its bounds changes from step to step.
-        place, begin = places_of(0, TILING), start - first
+        place, before = places_of(0, TILING), start - first
         if end is None:
-            inside = place >= begin
+            inside = place >= before
         else:
             # One comparison for both ends: what lies below 0 is large without a sign.
-            inside = (place - begin).to(tl.uint32, bitcast=True) < (end - start).to(tl.uint32, bitcast=True)
+            span = (end - start).to(tl.uint32, bitcast=True)
+            inside = (place - before).to(tl.uint32, bitcast=True) < span
     more: tl.tuple = ()
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_added(PLAN, place):
@@ -280,11 +281,12 @@ def put_columns(
     kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr
 ) -> None:
     """Store the columns of a table of slots, [columns, slots]."""
+    entry = slot
     for i in tl.static_range(size(PLAN, TABLE)):
         x = kept[first_of(PLAN, TABLE) + i]
         x = key_in(table, tl.max(x, 0)) if TABLE == "peaks" else over_lanes(x)
-        tl.store(table + slot, x.to(table.dtype.element_ty))
-        slot += slots
+        tl.store(table + entry, x.to(table.dtype.element_ty))
+        entry += slots
 
 
 @triton.jit
@@ -292,13 +294,14 @@ def put_counts(
     kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr
 ) -> None:  # fmt: skip
     """Store the counts of a slot; the first is of its valid tokens."""
-    tl.store(table + slot, valid)
+    entry = slot
+    tl.store(table + entry, valid)
     for i in tl.static_range(1, size(PLAN, "counts")):
         x = count_of(kept, first_of(PLAN, "counts") + i, PLAN)
         if counts_others(PLAN, i):
             x = valid - x
-        slot += slots
-        tl.store(table + slot, x)
+        entry += slots
+        tl.store(table + entry, x)
 
 
 @triton.jit
@@ -310,10 +313,10 @@ def put_slot(
     if PLAN.packed:
         slot += span.owner
     if PLAN.masked:
-        valid = count_of(kept, first_of(PLAN, "counts"), PLAN)
+        many = count_of(kept, first_of(PLAN, "counts"), PLAN)
     else:
-        valid = span.end - span.start
-    put_counts(kept, tables[0], slots, slot, valid, PLAN)
+        many = span.end - span.start
+    put_counts(kept, tables[0], slots, slot, many, PLAN)
     put_columns(kept, tables[1], slots, slot, PLAN, "integers")
     put_columns(kept, tables[2], slots, slot, PLAN, "floats")
     put_columns(kept, tables[3], slots, slot, PLAN, "peaks")
@@ -335,13 +338,13 @@ def put_outside(counts: tl.tensor, outside: tl.tensor, begin: tl.tensor, first_o
 @triton.jit
 def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.constexpr) -> None:
     """Store what the program adds to sums and extrema of the batch, [columns, programs], except for derived extrema."""
-    program = tl.program_id(0).to(tl.int64)
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     for i in tl.static_range(size(PLAN, "token_sums")):
         x = total_of(kept, first_of(PLAN, "token_sums") + i, PLAN)
-        tl.store(sums + (program + i * tl.num_programs(0).to(tl.int64)), x.to(tl.float64))
+        tl.store(sums + (program + i * programs), x.to(tl.float64))
     for i in tl.static_range(size(PLAN, "token_maxima") - PLAN.derived):
         x = largest_of(kept, first_of(PLAN, "token_maxima") + i, PLAN)
-        tl.store(maxima + (program + i * tl.num_programs(0).to(tl.int64)), x.to(tl.float64))
+        tl.store(maxima + (program + i * programs), x.to(tl.float64))
 
 
 @triton.jit

@@ -160,13 +160,13 @@ def read_step(
         if PLAN.rejected != "mask" and PLAN.drops_tokens:
             carries = pair.measured & (dropped == 0)
         weight = tl.where(carries, weight, 0.0)
-    mask = step.mask
+    new_mask = step.mask
     if PLAN.writes_mask:
         kept = valid
         if PLAN.edits_mask and PLAN.drops_tokens:
             kept = valid & (dropped == 0)
-        mask = tl.where(kept, step.mask, 0).to(step.mask.dtype)
-    return found, weight, mask
+        new_mask = tl.where(kept, step.mask, 0).to(step.mask.dtype)
+    return found, weight, new_mask
 
 
 @triton.constexpr_function
@@ -291,14 +291,14 @@ def read_kernel(
     kept = empty(PLAN, TILING)
     outside = tile.length * 0
     # At least one step, because owners of no token may end in a tile of none.
-    for first in range(0, tl.maximum(tile.length, 1), TILING.step):
-        whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
+    for token in range(0, tl.maximum(tile.length, 1), TILING.step):
+        whole = (token >= tile.begin) & (token + TILING.step <= tile.end)
         if whole:
-            step = load_inputs(inputs, tile, first, PLAN, TILING, True)
+            step = load_inputs(inputs, tile, token, PLAN, TILING, True)
         else:
-            step = load_inputs(inputs, tile, first, PLAN, TILING, False)
-            outside += count_outside(step, tile, first, PLAN, TILING)
-        context = Context(tile, span, first, whole, extents, offsets, either(advantages, train_logp), externals,
+            step = load_inputs(inputs, tile, token, PLAN, TILING, False)
+            outside += count_outside(step, tile, token, PLAN, TILING)
+        context = Context(tile, span, token, whole, extents, offsets, either(advantages, train_logp), externals,
                         either(versions, train_logp), current, either(histogram, train_logp), numbers)  # fmt: skip
         found, new_weights, new_mask = read_step(step, context, PLAN, TILING)
         if PLAN.writes_token_weights or PLAN.writes_mask:
@@ -307,18 +307,18 @@ def read_kernel(
             else:
                 write(weights, mask_out, new_weights, new_mask, context, PLAN, TILING, False)
         found = with_words(found, PLAN, TILING)
-        if moves(PLAN, TILING) or first < tile.length:
+        if moves(PLAN, TILING) or token < tile.length:
             kept = with_batch(kept, found, PLAN)
         if PLAN.packed:
-            while ends_by(span, first, TILING):
-                kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)
+            while ends_by(span, token, TILING):
+                kept = with_slot(kept, found, span.start, span.end, token, PLAN, TILING)
                 put_slot(kept, tables, slots, span, PLAN)
                 kept = emptied(kept, PLAN, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
-        if span.start <= first:
-            kept = with_slot(kept, found, None, None, first, PLAN, TILING)
+        if span.start <= token:
+            kept = with_slot(kept, found, None, None, token, PLAN, TILING)
         else:
-            kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
+            kept = with_slot(kept, found, span.start, None, token, PLAN, TILING)
     put_slot(kept, tables, slots, span, PLAN)
     if PLAN.packed:
         put_outside(counts, outside, tile.begin, first_owner, span.last, extents)

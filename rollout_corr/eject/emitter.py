@@ -17,7 +17,15 @@ from .record import CannotEject
 from .residual import Kernel, unparsed
 from .values import Dyn, Float, Int, Jit, Missing, Shape, UsesMissing, name, unwrap
 
+# Structures whose fields have names that say little without theirs.
+PREFIXED = {"Tile", "Span"}
 RESERVED = {*keyword.kwlist, *dir(builtins), "tl", "triton", "torch"}
+
+
+def fields_of(x: Any) -> list[str]:
+    """Names for the fields of a structure."""
+    kind = type(x).__name__
+    return [f"{kind.lower()}_{field}" if kind in PREFIXED else field for field in x._fields]
 
 
 class Emitter(ABC):
@@ -38,6 +46,8 @@ class Emitter(ABC):
         self.effective: set[str] = set()
         self.block: list[ast.stmt] = []
         self.taken: set[str] = set()
+        # The types of variables.
+        self.types: dict[str, Any] = {}
         # Variables by the text of what they hold: of this block and of those around it.
         self.holds: list[dict[str, str]] = [{}]
 
@@ -49,8 +59,8 @@ class Emitter(ABC):
     def function_of_tensors(self, function: Any) -> Kernel:
         """Write a function that a reduction applies."""
 
-    def fresh(self, hint: str) -> str:
-        """A name that no variable has yet."""
+    def fresh(self, hint: str, like: Any = None) -> str:
+        """A name that no variable has yet, for one of the type of a value."""
         hint = "".join(sign if sign.isalnum() else "_" for sign in hint).strip("_") or "x"
         hint = f"x{hint}" if hint[0].isdigit() else hint
         found, number = hint, 2
@@ -58,6 +68,8 @@ class Emitter(ABC):
         while found in self.taken or found in RESERVED or found in self.verbatim or found in functions | self.kept:
             found, number = f"{hint}_{number}", number + 1
         self.taken.add(found)
+        if isinstance(like, Dyn):
+            self.types[found] = like.dtype, like.shape, like.points
         return found
 
     def emit(self, statement: ast.stmt) -> None:
@@ -70,8 +82,8 @@ class Emitter(ABC):
             if not hasattr(value, "_fields"):
                 hints = self.label(hint, value) or [f"{hint}_{place}" for place in range(len(value))]
             else:
-                hints = [f"{field}" if isinstance(one, Dyn) else f"{hint}_{field}"
-                         for field, one in zip(value._fields, value, strict=True)]  # fmt: skip
+                hints = [field if isinstance(one, Dyn) else f"{hint}_{field}"
+                         for field, one in zip(fields_of(value), value, strict=True)]  # fmt: skip
             parts = [self.assigned(one, more) for one, more in zip(value, hints, strict=True)]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if not isinstance(value, Dyn) or isinstance(value.node, ast.Name):
@@ -79,8 +91,8 @@ class Emitter(ABC):
         text = unparsed(value.node)
         target = next((found[text] for found in self.holds if text in found), None)
         if target is None:
-            zeros = re.fullmatch(r"tl\.full\(.*, 0, tl\.(\w+)\)", text)
-            target = self.fresh(f"zeros_{zeros[1]}" if zeros else hint)
+            zeros = re.fullmatch(r"tl\.(?:full\(.*, 0|zeros\(.*), tl\.(\w+)\)", text)
+            target = self.fresh(f"zeros_{zeros[1]}" if zeros else hint, value)
             self.emit(ast.Assign([ast.Name(target, ast.Store())], value.node))
             if not any(
                 word in text for word in ("tl.load(", "tl.atomic", "carried", *(f"{x}(" for x in self.effective))

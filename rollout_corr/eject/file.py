@@ -13,7 +13,7 @@ from .._version import __version__
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
 from ..specs.loss import Loss, explain
-from .lines import fitted, joined
+from .lines import fitted, joined, split_names
 from .loss import Wanted
 from .program import Program
 
@@ -93,7 +93,7 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
         LOGGER if chooses else "",
         *(["\n".join(program.constants)] if eager else []),
         fused[0] if fused else "",
-        _numbers(program, width) if program.metrics.lines else "",
+        split_names("NUMBERS", map(program.names.get, program.numbers), width) if program.metrics.lines else "",
         request.door.public(within),
         *([_eager(program, request), *program.functions] if eager else []),
     ]
@@ -193,14 +193,6 @@ def _eager(program: Program, request: Request) -> str:
         f'    """Return {told(program.gives)}."""',
         joined([*upcast, *([""] if upcast and program.body[0].startswith("#") else []), *program.body]),
     ])  # fmt: skip
-
-
-def _numbers(program: Program, width: int) -> str:
-    """The names of the sums and maxima, in their order."""
-    names = textwrap.wrap(" ".join(program.names[name] for name in program.numbers), width - 8)
-    if len(names) == 1:
-        return f'NUMBERS = "{names[0]}".split()'
-    return "\n".join(["NUMBERS = (", *(f'    "{line} "' for line in names), ").split()"])
 
 
 def _metrics(program: Program, width: int) -> str:

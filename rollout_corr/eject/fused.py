@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 
 from ..backends.operators import beyond_kernels
@@ -24,21 +27,21 @@ from ..metrics import native, schema
 from ..specs.correction import Spec
 from ..specs.weight import SMALLEST_MEAN
 from .file import told, typed
-from .lines import fitted, reflowed
-from .program import asks_advantages, external_inputs, power
+from .lines import filled, reflowed, split_names
+from .program import asks_advantages, bounds_of, external_inputs, power
 from .record import CannotEject
-from .residual import Kernel, Renamed, Renamer, cleaned, coalesced, names_in, text_of, without_copies
+from .residual import Kernel, Renamed, Renamer, cleaned, coalesced, names_in, text_of, unparsed, without_copies
 from .specialize import Specializer
-from .values import Dyn, UsesMissing, name
+from .values import Dyn, UsesMissing, labeled, leaves, name
 
 # Functions that stay functions though a plan decides some of them.
 KEPT = (
     "owner_before", "exponential", "end_of", "zero_rejected", "add_up_part", "is_last", "add_up_neighbors",
-    "k3_in_full", "places_of",
+    "k3_in_full", "places_of", "over_lanes", "unordered",
 )  # fmt: skip
 # 2,048 tokens of a program of one warp, four neighbors to a thread.
 TILING = Tiling(parts=1, lanes=32, vec=4, unit=True, aligned=True)
-SHAPE: Shape = dataclasses.replace(SHAPES[1][1], chunk=2)
+SHAPE: Shape = dataclasses.replace(SHAPES[1][1], chunk=1)
 
 
 PROGRAMS = {
@@ -54,6 +57,11 @@ PROGRAMS = {
 }
 WIDE = ("tokens", "sequences", "slots", "owner_count")
 NARROW = ("tile_bits", "steps", "sequence_programs", "token_programs", "shares", "parts", "part")
+
+OF_BATCH = ("token_sums", "sequence_sums", "call_sums", "token_maxima", "sequence_maxima", "call_maxima")
+TABLES = ("counts", "integers", "floats", "peaks")
+# Columns of slots that few statistics need.
+NEVER = frozenset(("differing", "train", "rollout", "ratio_m1", "weight_m1"))
 
 # Maxima of token weights, and the maxima of D that they follow from.
 DERIVED, FROM = ("max_raw", "-min_raw", "max_weight", "-min_weight"), ("max_d", "-min_d")
@@ -80,13 +88,14 @@ def completed(spec: Spec, numbers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for part in schema.layout(spec) for name in part if name in found)
 
 
-def plan_for(spec: Spec, numbers: tuple[str, ...], more: frozenset[str] = frozenset()) -> Plan:
+def plan_for(spec: Spec, numbers: tuple[str, ...], more: Collection[str] = (), never: Collection[str] = NEVER) -> Plan:
     """The plan of a Spec for a packed batch with a mask, with the columns of some statistics alone.
 
     Args:
         spec: The Spec.
         numbers: The statistics.
         more: Further columns that turned out to be needed.
+        never: Columns of slots that are left out unless they are.
     """
     whole = plan_of(
         spec, double=False, advantages="token", packed=True, masked=True, writes_weights=spec.returns_weights,
@@ -97,18 +106,23 @@ def plan_for(spec: Spec, numbers: tuple[str, ...], more: frozenset[str] = frozen
         table: tuple(column for column in getattr(whole, table) if next(names) in numbers or column in more)
         for table in OF_BATCH
     }
-    needed = {"differing"} & more
-    kept["counts"] = tuple(one for one in whole.counts if one not in NEVER or one in needed or one in more)
-    kept["floats"] = tuple(one for one in whole.floats if one not in NEVER or one in more)
+    for table in TABLES:
+        kept[table] = tuple(one for one in getattr(whole, table) if one not in never or one in more)
     fields = {one.name: getattr(whole, one.name) for one in dataclasses.fields(whole)}
     # `_fused` divides by the mean of weights.
     return Pruned(**fields | kept | {"mean": None})
 
 
-OF_BATCH = ("token_sums", "sequence_sums", "call_sums", "token_maxima", "sequence_maxima", "call_maxima")
-TABLES = ("counts", "integers", "floats", "peaks")
-# Columns of slots that few statistics need.
-NEVER = ("differing", "train", "rollout", "ratio_m1", "weight_m1")
+def unread(plan: Plan, kernels: Sequence[Kernel]) -> set[str]:
+    """The columns of slots that kernels do not load."""
+    text = unparsed(ast.Module([s for kernel in kernels for s in kernel.body], []))
+    found = set()
+    for table in TABLES:
+        for place, column in enumerate(getattr(plan, table)):
+            before = "" if place == 0 else "slots + " if place == 1 else f"slots * {place} + "
+            if not re.search(rf"tl\.load\({table} \+ {re.escape(before)}slot", text):
+                found.add(column)
+    return found
 
 
 def element(of: str) -> str:
@@ -165,28 +179,43 @@ def arguments_of(
     return found
 
 
+def plain(column: str) -> str:
+    """A column without the place of its criterion."""
+    return re.sub("^[0-9]+/|-", "", column)
+
+
 def label_of(plan: Tables, externals: Sequence[str] = ()) -> Any:
     """Names of the accumulators, and of tensors that criteria read."""
 
     def label(hint: str, value: tuple[Any, ...]) -> list[str] | None:
         if hint == "externals":
             return list(externals)
-        if len(value) == len(plan.recorded) and hint in ("found", "kept", "more", "fresh"):
-            return [f"{'' if hint == 'found' else 'kept_'}{column.replace('-', '')}" for _, column in plan.recorded]
         if hint in TABLES and len(value) == len(getattr(plan, hint)):
-            return [f"sum_{re.sub('^[0-9]+/', '', column)}" for column in getattr(plan, hint)]
+            return [f"sum_{plain(column)}" for column in getattr(plan, hint)]
+        # All but `found` grow column by column.
+        if len(value) == len(plan.recorded) if hint == "found" else hint in ("kept", "more", "fresh"):
+            prefix = "" if hint == "found" else "kept_"
+            return [f"{prefix}{plain(column)}" for _, column in plan.recorded][: len(value)]
         return None
 
     return label
 
 
+def named_bound(x: float, called: dict[float, str]) -> Any:
+    """A bound by its name, where rounding to float32 leaves it as it is."""
+    exact = x in called and float(np.float32(x)) == x
+    return labeled(x, called[x]) if exact and math.isfinite(x) else x
+
+
 def kernels_of(spec: Spec, numbers: tuple[str, ...]) -> tuple[list[Kernel], Specializer, Plan]:
     """The kernels of a Spec, in the order of their launches, and the functions that they call."""
     more: frozenset[str] = frozenset()
+    never = NEVER
     externals = [one for one, _ in external_inputs(spec)]
+    called = {x: name for name, x in reversed(bounds_of(spec).items()) if " " not in name}
     while True:
-        plan = plan_for(spec, numbers, more)
-        values = tuple(numbers_of(spec, plan.double).values())
+        plan = plan_for(spec, numbers, more, never)
+        values = tuple(named_bound(x, called) for x in numbers_of(spec, plan.double).values())
         given = {"thresholds": lambda values=values, **_: values}
         specializer = Specializer(KEPT, given, label_of(plan, externals), cleaned)
         try:
@@ -199,6 +228,9 @@ def kernels_of(spec: Spec, numbers: tuple[str, ...]) -> tuple[list[Kernel], Spec
                 raise CannotEject(f"spec: the specialized kernels would not store {sorted(lost)}")
             if unasked := [one for one in columns if more & {one}]:
                 raise CannotEject(f"spec: the kernels store {sorted(unasked)} too, which no metric of the file reads")
+            if gone := unread(plan, kernels[1:]) - never:
+                never |= gone
+                continue
             return kernels, specializer, plan
         except UsesMissing as missing:
             column = str(missing)
@@ -214,20 +246,46 @@ def source_of(kernel: Kernel, sized: bool, width: int, reserved: set[str]) -> st
     """A kernel or a function as text."""
     read = names_in(kernel.body)
     parameters = [one for one in kernel.parameters if read[one]]
-    body = coalesced(kernel.body, kernel.body)
-    names = Renamer(parameters, body).names(reserved)
+    body = coalesced(kernel.body, kernel.parameters)
+    names = Renamer(parameters, body, kernel.types).names(reserved)
     body = without_copies([Renamed(names).visit(s) for s in body])
-    annotated = [f"{one}: tl.int64" if sized and one in WIDE else f"{one}: tl.int32" if sized and one in NARROW else one
-                 for one in parameters]  # fmt: skip
-    sizes = [one for one in parameters if one in WIDE or one in NARROW]
-    decorator = f"@triton.jit(do_not_specialize={sizes!r})".replace("'", '"') if sized and sizes else "@triton.jit"
-    head = fitted(f"def {kernel.name}({', '.join(annotated)}):", width)
+    if sized:
+        annotated = [f"{one}: tl.int64" if one in WIDE else f"{one}: tl.int32" if one in NARROW else one
+                     for one in parameters]  # fmt: skip
+        head = f"def {kernel.name}({', '.join(annotated)}):"
+    else:
+        annotated = [f"{one}: tl.tensor" for one in parameters]
+        given = ["tl.tensor" for one in leaves(kernel.returns) if isinstance(one, Dyn)]
+        returned = f"tuple[{', '.join(given)}]" if isinstance(kernel.returns, tuple) else given[0] if given else "None"
+        head = f"def {kernel.name}({', '.join(annotated)}) -> {returned}:"
     lines = [
-        *fitted(decorator, width),
-        *head,
+        "@triton.jit(do_not_specialize=SIZES)" if sized else "@triton.jit",
+        *filled(head, width),
         f'    """{kernel.doc.replace("SHAPE.sequences", str(SHAPE.sequences))}"""',
         *text_of(body, 4, width),
     ]
+    return "\n".join(lines)
+
+
+# A store in a row of a program over sequences, or in a column of programs over tokens.
+STORED = re.compile(
+    r" +tl\.store\((?:(row\w*)(?: \+ (\d+))?|(token_\w+) \+ \(?program(?: \+ (?:(\d+) \* )?(programs))?)[,)]"
+)
+
+
+def noted(text: str, plan: Plan, width: int) -> str:
+    """A kernel that says which statistic is stored in a column, where the line has room."""
+    rows = dict(re.findall(r"(row\w*) = (sequence_(?:sums|maxima)) \+", text))
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
+        found = STORED.match(line)
+        if found is None or not line.endswith(")"):
+            continue
+        row, column, table, times, after = found.groups()
+        table, at = (rows.get(row), int(column or 0)) if row else (table, int(times or (1 if after else 0)))
+        columns = getattr(plan, table or "", ())[plan.derived if table == "token_maxima" else 0 :]
+        if at < len(columns) and len(line) + len(columns[at]) + 4 <= width:
+            lines[place] += f"  # {columns[at]}"
     return "\n".join(lines)
 
 
@@ -296,6 +354,7 @@ def fused(spec: Spec, door: Door, numbers: tuple[str, ...], gives: tuple[str, ..
     """
     kernels, found, plan = kernels_of(specialized_spec(spec, numbers), numbers)
     constants, *texts = texts_of(kernels, found, eager, door.width)
+    texts = [noted(text, plan, door.width) for text in texts]
     return [constants, *texts, launches_of(spec, plan, numbers, kernels, door, gives, eager)]
 
 
@@ -334,9 +393,12 @@ def texts_of(kernels: list[Kernel], found: Specializer, eager: bool, width: int)
     if eager and labels:
         pattern = re.compile(rf"\b({'|'.join(map(re.escape, labels))})\b")
         texts = [pattern.sub(lambda match: labels[match[0]], text) for text in texts]
-    constants = [f"{labels[label]} = tl.constexpr({power(x)})" for label, x in sorted(found.constants.items())
+    constants = [f"{labels[label]} = tl.constexpr({f'0x{x:X}' if label.startswith('NAN') else power(x)})"
+                 for label, x in sorted(found.constants.items())
                  if any(re.search(rf"\b{labels[label]}\b", text) for text in texts)]  # fmt: skip
-    return ["\n".join(constants) or "# The kernels have no constants.", *texts]
+    read = {one for kernel in kernels for one in names_in(kernel.body)}
+    sizes = split_names("SIZES", [one for one in (*WIDE, *NARROW) if one in read], width)
+    return ["\n".join([*constants, "# No compiled kernel depends on the values of these.", sizes]), *texts]
 
 
 def rows_of_decide(plan: Plan) -> str:
@@ -389,7 +451,7 @@ def launched(kernel: Kernel, programs: str, width: int, called: Mapping[str, str
     """
     given = [called.get(one, one) for one in kernel.parameters if names_in(kernel.body)[one]]
     call = f"{kernel.name}[({programs},)]({', '.join(given)}, **launch)"
-    return ["    " + line for line in fitted(call, width - 4)]
+    return ["    " + line for line in filled(call, width - 4)]
 
 
 def launches_of(

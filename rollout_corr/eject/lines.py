@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 
 WIDTH = 100
@@ -26,6 +27,9 @@ def fitted(text: str, width: int = WIDTH - 4) -> list[str]:
         return [text]
     start, end = max(groups, key=lambda group: group[1] - group[0])
     inner = _arguments(text[start:end])
+    together = ", ".join(inner)
+    if len(together) <= width - 4 and len(text) - end <= width and start <= width:
+        return [text[:start], "    " + together, text[end:]]
     lines = [text[:start]]
     for argument in inner:
         wrapped = fitted(argument, width - 4)
@@ -33,6 +37,16 @@ def fitted(text: str, width: int = WIDTH - 4) -> list[str]:
         lines += ["    " + line for line in wrapped]
     rest = fitted(text[end + 1 :], width - 1) if len(text) - end > width else [text[end + 1 :]]
     return [*lines, text[end] + rest[0], *rest[1:]]
+
+
+def filled(text: str, width: int) -> list[str]:
+    """A head or a call with many arguments on few lines, which formatters have to leave alone."""
+    if len(text) <= width:
+        return [text]
+    start, end = text.index("(", text.find(")](") + 1) + 1, text.rindex(")")
+    arguments = ", ".join(one.replace(" ", "\0") for one in _arguments(text[start:end]))
+    lines = ["    " + line.replace("\0", " ") for line in textwrap.wrap(arguments + ",", width - 4)]
+    return [text[:start], *lines, text[end:] + "  # fmt: skip"]
 
 
 def _is_group(text: str, start: int) -> bool:
@@ -52,12 +66,22 @@ def _arguments(text: str) -> list[str]:
 
 
 def reflowed(source: str, width: int) -> str:
-    """A function whose head is laid out as formatters do."""
+    """A function whose head fits."""
+    if max(map(len, source.splitlines())) <= width:
+        return source
     head = re.search(r"^def \w+\([^)]*\) -> [^\n]*:  # fmt: skip$", source, re.MULTILINE)
     if head is None:
         return source
     text = re.sub(r"\(\s+|,?\s+(?=\))", lambda found: found[0][:1].strip(", "), head[0].removesuffix("  # fmt: skip"))
-    return source.replace(head[0], "\n".join(fitted(" ".join(text.split()), width)))
+    return source.replace(head[0], "\n".join(filled(" ".join(text.split()), width)))
+
+
+def split_names(label: str, names: Iterable[str], width: int) -> str:
+    """A list of names as a constant."""
+    lines = textwrap.wrap(" ".join(names), width - 8)
+    if len(lines) == 1 and len(label) + len(lines[0]) + 13 <= width:
+        return f'{label} = "{lines[0]}".split()'
+    return "\n".join([f"{label} = (", *(f'    "{line} "' for line in lines), ").split()"])
 
 
 def joined(lines: Iterable[str], indent: str = "    ") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .lines import fitted
@@ -21,7 +21,7 @@ class Kernel:
         body: Its statements.
         doc: The first sentence of its docstring.
         returns: What it returns, for the callers of a function.
-        source: Its own text, where nothing of it depends on the plan.
+        types: The types of its variables.
     """
 
     name: str
@@ -29,9 +29,11 @@ class Kernel:
     body: list[ast.stmt]
     doc: str
     returns: Any = None
-    source: str | None = None
+    types: dict[str, Any] = field(default_factory=dict)
 
 
+# The longest line that writing something where it is read may make.
+LONGEST = 100
 EFFECTS = ("tl.store", "tl.atomic_add", "tl.debug_barrier")
 
 
@@ -150,6 +152,7 @@ class Inliner:
 
     def __init__(self, body: list[ast.stmt], effective: set[str]) -> None:
         self.body, self.effective = body, effective
+        self.indent = 0
         self.reads = names_in(body)
         self.set: Counter[str] = Counter()
         for s in ast.walk(ast.Module(body, [])):
@@ -163,6 +166,7 @@ class Inliner:
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Go through a block: an assignment is written into the statement that reads it, if nothing between matters."""
         result = list(body)
+        self.indent += 4
         place = 0
         while place < len(result):
             s = result[place]
@@ -183,6 +187,7 @@ class Inliner:
                 s.body = self.block(s.body)
                 s.orelse = self.block(s.orelse)
             done.append(s)
+        self.indent -= 4
         return done
 
     def moves(self, s: ast.Assign) -> bool:
@@ -194,7 +199,7 @@ class Inliner:
             return all(self.set[one] <= 1 for one in names_in(s.value)) or self.reads[target.id] == 1
         if isinstance(s.value, ast.UnaryOp) and isinstance(s.value.operand, ast.Constant):
             return True
-        return self.reads[target.id] == 1 and len(unparsed(s.value)) < 70
+        return self.reads[target.id] == 1 and len(unparsed(s.value)) < 80
 
     def reaches(self, block: list[ast.stmt], place: int, where: int, target: str, value: ast.expr) -> bool:
         """Nothing between changes the value, and it is not read in a loop that would compute it again."""
@@ -205,7 +210,7 @@ class Inliner:
                 head = user.iter if isinstance(user, ast.For) else user.test
                 if isinstance(user, ast.While) or names_in(head)[target] == 0:
                     return False
-        elif not copies and len(unparsed(user)) + len(unparsed(value)) > 110:
+        elif not copies and self.indent + len(unparsed(user)) + len(unparsed(value)) - len(target) > LONGEST:
             return False
         if self.reads[target] > 1 and not copies:
             return False
@@ -241,7 +246,8 @@ class Put(ast.NodeTransformer):
 class Renamer:
     """Gives variables names without numbers where another of that name neither is read nor would have another type."""
 
-    def __init__(self, parameters: list[str], body: list[ast.stmt]) -> None:
+    def __init__(self, parameters: list[str], body: list[ast.stmt], types: dict[str, Any]) -> None:
+        self.types = types
         self.first: dict[str, int] = dict.fromkeys(parameters, 0)
         self.last: dict[str, int] = dict.fromkeys(parameters, 0)
         self.path: dict[str, tuple[tuple[int, int], ...]] = dict.fromkeys(parameters, ())
@@ -284,6 +290,8 @@ class Renamer:
         found = {}
         for old in sorted(self.first, key=lambda one: self.first[one]):
             base = re.sub(r"_\d+$", "", old) if self.first[old] else old
+            if any(self.conflict(old, x) and self.kind(old) != self.kind(x) for x in of_name.get(base, ())):
+                base = f"{base}_{self.kind(old)}"
             number, new = 1, base
             while new in reserved or any(self.conflict(old, other) for other in of_name.get(new, ())):
                 number += 1
@@ -292,10 +300,16 @@ class Renamer:
             found[old] = new
         return found
 
+    def kind(self, name: str) -> str:
+        """The dtype of a variable, as a part of a name."""
+        return str(self.types[name][0]).rpartition(".")[2] if name in self.types else "value"
+
     def conflict(self, one: str, other: str) -> bool:
         """Two variables cannot have one name."""
         if self.first[one] < self.last[other] and self.first[other] < self.last[one]:
             return True
+        if one in self.types and self.types[one] == self.types.get(other):
+            return False
         mine, theirs = self.path[one], self.path[other]
         for x, y in zip(mine, theirs, strict=False):
             if x != y:
@@ -313,34 +327,74 @@ def _common(one: tuple[tuple[int, int], ...], other: tuple[tuple[int, int], ...]
     return tuple(found)
 
 
-def coalesced(body: list[ast.stmt], everything: list[ast.stmt]) -> list[ast.stmt]:
-    """A block whose last statements copy its variables to others computes these others."""
-    done: list[ast.stmt] = []
-    for s in body:
-        if isinstance(s, (ast.If, ast.For, ast.While)):
-            s.body = coalesced(s.body, everything)
-            s.orelse = coalesced(s.orelse, everything)
-        done.append(s)
-    total = names_in(everything)
-    for copy in [s for s in done if isinstance(s, ast.Assign) and isinstance(s.value, ast.Name)]:
+class Liveness:
+    """Which variables hold something at the same time, so that they cannot be one."""
+
+    def __init__(self, body: list[ast.stmt]) -> None:
+        self.apart: dict[str, set[str]] = {}
+        self.before(body, set())
+
+    def before(self, body: list[ast.stmt], after: set[str]) -> set[str]:
+        """The variables that are read behind the beginning of a block, given those that are behind its end."""
+        live = set(after)
+        for s in reversed(body):
+            if isinstance(s, ast.If):
+                live = self.before(s.body, live) | self.before(s.orelse, live) | set(names_in(s.test))
+            elif isinstance(s, (ast.For, ast.While)):
+                live = self.around(s, live)
+            elif isinstance(s, ast.Assign):
+                copied = s.value.id if isinstance(s.value, ast.Name) else None
+                targets = set(targets_of(s))
+                for one in targets:
+                    self.hold(one, (live | targets) - {copied})
+                live = (live - targets) | set(names_in(s.value))
+            else:
+                live |= set(names_in(s))
+        return live
+
+    def around(self, s: ast.For | ast.While, after: set[str]) -> set[str]:
+        """The same of a loop, behind whose end stands its beginning."""
+        target = {s.target.id} if isinstance(s, ast.For) and isinstance(s.target, ast.Name) else set()
+        tested = set(names_in(s.test)) if isinstance(s, ast.While) else set()
+        live = after | tested
+        while True:
+            inside = self.before(s.body, live)
+            for one in target:
+                self.hold(one, inside | after)
+            more = live | (inside - target)
+            if more == live:
+                return live | (set(names_in(s.iter)) if isinstance(s, ast.For) else set())
+            live = more
+
+    def hold(self, one: str, others: set[str | None] | set[str]) -> None:
+        """Note that a variable is set while others are still to be read."""
+        for other in others:
+            if other is not None and other != one:
+                self.apart.setdefault(one, set()).add(other)
+                self.apart.setdefault(other, set()).add(one)
+
+
+def coalesced(body: list[ast.stmt], parameters: list[str]) -> list[ast.stmt]:
+    """A body in which a variable and its copy are one, where nothing tells them apart."""
+    apart = Liveness(body).apart
+    together: dict[str, set[str]] = {}
+    for copy in [s for s in flat(body) if isinstance(s, ast.Assign) and isinstance(s.value, ast.Name)]:
         target, value = copy.targets[0], copy.value
-        if not isinstance(target, ast.Name) or not isinstance(value, ast.Name):
+        assert isinstance(value, ast.Name)
+        if not isinstance(target, ast.Name) or {target.id, value.id} & set(parameters):
             continue
-        a, b, end = target.id, value.id, done.index(copy)
-        own = [i for i, s in enumerate(done[:end]) if b in stored_by(s)]
-        if not own or len(own) != sum(b in stored_by(s) for s in flat(everything)) or own[0] > end:
-            continue
-        if not isinstance(done[own[0]], ast.Assign) or names_in(done)[b] != total[b]:
-            continue
-        between = done[own[0] + 1 : end]
-        if any(names_in(s)[a] or a in stored_by(s) for s in between) or a in stored_by(done[own[0]]):
-            continue
-        after = done[end + 1 :]
-        if any(names_in(s)[a] and names_in(s)[b] for s in after):
-            continue
-        swap = Renamed({b: a}, False)
-        done = [swap.visit(s) if i >= own[0] else s for i, s in enumerate(done) if s is not copy]
-    return done
+        one, other = (together.setdefault(x, {x}) for x in (value.id, target.id))
+        if one is not other and not any(apart.get(x, set()) & other for x in one):
+            one |= other
+            together |= dict.fromkeys(other, one)
+    order = {name: place for place, name in enumerate(_stored_in_order(body))}
+    names = {x: min(every, key=lambda x: (x.startswith("zeros_"), order.get(x, 0))) for x, every in together.items()}
+    return without_copies([Renamed(names, False).visit(s) for s in body])
+
+
+def _stored_in_order(body: list[ast.stmt]) -> list[str]:
+    """Variables in the order in which a body sets them first."""
+    return list(dict.fromkeys(one for s in flat(body) if isinstance(s, ast.Assign) for one in targets_of(s)))
 
 
 def flat(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -352,11 +406,6 @@ def flat(body: list[ast.stmt]) -> list[ast.stmt]:
         else:
             found.append(s)
     return found
-
-
-def stored_by(s: ast.stmt) -> set[str]:
-    """The variables that a statement sets."""
-    return {one.id for one in ast.walk(s) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
 
 
 class Renamed(ast.NodeTransformer):
@@ -382,7 +431,11 @@ def without_copies(body: list[ast.stmt]) -> list[ast.stmt]:
     for s in body:
         if isinstance(s, (ast.If, ast.For, ast.While)):
             s.body, s.orelse = without_copies(s.body), without_copies(s.orelse)
-    return [s for s in body if not (isinstance(s, ast.Assign) and unparsed(s.targets[0]) == unparsed(s.value))]
+    left = [s for s in body if not (isinstance(s, ast.Assign) and unparsed(s.targets[0]) == unparsed(s.value))]
+    for place, s in enumerate(left):
+        if isinstance(s, ast.If) and not s.body:
+            left[place] = ast.If(ast.UnaryOp(ast.Not(), s.test), s.orelse, [])
+    return left
 
 
 def text_of(body: list[ast.stmt], indent: int, width: int) -> list[str]:
@@ -398,7 +451,10 @@ def text_of(body: list[ast.stmt], indent: int, width: int) -> list[str]:
                 head = f"{'if' if isinstance(s, ast.If) else 'while'} {unparsed(s.test)}:"
             lines += [pad + line for line in fitted(head, width - indent)]
             lines += text_of(s.body, indent + 4, width)
-            if s.orelse:
+            if len(s.orelse) == 1 and isinstance(s.orelse[0], ast.If):
+                first, *rest = text_of(s.orelse, indent, width)
+                lines += [f"{pad}el{first.lstrip()}", *rest]
+            elif s.orelse:
                 lines += [pad + "else:", *text_of(s.orelse, indent + 4, width)]
             if indent == 4 and len(lines) - start > 8:
                 # A block of some length stands apart.

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 
-from .emitter import Emitter
+from .emitter import Emitter, fields_of
 from .record import CannotEject
 from .values import (
     OPERATORS,
     RANK,
     Dyn,
+    Float,
     Jit,
     Missing,
     Shape,
@@ -101,7 +102,7 @@ class Scope:
         given = [one.id for one in last.targets[0].elts if isinstance(one, ast.Name)]
         if given != [x.node.id if isinstance(x, Dyn) and isinstance(x.node, ast.Name) else None for x in value]:
             return value
-        fresh = [self.owner.fresh(hint if hint != "_" else "unused") for hint in hints]
+        fresh = [self.owner.fresh(hint if hint != "_" else "unused", x) for hint, x in zip(hints, value, strict=True)]
         last.targets[0].elts = [ast.Name(one, ast.Store()) for one in fresh]
         return tuple(Dyn(ast.Name(one, ast.Load()), x.dtype, x.shape) for one, x in zip(fresh, value, strict=True))
 
@@ -131,7 +132,7 @@ class Scope:
                     joined.append(gone)
                     continue
                 kind = x if isinstance(x, Dyn) else y
-                target = owner.fresh(hint)
+                target = owner.fresh(hint, kind)
                 for value, where in ((x, block), (y, other_block)):
                     owner.block = where
                     owner.set_to(target, value)
@@ -181,7 +182,7 @@ class Scope:
             used = counter != "_" and any(
                 isinstance(n, ast.Name) and n.id == counter for s in body for n in ast.walk(s)
             )
-            index = Dyn(ast.Name(owner.fresh(counter) if used else "_", ast.Load()), dtype)
+            index = Dyn(ast.Name(owner.fresh(counter, Dyn(name("0"), dtype)) if used else "_", ast.Load()), dtype)
         # Once only to see what changes.
         taken, functions = set(owner.taken), dict(owner.functions)
         changes: dict[str, list[bool]] = {}
@@ -220,7 +221,7 @@ class Scope:
                     continue
                 kind = x if isinstance(x, Dyn) else ends[key][place]
                 # What something else still reads keeps its name.
-                target = owner.fresh(hint)
+                target = owner.fresh(hint, kind)
                 owner.set_to(target, x)
                 carried.append((key, target, place))
                 parts.append(Dyn(ast.Name(target, ast.Load()), kind.dtype, kind.shape))
@@ -402,6 +403,8 @@ class Scope:
             raise CannotEject(f"a method that cannot be specialized: {method.name}")
         (dtype,) = args
         if not isinstance(x, Dyn):
+            if isinstance(x, Float):  # those with a name are the same in float32
+                return x
             return float(np.float32(x)) if dtype == tl.float32 else float(x) if dtype == tl.float64 else int(x)
         bitcast = bool(kwargs.get("bitcast"))
         if dtype == x.dtype:
@@ -492,7 +495,7 @@ def _hints(owner: Emitter, key: str, x: Any) -> list[str]:
     """Names for the leaves of a variable."""
     if not isinstance(x, tuple):
         return [key]
-    hints = x._fields if hasattr(x, "_fields") else owner.label(key, x) or [f"{key}_{i}" for i in range(len(x))]
+    hints = fields_of(x) if hasattr(x, "_fields") else owner.label(key, x) or [f"{key}_{i}" for i in range(len(x))]
     return [more for hint, one in zip(hints, x, strict=True) for more in _hints(owner, hint, one)]
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.runtime.jit import ConstexprFunction
 
 from ..specs.caches import cached
-from .emitter import Emitter
+from .emitter import Emitter, fields_of
 from .residual import EFFECTS, Kernel, has_effect, names_in, unparsed
 from .scope import Left, Scope
 from .values import Dyn, Jit, UsesMissing, first_missing, leaves, name, rebuilt, unwrap
@@ -68,22 +68,39 @@ class Specializer(Emitter):
             self.stored.add(str(arguments["name"]))
         if called in self.given:
             return self.given[called](**arguments)
-        if arguments.get("COLUMNS") == 0:
+        if 0 in (arguments.get("COLUMNS"), arguments.get("LAST")):
             return None
-        if (gone := first_missing(*arguments.values())) is not None and self.is_verbatim(function):
+        gone = first_missing(*arguments.values())
+        if gone is not None and called in SHORT:
+            return gone
+        if called in self.kept:
+            return self.call_kept(function, arguments)
+        if gone is not None and self.is_verbatim(function):
             if function.fn.__annotations__.get("return") == "None":
                 raise UsesMissing(gone.column)
             return gone
         if self.is_verbatim(function):
             return self.call_verbatim(function, arguments)
-        if called in self.kept:
-            return self.call_kept(function, arguments)
+        return self.inlined(function, arguments)
+
+    def inlined(self, function: Any, arguments: dict[str, Any]) -> Any:
+        """Write a function into its caller."""
         tree = self.tree(function)
         env = {}
         for key, value in arguments.items():
-            hint = arguments.get("name") if key == "x" and isinstance(arguments.get("name"), str) else key
-            env[key] = self.assigned(value, str(hint)) if _tree(function.fn)[1][key] > 1 else value
+            hint = self.column_of(arguments, key)
+            env[key] = self.assigned(value, hint) if _tree(function.fn)[1][key] > 1 else value
         return self.evaluated(function, tree, env)
+
+    def column_of(self, arguments: dict[str, Any], key: str) -> str:
+        """A name for an argument: that of the column in which it is stored."""
+        column = arguments.get("name")
+        if key != "x" or not isinstance(column, str):
+            return key
+        column = re.sub("^[0-9]+/", "", column)
+        if arguments.get("TABLE") == "integers":
+            return f"{column}_on_grid"
+        return f"{column}_here" if column in self.taken else column
 
     def evaluated(self, function: Any, tree: ast.FunctionDef, env: dict[str, Any]) -> Any:
         """Evaluate the body of a function in the current block."""
@@ -121,7 +138,7 @@ class Specializer(Emitter):
             return None
         if not isinstance(result, tuple):
             return Dyn(call, result.dtype, result.shape) if isinstance(result, Dyn) else result
-        targets = [self.fresh(x.node.id if isinstance(x.node, ast.Name) else function.fn.__name__) for x in result]
+        targets = [self.fresh(x.node.id if isinstance(x.node, ast.Name) else function.fn.__name__, x) for x in result]
         self.emit(ast.Assign([ast.Tuple([ast.Name(one, ast.Store()) for one in targets], ast.Store())], call))
         return tuple(Dyn(ast.Name(one, ast.Load()), x.dtype, x.shape) for one, x in zip(targets, result, strict=True))
 
@@ -150,10 +167,16 @@ class Specializer(Emitter):
 
     def call_kept(self, function: Any, arguments: dict[str, Any]) -> Any:
         """Call a function that stays one: specialized by its static arguments, with the tensors that it reads."""
+        kinds = function.fn.__annotations__
+        # One function takes a number that is known here and one that is not.
+        arguments = {key: Dyn(ast.Constant(x), tl.int32) if type(x) is int and kinds.get(key) == "tl.tensor" else x
+                     for key, x in arguments.items()}  # fmt: skip
         key = (function.fn.__name__, tuple((name, _signature(x)) for name, x in arguments.items()))
         tensors = [leaf for x in arguments.values() for leaf in leaves(x) if isinstance(leaf, Dyn)]
         if key not in self.functions:
             made = self.specialized(function, arguments)
+            if len(made.body) == 1 and function.fn.__name__ in SHORT:
+                return self.inlined(function, arguments)
             # Plans may differ in what this function does not ask.
             self.functions[key] = next((one for one in self.functions.values() if is_same(one, made)), made)
         kernel = self.functions[key]
@@ -167,7 +190,8 @@ class Specializer(Emitter):
         if not isinstance(result, tuple):
             return Dyn(call, result.dtype, result.shape)
         dynamic = [leaf for leaf in leaves(result) if isinstance(leaf, Dyn)]
-        targets = [self.fresh(leaf.node.id if isinstance(leaf.node, ast.Name) else kernel.name) for leaf in dynamic]
+        targets = [self.fresh(leaf.node.id if isinstance(leaf.node, ast.Name) else kernel.name, leaf)
+                   for leaf in dynamic]  # fmt: skip
         self.emit(ast.Assign([ast.Tuple([ast.Name(one, ast.Store()) for one in targets], ast.Store())], call))
         found = iter(
             Dyn(ast.Name(one, ast.Load()), leaf.dtype, leaf.shape) for one, leaf in zip(targets, dynamic, strict=True)
@@ -176,8 +200,9 @@ class Specializer(Emitter):
 
     def specialized(self, function: Any, arguments: dict[str, Any], top: bool = False) -> Kernel:
         """Specialize a function on its own: with the parameters alone that it reads."""
-        outer = self.block, self.taken, self.holds
+        outer = self.block, self.taken, self.holds, self.types
         self.block, self.taken, self.holds = [], {kernel.name for kernel in self.functions.values()}, [{}]
+        self.types = types = {}
         base = function.fn.__name__
         own = base if top else base.lstrip("_")
         number = 2
@@ -188,13 +213,14 @@ class Specializer(Emitter):
         def parameter(leaf: Any, hint: str) -> Any:
             if not isinstance(leaf, Dyn):
                 return leaf
-            parameters.append(self.fresh(hint))
+            parameters.append(self.fresh(hint, leaf))
             return Dyn(ast.Name(parameters[-1], ast.Load()), leaf.dtype, leaf.shape, leaf.points)
 
         def entered(key: str, x: Any) -> Any:
             if not isinstance(x, tuple):
                 return parameter(x, key)
-            hints = x._fields if hasattr(x, "_fields") else self.label(key, x) or [f"{key}_{i}" for i in range(len(x))]
+            named = fields_of(x) if hasattr(x, "_fields") else self.label(key, x)
+            hints = named or [f"{key}_{i}" for i in range(len(x))]
             parts = [entered(hint, one) for hint, one in zip(hints, x, strict=True)]
             return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
 
@@ -207,10 +233,11 @@ class Specializer(Emitter):
             several = isinstance(result, tuple)
             self.emit(ast.Return(ast.Tuple(dynamic, ast.Load()) if several else dynamic[0]))
         doc = inspect.cleandoc(function.fn.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-        body, (self.block, self.taken, self.holds) = self.clean(self.block, self.effective), outer
+        body = self.clean(self.block, self.effective)
+        self.block, self.taken, self.holds, self.types = outer
         if any(has_effect(statement, self.effective) for statement in body):
             self.effective.add(own)
-        return Kernel(own, parameters, body, doc, result)
+        return Kernel(own, parameters, body, doc, result, types)
 
     def function_of_tensors(self, function: Any) -> Kernel:
         """A function that a reduction applies."""
@@ -255,9 +282,11 @@ def _signature(x: Any) -> Any:
 
 # Functions that store in a column by its name.
 STORES = ("put", "put_call", "put_call_maximum", "record")
+# Functions that are written into their callers where a type leaves one expression of them.
+SHORT = {"over_lanes", "unordered"}
 # Short functions that read better where they are called.
 INLINED = {
-    "constant",
+    "store_part",
     "is_finite",
     "either",
     "entry_of",

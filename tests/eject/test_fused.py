@@ -228,6 +228,6 @@ def test_a_scheme_that_no_metric_reads_has_no_part(tmp_path):
 @pytest.mark.slow
 def test_a_statistic_that_nothing_stores_is_refused(monkeypatch):
     # Kernels store these only where a column of slots is there, which is taken away here.
-    monkeypatch.setattr(fused, "NEVER", (*fused.NEVER, "d_beyond"))
+    monkeypatch.setattr(fused, "NEVER", fused.NEVER | {"d_beyond"})
     with pytest.raises(CannotEject, match=r"would not store .*verl/log_difference"):
         eject("verl.disabled", "verl", backend="both")
