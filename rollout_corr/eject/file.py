@@ -112,12 +112,16 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
 def docstring(request: Request, width: int) -> str:
     """Describe the file in the words of its Spec and its Loss."""
     lines = [f"{'Policy loss' if request.loss else 'Rollout correction'}: {request.name}."]
-    parts = _parts(request)
+    parts, called = _parts(request), {}
+    if request.loss is None:
+        called = {name: request.door.names[name] for name in ("train_logp", "rollout_logp")}
+        if "keep" not in request.door.gives:
+            called[" (weight 0, keep False)"] = " (weight 0)"
     for part in parts:
         lines += ["", "The correction:" if isinstance(part, Spec) else "The loss:", ""] if len(parts) > 1 else [""]
         text = part.explain() if isinstance(part, Spec) else _told(request)
         for line in text.splitlines():
-            for words, here in ELSEWHERE.items():
+            for words, here in (ELSEWHERE | called).items():
                 line = line.replace(words, here)
             if not line.split(". ", 1)[-1].startswith("Metrics:"):
                 lines += textwrap.wrap(line, width - 2, subsequent_indent="   ")

@@ -183,10 +183,16 @@ def program_of(
     for name, node in statistics.items():
         node.names.insert(0, called[name])
     named = {"weights": result.weights, "mask": result.mask, "keep": result.keep}
-    return assembled(
+    program = assembled(
         recorder, layout, inputs, metrics, called, {name: x for name, x in named.items() if x is not None},
         gives, statistics, of_sums, bounds_of(spec), spec.measures_turns,
     )  # fmt: skip
+    words = {"D = train - rollout": f"D = {inputs[0]} - {inputs[1]}"}
+    if layout == "padded":
+        words[" there, and they are inside of a sequence"] = " there"
+    for said, here in words.items():
+        program.body[:] = [line.replace(said, here) if line.startswith("#") else line for line in program.body]
+    return program
 
 
 def assembled(

@@ -18,7 +18,7 @@ import rollout_corr as rc
 from builders import ejected
 from conformance import campaign, patched
 from conformance.batches import batch
-from conformance.peers.skyrl import LOSSES
+from conformance.peers.skyrl import registry_of
 from conformance.peers.trl import MODES, Trainer
 from rollout_corr.eject import eject
 from rollout_corr.frameworks.skyrl import dropin as skyrl
@@ -58,12 +58,7 @@ def test_skyrl(source):
         correct = module_of("skyrl", spec).compute_off_policy_correction
         return correct(old_log_probs, rollout_logprobs, loss_mask, off_policy_correction)
 
-    given = {
-        "compute_off_policy_correction": by_settings,
-        "register_policy_loss": lambda name: lambda function: function,
-    }
-    loss = source.cut(LOSSES, "ppo_policy_loss", **given)
-    given["PolicyLossRegistry"] = types.SimpleNamespace(get={"regular": loss}.__getitem__)
+    given = registry_of(source, compute_off_policy_correction=by_settings)
     assert patched.run(source.root, source.root / SKYRL, given) >= 20
     assert len(calls) >= 6
 

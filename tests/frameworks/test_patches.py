@@ -1,199 +1,152 @@
-"""docs/patches: each applies to the framework's file, and the test that it brings along passes there.
-
-TRL's calls this package; verl's and SkyRL's bring a file that `rollout-corr eject` wrote.
+"""docs/patches: each carries what eject writes today, applies to its framework's code, and passes its own test there.
 
 The second half needs the frameworks' files, installed or in the folder PEERS (make test-peers).
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
-import inspect
-import itertools
-import re
-import subprocess
+import importlib.util
 import sys
-import textwrap
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+from builders.patches import CARRIED, carried, main, patch_of, remade, with_file
 from conformance import campaign
 from conformance import patched as on_patched
-from conformance.sources import Cutter, parsed
+from conformance.batches import batch
+from conformance.peers import skyrl
+from conformance.peers.trl import GENERATE, TRAINER
+from conformance.sources import Source
 from conformance.verl_parts import Proto
 from rollout_corr.eject import check
-from rollout_corr.frameworks.trl import asynchronous
 
-FOLDER = Path(__file__).parents[2] / "docs" / "patches"
-# What a patch imports, under the name that it has there, and the file that it changes.
-PATCHES = {
-    "trl": ("packed_policy_loss", asynchronous.packed_policy_loss, "trl/experimental/async_grpo/async_grpo_trainer.py"),
+# What a patch goes on top of.
+BELOW = {"verl-fused": "verl"}
+# Where a file takes the first log-probs: other numbers there have to be noticed.
+FIRST = {
+    "verl": "old_log_prob.detach", "verl-fused": "old_log_prob.detach", "skyrl": "old_log_probs.detach",
+    "trl": "old_per_token_logps.detach",
+}  # fmt: skip
+# The frameworks' own tests of what a patch changes. TRL's need vLLM and a GPU.
+OWN = {
+    "verl": "tests/trainer/ppo/test_rollout_corr.py",
+    "verl-fused": "tests/trainer/ppo/test_rollout_corr.py",
+    "skyrl": "tests/train/algorithms/test_off_policy_correction.py",
 }
 
 
-def files(name):
-    """The files of a patch: their hunks as (counts of the header, lines)."""
-    found = {}
-    for line in (FOLDER / f"{name}.patch").read_text(encoding="utf-8").splitlines():
-        if line.startswith("+++ b/"):
-            hunks = found[line[6:]] = []
-        elif header := re.fullmatch(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@.*", line):
-            hunks.append(([int(count or 1) for count in header.groups()], []))
-        elif found and line[:1] in ("+", "-", " ", "") and not line.startswith("--- "):
-            hunks[-1][1].append(line or " ")
-    return found
+@pytest.mark.parametrize("name", [*(name for name in CARRIED if name != "verl-fused"),
+                                  pytest.param("verl-fused", marks=pytest.mark.slow)])  # fmt: skip
+def test_it_brings_what_eject_writes_today(name):
+    text = patch_of(name).read_text(encoding="utf-8")
+    assert remade(name) == text, "older than the generator's output: python -m builders.patches"
+    if name == "trl":
+        same, said = check(carried(text, CARRIED[name].path))
+        assert same and said[1] == "not edited since"
 
 
-@pytest.mark.parametrize("name", PATCHES)
-def test_is_small_and_calls_what_there_is(name):
-    """A few dozen lines, whose calls fit the functions of this package, with their own code to fall back to."""
-    imported, ours, changed = PATCHES[name]
-    (code, hunks), (test, lines) = sorted(files(name).items(), key=lambda item: item[0] != changed)
-    assert code == changed and test.startswith("tests/")
-    for _, part in (*hunks, *lines):
-        assert len(part) < 80
-    for (before, after), part in (*hunks, *lines):
-        assert (sum(x[0] in " -" for x in part), sum(x[0] in " +" for x in part)) == (before, after)
-    ast.parse("\n".join(line[1:] for line in lines[0][1]))
-    added = [line[1:] for _, part in hunks for line in part if line[0] == "+"]
-    removed = [line for _, part in hunks for line in part if line[0] == "-"]
-    assert len(added) < 30 and len(removed) <= 5
-    text = "\n".join(added)
-    assert f"except ImportError:\n    {imported} = None" in text
-    path = re.search(rf"from (rollout_corr\S*) import (\w+)(?: as {imported})?\n", text)
-    assert getattr(importlib.import_module(path[1]), path[2]) is ours
-    (call,) = re.findall(rf"^ +(?:return|loss =) ({imported}.*?^ +\))", text, re.DOTALL | re.MULTILINE)
-    node = ast.parse(textwrap.dedent(call)).body[0].value
-    function = ours if isinstance(node.func, ast.Name) else getattr(ours, node.func.attr)
-    inspect.signature(function).bind(*node.args, **{keyword.arg: keyword.value for keyword in node.keywords})
+def test_a_file_is_replaced_and_nothing_else():
+    text = patch_of("trl").read_text(encoding="utf-8")
+    path = CARRIED["trl"].path
+    other = with_file(text, path, "x = 1\n")
+    assert carried(other, path) == "x = 1\n"
+    assert with_file(other, path, carried(text, path)) == text
+    with pytest.raises(ValueError, match=r"expected a patch that adds nothing\.py once, got one that does 0 times"):
+        with_file(text, "nothing.py", "")
 
 
-def patched(source, name, folder):
-    """The module that a patch changes, applied to a copy of it, and the test that it brings along."""
-    imported, ours, changed = PATCHES[name]
-    (folder / changed).parent.mkdir(parents=True)
-    (folder / changed).write_bytes((source.root / changed).read_bytes())
-    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    subprocess.run(["git", "apply", str(FOLDER / f"{name}.patch")], cwd=folder, check=True)
-    (test,) = [path for path in files(name) if path != changed]
-    # Beside the other files of that version, which the changed one imports from.
-    cutter = Cutter(source.root, {imported: ours, "nanmin": torch.min, "nanmax": torch.max})
-    file = cutter.file(source.root / changed)
-    file.parsed = parsed(folder / changed)
-
-    class Changed(ModuleType):
-        def __getattr__(self, asked):
-            if asked == "AsyncGRPOTrainer":
-                return SimpleNamespace(compute_loss=cutter.get(file.path, f"{asked}.compute_loss"))
-            if asked.startswith("__"):
-                raise AttributeError(asked)
-            return cutter.get(file.path, asked)
-
-        def __setattr__(self, changed, value):
-            file.space[changed] = value
-
-        def __delattr__(self, changed):
-            # pytest takes back what it set on an object that had it from elsewhere.
-            file.space.pop(changed, None)
-            file.begun.discard(changed)
-
-    module = Changed(changed.removesuffix(".py").replace("/", "."))
-    space = {"__name__": "of_the_patch"}
-    with pytest.MonkeyPatch.context() as put:
-        parent, _, last = vars(module)["__name__"].rpartition(".")
-        holder = ModuleType(parent)
-        vars(holder)[last] = module
-        put.setitem(sys.modules, parent, holder)
-        for number in range(1, parent.count(".") + 1):
-            above = ".".join(parent.split(".")[:number])
-            put.setitem(sys.modules, above, ModuleType(above))
-        exec(compile((folder / test).read_text(encoding="utf-8"), test, "exec"), space)
-    return [test for name, test in space.items() if name.startswith("test_")]
+def test_the_command_says_which_is_old(monkeypatch, capsys):
+    monkeypatch.setattr("builders.patches.remade", lambda name: patch_of(name).read_text() + (name == "trl") * "\n")
+    monkeypatch.setattr(sys, "argv", ["patches", "--check"])
+    assert main() == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == ["skyrl: as before", "trl: old"]
 
 
-def run(test):
-    """Call a test with all of its parameters."""
-    choices = []
-    for mark in getattr(test, "pytestmark", ()):
-        names = (mark.args[0],) if isinstance(mark.args[0], str) else mark.args[0]
-        choices.append([zip(names, value if len(names) > 1 else (value,), strict=True) for value in mark.args[1]])
-        choices[-1] = [dict(pairs) for pairs in choices[-1]]
-    for parts in itertools.product(*choices):
-        given = {key: value for part in parts for key, value in part.items()}
-        with pytest.MonkeyPatch.context() as patch:
-            if "monkeypatch" in inspect.signature(test).parameters:
-                given["monkeypatch"] = patch
-            test(**given)
-
-
+# verl's patch adds a setting to configuration files that releases lack.
 SOURCES = [
-    source
-    for source in campaign.sources_of("trl")
-    # It is for the rows of 1.16.0.
-    if source.has("trl/experimental/async_grpo/packing.py")
+    (name, source)
+    for name in CARRIED
+    for source in campaign.sources_of(CARRIED[name].framework)
+    if "." not in source.version or name == "trl"
 ]
+on_every_source = pytest.mark.parametrize(
+    ("name", "source"), SOURCES, ids=lambda x: x if isinstance(x, str) else x.version
+)
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.framework}-{source.version}")
-def test_applies_and_its_own_test_passes(source, tmp_path):
-    tests = patched(source, source.framework, tmp_path)
-    assert tests
-    for test in tests:
-        run(test)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.framework}-{source.version}")
-def test_its_own_test_notices_other_numbers(source, tmp_path, monkeypatch):
-    name = source.framework
-    imported, true, changed = PATCHES[name]
-
-    def shifted(function, at):
-        return lambda *given, **named: function(
-            *(x + 0.05 if number == at else x for number, x in enumerate(given)),
-            **{key: x + 0.05 if key == "old_log_prob" else x for key, x in named.items()},
-        )
-
-    wrong = shifted(true, 0)
-    monkeypatch.setitem(PATCHES, name, (imported, wrong, changed))
-    first, *_ = patched(source, name, tmp_path)
-    with pytest.raises(AssertionError):
-        run(first)
-
-
-EJECTED = {
-    "verl": ("verl/trainer/ppo/rollout_corr_eager.py", "old_log_prob.detach"),
-    "skyrl": ("skyrl/backends/skyrl_train/utils/off_policy_correction_eager.py", "old_log_probs.detach"),
-}
-# verl's adds a setting to configuration files that other versions lack.
-HEADS = [(name, source) for name in EJECTED for source in campaign.sources_of(name) if "." not in source.version]
-
-
-@pytest.mark.parametrize("name", EJECTED)
-def test_it_brings_what_eject_wrote(name):
-    """Nobody edited the file in the patch; it may be of an older version, as in a framework's tree."""
-    text = (FOLDER / f"{name}.patch").read_text(encoding="utf-8").split(f"+++ b/{EJECTED[name][0]}\n")[1]
-    added = [line[1:] for line in text.partition("\ndiff --git")[0].splitlines() if line[:1] == "+"]
-    _, said = check("\n".join(added) + "\n")
-    assert said[1] == "not edited since"
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(("name", "source"), HEADS, ids=lambda x: x if isinstance(x, str) else x.version)
-def test_an_ejected_file_passes_the_test_of_its_patch(name, source, tmp_path):
-    patch, (file, shifted) = FOLDER / f"{name}.patch", EJECTED[name]
-    (test,) = [path for path in on_patched.files_of(patch) if path.startswith("tests/")]
-    trees = [on_patched.overlay(source.root, name, patch, tmp_path / kind) for kind in ("right", "wrong")]
-    for tree in trees:
+def tree_of(name: str, source: Source, into: Path) -> Source:
+    """The code of a framework as patched."""
+    patches = [patch_of(one) for one in (BELOW.get(name), name) if one]
+    tree = on_patched.overlay(source.root, CARRIED[name].framework, patches[0], into)
+    for patch in patches:
         on_patched.apply(patch, tree)
-    right, wrong = trees
-    assert on_patched.run(right, right / test, {"DataProto": Proto}) >= 5
-    text = (wrong / file).read_text(encoding="utf-8")
-    (wrong / file).write_text(text.replace(shifted, shifted.replace(".", ".add(0.05).")), encoding="utf-8")
+    return Source(source.framework, source.version, tree, source.kind)
+
+
+def given_to(name: str, source: Source) -> dict[str, object]:
+    """Objects in place of what the code of a framework imports."""
+    if name == "skyrl":
+        return skyrl.registry_of(source)
+    given: dict[str, object] = {"DataProto": Proto}
+    if name == "verl-fused":
+        # Triton reads the source of a kernel from the file of its module.
+        protocol = ModuleType("verl.protocol")
+        vars(protocol)["DataProto"] = Proto
+        with pytest.MonkeyPatch.context() as put:
+            put.setitem(sys.modules, "verl", ModuleType("verl"))
+            put.setitem(sys.modules, "verl.protocol", protocol)
+            spec = importlib.util.spec_from_file_location("fused", source.root / CARRIED[name].path)
+            given["rollout_corr_fused"] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    return given
+
+
+@pytest.mark.peers
+@on_every_source
+def test_it_applies_and_its_own_test_notices_other_numbers(name, source, tmp_path):
+    right, wrong = (tree_of(name, source, tmp_path / kind) for kind in ("right", "wrong"))
+    tests = [path for path in on_patched.files_of(patch_of(name)) if path.startswith("tests/")]
+    calls = sum(on_patched.run(right.root, right.root / test, given_to(name, right)) for test in tests)
+    assert calls >= 4
+    file = wrong.root / CARRIED[name].path
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace(FIRST[name], FIRST[name].replace(".", ".add(0.05).")), encoding="utf-8")
     with pytest.raises(AssertionError):
-        on_patched.run(wrong, wrong / test, {"DataProto": Proto})
+        on_patched.run(wrong.root, wrong.root / tests[0], given_to(name, wrong))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    ("name", "source"), [(name, source) for name, source in SOURCES if name in OWN],
+    ids=lambda x: x if isinstance(x, str) else x.version,
+)  # fmt: skip
+def test_the_frameworks_own_tests_pass(name, source, tmp_path):
+    tree, own = tree_of(name, source, tmp_path / "tree"), source.root / OWN[name]
+    assert on_patched.run(tree.root, own, given_to(name, tree)) >= 10
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("source", [source for name, source in SOURCES if name == "trl"], ids=lambda x: x.version)
+def test_trls_trainer_runs_what_was_chosen(source, tmp_path):
+    tree = tree_of("trl", source, tmp_path / "tree")
+    first, last = "per_token_logps_diff = ", "if self.vllm_importance_sampling_backend"
+    ratio = tree.lines(TRAINER, GENERATE, first, last)
+    settings = {"mode": "sequence_mask", "clip_max": 3.0, "clip_min": None}
+    trainer = SimpleNamespace(**{f"vllm_importance_sampling_{name}": x for name, x in settings.items()})
+    found = []
+    for trainer.vllm_importance_sampling_backend in ("eager", "specialized"):
+        given = batch("mild", 1)
+        made = ratio(
+            self=trainer,
+            old_per_token_logps=given.old,
+            sampling_per_token_logps=given.rollout,
+            mask=given.mask.long(),
+        )
+        found.append(made["vllm_importance_sampling_ratio"])
+    torch.testing.assert_close(*found)
+    trainer.vllm_importance_sampling_clip_max = 2.0
+    with pytest.raises(ValueError, match="was written for"):
+        ratio(self=trainer, old_per_token_logps=given.old, sampling_per_token_logps=given.rollout, mask=given.mask)

@@ -40,8 +40,8 @@ PUBLIC = '''def vllm_importance_sampling_ratio(
     ratio = torch.where(valid, ratio, {masked!r})
     return ratio.to(torch.promote_types(old_per_token_logps.dtype, sampling_per_token_logps.dtype))'''
 
-# The padding keeps rows of no columns.
-ROWS = """    ratio = torch.nn.functional.pad(ratio, (0, 1)).amax(dim=-1, keepdim=True)
+ROWS = """    # One value a sequence, the same at all of its tokens; rows without columns have one, too.
+    ratio = torch.nn.functional.pad(ratio, (0, 1)).amax(dim=-1, keepdim=True)
     valid = valid.any(dim=-1, keepdim=True)
 """
 
@@ -69,7 +69,7 @@ DOOR = Door(
     layout="padded",
     names={"train_logp": "old_per_token_logps", "rollout_logp": "sampling_per_token_logps", "mask": "mask"},
     metrics=None,
-    imports=("import torch",),
+    imports=("import torch", ""),  # TRL's formatter leaves two lines
     public=public,
     function="vllm_importance_sampling_ratio",
     tried="""ratio = vllm_importance_sampling_ratio(**batch, **SETTINGS)

@@ -85,6 +85,13 @@ OF_CORRECTION = (BF16, NO_NUMBER, PADDING)
 OF_LOSSES = (BF16, LEFT_OUT)
 
 
+def registry_of(source: Source, **given: Any) -> dict[str, Any]:
+    """What SkyRL's tests find their policy loss in, besides `given`."""
+    given["register_policy_loss"] = lambda name: lambda function: function
+    loss = source.cut(LOSSES, "ppo_policy_loss", **given)
+    return given | {"PolicyLossRegistry": SimpleNamespace(get={"regular": loss}.__getitem__)}
+
+
 class Settings(SimpleNamespace):
     """A block of the configuration."""
 
