@@ -297,7 +297,7 @@ def _geometric(source: Source) -> Row:
         return value
 
     drawn = draw(epsilon=(0.4, 0.05), epsilon_high=(None, 0.1), beta=(0.0, 0.04))
-    says = "the geometric mean of no ratios is 1 there"
+    says = "the geometric mean of no ratios is 1, so it adds"
     empty = Declared("a completion without a token", "losses.md", says, among("all_masked", "empty_rows"))
     declared = (PROPAGATES, BF16, empty)
     return recipe("trl.gmpo", f"{GEOMETRIC}: _compute_loss", loss, drawn, declared=declared, kinds=PADDED)
