@@ -103,7 +103,7 @@ def at_bounds_of_exp(seed: int, count: int = 400) -> list[tuple[float, float]]:
 
 def run_near_bounds(seed: int = 0, **settings) -> None:
     """Decide tokens at bounds as plain torch does: those of D to the last float, those of exp beyond the tolerance."""
-    spec = rc.Spec(rc.Weight.token(lower=0.8, upper=1.25, outside="zero"), OF_D + OF_EXP, detail="full")
+    spec = rc.Spec(rc.Weight.token(lower=0.8, upper=1.25, outside="zero"), OF_D + OF_EXP)
     sequences = at_bounds_of_d() + [[token] for token in at_bounds_of_exp(seed)]
     train, rollout = (torch.tensor([token[i] for row in sequences for token in row]) for i in (0, 1))
     offsets = torch.tensor([0, *np.cumsum([len(row) for row in sequences])])
