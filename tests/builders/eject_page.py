@@ -15,7 +15,9 @@ COMMANDS = (
     "prime_rl.dppo --loss",
     "trl.token_truncate --for trl",
     "skyrl.token_tis --for skyrl",
+    "trl.token_truncate --backend triton",
     "trl.token_truncate --backend both",
+    "verl.decoupled_geo_rs_token_tis --for verl --backend triton",
     "verl.decoupled_geo_rs_token_tis --for verl --backend both",
 )
 

@@ -21,6 +21,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from aot.ahead_of_time import TARGETS, interpreted, source_of
@@ -46,11 +47,12 @@ def compile_ptx(launch: Launch) -> tuple[str, int]:
     options = launch.options(TARGET.warp_size, nvidia=True)
     known = launch.kernel.cache_key, key(launch), *options.items()
     if known not in _compiled:
-        _compiled[known] = _compile(launch, options)
+        _compiled[known] = as_ptx(source_of(launch, TARGET), options)
     return _compiled[known]
 
 
-def _compile(launch: Launch, options: dict[str, int]) -> tuple[str, int]:
+def as_ptx(source: ASTSource, options: dict[str, Any]) -> tuple[str, int]:
+    """Compile a kernel as far as PTX; give the text and the bytes of shared memory."""
     gc.disable()  # to look for garbage among a compilation's objects is 6 % of its time
     try:
         with (
@@ -59,7 +61,7 @@ def _compile(launch: Launch, options: dict[str, int]) -> tuple[str, int]:
             mock.patch.object(triton.knobs.cache, "dir", str(CACHE)),
             mock.patch.object(triton.knobs.compilation, "store_binary_only", True),
         ):
-            made = triton.compile(source_of(launch, TARGET), target=TARGET, options=options)
+            made = triton.compile(source, target=TARGET, options=options)
     finally:
         gc.enable()
     scratch = [getattr(made.metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size")]
@@ -84,6 +86,7 @@ class Session:
         checked: Who touches which memory is recorded; bounds and alignment are checked always.
         mutate: Changes the text of a kernel before it runs.
         executed: What each launch has executed.
+        launches: Numbers them.
         programs: Chooses the programs of a launch that run, by default all.
         allowed: Kinds of findings that are none.
         off_by: Units in the last place that results of ex2 and lg2 are off at most, each as the seed has it.
@@ -98,7 +101,7 @@ class Session:
     executed: list[tuple[Launch, Executed]] = field(default_factory=list)
     _allocated: dict[int, Tensor] = field(default_factory=dict)
     _records: dict[tuple[int, int, int], tuple[Tensor, NDArray[np.uint8]]] = field(default_factory=dict)
-    _launches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    launches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def run(self, launch: Launch) -> None:
         """Run a launch.
@@ -116,7 +119,7 @@ class Session:
         # Behind the kernel's own parameters stand pointers to scratch memory, of which it asks for none.
         values += [0] * (len(program.kernel.parameters) - len(values))
         programs = np.arange(launch.programs) if self.programs is None else self.programs(launch)
-        number = next(self._launches)
+        number = next(self.launches)
         done = program.run(
             values, launch.programs, programs, tensors, number, self.seed + number, self.checked,
             (self.off_by, self.seed),
@@ -142,7 +145,7 @@ class Session:
             elif isinstance(x, Tensor):
                 values.append(x.data_ptr())
                 if x.numel():
-                    tensors.append(self._region(name, x))
+                    tensors.append(self.region(name, x))
             elif x is not None:
                 values.append(int(x) & (2**64 - 1))
 
@@ -151,7 +154,7 @@ class Session:
                 take(parameter.name, launch.arguments[parameter.name])
         return values, tensors
 
-    def _region(self, name: str, x: Tensor) -> Region:
+    def region(self, name: str, x: Tensor) -> Region:
         """Describe a tensor, with the record of an earlier launch if it was there; views in another shape share it."""
         start, storage, item = x.data_ptr(), x.untyped_storage().data_ptr(), x.element_size()
         unwritten = self.checked and storage in self._allocated
