@@ -87,13 +87,14 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
         check=CHOICE if chooses else [],
         fused=chooses,
     )
+    numbers = [program.names[name] for name in program.numbers]
     parts = [
         f'"""{docstring(request, width)}\n"""',
         _imports(request, program, fused, chooses),
         LOGGER if chooses else "",
         *(["\n".join(program.constants)] if eager else []),
         fused[0] if fused else "",
-        split_names("NUMBERS", map(program.names.get, program.numbers), width) if program.metrics.lines else "",
+        split_names("NUMBERS", numbers, width) if program.metrics.lines else "",
         request.door.public(within),
         *([_eager(program, request), *program.functions] if eager else []),
     ]

@@ -202,7 +202,8 @@ class Specializer(Emitter):
         """Specialize a function on its own: with the parameters alone that it reads."""
         outer = self.block, self.taken, self.holds, self.types
         self.block, self.taken, self.holds = [], {kernel.name for kernel in self.functions.values()}, [{}]
-        self.types = types = {}
+        types: dict[str, Any] = {}
+        self.types = types
         base = function.fn.__name__
         own = base if top else base.lstrip("_")
         number = 2
