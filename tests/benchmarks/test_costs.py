@@ -202,7 +202,8 @@ def test_what_is_planted_is_found(what, operation, counts, smallest):
             RESULTS["rows"],
         )
     assert {line.split(": ")[1].split()[0] for line in said} >= counts
-    assert {line.split(", ")[2] for line in said} == {what, peers.BOTH}
+    # A temporary of the correction alone may lie below the most that its loss takes.
+    assert {what} <= {line.split(", ")[2] for line in said} <= {what, peers.BOTH}
 
 
 @pytest.mark.slow
