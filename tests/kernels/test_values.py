@@ -144,6 +144,15 @@ def test_log_probs_above_0(device):
     fit_and_check(sequences, spec, "packed_gaps", device)
 
 
+def test_statistics_of_tokens_beyond_the_clamp(device):
+    """What is made of exp is reported of the clamped D."""
+    train, rollout = torch.tensor([[-200.0, -1.0, -1.0]]), torch.tensor([[-1.0, -200.0, -1.5]])
+    stats = ("k3", "k3_reverse", "ratio_error", "ratio_deviation")
+    spec = rc.Spec(criteria=tuple(tokens(stat, upper=2.0) for stat in stats))
+    out = rc.correct(train.to(device), rollout.to(device), spec=spec, backend="triton")
+    assert_like_reference(out, rc.correct(train, rollout, spec=spec))
+
+
 def test_ranges_of_what_is_summed(device):
     """D enters sums within +-1024, other statistics within +-2^37; extrema and tokens are compared as they are."""
     sequences = random_sequences(0, (3, 17, 0, 1), invalid=0.0)
