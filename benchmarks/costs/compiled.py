@@ -18,6 +18,7 @@ from torch._dynamo.device_interface import CudaInterface
 from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import MultiOutput
 from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -80,4 +81,6 @@ def scheduled(call: Callable[..., Any], tensors: list[Tensor]) -> Cost:
         nodes = [node for node in Scheduler(graph.operations).nodes if not isinstance(node, NopKernelSchedulerNode)]
         moved = sum(node.get_read_write_buffers_sizes() for node in nodes)
         written = sum(node.get_write_buffer_sizes() for node in nodes)
-    return Cost(len(nodes), [], moved - written, written)
+    # What takes a result out of several launches nothing, and has its bytes.
+    kernels = [node for node in nodes if not isinstance(node.node, MultiOutput)]
+    return Cost(len(kernels), [], moved - written, written)

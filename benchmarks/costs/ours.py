@@ -86,9 +86,12 @@ def as_on_a_device(runs: Callable[[Launch], tuple[int, int]]) -> Iterator[Cost]:
         found.written += written
 
     def allocate(*size: Any, **others: Any) -> Tensor:
-        """Clear memory, which programs that do not run leave unwritten, past everything that counts."""
+        """Clear memory, which programs that do not run leave unwritten, past everything that counts.
+
+        What torch imports meanwhile keeps this function, and may call it for tensors without memory.
+        """
         made = empty(*size, **others)
-        if not made.is_meta:
+        if type(made) is Tensor and not made.is_meta:
             ctypes.memset(made.data_ptr(), 0, made.nbytes)
         return made
 
