@@ -200,7 +200,7 @@ def pool_rollout_is_metrics(
         return {}
     packs = [metrics for metrics in rollout_is_metrics if isinstance(metrics, Metrics)]
     if len(packs) < len(rollout_is_metrics):
-        raise TypeError("rollout_is_metrics: expected only what the replaced method returned, got plain dicts among it")
+        raise TypeError("rollout_is_metrics: expected what the replaced method returned, got plain dicts too")
     merged = Statistics.sum(pack.statistics for pack in packs).to(device).all_reduce()
     found = _metrics(merged.metrics_async(), merged.spec or Spec(), packs[0].switches)
     if not found["mismatch/valid"]:
