@@ -183,8 +183,10 @@ described.loader.exec_module(file)
 kinds = {"train_logp": "*bf16", "rollout_logp": "*fp32", "weights": "*fp32", "mask": "*u8", "mask_out": "*u8",
          "keep_out": "*u8", "offsets": "*i64", "counts": "*i32", "integers": "*i64", "floats": "*fp32",
          "counter": "*i32", "tokens": "i64", "sequences": "i64", "slots": "i64"}
-for kernel in (file.read_kernel, file.decide_kernel):
-    default = lambda name: "*fp64" if name.endswith(("sums", "maxima", "statistics")) else "i32"
+kinds |= {"new_logp": "*bf16", "base_logp": "*bf16", "trains": "*u8", "scaled": "*bf16", "advantages": "*fp32",
+          "inners": "*fp32", "gradient": "*fp32", "value": "*fp32", "upstream": "*fp32"}
+for kernel in [x for name, x in vars(file).items() if name.endswith("_kernel")]:
+    default = lambda name: "*fp64" if name.endswith(("sums", "maxima", "statistics", "divisor")) else "i32"
     signature = {name: kinds.get(name) or default(name) for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs={})
     found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
@@ -193,15 +195,19 @@ for kernel in (file.read_kernel, file.decide_kernel):
 
 
 @pytest.mark.slow
-def test_compiles_for_a_gpu_that_is_not_here(files):
+@pytest.mark.parametrize("what", [SPECS["token"], "slime.tis"], ids=["token", "loss"])
+def test_compiles_for_a_gpu_that_is_not_here(what, tmp_path):
     # In a process of its own: here kernels are interpreted.
-    path = files[1]["token"].__file__
+    loss = isinstance(what, str)
+    path = tmp_path / "file.py"
+    path.write_text(eject(what, backend="triton", loss=loss).source)
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     ran = subprocess.run(
         [sys.executable, "-c", COMPILE, path], capture_output=True, text=True, env=environment, check=False
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert ran.stdout.splitlines() == ["read_kernel False", "decide_kernel False"]
+    kernels = ["read", "decide", *(["gradient", "sequences", "scale"] if loss else [])]
+    assert ran.stdout.splitlines() == [f"{name}_kernel False" for name in kernels]
 
 
 @pytest.mark.slow
