@@ -17,6 +17,8 @@ COMMANDS = (
     "skyrl.token_tis --for skyrl",
     "trl.token_truncate --backend triton",
     "trl.token_truncate --backend both",
+    "verl.ppo --loss --backend triton",
+    "slime.tis --loss --backend triton",
     "verl.decoupled_geo_rs_token_tis --for verl --backend triton",
     "verl.decoupled_geo_rs_token_tis --for verl --backend both",
 )
