@@ -289,14 +289,14 @@ def test_dtypes_of_advantages_and_of_external_values(dtype, per, device):
 
 @pytest.mark.parametrize("layout", ["packed_gaps", "padded_left"])
 def test_ages_of_tokens_and_of_sequences(layout, device):
-    """With their statistics, next to an external value; of versions that float64 would round, and of fillers."""
+    """With their statistics, next to an external value; of versions that float64 would round, and of a filler."""
     laid, far = lay_out(batch(4), layout, torch.float32), 2**60
     mean = over("external", "mean", name="entropy", upper=0.5)
     spec = rc.Spec(
         W.product(upper=1.5, normalize="batch"), (tokens("age", upper=4), over("age", "mean", upper=4), mean)
     )
     of_tokens = laid.versions + far
-    of_tokens[laid.versions == 10**9] = -(2**63)
+    of_tokens.view(-1)[next(i for i in laid.places[0] if laid.mask.view(-1)[i])] = -(2**63)
     of_sequences = torch.tensor([3, 6, 7, 9, 0])
     for versions, current in ((of_tokens, far + 7), (of_sequences.to(torch.int16), 7), (of_sequences + far, far + 7)):
         reference = laid.correct(spec, versions=versions, current_version=current)
