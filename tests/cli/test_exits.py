@@ -54,10 +54,10 @@ def test_closed_streams(dump):
     assert done.returncode == 0 and done.stderr == b"", done
 
 
-def test_a_closed_stderr(dump, monkeypatch, capsys):
+def test_a_closed_stderr(monkeypatch):
+    """What would be said there is said to nobody."""
     monkeypatch.setattr(sys, "stderr", None)
-    assert main(["doctor", str(dump), "--fail-if", "tokens > 0"]) == 1
-    assert sys.stderr is None and "tokens > 0" in capsys.readouterr().out
+    assert main(["doctor", "missing.jsonl"]) == 2 and sys.stderr is None
 
 
 def test_a_terminal_of_another_encoding(tmp_path, monkeypatch):
