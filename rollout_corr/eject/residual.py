@@ -427,15 +427,15 @@ class Renamed(ast.NodeTransformer):
 
 
 def without_copies(body: list[ast.stmt]) -> list[ast.stmt]:
-    """A block without assignments of a variable to itself."""
+    """A block without assignments of a variable to itself, and without what is empty then."""
     for s in body:
         if isinstance(s, (ast.If, ast.For, ast.While)):
             s.body, s.orelse = without_copies(s.body), without_copies(s.orelse)
     left = [s for s in body if not (isinstance(s, ast.Assign) and unparsed(s.targets[0]) == unparsed(s.value))]
     for place, s in enumerate(left):
-        if isinstance(s, ast.If) and not s.body:
+        if isinstance(s, ast.If) and not s.body and s.orelse:
             left[place] = ast.If(ast.UnaryOp(ast.Not(), s.test), s.orelse, [])
-    return left
+    return [s for s in left if not isinstance(s, (ast.If, ast.For)) or s.body]
 
 
 def text_of(body: list[ast.stmt], indent: int, width: int) -> list[str]:
