@@ -37,7 +37,7 @@ def _masked(level: str, threshold: float) -> Spec:
 
 
 def _with_opsm(spec: Spec, delta: float) -> Spec:
-    return replace(spec, criteria=(*spec.criteria, off_policy(delta, token_clamp=TOKEN_CLAMP)))
+    return replace(spec, criteria=(*spec.criteria, off_policy(delta)))
 
 
 THRESHOLD = {"threshold": 2.0}

@@ -147,9 +147,7 @@ EXPECTED = {
         nonfinite="neutral",
     ),
     "slime.opsm": Spec(None, (opsm(1e-4, "new/old", drop="token", label="opsm"),), "zero"),
-    "swift.opsm": Spec(
-        Weight.token(upper=2, token_clamp=20), (opsm(0.1, "new/rollout", token_clamp=20, label="off_policy"),)
-    ),
+    "swift.opsm": Spec(Weight.token(upper=2, token_clamp=20), (opsm(0.1, "new/rollout", label="off_policy"),)),
     "prime_rl.dppo": Spec(None, (dppo("prob_diff", -0.2, 0.2),), "zero"),
     "prime_rl.ipo": Spec(None, (Criterion("tv", upper=0.3, of="new/rollout", label="ipo"),), "zero"),
     "prime_rl.icepop": Spec(None, (ratio(0.2, 5, of="new/rollout", label="icepop"),), "zero"),

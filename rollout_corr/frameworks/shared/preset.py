@@ -186,7 +186,6 @@ def off_policy(
     delta: float,
     of: Of = "new/rollout",
     drop: Drop = "unit",
-    token_clamp: float | None = None,
     label: str = "off_policy",
 ) -> Criterion:
     """Reject a sequence with A < 0 whose mean of -D, of the policy that trains, exceeds delta (OPSM)."""
@@ -198,6 +197,5 @@ def off_policy(
         when="negative_advantage",
         drop=drop,
         of=of,
-        token_clamp=token_clamp,
         label=label,
     )
