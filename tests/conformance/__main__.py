@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 
 from conformance import campaign, heads, page, recording
 from conformance.campaign import Compared, Task
@@ -71,18 +72,22 @@ def compare_next(arguments: argparse.Namespace) -> int:
 
 
 def mutate(names: list[str]) -> int:
-    """Print which planted changes the recordings notice."""
-    noticed = missed = 0
+    """Print which planted changes the recordings notice, and why they miss the others; 1 if a miss has no reason."""
+    noticed, reasons = 0, Counter[str]()
     for name in names:
         made = campaign.mutate(name)
         here, there = sum(row.noticed for row in made), sum(len(row.missed) for row in made)
-        noticed, missed = noticed + here, missed + there
+        noticed += here
         print(f"{name}: {here} of {here + there} planted changes noticed", flush=True)
         for row in made:
-            for line in row.missed:
-                print(f"    {row.row}: {line}")
-    print(f"{noticed} of {noticed + missed}: {noticed / max(1, noticed + missed):.1%}")
-    return 0
+            reasons.update(row.missed.values())
+            for line, why in row.missed.items():
+                print(f"    {row.row}: {line}: {why or 'MISSED'}")
+    for why, count in reasons.most_common():
+        print(f"{count} missed: {why or 'for no known reason'}")
+    every, bare = noticed + reasons.total(), noticed + reasons[""]
+    print(f"{noticed} of {every}, {noticed / max(1, every):.1%}; of those that can be, {noticed / max(1, bare):.1%}")
+    return 1 if reasons[""] else 0
 
 
 if __name__ == "__main__":

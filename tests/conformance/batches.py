@@ -9,7 +9,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-# Kinds whose numbers are all finite where the mask is set: no undeclared difference is allowed on these.
+# Kinds whose numbers are all finite where the mask is set: no undeclared difference is allowed on these. What is
+# "aimed" is made for a row: see aims.py.
 FINITE = (
     "mild",
     "heavy",
@@ -22,6 +23,7 @@ FINITE = (
     "long",
     "nan_behind_mask",
     "spread",
+    "aimed",
 )
 KINDS = (*FINITE, "infinite", "nan_in_front", "bf16")
 

@@ -71,14 +71,14 @@ def replayed(framework: str, wanted: Callable[[Row], bool] = lambda row: True) -
     return made
 
 
-def mutate(framework: str) -> list[Mutants]:
+def mutate(framework: str, wanted: Callable[[Row], bool] = lambda row: True) -> list[Mutants]:
     """Plant changes into the numbers of a framework's rows, next to what is recorded."""
     torch.set_num_threads(1)
     logging.getLogger("rollout_corr").setLevel(logging.ERROR)
     made = []
     for recorded in recording.load(framework):
         rows = {row.key: row for row in rows_of(recorded.source)}
-        made += [mutated(rows[key], cases) for key, cases in recorded.rows.items()]
+        made += [mutated(rows[key], cases) for key, cases in recorded.rows.items() if wanted(rows[key])]
     return made
 
 

@@ -1,28 +1,53 @@
 """Plant a change in each number that a row's side of this package uses, and see whether the comparison notices it.
 
-The numbers are the fields of the Specs and losses that a row hands to `correct` and `policy_loss`, whoever made them:
-a preset, a recipe, a reader or a drop-in. Rows of metrics and of drop-ins also have those that they return.
+Rows of metrics and of drop-ins also have the numbers that they return.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from random import Random
+from typing import TYPE_CHECKING, Any
 
-from conformance.recording import Case
-from conformance.rows import Row, Tally
-from rollout_corr.api import correct, policy_loss
+from torch import Tensor
 
-Path = tuple[str | int, ...]
-CHANGES: dict[str, Callable[[float], float]] = {
-    "1 %": lambda value: value * 1.01 if value else 0.01,
-    "sign": lambda value: -value,
-}
+from conformance.aims import Aim, aimed, aims_at, parted
+from conformance.batches import Batch, batch
+from conformance.planting import CHANGES, Number, Planter, Where
+from conformance.rows import CLAMP, Result, Row, Tally
+
+if TYPE_CHECKING:
+    from conformance.recording import Case
+
+# How many settings are tried until a change of a number is taken not to show.
+ENOUGH = 3
+# Between a number and 1.01 of it, and on the other side.
+BESIDE = (0.005, -0.005)
+
+NEARER = "no effect: another bound or clamp acts before it, in every batch that is aimed at it"
+# Why a change is not noticed: the path of a number, the rows and owners, the reason. A miss that has none is an error.
+REASONS: tuple[tuple[str, Callable[[Row, Any], bool], str], ...] = (
+    (
+        "spec.criteria.*.eps",
+        lambda row, owner: not owner.stat.startswith("binary_kl"),
+        "no effect: its statistic has no floor",
+    ),
+    ("spec.criteria.*", lambda row, owner: getattr(owner, "stat", "") == "age", "no effect: ages are whole numbers"),
+    ("*.below", lambda row, owner: True, "not aimed at: all tokens of a batch decide the bound"),
+    (
+        "loss.kl.*",
+        lambda row, owner: bool({"luspo over padding", "the KL's ratio"} & {known.name for known in row.declared}),
+        "hidden: the framework's KL differs as declared",
+    ),
+    (
+        "*clamp",
+        lambda row, owner: any(known.name == CLAMP.name for known in row.declared),
+        "no counterpart: the framework has no such clamp, and what lies beyond ours is declared",
+    ),
+)
 
 
 @dataclass
@@ -31,107 +56,55 @@ class Mutants:
 
     Attributes:
         noticed: How many made it differ where nothing is declared.
-        missed: The others: the path of the number, its value, the change.
+        missed: The others, "path: change", with the reason, "" if there is none.
     """
 
     row: str
     noticed: int = 0
-    missed: list[str] = field(default_factory=list)
+    missed: dict[str, str] = field(default_factory=dict)
 
 
-class Planter:
-    """Stands before `correct` and `policy_loss`, and changes one number of what they are given."""
-
-    def __init__(self) -> None:
-        self.found: dict[Path, float] = {}
-        self.values: dict[Path, float] = {}
-        self.plant: tuple[Path, Callable[[float], float]] | None = None
-        self.refused = self.reached = False
-
-    def change(self, name: str, thing: Any) -> Any:
-        """Note the numbers of an argument; return it with the one that is to be changed."""
-        self.found.update({(name, *path): value for path, value in numbers(thing)})
-        if self.plant is None or self.plant[0][0] != name:
-            return thing
-        path, change = self.plant
-        if (name, *path[1:]) not in {(name, *own) for own, _ in numbers(thing)}:
-            return thing
-        self.reached = True
-        try:
-            return changed(thing, path[1:], change)
-        except (ValueError, TypeError):
-            # No Spec and no loss: who wrote it would have seen that.
-            self.refused = True
-            return thing
-
-    @contextmanager
-    def standing(self) -> Iterator[None]:
-        """Stand there in every module that has imported the two, or does so meanwhile."""
-        pairs = [(x, self._before(x)) for x in (correct.correct, policy_loss.policy_loss)]
-        for original, own in pairs:
-            _replace(original, own)
-        try:
-            yield
-        finally:
-            for original, own in pairs:
-                _replace(own, original)
-
-    def _before(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def call(*given: Any, **named: Any) -> Any:
-            if original.__name__ == "policy_loss" and len(given) > 3:
-                given = (*given[:3], self.change("loss", given[3]), *given[4:])
-            for name in ("loss", "spec"):
-                if named.get(name) is not None:
-                    named[name] = self.change(name, named[name])
-            return original(*given, **named)
-
-        return call
+def reason(row: Row, cases: list[Case], planter: Planter, owner: Any) -> str:
+    """Say why the change that is planted cannot be noticed; "" if nothing is known."""
+    path = planter.plant[0] if planter.plant else ()
+    text = ".".join(map(str, path))
+    known = next((why for pattern, holds, why in REASONS if fnmatch(text, pattern) and holds(row, owner)), "")
+    return known or (NEARER if _shows_nowhere(row, cases, planter) else "")
 
 
-def _replace(function: Callable[..., Any], other: Callable[..., Any]) -> None:
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(function.__name__) is function:
-            setattr(module, function.__name__, other)
-
-
-def numbers(thing: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
-    """The numbers of a Spec or a loss, with where they stand in it."""
-    if isinstance(thing, (int, float)) and not isinstance(thing, bool):
-        yield path, float(thing)
-    elif is_dataclass(thing):
-        for each in fields(thing):
-            if each.init:
-                yield from numbers(getattr(thing, each.name), (*path, each.name))
-    elif isinstance(thing, tuple):
-        for place, value in enumerate(thing):
-            yield from numbers(value, (*path, place))
-
-
-def changed(thing: Any, path: Path, change: Callable[[float], float]) -> Any:
-    """Copy a Spec or a loss with one number changed."""
-    if not path:
-        return change(float(thing))
-    first, rest = path[0], path[1:]
-    if isinstance(first, int):
-        return (*thing[:first], changed(thing[first], rest, change), *thing[first + 1 :])
-    return replace(thing, **{first: changed(getattr(thing, first), rest, change)})
+def _shows_nowhere(row: Row, cases: list[Case], planter: Planter) -> bool:
+    """Tell whether a number has batches that are aimed at it, and in none this package's results change with it."""
+    plant, aims = planter.plant, 0
+    for settings in list({repr(case.settings): case.settings for case in cases}.values())[:ENOUGH]:
+        planter.plant, planter.found = None, {}
+        row.ours(cases[0].batch, dict(settings))
+        for part in parted(aims_at(planter.found, *BESIDE).get(plant[0], ()) if plant else ()):
+            aims += len(part)
+            planter.plant, given = None, aimed(part)
+            plain = row.ours(given, dict(settings))
+            planter.plant = plant
+            if _showing(row, given, settings, plain):
+                return False
+    planter.plant = plant
+    return aims > 0
 
 
 def mutated(row: Row, cases: list[Case]) -> Mutants:
     """Change each number of a row, one at a time, and compare the cases that use it."""
     made, planter = Mutants(row.title), Planter()
     with planter.standing():
-        uses: dict[Path, list[Case]] = {}
-        for case in cases:
+        values: dict[Where, Number] = {}
+        uses: dict[Where, list[Case]] = {}
+        # The aimed ones stand behind the others, and tell most.
+        for case in reversed(cases):
             planter.found = {}
-            planter.found.update(_results(row, case))
-            planter.values.update(planter.found)
-            for path in planter.found:
+            results = _results(row, case)
+            values |= planter.found | results
+            for path in planter.found | results:
                 uses.setdefault(path, []).append(case)
         for path, using in uses.items():
             for name, change in CHANGES.items():
-                if change(planter.values[path]) == planter.values[path]:
+                if change(values[path].value) == values[path].value:
                     continue  # infinity, or the sign of 0
                 planter.plant = path, change
                 outcome = _outcome(row, using, planter)
@@ -139,15 +112,18 @@ def mutated(row: Row, cases: list[Case]) -> Mutants:
                     continue
                 made.noticed += outcome
                 if not outcome:
-                    made.missed.append(f"{'.'.join(map(str, path))}: {name}, {len(using)} cases")
+                    text = f"{'.'.join(map(str, path))}: {name}"
+                    made.missed[text] = reason(row, using, planter, values[path].owner)
     return made
 
 
-def _results(row: Row, case: Case) -> dict[Path, float]:
+def _results(row: Row, case: Case) -> dict[Where, Number]:
     found = row.ours(case.batch, dict(case.settings))
     if row.kind not in ("report", "drop-in"):
         return {}
-    return {("result", name): float(x) for name, x in found.items() if isinstance(x, (int, float)) and x == x}
+    return {
+        ("result", name): Number(float(x), None) for name, x in found.items() if isinstance(x, (int, float)) and x == x
+    }
 
 
 def _outcome(row: Row, cases: list[Case], planter: Planter) -> bool | None:
@@ -175,3 +151,61 @@ def _outcome(row: Row, cases: list[Case], planter: Planter) -> bool | None:
         if tally.undeclared:
             return True
     return False if refused[False] else None
+
+
+def aimed_batch(row: Row, settings: dict[str, Any], seed: int) -> Batch:
+    """Make a batch in which the numbers of a row act, on one side of them or the other."""
+    rng, planter = Random(f"aimed-{seed}"), Planter()
+    with planter.standing():
+        row.ours(batch("mild", 0), dict(settings))
+    aims = aims_at(planter.found, rng.choice((-1, 1)) * rng.uniform(0.003, 0.009))
+    parts = parted(aim for own in aims.values() for aim in own)
+    return aimed(rng.choice(parts), seed) if parts else replace(batch("mild", seed), kind="aimed")
+
+
+def telling(row: Row, drawn: Iterable[dict[str, Any]]) -> Iterator[tuple[list[Aim], dict[str, Any]]]:
+    """Choose the aims at which changes of the numbers show, with the settings: as few batches as do."""
+    tried, planter, mild = Counter[tuple[Where, str]](), Planter(), batch("mild", 0)
+    with planter.standing():
+        for settings in drawn:
+            planter.found = {}
+            row.ours(mild, dict(settings))
+            by_path = aims_at(planter.found, *BESIDE)
+            plants = [(path, name) for path in by_path for name in CHANGES if tried[path, name] < ENOUGH]
+            for part in parted(aim for path, _ in plants for aim in by_path[path]):
+                given, chosen = aimed(part), list[Aim]()
+                plain = row.ours(given, dict(settings))
+                for path, name in plants:
+                    if not (own := set(by_path[path]) & set(part)):
+                        continue
+                    planter.plant = path, CHANGES[name]
+                    shown = [part[place // 2] for place in _showing(row, given, settings, plain)]
+                    planter.plant = None
+                    tried[path, name] += 1
+                    # One that is chosen already, or else one that was made for this number.
+                    if first := [aim for aims in (chosen, own) for aim in shown if aim in aims][:1]:
+                        chosen += first
+                        tried[path, name] = ENOUGH
+                if chosen:
+                    yield list(dict.fromkeys(chosen)), settings
+
+
+def _showing(row: Row, given: Batch, settings: dict[str, Any], plain: Result) -> list[int]:
+    """The sequences at which results differ from those without a change."""
+    try:
+        found = row.ours(given, dict(settings))
+    except Exception:  # noqa: BLE001  (whatever it raises is seen without an aim)
+        return []
+    made: set[int] = set()
+    rows, tensors = len(given.mask), False
+    for name, value in plain.items():
+        other = found.get(name)
+        if isinstance(value, Tensor) and isinstance(other, Tensor) and len(value) == len(other) == rows:
+            tensors = True
+            a, b = value.double().flatten(1), other.double().flatten(1)
+            scale = a.abs().nan_to_num(posinf=0.0).amax(1, keepdim=True)
+            made |= set(((a - b).abs() > 1e-6 * scale).any(1).nonzero().flatten().tolist())
+    numbers = [(value, found.get(name)) for name, value in plain.items() if isinstance(value, float)]
+    if not tensors and any(other is None or abs(value - other) > 1e-6 * abs(value) for value, other in numbers):
+        return list(range(rows))
+    return sorted(made)

@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conformance.aims import Aim, aimed
 from conformance.batches import Batch, batch
+from conformance.mutants import telling
 from conformance.rows import Result, Row, differences, expected, explained
 from conformance.sources import RECORDED, Source
 from rollout_corr.frameworks.shared import lookup
@@ -92,19 +94,18 @@ def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
             seen.add(row.key)
             cases: list[list[Any]] = []
             differing: dict[str, int] = {}
-            for number, given in enumerate(batches):
-                drawn = row.settings(Random(f"recorded-{number}"))
-                if given.kind not in row.kinds or not row.recordable(drawn):
-                    continue
+            defaults = _defaults(row)
+            for number, given, drawn in _given(row, batches):
                 if ast.literal_eval(repr(drawn)) != drawn:
                     raise ValueError(f"{row.title}: settings that are no literals: {drawn}")
-                defaults = _defaults(row)
                 left = [name for name, value in drawn.items() if (name, repr(value)) in defaults]
                 result = expected(row, given, drawn)
                 differs, ours = differences(row, given, drawn, result, left)
                 if differs:
                     names = explained(row, given, drawn, result, ours, differs).values()
                     name = next(iter(names)) if all(names) else "undeclared"
+                    if all(names) and isinstance(number, list):
+                        continue  # aimed at what the framework does not have
                     differing[name] = differing.get(name, 0) + 1
                 forms = {name: values.add(x, given) for name, x in result.items()}
                 cases.append([number, repr(drawn), forms, left, bool(differs)])
@@ -145,15 +146,27 @@ def load(framework: str) -> Iterator[Recorded]:
         for row in own["rows"]:
             made[f"{row['row']}, {row['function']}"] = [
                 Case(
-                    batches[number],
+                    given,
                     ast.literal_eval(drawn),
-                    {name: values.take(form, batches[number]) for name, form in forms.items()},
+                    {name: values.take(form, given) for name, form in forms.items()},
                     left,
                     may_differ,
                 )
                 for number, drawn, forms, left, may_differ in next(rows)
+                for given in [batches[number] if isinstance(number, int) else aimed(Aim(*aim) for aim in number)]
             ]
         yield Recorded(Source(framework, own["version"], Path(), RECORDED, own["facts"]), made)
+
+
+def _given(row: Row, batches: tuple[Batch, ...]) -> Iterator[tuple[int | list[Aim], Batch, dict[str, Any]]]:
+    """The batches of a row: the shared ones, by their numbers, and those aimed at its own numbers; with settings."""
+    drawn = [row.settings(Random(f"recorded-{number}")) for number in range(len(batches))]
+    drawn = [settings if row.recordable(settings) else None for settings in drawn]
+    for number, (given, settings) in enumerate(zip(batches, drawn, strict=True)):
+        if given.kind in row.kinds and settings is not None:
+            yield number, given, settings
+    for aims, settings in telling(row, [settings for settings in drawn if settings is not None]):
+        yield aims, aimed(aims), settings
 
 
 def _defaults(row: Row) -> set[tuple[str, str]]:

@@ -126,10 +126,26 @@ BF16 = Declared("subtract in bf16", "presets.md", "subtract in bf16", among("bf1
 PROPAGATES = Declared(
     "non-finite log-probs go on into the loss there", "presets.md", "let the NaN through into the loss", NONFINITE
 )
-CLAMP = Declared(
-    "exponents beyond +-20", "presets.md", "the exponent is then clamped to +-20", beyond(20.0, "old", "rollout")
+FAR = (
+    beyond(20.0, "new", "ref"),
+    *(beyond(20.0, *pair, sums=True) for pair in (("old", "rollout"), ("new", "rollout"), ("new", "old"))),
 )
-FAR_FROM_THE_ENGINE = Declared(CLAMP.name, CLAMP.page, CLAMP.says, beyond(20.0, "new", "rollout"))
+CLAMP = Declared(
+    "exponents beyond +-20",
+    "presets.md",
+    "the exponent is then clamped to +-20",
+    lambda given, settings: any(far(given, settings) for far in FAR),
+)
+
+
+NO_LOWER_CLAMP = Declared(
+    "GSPO without a lower clamp",
+    "losses.md",
+    "it does not clamp the log-ratio from below; this package clamps it at -10",
+    lambda given, settings: bool(
+        ((given.new - given.old).where(given.mask, 0.0).sum(1) < -10 * given.mask.sum(1)).any()
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -236,10 +252,13 @@ def explained(
 
 def compared(row: Row, cases: int, seed: int = 0) -> Tally:
     """Run a row on `cases` batches, which go around its kinds."""
+    from conformance.mutants import aimed_batch
+
     tally = Tally(row.title)
     for number in range(cases):
-        given = batch(row.kinds[number % len(row.kinds)], seed + number)
+        kind = row.kinds[number % len(row.kinds)]
         settings = row.settings(Random(f"settings-{seed + number}"))
+        given = aimed_batch(row, settings, seed + number) if kind == "aimed" else batch(kind, seed + number)
         tally.add(row, given, settings, expected(row, given, settings))
     return tally
 

@@ -24,14 +24,6 @@ EMPTY_NORMALIZED = Declared(
     "at the level sequence, samples without a valid token count in the mean that normalizes",
     lambda given, settings: _uses_mis(settings) and counts_empty(given, settings),
 )
-FAR_SUM = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: (
-        _of_sequences(settings) and bool(((given.old - given.rollout).where(given.mask, 0.0).sum(1).abs() > 20.0).any())
-    ),
-)
 FAR_KL = Declared(
     "low_var_kl is clamped after its ratio",
     "losses.md",

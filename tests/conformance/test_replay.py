@@ -26,6 +26,13 @@ NOT_RECORDED = {
 }
 
 
+# Rows that the default suite changes; `make conformance ARGS=--mutate` changes all.
+PLANTED = {
+    "areal": ["preset `areal.token_mask`", "preset `areal.seq`", "preset `areal.kl`", "recipe `areal.ppo`"],
+    "molt": ["recipe `molt.ppo`", "recipe `molt.cispo`"],
+}
+
+
 @pytest.mark.parametrize("framework", recording.frameworks())
 def test_what_was_recorded(framework):
     compared = campaign.replayed(framework)
@@ -98,9 +105,17 @@ def test_a_declared_difference_hides_no_other(monkeypatch):
     assert found.tally.undeclared
 
 
-def test_planted_changes_are_counted():
-    """A sign of a coefficient is noticed; the safety clamp, which no batch reaches, is not."""
-    (recorded,) = recording.load("art")
-    (row,) = (row for row in campaign.rows_of(recorded.source) if row.name == "art.ppo")
-    found = mutants.mutated(row, recorded.rows[row.key])
-    assert found.noticed and found.missed
+@pytest.mark.parametrize("framework", PLANTED)
+def test_planted_changes_are_noticed(framework):
+    """Bounds of tokens and of sequences, a dual clip, clamps, coefficients."""
+    made = campaign.mutate(framework, lambda row: row.title in PLANTED[framework])
+    assert len(made) == len(PLANTED[framework]) and all(row.noticed for row in made)
+    assert [(row.row, line) for row in made for line, why in row.missed.items() if not why] == []
+
+
+def test_a_planted_change_that_no_batch_shows_is_missed():
+    """Without the batches that are aimed at the bound."""
+    (recorded,) = recording.load("areal")
+    (row,) = (row for row in campaign.rows_of(recorded.source) if row.title == "preset `areal.seq`")
+    cases = [case for case in recorded.rows[row.key] if case.batch.kind != "aimed"]
+    assert mutants.mutated(row, cases).missed["spec.criteria.0.lower: 1 %"] == ""

@@ -109,13 +109,6 @@ PROXIMAL = Declared(
     "proximal log-probs that are not finite",
     lambda given, settings: NONFINITE(given, settings) and not bool(given.old[given.mask].isfinite().all()),
 )
-# A weight that small is a difference of 2e-9 at most.
-FAINT = replace(
-    CLAMP,
-    shows=lambda theirs, ours, given: bool(
-        ((torch.as_tensor(theirs).double() - torch.as_tensor(ours).double()).abs() <= 1e-8).all()
-    ),
-)
 INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.page, PROXIMAL.says, NONFINITE)
 
 
@@ -185,20 +178,20 @@ def rows(source: Source) -> Iterator[Row]:
             clipped = {key: settings.pop(key) for key in ("eps_clip", "eps_clip_higher", "c_clip")}
             return loss(given, fixed | settings, **clipped)
 
-        yield preset(f"areal.{name}", f"{FUNCTIONAL}: {REJECTION}", run, drawn, declared=(*declared, FAINT), **single)
+        yield preset(f"areal.{name}", f"{FUNCTIONAL}: {REJECTION}", run, drawn, declared=(*declared, CLAMP), **single)
         yield recipe(
             f"areal.{name}",
             f"{FUNCTIONAL}: ppo_actor_loss_fn",
             lose,
             both(drawn, of_clip),
-            declared=(*declared, PROXIMAL, BF16, FAINT),
+            declared=(*declared, PROXIMAL, BF16, CLAMP),
             **single,
         )
 
     if mask is not None:
         yield from m2po(mask, loss)
         yield m2po_and_rejection(mask, weigh)
-    losses: dict[str, Any] = {"declared": (PROXIMAL, BF16, FAINT)}
+    losses: dict[str, Any] = {"declared": (PROXIMAL, BF16, CLAMP)}
     for name in ("ppo", "grpo"):
         yield recipe(f"areal.{name}", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
     yield recipe(
@@ -236,7 +229,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     place = f"{ACTOR}: compute_prox_logp_approximations, {FUNCTIONAL}: ppo_actor_loss_fn"
     yield interpolated(
-        "areal.a3po", "areal.a3po", place, approximated, of_clip, declared=(INTERPOLATED, BF16), **single
+        "areal.a3po", "areal.a3po", place, approximated, of_clip, declared=(INTERPOLATED, BF16, CLAMP), **single
     )
     yield drop_in(reject, config_of, [of_token_mask, of_kl, *([of_kpop] if kpop else [])])
     yield from readers(source, cispo is not None)
@@ -257,14 +250,14 @@ def m2po(mask: Any, loss: Any) -> Iterator[Row]:
 
     drawn = draw(m2_threshold=(0.0007, 0.011, 0.04))
     place = f"{ACTOR}: _apply_m2po_masking"
-    declared = (TIES, NOTHING_FINITE, BF16)
+    declared = (TIES, NOTHING_FINITE, BF16, CLAMP)
     yield preset("areal.m2po", place, lambda given, **s: {"mask": masked(given, **s)}, drawn, declared=declared)
     yield recipe(
         "areal.m2po",
         f"{place}, {FUNCTIONAL}: ppo_actor_loss_fn",
         lose,
         both(drawn, draw(eps_clip=(0.1, 0.2), c_clip=(None, 3.0))),
-        declared=(TIES, PROXIMAL, NOTHING_FINITE, BF16),
+        declared=(TIES, PROXIMAL, NOTHING_FINITE, BF16, CLAMP),
     )
 
 
@@ -294,7 +287,7 @@ def m2po_and_rejection(mask: Any, weigh: Callable[..., Result]) -> Row:
     finite = tuple(kind for kind in FINITE if kind != "nan_behind_mask")
     place = f"{ACTOR}: _apply_m2po_masking, {FUNCTIONAL}: {REJECTION}"
     return spec_of(
-        "areal", place, run, settings, ", m2_threshold", declared=(TIES, FAINT), kinds=finite, within=(2e-6, 2e-5)
+        "areal", place, run, settings, ", m2_threshold", declared=(TIES, CLAMP), kinds=finite, within=(2e-6, 2e-5)
     )
 
 
@@ -345,7 +338,7 @@ def drop_in(reject: Any, config_of: Any, drawn: list[Any]) -> Row:
         ours,
         theirs,
         settings,
-        declared=(KL_NONFINITE, *declared, FAINT),
+        declared=(KL_NONFINITE, *declared, CLAMP),
         within=(2e-6, 2e-5),
     )
 
@@ -407,4 +400,4 @@ def readers(source: Source, cispo: bool) -> Iterator[Row]:
         "kinds": tuple(kind for kind in KINDS if kind not in ("infinite", "nan_in_front")),
         "within": (2e-6, 2e-5),
     }
-    yield configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16, FAINT), **more)
+    yield configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16, CLAMP), **more)

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, FAR_FROM_THE_ENGINE, PROPAGATES, Row, draw, recipe
+from conformance.rows import BF16, CLAMP, PROPAGATES, Row, draw, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "openpipe-art", "art", "art"
 
 FILE = "art/loss.py"
-DECLARED = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
+DECLARED = (PROPAGATES, BF16, CLAMP)
 
 
 def rows(source: Source) -> Iterator[Row]:

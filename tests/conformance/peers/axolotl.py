@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.peers.trl import MODES, PADDED, settings_of, tokenwise, weighed_kl
-from conformance.rows import BF16, PROPAGATES, Declared, Result, Row, among, configuration, draw, preset, recipe
+from conformance.peers.trl import MODES, PADDED, TRAINING, inputs_of, settings_of, tokenwise, weighed_kl
+from conformance.rows import BF16, CLAMP, PROPAGATES, Declared, Result, Row, among, configuration, draw, preset, recipe
 from conformance.sources import Source
 from rollout_corr.frameworks.axolotl import AXOLOTL
 
@@ -73,27 +73,18 @@ def rows(source: Source) -> Iterator[Row]:
             **settings | {"loss_type": loss_type, "epsilon_low": settings["epsilon"], "epsilon_high": high},
             args=SimpleNamespace(**settings),
             get_off_policy_mask=off_policy_mask,
-            model=SimpleNamespace(training=True),
-            current_gradient_accumulation_steps=1,
-            accelerator=SimpleNamespace(num_processes=1),
+            **TRAINING,
         )
-        inputs = {
-            "advantages": given.advantages,
-            "old_per_token_logps": given.old,
-            "sampling_per_token_logps": given.rollout,
-            "ref_per_token_logps": given.ref,
-            "importance_sampling_ratio": ratio(given, settings[MODE], cap),
-            "num_items_in_batch": given.mask.sum(),
-        }
+        inputs = inputs_of(given) | {"importance_sampling_ratio": ratio(given, settings[MODE], cap)}
         mask = given.mask.to(torch.int64)
         made = loss_of(self=trainer, inputs=inputs, per_token_logps=given.new, entropy_mask=None, mask=mask)
         value: Tensor = made["loss"]
         return value
 
-    more: dict[str, Any] = {"declared": (FLOOR, PROPAGATES, BF16), "kinds": PADDED}
+    more: dict[str, Any] = {"declared": (FLOOR, PROPAGATES, BF16, CLAMP), "kinds": PADDED}
     for mode in MODES:
         known = Declared(FLOOR.name, FLOOR.page, FLOOR.says, lambda b, s, mode=mode: floored(b, {MODE: mode, **s}))
-        declared = (known, PROPAGATES, BF16)
+        declared = (known, PROPAGATES, BF16, CLAMP)
         yield preset(
             f"axolotl.{mode}",
             f"{TRAINER}: {mode}",

@@ -12,7 +12,19 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, PROPAGATES, Declared, Row, both, configuration, draw, preset, recipe
+from conformance.rows import (
+    BF16,
+    CLAMP,
+    NO_LOWER_CLAMP,
+    PROPAGATES,
+    Declared,
+    Row,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 from rollout_corr.frameworks.cosmos_rl import KNOWN
 
@@ -79,7 +91,7 @@ def rows(source: Source) -> Iterator[Row]:
         LOSS, "compute_loss", "if rollout_per_token_logps is not None:\n        # Compute", "if rollout"
     )
     place = f"{LOSS}: compute_loss"
-    more: dict[str, Any] = {"declared": (PROPAGATES, SPOILED, BF16, CUT), "kinds": FILLED}
+    more: dict[str, Any] = {"declared": (PROPAGATES, SPOILED, BF16, CUT, CLAMP, NO_LOWER_CLAMP), "kinds": FILLED}
     yield preset("cosmos_rl.decoupled", place, weights, draw(behav_imp_weight_cap=(1.05, 5.0)), **more)
     of_ppo = both(DRAWN, draw(lower_bound_ratio=(1.5, 3.0)))
     yield recipe("cosmos_rl.grpo", place, loss, of_ppo, **more)

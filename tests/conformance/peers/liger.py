@@ -12,7 +12,7 @@ from torch import Tensor
 import rollout_corr as rc
 from conformance.batches import Batch
 from conformance.peers import trl
-from conformance.rows import BF16, PROPAGATES, Declared, Row, recipe
+from conformance.rows import BF16, CLAMP, PROPAGATES, Declared, Row, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT, UNDER = "liger-kernel", "liger_kernel", "liger-kernel", "src"
@@ -36,7 +36,7 @@ def rows(source: Source) -> Iterator[Row]:
     """Compare the loss types, with the weights that TRL hands over."""
     function = source.cut(LOSS, FUNCTION)
     for loss_type in LOSSES:
-        declared = (PROPAGATES, BF16, KL_RATIO, *([PADDED_LUSPO] if loss_type == "luspo" else []))
+        declared = (PROPAGATES, BF16, CLAMP, KL_RATIO, *([PADDED_LUSPO] if loss_type == "luspo" else []))
         yield recipe(
             f"trl.{loss_type}",
             f"{LOSS}: {FUNCTION}, {loss_type}",

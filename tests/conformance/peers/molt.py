@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import NONFINITE, Declared, Result, Row, both, configuration, draw, preset, recipe
+from conformance.rows import CLAMP, NONFINITE, Declared, Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "molt", "molt"
@@ -91,7 +91,8 @@ def rows(source: Source) -> Iterator[Row]:
         yield recipe(f"molt.{level}", theirs, partial(thresholded, loss, level), both(settings, clips), **more)
     for name in ("ppo", "grpo"):
         yield recipe(f"molt.{name}", f"{LOSS}: PolicyLoss, ppo", loss, clips, **more)
-    yield recipe("molt.gspo", f"{LOSS}: PolicyLoss, gspo", partial(loss, loss_mode="gspo"), without_dual, **more)
+    beyond_30 = more | {"declared": (NO_NUMBER, CLAMP)}
+    yield recipe("molt.gspo", f"{LOSS}: PolicyLoss, gspo", partial(loss, loss_mode="gspo"), without_dual, **beyond_30)
     ceiling = draw(eps_clip_low_high=((0.2, 1.05), (0.2, 1.2)))
     yield recipe("molt.cispo", f"{LOSS}: PolicyLoss, cispo", partial(loss, loss_mode="cispo"), ceiling, **more)
     yield configuration(
@@ -100,7 +101,7 @@ def rows(source: Source) -> Iterator[Row]:
         loss,
         config_of,
         hold,
-        **more | {"declared": (NO_NUMBER, SUMMED)},
+        **more | {"declared": (NO_NUMBER, SUMMED, CLAMP)},
     )
 
 

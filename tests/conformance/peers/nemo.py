@@ -16,7 +16,20 @@ from torch.nn.functional import pad
 
 import rollout_corr as rc
 from conformance.batches import FINITE, KINDS, Batch
-from conformance.rows import BF16, NONFINITE, Declared, Result, Row, beyond, both, configuration, draw, preset, recipe
+from conformance.rows import (
+    BF16,
+    CLAMP,
+    NONFINITE,
+    Declared,
+    Result,
+    Row,
+    beyond,
+    both,
+    configuration,
+    draw,
+    preset,
+    recipe,
+)
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "nemo_rl", "nemo-rl"
@@ -41,14 +54,6 @@ NO_NUMBER = Declared(
     "NeMo RL | weight 0 at that token",
     NONFINITE,
 )
-FAR = Declared(
-    "a product beyond exp(20)",
-    "presets.md",
-    "`nemo.gspo_is`, in the token weights",
-    lambda given, settings: bool(((given.old - given.rollout).where(given.mask, 0.0).sum(1).abs() > 20).any()),
-)
-
-
 CLAMPED = Declared("D beyond the clamp", "metrics.md", "mean e^D - 1 - D, D clamped", beyond(20.0, "old", "rollout"))
 
 
@@ -143,7 +148,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     # NeMo multiplies by its masks, so what stands behind them is finite; and it adds 1e-8 to what it divides by.
     more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
-    more |= {"declared": (NO_NUMBER, BF16, LARGE_KL), "within": (3e-8, 2e-5)}
+    more |= {"declared": (NO_NUMBER, BF16, CLAMP, LARGE_KL), "within": (3e-8, 2e-5)}
 
     for ours, kind in TYPES.items():
 
@@ -157,10 +162,9 @@ def rows(source: Source) -> Iterator[Row]:
         yield recipe(f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", run, both(bounds, of_loss), **more)
 
     sequences = {"sequence_level_importance_ratios": True, "token_level_loss": False}
-    far = more | {"declared": (NO_NUMBER, FAR, BF16, LARGE_KL)}
-    yield preset("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(weights, **sequences), **far)
+    yield preset("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(weights, **sequences), **more)
     yield recipe(
-        "nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(loss, **sequences), penalties, **far
+        "nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(loss, **sequences), penalties, **more
     )
     for name in ("ppo", "grpo"):
         yield recipe(
@@ -220,7 +224,7 @@ def rows(source: Source) -> Iterator[Row]:
     def old(given: Batch, config: dict[str, Any]) -> Tensor:
         return given.new.detach() if config["force_on_policy_ratio"] else given.old
 
-    yield configuration("nemo", f"{LOSS}: ClippedPGLossConfig, ClippedPGLossFn", loss, config_of, hold, old, **far)
+    yield configuration("nemo", f"{LOSS}: ClippedPGLossConfig, ClippedPGLossFn", loss, config_of, hold, old, **more)
 
 
 def config_of(rng: Random) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from conformance.batches import Batch
 from conformance.rows import (
     BF16,
-    FAR_FROM_THE_ENGINE,
+    CLAMP,
     NONFINITE,
     Declared,
     Result,
@@ -32,12 +32,6 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "open_instruct", "open-instruct"
 UTILS, STEP = "open_instruct/grpo_utils.py", "open_instruct/grpo_fast.py"
 
 NO_NUMBER = Declared("a non-finite token", "presets.md", "open-instruct | NaN becomes a sentinel", NONFINITE)
-FAR = Declared(
-    "exponents beyond +-20",
-    "presets.md",
-    "the exponent is then clamped to +-20",
-    lambda given, settings: settings["use_vllm_logprobs"] and FAR_FROM_THE_ENGINE.when(given, settings),
-)
 NAMES = {
     "mask_lower": "rho_mask_lower_bound",
     "mask_upper": "rho_mask_upper_bound",
@@ -94,7 +88,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     of_loss = draw(clip_higher=(0.2, 0.272), beta=(0.0, 0.05), kl_estimator=(0, 1, 2, 3))
 
-    more: dict[str, Any] = {"declared": (NO_NUMBER, BF16)}
+    more: dict[str, Any] = {"declared": (NO_NUMBER, BF16, CLAMP)}
     for name in ("default", *MASKED):
         drawn = bounds if name in MASKED else clamps
         fixed = MASKED.get(name, {})
@@ -128,7 +122,7 @@ def rows(source: Source) -> Iterator[Row]:
         f"{UTILS}: GRPOExperimentConfig; {STEP}: step",
         loss,
         config_of,
-        **more | {"declared": (*more["declared"], FAR)},
+        **more,
     )
 
 

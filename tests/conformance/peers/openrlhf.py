@@ -14,12 +14,12 @@ from torch import Tensor
 from conformance.batches import KINDS, Batch
 from conformance.rows import (
     BF16,
+    CLAMP,
     NONFINITE,
     Declared,
     Result,
     Row,
     among,
-    beyond,
     both,
     configuration,
     draw,
@@ -63,12 +63,6 @@ NO_NUMBER = Declared(
 )
 ROUNDED = Declared("its binary KL rounds below 0", "presets.md", "drops tokens whose KL rounds", rounds_below_zero)
 EPS = Declared("a probability below eps", "presets.md", "Values differ for tokens whose probability", beyond_eps)
-FAR = Declared(
-    "a ratio beyond exp(20)",
-    "presets.md",
-    "in the token weights that a sequence test lets through",
-    beyond(20.0, "old", "rollout"),
-)
 NOTHING = Declared(
     "no token: NaN there", "dropins_in_depth.md", "a batch without a token is a loss of NaN", among("all_masked")
 )
@@ -131,7 +125,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     # OpenRLHF multiplies by its mask, so what stands behind it is finite; it adds 1e-8 to a sequence's tokens.
     more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
-    more |= {"declared": (NO_NUMBER, FAR, BF16), "within": (3e-8, 2e-5)}
+    more |= {"declared": (NO_NUMBER, CLAMP, BF16), "within": (3e-8, 2e-5)}
 
     bounds, delta = draw(low=(0.5, 0.9), high=(1.05, 5.0)), draw(delta=(1e-4, 3e-3, 0.05))
     clips = draw(eps_clip_low_high=(None, (0.1, 0.3)), dual_clip=(None, 3.0))
@@ -160,7 +154,7 @@ def rows(source: Source) -> Iterator[Row]:
         return run(given, threshold=(low, high) if delta is None else (delta,), **fixed, **config)
 
     for name, settings, fixed in cases:
-        known = more | {"declared": (NO_NUMBER, FAR, BF16, ROUNDED, EPS)} if settings is not bounds else more
+        known = more | {"declared": (NO_NUMBER, CLAMP, BF16, ROUNDED, EPS)} if settings is not bounds else more
         theirs = f"{LOSS}: PolicyLoss, {' '.join(fixed.values())}"
         yield preset(f"openrlhf.{name}", theirs, partial(thresholded, weights, fixed), settings, **known)
         drawn = both(settings, of_plain)
@@ -212,7 +206,7 @@ def rows(source: Source) -> Iterator[Row]:
         replaced,
         original,
         of_module,
-        **more | {"declared": (NO_NUMBER, FAR, BF16, ROUNDED, EPS, NOTHING)},
+        **more | {"declared": (NO_NUMBER, CLAMP, BF16, ROUNDED, EPS, NOTHING)},
     )
     yield configuration(
         "openrlhf",
@@ -221,7 +215,7 @@ def rows(source: Source) -> Iterator[Row]:
         lambda rng: config_of(rng, new_names),
         partial(hold, new_names=new_names),
         # Its KL is computed in float32, whatever comes.
-        **more | {"declared": (NO_NUMBER, FAR, BF16, ROUNDED, EPS), "within": (2e-5, 2e-5)},
+        **more | {"declared": (NO_NUMBER, CLAMP, BF16, ROUNDED, EPS), "within": (2e-5, 2e-5)},
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import FINITE, Batch
-from conformance.rows import FAR_FROM_THE_ENGINE, Row, loss_of, of_loss
+from conformance.rows import CLAMP, Row, loss_of, of_loss
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "pipelinerl", "PipelineRL"
@@ -84,7 +84,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     for name in ("ppo", "reinforce", "gspo"):
         sides = of_loss(partial(ours, name)), of_loss(partial(theirs, name))
-        place, declared = f"{STEP}: rl_step, {name}", (FAR_FROM_THE_ENGINE,)
+        place, declared = f"{STEP}: rl_step, {name}", (CLAMP,)
         yield Row("recipe", f"pipeline_rl.{name}", place, *sides, drawn_for(name), declared=declared, kinds=FINITE)
 
 

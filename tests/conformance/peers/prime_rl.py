@@ -15,7 +15,7 @@ import rollout_corr as rc
 from conformance.batches import Batch
 from conformance.rows import (
     BF16,
-    FAR_FROM_THE_ENGINE,
+    CLAMP,
     PROPAGATES,
     Row,
     both,
@@ -37,7 +37,7 @@ LOSS = "prime_rl/trainer/rl/loss.py"
 TAU = draw(kl_tau=(1e-3, 0.0, 0.1), adv_tau=(1.0, 0.5))
 IPO = both(draw(eps=(0.01, 0.1)), TAU)
 DPPO = both(draw(dppo_mask_low=(0.05, 0.2), dppo_mask_high=(0.01, 0.2)), TAU)
-DECLARED = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
+DECLARED = (PROPAGATES, BF16, CLAMP)
 
 
 @dataclass

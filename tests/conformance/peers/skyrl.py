@@ -16,6 +16,8 @@ import rollout_corr as rc
 from conformance.batches import Batch
 from conformance.rows import (
     BF16,
+    CLAMP,
+    NO_LOWER_CLAMP,
     NONFINITE,
     Declared,
     Result,
@@ -273,7 +275,9 @@ def rows(source: Source) -> Iterator[Row]:
 
     for name, drawn in RECIPES.items():
         place = f"{LOSSES}: {FUNCTIONS.get(name, 'ppo_policy_loss')}, {SCALE}"
-        yield recipe(f"skyrl.{name}", place, of_recipe(name), drawn, declared=OF_LOSSES, within=WITHIN)
+        yield recipe(
+            f"skyrl.{name}", place, of_recipe(name), drawn, declared=(*OF_LOSSES, NO_LOWER_CLAMP), within=WITHIN
+        )
 
     def arguments(given: Batch, drawn: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Settings]:
         return given.old, given.rollout, given.mask.float(), settings_of(drawn)
@@ -314,12 +318,14 @@ def rows(source: Source) -> Iterator[Row]:
         yield prompt_mean(scale, functions["regular"])
     sides = partial(whole, getattr(dropin, COMPUTE)), partial(whole, correct)
     yield Row("drop-in", f"skyrl.{COMPUTE}", place, *sides, correction, **more)
+    of_losses = more | {"declared": (*more["declared"], NO_LOWER_CLAMP)}
     for name in ("regular", "dual_clip", "gspo", "sapo"):
         place = f"{LOSSES}: {FUNCTIONS[name]}"
         sides = [partial(registered, f, name) for f in (losses.LOSSES[f"rollout_corr_{name}"], functions[name])]
-        yield Row("drop-in", f"skyrl.losses.{name}", place, *sides, algorithm, **more)
+        yield Row("drop-in", f"skyrl.losses.{name}", place, *sides, algorithm, **of_losses)
     drawn = partial(algorithm, anchored=source.says(LOSSES, "cispo_anchor"))
-    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, declared=OF_LOSSES, within=WITHIN)
+    of_configuration = (*OF_LOSSES, CLAMP, NO_LOWER_CLAMP)
+    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, declared=of_configuration, within=WITHIN)
 
 
 def prompt_mean(scale: Any, function: Any) -> Row:

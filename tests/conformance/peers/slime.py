@@ -18,7 +18,6 @@ from conformance.slime_flags import (
     EMPTY,
     EMPTY_NORMALIZED,
     FAR_KL,
-    FAR_SUM,
     GSPO_OVER_ALL,
     counts_empty,
     dual,
@@ -235,7 +234,7 @@ def plain(source: Source, code: Code) -> Iterator[Row]:
         return loss(given, use_kl_loss=True, kl_loss_type="low_var_kl", kl_loss_coef=kl_loss_coef, **flags)
 
     with_kl = both(dual, lambda rng: rng.choice(({}, {"kl_loss_coef": 0.1})))
-    place, declared = f"{code.loss}: loss_function", (PROPAGATES, BF16)
+    place, declared = f"{code.loss}: loss_function", (PROPAGATES, BF16, CLAMP)
     yield recipe("slime.ppo", place, loss, dual, declared=declared, within=code.within)
     # Their KL is in float32, whatever the log-probs are in.
     yield recipe("slime.grpo", f"{place}, use_kl_loss", grpo, with_kl, declared=declared, within=(2e-5, 2e-5))
@@ -264,7 +263,7 @@ def reader(source: Source, code: Code) -> Row:
         lambda rng: flags_of(rng, ("cispo",) if code is CODE else ()),
         hold,
         old,
-        declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALIZED, FAR_SUM, GSPO_OVER_ALL),
+        declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALIZED, GSPO_OVER_ALL),
         # Their KL is in float32, whatever the log-probs are in.
         within=(2e-5, 2e-5),
     )

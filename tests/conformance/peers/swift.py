@@ -15,6 +15,7 @@ import rollout_corr as rc
 from conformance.batches import KINDS, Batch
 from conformance.rows import (
     BF16,
+    CLAMP,
     HOLDERS,
     PROPAGATES,
     Declared,
@@ -51,6 +52,7 @@ UNCORRECTED = {
 DECLARED = (
     PROPAGATES,
     BF16,
+    CLAMP,
     Declared(
         "a batch without a token",
         "losses.md",

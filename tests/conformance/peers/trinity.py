@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, FAR_FROM_THE_ENGINE, PROPAGATES, Row, Settings, draw, recipe
+from conformance.rows import BF16, CLAMP, PROPAGATES, Row, Settings, draw, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "trinity-rft", "trinity", "trinity-rft"
 
 FOLDER = "trinity/algorithm/policy_loss_fn"
-DECLARED = (PROPAGATES, BF16, FAR_FROM_THE_ENGINE)
+DECLARED = (PROPAGATES, BF16, CLAMP)
 # It selects by its mask in sums, and adds 1e-8 to what it divides by; rows without a token count in a mean of rows.
 KINDS_HERE = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
 

@@ -34,7 +34,7 @@ def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
 DECLARED = (
     trl.NO_NUMBER,
     BF16,
-    trl.FAR_SUM,
+    trl.CLAMP,
     Declared(
         "the KL's ratio",
         "losses.md",

@@ -17,6 +17,8 @@ from conformance import verl_07, verl_cov, verl_replay
 from conformance.batches import KINDS, Batch
 from conformance.rows import (
     BF16,
+    CLAMP,
+    NO_LOWER_CLAMP,
     NONFINITE,
     Declared,
     Result,
@@ -104,7 +106,13 @@ LEFT_OUT = Declared(
     shows=in_clean_rows,
 )
 EMPTY = Declared("no token: NaN there", "losses.md", "a batch without a token (verl", among("all_masked"))
-OF_LOSSES = (BF16, LEFT_OUT, EMPTY)
+# The mean of what verl has clamped to +-20.
+FAR_KL = Declared(
+    "ppo_kl beyond +-20", "integrations.md", "`ppo_kl` has log-ratios as they are", CLAMP.when, ("actor/ppo_kl",)
+)
+OF_LOSSES = (BF16, LEFT_OUT, EMPTY, FAR_KL)
+# gspo, and losses of verl that have no clamp.
+OWN = {"gspo": (NO_LOWER_CLAMP,), "geo_mean": (CLAMP,)}
 CUT = Declared(
     "shares of tokens that dppo clips",
     "dropins_in_depth.md",
@@ -128,7 +136,7 @@ def rows(source: Source) -> Iterator[Row]:
     yield from of_presets(source)
     yield from of_correction(source)
     yield from of_losses(source)
-    yield from verl_cov.rows(source, OF_LOSSES)
+    yield from verl_cov.rows(source, (*OF_LOSSES, CLAMP))
 
 
 def of_presets(source: Source) -> Iterator[Row]:
@@ -307,9 +315,9 @@ def of_losses(source: Source) -> Iterator[Row]:
     for name, settings in OF_LOSS.items():
         place = f"{LOSSES}: compute_policy_loss_{name}"
         if name not in ("vanilla", "reinforce"):
-            yield recipe(f"verl.{name}", place, run(name), settings, declared=OF_LOSSES)
+            yield recipe(f"verl.{name}", place, run(name), settings, declared=(*OF_LOSSES, *OWN.get(name, ())))
         if name in losses.FUNCTIONS:
-            declared = (*OF_LOSSES, CUT) if "dppo" in name else OF_LOSSES
+            declared = (*OF_LOSSES, *([CUT] if "dppo" in name else OWN.get(name, ())))
             more: dict[str, Any] = {"declared": declared, "within": COUNTED}
             sides = partial(registered, functions[name]), partial(registered, theirs[name])
             yield Row("drop-in", f"verl.losses.{name}", place, *sides, micro_batch(name), **more)
