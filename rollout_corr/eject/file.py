@@ -14,7 +14,7 @@ from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
 from ..specs.loss import Loss, explain
 from .lines import fitted, joined, split_names
-from .loss import Wanted
+from .loss import Wanted, compared_by
 from .program import Program
 
 WRITTEN = "# Written by rollout-corr "
@@ -40,6 +40,10 @@ TOLD = {
     "total": "the undivided loss", "divisor": "its divisor", "weights": "weights", "mask": "mask",
     "keep": "keep", "numbers": "the sums and maxima in `NUMBERS`",
 }  # fmt: skip
+
+TOLD_NEAR_ONE = (
+    "# Of ratios and weights, except plain ones and perplexities: of the difference from 1, which does not cancel."
+)
 
 # Phrases of `explain` that hold for the package but not for a file.
 ELSEWHERE = {
@@ -94,7 +98,7 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
         LOGGER if chooses else "",
         *(["\n".join(program.constants)] if eager else []),
         fused[0] if fused else "",
-        split_names("NUMBERS", numbers, width) if program.metrics.lines else "",
+        _numbers(numbers, width) if program.metrics.lines else "",
         request.door.public(within),
         *([_eager(program, request), *program.functions] if eager else []),
     ]
@@ -113,11 +117,11 @@ def written(request: Request, program: Program, fused: Sequence[str] = ()) -> st
 def docstring(request: Request, width: int) -> str:
     """Describe the file in the words of its Spec and its Loss."""
     lines = [f"{'Policy loss' if request.loss else 'Rollout correction'}: {request.name}."]
-    parts, called = _parts(request), {}
-    if request.loss is None:
-        called = {name: request.door.names[name] for name in ("train_logp", "rollout_logp")}
-        if "keep" not in request.door.gives:
-            called[" (weight 0, keep False)"] = " (weight 0)"
+    parts, logps = _parts(request), ("train_logp", "rollout_logp")
+    names = [request.door.names[name] for name in logps] if request.loss is None else compared_by(request.loss)
+    called = dict(zip(logps, names, strict=True))
+    if "keep" not in request.door.gives:
+        called[" (weight 0, keep False)"] = " (weight 0)"
     for part in parts:
         lines += ["", "The correction:" if isinstance(part, Spec) else "The loss:", ""] if len(parts) > 1 else [""]
         text = part.explain() if isinstance(part, Spec) else _told(request)
@@ -175,6 +179,14 @@ def _call(request: Request, program: Program, run: str) -> str:
     names = ["{train}", "{rollout}", "{mask}", *(["{offsets}"] if packed else [])]
     names += program.inputs[len(names) :]
     return f"{run}({', '.join(names)})"
+
+
+def _numbers(names: list[str], width: int) -> str:
+    """The names of the sums and maxima, in their order."""
+    text = split_names("NUMBERS", names, width)
+    if any(re.match("(row_|sequence_)?(ratio|weight)", name) for name in names):
+        text = f"{TOLD_NEAR_ONE}\n{text}"
+    return text
 
 
 def typed(gives: Sequence[str], weighs: bool) -> str:

@@ -53,6 +53,11 @@ class Wanted(NamedTuple):
     needs: tuple[str, ...]
 
 
+def compared_by(wanted: Wanted) -> tuple[str, str]:
+    """The names of the log-probs that a correction in a loss compares."""
+    return "old_logp" if "old_logp" in wanted.needs else "new_logp", "rollout_logp"
+
+
 def refuse(wanted: Wanted) -> None:
     """Refuse what one function cannot do without reading values, or is no part of a recipe."""
     loss, spec = wanted.loss, wanted.spec
@@ -238,7 +243,18 @@ def program_of_loss(
     bounds = ({} if spec is None else bounds_of(spec)) | bounds_of_loss(loss)
     order += ("numbers",)
     program = assembled(
-        recorder, layout, tuple(inputs), metrics, called, named, order, statistics, of_sums, bounds, False
+        recorder,
+        layout,
+        tuple(inputs),
+        metrics,
+        called,
+        named,
+        order,
+        statistics,
+        of_sums,
+        bounds,
+        False,
+        compared_by(wanted),
     )
     return program, captured.traced(recorder)
 

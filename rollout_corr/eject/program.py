@@ -183,16 +183,10 @@ def program_of(
     for name, node in statistics.items():
         node.names.insert(0, called[name])
     named = {"weights": result.weights, "mask": result.mask, "keep": result.keep}
-    program = assembled(
+    return assembled(
         recorder, layout, inputs, metrics, called, {name: x for name, x in named.items() if x is not None},
-        gives, statistics, of_sums, bounds_of(spec), spec.measures_turns,
+        gives, statistics, of_sums, bounds_of(spec), spec.measures_turns, inputs[:2],
     )  # fmt: skip
-    words = {"D = train - rollout": f"D = {inputs[0]} - {inputs[1]}"}
-    if layout == "padded":
-        words[" there, and they are inside of a sequence"] = " there"
-    for said, here in words.items():
-        program.body[:] = [line.replace(said, here) if line.startswith("#") else line for line in program.body]
-    return program
 
 
 def assembled(
@@ -207,6 +201,7 @@ def assembled(
     of_sums: Collection[str],
     bounds: dict[str, float],
     of_turns: bool,
+    compared: tuple[str, ...],
 ) -> Program:
     """Write what was recorded.
 
@@ -222,6 +217,7 @@ def assembled(
         of_sums: The names of those that are sums.
         bounds: Numbers that were set, by the names of constants.
         of_turns: Sizes of turns have a name.
+        compared: The names of the log-probs whose difference D is.
     """
     numbers = tuple(name for name in statistics if name in metrics.used)
     if layout == "packed":
@@ -245,6 +241,11 @@ def assembled(
     body = writer.body(every, _section, len(results))
     texts = {"mask": inputs[2], **dict(zip(results, map(writer.result, every), strict=False))}
     of_numbers = {called[name]: writer.result(node) for name, node in zip(numbers, every[len(results) :], strict=True)}
+    words = {"D = train - rollout": f"D = {' - '.join(compared)}"}
+    if layout == "padded":
+        words[" there, and they are inside of a sequence"] = " there"
+    for said, here in words.items():
+        body = [line.replace(said, here) if line.startswith("#") else line for line in body]
     order += ("numbers",) if numbers and "numbers" not in order else ()
     given = [texts.get(name, "None" if name == "weights" else name) for name in order if name != "numbers"]
     body += _returned(given, of_numbers, "numbers" in order)

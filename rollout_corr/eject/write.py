@@ -416,12 +416,15 @@ class Writer:
         if (
             node is not None
             and self.graph.outer is None
+            and isinstance(x, float)
+            # 0 and 1 fill in what there is not, though a bound may be as large.
+            and (node.op not in ("full", "where") or x not in (0.0, 1.0))
             and (node.op in ("clamp", "full", "where") or INFIX.get(node.op, ("", 9))[1] == 0)
         ):
             deciding = any(code.co_name.startswith("decide") for code in node.where)
             names = sorted(self.names.numbers, key=lambda name: ("WEIGHT" in name) == deciding)
             for name in names:
-                if x == self.names.numbers[name]:
+                if x == self.names.numbers[name] and (node.op == "clamp" or " " not in name):
                     return name
             for name in names:
                 if x == -self.names.numbers[name] and " " not in name:

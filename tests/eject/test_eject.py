@@ -75,6 +75,16 @@ def test_the_note_on_rounded_bounds_stands_above_the_first():
     assert "\nWEIGHT_UPPER = " in above
 
 
+def test_a_bound_of_one_gives_its_name_to_nothing_else():
+    spec = rc.Spec(weight=rc.Weight.token(upper=1.0), criteria=(rc.Criterion("ratio", upper=1.0),))
+    source = eject(spec, layout="padded").source
+    assert "torch.where(measured, d, 0.0)" in source
+    assert "d <= LOG_TOKEN_RATIO_UPPER" in source
+    assert not re.search(r"where\(.*, [A-Z_]+( - 1.0)?\)", source)
+    of_loss = eject("verl.decoupled_token_is", loss=True).source
+    assert re.search(r"divisor = torch.where\(.* == 0, 1\.0, ", of_loss)
+
+
 @pytest.mark.parametrize("formula", [
     lambda v: {"some": 0.0 if v["a"] or v["b"] else 1.0},
     lambda v: {"some": (1.0 if v["b"] else 2.0) if v["a"] else 3.0},
