@@ -289,11 +289,17 @@ class Scope:
     def of_BoolOp(self, e: ast.BoolOp) -> Any:
         every = isinstance(e.op, ast.And)
         result: Any = every
+        open_ones: list[Dyn] = []
         for x in e.values:
             result = self.value(x)
-            if not isinstance(result, Dyn) and bool(result) != every:
+            if isinstance(result, Dyn):
+                open_ones.append(result)
+            elif bool(result) != every:
                 return result
-        return result
+        if not open_ones:
+            return result
+        nodes = [one.node for one in open_ones]
+        return open_ones[0] if len(nodes) == 1 else Dyn(ast.BoolOp(e.op, nodes), tl.int1, open_ones[0].shape)
 
     def of_UnaryOp(self, e: ast.UnaryOp) -> Any:
         x = self.value(e.operand)
