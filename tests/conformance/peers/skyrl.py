@@ -313,7 +313,7 @@ def rows(source: Source) -> Iterator[Row]:
             use_kl_loss=(True, False),
         )
         at = f"{LOSSES}: {SCALE}, importance_sampling_loss"
-        yield configuration("skyrl", at, loss, newer, declared=OF_LOSSES, within=WITHIN)
+        yield configuration("skyrl", at, loss, newer, declared=(*OF_LOSSES, CLAMP), within=WITHIN)
     if source.says(LOSSES, "prompt_boundaries"):
         yield prompt_mean(scale, functions["regular"])
     sides = partial(whole, getattr(dropin, COMPUTE)), partial(whole, correct)
@@ -324,8 +324,8 @@ def rows(source: Source) -> Iterator[Row]:
         sides = [partial(registered, f, name) for f in (losses.LOSSES[f"rollout_corr_{name}"], functions[name])]
         yield Row("drop-in", f"skyrl.losses.{name}", place, *sides, algorithm, **of_losses)
     drawn = partial(algorithm, anchored=source.says(LOSSES, "cispo_anchor"))
-    of_configuration = (*OF_LOSSES, CLAMP, NO_LOWER_CLAMP)
-    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, declared=of_configuration, within=WITHIN)
+    declared = (*OF_LOSSES, NO_LOWER_CLAMP)
+    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, declared=declared, within=WITHIN)
 
 
 def prompt_mean(scale: Any, function: Any) -> Row:
