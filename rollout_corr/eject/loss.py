@@ -32,6 +32,7 @@ from .program import (
     bounds_of,
     external_inputs,
     names_of_statistics,
+    refuse_details,
 )
 from .record import CannotEject, Node, Recorder
 
@@ -61,6 +62,8 @@ def compared_by(wanted: Wanted) -> tuple[str, str]:
 def refuse(wanted: Wanted) -> None:
     """Refuse what one function cannot do without reading values, or is no part of a recipe."""
     loss, spec = wanted.loss, wanted.spec
+    if spec is not None:
+        refuse_details(spec)
     if loss.surrogate.sees_batch:
         raise CannotEject(
             f"loss: expected a surrogate of tokens, got {loss.surrogate!r}, which looks at the whole batch"

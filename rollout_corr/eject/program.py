@@ -135,6 +135,12 @@ def bounds_of(spec: Spec) -> dict[str, float]:
     return found
 
 
+def refuse_details(spec: Spec) -> None:
+    """Refuse a Spec whose metrics need more than sums and maxima."""
+    if spec.detail == "full":
+        raise CannotEject("spec: expected detail='basic', got 'full', whose percentiles need a histogram")
+
+
 def program_of(
     spec: Spec,
     layout: str,
@@ -157,6 +163,7 @@ def program_of(
         if criterion.of != "train/rollout":
             what = f"criterion {criterion.label!r} compares {criterion.of}, which exists only inside of a policy loss"
             raise CannotEject(f"spec: {what}")
+    refuse_details(spec)
     peers.load(spec)
     called = names_of_statistics(spec)
     metrics = metrics_of(spec, wanted, {name: f"v.{text}" for name, text in called.items()})

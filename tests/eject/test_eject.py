@@ -122,6 +122,7 @@ def test_the_file_refuses_what_it_was_not_written_for():
         ("verl.staleness", {"framework": "verl"}, 'Criterion."age".* has no setting'),
         ("skyrl.token_tis", {"framework": "trl"}, 'nonfinite="reject" has no setting'),
         (rc.Spec(), {"framework": "trl"}, "spec: expected a weight"),
+        (rc.Spec(detail="full"), {}, "spec: expected detail='basic', got 'full'"),
     ],
 )
 def test_errors(what, options, message):
