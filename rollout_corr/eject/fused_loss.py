@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from textwrap import indent
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 
 from ..backends.loss_task import beyond_kernels
@@ -43,7 +45,7 @@ from .program import Program
 from .record import CannotEject
 from .residual import Kernel, cleaned
 from .specialize import Specializer
-from .values import UsesMissing, unwrap
+from .values import UsesMissing, labeled, unwrap
 
 
 def completed(traced: Traced, numbers: tuple[str, ...]) -> set[str]:
@@ -95,6 +97,15 @@ NAMES = {"sum": ("sum_kernel", "sums_kernel"), "write": ("gradient_kernel",),
          "whole": ("gradient_kernel", "sequences_kernel")}  # fmt: skip
 
 
+def named_number(name: str, x: float) -> float:
+    """A number of a loss with the name of its constant, as float32 has it where that computes; thresholds are logs."""
+    if not math.isfinite(x) or (name, x) == ("max_length", 1.0):
+        return x
+    called = "new_ratio_clamp" if name == "clamp" else f"log_{name.replace('/', '_')}" if "/" in name else name
+    found: float = labeled(x if name == "max_length" else float(np.float32(x)), called.upper())
+    return found
+
+
 def kernels_of_loss(
     traced: Traced, numbers: tuple[str, ...], found: Specializer
 ) -> tuple[list[Kernel], list[str], list[LossPlan]]:
@@ -105,7 +116,7 @@ def kernels_of_loss(
         numbers: Its statistics.
         found: Takes in the functions that the kernels call.
     """
-    values = tuple(numbers_of(traced.objective, False).values())
+    values = tuple(named_number(name, x) for name, x in numbers_of(traced.objective, False).items())
 
     def written(into: Specializer, plans: list[LossPlan]) -> list[Kernel]:
         into.given["thresholds"] = lambda **_: values
@@ -187,14 +198,14 @@ SCALED = """class _Scaled(torch.autograd.Function):
     def forward(ctx, new_logp, value, {saved}):
         \"""Keep the gradient of the value times the divisor.\"""
         ctx.save_for_backward({saved})
-        ctx.dtype = new_logp.dtype
+        ctx.shape, ctx.dtype = new_logp.shape, new_logp.dtype
         return value.detach()
 
     @staticmethod
     def backward(ctx, upstream):
         \"""Scale the gradient by what arrives from upstream.\"""
         {saved} = ctx.saved_tensors
-        scaled = torch.empty_like(gradient, dtype=ctx.dtype)
+        scaled = torch.empty(ctx.shape, dtype=ctx.dtype, device=gradient.device)
         tokens, tile_bits = gradient.numel(), 11
 {sizes}        launch = {{"num_warps": 1, "enable_fp_fusion": True}}
 {launched}

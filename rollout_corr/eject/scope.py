@@ -324,7 +324,9 @@ class Scope:
         if isinstance(e.op, ast.Mult) and isinstance(one, Dyn) and _is_zero(one) and not one.shape:
             return one
         for x, factor in ((one, other), (other, one)):
-            if isinstance(e.op, ast.Mult) and type(factor) is int and factor == 1 and x.dtype in (tl.int32, tl.int64):
+            integers = type(factor) is int and isinstance(x, Dyn) and x.dtype in (tl.int32, tl.int64)
+            floats = type(factor) is float and isinstance(x, Dyn) and x.dtype in (tl.float32, tl.float64)
+            if isinstance(e.op, ast.Mult) and (integers or floats) and factor == 1:
                 return x
         if isinstance(e.op, ast.Add) and isinstance(one, Dyn) and isinstance(other, Dyn) and _is_none(other, one):
             return one

@@ -30,7 +30,7 @@ LAUNCHES = {
     "correct: weights + geometric + veto + verl's report": 2,
     "metrics() of a copied vector": 0,
     "policy_loss: PPO + KL, forward and backward": 3,
-    "policy_loss: GSPO, forward and backward": 5,
+    "policy_loss: GSPO, forward and backward": 4,
 }
 
 

@@ -67,6 +67,9 @@ def differences(made: Ejected) -> list[str]:
 def _differing(made: Ejected, names: dict[str, Any], number: int, given: dict[str, Any]) -> Iterator[str]:
     backend, wanted = made.request.backend, made.request.loss
     assert wanted is not None
+    # A batch of one row is packed too.
+    rows = (1, -1) if number == 1 and given["new_logp"].dim() == 1 else given["new_logp"].shape
+    given = {key: x if key == "cu_seqlens" else x.reshape(rows) for key, x in given.items()}
     mine, theirs = (given["new_logp"].clone().requires_grad_() for _ in range(2))
     choice = {"backend": "fused"} if backend == "both" else {}
     got = names["policy_loss"](**given | {"new_logp": mine}, **choice)

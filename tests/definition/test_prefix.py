@@ -59,7 +59,8 @@ def test_the_operator_has_prefixes():
     rollout, offsets = -torch.rand(40, generator=generator), torch.tensor([0, 7, 7, 30, 40])
     train = rollout + 0.2 * torch.randn(40, generator=generator)
     operands = operators.CorrectOperands(train, rollout, None, offsets, None, False, [], None, None, False)
-    weights, mask, keep, statistics, _ = torch.ops.rollout_corr.correct(*operands, *encode(SPEC))
+    given = operands[: operands._fields.index("versions")]
+    weights, mask, keep, statistics, _ = torch.ops.rollout_corr.correct(*given, *encode(SPEC))
     out = rc.correct(train, rollout, cu_seqlens=offsets, spec=SPEC)
     assert all(torch.equal(*pair) for pair in ((weights, out.weights), (mask, out.mask), (keep, out.keep)))
     assert_near(statistics[: len(out.statistics.sums)], out.statistics.sums, torch.float32)
