@@ -395,7 +395,7 @@ def scale_kernel(
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Scale the gradient in backward by the upstream gradient over the divisor, and by `inners` where they are given."""
+    """Scale the gradient in backward by the upstream gradient over the divisor, and by `inners` if given."""
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
     tile = tile_of_program(offsets, extents, PLAN, TILING)

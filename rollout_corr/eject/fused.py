@@ -108,6 +108,9 @@ def plan_for(spec: Spec, numbers: tuple[str, ...], more: Collection[str] = (), n
     }
     for table in TABLES:
         kept[table] = tuple(one for one in getattr(whole, table) if one not in never or one in more)
+    if not any(kept.values()):
+        # A pass has to keep something.
+        kept["counts"] = whole.counts[:1]
     fields = {one.name: getattr(whole, one.name) for one in dataclasses.fields(whole)}
     # `_fused` divides by the mean of weights.
     return Pruned(**fields | kept | {"mean": None})
