@@ -36,8 +36,9 @@ def read_versions(read: Reader, versions: Versions | None) -> ReadVersions:
     if isinstance(current, bool) or not isinstance(current, Integral):
         raise TypeError(f"versions.current: expected a whole number, got {type(current).__name__} {shown(current)}")
     # Not int(): a compiled function would be compiled anew for every version.
-    if not -LARGEST_VERSION <= versions.current <= LARGEST_VERSION:
-        raise ValueError(f"versions.current: expected a number within +-2^62, got {shown(current)}")
+    # The age of the oldest filler still fits.
+    if not -LARGEST_VERSION < versions.current < LARGEST_VERSION:
+        raise ValueError(f"versions.current: expected a number between -2^62 and 2^62, got {shown(current)}")
     nothing = isinstance(versions.ids, list) and not versions.ids
     # A list of no samples is opened in the dtype of log-probs.
     dtypes = (*INTEGERS, torch.float32) if nothing else INTEGERS

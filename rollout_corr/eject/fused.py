@@ -475,8 +475,8 @@ def launches_of(
     }
     more = [one for one, _ in external_inputs(spec)] + ["advantages"] * asks_advantages(spec)
     return LAUNCHES.format(
-        inputs="".join(f"    {one}: torch.Tensor,\n" for one in ([*["offsets"] * packed, *more])),
-        contiguous="".join(f"    {one} = {one}.contiguous()\n" for one in more),
+        inputs="".join(f"    {one}: torch.Tensor,\n" for one in [*["offsets"] * packed, *more]),
+        contiguous="".join(f"    {one} = {one}.contiguous()\n" for one in [*["offsets"] * packed, *more]),
         divided=divided(spec, numbers, "statistics"),
         typed=typed(gives, plan.writes_weights),
         told=f"Compute {'the results of `_eager`' if eager else told(gives)}",

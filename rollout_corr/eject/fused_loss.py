@@ -296,7 +296,7 @@ def _function(
         told="weights, mask, keep, " if correction is not None else "",
         where="backend='fused'" if eager else "new_logp",
         rows="" if packed else ROWS.replace("train_logp", "new_logp"),
-        contiguous="\n".join(f"    {x} = {x}.contiguous()" for x in names if x not in ("mask", "offsets")),
+        contiguous="\n".join(f"    {x} = {x}.contiguous()" for x in names if x != "mask"),
         sizes=TILED + (SHARES if correction is not None and correction.zeroes else "") + PARTS,
         tables="\n".join(tables),
         outputs="\n".join(f"    {name} = {made}" for name, made in outputs.items()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..frameworks.shared.doors import Door, Within
-from .lines import joined
+from .lines import WIDTH, joined
 
 PACKED = """train_logp, rollout_logp: [N] or [1, N], log-probs of the same tokens by the trainer and by the
     engine that sampled them: float32, bfloat16 or float16.
@@ -21,13 +23,29 @@ EXTRA = {
 
 
 def every_token(logp: str, packed: bool) -> list[str]:
-    """The lines of a mask for who gives none: packed tokens outside of every sequence do not count."""
+    """The lines of a mask for a call without one, in whose result packed tokens outside of sequences are not."""
+    ones = f"        mask = torch.ones_like({logp}, dtype=torch.bool)"
     if not packed:
-        return [f"        mask = torch.ones_like({logp}, dtype=torch.bool)"]
+        return ["    if mask is None:", ones]
     return [
+        "    inside = None",
+        "    if mask is None:",
+        ones,
         f"        token = torch.arange({logp}.numel(), device={logp}.device)",
-        f"        mask = ((token >= cu_seqlens[0]) & (token < cu_seqlens[-1])).view({logp}.shape)",
+        "        inside = (token >= cu_seqlens[0]) & (token < cu_seqlens[-1])",
     ]
+
+
+def shapes_of(names: Sequence[str], width: int) -> list[str]:
+    """The head of the loop that checks the shapes of tensors."""
+    pairs = [f'("{name}", {name})' for name in names]
+    head = f"    for name, x in ({', '.join(pairs)}):"
+    return [head] if len(head) <= width else ["    for name, x in (", *(f"        {pair}," for pair in pairs), "    ):"]
+
+
+def inside_alone(mask: str) -> list[str]:
+    """The lines behind the call that take tokens outside of every sequence out of a mask."""
+    return ["    if inside is not None:", f"        {mask} = {mask} & inside"]
 
 
 def _public(within: Within, packed: bool) -> str:
@@ -47,6 +65,8 @@ def _public(within: Within, packed: bool) -> str:
         train="train.view(-1)" if packed else "train", rollout="rollout.view(-1)" if packed else "rollout",
         mask="mask.view(-1)" if packed else "mask", offsets="offsets",
     )  # fmt: skip
+    per_token = [name for name in within.extra if name != "cu_turns"]
+    checked = ("rollout_logp", "mask", *per_token)
     lines = [
         "def correct(",
         *typed,
@@ -63,14 +83,15 @@ def _public(within: Within, packed: bool) -> str:
         "        Metrics, from one copy to the host.",
         '    """',
         *("    " + line for line in within.check),
-        '    for name, x in (("rollout_logp", rollout_logp), ("mask", mask)):',
+        *shapes_of(checked, WIDTH),
         "        if x is not None and x.shape != train_logp.shape:",
         '            raise ValueError(f"{name}: expected shape {list(train_logp.shape)}, got {list(x.shape)}")',
-        "    if mask is None:",
         *every_token("train_logp", packed),
+        *(f"    {name} = {name}.view(-1)" for name in per_token if packed),
         "    train, rollout = train_logp.detach(), rollout_logp.detach()",
         *(["    offsets = cu_seqlens.to(train.device, torch.int64)"] if packed else []),
         f"    weights, kept_mask, keep{', numbers' if within.metrics != '{}' else ''} = {call}",
+        *(inside_alone("kept_mask") if packed else []),
         f"    return {', '.join(returned)}, keep, {within.metrics}",
     ]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..frameworks.shared.doors import Door, Within
 from ..specs.correction import Spec
 from .lines import WIDTH, joined
-from .plain import every_token
+from .plain import every_token, inside_alone, shapes_of
 
 ARGUMENTS = {
     "new_logp": "new_logp: {shape}, log-probs of the tokens under the policy that trains: float32, bfloat16, float16.",
@@ -68,10 +68,6 @@ def _public(within: Within, packed: bool, spec: Spec | None) -> str:
     if packed:
         back["mask"] = "mask.view(new_logp.shape)"
         back["weights"] = "weights.view(new_logp.shape)" if spec is not None and spec.returns_weights else "weights"
-    pairs = [f'("{name}", {name})' for name in more]
-    loop = [f"    for name, x in ({', '.join(pairs)}):"]
-    if len(loop[0]) > WIDTH:
-        loop = ["    for name, x in (", *(f"        {pair}," for pair in pairs), "    ):"]
     result = f"{''.join(f'{back[name]}, ' for name in found)}{within.metrics}"
     eager = [
         "    with torch.set_grad_enabled(differentiable):",
@@ -112,13 +108,13 @@ def _public(within: Within, packed: bool, spec: Spec | None) -> str:
         "        Metrics, from one copy to the host.",
         '    """',
         *("    " + line for line in within.check if not line.startswith("run =")),
-        *loop,
+        *shapes_of(more, WIDTH),
         "        if x is not None and x.shape != new_logp.shape:",
         '            raise ValueError(f"{name}: expected shape {list(new_logp.shape)}, got {list(x.shape)}")',
-        "    if mask is None:",
-        *every_token("new_logp", packed),
+        *(every_token("new_logp", packed) if packed and spec is not None else every_token("new_logp", False)),
         "    differentiable = torch.is_grad_enabled() and new_logp.requires_grad",
         *runs,
+        *(inside_alone("mask") if packed and spec is not None else []),
         f"    return value, {result}",
         *(["", "", WITH_GRADIENT] if within.call.startswith(("_eager", "run")) else []),
     ]

@@ -110,6 +110,16 @@ def test_the_file_refuses_what_it_was_not_written_for():
         correct(x, x, x[:, 1:], **module.SETTINGS)
 
 
+def test_tokens_outside_of_sequences_without_a_mask():
+    made, names = eject(rc.Spec(weight=rc.Weight.token(upper=2.0)), metrics="all"), {}
+    exec(made.source, names)
+    train, offsets = -torch.rand(1, 9), torch.tensor([2, 4, 7])
+    _, mask, _, metrics = names["correct"](train, train, None, offsets)
+    out = rc.correct(train, train, cu_seqlens=offsets, spec=made.request.spec)
+    assert torch.equal(mask, out.mask)
+    assert metrics["tokens_outside"] == out.metrics()["tokens_outside"] == 4
+
+
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [

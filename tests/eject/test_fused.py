@@ -31,6 +31,8 @@ def batch(seed, tokens, sequences):
     train = -torch.rand(tokens, generator=random)
     rollout = train + 0.2 * torch.randn(tokens, generator=random)
     mask = torch.rand(tokens, generator=random) > 0.2
+    if seed:
+        offsets = torch.stack([offsets, -offsets], 1)[:, 0]  # strided
     train[tokens // 3], rollout[tokens // 2], mask[tokens // 2] = float("nan"), -float("inf"), True
     return train, rollout, mask, offsets
 
