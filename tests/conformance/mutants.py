@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import partial
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +18,16 @@ from torch import Tensor
 
 from conformance.aims import Aim, aimed, aims_at, parted
 from conformance.batches import Batch, batch
-from conformance.planting import CHANGES, Number, Planter, Where
-from conformance.rows import CLAMP, Result, Row, Tally
+from conformance.planting import CHANGES, Change, Number, Planter, Where
+from conformance.rows import CLAMP, Result, Row, Tally, expected
 
 if TYPE_CHECKING:
     from conformance.recording import Case
 
 # How many settings are tried until a change of a number is taken not to show.
 ENOUGH = 3
+# How many settings are drawn to find one under which it is noticed.
+TRIES = 40
 # Between a number and 1.01 of it, and on the other side.
 BESIDE = (0.005, -0.005)
 
@@ -36,6 +40,11 @@ REASONS: tuple[tuple[str, Callable[[Row, Any], bool], str], ...] = (
         "no effect: its statistic has no floor",
     ),
     ("spec.criteria.*", lambda row, owner: getattr(owner, "stat", "") == "age", "no effect: ages are whole numbers"),
+    (
+        "spec.criteria.*",
+        lambda row, owner: getattr(owner, "label", "") == "nonfinite",
+        "no effect: no finite log-ratio comes near it",
+    ),
     ("*.below", lambda row, owner: True, "not aimed at: all tokens of a batch decide the bound"),
     (
         "loss.kl.*",
@@ -164,30 +173,54 @@ def aimed_batch(row: Row, settings: dict[str, Any], seed: int) -> Batch:
 
 
 def telling(row: Row, drawn: Iterable[dict[str, Any]]) -> Iterator[tuple[list[Aim], dict[str, Any]]]:
-    """Choose the aims at which changes of the numbers show, with the settings: as few batches as do."""
+    """Choose the aims at which changes of the numbers are noticed, with the settings: as few batches as do."""
     tried, planter, mild = Counter[tuple[Where, str]](), Planter(), batch("mild", 0)
     with planter.standing():
         for settings in drawn:
-            planter.found = {}
+            planter.plant, planter.found = None, {}
             row.ours(mild, dict(settings))
             by_path = aims_at(planter.found, *BESIDE)
-            plants = [(path, name) for path in by_path for name in CHANGES if tried[path, name] < ENOUGH]
+            plants = [(path, name) for path in by_path for name in CHANGES if tried[path, name] < TRIES]
             for part in parted(aim for path, _ in plants for aim in by_path[path]):
-                given, chosen = aimed(part), list[Aim]()
+                given, chosen = aimed(part), dict[tuple[Where, str], Aim]()
+                planter.plant = None
                 plain = row.ours(given, dict(settings))
+                noticed = partial(_noticed, row, settings, planter, {})
                 for path, name in plants:
-                    if not (own := set(by_path[path]) & set(part)):
+                    own = set(by_path[path]) & set(part)
+                    if tried[path, name] >= TRIES or not own:
                         continue
-                    planter.plant = path, CHANGES[name]
+                    planter.plant = plant = path, CHANGES[name]
                     shown = [part[place // 2] for place in _showing(row, given, settings, plain)]
-                    planter.plant = None
                     tried[path, name] += 1
                     # One that is chosen already, or else one that was made for this number.
-                    if first := [aim for aims in (chosen, own) for aim in shown if aim in aims][:1]:
-                        chosen += first
-                        tried[path, name] = ENOUGH
+                    made = dict.fromkeys(aim for aims in (chosen.values(), own) for aim in shown if aim in aims)
+                    if first := next((aim for aim in islice(made, ENOUGH) if noticed(plant, [aim])), None):
+                        chosen[path, name] = first
+                        tried[path, name] = TRIES
+                together = list(dict.fromkeys(chosen.values()))
                 if chosen:
-                    yield list(dict.fromkeys(chosen)), settings
+                    yield together, settings
+                # What the others of a batch hide has one of its own.
+                alone = (aim for (path, name), aim in chosen.items() if not noticed((path, CHANGES[name]), together))
+                yield from (([aim], settings) for aim in dict.fromkeys(alone))
+
+
+def _noticed(
+    row: Row,
+    settings: dict[str, Any],
+    planter: Planter,
+    kept: dict[tuple[Aim, ...], Result],
+    plant: tuple[Where, Change],
+    aims: list[Aim],
+) -> bool:
+    """Tell whether the row differs undeclared on a batch of aims with a change, and `kept` is the framework's side."""
+    planter.plant, given, tally = None, aimed(aims), Tally(row.title)
+    if (key := tuple(aims)) not in kept:
+        kept[key] = expected(row, given, settings)
+    planter.plant = plant
+    tally.add(row, given, settings, kept[key])
+    return bool(tally.undeclared)
 
 
 def _showing(row: Row, given: Batch, settings: dict[str, Any], plain: Result) -> list[int]:

@@ -104,8 +104,6 @@ def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
                 if differs:
                     names = explained(row, given, drawn, result, ours, differs).values()
                     name = next(iter(names)) if all(names) else "undeclared"
-                    if all(names) and isinstance(number, list):
-                        continue  # aimed at what the framework does not have
                     differing[name] = differing.get(name, 0) + 1
                 forms = {name: values.add(x, given) for name, x in result.items()}
                 cases.append([number, repr(drawn), forms, left, bool(differs)])
@@ -160,12 +158,13 @@ def load(framework: str) -> Iterator[Recorded]:
 
 def _given(row: Row, batches: tuple[Batch, ...]) -> Iterator[tuple[int | list[Aim], Batch, dict[str, Any]]]:
     """The batches of a row: the shared ones, by their numbers, and those aimed at its own numbers; with settings."""
-    drawn = [row.settings(Random(f"recorded-{number}")) for number in range(len(batches))]
-    drawn = [settings if row.recordable(settings) else None for settings in drawn]
-    for number, (given, settings) in enumerate(zip(batches, drawn, strict=True)):
-        if given.kind in row.kinds and settings is not None:
+    drawn = [row.settings(Random(f"recorded-{number}")) for number in range(4 * len(batches))]
+    recordable = [row.recordable(settings) for settings in drawn]
+    for number, (given, settings, wanted) in enumerate(zip(batches, drawn, recordable, strict=False)):
+        if given.kind in row.kinds and wanted:
             yield number, given, settings
-    for aims, settings in telling(row, [settings for settings in drawn if settings is not None]):
+    different = {repr(settings): settings for settings, wanted in zip(drawn, recordable, strict=True) if wanted}
+    for aims, settings in telling(row, different.values()):
         yield aims, aimed(aims), settings
 
 

@@ -13,8 +13,21 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.peers.trl import MODES, PADDED, TRAINING, inputs_of, settings_of, tokenwise, weighed_kl
-from conformance.rows import BF16, CLAMP, PROPAGATES, Declared, Result, Row, among, configuration, draw, preset, recipe
+from conformance.peers.trl import MODES, PADDED, TRAINING, inputs_of, sequence_level, settings_of, tokenwise, weighed_kl
+from conformance.rows import (
+    BF16,
+    CLAMP,
+    PROPAGATES,
+    Declared,
+    Result,
+    Row,
+    among,
+    configuration,
+    draw,
+    preset,
+    recipe,
+    where_ours_trains,
+)
 from conformance.sources import Source
 from rollout_corr.frameworks.axolotl import AXOLOTL
 
@@ -26,6 +39,12 @@ OLD_CAP = "vllm_importance_sampling_cap"
 DEFAULTS = dict(AXOLOTL.known)
 
 
+def tied(settings: dict[str, Any]) -> bool:
+    """Tell whether a token that is masked also has a gradient from the KL, or from the ratio of its sequence."""
+    of_sequence = sequence_level(settings) and settings[MODE].startswith("token")
+    return bool(settings.get("beta") or of_sequence)
+
+
 def floored(given: Batch, settings: dict[str, Any]) -> bool:
     """Tell whether a mode that masks meets a ratio above the cap."""
     settings = DEFAULTS | settings
@@ -35,7 +54,15 @@ def floored(given: Batch, settings: dict[str, Any]) -> bool:
     return bool(settings[MODE].endswith("mask") and (d > math.log(cap) - 1e-6).any())
 
 
-FLOOR = Declared("a ratio that is masked", "presets.md", "axolotl's masks set a rejected weight to 0", floored)
+def of_mode(**mode: str) -> tuple[Declared, ...]:
+    """What differs at the tokens that are masked, and elsewhere only where they are tied to others."""
+    stated = "a ratio that is masked", "presets.md", "axolotl's masks set a rejected weight to 0"
+    return (
+        Declared(*stated, lambda b, s: floored(b, mode | s), shows=where_ours_trains),
+        Declared(*stated, lambda b, s: floored(b, mode | s) and tied(DEFAULTS | mode | s)),
+    )
+
+
 EMPTY = Declared("no token", "losses.md", "0 / 0 is NaN", among("all_masked"))
 KL_RATIO = Declared(
     "the KL's ratio", "losses.md", "weighted by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s)
@@ -81,10 +108,9 @@ def rows(source: Source) -> Iterator[Row]:
         value: Tensor = made["loss"]
         return value
 
-    more: dict[str, Any] = {"declared": (FLOOR, PROPAGATES, BF16, CLAMP), "kinds": PADDED}
+    more: dict[str, Any] = {"declared": (*of_mode(), PROPAGATES, BF16, CLAMP), "kinds": PADDED}
     for mode in MODES:
-        known = Declared(FLOOR.name, FLOOR.page, FLOOR.says, lambda b, s, mode=mode: floored(b, {MODE: mode, **s}))
-        declared = (known, PROPAGATES, BF16, CLAMP)
+        declared = (*of_mode(**{MODE: mode}), PROPAGATES, BF16, CLAMP)
         yield preset(
             f"axolotl.{mode}",
             f"{TRAINER}: {mode}",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import FINITE, Batch
-from conformance.rows import Row, Side, draw, loss_of, of_loss
+from conformance.rows import CLAMP, Row, Side, draw, loss_of, of_loss
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "verl", "ctpo"
@@ -59,4 +59,5 @@ def row(source: Source, name: str, mode: str, adaptive: bool) -> Row:
         return lambda given, drawn: {"gradient": of_loss(run)(given, drawn)["gradient"]}
 
     place, settings = f"core_algos.py: {function}, the gradient", GROWING if adaptive else AROUND_ONE
-    return Row("recipe", f"ctpo.{name}", place, gradient(ours), gradient(theirs), settings, kinds=FINITE)
+    more: dict[str, Any] = {"kinds": FINITE, "declared": (CLAMP,)}
+    return Row("recipe", f"ctpo.{name}", place, gradient(ours), gradient(theirs), settings, **more)
