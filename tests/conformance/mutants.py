@@ -45,6 +45,16 @@ REASONS: tuple[tuple[str, Callable[[Row, Any], bool], str], ...] = (
         lambda row, owner: getattr(owner, "label", "") == "nonfinite",
         "no effect: no finite log-ratio comes near it",
     ),
+    (
+        "spec.clamp",
+        lambda row, owner: any(known.says == CLAMP.says for known in row.declared),
+        "no counterpart: the framework has no such clamp, and what lies beyond ours is declared",
+    ),
+    (
+        "spec.criteria.*",
+        lambda row, owner: any(known.name == "luspo over padding" for known in row.declared),
+        "hidden: luspo differs as declared under most settings",
+    ),
     ("*.below", lambda row, owner: True, "not aimed at: all tokens of a batch decide the bound"),
     (
         "loss.kl.*",

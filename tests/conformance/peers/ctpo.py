@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import FINITE, Batch
-from conformance.rows import CLAMP, Row, Side, draw, loss_of, of_loss
+from conformance.rows import CLAMP, Declared, Row, Side, draw, loss_of, of_loss
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "verl", "ctpo"
@@ -29,6 +30,15 @@ class Config(SimpleNamespace):
 # The bounds of the losses whose band is fixed, and of those whose band grows.
 AROUND_ONE = draw(clip_ratio_low=(0.2, 0.02), clip_ratio_high=(0.28, 0.02), clip_ratio_c=(3.0, 1.1))
 GROWING = draw(**dict.fromkeys(("la_clip_low", "la_clip_high", "la_clip_c"), (0.025, 0.05, 0.3)))
+
+# The least weight here is exp(-20).
+FAINT = Declared(
+    "a product below exp(-20)",
+    CLAMP.page,
+    CLAMP.says,
+    CLAMP.when,
+    shows=lambda theirs, ours, given: torch.allclose(theirs.double(), ours.double(), rtol=2e-5, atol=3e-9),
+)
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -59,5 +69,5 @@ def row(source: Source, name: str, mode: str, adaptive: bool) -> Row:
         return lambda given, drawn: {"gradient": of_loss(run)(given, drawn)["gradient"]}
 
     place, settings = f"core_algos.py: {function}, the gradient", GROWING if adaptive else AROUND_ONE
-    more: dict[str, Any] = {"kinds": FINITE, "declared": (CLAMP,)}
+    more: dict[str, Any] = {"kinds": FINITE, "declared": (FAINT,)}
     return Row("recipe", f"ctpo.{name}", place, gradient(ours), gradient(theirs), settings, **more)
