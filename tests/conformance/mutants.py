@@ -52,7 +52,7 @@ REASONS: tuple[tuple[str, Callable[[Row, Any], bool], str], ...] = (
     ),
     (
         "spec.criteria.*",
-        lambda row, owner: any(known.name == "luspo over padding" for known in row.declared),
+        lambda row, owner: "luspo" in row.key and any(known.name == "luspo over padding" for known in row.declared),
         "hidden: luspo differs as declared under most settings",
     ),
     ("*.below", lambda row, owner: True, "not aimed at: all tokens of a batch decide the bound"),
