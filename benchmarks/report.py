@@ -123,7 +123,7 @@ TRL's, the fastest, does without: at 64 x 1024 that takes 46 % of the time in to
 """
 
 
-NO_GPU_YET = "No result of a GPU is committed yet: nothing on this page, and nothing elsewhere, was measured on one.\n"
+NO_GPU_YET = "No number in this project was measured on a GPU yet.\n"
 
 
 def page(results: Found | None, of_gpu: Found | None, counted: Found) -> str:

@@ -92,8 +92,8 @@ def sentence(results: Found) -> str:
         row = found[who, what]
         return f"{row['launches']}, {row['waits']} and {number((row['read'] + row['written']) / row['tokens'])}"
 
-    ours, verl = ([cost(who, what) for what in ("correction", "loss")] for who in (OURS, "verl"))
+    ours, verl, trl = ([cost(who, what) for what in ("correction", "loss")] for who in (OURS, "verl", "TRL"))
     return (
-        f"Launches, host waits, bytes a token, counted without a GPU: a correction with metrics takes {ours[0]}, "
-        f"verl's {verl[0]}; PPO with its backward {ours[1]}, verl's {verl[1]}."
+        f"Launches, waits, bytes a token: correction {ours[0]} (verl {verl[0]}, TRL {trl[0]}), PPO and backward "
+        f"{ours[1]} (verl {verl[1]}, TRL {trl[1]})."
     )
