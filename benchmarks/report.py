@@ -70,13 +70,13 @@ everybody's own code and the same batch.
   them, outside of these statements. verl's decoupled correction and ROLL's run on CPU tensors, where nothing waits.
 
 {costs}
-Plain torch and ejected files sum exactly, leave NaN and infinity out, and take statistics that most of the others do
-not have: most of their launches and bytes go there. prime-rl's temporaries are for one sample.
+Our plain torch and ejected files spend most of their launches and bytes on exact sums, on leaving NaN and infinity
+out, and on statistics that most of the others do not have. prime-rl's temporaries are for one sample.
 
 ![Bounds of a correction by tokens, for everybody in the first table; nothing in it was measured](bounds.svg)
 
 This chart is a model and no result. It assumes 5 us for a launch, 20 us for a wait, 4.3 TB/s for an H200's copy, that
-the host launches while the device moves bytes, and that no cache holds any of them.
+the host launches while the device moves bytes, and that every cache is cold.
 
 ## On a GPU
 

@@ -169,7 +169,8 @@ ALWAYS = [
            lambda v, n: ratio_of(v["ratio2"] + 2.0 * v["ratio"], n)),
     Metric("sequence_chi2_train_rollout", "mean e^(2 clamp(sum D)) - 1", "ratio", SEQUENCES,
            healthy("sequence_chi2_train_rollout"), mean("chi2_sequence")),
-    Metric("sequence_logratio_abs_mean", "mean |sum D|: T x KL", "nats", SEQUENCES, "< clamp / 2", mean("abs_sum_d")),
+    Metric("sequence_logratio_abs_mean", "mean |sum D|: about T x KL", "nats", SEQUENCES, "< clamp / 2",
+           mean("abs_sum_d")),
     Metric("sequence_logratio_abs_max", "max |sum D|", "nats", SEQUENCES, "< clamp", maximum("abs_sum_d")),
     Metric("sequence_train_ppl_mean", "mean exp(-mean train_logp)", "perplexity", SEQUENCES, "like rollout's",
            mean("train_ppl")),
@@ -193,13 +194,13 @@ ALWAYS = [
 def weight_metrics(spec: Spec) -> list[Metric]:
     """The metrics of a weight, over tokens, over sequences, and over turns where it is a turn's."""
     of_sequence = weight_of_sequence(spec)
-    whose = "weight" if of_sequence == "sequence_weight" else "mean weight of its tokens"
+    whose = "weight" if of_sequence == "sequence_weight" else "weight of a sequence (mean of its tokens)"
     levels = [("", "weight", "weight", "tokens", TOKENS), ("sequence_", of_sequence, whose, "sequences", SEQUENCES)]
     if turns.weighed_here(spec):
         levels.append(("turn_", "turn_weight", "weight", "turns", turns.TURNS))
     rows = []
     for level, weight, whose, units, over in levels:
-        near_0 = "" if level else "; of weights of tokens within 6e-8 mean(1 + |D|) / mean(w^2)"
+        near_0 = "" if level else "; for token weights off by up to 6e-8 mean(1 + |D|) / mean(w^2)"
         for key, name, words in (
             (weight, f"{level}weight", f"{whose} after the bounds"),
             (f"{weight}_before_bounds", f"{level}raw", f"{whose} before the bounds"),

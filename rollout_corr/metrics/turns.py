@@ -123,7 +123,7 @@ def _metrics_of_place(name: str, words: str) -> list[Metric]:
 # fmt: off
 METRICS = [
     Metric("turns", "turns with a valid token", "turns", EACH, "-", plain("turns")),
-    Metric("turns_kept", "of these, those that no criterion over turns or on their sequence rejected whole", "turns",
+    Metric("turns_kept", "measured turns that no criterion over turns or on their sequence rejected whole", "turns",
            EACH, "-", plain("turns_kept")),
     Metric("turns_kept_fraction", "turns_kept / turns", "fraction", NONEMPTY, "> 0.5", mean("turns_kept")),
     Metric("turn_chi2_train_rollout", "mean e^(2 clamp(sum D of a turn)) - 1", "ratio", TURNS, "< 1",

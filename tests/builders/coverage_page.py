@@ -139,9 +139,9 @@ SKYRL = Framework(
     "",
     {
         f"{DIFFERENCES}mean": "`logratio_abs_mean`",
-        f"{DIFFERENCES}std": "sqrt(2 `kl_rollout_train_k2` - `logratio_abs_mean`^2)",
+        f"{DIFFERENCES}std": "compute sqrt(2 `kl_rollout_train_k2` - `logratio_abs_mean`^2)",
         f"{DIFFERENCES}max": "`logratio_abs_max`",
-        f"{DIFFERENCES}min": "none: it is 0 as soon as one token agrees, which `tokens_differing_fraction` tells",
+        f"{DIFFERENCES}min": "none: see `tokens_differing_fraction`",
     },
 )
 FRAMEWORKS = VERL, XTUNER, SKYRL
@@ -174,7 +174,7 @@ SYSTEMS = {
 
 CLAIMS = (
     ("verl", "weights are bounded to exp(+-20), a token's or a sequence's product", "`Spec.clamp`; tests/definition"),
-    ("verl", "weights and rejection are apart: either works alone, and neither changes the other",
+    ("verl", "weights and rejection are independent: either works alone, and neither changes the other",
      '`rejected="mask"`; conformance of 20 presets'),
     ("verl", "normalization by the batch comes after truncation", '`normalize="batch"`; conformance'),
     ("verl", "IcePop changes weights and not the mask", '`outside="zero"`; conformance'),
@@ -218,7 +218,7 @@ HEAD = """\
 # Coverage
 
 You use verl, xtuner or SkyRL and want to know whether this package has each option and metric of their corrections.
-[conformance.md](conformance.md) shows that the numbers agree,
+[conformance.md](conformance.md) shows where the numbers agree,
 [presets.md](presets.md#where-the-numbers-differ-from-the-frameworks) where they do not.
 (`PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md` makes this page from what the readers and
 `metrics(...)` return; `make test-peers` compares the lists with checkouts.)

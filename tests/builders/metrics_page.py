@@ -29,7 +29,7 @@ Every key that `out.metrics()` can return: look one up here. [dashboard.md](dash
 formula of a value, the sums behind it, its unit and its healthy range.
 (`PYTHONPATH=tests python -m builders.metrics_page` makes this page from the rows in `rollout_corr/metrics/`.)
 
-**How to read a key.** A key is unit, quantity, statistic: `sequence_logratio_abs_max` is over sequences,
+**How to read a key.** A key reads unit_quantity_statistic: `sequence_logratio_abs_max` is over sequences,
 `logratio_abs_max` without a unit over tokens; a count is the unit in the plural and what is counted (`tokens_kept`).
 A divergence names its two policies in the order of its formula and ends with its estimator (`kl_rollout_train_k3`).
 Ratios and differences are train to rollout unless the key names others. `old` is the policy that the ratio of
@@ -40,21 +40,26 @@ is finite (all valid tokens unless `nonfinite` is `reject`); a measured sequence
 nothing, 0 of 0 is 0, and minima and maxima of nothing are 0. Statistics are of the population, merged over any split
 of the batch before metrics are computed.
 
-**Which fraction counts what.** `tokens_kept_fraction` divides by valid tokens and `sequences_kept_fraction` by
-sequences with a token, whatever rejects. A sequence that lost some of its tokens is kept; one that lost all of them
-one by one is kept too, and counted in `sequences_without_survivors`. verl's `rollout_rs_masked_fraction` is 1 -
-`tokens_kept_fraction`. Its `rollout_rs_seq_masked_fraction` counts rows that lost *any* token, over all rows, empty
-ones too: with a criterion over tokens a row that lost one of 4,000 counts as much as a row that lost all. With one
-over sequences the two agree, except for empty rows. The fraction of each option, such as
-`rollout_rs_seq_mean_k1_seq_masked_fraction`, is over rows with a token.
+**Which fraction counts what.**
+
+| fraction | counts | over |
+|---|---|---|
+| `tokens_kept_fraction` | tokens that are kept | valid tokens |
+| `sequences_kept_fraction` | sequences that are kept: those that lost tokens one by one too, \
+even all of them (`sequences_without_survivors`) | sequences with a token |
+| verl's `rollout_rs_masked_fraction` | 1 - `tokens_kept_fraction` | valid tokens |
+| verl's `rollout_rs_seq_masked_fraction` | rows that lost *any* token: one of 4,000 counts as much as all \
+| all rows, empty ones too |
+| of each option, `rollout_rs_seq_mean_k1_seq_masked_fraction` | rows that lost a token to that option \
+| rows with a token |
 """
 
 WATCHED = f"""\
 ## What `warnings()` reports
 
 Metrics beyond the thresholds of the table below; `doctor`, `report` and what-if use the same ones. Between the
-healthy range and the alarm a sentence begins with "watch:". Rows with a star are shown on pages only, because they
-also grow with the length of healthy sequences. A `logratio_abs_max` between 5 and 10 is reported if that one token
+healthy range and the alarm a sentence begins with "watch:". `warnings()` skips rows with a star, which grow with
+the length of healthy sequences; reports show them. A `logratio_abs_max` between 5 and 10 is reported if that one token
 makes up a tenth of k3.
 
 If the policies differ, the sentences use what the call knows: the age of tokens, if the Batch has `versions`; with
@@ -73,8 +78,8 @@ as many as on the other side). Thresholds are advised only if the policies agree
 - product ratios near the clamp, ages below 0, ids that name no label;
 - for a policy loss, tokens with NaN or infinity in what it needs.
 
-The sums of a call cannot show a temperature within 5 % of the right one, padding under a mask of ones, or, without
-`detail="full"`, placeholders. `doctor` looks at tokens and sees them.
+`warnings()` sees sums only and misses a temperature within 5 % of the right one, padding under a mask of ones, and,
+without `detail="full"`, placeholders. `doctor` looks at tokens and sees them.
 
 It was silent on all of 1,000 healthy batches of lognormal lengths (8 to 32,768 tokens, k3 of 1e-5 to 5e-3;
 `tests/metrics/test_warnings.py`).
