@@ -5,9 +5,10 @@
 
 In a training script it is one line before `trainer.train()`, which `accelerate launch` runs in every process:
 
-    from rollout_corr.frameworks import trl
-    trl.install()                                                          # TRL's own mode, computed here
-    trl.install(spec=rc.spec("verl.decoupled_token_is"))                   # or any Spec
+    import rollout_corr as rc
+    from rollout_corr.frameworks import trl as trl_dropin
+    trl_dropin.install()                                                   # TRL's own mode, computed here
+    trl_dropin.install(spec=rc.spec("verl.decoupled_token_is"))            # or any Spec
 
 This script trains a tiny model for a few steps with TRL's own ratio, with ours of the same mode, and with a Spec. The
 losses of the first two agree; those of the Spec are others from the first step on, because it rejects sequences. A GRPO
