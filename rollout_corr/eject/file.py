@@ -42,7 +42,7 @@ TOLD = {
 }  # fmt: skip
 
 TOLD_NEAR_ONE = (
-    "# Of ratios and weights, except plain ones and perplexities: of the difference from 1, which does not cancel."
+    "# Sums of ratios and weights hold x - 1, which does not cancel; those called plain and perplexities hold x."
 )
 
 # Phrases of `explain` that hold for the package but not for a file.

@@ -335,6 +335,7 @@ LAUNCHES = '''def _fused(
     statistics = torch.empty({statistics}, dtype=torch.float64, device=device)
 {outputs}
     launch = {{"num_warps": 1, "enable_fp_fusion": True}}
+    with torch.cuda.device_of(train_logp):
 {launched}
 {divided}    return {returned}'''
 ROWS = """    # Each row is a sequence of a packed batch.
@@ -454,7 +455,7 @@ def launched(kernel: Kernel, programs: str, width: int, called: Mapping[str, str
     """
     given = [called.get(one, one) for one in kernel.parameters if names_in(kernel.body)[one]]
     call = f"{kernel.name}[({programs},)]({', '.join(given)}, **launch)"
-    return ["    " + line for line in filled(call, width - 4)]
+    return ["        " + line for line in filled(call, width - 8)]
 
 
 def launches_of(

@@ -189,6 +189,7 @@ LAUNCHES = """def _fused(
     counter = torch.empty(sequence_programs + 2, dtype=torch.int32, device=device)
 {outputs}
     launch = {{"num_warps": 1, "enable_fp_fusion": True}}
+    with torch.cuda.device_of(new_logp):
 {launched}
     return {returned}"""
 SCALED = """class _Scaled(torch.autograd.Function):
@@ -204,10 +205,13 @@ SCALED = """class _Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream):
         \"""Scale the gradient by what arrives from upstream.\"""
+        if torch.is_grad_enabled():
+            raise RuntimeError("policy_loss: expected a backward pass without create_graph=True")
         {saved} = ctx.saved_tensors
         scaled = torch.empty(ctx.shape, dtype=ctx.dtype, device=gradient.device)
         tokens, tile_bits = gradient.numel(), 11
 {sizes}        launch = {{"num_warps": 1, "enable_fp_fusion": True}}
+        with torch.cuda.device_of(gradient):
 {launched}
         return scaled, None, {nones}"""
 
@@ -245,14 +249,14 @@ def fused_loss(traced: Traced, program: Program, door: Door, eager: bool) -> lis
         called = {"train_logp": traced.train or "", "statistics": "numbers"}
         for kernel in kernels:
             launches += launched(kernel, programs_of(plan)[kernel.name], width, called)
-        launches += divided(spec, first, "numbers").splitlines()
+        launches += indent(divided(spec, first, "numbers"), "    ").splitlines()
     of_loss, programs, plans = kernels_of_loss(traced, program.numbers[len(first) :], found)
     called = {
         "base_logp": traced.base or "", "ref_logp": traced.ref or "", "weights": traced.factors or "",
         "trains": "mask_out", "statistics": f"numbers[{len(first)}:]" if first else "numbers",
     }  # fmt: skip
     if traced.factors == "kept":
-        launches.append("    kept = (mask_out != 0).float()")
+        launches.append("        kept = (mask_out != 0).float()")
     *forward, backward = of_loss
     for kernel, many in zip(forward, programs, strict=True):
         launches += launched(kernel, many, width, called)

@@ -14,14 +14,15 @@ from .program import Program
 from .proof import text_of, wrapped
 
 BATCH = '''def make_batch(device="cpu"):
-    """Eight sequences of up to twelve tokens, one empty, with a NaN behind the mask and an infinity in front of it."""
+    """Eight sequences: D grows from 1e-4 to 1.5, one is empty; a NaN behind the mask, an infinity in front of it."""
     i = torch.arange(96, device=device)
     new_logp = -((i * 7919) % 997).float() / 499
     advantages = ((i // 12 * 5) % 7 - 3).float() / 2
     mask = (i * 31) % 7 != 0
     mask[24:36] = False
     new_logp[24], advantages[50], mask[50] = float("nan"), float("inf"), True
-{more}    return {{{items}}}
+{more}    new_logp[61] -= 12.0  # beyond bounds of tokens
+{beyond}    return {{{items}}}
 
 
 def run(batch, upstream=1.0):
@@ -95,14 +96,15 @@ CORRECTED = """    _, weights, mask, keep, _ = found
 """
 
 
-def _batch(program: Program, packed: bool, close: bool) -> str:
+def _batch(program: Program, packed: bool) -> str:
     names = [name for name in program.inputs if name.endswith("_logp") and name != "new_logp"]
-    more = [f"    {name} = new_logp + ((i * {104729 + 2 * place}) % 101 - 50).float() / {4096 if close else 512}\n"
+    more = [f"    {name} = new_logp + ((i * {104729 + 2 * place}) % 101 - 50).float() * 4 ** (i // 12) / 2**19\n"
             for place, name in enumerate(names)]  # fmt: skip
+    beyond = [f"    {name}[73] -= 25.0  # beyond the clamp\n" for name in names]
     if packed:
         more.append("    cu_seqlens = torch.tensor([0, 12, 24, 36, 36, 60, 72, 84, 96], device=device)\n")
     items = (f'"{name}": {name}' + ("" if packed else ".view(8, 12)") for name in program.inputs)
-    return BATCH.format(more="".join(more), items=", ".join(items))
+    return BATCH.format(more="".join(more), beyond="".join(beyond), items=", ".join(items))
 
 
 def test_of_loss(request: Request, program: Program, module: str) -> str:
@@ -115,9 +117,8 @@ def test_of_loss(request: Request, program: Program, module: str) -> str:
     """
     assert request.loss is not None
     packed, width, wanted = request.door.layout == "packed", request.door.width, request.loss
-    close = any(criterion.reduce == "mean" for criterion in request.spec.criteria)
     scope: dict[str, Any] = {"torch": torch}
-    exec(_batch(program, packed, close), scope)
+    exec(_batch(program, packed), scope)
     given: dict[str, Any] = scope["make_batch"]()
     new, logps = given["new_logp"].requires_grad_(), {name: given[name] for name in wanted.needs}
     batch = Batch(mask=given["mask"], cu_seqlens=given.get("cu_seqlens"))
@@ -125,7 +126,7 @@ def test_of_loss(request: Request, program: Program, module: str) -> str:
     out.value.backward()
     found = out.metrics()
     metrics = [f'    "{key}": {text_of(found[key])},' for key in program.metrics.keys]
-    numbers = [f"VALUE = {float(f'{out.value.item():.7g}')!r}", wrapped("GRADIENT", _rounded(new.grad), width)]
+    numbers = [f"VALUE = {text_of(float(f'{out.value.item():.7g}'))}", wrapped("GRADIENT", _rounded(new.grad), width)]
     if wanted.spec is not None:
         assert isinstance(out.mask, torch.Tensor) and out.keep is not None
         numbers += [
@@ -140,7 +141,7 @@ def test_of_loss(request: Request, program: Program, module: str) -> str:
         f'"""Test of {module}.py: numbers of rollout-corr {__version__}."""',
         f"import math\n\nimport pytest\nimport torch\n\nfrom {module} import policy_loss",
         "\n".join(numbers),
-        "\n" + _batch(program, packed, close) + "\n\n" + text,
+        "\n" + _batch(program, packed) + "\n\n" + text,
     ])  # fmt: skip
 
 

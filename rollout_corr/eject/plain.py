@@ -78,7 +78,7 @@ def _public(within: Within, packed: bool) -> str:
         "",
         "    Returns:",
         "        " + ("Weights, float32, 0 where nothing counts." if within.spec.returns_weights else "None."),
-        "        The mask of the tokens that train, in its own dtype.",
+        "        The mask of the tokens that train, in its own dtype; as given where rejection does not edit it.",
         "        Whether each sequence is kept, [S] bool.",
         "        Metrics, from one copy to the host.",
         '    """',

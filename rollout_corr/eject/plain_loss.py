@@ -18,7 +18,7 @@ ARGUMENTS = {
 }
 RETURNS = {
     "weights": "Importance weights, float32, 0 where nothing counts.",
-    "mask": "The mask of the tokens that train, in its own dtype.",
+    "mask": "The mask of the tokens that train, in its own dtype; as given where rejection does not edit it.",
     "keep": "Whether each sequence is kept, [S] bool.",
 }
 
@@ -35,6 +35,8 @@ WITH_GRADIENT = '''class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream):
         """Scale the gradient by what arrives from upstream."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("policy_loss: expected a backward pass without create_graph=True")
         gradient, divisor = ctx.saved_tensors
         scale = (upstream.double() / divisor).to(gradient.dtype)
         return (gradient * scale).to(ctx.dtype), None, None, None'''

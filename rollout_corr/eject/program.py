@@ -55,7 +55,7 @@ SECTIONS = {
     "of_block": "Sums over tokens.",
     "collect": "Sums and maxima over rows.",
     "kept_tokens": "The mask of what trains.",
-    "loss.read": "The log-ratio of new_logp, 0 at tokens that do not train: rejected, or with NaN or infinity.",
+    "loss.read": "The log-ratio of new_logp, 0 at tokens that do not train and where it is NaN or infinite.",
     "loss.evaluate": "The loss of each token, and its sum.",
     "loss_blocks._result": "The number that the sum is divided by.",
     "statistics": "Sums over sequences.",

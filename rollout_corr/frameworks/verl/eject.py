@@ -70,7 +70,8 @@ def public(within: Within) -> str:
     give = "    return {proto}, mask, metrics"
     proto = "None"
     if within.spec.returns_weights:
-        proto = 'DataProto.from_dict(tensors={"rollout_is_weights": weights.to(old_log_prob.dtype)})'
+        give = "    weights = weights.to(torch.promote_types(old_log_prob.dtype, rollout_log_prob.dtype))\n" + give
+        proto = 'DataProto.from_dict(tensors={"rollout_is_weights": weights})'
     return (
         table.replace("'", '"')
         + "\n\n\n"

@@ -87,7 +87,7 @@ PADDED_LUSPO = Declared("luspo over padding", "losses.md", "averages tokens over
 MASKED_VESPO = Declared(
     "vespo of masked sequences",
     "losses.md",
-    "a weight of 0 enters its ratio as 1e-8",
+    "the weight has a floor of 1e-8 in its ratio",
     # Beside a KL such a weight is rounded away, in an order that autograd chooses.
     lambda given, settings: bool(
         settings.get("off_policy_mask_threshold") is not None
