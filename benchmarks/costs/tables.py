@@ -70,7 +70,7 @@ def better(results: Found) -> Table:
 
 
 def amounts(results: Found, row: Found) -> dict[str, float]:
-    """What is compared of a row, each for the same number of tokens."""
+    """The amounts of a row by their names: bytes and temporaries for each token, so that sizes compare."""
     host = results["host"].get(row["who"], {}).get(row["what"], 0.0)
     a_token = [(row["read"] + row["written"]) / row["tokens"], row["temporaries"] / row["tokens"]]
     return dict(zip(AMOUNTS, [row["launches"], row["waits"], *a_token, host], strict=True))

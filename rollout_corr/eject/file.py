@@ -196,7 +196,7 @@ def typed(gives: Sequence[str], weighs: bool) -> str:
 
 
 def told(gives: Sequence[str]) -> str:
-    """What `_eager` and `_fused` return, in words."""
+    """Describe the results of `_eager` and `_fused` in words."""
     *some, last = [TOLD[name] for name in gives]
     return f"{', '.join(some)}{' and ' if some else ''}{last}"
 

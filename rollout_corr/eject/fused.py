@@ -310,6 +310,13 @@ PARTS = """    part = max(256, triton.cdiv(token_programs, 256))
     parts = triton.cdiv(token_programs, part)
 """
 
+# The tables of a call, which kernels leave results in for each other.
+SCRATCH = """    def table(rows, columns, dtype):
+        return torch.empty((rows, columns), dtype=dtype, device=device)
+
+{tables}
+    counter = torch.empty(sequence_programs + 2, dtype=torch.int32, device=device)"""
+
 LAUNCHES = '''def _fused(
     train_logp: torch.Tensor,
     rollout_logp: torch.Tensor,
@@ -325,11 +332,7 @@ LAUNCHES = '''def _fused(
     mask = mask.contiguous().view(torch.uint8) if mask.dtype == torch.bool else mask.contiguous()
     device, tokens, sequences = train_logp.device, train_logp.numel(), offsets.shape[0] - 1
 {sizes}
-    def table(rows, columns, dtype):
-        return torch.empty((rows, columns), dtype=dtype, device=device)
-
 {tables}
-    counter = torch.empty(sequence_programs + 2, dtype=torch.int32, device=device)
     keep = torch.empty(sequences, dtype=torch.bool, device=device)
     keep_out = keep.view(torch.uint8)
     statistics = torch.empty({statistics}, dtype=torch.float64, device=device)
@@ -416,7 +419,7 @@ def programs_of(plan: Plan) -> dict[str, str]:
     return {"read_kernel": "token_programs", "decide_kernel": deciding, "apply_kernel": "token_programs"}
 
 
-def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> list[str]:
+def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> str:
     """The lines that allocate the tables which kernels leave results in for each other."""
 
     def most(table: str) -> int:
@@ -440,8 +443,9 @@ def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> list
         ("pulls", any(getattr(plan, "pulls", False) for plan in plans), "sequences", "float32"),
     ]  # fmt: skip
     read = {one for kernel in kernels for one in kernel.parameters if names_in(kernel.body)[one]}
-    return [f"    {name} = table({int(many)}, {columns}, torch.{kind})" for name, many, columns, kind in tables
-            if many and name in read]  # fmt: skip
+    lines = [f"    {name} = table({int(many)}, {columns}, torch.{kind})" for name, many, columns, kind in tables
+             if many and name in read]  # fmt: skip
+    return SCRATCH.format(tables="\n".join(lines))
 
 
 def launched(kernel: Kernel, programs: str, width: int, called: Mapping[str, str] = MappingProxyType({})) -> list[str]:
@@ -464,7 +468,6 @@ def launches_of(
 ) -> str:  # fmt: skip
     """Write the function that launches the kernels."""
     packed, width = door.layout == "packed", door.width
-    lines = tables_of([plan], kernels, rows_of_decide(plan))
     outputs = ["    weights = torch.empty_like(train_logp, dtype=torch.float32)"] if plan.writes_weights else []
     outputs += ["    mask_out = torch.empty_like(mask)"] if plan.writes_mask else []
     launches = [line for kernel in kernels for line in launched(kernel, programs_of(plan)[kernel.name], width)]
@@ -485,7 +488,7 @@ def launches_of(
         rows="" if packed else ROWS,
         launches="two" if len(kernels) == 2 else "three",
         sizes=TILED + (SHARES if plan.zeroes else "") + PARTS,
-        tables="\n".join(lines),
+        tables=tables_of([plan], kernels, rows_of_decide(plan)),
         statistics=sum(len(getattr(plan, table)) for table in OF_BATCH),
         outputs="\n".join(outputs),
         launched="\n".join(launches),

@@ -182,11 +182,7 @@ LAUNCHES = """def _fused(
     mask = mask.contiguous().view(torch.uint8) if dtype == torch.bool else mask.contiguous()
     device, tokens, sequences = new_logp.device, new_logp.numel(), offsets.shape[0] - 1
 {sizes}
-    def table(rows, columns, dtype):
-        return torch.empty((rows, columns), dtype=dtype, device=device)
-
 {tables}
-    counter = torch.empty(sequence_programs + 2, dtype=torch.int32, device=device)
 {outputs}
     launch = {{"num_warps": 1, "enable_fp_fusion": True}}
     with torch.cuda.device_of(new_logp):
@@ -269,7 +265,7 @@ def fused_loss(traced: Traced, program: Program, door: Door, eager: bool) -> lis
 
 def _function(
     traced: Traced, program: Program, correction: Plan | None, last: LossPlan, packed: bool, eager: bool,
-    tables: list[str], launches: list[str],
+    tables: str, launches: list[str],
 ) -> str:  # fmt: skip
     names = ["offsets" if name == "cu_seqlens" else name for name in program.inputs]
     outputs = {
@@ -302,7 +298,7 @@ def _function(
         rows="" if packed else ROWS.replace("train_logp", "new_logp"),
         contiguous="\n".join(f"    {x} = {x}.contiguous()" for x in names if x != "mask"),
         sizes=TILED + (SHARES if correction is not None and correction.zeroes else "") + PARTS,
-        tables="\n".join(tables),
+        tables=tables,
         outputs="\n".join(f"    {name} = {made}" for name, made in outputs.items()),
         launched="\n".join(launches),
         returned=", ".join(gives),

@@ -353,7 +353,7 @@ class Liveness:
         return live
 
     def around(self, s: ast.For | ast.While, after: set[str]) -> set[str]:
-        """The same of a loop, behind whose end stands its beginning."""
+        """Find the variables that are live before a loop; its body runs again behind its end."""
         target = {s.target.id} if isinstance(s, ast.For) and isinstance(s.target, ast.Name) else set()
         tested = set(names_in(s.test)) if isinstance(s, ast.While) else set()
         live = after | tested

@@ -43,7 +43,7 @@ class Missing:
 
 
 def first_missing(*values: Any) -> Missing | None:
-    """One of the values that are missing."""
+    """Find the first value of a column that the plan lacks; None: there is no such value."""
     return next((x for x in values if isinstance(x, Missing)), None)
 
 

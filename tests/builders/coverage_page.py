@@ -20,7 +20,7 @@ TOKENS = torch.zeros(2, 3), torch.zeros(2, 3)
 
 
 class Framework(NamedTuple):
-    """What a framework lists.
+    """The options and metrics that a framework lists for its correction.
 
     Attributes:
         name: Its name, which is that of its reader and of its metrics.

@@ -55,7 +55,7 @@ def test_closed_streams(dump):
 
 
 def test_a_closed_stderr(monkeypatch):
-    """What would be said there is said to nobody."""
+    """An error that has no stream to go to changes neither the exit code nor sys.stderr."""
     monkeypatch.setattr(sys, "stderr", None)
     assert main(["doctor", "missing.jsonl"]) == 2 and sys.stderr is None
 

@@ -43,6 +43,15 @@ def test_its_own_test_passes(monkeypatch):
         test()
 
 
+def test_a_second_derivative_is_refused():
+    names = {}
+    exec(eject("verl.ppo", loss=True, layout="padded").source, names)
+    new = torch.zeros(2, 3, requires_grad=True)
+    value, _ = names["policy_loss"](new, torch.ones(2, 3), None, torch.zeros(2, 3))
+    with pytest.raises(RuntimeError, match="expected a backward pass without create_graph=True"):
+        torch.autograd.grad(value, new, create_graph=True)
+
+
 def test_a_change_of_a_formula_changes_the_file(monkeypatch):
     before, loss = eject("verl.grpo", layout="padded").source, PPO.loss
 

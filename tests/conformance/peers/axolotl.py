@@ -55,7 +55,7 @@ def floored(given: Batch, settings: dict[str, Any]) -> bool:
 
 
 def of_mode(**mode: str) -> tuple[Declared, ...]:
-    """What differs at the tokens that are masked, and elsewhere only where they are tied to others."""
+    """Declare the difference at masked tokens, and at others where a sequence ties them to masked ones."""
     stated = "a ratio that is masked", "presets.md", "axolotl's masks set a rejected weight to 0"
     return (
         Declared(*stated, lambda b, s: floored(b, mode | s), shows=where_ours_trains),

@@ -88,7 +88,7 @@ OF_LOSSES = (BF16, LEFT_OUT)
 
 
 def registry_of(source: Source, **given: Any) -> dict[str, Any]:
-    """What SkyRL's tests find their policy loss in, besides `given`."""
+    """Build the names that SkyRL's loss functions look up: `given`, and a registry with its policy loss."""
     given["register_policy_loss"] = lambda name: lambda function: function
     loss = source.cut(LOSSES, "ppo_policy_loss", **given)
     return given | {"PolicyLossRegistry": SimpleNamespace(get={"regular": loss}.__getitem__)}
