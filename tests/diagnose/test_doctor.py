@@ -448,3 +448,22 @@ def test_a_shift_on_one_rank_is_said_to_be_in_a_part():
     )
     (found,) = diagnose(measured(planted_dumps.shifted(0, 1)))
     assert found.title == "the rollout log-probs are 1 token late"
+
+
+def test_sure_tokens_under_a_temperature_are_no_multiples():
+    """In a tenth of the sequences one side is a multiple of the other, by factors of 0.8 to 1.5."""
+    model = Model(sequences=120, median=20, sure=2.8)
+    rollout = model.engine.log_softmax(1)
+    columns = model.columns(model.sample(rollout), (model.logits / 0.7).log_softmax(1), rollout)
+    assert causes_of(columns)[:1] == ["temperature"]
+
+
+def test_sequences_with_one_unsure_token_are_not_swapped():
+    """Sequences whose unsure tokens stand at one place correlate by 0.95, whoever they are."""
+    generator = torch.Generator().manual_seed(0)
+    rollout, train = -0.05 * torch.rand(2, 64, 32, generator=generator)
+    row = torch.arange(64)
+    rollout[row, 5 * (row % 4)] -= 4.0
+    train[row, 5 * ((row + 1) % 4)] -= 4.0
+    train[row, torch.randint(16, 32, (64,), generator=generator)] -= 1.3
+    assert "swapped" not in causes_of({"train_logp": train, "rollout_logp": rollout})
