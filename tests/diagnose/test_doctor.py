@@ -382,6 +382,19 @@ def test_outliers_are_counted_and_named():
     assert found.evidence[-1].endswith("they are one block, 50 to 59")
 
 
+@pytest.mark.parametrize(("steps", "named"), [((3, 7), "step {}"), ((3, 3), "ranks/{}.pt"), ((), "ranks/{}.pt")])
+def test_records_of_several_files_are_told_apart(steps, named, tmp_path, monkeypatch, capsys):
+    """By their steps; by their files, where ranks wrote one step or the dump has no steps."""
+    dump = planted_mixes.off_tokens(0, 15.0, count=1)
+    monkeypatch.chdir(tmp_path)
+    Path("ranks").mkdir()
+    for i in (3, 7):
+        torch.save(dump | {"steps": torch.full((300,), steps[i == 7])} if steps else dump, f"ranks/{i}.pt")
+    assert main(["doctor", "ranks"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"3 of {named.format(i)} (50 % of k3" in said for i in (3, 7))
+
+
 @pytest.mark.parametrize(
     ("change", "cause"), [("nothing", "outliers"), ("a constant", "not_the_sampler"), ("none far", None)]
 )

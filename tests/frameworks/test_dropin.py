@@ -376,6 +376,7 @@ def test_an_installed_distribution(editable, made, tmp_path, monkeypatch, caplog
 
 def test_what_is_covered_is_said(made):
     fake, drop_in = made({"not_covered": {"AsyncTrainer": None, "losses": "peer.losses"}})
+    assert drop_in.installed().not_covered == ()
     fake.load()
     state = drop_in.install(fake.targets)
     assert state.covered == tuple(target.path for target in fake.targets)

@@ -289,11 +289,13 @@ def test_unknown_settings_are_named_once(watched, caplog):
 
 
 def test_the_state_is_short():
-    """Also of many places, modules and words; the fields have all of it."""
+    """Also of many places and modules; the fields have all of it, and a line each says what is not covered."""
     many = tuple(f"framework.package.subpackage.module_{i}.function" for i in range(40))
     switches = {"spec": SPEC, "backend": "torch", "note": "x" * 200}
-    state = Installed(True, f"{'framework 1.0 uses ' * 9}; later", "1.0", many, many, switches, None, True, many, many)
-    assert len(repr(state)) <= 400 and len(str(state)) <= 400
+    missing = "the losses", "the samples"
+    why = f"{'framework 1.0 uses ' * 9}; later"
+    state = Installed(True, why, "1.0", many, many, switches, None, True, many, missing)
+    assert len(repr(state)) <= 400 and repr(state).endswith(f"not covered  the losses\n{' ' * 13}the samples")
     assert "module_0.function and 39 more, replaced when imported" in repr(state) and state.waiting == many
     short = repr(state._replace(why="framework 1.0 uses ours; later", waiting=(), switches={}, not_covered=()))
     assert short.splitlines() == [

@@ -111,17 +111,25 @@ def _sequences(found: BySequence, part: Part) -> Signs:
 
 
 def _numbers(worst: Sequence[WorstSequence]) -> str:
-    """Name records by their numbers."""
-    return f"record{'s' if len(worst) > 1 else ''} {', '.join(str(one.record) for one in worst[:SHOWN])}"
+    """Name records."""
+    return f"record{'s' if len(worst) > 1 else ''} {', '.join(_names(worst[:SHOWN]))}"
+
+
+def _names(worst: Sequence[WorstSequence]) -> list[str]:
+    """Name each record by its number; records of several files by their steps too, or else by the files."""
+    if len({one.file for one in worst}) < 2:
+        return [str(one.record) for one in worst]
+    apart = len({(one.step, one.record) for one in worst}) == len(worst) and all(one.step is not None for one in worst)
+    return [f"{one.record} of {f'step {one.step}' if apart else one.file}" for one in worst]
 
 
 def _records(found: BySequence, sequences: int) -> str:
     """Name the worst sequences, and whether they lie in one block."""
     worst = found.worst[:sequences]
     shown = ", ".join(
-        f"{one.record} ({percent(one.k3 / found.k3)} of k3, {counted(one.tokens, 'token')}, largest |D| "
+        f"{name} ({percent(one.k3 / found.k3)} of k3, {counted(one.tokens, 'token')}, largest |D| "
         f"{one.logratio_abs_max:.3g})"
-        for one in worst[:SHOWN]
+        for name, one in zip(_names(worst[:SHOWN]), worst, strict=False)
     )
     text = f"the worst {'record is' if len(worst) == 1 else 'records are'} {shown}"
     records = sorted(one.record for one in worst)

@@ -55,6 +55,7 @@ class WorstSequence:
         k3: Sum of k3 over its tokens, D clamped to +-20.
         file: Path of the file.
         record: Its number in the file, from 0.
+        step: Its step of the training; None where the dump does not say it.
         tokens: Number of its valid tokens with a finite D.
         logratio_abs_mean: Mean |D| of these.
         logratio_abs_max: Their largest |D|.
@@ -63,6 +64,7 @@ class WorstSequence:
     k3: float
     file: str
     record: int
+    step: int | None
     tokens: int
     logratio_abs_mean: float
     logratio_abs_max: float
@@ -193,16 +195,19 @@ class BySequence:
     ) -> None:
         largest = torch.zeros_like(sums).scatter_reduce_(0, owner, d.abs(), "amax")
         top = sums.topk(min(WORST, sums.numel()))
+        steps, begins = tokens.chunk.columns.get("steps"), tokens.chunk.offsets
         for value, i in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             full = len(self._worst) == WORST
             if value <= (self._worst[0][0] if full else 0.0):
                 break
             # The number breaks ties, so that the first of equal ones stays.
             self._seen += 1
+            step = -1 if steps is None else int(steps[begins[i]])
             found = WorstSequence(
                 k3=value,
                 file=tokens.chunk.file_of(i),
                 record=int(tokens.chunk.records[i]),
+                step=step if step >= 0 else None,
                 tokens=int(n[i]),
                 logratio_abs_mean=float(magnitudes[i] / n[i]),
                 logratio_abs_max=float(largest[i]),

@@ -101,7 +101,7 @@ class Installed(NamedTuple):
         location: Folder of the framework's package; None where it is not known.
         checked: Whether this version is one that was compared.
         covered: The functions that this installation is about, by their full names.
-        not_covered: What else the framework corrects or trains with, in words.
+        not_covered: What else the framework corrects or trains with, in words; empty where nothing is installed.
     """
 
     active: bool
@@ -116,23 +116,17 @@ class Installed(NamedTuple):
     not_covered: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """A table of at most 400 characters; the fields have the whole names."""
-        later = f"{self.waiting[0]}{_more(self.waiting)}, replaced when imported" if self.waiting else "-"
+        """A table of a few lines, with all that is not covered; the other fields have the whole names."""
+        more = f" and {len(self.waiting) - 1} more" if len(self.waiting) > 1 else ""
+        later = f"{self.waiting[0]}{more}, replaced when imported" if self.waiting else "-"
         given = ", ".join(f"{name}={value!r}" for name, value in self.switches.items())
-        missing = f"{self.not_covered[0]}{_more(self.not_covered)}" if self.not_covered else "-"
-        rows = {
-            "active": f"{'yes' if self.active else 'no'}: {self.why.partition(';')[0]}",
-            "waiting": later,
-            "switches": given or "-",
-            "not covered": missing,
-        }
-        return "\n".join(
-            f"{name:12} {words if len(words) <= 85 else words[:82] + '...'}" for name, words in rows.items()
-        )
-
-
-def _more(items: tuple[str, ...]) -> str:
-    return f" and {len(items) - 1} more" if len(items) > 1 else ""
+        rows = [
+            ("active", f"{'yes' if self.active else 'no'}: {self.why.partition(';')[0]}"),
+            ("waiting", later),
+            ("switches", given or "-"),
+            *zip(("not covered", *[""] * len(self.not_covered)), self.not_covered or ("-",), strict=False),
+        ]
+        return "\n".join(f"{name:12} {words if len(words) <= 85 else words[:82] + '...'}" for name, words in rows)
 
 
 @dataclass(eq=False)
@@ -441,7 +435,8 @@ class DropIn:
             replaced = sorted(found | {t.path for t in self.targets if "." in t.name and self._holds(t)})
             waiting = [name for name in _modules(self.targets) if state_of(name) != "whole"]
             covered = _modules(self.targets)
-            missing = tuple(words for words, module in self.not_covered.items() if module not in covered)
+            known = {} if self._switches is None else self.not_covered
+            missing = tuple(words for words, module in known.items() if module not in covered)
             lost, origin = self._lost(), self.origin()
             return Installed(
                 active=bool(replaced) and not lost,
