@@ -109,8 +109,9 @@ def import_seconds(times: int = 7) -> list[float]:
     code = "import gc, time, torch; gc.disable(); t = time.perf_counter()"
     code += "; import rollout_corr; print(time.perf_counter() - t)"
     command = [sys.executable, "-c", code]
+    writes = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     taken = [
-        float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        float(subprocess.run(command, cwd=ROOT, env=writes, check=True, capture_output=True, text=True).stdout)
         for _ in range(1 + times)
     ]
     return taken[1:]
