@@ -25,6 +25,12 @@ def first_of(plan: Tables, table: str) -> int:
 
 
 @triton.constexpr_function
+def kept_of(plan: Tables, table: str) -> int:
+    """Count the columns of a table that have accumulators."""
+    return sum(kept == table for kept, _ in plan.recorded)
+
+
+@triton.constexpr_function
 def place_of(plan: Tables, table: str, name: str) -> int:
     """Find the accumulator of a column."""
     return plan.recorded.index((table, name))

@@ -159,6 +159,17 @@ def turns_of(
 
 
 @triton.jit
+def owner_of_turn(within: tl.tensor, turn: tl.tensor, sequences: tl.tensor) -> tl.tensor:
+    """Find the owner, 0 to S + 1, that has each turn, which is numbered as in `turns_of`; arguments as there."""
+    low, high = turn * 0, turn * 0 + sequences + 1
+    while tl.max(high - low, 0) > 0:
+        middle = (low + high) // 2
+        before = tl.load(within + middle, mask=low < high, other=0) < turn
+        low, high = tl.where((low < high) & before, middle + 1, low), tl.where(before, high, middle)
+    return low
+
+
+@triton.jit
 def slots_between(
     offsets: tl.tensor, low: tl.tensor, high: tl.tensor, extents: Extents, BY_OWNER: tl.constexpr = False
 ) -> tuple[tl.tensor, tl.tensor]:

@@ -238,15 +238,14 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
 
 
 @cached(maxsize=1024)
-def of_units(grid: Grid, sequences: int, turns_too: bool = False) -> Grid:
+def of_units(grid: Grid, sequences: int) -> Grid:
     """Divide a batch whose owners of slots are turns: programs over sequences have so many to go through.
 
     Args:
         grid: The division by turns.
         sequences: How many.
-        turns_too: Programs over turns run first, those over sequences behind them.
     """
-    programs = -(-(sequences + 2) // grid.SHAPE.sequences) + (grid.sequence_programs if turns_too else 0)
+    programs = -(-(sequences + 2) // grid.SHAPE.sequences)
     return replace(grid, sequence_programs=programs, shares=1, owner_count=sequences + 2, sequence_rows=programs)
 
 

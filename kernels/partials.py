@@ -12,6 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from .accumulators import kept_of
 from .correct.plan import Tables
 from .sums import over_lanes
 from .tokens import at, has, key_of, of_key, size
@@ -43,12 +44,6 @@ def width_of(columns: int) -> int:
 
 
 @triton.constexpr_function
-def kept_maxima(plan: Tables) -> int:
-    """Count the maxima that programs over tokens keep."""
-    return len(plan.token_maxima) - plan.derived
-
-
-@triton.constexpr_function
 def groups_of_sums(plan: Tables) -> int:
     """Count the groups of columns of sums."""
     return -(-len(plan.token_sums) // GROUP.value)
@@ -57,7 +52,7 @@ def groups_of_sums(plan: Tables) -> int:
 @triton.constexpr_function
 def groups(plan: Tables) -> int:
     """Count the groups of columns of sums and of maxima."""
-    return groups_of_sums(plan) + -(-kept_maxima(plan) // GROUP.value)
+    return groups_of_sums(plan) + -(-kept_of(plan, "token_maxima") // GROUP.value)
 
 
 @triton.jit
@@ -136,9 +131,9 @@ def add_up_part(
         out = part_sums + number.to(tl.int64) * size(PLAN, "token_sums")
         store_part(sums, out, column, first, end, programs, size(PLAN, "token_sums"), False)
     else:
-        out = part_maxima + number.to(tl.int64) * kept_maxima(PLAN)
+        out = part_maxima + number.to(tl.int64) * kept_of(PLAN, "token_maxima")
         column -= groups_of_sums(PLAN) * GROUP
-        store_part(maxima, out, column, first, end, programs, kept_maxima(PLAN), True)
+        store_part(maxima, out, column, first, end, programs, kept_of(PLAN, "token_maxima"), True)
 
 
 # --- rows: what the last program adds up, and of many rows neighbors before it ---

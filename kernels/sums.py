@@ -26,6 +26,7 @@ from .accumulators import (
     is_measured,
     is_of_slots,
     is_product,
+    kept_of,
     kind_of,
     one_of,
     place_of,
@@ -337,12 +338,12 @@ def put_outside(counts: tl.tensor, outside: tl.tensor, begin: tl.tensor, first_o
 
 @triton.jit
 def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.constexpr) -> None:
-    """Store what the program adds to sums and extrema of the batch, [columns, programs], except for derived extrema."""
+    """Store what the program adds to sums and extrema of the batch, [columns, programs], of all that it accumulated."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
-    for i in tl.static_range(size(PLAN, "token_sums")):
+    for i in tl.static_range(kept_of(PLAN, "token_sums")):
         x = total_of(kept, first_of(PLAN, "token_sums") + i, PLAN)
         tl.store(sums + (program + i * programs), x.to(tl.float64))
-    for i in tl.static_range(size(PLAN, "token_maxima") - PLAN.derived):
+    for i in tl.static_range(kept_of(PLAN, "token_maxima")):
         x = largest_of(kept, first_of(PLAN, "token_maxima") + i, PLAN)
         tl.store(maxima + (program + i * programs), x.to(tl.float64))
 

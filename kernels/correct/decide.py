@@ -29,6 +29,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..accumulators import kept_of
 from ..gather import (
     SlotTables,
     Units,
@@ -47,7 +48,6 @@ from ..partials import (
     entry,
     groups,
     is_last,
-    kept_maxima,
     largest_of_rows,
     put_all,
     rows_left,
@@ -409,10 +409,11 @@ def finish(
     found = sum_of_rows(partials.part_sums, parts, 1, size(PLAN, "token_sums"))
     put_all(statistics + place_of_table(PLAN, "token_sums"), found, size(PLAN, "token_sums") - size(PLAN, "age_sums"))
     put_last(statistics + place_of_table(PLAN, "age_sums"), found, size(PLAN, "token_sums"), size(PLAN, "age_sums"))
-    found = largest_of_rows(partials.part_maxima, parts, 1, kept_maxima(PLAN))
+    maxima: tl.constexpr = kept_of(PLAN, "token_maxima")
+    found = largest_of_rows(partials.part_maxima, parts, 1, maxima)
     out = statistics + place_of_table(PLAN, "token_maxima")
-    put_all(out + PLAN.derived, found, kept_maxima(PLAN) - size(PLAN, "age_maxima"))
-    put_last(statistics + place_of_table(PLAN, "age_maxima"), found, kept_maxima(PLAN), size(PLAN, "age_maxima"))
+    put_all(out + PLAN.derived, found, maxima - size(PLAN, "age_maxima"))
+    put_last(statistics + place_of_table(PLAN, "age_maxima"), found, maxima, size(PLAN, "age_maxima"))
     many: tl.constexpr = PLAN.derived
     for k in tl.static_range(many):
         tl.store(out + k, derived_maximum(k, found, numbers, PLAN))

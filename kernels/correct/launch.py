@@ -15,11 +15,12 @@ from ...metrics.histogram import HISTOGRAM_BINS
 from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.operands import CorrectOperands
+from ..accumulators import kept_of
 from ..by_turns import PartsOfTurns, by_turns, owners_here
 from ..gather import gather_kernel
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
 from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
-from ..partials import groups, kept_maxima
+from ..partials import groups
 from ..uploads import upload_of
 from .apply import apply_kernel
 from .decide import decide_kernel
@@ -149,7 +150,7 @@ def _tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
         Table("integers", "slots", len(plan.integers), torch.int64),
         Table("floats", "slots", len(plan.floats), kind),
         Table("peaks", "slots", len(plan.peaks), torch.int64 if plan.double else torch.int32),
-        *tables_of_partials(len(plan.token_sums), kept_maxima(plan)),
+        *tables_of_partials(len(plan.token_sums), kept_of(plan, "token_maxima")),
         Table("sequence_sums", "sequence_rows", len(plan.sequence_sums), torch.float64),
         Table("sequence_maxima", "sequence_rows", len(plan.sequence_maxima), torch.float64),
         Table("counter", "sequence_rows", None, torch.int32),

@@ -3,7 +3,9 @@
 tiles.py says which tokens a program has, sums.py how they add up. A surrogate whose gradient depends on whole
 sequences takes two passes over the tokens, of which only the last writes; see `LossPlan.phase`.
 
-One launch for a pass, and one of `scale` in backward; docs/kernels.md counts what they execute a token.
+One launch for a pass, and one of `scale` in backward; docs/kernels.md counts what they execute a token. A second pass
+needs values of sequences, whose sums lie in several slots. Each of its programs adds up those of its own tile, so there
+is no launch between the two passes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..gather import slot_tables
 from ..partials import add_up_part, count_in, groups, reset, zero_counters
 from ..sums import (
     emptied,
@@ -45,7 +48,7 @@ from ..tiles import (
 )
 from ..tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 from .formulas import Token, penalty, penalty_factor, policy
-from .sequences import finish
+from .sequences import finish, prepare_sequences
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
 SMALLEST_RATIO = tl.constexpr(1e-8)  # in a product
@@ -87,7 +90,7 @@ class SequenceValues(NamedTuple):
     advantage: tl.tensor
     level: tl.tensor  # the mean or the total log-ratio of a sequence
     pull: tl.tensor  # the term of a sequence in the gradient of its tokens; see formulas.Token
-    inner: tl.tensor  # the factor of each sequence's gradient
+    inner: tl.tensor  # the factor of the sequence's loss
     numbers: tl.tuple
 
 
@@ -172,9 +175,10 @@ def loss_of_step(step: LossStep, values: SequenceValues, PLAN: tl.constexpr) -> 
     counted = among
     if PLAN.trained:
         counted = among & (step.trains != 0)
-    if PLAN.masked:
-        found = record(found, PLAN, "counts", "valid", valid)
-    found = record(found, PLAN, "counts", "counted", counted)
+    if PLAN.adds_up:
+        if PLAN.masked:
+            found = record(found, PLAN, "counts", "valid", valid)
+        found = record(found, PLAN, "counts", "counted", counted)
     token = Token(compared, x, advantage, weight, values.level, values.pull, step.chosen)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, values.numbers, PLAN), x
@@ -279,7 +283,7 @@ def loss_of_tokens(
             # The factors of all tokens of the sequence are in its derivative already.
             gradient += pulled
     if PLAN.averages and PLAN.phase == "write":
-        total = total * values.inner
+        total, gradient = total * values.inner, gradient * values.inner
     found = record(found, PLAN, "token_sums", "total", total)
     return record(found, PLAN, "floats", "total", total), gradient
 
@@ -288,25 +292,25 @@ def loss_of_tokens(
 
 
 # No length and no stride is in a compile key: they are annotated, and not specialized on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "new_row",
-           "new_step", "base_row", "base_step", "ref_row", "ref_step", "weights_row", "weights_step", "trains_row",
-           "trains_step", "mask_row", "mask_step", "parts", "part"]  # fmt: skip
+RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "owner_count",
+           "new_row", "new_step", "base_row", "base_step", "ref_row", "ref_step", "weights_row", "weights_step",
+           "trains_row", "trains_step", "mask_row", "mask_step", "parts", "part"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
     new_logp: tl.tensor, base_logp: tl.tensor, ref_logp: tl.tensor, weights: tl.tensor, trains: tl.tensor,
     mask: tl.tensor, log_mass: tl.tensor, scales: tl.tensor, chosen: tl.tensor, advantages: tl.tensor,
-    offsets: tl.tensor, numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, gradient: tl.tensor,
-    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor,
-    counter: tl.tensor, part_counter: tl.tensor, sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
+    offsets: tl.tensor, within: tl.tensor, numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor,
+    gradient: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor,
+    token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
     given: tl.tensor, value: tl.tensor, divisor: tl.tensor, statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    steps: tl.int32, sequence_programs: tl.int32, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
-    base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
-    trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64, parts: tl.int32,
-    part: tl.int32,
-    PLAN: tl.constexpr, TILING: tl.constexpr,
+    steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, new_row: tl.int64, new_step: tl.int64,
+    base_row: tl.int64, base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64,
+    weights_step: tl.int64, trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
+    parts: tl.int32, part: tl.int32,
+    PLAN: tl.constexpr, TILING: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences.
 
@@ -323,6 +327,13 @@ def gradient_kernel(
     tables = (counts, integers, floats, counts)
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
+    if PLAN.phase == "write":
+        prepare_sequences(slot_tables(counts, integers, floats, None), levels, pulls, inners, token_sums, offsets,
+                          within, span, extents, owner_count - 2, slots, numbers, PLAN, SHAPE)  # fmt: skip
+        # Each thread reads what any has stored.
+        tl.debug_barrier()
+        # From the number of a sequence to the slot that it has in this tile.
+        ahead = tl.program_id(0).to(tl.int64) + (1 if PLAN.packed else -tile.row)
     inputs = LossInputs(
         PerToken(new_logp, new_row, new_step),
         PerToken(either(base_logp, new_logp), base_row, base_step),
@@ -347,13 +358,13 @@ def gradient_kernel(
         advantage, level, pull, inner = like, like, like, like
         if PLAN.advantages == "sequence":
             advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING)
-        if PLAN.levels and PLAN.phase != "sum":
-            level = of_sequences(levels, like, span, first, offsets, tile, extents, PLAN, TILING)
         if PLAN.phase == "write":
+            if PLAN.levels:
+                level = of_sequences(levels + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.pulls:
-                pull = of_sequences(pulls, like, span, first, offsets, tile, extents, PLAN, TILING)
+                pull = of_sequences(pulls + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.averages:
-                inner = of_sequences(inners, like, span, first, offsets, tile, extents, PLAN, TILING)
+                inner = of_sequences(inners + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
         found, slope = loss_of_step(step, SequenceValues(advantage, level, pull, inner, numbers), PLAN)
         if PLAN.writes and PLAN.differentiable:
             if whole:
@@ -384,8 +395,8 @@ def gradient_kernel(
                 add_up_part(mine * groups(PLAN) + group, token_sums, token_maxima, part_sums, part_maxima, programs,
                             part, PLAN)  # fmt: skip
             if count_in(counter) == parts - 1:
-                finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs,
-                       parts, sequences, numbers, PLAN)  # fmt: skip
+                finish(part_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
+                       sequences, numbers, PLAN)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])

@@ -1,8 +1,8 @@
 """Launch `policy_loss` on Triton: two launches for value, statistics and gradient, and one in backward.
 
 A pass over the tokens writes the gradient before it is divided, a pass over the sequences counts, and its last program
-finishes. GSPO, GMPO and VESPO, whose gradient depends on whole sequences, add these up before: the last program of
-their second pass over the tokens finishes. Backward scales the gradient.
+finishes. For GSPO, GMPO and VESPO, whose gradient depends on whole sequences, both are passes over the tokens: the
+first adds up, the second writes and finishes. Backward scales the gradient.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import Tensor
 from ...specs.caches import cached
 from ...specs.operands import LossOperands, ScaleOperands
 from ...specs.terms import Objective
+from ..accumulators import kept_of
 from ..by_turns import by_turns
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens
 from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
-from ..partials import groups, kept_maxima
+from ..partials import groups
 from ..uploads import upload_of
 from .gradient import gradient_kernel, scale_kernel
 from .plan import LossPlan, Scaling, numbers_of, plans_of
@@ -38,7 +39,7 @@ class LossFound:
 
     value: Tensor
     gradient: Tensor | None  # of the value times its divisor, and times its length where a sequence is averaged
-    inners: Tensor | None  # [S], the factor of each sequence's gradient; [U] of each turn's, where turns are given
+    inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
     divisor: Tensor
     statistics: Tensor  # float64, the sums and then the maxima
 
@@ -47,15 +48,14 @@ class LossFound:
 
 STRIDED = ("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask")
 # Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
-# dtype and alignment would be part of its compile key. Those that a phase does not read of sequences:
-OF_SEQUENCES = {"sum": ("levels", "pulls", "inners"), "write": (), "whole": ("inners",)}
-OF_SLOTS = ("counts", "integers", "floats")
+# dtype and alignment would be part of its compile key.
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
-OF_SECOND_PASS = ("sequence_sums", "part_sums", "part_maxima", "given", "value", "divisor", "statistics")
+OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxima", "given", "value", "divisor",
+                  "statistics", "SHAPE")  # fmt: skip
 
 
 class LossOperation(Operation):
-    """The kernels of `policy_loss`, two or three, for an objective, a device and the dtypes of a batch.
+    """The two kernels of `policy_loss`, for an objective, a device and the dtypes of a batch.
 
     Args:
         objective: Everything that is fixed about the loss.
@@ -96,24 +96,23 @@ class LossOperation(Operation):
             turns=turns,
         )
         last = plans[-1]
-        self.kind, self.averages = torch.float64 if double else torch.float32, last.averages
+        self.kind, self.averages_late = torch.float64 if double else torch.float32, last.averages_late
         # There is one pass, and what it writes of a token depends on no sum.
         self.whole = plans[0].phase == "whole"
         self.statistics = len(last.sums) + len(last.maxima)
         self.numbers = upload_of(tuple(numbers_of(objective, double).values()), device)
         sites = []
         for plan in plans:
-            unread = OF_SEQUENCES[plan.phase] + OF_SLOTS * (not plan.adds_up) + OF_LAST_PASS * (not plan.writes)
-            unread += OF_SECOND_PASS * plan.adds_up
+            unread = OF_LAST_PASS * (not plan.writes) + OF_SECOND_PASS * plan.adds_up
             sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys(unread)))
-            if plan.adds_up:
-                sites.append(Site(sequences_kernel, _over_sequences(plan), {"PLAN": plan}))
+        if self.whole:
+            sites.append(Site(sequences_kernel, _over_sequences(last), {"PLAN": last}))
         super().__init__(sites, _tables_of(plans, self.kind), STRIDED)
 
 
 def _over_sequences(plan: LossPlan) -> Callable[[Grid], tuple[int, int]]:
-    """Programs over sequences and behind them those that add up parts, if the pass finishes; and threads."""
-    adding = groups(plan) if plan.writes else 0
+    """Programs over sequences and behind them those that add up parts; and threads."""
+    adding = groups(plan)
     return lambda grid: (grid.sequence_programs + grid.parts * adding, SEQUENCE_THREADS)
 
 
@@ -122,19 +121,18 @@ def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
 
     The counter is the first of its table.
     """
-    first, last = plans[0], plans[-1]
-    # Passes use them one after the other, and some need more columns.
-    integers, floats = (max(len(getattr(plan, name)) for plan in plans) for name in ("integers", "floats"))
+    last, one_pass = plans[-1], len(plans) == 1
     return [
-        Table("counts", "slots", len(first.counts), torch.int32),
-        Table("integers", "slots", integers, torch.int64),
-        Table("floats", "slots", floats, kind),
-        *tables_of_partials(len(last.token_sums), kept_maxima(last)),
-        Table("sequence_sums", "sequence_rows", len(first.sequence_sums), torch.float64),
+        Table("counts", "slots", len(last.counts), torch.int32),
+        Table("integers", "slots", len(last.integers), torch.int64),
+        Table("floats", "slots", len(last.floats), kind),
+        *tables_of_partials(len(last.token_sums), kept_of(last, "token_maxima")),
+        Table("sequence_sums", "sequence_rows", len(last.sequence_sums) * one_pass, torch.float64),
         Table("counter", "sequence_rows", None, torch.int32),
-        Table("part_counter", "parts", None if len(plans) > 1 else 0, torch.int32),
-        Table("levels", "sequences", None if last.levels else 0, kind),
-        Table("pulls", "sequences", None if last.pulls else 0, kind),
+        Table("part_counter", "parts", 0 if one_pass else None, torch.int32),
+        Table("levels", "slots", None if last.levels else 0, kind),
+        Table("pulls", "slots", None if last.pulls else 0, kind),
+        Table("inners", "slots", None if last.averages and not one_pass else 0, kind),
     ]
 
 
@@ -184,10 +182,10 @@ def prepare(given: LossOperands, objective: Objective) -> tuple[LossFound, tuple
     strided = [x for x in (new, base, ref, weights, trains, mask) if x is not None]
     grid = grid_for(sequences, width, strided, element, given.double, operation.whole)
     if within is not None:
-        grid = of_units(grid, within.shape[0] - 1, turns_too=True)
+        grid = of_units(grid, within.shape[0] - 1)
     kind = operation.kind
     gradient = torch.empty(*shape, dtype=kind, device=device) if given.differentiable else None
-    inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages else None
+    inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages_late else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
     statistics = torch.empty(operation.statistics, dtype=torch.float64, device=device)
@@ -206,12 +204,13 @@ def prepare(given: LossOperands, objective: Objective) -> tuple[LossFound, tuple
         "chosen": None if chosen is None else chosen.contiguous(),
         "numbers": operation.numbers.read(),
         "gradient": gradient,
-        "inners": inners,
         "value": value,
         "divisor": divisor,
         "statistics": statistics,
         "within": within,
     }
+    if operation.whole:
+        tensors["inners"] = inners
     return LossFound(value, gradient, inners, divisor, statistics), operation.launches(tensors, grid)
 
 

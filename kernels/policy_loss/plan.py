@@ -18,7 +18,7 @@ class LossPlan(Tables):
     """Everything the kernels of `policy_loss` branch on.
 
     Where the gradient of a token depends on its sequence, a first pass over the tokens adds up (phase "sum") and a
-    last one writes ("write"); otherwise one pass does everything ("whole").
+    second one writes ("write"); otherwise one pass does everything ("whole").
     """
 
     phase: str
@@ -55,6 +55,7 @@ class LossPlan(Tables):
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
     of_choice: tuple[str, ...] = ()  # the ones that are summed where tokens are chosen
     maxima: tuple[str, ...] = ()
+    of_sequences = OF_SEQUENCES
 
     __hash__ = Tables.__hash__
 
@@ -79,14 +80,22 @@ class LossPlan(Tables):
         return self.surrogate == "GMPO" or (self.surrogate == "GSPO" and self.option == "sequence")
 
     @property
-    def phases(self) -> tuple[str, ...]:
-        """The passes over the tokens."""
-        return ("sum", "write") if self.levels or self.pulls else ("whole",)
+    def averages_late(self) -> bool:
+        """Whether sequences are divided by their lengths in backward, because the only pass does not know them."""
+        return self.averages and self.phase == "whole"
 
     @property
     def adds_up(self) -> bool:
-        """Whether this pass stores sums of slots, which programs over sequences add up."""
+        """Whether this pass stores sums of slots."""
         return self.phase != "write"
+
+    @property
+    def recorded(self) -> tuple[tuple[str, str], ...]:
+        """Every accumulator; a second pass reads the slots of the first, and counts sequences by them."""
+        every = super().recorded
+        if self.adds_up:
+            return every
+        return tuple(one for one in every if one[0] not in self.of_slots and one[1] not in self.sequence_sums)
 
     @property
     def writes(self) -> bool:
@@ -145,30 +154,27 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         maxima=max_names(),
         **of_batch,
     )
-    passes = [replace(plan, phase=phase) for phase in plan.phases]
+    passes = [replace(plan, phase=phase) for phase in (("sum", "write") if surrogate.reads_sequences else ("whole",))]
     return tuple(replace(each, **_columns(each)) for each in passes)
 
 
 def _columns(plan: LossPlan) -> dict[str, Any]:
     """Name the columns of the tables that a pass fills."""
-    of_sequences = (*OF_SEQUENCES, *(["total"] if plan.averages and plan.phase == "whole" else []))
-    counts = ("valid", "counted") if plan.adds_up else ()
+    found: dict[str, Any] = {"counts": ("valid", "counted")} | ({} if plan.phase == "whole" else _of_slots(plan))
     if not plan.writes:
-        return {"counts": counts, "sequence_sums": of_sequences} | _of_sequences(plan)
+        return found
     empty = {"clip_low", "clip_high", "clip_dual", *plan.of_choice} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
-    total_of_slots = plan.averages and plan.phase == "whole"
-    return {
-        "counts": counts,
-        "sequence_sums": of_sequences,
-        "floats": ("total",) if total_of_slots else (),
-        "token_sums": tuple(measured) if total_of_slots else ("total", *measured),
-        "token_maxima": plan.maxima,
-    }
+    found |= {"token_sums": ("total", *measured), "token_maxima": plan.maxima, "sequence_sums": OF_SEQUENCES}
+    if plan.phase == "write":
+        found["token_sums"] += OF_SEQUENCES
+    elif plan.averages:
+        found |= {"token_sums": tuple(measured), "floats": ("total",), "sequence_sums": (*OF_SEQUENCES, "total")}
+    return found
 
 
-def _of_sequences(plan: LossPlan) -> dict[str, Any]:
-    """Name the sums of a slot that a pass before the last stores: exact, so that tiles do not affect the gradient."""
+def _of_slots(plan: LossPlan) -> dict[str, Any]:
+    """Name the sums of a slot that the first of two passes stores: exact, so that tiles do not affect the gradient."""
     ratios, others = ["level"], []
     if plan.surrogate == "GMPO":
         ratios += ["log_weight"] if plan.weighted else []

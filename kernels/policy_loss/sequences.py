@@ -1,7 +1,8 @@
 """The policy loss over sequences, and its end: counts and means of whole sequences, the value, the statistics.
 
-The launch behind each pass over tokens. It reads the slots: of `loss_ppo_packed`, 4,096 tokens a sequence, 0.06 bytes
-and 0.3 PTX instructions a token, by `ptx.counts`.
+A launch behind the one pass over tokens, which reads the slots: of `loss_ppo_packed`, 4,096 tokens a sequence, 0.06
+bytes and 0.3 PTX instructions a token, by `ptx.counts`. Where there are two passes the second does it: each of its
+programs finds what the sequences of its tile need (`prepare_sequences`), and the last one finishes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..gather import (
     exact,
     gather_slots,
     integer,
+    owner_of_turn,
     plain,
     slot_tables,
     slots_between,
@@ -22,10 +24,8 @@ from ..gather import (
     turns_of,
 )
 from ..partials import (
-    ROW_GROUP,
     Partials,
     add,
-    add_up_neighbors,
     add_up_part,
     entry,
     is_last,
@@ -35,7 +35,7 @@ from ..partials import (
     rows_left,
     sum_of_rows,
 )
-from ..tiles import Extents
+from ..tiles import Extents, Span
 from ..tokens import at, exponential, has, limited, number, real, size, thresholds
 from .formulas import clipped
 from .plan import LossPlan
@@ -72,11 +72,18 @@ def pull_of(
 
 
 @triton.jit
+def inner_of(valid: tl.tensor, n: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+    """Compute the factor of each sequence's loss where that is divided by its own length: [SEQUENCES] float64."""
+    length = n if PLAN.over == "kept" else valid
+    return 1.0 / tl.maximum(length, 1).to(tl.float64)
+
+
+@triton.jit
 def store_sequences(
-    tables: SlotTables, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, sums: tl.tensor, offsets: tl.tensor,
-    extents: Extents, slots: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    tables: SlotTables, inners: tl.tensor, sums: tl.tensor, offsets: tl.tensor, extents: Extents, slots: tl.tensor,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute for SHAPE.sequences sequences the values that their tokens need, and their share of the statistics."""
+    """Compute for SHAPE.sequences sequences the factors of their gradients, and their share of the statistics."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     sequence, first_slot, slot_count = slots_of(offsets, owner, extents, PLAN)
     known = (sequence >= 0) & (sequence < extents.sequences)
@@ -85,50 +92,67 @@ def store_sequences(
     n = tl.where(known, integer(totals, PLAN, "counted"), 0)
     add(sums, PLAN, "loss_valid_tokens", valid)
     add(sums, PLAN, "loss_tokens", n)
-    # Turns are no sequences, which others count.
-    add(sums, PLAN, "loss_valid_sequences", (valid > 0) & (not PLAN.turns))
-    add(sums, PLAN, "loss_sequences", (n > 0) & (not PLAN.turns))
-    if PLAN.averages and not PLAN.turns:
-        length = n if PLAN.over == "kept" else valid
-        inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
+    add(sums, PLAN, "loss_valid_sequences", valid > 0)
+    add(sums, PLAN, "loss_sequences", n > 0)
+    if PLAN.averages:
+        inner = inner_of(valid, n, PLAN)
         tl.store(inners + sequence, inner.to(inners.dtype.element_ty), mask=known)
-        if has(PLAN, "floats", "total"):
-            add(sums, PLAN, "total", tl.where(known, plain(totals, PLAN, "total") * inner, 0.0))
-    if PLAN.phase == "sum":
+        add(sums, PLAN, "total", tl.where(known, plain(totals, PLAN, "total") * inner, 0.0))
+
+
+@triton.jit
+def prepare_sequences(
+    tables: SlotTables, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, token_sums: tl.tensor,
+    offsets: tl.tensor, within: tl.tensor, span: Span, extents: Extents, sequences: tl.tensor, slots: tl.tensor,
+    numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Compute what the tokens of this tile need of their sequences, or turns, from the slots that the first pass left.
+
+    It is stored at the slots of the tile. The tile counts the tokens in it, and the sequences that end in it.
+    """
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    last = tl.maximum(span.owner, span.last)
+    sums: tl.tuple = ()
+    for _ in tl.static_range(size(PLAN, "sequence_sums")):
+        sums = sums + (tl.full((SHAPE.sequences,), 0, tl.int32),)
+    for first in range(span.owner, last + 1, SHAPE.sequences):
+        owner = first + tl.arange(0, SHAPE.sequences)
+        slot = program + owner * PLAN.packed
+        sequence, first_slot, slot_count = slots_of(offsets, owner, extents, PLAN)
+        known = (owner <= last) & (sequence >= 0) & (sequence < extents.sequences)
+        totals = gather_slots(tables, first_slot, tl.where(known, slot_count, 0), slots, PLAN, SHAPE)
+        n = integer(totals, PLAN, "counted")
         level = exact(totals, PLAN, "level", True)
         if PLAN.sequence_value != "total":
             level = level / tl.maximum(n, 1).to(tl.float64)
         if PLAN.levels:
-            tl.store(levels + sequence, level.to(levels.dtype.element_ty), mask=known)
+            tl.store(levels + slot, level.to(levels.dtype.element_ty), mask=known)
         if PLAN.pulls:
             pull = pull_of(totals, level, n, numbers, PLAN)
-            tl.store(pulls + sequence, pull.to(pulls.dtype.element_ty), mask=known)
-
-
-@triton.jit
-def count_sequences(
-    tables: SlotTables, inners: tl.tensor, sums: tl.tensor, offsets: tl.tensor, within: tl.tensor, extents: Extents,
-    sequences: tl.tensor, slots: tl.tensor, program: tl.tensor, PLAN: tl.constexpr, SHAPE: tl.constexpr,
-) -> None:  # fmt: skip
-    """Count SHAPE.sequences sequences of turns, and give the turns the factors of their gradients."""
-    owner = program.to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    low, high = turns_of(within, owner, sequences, extents.sequences)
-    first_slot, slot_count = slots_between(offsets, low, high, extents)
-    known = (owner > 0) & (owner <= sequences)
-    totals = gather_slots(tables, first_slot, slot_count, slots, PLAN, SHAPE)
-    valid = tl.where(known, integer(totals, PLAN, "valid"), 0)
-    n = tl.where(known, integer(totals, PLAN, "counted"), 0)
-    add(sums, PLAN, "loss_valid_tokens", valid * 0)
-    add(sums, PLAN, "loss_tokens", n * 0)
-    add(sums, PLAN, "loss_valid_sequences", valid > 0)
-    add(sums, PLAN, "loss_sequences", n > 0)
-    if PLAN.averages:
-        length = n if PLAN.over == "kept" else valid
-        inner = 1.0 / tl.maximum(length, 1).to(tl.float64)
-        for j in range(tl.max(high - low, 0).to(tl.int32)):
-            turn = low + j - 1
-            real_one = (turn >= 0) & (turn < extents.sequences) & (turn + 1 < high)
-            tl.store(inners + turn, inner.to(inners.dtype.element_ty), mask=real_one)
+            tl.store(pulls + slot, pull.to(pulls.dtype.element_ty), mask=known)
+        whole = known
+        if PLAN.turns:
+            # From here on the sequence of each turn.
+            owner = owner_of_turn(within, owner, sequences)
+            low, high = turns_of(within, owner, sequences, extents.sequences)
+            first_slot, slot_count = slots_between(offsets, low, high, extents)
+            totals = gather_slots(tables, first_slot, tl.where(known, slot_count, 0), slots, PLAN, SHAPE)
+            n, whole = integer(totals, PLAN, "counted"), known & (owner > 0) & (owner <= sequences)
+        valid = integer(totals, PLAN, "valid")
+        if PLAN.averages:
+            tl.store(inners + slot, inner_of(valid, n, PLAN).to(inners.dtype.element_ty), mask=known)
+        ends = whole & (slot == first_slot + slot_count - 1)
+        valid_here = tl.load(tables.counts + slot, mask=known, other=0)
+        n_here = tl.load(tables.counts + slots + slot, mask=known, other=0)
+        here = (valid_here, ends & (valid > 0), n_here, ends & (n > 0))
+        more: tl.tuple = ()
+        for i in tl.static_range(size(PLAN, "sequence_sums")):
+            x = here[at(PLAN, "of_sequences", name_of(PLAN, "sequence_sums", i))]
+            more = more + (sums[i] + x.to(tl.int32),)
+        sums = more
+    for i in tl.static_range(size(PLAN, "sequence_sums")):
+        column = at(PLAN, "token_sums", name_of(PLAN, "sequence_sums", i))
+        tl.store(token_sums + (program + column * programs), tl.sum(sums[i], 0).to(tl.float64))
 
 
 @triton.jit
@@ -149,9 +173,11 @@ def finish(
     numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add up the rows of all programs, in the last one: the value, its divisor, the statistics."""
-    rows, apart = rows_left(sequence_programs)
-    of_sequences = sum_of_rows(sequence_sums, rows, apart, size(PLAN, "sequence_sums"))
     of_tokens = sum_of_rows(part_sums, parts, 1, size(PLAN, "token_sums"))
+    of_sequences = of_tokens
+    if PLAN.adds_up:
+        rows, apart = rows_left(sequence_programs)
+        of_sequences = sum_of_rows(sequence_sums, rows, apart, size(PLAN, "sequence_sums"))
     total = sum_named("total", of_tokens, of_sequences, PLAN)
     if PLAN.over is None:
         count = tl.load(given).to(tl.float64)
@@ -173,47 +199,28 @@ def finish(
 @triton.jit(
     do_not_specialize=[
         "tokens", "sequences", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "parts", "part",
-        "owner_count",
     ]
 )  # fmt: skip
 def sequences_kernel(
-    numbers: tl.tensor, offsets: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor,
-    levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, sequence_sums: tl.tensor, token_sums: tl.tensor,
-    token_maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, counter: tl.tensor, given: tl.tensor,
-    value: tl.tensor, divisor: tl.tensor, statistics: tl.tensor, within: tl.tensor,
+    numbers: tl.tensor, offsets: tl.tensor, counts: tl.tensor, floats: tl.tensor, inners: tl.tensor,
+    sequence_sums: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor,
+    part_maxima: tl.tensor, counter: tl.tensor, given: tl.tensor, value: tl.tensor, divisor: tl.tensor,
+    statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32, owner_count: tl.int64,
+    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program.
-
-    The phase "sum" only passes over sequences; the second pass over the tokens does the others.
-    """
+    """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program."""
     numbers = thresholds(numbers, PLAN)
     program = tl.program_id(0)
-    before = sequence_programs if PLAN.writes else program + 1
-    if program < before:
-        tables = slot_tables(counts, integers, floats, None)
+    if program < sequence_programs:
         extents = Extents(tokens, sequences, 0, tiles, tile_bits)
-        if PLAN.turns:
-            of_turns = ((sequences + 2 + SHAPE.sequences - 1) // SHAPE.sequences).to(tl.int32)
-            if program >= of_turns:
-                count_sequences(tables, inners, sequence_sums, offsets, within, extents, owner_count - 2, slots,
-                                program - of_turns, PLAN, SHAPE)  # fmt: skip
-            else:
-                store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
-                                PLAN, SHAPE)  # fmt: skip
-        else:
-            store_sequences(tables, levels, pulls, inners, sequence_sums, offsets, extents, slots, numbers,
-                            PLAN, SHAPE)  # fmt: skip
-    elif PLAN.writes:
-        add_up_part(program - before, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, PLAN)
-    out = Partials(sequence_sums, sequence_sums)
-    if not PLAN.writes:
-        if sequence_programs > ROW_GROUP:
-            add_up_neighbors(counter, out, program, sequence_programs, PLAN)
+        store_sequences(slot_tables(counts, None, floats, None), inners, sequence_sums, offsets, extents, slots, PLAN,
+                        SHAPE)  # fmt: skip
     else:
-        last = is_last(counter, out, program, before, PLAN)
-        if last:
-            finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
-                   sequences, numbers, PLAN)  # fmt: skip
+        add_up_part(program - sequence_programs, token_sums, token_maxima, part_sums, part_maxima, token_programs, part,
+                    PLAN)  # fmt: skip
+    last = is_last(counter, Partials(sequence_sums, sequence_sums), program, sequence_programs, PLAN)
+    if last:
+        finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
+               sequences, numbers, PLAN)  # fmt: skip

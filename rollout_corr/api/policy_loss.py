@@ -306,7 +306,7 @@ def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tupl
         # Autograd takes its time for every argument.
         of_sequences: tuple[Tensor | None, ...] = ()
         if result.inners is not None:
-            of_sequences = result.inners, batch.turns if of_turns else batch.offsets
+            of_sequences = result.inners, batch.offsets
         value = Differentiable.apply(task.new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
     return value, result.statistics, result.divisor
 

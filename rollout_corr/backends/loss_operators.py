@@ -32,7 +32,7 @@ class LossOutputs(NamedTuple):
 
     value: Tensor  # 0-d
     gradient: Tensor  # of the value times its divisor
-    inners: Tensor  # [S], the factor of each sequence's gradient; [U] for a surrogate of turns
+    inners: Tensor  # [S], the factor that each sequence's gradient still lacks
     divisor_out: Tensor  # 0-d float64
     statistics: Tensor  # float64, the sums and then the maxima
 
@@ -136,8 +136,9 @@ def launcher() -> Any:
 def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_call.Outputs:
     found = kernels().run(operands._replace(differentiable=True), objective)
     one = torch.ones((), dtype=found.gradient.dtype, device=found.gradient.device)
-    owners = operands.offsets if operands.turns is None else operands.turns
-    slope = kernels().scale(ScaleOperands(found.gradient, found.inners, one, found.divisor, owners, one.dtype))
+    slope = kernels().scale(
+        ScaleOperands(found.gradient, found.inners, one, found.divisor, operands.offsets, one.dtype)
+    )
     return _results(operands, objective, found.value, slope, found.statistics)
 
 
@@ -207,8 +208,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
     new, offsets = operands.new, operands.offsets
     kind = torch.float64 if operands.double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
-    if operands.turns is not None:
-        sequences = operands.turns.shape[0] - 1
+    averages_late = objective.mean.averages and not objective.surrogate.reads_sequences
 
     def empty(*size: int, dtype: torch.dtype = kind) -> Tensor:
         return torch.empty(size, dtype=dtype, device=new.device)
@@ -218,7 +218,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
         new,
         empty(),
         empty(*new.shape) if operands.differentiable else None,
-        empty(sequences) if objective.mean.averages else None,
+        empty(sequences) if averages_late else None,
         empty(dtype=torch.float64),
         empty(len(loss_metrics.sum_names(objective)) + len(loss_metrics.max_names()), dtype=torch.float64),
     )

@@ -15,13 +15,14 @@ import triton.language as tl
 
 from ..backends.operators import beyond_kernels
 from ..frameworks.shared.doors import Door
+from ..kernels.accumulators import kept_of
 from ..kernels.correct.apply import apply_kernel
 from ..kernels.correct.decide import decide_kernel
 from ..kernels.correct.plan import Plan, Tables
 from ..kernels.correct.planner import numbers_of, plan_of
 from ..kernels.correct.read import read_kernel
 from ..kernels.grid import SHAPES, Shape
-from ..kernels.partials import groups, kept_maxima
+from ..kernels.partials import groups
 from ..kernels.tiles import Tiling
 from ..metrics import native, schema
 from ..specs.correction import Spec
@@ -50,8 +51,6 @@ PROGRAMS = {
     "apply_kernel": "tile of tokens",
     "sum_kernel": "tile of tokens",
     "gradient_kernel": "tile of tokens",
-    "sums_kernel": f"{SHAPE.sequences} sequences",
-    "finish_kernel": "part of the sums over tokens",
     "sequences_kernel": f"{SHAPE.sequences} sequences, and more that add up what the launch before left",
     "scale_kernel": "tile of tokens, in backward",
 }
@@ -425,8 +424,9 @@ def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> str:
     def most(table: str) -> int:
         return max(len(getattr(plan, table)) for plan in plans)
 
-    maxima = max(map(kept_maxima, plans))
+    maxima = max(kept_of(plan, "token_maxima") for plan in plans)
     corrections = [plan for plan in plans if isinstance(plan, Plan)]
+    in_two_passes = getattr(plans[-1], "phase", None) == "write"
     tables = [
         *((table, most(table), "slots", kind)
           for table, kind in zip(TABLES, ("int32", "int64", "float32", "int32"), strict=True)),
@@ -438,9 +438,9 @@ def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> str:
         ("sequence_maxima", most("sequence_maxima"), rows, "float64"),
         ("states", any(plan.applies for plan in corrections), "sequences", "int32"),
         ("sequence_weights", any(plan.spreads for plan in corrections), "sequences", "float32"),
-        ("levels", any(getattr(plan, "levels", False) for plan in plans), "sequences", "float32"),
-        ("part_counter", any(getattr(plan, "phase", None) == "write" for plan in plans), "parts", "int32"),
-        ("pulls", any(getattr(plan, "pulls", False) for plan in plans), "sequences", "float32"),
+        ("part_counter", in_two_passes, "parts", "int32"),
+        *((table, in_two_passes and getattr(plans[-1], there), "slots", "float32")
+          for table, there in (("levels", "levels"), ("pulls", "pulls"), ("inners", "averages"))),
     ]  # fmt: skip
     read = {one for kernel in kernels for one in kernel.parameters if names_in(kernel.body)[one]}
     lines = [f"    {name} = table({int(many)}, {columns}, torch.{kind})" for name, many, columns, kind in tables

@@ -93,8 +93,7 @@ def counted_by(plan: LossPlan) -> set[str]:
 
 PAIR = "train/rollout"
 # Names of the kernels by the phase of their pass.
-NAMES = {"sum": ("sum_kernel", "sums_kernel"), "write": ("gradient_kernel",),
-         "whole": ("gradient_kernel", "sequences_kernel")}  # fmt: skip
+NAMES = {"sum": ("sum_kernel",), "write": ("gradient_kernel",), "whole": ("gradient_kernel", "sequences_kernel")}
 
 
 def named_number(name: str, x: float) -> float:
@@ -141,10 +140,8 @@ def kernels_of_loss(
     kernels = written(found, plans)
     programs = []
     for plan in plans:
-        programs.append("token_programs")
-        if plan.adds_up:
-            programs.append("sequence_programs" + (f" + parts * {groups(plan)}" if plan.writes else ""))
-    scaling = Scaling(packed=True, averages=plans[-1].averages)
+        programs += ["token_programs", f"sequence_programs + parts * {groups(plan)}"][: len(NAMES[plan.phase])]
+    scaling = Scaling(packed=True, averages=plans[-1].averages_late)
     gone = set() if scaling.averages else {"inners", "offsets"}
     backward = found.specialized(scale_kernel, arguments_of(scale_kernel, scaling, OF_LOSS, gone), top=True)
     return [*kernels, backward], programs, plans
@@ -260,7 +257,7 @@ def fused_loss(traced: Traced, program: Program, door: Door, eager: bool) -> lis
     tables = tables_of([*([] if plan is None else [plan]), *plans], [*kernels, *forward], rows)
     constants, *texts = texts_of([*kernels, *of_loss], found, eager, width)
     function = _function(traced, program, plan, plans[-1], door.layout == "packed", eager, tables, launches)
-    return [constants, *texts, function, _scaled(backward, plans[-1].averages, width)]
+    return [constants, *texts, function, _scaled(backward, plans[-1].averages_late, width)]
 
 
 def _function(
@@ -274,7 +271,7 @@ def _function(
         "gradient": "torch.empty_like(new_logp, dtype=torch.float32)",
         "numbers": f"torch.empty({len(program.numbers)}, dtype=torch.float64, device=device)",
     }
-    if last.averages:
+    if last.averages_late:
         outputs["inners"] = "torch.empty(sequences, dtype=torch.float32, device=device)"
     gives = {}
     if correction is not None:
@@ -287,7 +284,7 @@ def _function(
         weights = "weights" if correction.writes_weights else "None"
         mask = f"{'mask_out' if traced.trains else 'mask'}.view(dtype)"
         gives = {weights: weights.replace("weights", "torch.Tensor"), mask: "torch.Tensor", "keep": "torch.Tensor"}
-    saved = "(gradient, divisor, inners, offsets)" if last.averages else "(gradient, divisor)"
+    saved = "(gradient, divisor, inners, offsets)" if last.averages_late else "(gradient, divisor)"
     gives = {"value": "torch.Tensor", saved: "tuple[torch.Tensor, ...]", **gives, "numbers": "torch.Tensor"}
     return LAUNCHES.format(
         parameters="".join(f"    {name}: torch.Tensor,\n" for name in names),

@@ -301,6 +301,11 @@ class Surrogate(Checked):
         """The value of its sequence's log-ratios that a token reads; None: none."""
         return None if self.ratio_level == "token" else self.traits.aggregate
 
+    @property
+    def reads_sequences(self) -> bool:
+        """True if the gradient of a token depends on sums over its whole sequence."""
+        return self.sequence_value is not None or self.traits.one_loss
+
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
         """The masks of `TokenLoss` that can be set: some of "low", "high", "dual"."""
         return ()
