@@ -173,14 +173,14 @@ SYSTEMS = {
 }  # fmt: skip
 
 CLAIMS = (
-    ("verl", "weights are bounded to exp(+-20), a token's or a sequence's product", "`Spec.clamp`; tests/definition"),
+    ("verl", "weights of tokens and products of sequences lie within exp(+-20)", "`Spec.clamp`; tests/definition"),
     ("verl", "weights and rejection are independent: either works alone, and neither changes the other",
      '`rejected="mask"`; conformance of 20 presets'),
     ("verl", "normalization by the batch comes after truncation", '`normalize="batch"`; conformance'),
     ("verl", "IcePop changes weights and not the mask", '`outside="zero"`; conformance'),
     ("verl", "a mean weight beyond 0.5 to 2, an ESS below 0.3, a spread above 1, a KL above 0.1, chi2 above 1 is "
      "unhealthy", "`out.warnings()`; tighter and measured limits: [metrics.md](metrics.md#what-warnings-reports)"),
-    ("verl", "weights of sequences are unbiased and vary most, those of tokens are biased and vary less",
+    ("verl", "sequence weights are unbiased and vary most, token weights are biased and vary less",
      "[estimators.md](estimators.md), measured"),
     ("verl", "three policies make training independent of the batch size",
      "[estimators.md](estimators.md#what-depends-on-the-batch-size)"),
@@ -207,7 +207,7 @@ ELSEWHERE = (
      "`Batch(scale=1 / (prompts * tokens of the prompt))`"),
     ("SkyRL#1896", "REPO-R", "advantages are the caller's"),
     ("AReaL", "`mask_stale_rollout_tokens`: masks stale tokens of sequences that end fresh, and leaves all others",
-     "`mask & (fresh | ~fresh.any(1, keepdim=True))`; `Criterion(\"age\")` drops stale tokens of every sequence"),
+     "`mask & ~(stale & fresh.any(1, keepdim=True))`; `Criterion(\"age\")` drops stale tokens of every sequence"),
     ("miles#1344", "`off_policy_is_function`", "`rc.CISPO` with `rollout_logp` alone"),
     ("miles", "a gate of the policy gradient, sigmoid(A * -logp / eta)", "`policy_loss(weights=...)`"),
     ("miles", "replay of the engine's kept sets", "`rc.KeptMass` where the mass of the set is known"),
@@ -217,11 +217,16 @@ ELSEWHERE = (
 HEAD = """\
 # Coverage
 
-You use verl, xtuner or SkyRL and want to know whether this package has each option and metric of their corrections.
-[conformance.md](conformance.md) shows where the numbers agree,
-[presets.md](presets.md#where-the-numbers-differ-from-the-frameworks) where they do not.
-(`PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md` makes this page from what the readers and
-`metrics(...)` return; `make test-peers` compares the lists with checkouts.)
+You use verl, xtuner or SkyRL, and want to know whether this package has every option and metric of their corrections.
+It has, except where a row says "none". [conformance.md](conformance.md) shows where the numbers agree,
+[presets.md](presets.md#where-the-numbers-differ-from-the-frameworks) where they differ.
+"""
+
+FOOT = """
+`PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md` makes this page from what the readers and
+`metrics(...)` return; `make test-peers` compares the lists with checkouts.
+
+**Next:** [integrations.md](integrations.md) to put it into a job, [migrate.md](migrate.md) to read your configuration.
 """
 
 
@@ -251,7 +256,7 @@ def markdown() -> str:
             f"From {framework.at.partition(' (')[2].rstrip(')')}.",
             "",
         ]
-        lines += ["| system | here |", "|---|---|", *(f"| {one} | {here} |" for one, here in SYSTEMS[framework.name])]
+        lines += ["| part | here |", "|---|---|", *(f"| {one} | {here} |" for one, here in SYSTEMS[framework.name])]
         lines += ["", "| option | here |", "|---|---|"]
         for settings in framework.settings:
             said = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
@@ -269,12 +274,20 @@ def markdown() -> str:
         if others:
             lines += ["| other metrics | here |", "|---|---|"]
             lines += [*(f"| {', '.join(keys)} | {answer} |" for answer, keys in others.items()), ""]
-        lines += [f"Presets: {', '.join(f'`{name}`' for name in presets_of(framework))}.", ""]
-    lines += ["## Claims", "", "| who | claim | here |", "|---|---|---|"]
+        lines += [f"[Presets](presets.md#{framework.name}): {len(presets_of(framework))}.", ""]
+    lines += ["## Claims", "", "What their documentation says of a correction, and where it is checked here.", ""]
+    lines += ["| who | claim | here |", "|---|---|---|"]
     lines += [f"| {who} | {claim} | {here} |" for who, claim, here in CLAIMS]
-    lines += ["", "## Options of others", "", "| where | option | here |", "|---|---|---|"]
+    lines += [
+        "",
+        "## Options of others",
+        "",
+        "Options of other frameworks, and of open pull requests, that no preset has.",
+        "",
+    ]
+    lines += ["| where | option | here |", "|---|---|---|"]
     lines += [f"| {where} | {option} | {here} |" for where, option, here in ELSEWHERE]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + FOOT
 
 
 if __name__ == "__main__":
