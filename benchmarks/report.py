@@ -58,8 +58,8 @@ everybody's own code and the same batch.
 - **Bytes a token**: what operations read and write, over the valid tokens; of the kernels what their compiled code
   loads and stores, counted by an interpreter of PTX. **Temporaries**: the most at a time beyond what is returned.
 - **Host**: CPU time within these functions divided by our kernels', metrics and backward included, for 256 sequences
-  of up to 8 tokens. Ours runs over a driver that does nothing, the others compute on a CPU, 1 to 2 us an operation. Two
-  runs on a shared machine differed by up to a third.
+  of up to 8 tokens. Ours runs over a driver that does nothing, the others compute on a CPU, 1 to 2 us an operation.
+  The least of five runs, which differed by up to a factor of two on a shared machine.
 - **ejected**: files of `rollout-corr eject` in plain torch, for tensors or as a framework's function with its metrics:
   `verl.decoupled_geo_rs_token_tis`, `skyrl.tldr` and `trl.token_truncate`; losses: `verl.ppo` (no weights) and
   `verl.bypass_ppo_clip_geo_rs`.
