@@ -36,7 +36,11 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
     if given.offsets is not None:  # those of rows do not decrease
         within = within.cummax(0).values
     if advantages is not None:
-        advantages = _of_turns(advantages, within, many) if given.per_sequence else advantages.reshape(-1)
+        if given.per_sequence:
+            # The owner of a turn is the sequence of its first token.
+            advantages = _of_turns(advantages, torch.searchsorted(offsets[1:], turns[:many], right=True))
+        else:
+            advantages = advantages.reshape(-1)
     flat = {name: x.reshape(-1) for name in names if (x := getattr(given, name)) is not None}
     return given._replace(offsets=turns, advantages=advantages, **flat), within
 
@@ -66,8 +70,7 @@ class PartsOfTurns:
         sequences = torch.arange(self.within.shape[0], device=owners.device)
         self.within.copy_(torch.searchsorted(owners, sequences))
         if self.advantages is not None and self.per_sequence is not None:
-            of_turns = _of_turns(self.per_sequence, self.within, owners.shape[0])
-            self.advantages.copy_(of_turns)
+            self.advantages.copy_(_of_turns(self.per_sequence, owners_of(self.within, owners.shape[0])))
 
 
 def rows_as_offsets(like: Tensor) -> Tensor:
@@ -100,8 +103,8 @@ def owners_here(turns: Tensor, within: Tensor) -> Tensor:
     return torch.stack([torch.where(here, owners, 0), here.long()])
 
 
-def _of_turns(advantages: Tensor, within: Tensor, many: int) -> Tensor:
+def _of_turns(advantages: Tensor, owners: Tensor) -> Tensor:
     """[U]: the advantages of the sequences that turns belong to; those of none have no token, so any does."""
     if not advantages.shape[0]:
-        return advantages.new_zeros(many)
-    return advantages.index_select(0, owners_of(within, many).clamp(max=advantages.shape[0] - 1))
+        return advantages.new_zeros(owners.shape[0])
+    return advantages.index_select(0, owners.clamp(max=advantages.shape[0] - 1))

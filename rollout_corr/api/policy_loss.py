@@ -393,7 +393,9 @@ def _correct_inside(request: LossRequest, batch: OpenBatch, run: Spec) -> InnerC
     statistics = replace(found.statistics, spec=spec)
     factors, trains = found.weights, found.mask
     if not request.use.multiply:
-        factors = None if spec.rejected == "mask" or trains is None else trains != 0
+        factors = None if spec.rejected == "mask" else trains
+        if factors is not None and factors.dtype != torch.bool:
+            factors = factors != 0
         trains = None if spec.rejected == "zero" else trains
     return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics, found.keep_turns))
 

@@ -44,12 +44,16 @@ def _operands(task: LossTask) -> LossOperands:
     chosen = None
     if task.decided is not None:
         (chosen,) = task.decided.tokens or (None,)
+    advantages, per_sequence = task.advantages, batch.per_sequence
+    if advantages.dim() == 2 and advantages.shape[1] and advantages.stride(1) == 0:
+        # [B, 1] expanded to [B, T]: the kernels read each once, where a copy would be made for them.
+        advantages, per_sequence = advantages[:, 0], True
     return LossOperands(
         new=batch.train,
         base=task.base,
         ref=task.ref,
-        advantages=task.advantages,
-        per_sequence=batch.per_sequence,
+        advantages=advantages,
+        per_sequence=per_sequence,
         weights=task.weights,
         trains=task.trains,
         mask=batch.mask,

@@ -223,7 +223,7 @@ OF_CORRECTION, OF_LOSS = 4, 3
 # By name: torch searches for where turns begin among sequences, in two operations.
 MORE_OF_CORRECTION = {"roll.segment": 5}
 # By name: a KL with a mean of its own is a loss of its own; the ratio of turns needs the turns again.
-MORE_OF_RECIPE = {"skyrl.grpo": 10, "roll.segment": 15}
+MORE_OF_RECIPE = {"skyrl.grpo": 10, "roll.segment": 14}
 NEW, OLD, ROLLOUT, REF = -torch.rand(4, 4, 64, generator=torch.Generator().manual_seed(0))
 NEW.requires_grad_()
 ADVANTAGES = torch.tensor([1.0, -1.0, 0.5, -0.5])
@@ -277,6 +277,15 @@ def test_a_preset_takes_four_launches_and_its_loss_three(name, packed, launched)
         launched,
     )
     assert loss.launches == OF_LOSS and not loss.waits
+
+
+def test_an_advantage_that_a_row_repeats_is_not_copied(launched):
+    old, *_, new = logps(packed=False)
+    repeated = ADVANTAGES[:, None].expand(4, 64)
+    cost = ours.cost_on_kernels(
+        lambda: with_backward(rc.policy_loss(new, repeated, batch_of(None), old_logp=old, backend="triton")), launched
+    )
+    assert cost.launches == OF_LOSS
 
 
 def is_on_kernels(recipe):

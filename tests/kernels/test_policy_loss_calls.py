@@ -65,6 +65,17 @@ def test_a_batch_that_inference_mode_has_read_goes_backward(device):
     assert torch.equal(*grads)
 
 
+@pytest.mark.parametrize("name", ["ppo", "gmpo"])
+def test_an_advantage_that_a_row_repeats_is_one_of_its_sequence(name, device):
+    """To the bit: [B, 1] expanded to [B, T], and the copy that it would be."""
+    new, advantages, mask, old = inputs(device)
+    repeated, found = advantages[:, :1].expand(4, 48), []
+    for given in (repeated, repeated.contiguous()):
+        out = rc.policy_loss(new, given, rc.Batch(mask=mask), rc.Loss(SURROGATES[name]), old_logp=old, backend="triton")
+        found.append((out.value, *torch.autograd.grad(out.value, new), out.statistics.vector))
+    assert all(map(torch.equal, *found))
+
+
 def test_nothing_to_train_on(device):
     """0, and gradients of 0 that keep the graph."""
     new, advantages, mask, old = inputs(device)
