@@ -169,7 +169,7 @@ ALWAYS = [
            lambda v, n: ratio_of(v["ratio2"] + 2.0 * v["ratio"], n)),
     Metric("sequence_chi2_train_rollout", "mean e^(2 clamp(sum D)) - 1", "ratio", SEQUENCES,
            healthy("sequence_chi2_train_rollout"), mean("chi2_sequence")),
-    Metric("sequence_logratio_abs_mean", "mean |sum D|: about T x KL", "nats", SEQUENCES, "< clamp / 2",
+    Metric("sequence_logratio_abs_mean", "mean |sum D|: near T x KL where long", "nats", SEQUENCES, "< clamp / 2",
            mean("abs_sum_d")),
     Metric("sequence_logratio_abs_max", "max |sum D|", "nats", SEQUENCES, "< clamp", maximum("abs_sum_d")),
     Metric("sequence_train_ppl_mean", "mean exp(-mean train_logp)", "perplexity", SEQUENCES, "like rollout's",

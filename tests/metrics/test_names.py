@@ -7,11 +7,8 @@ import re
 import torch
 
 import rollout_corr as rc
-from builders.metrics_page import markdown
+from builders.metrics_page import rows
 
-ROWS = re.findall(
-    r"^\| `([\w./]+)` \| (.*) \| ([^|]*) \| ([^|]*) \| [^|]* \|$", markdown().partition("## What")[0], re.MULTILINE
-)
 # Of a whole call, whatever it counts.
 OF_CALLS = {"weight_divisor"}
 STATISTICS = (
@@ -20,7 +17,8 @@ STATISTICS = (
 
 
 def test_a_key_names_its_unit_and_ends_with_its_statistic():
-    for key, _, unit, over in ROWS:
+    for row in rows():
+        key, unit, over = row.key, row.unit, row.over.words
         name = key.rpartition("/")[2].removeprefix("route_")
         if over == "-":
             assert name.startswith(unit), key
