@@ -66,7 +66,7 @@ def better(results: Found) -> Table:
             theirs = [(row["who"], amounts(results, row), mine[row["layout"]]) for row in rows if row["version"]]
             less = [[who for who, one, other in theirs if one[name] < other[name]] for name in AMOUNTS]
             lines.append([head, ours, *(", ".join(who) or "-" for who in less)])
-    return Table("Who takes less than ours", ["call", "less than", *AMOUNTS], lines, 2 + len(AMOUNTS))
+    return Table("Frameworks that take less", ["call", "than our", *AMOUNTS], lines, 2 + len(AMOUNTS))
 
 
 def amounts(results: Found, row: Found) -> dict[str, float]:

@@ -234,11 +234,6 @@ def all_tables(results: Found) -> list[Table]:
             "Peak temporaries + outputs, MiB",
             lambda row: f"{mebibytes(row['temporaries'])} + {mebibytes(row['outputs'])}",
         ),
-        row_table(
-            results,
-            f"Page faults a call (ms in the kernel), {few}",
-            lambda row: f"{row['faults']} ({number(row['system_ms'])})",
-        ),
         count_table(results),
     ]
     return [one for one in found if one.rows]
