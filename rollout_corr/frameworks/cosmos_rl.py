@@ -88,7 +88,7 @@ def _loss(
 
 KNOWN = defaults_of(_loss)
 TABLE = {name: value for name, value in KNOWN.items() if name != "variant"}
-NOTE = "with balance_dp_token pass the tokens of all ranks as the total"
+NOTE = "total, with balance_dp_token: tokens of all ranks"
 built_recipe("cosmos_rl.grpo", partial(_loss, "grpo"), BOTH, NOTE, TABLE)
 built_recipe("cosmos_rl.gspo", partial(_loss, "gspo"), BOTH, f"{NO_LOWER_CLAMP}; {NOTE}", TABLE)
 

@@ -99,7 +99,7 @@ named_recipe(
 )
 named_recipe("nemo.cispo", Named(around_one, **SIDES), DECOUPLED, GLOBAL, **KL_OF_NAMES)
 # NeMo refuses sequence_level_importance_ratios together with token_level_loss.
-ALL_SEQUENCES = "pass the sequences of all ranks as the total"
+ALL_SEQUENCES = "total: sequences of all ranks"
 named_recipe(
     "nemo.gspo_is", Named(GSPO, **DUAL), BOTH, ALL_SEQUENCES, spec="nemo.gspo_is", mean=SEQUENCES, **KL_OF_NAMES
 )

@@ -154,7 +154,7 @@ named_recipe("dppo.kl", Named(partial(_dppo, "kl"), delta=0.05, clip_ratio_c=20.
 
 # --- Fast-LLM 7d61a1b (2026-07-20) ---
 
-DOCUMENTS = "pass the documents of all ranks as the total"
+DOCUMENTS = "total: documents of all ranks"
 named_recipe("fast_llm.grpo", Named(clip, epsilon_low=0.2, epsilon_high=0.2), BYPASS, GLOBAL)
 named_recipe(
     "fast_llm.gspo", Named(GSPO, epsilon_low=0.2, epsilon_high=0.2), BYPASS, DOCUMENTS, mean=Mean("sequence_sum")
@@ -250,7 +250,7 @@ def _per_sequence(by_group: bool) -> Mean:
     return Mean("sum" if boolean("group_normalization", by_group) else "sequence_sum")
 
 
-BATCH_SIZE = "pass batch_size, the samples of a step, as the total; with group_normalization scale = 1 / group_tokens"
+BATCH_SIZE = "total: batch_size, the samples of a step; with group_normalization scale = 1 / group_tokens"
 PIPELINE_MEAN: dict[str, Any] = {"mean": Named(_per_sequence, group_normalization=False)}
 PIPELINE_KL = Named(
     lambda coef, log_clamp: KL("k3", coef, log_clamp=log_clamp) if coef else None,

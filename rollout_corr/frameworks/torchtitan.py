@@ -33,7 +33,7 @@ presets("torchtitan", "torchtitan b5bcd76 (2026-08-21)")(
     )
 )
 CLIP = partial(PPO, clamp=10.0)
-TOTAL = "pass the response tokens of all ranks whose generator_logprobs are finite as the total"
+TOTAL = "total: response tokens of all ranks whose generator_logprobs are finite"
 GRPO, DAPO = {"clip_eps": 0.2}, {"ratio_clip_low": 0.2, "ratio_clip_high": 0.2}
 PARTS: dict[str, Any] = {"spec": "torchtitan.finite", "over": "kept"}
 named_recipe("torchtitan.grpo", Named(lambda eps: CLIP(eps, number("clip_eps", eps)), **GRPO), BYPASS, TOTAL, **PARTS)

@@ -95,7 +95,7 @@ def _sides(both: float, low_high: tuple[float, float] | None) -> tuple[float, fl
 AGGREGATED = {mode: AGGREGATIONS[mode] for mode in ("token-mean", "seq-mean-token-mean")}
 CLIP: dict[str, Any] = {"eps_clip": 0.2, "eps_clip_low_high": None, "dual_clip": None}
 PARTS: dict[str, Any] = {"mean": mean(AGGREGATED, loss_agg_mode="token-mean")}
-ALL_SEQUENCES = "pass the sequences of all ranks as the total"
+ALL_SEQUENCES = "total: sequences of all ranks"
 of_presets("openrlhf", Named(clipped, **CLIP), BOTH, GLOBAL, **PARTS)
 named_recipe("openrlhf.ppo", Named(clipped, **CLIP), DECOUPLED, GLOBAL, **PARTS)
 named_recipe("openrlhf.grpo", Named(clipped, **CLIP), DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}", **PARTS)

@@ -34,7 +34,7 @@ KL_KINDS: dict[str, KLKind] = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_k
 KL_KINDS |= {"k1": "k1", "k2": "k2", "k3": "k3"}
 
 # Notes that several frameworks share.
-GLOBAL = "pass the tokens of all ranks as the total"
+GLOBAL = "total: tokens of all ranks"
 SAME_AS_PPO = "the loss of ppo: GRPO is in the advantages"
 NO_LOWER_CLAMP = "it does not clamp the log-ratio from below; this package clamps it at -10"
 OPEN_ENDS = "its bounds exclude their ends; this package includes them"

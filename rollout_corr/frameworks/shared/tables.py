@@ -36,29 +36,36 @@ def presets() -> str:
 
 
 def losses() -> str:
-    """Return the table of recipes: log-probs that each needs, its loss, its spec by name, and what it is divided by."""
+    """Return the tables of recipes: log-probs that each needs, its loss, its spec by name, and what it is divided by.
+
+    Recipes of a framework that differ in their names alone share a row.
+    """
     lines = [BEGIN.format("losses")]
     specs = {preset.name: preset.build() for preset in every_preset()}
     for framework, found in groupby(every_recipe().items(), key=lambda item: item[0].partition(".")[0]):
-        lines += ["", f"### {framework}", ""]
-        lines += _header("recipe", "log-probs", "loss of a token", "spec", "mean of", "over", "note")
+        lines += [
+            "",
+            f"### {framework}",
+            "",
+            *_header("recipe", "log-probs", "loss of a token", "spec", "mean", "note"),
+        ]
+        rows: dict[tuple[str, ...], list[str]] = {}
         for name, recipe in found:
             made = recipe.build()
-            loss = made.loss
+            loss, mean = made.loss, made.loss.mean
             terms = [f"; {_code(expression(term))}" for term in (loss.kl, loss.regularizer) if term is not None]
             # The name of the Spec that the recipe runs, its own if there is one.
             same = [preset for preset, spec in specs.items() if spec == made.spec]
-            lines.append(
-                _row(
-                    _code(name),
-                    ", ".join(map(_code, recipe.needs)) or "-",
-                    _loss(loss.surrogate) + "".join(terms),
-                    "-" if made.spec is None else _code(name if name in same else same[0]),
-                    loss.mean.of if loss.mean.length is None else f"{loss.mean.of} / {loss.mean.length:g}",
-                    "-" if loss.mean.of == "sum" else loss.mean.over,
-                    recipe.note or "-",
-                )
+            cells = (
+                ", ".join(map(_code, recipe.needs)) or "-",
+                _loss(loss.surrogate) + "".join(terms),
+                "-" if made.spec is None else "of its name" if name in same else _code(same[0]),
+                (mean.of if mean.length is None else f"{mean.of} / {mean.length:g}")
+                + ("" if mean.of == "sum" or mean.over == "original" else f" over {mean.over}"),
+                recipe.note or "-",
             )
+            rows.setdefault(cells, []).append(_code(name))
+        lines += [_row(", ".join(names), *cells) for cells, names in rows.items()]
     return "\n".join([*lines, "", END, ""])
 
 
