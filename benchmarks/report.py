@@ -92,8 +92,6 @@ mask. *packed* is the same tokens in one row with `cu_seqlens` and no mask |
 | GB/s | each input read once and each output written once, over the time |
 | temporaries | the peak of what a call holds beyond its inputs and outputs, from every event of torch's CPU \
 allocator, in a separate call. Memory that is still allocated when the call returns counts as output |
-| passes over tokens | the elements of the largest tensor of each operation, over the valid tokens |
-| (a; b) in counts | hand-written torch; the definition |
 
 **How it is timed.** Times include all outputs, and the metrics as Python floats. First all results are compared with
 ours: weights to 1e-5, masks equal except for sequences within 1e-6 of a bound, metrics to 2e-3. Then all run once a
@@ -104,15 +102,14 @@ processor time.
 
 **Page faults.** Linux hands out a page of 4 KiB when it is first written to, and clears it. A new temporary of 64 MiB
 costs 16,384 faults, some 25 ms, before it holds a number. glibc takes fresh pages for every temporary above 32 MiB,
-which is every full-size one at 2048 x 8192; below that, what the process did before decides. The counts have the faults
-of a call.
+which is every full-size one at 2048 x 8192; below that, what the process did before decides.
 
 **Where ours is not far ahead, and why.**
 
 - 64 x 1024: everything lies in the second-level cache, and an operation takes 1 to 2 us however little it does. Ours
-  takes fewer operations and passes than hand-written torch, but five to eight times the bytecodes: it checks arguments,
-  works in blocks, and makes statistics that merge. It also sums D exactly (4 passes), computes k3 without cancellation,
-  and handles tokens that are not finite.
+  takes fewer operations than hand-written torch, but more Python: it checks arguments, works in blocks, and makes
+  statistics that merge. It also sums D exactly (4 passes), computes k3 without cancellation, and handles tokens
+  that are not finite.
 - 256 x 2048 padded: fewer passes win, and so do verl's page faults, which *pages kept* takes away.
 - Packed batches: there is no padding to save, so hand-written torch takes about as long, until a batch no longer fits
   in cache.
@@ -134,9 +131,8 @@ checkouts |
 | `make gpu-report ARGS="--out $DIR"` | on a GPU: everything, in nine minutes, without a network; it takes the \
 torch, Triton, pytest and hypothesis that `PYTHON` has |
 | `make gpu-report ARGS="--rehearse --out /tmp"` | its steps on a CPU: shows only that they work |
-| `make bench ARGS="--blocks --json $DIR/cpu.json"` | installs verl into its own environment; times on a CPU, next \
+| `make bench ARGS="--json $DIR/cpu.json"` | installs verl into its own environment; times on a CPU, next \
 to verl. `--quick` takes a minute. Where torch sees a GPU, the GPU's benchmark |
-| `make bench ARGS="--operations --json $DIR/cpu.json"` | counts on a CPU, on a busy machine too |
 | `make bench-compare` | fails where a call of ours launches, waits, moves or holds more than in `$DIR/costs.json`; \
 prints times next to the last ones stored |
 | `python -m benchmarks.report` | this page, from the files in `benchmarks/results/`; do not edit it |

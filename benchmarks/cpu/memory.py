@@ -17,11 +17,10 @@ class Allocation(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes: the most at a time that did not survive, what survived, and of all allocations together."""
+    """Bytes: the most at a time that did not survive, and what survived."""
 
     temporaries: int
     outputs: int
-    allocated: int = 0
 
 
 def account(events: Iterable[Allocation]) -> Memory:
@@ -39,16 +38,15 @@ def account(events: Iterable[Allocation]) -> Memory:
             alive.pop(event.address, None)
     survivors = set(alive.values())
     live: dict[int, int] = {}
-    now = peak = allocated = 0
+    now = peak = 0
     for position, event in enumerate(ordered):
-        allocated += max(event.size, 0)
         if event.size > 0 and position not in survivors:
             live[event.address] = event.size
             now += event.size
             peak = max(peak, now)
         elif event.size < 0:
             now -= live.pop(event.address, 0)
-    return Memory(peak, sum(ordered[position].size for position in survivors), allocated)
+    return Memory(peak, sum(ordered[position].size for position in survivors))
 
 
 def measure(call: Callable[[], object]) -> Memory:

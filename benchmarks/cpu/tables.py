@@ -51,18 +51,14 @@ def speedup(case: Found, name: str, over: str, what: str = "wall_ms") -> float |
     return None if mine is None or theirs is None or not mine else theirs / mine
 
 
-def usual(results: Found, threads: int | None = None) -> list[Found]:
-    """The cases under the allocator as it is; by default those with the fewest threads that were used."""
-    found = [case for case in results["cases"] if case["pages"] == "default"]
-    if threads is None:
-        threads = min(case["threads"] for case in found)
-    return [case for case in found if case["threads"] == threads]
+def usual(results: Found) -> list[Found]:
+    """The cases under the allocator as it is."""
+    return [case for case in results["cases"] if case["pages"] == "default"]
 
 
 def disturbed(results: Found, case: Found) -> float:
     """The fraction of a case's rounds that were disturbed."""
-    same = [other["calibration_ms"] for other in results["cases"] if other["threads"] == case["threads"]]
-    limit = DISTURBED * min(value for taken in same for value in taken)
+    limit = DISTURBED * min(value for other in results["cases"] for value in other["calibration_ms"])
     return sum(value > limit for value in case["calibration_ms"]) / len(case["calibration_ms"])
 
 
@@ -75,10 +71,6 @@ def absent(results: Found) -> list[str]:
     """'who: why' of those that never ran."""
     notes = {row["name"]: row["note"] for case in results["cases"] for row in case["rows"]}
     return [f"{name}: {notes[name]}" for name in ORDER if name in notes and name not in present(results)]
-
-
-def said_threads(threads: int) -> str:
-    return f"{threads} thread{'s' * (threads > 1)}"
 
 
 def size(case: Found) -> str:
@@ -101,7 +93,7 @@ def one_line(case: Found) -> str:
     """Progress."""
     taken = [f"{name} {median(case, name):.2f}" for name in ORDER if median(case, name) is not None]
     pages = ", pages kept" if case["pages"] == "kept" else ""
-    where = f"{size(case)} {case['layout']}, {case['workload']}, {said_threads(case['threads'])}{pages}"
+    where = f"{size(case)} {case['layout']}, {case['workload']}{pages}"
     return f"{where}: {', '.join(taken)} ms"
 
 
@@ -115,7 +107,7 @@ def _by_case(title: str, columns: dict[str, Callable[[Found], str]], cases: Sequ
     return table(title, ["size", "layout", "workload"], where, columns, cases)
 
 
-def time_table(results: Found, threads: int) -> Table:
+def time_table(results: Found) -> Table:
     columns: dict[str, Callable[[Found], str]] = {
         name: lambda case, name=name: number(median(case, name)) for name in present(results)
     }
@@ -124,7 +116,7 @@ def time_table(results: Found, threads: int) -> Table:
         "rounds": rounds_of,
         "disturbed": lambda case: f"{disturbed(results, case):.0%}",
     }
-    return _by_case(f"Milliseconds a call, {said_threads(threads)}", columns, usual(results, threads))
+    return _by_case("Milliseconds a call, 1 thread", columns, usual(results))
 
 
 def speed_table(results: Found, title: str, cases: Sequence[Found]) -> Table:
@@ -166,39 +158,18 @@ def loss_table(results: Found) -> Table:
     return _by_case("policy_loss: milliseconds of forward, backward and metrics, 1 thread", columns, cases)
 
 
-def row_table(results: Found, title: str, cell: Callable[[Found], str]) -> Table:
-    """Make a table with a cell for each contender's row."""
-
+def memory_table(results: Found) -> Table:
     def of(case: Found, name: str) -> str:
         row = row_of(case, name)
-        return "-" if row is None else cell(row)
+        return "-" if row is None else f"{mebibytes(row['temporaries'])} + {mebibytes(row['outputs'])}"
 
-    return _by_case(title, {name: partial(of, name=name) for name in present(results)}, usual(results))
-
-
-def block_table(results: Found) -> Table:
-    title = "Milliseconds by slots in a block (twice as many without weights), ours, padded, 1 thread"
-    found = [(one, workload) for one in results["blocks"] for workload in one["wall_ms"]]
-    sizes, chosen = (results["blocks"][0][key] for key in ("slots", "block")) if found else ([], None)
-    columns = {
-        f"{slots // 1024}k{' (default)' if slots == chosen else ''}": lambda one, i=i: number(
-            one[0]["wall_ms"][one[1]][i]
-        )
-        for i, slots in enumerate(sizes)
-    }
-    return table(title, ["size", "workload"], lambda one: [size(one[0]), one[1]], columns, found)
-
-
-def count_table(results: Found) -> Table:
-    """The counts of a call, which other work on the machine does not change."""
-    made = results.get("counts", {"head": [], "rows": []})
-    when = f", {made['date']}" if "date" in made else ""
-    return Table(f"Counts of a call, 1 thread{when}", made["head"], made["rows"], 3)
+    columns: dict[str, Callable[[Found], str]] = {name: partial(of, name=name) for name in present(results)}
+    return _by_case("Peak temporaries + outputs, MiB", columns, usual(results))
 
 
 def promise_table(results: Found) -> Table:
     rows = []
-    one = [case for case in usual(results, 1) if case["layout"] == "padded"]
+    one = [case for case in usual(results) if case["layout"] == "padded"]
     for who, shape, workload, least in PROMISES:
         for case in one:
             reached = speedup(case, who, VERL)
@@ -219,28 +190,21 @@ def promise_table(results: Found) -> Table:
 
 
 def all_tables(results: Found) -> list[Table]:
-    """Every table of the page that has rows: times with the fewest threads."""
+    """Every table of the page that has rows."""
     kept = [case for case in results["cases"] if case["pages"] == "kept"]
-    threads = usual(results)[0]["threads"]
-    few = said_threads(threads)
     found = [
         promise_table(results),
-        time_table(results, threads),
-        speed_table(results, f"How many times as fast, {few}", usual(results)),
+        time_table(results),
+        speed_table(results, "How many times as fast, 1 thread", usual(results)),
         speed_table(results, "How many times as fast, 1 thread, pages kept", kept),
         loss_table(results),
-        row_table(
-            results,
-            "Peak temporaries + outputs, MiB",
-            lambda row: f"{mebibytes(row['temporaries'])} + {mebibytes(row['outputs'])}",
-        ),
-        count_table(results),
+        memory_table(results),
     ]
     return [one for one in found if one.rows]
 
 
 def readme(page: str, results: Found | None, counted: str) -> str:
-    """Return README with its table of speed, milliseconds with the fewest threads, and a sentence of counts."""
+    """Return README with its table of speed, milliseconds on one thread, and a sentence of counts."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -248,7 +212,7 @@ def readme(page: str, results: Found | None, counted: str) -> str:
     made = ""
     if results is not None:
         cases = usual(results)
-        lines = [[f"milliseconds a call, {said_threads(cases[0]['threads'])}", *IN_README]]
+        lines = [["milliseconds a call, 1 thread", *IN_README]]
         lines += [[":--", *["--:"] * len(IN_README)]]
         for case in cases:
             shape = tuple(case["shape"])

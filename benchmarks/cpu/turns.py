@@ -1,4 +1,4 @@
-"""Interleaved rounds on a CPU: clocks, page faults, and a calibration that tells a quiet machine from a busy one."""
+"""Interleaved rounds on a CPU: clocks, and a calibration that tells a quiet machine from a busy one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-
-try:
-    import resource
-except ModuleNotFoundError:  # Windows has none
-    resource = None  # type: ignore[assignment]  # a module, or None where the system has none
 
 # A round is dropped in which the calibration took so many times its median, or a call so many times its CPU time: then
 # something else ran. Where fewer quiet rounds are left than QUIET, none is dropped, and the table says so.
@@ -33,37 +28,18 @@ class Samples:
 
     wall: list[float] = field(default_factory=list)  # seconds
     cpu: list[float] = field(default_factory=list)  # seconds, of all threads
-    system: list[float] = field(default_factory=list)  # seconds of `cpu` spent in the kernel
-    faults: list[int] = field(default_factory=list)  # minor page faults
 
     def only(self, rounds: Sequence[int]) -> Samples:
         """Give some of the rounds."""
-        return Samples(*([taken[i] for i in rounds] for taken in (self.wall, self.cpu, self.system, self.faults)))
+        return Samples(*([taken[i] for i in rounds] for taken in (self.wall, self.cpu)))
 
     def add(self, call: Callable[[], object]) -> None:
         """Time one call, and free its result after the clocks have stopped."""
-        before = _usage()
         cpu, wall = time.process_time(), time.perf_counter()
         result = call()
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)
-        after = _usage()
         del result
-        self.system.append(after[0] - before[0])
-        self.faults.append(after[1] - before[1])
-
-
-def _usage() -> tuple[float, int]:
-    """Return (seconds in the kernel, minor page faults) of this process so far."""
-    if resource is None:
-        return 0.0, 0
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_stime, usage.ru_minflt
-
-
-def page_faults() -> int:
-    """Count the minor page faults of this process so far."""
-    return _usage()[1]
 
 
 class Calibration:
