@@ -8,7 +8,7 @@ multiples of 16. So the first launch of a kind goes through Triton, and its kern
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import reduce
@@ -132,7 +132,7 @@ class Site:
 class Call(NamedTuple):
     """The settings that all launches of a call share."""
 
-    # Addresses of tensors and tables, strides, external tensors, sizes, constants: kernels take their arguments here.
+    # Addresses of tensors and tables, strides, external tensors, numbers, sizes, constants: what kernels take.
     values: tuple[Any, ...]
     tensors: tuple[Tensor, ...]  # which have to live until the launches
     scratch: Scratch
@@ -161,7 +161,7 @@ class Operation:
         self._held: Callable[[Mapping[str, Any]], tuple[Tensor, ...]] | None = None
 
     def launches(
-        self, tensors: Mapping[str, Tensor | None], grid: Grid, externals: tuple[Tensor, ...] = (), current: int = 0
+        self, tensors: Mapping[str, Tensor | None], grid: Grid, externals: tuple[Tensor, ...] = (), **numbers: int
     ) -> tuple[Launch, ...]:
         """Allocate the tables of a call and list its launches.
 
@@ -169,29 +169,31 @@ class Operation:
             tensors: All tensors by name.
             grid: The division of the batch.
             externals: Tensors that a kernel takes as a tuple, by the name "externals".
-            current: A number of the call, which kernels take by this name.
+            numbers: Numbers of the call, which kernels take by their names; those of every call have the same.
         """
-        held = (self._held or self._bind(tensors))(tensors)
+        held = (self._held or self._bind(tensors, numbers))(tensors)
         device = held[0].device
         strides, constants, sites, (places, size) = sized_for(self, grid, GAP)
         if not grid.contiguous and self.strided:
             strides = strides_of([tensors[name] for name in self.strided], grid)
         scratch = Scratch(self.tables, places, size, grid, device) if places else NOTHING
         addresses = tuple(map(Tensor.data_ptr, held))
-        values = *addresses, *scratch.addresses, *strides, externals, current, *constants
+        values = *addresses, *scratch.addresses, *strides, externals, *numbers.values(), *constants
         if externals:
             addresses = *addresses, *map(Tensor.data_ptr, externals)
         key = grid.cut, alignment_of(addresses, held + externals, scratch)
         call = Call(values, held, scratch, key, device)
         return tuple([Launch(*one, call) for one in sites])
 
-    def _bind(self, tensors: Mapping[str, Tensor | None]) -> Callable[[Mapping[str, Any]], tuple[Tensor, ...]]:
+    def _bind(
+        self, tensors: Mapping[str, Tensor | None], numbers: Iterable[str]
+    ) -> Callable[[Mapping[str, Any]], tuple[Tensor, ...]]:
         """Find the place of everything that kernels take among the values of a call; give what picks the tensors."""
         held = [name for name, x in tensors.items() if x is not None]
         prefixes = [name.removesuffix("_logp") for name in self.strided]
         strides = [f"{prefix}_{one}" for prefix in prefixes for one in ("row", "step")]
         fixed = [(site, parameter) for site in self.sites for parameter in site.fixed]
-        names = [*held, *[table.name for table in self.tables], *strides, "externals", "current", *SIZES, None, *fixed]
+        names = [*held, *[table.name for table in self.tables], *strides, "externals", *numbers, *SIZES, None, *fixed]
         places: dict[object, int] = {name: place for place, name in enumerate(names)}
         places |= dict.fromkeys({*tensors, *self._missing} - {*held}, places[None])
         for site in self.sites:

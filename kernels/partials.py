@@ -182,6 +182,14 @@ def put_all(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr) -> None:
     tl.store(out + column, found, mask=column < COLUMNS)
 
 
+@triton.jit
+def copy(source: tl.tensor, out: tl.tensor, many: tl.tensor) -> None:
+    """Copy so many numbers."""
+    for first in range(0, many, LANES):
+        place = first + tl.arange(0, LANES)
+        tl.store(out + place, tl.load(source + place, mask=place < many), mask=place < many)
+
+
 # --- who comes last ---
 
 

@@ -89,17 +89,10 @@ class CorrectOperation(Operation):
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        device: torch.device,
-        dtypes: tuple[torch.dtype | None, ...],
-        externals: tuple[torch.dtype | None, ...],
-        per_sequence: bool,
-        mass_of_rollout: bool,
-        versions_of_sequences: bool,
-        packed: bool,
-        split: bool,
-    ) -> None:
+        self, spec: Spec, device: torch.device, dtypes: tuple[torch.dtype | None, ...],
+        externals: tuple[torch.dtype | None, ...], per_sequence: bool, mass_of_rollout: bool,
+        versions_of_sequences: bool, packed: bool, split: bool,
+    ) -> None:  # fmt: skip
         train, rollout, mask, offsets, advantages, log_mass, versions = dtypes
         assert train is not None and rollout is not None
         self.kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
@@ -195,16 +188,10 @@ def prepare(
     if given.externals or given.new is not None:
         externals = tuple([x.contiguous() for x in (*given.externals, given.new) if x is not None])
     operation = operation_for(
-        spec,
-        device,
-        dtypes_of((train, rollout, mask, offsets, advantages, log_mass, ids)),
-        dtypes_of(externals) if externals else (),
-        given.per_sequence,
-        given.mass_of_rollout,
-        of_sequences,
-        whole.offsets is not None,
-        split,
-    )
+        spec, device, dtypes_of((train, rollout, mask, offsets, advantages, log_mass, ids)),
+        dtypes_of(externals) if externals else (), given.per_sequence, given.mass_of_rollout, of_sequences,
+        whole.offsets is not None, split,
+    )  # fmt: skip
     plan = operation.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
@@ -223,26 +210,18 @@ def prepare(
     many, of_ages = operation.statistics, operation.ages
     statistics = torch.empty(many + of_ages + (plan.mean is not None), dtype=torch.float64, device=device)
     tensors = {
-        "train_logp": train,
-        "rollout_logp": rollout,
-        "mask": mask,
+        "train_logp": train, "rollout_logp": rollout, "mask": mask, "offsets": offsets, "within": within,
         "log_mass": None if log_mass is None else log_mass.contiguous(),
         "versions": None if ids is None else ids.contiguous(),
         "advantages": advantages.contiguous() if plan.advantages and advantages is not None else None,
-        "offsets": offsets,
+        "weights": weights if plan.writes_weights else None, "mask_out": mask_out if plan.writes_mask else None,
+        "keep_out": keep, "keep_turns_out": keep_turns, "statistics": statistics, "histogram": histogram,
         "numbers": operation.numbers.read(),
-        "weights": weights if plan.writes_weights else None,
-        "mask_out": mask_out if plan.writes_mask else None,
-        "keep_out": keep,
-        "statistics": statistics,
-        "histogram": histogram,
-        "within": within,
-        "keep_turns_out": keep_turns,
-    }
+    }  # fmt: skip
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
         tensors |= {f"{table}_out": x if getattr(plan, table) else None for table, x in vars(by_owner).items()}
-    launches = operation.launches(tensors, grid, externals, int(current))
+    launches = operation.launches(tensors, grid, externals, current=int(current))
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, out[0], whole), _shaped(mask_out, out[1], whole)
     found = CorrectFound(weights, mask_out, keep, statistics, by_owner, None, keep_turns)

@@ -294,7 +294,8 @@ def loss_of_tokens(
 # No length and no stride is in a compile key: they are annotated, and not specialized on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "owner_count",
            "new_row", "new_step", "base_row", "base_step", "ref_row", "ref_step", "weights_row", "weights_step",
-           "trains_row", "trains_step", "mask_row", "mask_step", "parts", "part"]  # fmt: skip
+           "trains_row", "trains_step", "mask_row", "mask_step", "parts", "part", "sums_before",
+           "maxima_before"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -304,12 +305,12 @@ def gradient_kernel(
     offsets: tl.tensor, within: tl.tensor, numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor,
     gradient: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor,
     token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
-    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, statistics: tl.tensor,
+    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, before: tl.tensor, statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, new_row: tl.int64, new_step: tl.int64,
     base_row: tl.int64, base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64,
     weights_step: tl.int64, trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
-    parts: tl.int32, part: tl.int32,
+    parts: tl.int32, part: tl.int32, sums_before: tl.int32, maxima_before: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences.
@@ -395,8 +396,8 @@ def gradient_kernel(
                 add_up_part(mine * groups(PLAN) + group, token_sums, token_maxima, part_sums, part_maxima, programs,
                             part, PLAN)  # fmt: skip
             if count_in(counter) == parts - 1:
-                finish(part_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
-                       sequences, numbers, PLAN)  # fmt: skip
+                finish(part_sums, part_sums, part_maxima, given, value, divisor, before, statistics, sums_before,
+                       maxima_before, sequence_programs, parts, sequences, numbers, PLAN)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])

@@ -41,17 +41,18 @@ class LossFound:
     gradient: Tensor | None  # of the value times its divisor, and times its length where a sequence is averaged
     inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
     divisor: Tensor
-    statistics: Tensor  # float64, the sums and then the maxima
+    statistics: Tensor  # float64, the sums and then the maxima, each behind those before
 
 
 # --- the operation ---
 
 STRIDED = ("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask")
+CONTIGUOUS = ("advantages", "log_mass", "scales", "chosen")
 # Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
 # dtype and alignment would be part of its compile key.
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
 OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxima", "given", "value", "divisor",
-                  "statistics", "SHAPE")  # fmt: skip
+                  "before", "statistics", "SHAPE")  # fmt: skip
 
 
 class LossOperation(Operation):
@@ -67,34 +68,17 @@ class LossOperation(Operation):
     """
 
     def __init__(
-        self,
-        objective: Objective,
-        device: torch.device,
-        dtypes: tuple[torch.dtype | None, ...],
-        double: bool,
-        per_sequence: bool,
-        mass_of_base: bool,
-        differentiable: bool,
-        turns: bool,
-    ) -> None:
+        self, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...], double: bool,
+        per_sequence: bool, mass_of_base: bool, differentiable: bool, turns: bool,
+    ) -> None:  # fmt: skip
         _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, chosen = dtypes
         plans = plans_of(
-            objective,
-            counted=divisor is None,
-            double=double,
-            packed=offsets is not None,
-            based=base is not None,
-            weighted=weights is not None,
-            referred=ref is not None,
-            trained=trains is not None,
-            masked=mask is not None,
-            advantages="sequence" if per_sequence else "token",
-            differentiable=differentiable,
-            mass=None if log_mass is None else ("rollout" if mass_of_base else "train"),
-            has_scales=scales is not None,
-            chosen=chosen is not None,
-            turns=turns,
-        )
+            objective, counted=divisor is None, double=double, packed=offsets is not None, based=base is not None,
+            weighted=weights is not None, referred=ref is not None, trained=trains is not None, masked=mask is not None,
+            advantages="sequence" if per_sequence else "token", differentiable=differentiable,
+            mass=None if log_mass is None else ("rollout" if mass_of_base else "train"), has_scales=scales is not None,
+            chosen=chosen is not None, turns=turns,
+        )  # fmt: skip
         last = plans[-1]
         self.kind, self.averages_late = torch.float64 if double else torch.float32, last.averages_late
         # There is one pass, and what it writes of a token depends on no sum.
@@ -142,45 +126,38 @@ operation_for = cached(maxsize=256)(LossOperation)
 # --- a call ---
 
 
-def run(given: LossOperands, objective: Objective) -> LossFound:
+def run(given: LossOperands, objective: Objective, before: tuple[Tensor, int] | None = None) -> LossFound:
     """Run the kernels on tensors that `policy_loss` has checked.
 
     Args:
         given: The batch.
         objective: Everything that is fixed about the loss.
+        before: A vector of sums and of maxima, and how many are sums: those of the loss stand behind each of both.
     """
     with current(given.new):
-        found, launches = prepare(given, objective)
+        found, launches = prepare(given, objective, before)
         for launch in launches:
             launch.run()
     return found
 
 
-def prepare(given: LossOperands, objective: Objective) -> tuple[LossFound, tuple[Launch, ...]]:
+def prepare(
+    given: LossOperands, objective: Objective, before: tuple[Tensor, int] | None = None
+) -> tuple[LossFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
     shape, device, turns, within = given.new.shape, given.new.device, given.turns, None
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
-    new, base, ref, weights, trains, mask = given.new, given.base, given.ref, given.weights, given.trains, given.mask
-    advantages, offsets, log_mass, scales, chosen = (
-        given.advantages, given.offsets, given.log_mass, given.scales, given.chosen,
-    )  # fmt: skip
+    new, base, offsets = given.new, given.base, given.offsets
+    strided = new, base, given.ref, given.weights, given.trains, given.mask
+    others = given.advantages, given.log_mass, given.scales, given.chosen
     operation = operation_for(
-        objective,
-        device,
-        dtypes_of(
-            (new, base, ref, weights, trains, mask, offsets, given.divisor, advantages, log_mass, scales, chosen)
-        ),
-        given.double,
-        given.per_sequence,
-        given.mass_of_base,
-        given.differentiable,
-        turns is not None,
-    )
+        objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), given.double, given.per_sequence,
+        given.mass_of_base, given.differentiable, turns is not None,
+    )  # fmt: skip
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
-    strided = [x for x in (new, base, ref, weights, trains, mask) if x is not None]
-    grid = grid_for(sequences, width, strided, element, given.double, operation.whole)
+    grid = grid_for(sequences, width, [x for x in strided if x is not None], element, given.double, operation.whole)
     if within is not None:
         grid = of_units(grid, within.shape[0] - 1)
     kind = operation.kind
@@ -188,30 +165,19 @@ def prepare(given: LossOperands, objective: Objective) -> tuple[LossFound, tuple
     inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages_late else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
-    statistics = torch.empty(operation.statistics, dtype=torch.float64, device=device)
-    tensors = {
-        "new_logp": new,
-        "base_logp": base,
-        "ref_logp": ref,
-        "weights": weights,
-        "trains": trains,
-        "mask": mask,
-        "advantages": advantages.contiguous(),
-        "offsets": offsets,
-        "given": given.divisor,
-        "log_mass": None if log_mass is None else log_mass.contiguous(),
-        "scales": None if scales is None else scales.contiguous(),
-        "chosen": None if chosen is None else chosen.contiguous(),
-        "numbers": operation.numbers.read(),
-        "gradient": gradient,
-        "value": value,
-        "divisor": divisor,
-        "statistics": statistics,
-        "within": within,
-    }
+    many, sums_before = (0, 0) if before is None else (before[0].shape[0], before[1])
+    statistics = torch.empty(many + operation.statistics, dtype=torch.float64, device=device)
+    tensors = dict(zip(STRIDED, strided, strict=True)) | {
+        "offsets": offsets, "given": given.divisor, "numbers": operation.numbers.read(), "gradient": gradient,
+        "value": value, "divisor": divisor, "before": statistics if before is None else before[0],
+        "statistics": statistics, "within": within,
+    }  # fmt: skip
+    for name, x in zip(CONTIGUOUS, others, strict=True):
+        tensors[name] = None if x is None else x.contiguous()
     if operation.whole:
         tensors["inners"] = inners
-    return LossFound(value, gradient, inners, divisor, statistics), operation.launches(tensors, grid)
+    launches = operation.launches(tensors, grid, sums_before=sums_before, maxima_before=many - sums_before)
+    return LossFound(value, gradient, inners, divisor, statistics), launches
 
 
 # --- backward ---

@@ -27,6 +27,7 @@ from ..partials import (
     Partials,
     add,
     add_up_part,
+    copy,
     entry,
     is_last,
     largest_of_rows,
@@ -169,10 +170,10 @@ def sum_named(name: tl.constexpr, of_tokens: tl.tensor, of_sequences: tl.tensor,
 @triton.jit
 def finish(
     sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor,
-    divisor: tl.tensor, statistics: tl.tensor, sequence_programs: tl.tensor, parts: tl.tensor, rows_given: tl.tensor,
-    numbers: tl.tuple, PLAN: tl.constexpr,
+    divisor: tl.tensor, before: tl.tensor, statistics: tl.tensor, sums_before: tl.tensor, maxima_before: tl.tensor,
+    sequence_programs: tl.tensor, parts: tl.tensor, rows_given: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add up the rows of all programs, in the last one: the value, its divisor, the statistics."""
+    """Add up the rows of all programs, in the last one: the value, its divisor, the statistics behind those before."""
     of_tokens = sum_of_rows(part_sums, parts, 1, size(PLAN, "token_sums"))
     of_sequences = of_tokens
     if PLAN.adds_up:
@@ -190,24 +191,30 @@ def finish(
     count = tl.where(count == 0.0, 1.0, count) * number(numbers, PLAN, "max_length")
     tl.store(divisor, count)
     tl.store(value, (total / count).to(value.dtype.element_ty))
+    copy(before, statistics, sums_before)
+    statistics += sums_before
     for i in tl.static_range(size(PLAN, "sums")):
         tl.store(statistics + i, sum_named(name_of(PLAN, "sums", i), of_tokens, of_sequences, PLAN))
+    statistics += size(PLAN, "sums")
+    copy(before + sums_before, statistics, maxima_before)
     found = largest_of_rows(part_maxima, parts, 1, size(PLAN, "maxima"))
-    put_all(statistics + size(PLAN, "sums"), found, size(PLAN, "maxima"))
+    put_all(statistics + maxima_before, found, size(PLAN, "maxima"))
 
 
 @triton.jit(
     do_not_specialize=[
         "tokens", "sequences", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "parts", "part",
+        "sums_before", "maxima_before",
     ]
 )  # fmt: skip
 def sequences_kernel(
     numbers: tl.tensor, offsets: tl.tensor, counts: tl.tensor, floats: tl.tensor, inners: tl.tensor,
     sequence_sums: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor,
     part_maxima: tl.tensor, counter: tl.tensor, given: tl.tensor, value: tl.tensor, divisor: tl.tensor,
-    statistics: tl.tensor,
+    before: tl.tensor, statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32,
+    token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32, sums_before: tl.int32,
+    maxima_before: tl.int32,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program."""
@@ -222,5 +229,5 @@ def sequences_kernel(
                     PLAN)  # fmt: skip
     last = is_last(counter, Partials(sequence_sums, sequence_sums), program, sequence_programs, PLAN)
     if last:
-        finish(sequence_sums, part_sums, part_maxima, given, value, divisor, statistics, sequence_programs, parts,
-               sequences, numbers, PLAN)  # fmt: skip
+        finish(sequence_sums, part_sums, part_maxima, given, value, divisor, before, statistics, sums_before,
+               maxima_before, sequence_programs, parts, sequences, numbers, PLAN)  # fmt: skip

@@ -265,15 +265,19 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         task.decided = _decided_by_batch(request, task)
     kl = wanted.kl
     if kl is None or kl.mean is None:
-        value, found, divisor = _reduced(request, task, request.total)
+        alone = task.decided is None and request.given.batch.ranks.batch is None
+        if inner is not None and alone and request.runner == "kernels":
+            task.before = inner.result.statistics.vector, inner.result.statistics.sums.shape[0]
+        value, found = _reduced(request, task, request.total)
     else:
-        value, found, divisor = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.total)
-        penalty, beside, _ = _reduced(request, _penalty_apart(task, kl, kl.mean), None)
-        value, found = value + penalty, loss_metrics.with_kl_of(found, beside, wanted)
-    statistics = Statistics(None, found, wanted)
+        value, found = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.total)
+        penalty, beside = _reduced(request, _penalty_apart(task, kl, kl.mean), None)
+        vector = loss_metrics.with_kl_of(found.statistics, beside.statistics, wanted)
+        value, found = value + penalty, found._replace(statistics=vector)
+    statistics = Statistics(None, found.statistics, wanted)
     if request.entropy is not None:
         if request.loss.entropy_bonus is not None:
-            value = value + bonus_of(request, request.loss.entropy_bonus, task, divisor).to(value.dtype)
+            value = value + bonus_of(request, request.loss.entropy_bonus, task, found.divisor).to(value.dtype)
         if inner is None:
             statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
     if inner is None:
@@ -284,12 +288,15 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         return PolicyLoss(*given)
     result = inner.result
     handed = None if result.weights is None else batch.restore(result.weights)
-    joined = result.statistics.join(statistics)
-    return PolicyLoss(value, mask_back(batch, result.mask), handed, result.keep, joined, result.keep_turns)
+    if found.joined:
+        statistics = replace(result.statistics, vector=found.statistics, objective=wanted)
+    else:
+        statistics = result.statistics.join(statistics)
+    return PolicyLoss(value, mask_back(batch, result.mask), handed, result.keep, statistics, result.keep_turns)
 
 
-def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a loss, divided by a count that is known: the value, which has the gradient, the statistics, the divisor."""
+def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tuple[Tensor, LossResult]:
+    """Run a loss, divided by a count that is known: the value, which has the gradient, and the result."""
     groups, wanted, batch = request.given.batch.ranks, task.objective, task.batch
     of_turns = wanted.surrogate.mean_unit == "turn"
     if wanted.mean.over == "rows" and (request.runner != "kernels" or groups.batch is not None or of_turns):
@@ -308,7 +315,7 @@ def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tupl
         if result.inners is not None:
             of_sequences = result.inners, batch.offsets
         value = Differentiable.apply(task.new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
-    return value, result.statistics, result.divisor
+    return value, result
 
 
 def _penalty_apart(task: LossTask, kl: KL, mean: Mean) -> LossTask:

@@ -88,9 +88,9 @@ def run_fused(task: LossTask) -> LossResult:
         value, gradient, inners, counted, statistics = found
         statistics = _with_decided(statistics, task)
         return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
-    made = launcher().run(beside_tokens(operands), wanted)
-    statistics = _with_decided(made.statistics, task)
-    return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True)
+    made = launcher().run(beside_tokens(operands), wanted, task.before)
+    statistics, joined = _with_decided(made.statistics, task), task.before is not None
+    return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True, joined)
 
 
 def _with_decided(statistics: Tensor, task: LossTask) -> Tensor:

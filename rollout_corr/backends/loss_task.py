@@ -39,6 +39,7 @@ class LossTask:
         decided: What the surrogate found in the whole batch, tokens in its shape; None where it does not look.
         entropy: Of each token, for a surrogate that reads it, or None.
         block: The batch as one block, where it was read as one for the look; or None.
+        before: Statistics of a correction, and how many are sums; the kernels join them with those of the loss.
     """
 
     new: Tensor
@@ -57,6 +58,7 @@ class LossTask:
     decided: Decided | None = None
     entropy: Tensor | None = None
     block: tuple[Block, Operands] | None = None
+    before: tuple[Tensor, int] | None = None
 
 
 class LossResult(NamedTuple):
@@ -69,6 +71,7 @@ class LossResult(NamedTuple):
         divisor: 0-d float64.
         statistics: Sums and maxima, float64.
         by_kernels: The kernels made it, and scale the gradient in backward.
+        joined: The statistics hold those of `LossTask.before` too.
     """
 
     value: Tensor
@@ -77,6 +80,7 @@ class LossResult(NamedTuple):
     divisor: Tensor
     statistics: Tensor
     by_kernels: bool = False
+    joined: bool = False
 
 
 def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:

@@ -163,8 +163,8 @@ def arguments_of(
         gone: The tensors that are None.
         externals: The names of tensors that criteria read.
     """
-    known: dict[str, Any] = {"PLAN": plan, "TILING": TILING, "SHAPE": SHAPE, "BY_OWNER": False, "numbers": "numbers",
-                             "width": 0, "tiles": 0} | dict.fromkeys(gone)  # fmt: skip
+    known: dict[str, Any] = {"PLAN": plan, "TILING": TILING, "SHAPE": SHAPE, "BY_OWNER": False, "numbers": "numbers"}
+    known |= dict.fromkeys(("width", "tiles", "sums_before", "maxima_before"), 0) | dict.fromkeys(gone)
     known["externals"] = tuple(Dyn(name(one), element(one), (), True) for one in externals)
     found: dict[str, Any] = {}
     for parameter, annotation in kernel.fn.__annotations__.items():

@@ -152,7 +152,7 @@ OF_LOSS: dict[str, Any] = POINTERS | {
     **{one: element(one) for one in ("new_logp", "base_logp", "ref_logp", "mask", "trains", "offsets", "scaled")},
     **dict.fromkeys(("weights", "advantages", "inners", "levels", "pulls"), tl.float32),
     **dict.fromkeys(("gradient", "value", "upstream"), tl.float32),
-    "divisor": tl.float64, "part_counter": tl.int32,
+    "divisor": tl.float64, "before": tl.float64, "part_counter": tl.int32,
 }  # fmt: skip
 
 

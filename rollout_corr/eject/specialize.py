@@ -68,7 +68,7 @@ class Specializer(Emitter):
             self.stored.add(str(arguments["name"]))
         if called in self.given:
             return self.given[called](**arguments)
-        if 0 in (arguments.get("COLUMNS"), arguments.get("LAST")):
+        if 0 in (arguments.get("COLUMNS"), arguments.get("LAST"), arguments.get("many")):
             return None
         gone = first_missing(*arguments.values())
         if gone is not None and called in SHORT:

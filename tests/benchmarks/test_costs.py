@@ -218,7 +218,7 @@ def test_what_inductor_makes_of_two_results():
 
 # --- ours on the kernels, by name ---
 
-# A correction takes so many launches at most, and a loss with its backward; joining the statistics of both takes one.
+# A correction takes so many launches at most, and a loss with its backward.
 OF_CORRECTION, OF_LOSS = 4, 3
 # By name: torch searches for where turns begin among sequences, in two operations.
 MORE_OF_CORRECTION = {"roll.segment": 5}
@@ -277,6 +277,13 @@ def test_a_preset_takes_four_launches_and_its_loss_three(name, packed, launched)
         launched,
     )
     assert loss.launches == OF_LOSS and not loss.waits
+    both = ours.cost_on_kernels(
+        lambda: with_backward(
+            rc.policy_loss(new, ADVANTAGES, batch, old_logp=old, rollout_logp=rollout, spec=spec, backend="triton")
+        ),
+        launched,
+    )
+    assert both.launches == cost.launches + loss.launches and not both.waits
 
 
 def test_an_advantage_that_a_row_repeats_is_not_copied(launched):
