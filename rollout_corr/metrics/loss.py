@@ -50,7 +50,7 @@ VALID = Over("valid tokens, finite", "loss_valid_tokens")
 ALWAYS = [
     Metric("tokens_trained", "tokens that train, without the non-finite ones", "tokens", EACH, "-",
            plain("loss_tokens")),
-    Metric("sequences_trained", "sequences that hold one", "sequences", EACH, "-", plain("loss_sequences")),
+    Metric("sequences_trained", "sequences with a token that trains", "sequences", EACH, "-", plain("loss_sequences")),
     Metric("tokens_loss_nonfinite", "valid tokens with NaN or infinity in what the loss needs", "tokens", EACH, "0",
            plain("loss_tokens_nonfinite")),
     Metric("surrogate_loss_mean", "mean of the surrogate times the weight, by token whatever `Loss.mean` is", "loss",
@@ -83,7 +83,7 @@ OF_BATCH = {
                             Over("tokens chosen", "cov_chosen"), "-", mean("cov_of_chosen")),
     "group_contrast": Metric("sequence_group_contrast_fraction",
                              "sequences whose group has some with A > 0 and others", "fraction",
-                             Over("sequences that hold one", "loss_sequences"), "-", mean("group_contrast")),
+                             Over("sequences with a token that trains", "loss_sequences"), "-", mean("group_contrast")),
     "entropy_clip_low": Metric("entropy_clip_low_mean", "mean distance of EntropyClip's lower bounds from 1", "ratio",
                                TRAINED, ">= low", mean("entropy_clip_low")),
     "entropy_clip_high": Metric("entropy_clip_high_mean", "mean distance of EntropyClip's upper bounds from 1", "ratio",
