@@ -11,7 +11,7 @@ from benchmarks.cpu.tables import DISTURBED, absent, all_tables, readme
 from benchmarks.cpu.turns import BUSY
 from benchmarks.gpu_report import page as gpu_page
 from benchmarks.machine import RESULTS, ROOT
-from benchmarks.tables import Found, markdown
+from benchmarks.tables import Found, markdown, markdown_rows
 from rollout_corr.whole_files import write_whole
 
 CPU_RESULTS, GPU_RESULTS, COSTS = (RESULTS / f"{name}.json" for name in ("cpu", "gpu", "costs"))
@@ -24,8 +24,9 @@ METHOD = """\
 You want to know what a correction and a loss cost, next to the frameworks' own code. On a GPU nothing was timed yet.
 What a GPU call has to do was counted without one, and times were taken on a CPU.
 
-{sentence}
-These are padded rows on a GPU. [Counts](#what-a-micro-batch-costs) and [times](#on-a-cpu) have all frameworks.
+{headline}
+These are padded rows on a GPU. verl's decoupled correction has CPU tensors, where nothing waits; TRL takes its metrics,
+and waits for them, elsewhere. [All frameworks](#what-a-micro-batch-costs), and [times on a CPU](#on-a-cpu).
 
 ## What a micro-batch costs
 
@@ -162,8 +163,9 @@ def page(results: Found | None, of_gpu: Found | None, counted: Found) -> str:
     if of_gpu is not None:
         gpu = "\n".join(below(gpu_page.body(of_gpu)))
     of_costs = "\n".join(below(markdown(costs.all_tables(counted))))
-    said = costs.sentence(counted)
-    text = METHOD.format(disturbed=DISTURBED, busy=BUSY, gpu=gpu, costs=of_costs, sentence=said)
+    head = [["call", "who", *costs.AMOUNTS[:2], "bytes moved a token"], [":--", ":--", *["--:"] * 3]]
+    short = "\n".join([*markdown_rows(head + costs.headline(counted)), ""])
+    text = METHOD.format(disturbed=DISTURBED, busy=BUSY, gpu=gpu, costs=of_costs, headline=short)
     if results is None:
         return f"{text}No result is committed yet.\n{END}"
     about = results["machine"]

@@ -82,18 +82,22 @@ def sizes(counts: Iterable[int]) -> str:
     return f"{found[0]:,}" if len(set(found)) == 1 else "; ".join(f"{count:,}" for count in found)
 
 
+def headline(results: Found) -> list[list[str]]:
+    """Rows of launches, waits and bytes a token, in rows with padding: ours, verl's and TRL's of each call."""
+    rows = {
+        (row["who"], row["what"]): row for row in results["rows"] if (row["shape"], row["layout"]) == (SHAPE, "padded")
+    }
+    found = []
+    for what in ("correction", "loss"):
+        for who in (OURS, "verl", "TRL"):
+            row = rows[who, what]
+            moved = number((row["read"] + row["written"]) / row["tokens"])
+            found.append([HEADS[what], who, f"{row['launches']}", f"{row['waits']}", moved])
+    return found
+
+
 def sentence(results: Found) -> str:
     """Say in README what ours and verl's cost, in rows with padding."""
-    found = {
-        (row["who"], row["what"]): row for row in results["rows"] if row["shape"] == SHAPE and row["layout"] == "padded"
-    }
-
-    def cost(who: str, what: str) -> str:
-        row = found[who, what]
-        return f"{row['launches']}, {row['waits']} and {number((row['read'] + row['written']) / row['tokens'])}"
-
-    ours, verl, trl = ([cost(who, what) for what in ("correction", "loss")] for who in (OURS, "verl", "TRL"))
-    return (
-        f"Launches, waits, bytes a token: correction {ours[0]} (verl {verl[0]}, TRL {trl[0]}), PPO and backward "
-        f"{ours[1]} (verl {verl[1]}, TRL {trl[1]})."
-    )
+    costs = ["{}, {} and {}".format(*row[2:]) for row in headline(results)]
+    form = "Launches, waits, bytes a token: correction {} (verl {}, TRL {}), PPO and backward {} (verl {}, TRL {})."
+    return form.format(*costs)
