@@ -164,7 +164,7 @@ release: $(VENV)/installed-release
 
 # In an environment without the checkout, whose folder kernels/ would hide the package `kernels`.
 hub: | $(VENV)-hub/bin/pip
-	$(VENV)-hub/bin/$(PIP) -c $(CONSTRAINTS) . 'kernels[benchmark]'
+	$(VENV)-hub/bin/$(PIP) -c $(CONSTRAINTS) . kernels
 	$(VENV)-hub/bin/python .ci/hub
 	$(VENV)-hub/bin/python -P .ci/hub/parity.py
 

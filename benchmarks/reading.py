@@ -1,6 +1,6 @@
 """Time and memory of `report` and `doctor` on large dumps: `python -m benchmarks.reading` from the root of a checkout.
 
-Files of one size in all five formats, and a run of many steps, as one .jsonl file and as a folder of .pt files. Every
+Files of one size in three formats, and a run of many steps, as one .jsonl file and as a folder of .pt files. Every
 command runs in a process of its own, which measures its peak of resident memory above what it has after its imports.
 """
 
@@ -48,11 +48,7 @@ seconds = time.process_time() - start
 metrics = json.loads(out.getvalue())["metrics"]
 print(json.dumps({"code": code, "seconds": seconds, "mib": mib("VmHWM") - before, "tokens": metrics["tokens"]}))
 """
-MODULES = {
-    ".npz": ["numpy"],
-    ".parquet": ["numpy", "pyarrow.parquet"],
-    ".safetensors": ["safetensors.torch"],
-}
+MODULES = {".parquet": ["numpy", "pyarrow.parquet"]}
 
 
 def columns_of(rows: int, tokens: int, step: int = 0) -> dict[str, Tensor]:
@@ -83,18 +79,6 @@ def write_pt(path: Path, size: int) -> None:
     torch.save(columns_of(size // (ROW_BYTES), TOKENS), path)
 
 
-def write_safetensors(path: Path, size: int) -> None:
-    from safetensors.torch import save_file
-
-    save_file(columns_of(size // (ROW_BYTES), TOKENS), path)
-
-
-def write_npz(path: Path, size: int) -> None:
-    import numpy as np
-
-    np.savez(path, **{name: x.numpy() for name, x in columns_of(size // (ROW_BYTES), TOKENS).items()})
-
-
 def write_jsonl(path: Path, size: int) -> None:
     # The same lines again and again: to make them takes longer than to read them.
     lines = [json.dumps(record).encode() + b"\n" for record in records(columns_of(64, TOKENS))]
@@ -122,8 +106,6 @@ def write_parquet(path: Path, size: int) -> None:
 
 WRITERS: dict[str, Callable[[Path, int], None]] = {
     ".pt": write_pt,
-    ".safetensors": write_safetensors,
-    ".npz": write_npz,
     ".jsonl": write_jsonl,
     ".parquet": write_parquet,
 }
@@ -175,8 +157,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.reading", description=__doc__)
     parser.add_argument("--mib", type=float, default=1024.0, help="size of a file of each format")
     parser.add_argument("--steps", type=int, default=10_000, help="steps of the run of many steps; 0 leaves it out")
-    parser.add_argument("--formats", nargs="*", default=list(WRITERS), choices=list(WRITERS))
-    parser.add_argument("--commands", nargs="+", default=["report", "doctor"], choices=["report", "doctor"])
     parser.add_argument("--folder", help="where to write dumps, which are deleted again; default: a temporary one")
     chosen = parser.parse_args(arguments)
     told = machine.describe()
@@ -185,15 +165,15 @@ def main(arguments: list[str] | None = None) -> int:
     print("|---|---|---|---|---|---|")
     folder = Path(tempfile.mkdtemp(dir=chosen.folder))
     try:
-        dumps = [(f"`{suffix}`", folder / f"dump{suffix}", WRITERS[suffix], int(chosen.mib * 2**20))
-                 for suffix in chosen.formats]  # fmt: skip
+        size = int(chosen.mib * 2**20)
+        dumps = [(f"`{suffix}`", folder / f"dump{suffix}", write, size) for suffix, write in WRITERS.items()]
         if chosen.steps:
             named = f"{chosen.steps:,} steps, "
             dumps += [(named + "one `.jsonl`", folder / "steps.jsonl", write_steps, chosen.steps)]
             dumps += [(named + "a `.pt` each", folder / "steps", write_steps, chosen.steps)]
         for name, path, write, size in dumps:
             write(path, size)
-            for command in chosen.commands:
+            for command in ("report", "doctor"):
                 print(row(name, command, path, measure(path, command)), flush=True)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     finally:

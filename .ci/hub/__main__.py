@@ -48,8 +48,7 @@ def main() -> None:
     # Versions of the Hub are whole numbers, and 0 is that of what may still change.
     version = int(re.findall(r'"(\d+)\.', Path(NAME, "_version.py").read_text("utf-8"))[0])
     shutil.rmtree(OUT, ignore_errors=True)
-    (OUT / "benchmarks").mkdir(parents=True)
-    shutil.copy(HERE / "benchmark.py", OUT / "benchmarks" / "benchmark_correct.py")
+    OUT.mkdir(parents=True)
     shutil.copy(HERE / "CARD.md", OUT / "CARD.md")
     named = {"name": NAME.replace("_", "-"), "version": version}
     toml = BUILD.format(**named, backends=json.dumps(BACKENDS), repo=args.repo)

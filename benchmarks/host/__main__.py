@@ -2,7 +2,7 @@
 
 Microseconds of Python, torch and Triton before a GPU has anything to do, over a driver that does nothing (driver.py).
 The least of many rounds in which all calls take turns, in CPU time of this thread: what others leave in the caches
-makes a round longer and none shorter. The counts of executed bytecodes are exact.
+makes a round longer and none shorter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from benchmarks import machine, tables
@@ -44,26 +43,6 @@ def microseconds(runs: Sequence[Callable[[], object]], rounds: int) -> list[floa
     return found
 
 
-def bytecodes(run: Callable[[], object]) -> tuple[int, int]:
-    """Return how many bytecodes a call executes, and how many Python functions it enters."""
-    executed = entered = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal executed, entered
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        entered += event == "call"
-        executed += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
-    return executed, entered
-
-
 def measure(rounds: int) -> dict[str, Any]:
     """Time every call over the driver that does nothing; for a process of its own."""
     driver.install()
@@ -73,11 +52,10 @@ def measure(rounds: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     all_calls = list(calls())
-    counted = [bytecodes(call.run) for call in all_calls]
     times = microseconds([call.run for call in all_calls], rounds)
     found = [
-        {"name": call.name, "part": call.part, "microseconds": took, "bytecodes": executed, "functions": entered}
-        for call, took, (executed, entered) in zip(all_calls, times, counted, strict=True)
+        {"name": call.name, "part": call.part, "microseconds": took}
+        for call, took in zip(all_calls, times, strict=True)
     ]
     return {**machine.head(), **machine.describe(), "triton": machine.version("triton"), "calls": found}
 
@@ -88,11 +66,7 @@ def table_of(results: dict[str, Any]) -> tables.Table:
         f"Host time of a call over a driver that does nothing: {results['cpu']}, Python {results['python']}, torch "
         f"{results['torch']}, Triton {results['triton']}, commit {results['commit'][:7]}"
     )
-    columns = {
-        "us": lambda call: tables.number(call["microseconds"]),
-        "bytecodes": lambda call: f"{call['bytecodes']:,}",
-        "functions": lambda call: f"{call['functions']:,}",
-    }
+    columns = {"us": lambda call: tables.number(call["microseconds"])}
     return tables.table(title, ["call"], lambda call: ["- " * call["part"] + call["name"]], columns, results["calls"])
 
 

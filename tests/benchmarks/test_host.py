@@ -30,7 +30,7 @@ LAUNCHES = {
     "correct: weights + geometric + veto + verl's report": 2,
     "metrics() of a copied vector": 0,
     "policy_loss: PPO + KL, forward and backward": 3,
-    "policy_loss: GSPO, forward and backward": 4,
+    "policy_loss: GSPO, forward and backward": 3,
 }
 
 
@@ -61,4 +61,4 @@ def test_a_run(tmp_path):
         "policy_loss",
         "metrics() of a copied vector",
     }
-    assert all(call["microseconds"] > 0.0 and call["bytecodes"] > 0 for call in calls)
+    assert all(call["microseconds"] > 0.0 for call in calls)

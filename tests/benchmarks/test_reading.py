@@ -34,11 +34,12 @@ def test_a_run_of_many_steps_is_written(name, tmp_path):
     assert sequences == 3 * reading.STEP_SEQUENCES and "steps" in fields and problems == 0
 
 
-def test_the_command_prints_a_table_and_leaves_nothing(tmp_path, capsys):
-    arguments = ["--mib", "0.1", "--steps", "0", "--formats", ".npz", "--commands", "doctor", "--folder", str(tmp_path)]
-    assert reading.main(arguments) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert re.fullmatch(r"\| `\.npz` \| doctor \| 0 \| 0\.0 \| \d+ \| \d+ \|", last)
+def test_the_command_prints_a_table_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reading, "WRITERS", {".pt": reading.write_pt})
+    assert reading.main(["--mib", "0.1", "--steps", "0", "--folder", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    for line, command in zip(lines, ("report", "doctor"), strict=True):
+        assert re.fullmatch(rf"\| `\.pt` \| {command} \| 0 \| 0\.0 \| \d+ \| \d+ \|", line)
     assert list(tmp_path.iterdir()) == []
 
 
