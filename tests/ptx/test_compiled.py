@@ -148,8 +148,8 @@ def test_planted_faults_are_noticed(name, kind, process):
 
 
 def test_a_mask_taken_out_of_the_source_is_noticed(process):
-    """The state and the weight of a sequence, for tokens that no sequence has too."""
-    outcomes = process.submit(hunt_edits, ["loss_rec_sequence"], "a mask", "tl.load(table + sequence,").result()
+    """The advantage of a sequence, for tokens that no sequence has too."""
+    outcomes = process.submit(hunt_edits, ["loss_cispo"], "a mask", "tl.load(table + sequence,").result()
     assert [how for how, _ in outcomes] == ["bounds"], outcomes
 
 
