@@ -1,4 +1,4 @@
-"""The drop-in for OpenRLHF's policy loss against plain loops; conformance/peers/openrlhf.py calls OpenRLHF's own."""
+"""The drop-in for OpenRLHF's policy loss: names, Specs, errors; tests/conformance compares it with OpenRLHF's own."""
 
 from __future__ import annotations
 
@@ -62,27 +62,13 @@ def batch(seed=0):
     return new, old, torch.randn(4, 1, generator=made, dtype=torch.float64).expand(4, 7), mask, rollout
 
 
-def by_hand(new, old, advantages, mask, rollout, inside, low=0.8, high=1.3):
-    """PPO's loss of the tokens whose ratio old/rollout passes, over all tokens."""
-    total = 0.0
-    for n, o, a, ok, e in zip(*(x.flatten().tolist() for x in (new, old, advantages, mask, rollout)), strict=True):
-        w = math.exp(o - e)
-        if ok and inside(w):
-            r = math.exp(n - o)
-            total -= w * min(r * a, min(max(r, low), high) * a)
-    return total
-
-
 def test_its_settings(loss):
+    """tests/conformance compares the value and the gradient with OpenRLHF's; its metrics stay its own."""
     assert dropin.install().active
     given = batch()
     value, *metrics = loss(**SETTINGS).forward(*given)
-    expected = by_hand(*given, lambda w: 0.8 <= w <= 1.2)
-    assert value.item() == near(expected / int(given[3].sum()))
     assert metrics == ["clip_ratio", "ppo_kl", "vllm_kl"]
-    over_all = loss(**SETTINGS).forward(*given, dp_size=2, batch_num_tokens=50)[0]
-    assert over_all.item() == near(expected * 2 / 50)
-    over_all.backward()
+    value.backward()
     assert given[0].grad.any()
 
 
@@ -108,20 +94,6 @@ def test_a_spec_of_your_own(loss):
     settings = {"is_correction_mode": "clip", "is_correction_threshold": [0.0, 1.1]}
     dropin.install()
     assert truncated.item() == near(loss(**SETTINGS | settings).forward(*given)[0].item())
-
-
-def test_gspo_with_a_correction_takes_the_ratio_to_the_engine(loss):
-    dropin.install()
-    given = batch()
-    settings = SETTINGS | {"policy_loss_type": "gspo", "token_level_loss": False}
-    value = loss(**settings).forward(*given)[0].item()
-    new, _, advantages, mask, rollout = given
-    rows = []
-    for n, a, ok, e in zip(*(x.tolist() for x in (new, advantages, mask, rollout)), strict=True):
-        d = [x - y for x, y, valid in zip(n, e, ok, strict=True) if valid]
-        r = math.exp(math.fsum(d) / len(d))
-        rows.append(-min(r * a[0], min(max(r, 0.8), 1.3) * a[0]))
-    assert value == near(math.fsum(rows) / len(rows))
 
 
 def test_errors(loss):

@@ -1,4 +1,4 @@
-"""SkyRL's policy losses by ours, against its formulas in plain torch: values, gradients, metrics, the registry."""
+"""SkyRL's policy losses by ours: what tests/conformance, which compares them with SkyRL's, does not ask."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from builders.rounding import assert_near, near
 from rollout_corr.frameworks.skyrl import dropin
 from rollout_corr.frameworks.skyrl import losses as skyrl_losses
 
 LOW, HIGH, C = 0.1, 0.25, 1.6
-TOKENS = {"token_mask_is_threshold_low": 0.8, "token_mask_is_threshold_high": 1.25}
-CORRECTIONS = {
-    "off": {},
-    "token": {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 1.1},
-    "sequence": {"tis_ratio_type": "sequence", "sequence_mask_metric": "product", **TOKENS},
-}
+CORRECTIONS = {"off": {}, "token": {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 1.1}}
 
 
 def configuration(correction):
@@ -45,51 +39,15 @@ def batch(seed=0):
     return new, old, random(torch.randn), mask, rollout
 
 
-def tokens(name, new, old, advantages, mask):
-    """The loss of each token, and which tokens were clipped."""
-    if name == "gspo":
-        mean = ((new - old) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
-        ratio = (new - new.detach() + mean.detach()).exp()
-    else:
-        ratio = (new - old).exp()
-    if name == "sapo":
-        tau = torch.full_like(advantages, 1.05).masked_fill(advantages > 0, 1.0)
-        return -advantages * torch.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau, torch.zeros_like(mask)
-    first, second = ratio * advantages, ratio.clamp(1 - LOW, 1 + HIGH) * advantages
-    loss = -torch.minimum(first, second)
-    if name == "dual_clip":
-        loss = torch.where(advantages < 0, torch.minimum(-advantages * C, loss), loss)
-    return loss, (-second > -first).double()
-
-
-@pytest.mark.parametrize("correction", CORRECTIONS)
-@pytest.mark.parametrize("name", ["regular", "dual_clip", "gspo", "sapo"])
-def test_loss(name, correction):
-    function, config = getattr(skyrl_losses, name), configuration(correction)
-    new, old, advantages, mask, rollout = batch()
-    leaves = new.clone().requires_grad_(), new.clone().requires_grad_()
-    value, metrics = function(leaves[0], old, advantages, config, mask, rollout)
-    losses, clipped = tokens(name, leaves[1], old, advantages, mask)
-    weights, wanted, kept = dropin.compute_off_policy_correction(old, rollout, mask, config.off_policy_correction)
-    expected = (losses * (1.0 if weights is None else weights) * kept).sum()
-    value.backward()
-    expected.backward()
-    assert_near(value, expected)
-    assert_near(leaves[0].grad, leaves[1].grad)
-    # Over the mask before rejection.
-    wanted["clip_ratio"] = float((clipped * mask).sum() / mask.sum())
-    assert metrics == near(wanted)
-
-
 def test_without_rollout_and_mask():
     """No correction, and every token counts."""
-    new, old, advantages, mask, _ = batch()
+    new, old, advantages, mask, rollout = batch()
     config = configuration("token")
     value, metrics = skyrl_losses.regular(new, old, advantages, config, mask, None)
-    losses, _ = tokens("regular", new, old, advantages, mask)
-    assert float(value) == pytest.approx(float((losses * mask).sum())) and list(metrics) == ["clip_ratio"]
-    value, _ = skyrl_losses.regular(new, old, advantages, config)
-    assert float(value) == pytest.approx(float(losses.sum()))
+    assert value == skyrl_losses.regular(new, old, advantages, configuration("off"), mask, rollout)[0]
+    assert list(metrics) == ["clip_ratio"]
+    every = skyrl_losses.regular(new, old, advantages, config, torch.ones_like(mask), None)
+    assert skyrl_losses.regular(new, old, advantages, config) == every
 
 
 def test_weights_in_the_mask():

@@ -1,4 +1,4 @@
-"""The drop-in for verl, without verl: what it hands back, its switches, its errors."""
+"""The drop-in for verl, without verl: its switches, its errors. tests/conformance compares its results with verl's."""
 
 from __future__ import annotations
 
@@ -43,16 +43,6 @@ def correct(*given, **options):
     return None if proto is None else proto.batch["rollout_is_weights"], mask, metrics
 
 
-def test_is_the_preset():
-    given = batch()
-    weights, mask, metrics = correct(
-        *given, rollout_is="token", rollout_rs="seq_mean_k1", rollout_rs_threshold="0.9_1.1"
-    )
-    out = rc.correct(*given[:2], mask=given[2], spec=rc.spec("verl.decoupled_geo_rs_token_tis", rs_threshold="0.9_1.1"))
-    assert torch.equal(weights, out.weights) and torch.equal(mask, out.mask) and metrics == out.metrics("verl")
-    assert mask.dtype == torch.int64 and 0 < mask.sum() < given[2].sum()
-
-
 def test_metrics_only():
     given = batch()
     weights, mask, metrics = correct(*given)
@@ -80,26 +70,16 @@ def test_other_shapes(shape):
     assert torch.equal(weights.reshape(-1), expected[0].reshape(-1))
 
 
-def test_parts_agree_with_the_whole():
-    """The functions of log-ratios, with the metrics that each has in the whole."""
+def test_parts_report_their_own_metrics():
     train, rollout, mask = batch()
-    weights, kept, metrics = correct(train, rollout, mask, **EVERYTHING)
+    metrics = correct(train, rollout, mask, **EVERYTHING)[2]
     named = {key.removeprefix("rollout_corr/"): value for key, value in metrics.items()}
-    found = dropin.compute_rollout_correction_weights(train - rollout, mask, "token", 1.2)
-    assert torch.equal(found[0], weights)
-    assert found[1] == {key: value for key, value in named.items() if key.startswith("rollout_is_")}
-    found = dropin.compute_rollout_rejection_mask(train - rollout, mask, "token_k1,seq_mean_k3", "0.8_1.3,0.05")
-    assert torch.equal(found[0], kept)
-    assert found[1] == {key: value for key, value in named.items() if key.startswith("rollout_rs_")}
-    off_policy = dropin.compute_offpolicy_metrics(train, rollout, mask)
-    # Measured: 4e-10, because sums of other Specs are rounded elsewhere.
-    others = {key: value for key, value in named.items() if "rollout_is" not in key and "_rs_" not in key}
-    assert off_policy == near(others, torch.float32)
-    assert dropin.compute_offpolicy_metrics(train, None, mask) == {
-        key: off_policy[key] for key in ("training_ppl", "training_log_ppl")
-    }
-    prefixed = dropin.compute_rollout_corr_metrics_from_logprobs(train, rollout, mask)
-    assert prefixed == {f"rollout_corr/{key}": value for key, value in off_policy.items()}
+    _, found = dropin.compute_rollout_correction_weights(train - rollout, mask, "token", 1.2)
+    assert found == {key: value for key, value in named.items() if key.startswith("rollout_is_")}
+    _, found = dropin.compute_rollout_rejection_mask(train - rollout, mask, "token_k1,seq_mean_k3", "0.8_1.3,0.05")
+    assert found == {key: value for key, value in named.items() if key.startswith("rollout_rs_")}
+    both, alone = (dropin.compute_offpolicy_metrics(train, x, mask) for x in (rollout, None))
+    assert alone == {key: both[key] for key in ("training_ppl", "training_log_ppl")}
 
 
 @pytest.mark.parametrize(("level", "threshold"), [("token", "0.9_1.1"), ("sequence", 1.2)])
@@ -196,10 +176,6 @@ def test_debug_metrics(monkeypatch):
         return dropin.calculate_debug_metrics(DataProto(batch=given | masks))
 
     found = debug(response_mask=mask)
-    p, q = (x[mask != 0].double().exp() for x in (train, rollout))
-    apart = (p - q).abs()
-    expected = [1, apart.max(), apart.mean(), apart.std(), torch.corrcoef(torch.stack([p, q]))[0, 1]]
-    assert list(found.values()) == near([float(x) for x in expected])
     # The mask of the whole text counts from its end.
     assert debug(attention_mask=torch.cat([torch.ones(6, 5, dtype=torch.int64), mask], dim=1)) == found
     nothing = debug(response_mask=torch.zeros_like(mask))
