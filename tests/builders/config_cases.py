@@ -10,7 +10,6 @@ from rollout_corr.specs.correction import Criterion, Spec, Weight
 
 VERL = {"report": ("native", "verl")}
 XTUNER = {"report": ("native", "xtuner")}
-SKYRL = {"report": ("native", "skyrl")}
 
 
 def ratio(

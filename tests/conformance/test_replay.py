@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import rollout_corr as rc
+from builders import preset_cases
 from conformance import campaign, mutants, page, recording
 from conformance.rows import BACKEND
 from conformance.sources import RECORDED, Source
@@ -70,6 +71,7 @@ def test_everything_is_recorded_that_can_be():
     names = {title.partition("`")[2].rstrip("`").partition(",")[0] for title in recorded}
     assert recording.frameworks() == campaign.frameworks()
     assert {*lookup.spec_names(), *lookup.recipe_names()} - names == NOT_RECORDED
+    assert NOT_RECORDED & {*lookup.spec_names()} == preset_cases.EXPECTED.keys()
     # rLLM has verl's function for its weights.
     assert {*lookup.readable("read"), *lookup.readable("recipe")} - names == {"rllm"}
 

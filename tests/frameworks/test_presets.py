@@ -1,4 +1,4 @@
-"""Presets: the Spec of each written out by hand from the peers' documents; names, errors, the tables."""
+"""Presets: the Spec of each that is not recorded, written out by hand from documents; names, errors, the tables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 import rollout_corr as rc
-from builders.config_cases import call, error, k1, option, rows
+from builders.config_cases import WORDS, call, error, k1, option, rows
 from builders.fresh import in_a_fresh_process
-from builders.preset_cases import EXPECTED, with_arguments
+from builders.preset_cases import EXPECTED
 from rollout_corr.frameworks.shared import names
 from rollout_corr.frameworks.shared.lookup import every_preset, readable
 from rollout_corr.frameworks.verl import options as verl_options
@@ -27,19 +27,29 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_preset_makes_the_spec_of_its_peer(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert rc.spec(name) == EXPECTED[name]
+    assert rc.spec(name) == EXPECTED[name]
+
+
+# What no framework has, and so no recording: bounds of k1 in the words of a ratio, a statistic left out.
+WITH_ARGUMENTS = """
+verl.decoupled_seq_is_rs(rs_threshold="0.6_1.6", k1_bounds="ratio") |
+    Spec(Weight.product(upper=2), (ratio(0.6, 1.6, "sum", label="seq_sum_k1"),), report=("native", "verl"))
+areal.kpop(upper=0.1) | Spec(Weight.token(), (Criterion("binary_kl_symmetric", upper=0.1),), "both")
+flash_rl.tis(imp_ratio_cap=8) | Spec(Weight.token(upper=8))
+"""
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize(("name", "arguments", "expected"), with_arguments())
-def test_arguments(name, arguments, expected):
-    assert rc.spec(name, **arguments) == expected
+@pytest.mark.parametrize(("made", "expected"), rows(WITH_ARGUMENTS))
+def test_arguments(made, expected):
+    name, arguments = call(made)
+    assert rc.spec(name, **arguments) == eval(expected, WORDS)
 
 
-def test_every_preset_is_expected_and_documented():
-    assert rc.spec_names() == sorted(EXPECTED)
+def test_every_preset_is_made_in_silence_and_documented():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(isinstance(rc.spec(name), rc.Spec) for name in rc.spec_names())
     assert all(found.matches and found.about.endswith(".") for found in every_preset())
 
 
@@ -158,7 +168,7 @@ def test_tables_are_up_to_date(table, monkeypatch, capsys):
     made = capsys.readouterr().out
     written = Path(names.__file__ if table == "names" else DOCS / f"{table}.md").read_text(encoding="utf-8")
     assert made.rstrip("\n") in written, f"run: python -m rollout_corr.frameworks {table}, and put it there"
-    assert table != "presets" or all(f"| `{name}(" in made for name in EXPECTED)
+    assert table != "presets" or all(f"| `{name}(" in made for name in rc.spec_names())
 
 
 def test_a_name_imports_its_framework_alone():
