@@ -209,7 +209,7 @@ ELSEWHERE = (
     ("AReaL", "`mask_stale_rollout_tokens`: masks stale tokens of sequences that end fresh, and leaves all others",
      "`mask & ~(stale & fresh.any(1, keepdim=True))`; `Criterion(\"age\")` drops stale tokens of every sequence"),
     ("miles#1344", "`off_policy_is_function`", "`rc.CISPO` with `rollout_logp` alone"),
-    ("miles", "a gate of the policy gradient, sigmoid(A * -logp / eta)", "`policy_loss(weights=...)`"),
+    ("miles", "a gate of the policy gradient, sigmoid(A * -logp / eta)", "`Batch(scale=gate)`, without its gradient"),
     ("miles", "replay of the engine's kept sets", "`rc.KeptMass` where the mass of the set is known"),
     ("slime#2305", "batches refilled after rejection", "`keep` says what went; sampling again is the trainer's"),
 )  # fmt: skip
