@@ -112,6 +112,8 @@ def time_table(results: Found) -> Table:
         name: lambda case, name=name: number(median(case, name)) for name in present(results)
     }
     columns |= {
+        "ours over verl": lambda case: times(speedup(case, OURS, VERL)),
+        "ours over torch by hand": lambda case: times(speedup(case, OURS, BY_HAND)),
         "ours, GB/s": lambda case: number((mine := median(case, OURS)) and case["required_bytes"] / mine / 1e6),
         "rounds": rounds_of,
         "disturbed": lambda case: f"{disturbed(results, case):.0%}",
@@ -195,7 +197,6 @@ def all_tables(results: Found) -> list[Table]:
     found = [
         promise_table(results),
         time_table(results),
-        speed_table(results, "How many times as fast, 1 thread", usual(results)),
         speed_table(results, "How many times as fast, 1 thread, pages kept", kept),
         loss_table(results),
         memory_table(results),

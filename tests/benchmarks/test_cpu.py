@@ -45,7 +45,7 @@ def results_of_cpu() -> dict[str, Any]:
     }  # fmt: skip
     return {
         "date": "2026-01-01", "commit": "c" * 40, "dirty": True, "machine": machine, "import_ms": [20.0, 60.0, 30.0],
-        "cases": [case],
+        "cases": [case, {**case, "pages": "kept"}],
     }  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_disturbed_rounds_are_dropped():
 def test_tables_say_medians_and_ratios():
     page = report.page(results_of_cpu(), None, report.counted())
     for line in (
-        "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 20.0 | 2.00 | 3 | 33% |",
+        "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 20.0 | 10.0 x | 3.0 x | 2.00 | 3 | 33% |",
         "| 2048 x 8192 | padded | metrics only | 10.0 x | 10.0 x | 3.0 x |",
         "| rollout-corr, metrics only, 2048 x 8192 | >= 9 x verl | 10.0 x | yes |",
         "| peak temporaries, metrics only, 2048 x 8192 | <= 0.1 of verl's | 0.200 | no |",
