@@ -273,7 +273,7 @@ def _claims(batch: OpenBatch, spec: Spec, given: Given) -> Claims:
     logps: dict[str, Tensor | None] = {"train_logp": batch.train, "rollout_logp": batch.rollout}
     backend = chosen_backend(batch.train, given.backend)
     of = given.batch
-    fixed = by_path("Spec", spec) | {"backend": backend, "ranks.order": str(of.ranks.order)}
+    fixed = by_path("Spec", spec) | {"backend": backend}
     if batch.mass is not None:
         logps["kept_mass"] = batch.mass.log_mass
         fixed["kept_mass.of"] = batch.mass.of

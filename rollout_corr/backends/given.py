@@ -69,7 +69,6 @@ Turns = LogProbs | Literal["runs"] | TurnIds
     group_count="groups=rc.Groups(index=..., count=...)",
     batch_group="ranks=rc.Ranks(batch=...)",
     sequence_group="ranks=rc.Ranks(sequence=...)",
-    sequence_order="ranks=rc.Ranks(sequence=..., order=...)",
     denominator="total=",
     attention_mask="mask=",
     response_mask="mask=",

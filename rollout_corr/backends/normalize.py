@@ -67,7 +67,7 @@ def _totals(batch: OpenBatch, weights: Tensor, spec: Spec, groups: Ranks) -> Ten
     """The totals of each sequence, of whole sequences where ranks hold parts of them."""
     if groups.sequence is None:
         return _totals_here(batch, weights, spec, *whole.sequences_of(batch))
-    sequences, valid = whole.split_sequences_of(batch, groups.sequence, groups.order)
+    sequences, valid = whole.split_sequences_of(batch, groups.sequence)
     _totals_here(batch, weights, spec, sequences, valid)
     sequences.start("correct: the weights of each sequence")
     sequences.wait()

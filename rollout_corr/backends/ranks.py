@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..specs.choices import SEQUENCE_ORDERS, SequenceOrder
-from ..specs.validate import choice
 from .batch import OpenBatch
 from .layouts import dtype_of
 
@@ -57,14 +55,10 @@ class Ranks(NamedTuple):
             results of the whole sequences: one all-reduce. Statistics are complete when they are reduced over the
             ranks. The value of a loss is this rank's share: the loss is the sum of all ranks' values, whose gradient
             every rank gets for its own tokens. See docs/ranks.md.
-        order: The tokens of a sequence that this rank, r-th of R in `sequence`, holds: "contiguous", the r-th of R
-            stretches, or "zigzag", the r-th of 2 R of equal lengths and then the r-th from the end. Needed by prefixes
-            alone, which take an all-reduce more, and with drop="rest" two; those come before the call returns.
     """
 
     batch: ProcessGroup | None = None
     sequence: ProcessGroup | None = None
-    order: SequenceOrder | None = None
 
     def some(self) -> bool:
         """True if there is a group at all."""
@@ -77,10 +71,6 @@ class Ranks(NamedTuple):
 
             check_group("ranks.sequence", self.sequence)
             check_group("ranks.batch", self.batch)
-        if self.order is not None:
-            choice("ranks.order", self.order, SEQUENCE_ORDERS)
-            if self.sequence is None:
-                raise ValueError(f"ranks.order: expected None without ranks.sequence, got {self.order!r}")
 
     def check_per_sequence(self, name: str, given: object, leader: object, packed: bool) -> None:
         """Refuse an argument per sequence in a shape that one per token can have on a rank with few tokens.

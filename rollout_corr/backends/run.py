@@ -101,7 +101,7 @@ def start_correction(
 
             done, decide = start_kernels(batch, undivided, groups.sequence)
         else:
-            done, decide = whole.start_split(batch, undivided, groups.sequence, groups.order)
+            done, decide = whole.start_split(batch, undivided, groups.sequence)
 
     def complete() -> Result:
         with torch.no_grad():

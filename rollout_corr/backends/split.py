@@ -4,8 +4,8 @@ The definition asks its sequences for sums and extrema and for nothing else that
 stands in the place of `Rows` or `Packed`: during the first run it notes what this rank's tokens give, then all ranks'
 tables are added up, and during the second run it answers with the totals. So there is one definition for one rank and
 for many. It has to keep one rule: what is summed must not depend on an earlier sum (`survivors` in
-definition/correction.py and `tokens_kept` in definition/findings.py are written as they are for this). Prefixes
-cannot keep it: their Spec takes one more run and all-reduce for each step of the dependence.
+definition/correction.py and `tokens_kept` in definition/facts.py are written as they are for this). Prefixes cannot
+keep it, and are refused.
 
 Everything in the table is an integer, so ranks may be added in any order and all of them get the same bits. Sums that
 decide are integers already. Other sums travel as three limbs and a count of what is not finite; extrema as their bits,
@@ -14,7 +14,7 @@ every rank's in a column of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,19 +23,11 @@ from torch import Tensor
 from ..definition.sequences import Flattened, Packed, Rows
 from ..metrics.collectives import Pending, all_reduce
 
-if TYPE_CHECKING:
-    from ..specs.choices import SequenceOrder
-
 # A float64 sum is its whole part and two fractions of 38 bits.
 GRID = 2.0**38
 
 # Ranks are counted in 20 bits: NaN in the lowest, then inf, then -inf.
 COUNTED = 20
-
-NO_ORDER = (
-    "ranks.order: expected 'contiguous' or 'zigzag' for a Spec with prefixes, got None; a rank has to know which "
-    "tokens come before its own"
-)
 
 
 class Exchange:
@@ -47,7 +39,6 @@ class Exchange:
         # Totals that have a gradient, and this rank's sums behind them.
         self.leaves: list[tuple[Tensor, Tensor]] = []
         self._noted: list[Tensor] = []
-        self._notes = True
         self._sum: Pending | None = None
         self._table: Tensor | None = None
         self._read = 0
@@ -64,17 +55,12 @@ class Exchange:
         """Wait for the totals, before the second run."""
         if self._sum is None:
             raise RuntimeError("wait: expected a start before")
-        self._table, self._read, self._notes = self._sum.wait(), 0, False
-
-    def again(self) -> None:
-        """Note anew, after `wait`: sums that depend on those which have come."""
-        self._noted, self._notes = [], True
+        self._table, self._read = self._sum.wait(), 0
 
     def totals(self, here: Tensor) -> Tensor:
         """Return int64 of any shape: of this rank in the first run, of all ranks later."""
-        if self._notes:
-            self._noted.append(here.reshape(-1))
         if self._table is None:
+            self._noted.append(here.reshape(-1))
             return here
         self._read += here.numel()
         return self._table[self._read - here.numel() : self._read].view(here.shape)
@@ -86,23 +72,14 @@ class Split:
     Args:
         part: The sequences, or their turns, as far as they lie here.
         exchange: What the call shares with the other ranks, which all hold the same sequences in the same order.
-        order: Which stretches of a sequence a rank holds; None where nothing depends on it.
-        halves: The sequences that a rank holds as two stretches of a zigzag, where `part` is their turns.
     """
 
-    def __init__(
-        self,
-        part: Rows | Packed | Flattened,
-        exchange: Exchange,
-        order: SequenceOrder | None = None,
-        halves: Rows | Packed | Flattened | None = None,
-    ) -> None:
-        self.part, self.exchange, self.order = part, exchange, order
-        self._halves = part if halves is None else halves
+    def __init__(self, part: Rows | Packed | Flattened, exchange: Exchange) -> None:
+        self.part, self.exchange = part, exchange
         self.count = part.count
         self.group, self.rank, self.ranks = exchange.group, exchange.rank, exchange.ranks
         self._totals, self._leaves = exchange.totals, exchange.leaves
-        self.start, self.done, self.wait, self.again = exchange.start, exchange.done, exchange.wait, exchange.again
+        self.start, self.done, self.wait = exchange.start, exchange.done, exchange.wait
 
     # --- the interface of Sequences ---
 
@@ -127,49 +104,14 @@ class Split:
         """Give every token of this rank its sequence's value."""
         return self.part.spread(per_sequence)
 
-    def running(self, x: Tensor) -> Tensor:
-        """Add int64 or bool x up along each sequence, from the sums of the stretches before on all ranks."""
-        later = self._later(x)
-        stretches = [self.part.sum_integers(which) for which in self._stretches(x.long(), later, 0)]
-        every = self._every(torch.stack(stretches))
-        before = [self.part.spread(every[which].sum(0)) for which in self._before()]
-        # The rank's own first stretch is in its running sum already.
-        return self.part.running(x) + (before[0] if later is None else torch.where(later, before[1], before[0]))
-
-    def running_max(self, x: Tensor, before: bool = False) -> Tensor:
-        """Find the largest floating x along each sequence likewise."""
-        later = self._later(x)
-        stretches = [self.part.max(which) for which in self._stretches(x, later, -torch.inf)]
-        every = self._every(torch.stack(stretches).double().view(torch.int64)).view(torch.float64).to(x.dtype)
-        nothing = every.new_full((1, self.count), -torch.inf)
-        found = [self.part.spread(torch.cat([nothing, every[which]]).amax(0)) for which in self._before()]
-        return self.part.running_max(x, before).maximum(
-            found[0] if later is None else torch.where(later, found[1], found[0])
+    def running(self, x: Tensor, before: bool = False) -> Tensor:
+        """Refuse what depends on the tokens before: a rank does not know which come before its own."""
+        raise ValueError(
+            "spec: expected no weight or criterion over prefixes with ranks.sequence, whose ranks do not know which "
+            "tokens come before their own, got one"
         )
 
-    def _later(self, x: Tensor) -> Tensor | None:
-        """Bool per token: it lies in the second of the rank's two stretches; None: there is one."""
-        if self.order is None:
-            raise ValueError(NO_ORDER)
-        return self._halves.later_half(x) if self.order == "zigzag" else None
-
-    def _stretches(self, x: Tensor, later: Tensor | None, nothing: float) -> list[Tensor]:
-        """A copy of x for each stretch, with `nothing` at the tokens of the other."""
-        if later is None:
-            return [x.clone()]
-        return [torch.where(later, nothing, x).to(x.dtype), torch.where(later, x, nothing).to(x.dtype)]
-
-    def _every(self, here: Tensor) -> Tensor:
-        """[stretches of all ranks in the order of the sequence, S] from [stretches of this rank, S]."""
-        every = self._totals(apart(here, self.rank, self.ranks).flatten(0, 1)).unflatten(0, (self.ranks, -1))
-        return torch.cat([every[:, 0], every[:, 1].flip(0)]) if self.order == "zigzag" else every[:, 0]
-
-    def _before(self) -> list[list[int]]:
-        """For each of the rank's stretches those of other ranks that come before it."""
-        first = list(range(self.rank))
-        if self.order != "zigzag":
-            return [first]
-        return [first, [i for i in range(2 * self.ranks - 1 - self.rank) if i != self.rank]]
+    running_max = running
 
     # --- the gradient ---
 

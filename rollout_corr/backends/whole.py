@@ -25,7 +25,6 @@ from .batch import OpenBatch, Result
 from .turns import sequence_offsets
 
 if TYPE_CHECKING:
-    from ..specs.choices import SequenceOrder
     from .split import Split
 
 
@@ -41,7 +40,7 @@ def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> 
     """
     from .split import Split
 
-    turns = Split(units, sequences.exchange, sequences.order, sequences.part)
+    turns = Split(units, sequences.exchange)
     names = torch.arange(sequences.count, dtype=torch.float64, device=tokens.device)
     owners = turns.max(sequences.spread(names).expand(tokens.shape))
     # A turn without a token on any rank goes with the one before it.
@@ -89,7 +88,7 @@ def sequences_of(batch: OpenBatch) -> tuple[Rows | Packed, Tensor | None]:
     ) if valid is None else valid & inside(batch)
 
 
-def split_sequences_of(batch: OpenBatch, group: Any, order: SequenceOrder | None = None) -> tuple[Split, Tensor]:
+def split_sequences_of(batch: OpenBatch, group: Any) -> tuple[Split, Tensor]:
     """The sequences of a batch that holds parts of them, and bool per token which are valid.
 
     All ranks of the group have to exchange equally many sums, so all have a mask.
@@ -97,7 +96,7 @@ def split_sequences_of(batch: OpenBatch, group: Any, order: SequenceOrder | None
     from .split import Exchange, Split
 
     part, valid = sequences_of(batch)
-    return Split(part, Exchange(group), order), inside(batch) if valid is None else valid
+    return Split(part, Exchange(group)), inside(batch) if valid is None else valid
 
 
 def turns_of(batch: OpenBatch, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns:
@@ -142,29 +141,17 @@ def statistics_of_labels(batch: OpenBatch, spec: Spec, labeled: tuple[Labeled, .
     return collector.found(AllSequences(found.facts, 0.0, spec, False, bounds))
 
 
-def start_split(
-    batch: OpenBatch, spec: Spec, group: Any, order: SequenceOrder | None = None
-) -> tuple[Callable[[], bool], Callable[[], Result]]:
+def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
     """Start to correct parts of sequences, whose sums travel to the other ranks of the group.
 
     Everything is computed twice: before the all-reduce to record the sums that it needs, after it from the totals. The
-    statistics are then those of whole sequences, and of the tokens that this rank holds. Prefixes take more rounds.
+    statistics are then those of whole sequences, and of the tokens that this rank holds.
 
     Returns:
         Whether all sums are there, and what waits for them and completes the correction.
     """
-    sequences, valid = split_sequences_of(batch, group, order)
-
-    def record() -> None:
-        Collector(spec).take(evaluate(operands_of(batch, spec, sequences, valid)))
-
-    # A prefix needs the tokens before it, what is counted needs prefixes, the rest after a failure too.
-    for _ in range(spec.has_prefixes + any(criterion.drop == "rest" for criterion in spec.criteria)):
-        record()
-        sequences.start("correct: the sums of the tokens before")
-        sequences.wait()
-        sequences.again()
-    record()
+    sequences, valid = split_sequences_of(batch, group)
+    Collector(spec).take(evaluate(operands_of(batch, spec, sequences, valid)))
     sequences.start("correct: the sums of each sequence")
 
     def complete() -> Result:

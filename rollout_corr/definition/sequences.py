@@ -90,10 +90,6 @@ class Rows(Whole):
         """[B] -> [B, 1], which broadcasts over the row."""
         return per_sequence[:, None]
 
-    def later_half(self, x: Tensor) -> Tensor:
-        """Bool, [T]: in the later half of the row."""
-        return torch.arange(x.shape[1], device=x.device) >= x.shape[1] // 2
-
     def running(self, x: Tensor) -> Tensor:
         """[B, T] int64 or bool -> [B, T] int64."""
         return x.cumsum(1)
@@ -191,10 +187,6 @@ class Packed(Whole):
         """[N] -> [N]."""
         return scan_max(x, self.places, before)
 
-    def later_half(self, x: Tensor) -> Tensor:
-        """Bool, [N]: in the later half of its sequence."""
-        return self.places >= self.spread(self.offsets.diff() // 2)
-
     @property
     def places(self) -> Tensor:
         """[N] int64, the place of each token in its sequence, from 0; without meaning outside."""
@@ -252,7 +244,3 @@ class Flattened(Whole):
     def running_max(self, x: Tensor, before: bool = False) -> Tensor:
         """[B, T] -> [B, T]."""
         return self.packed.running_max(x.reshape(-1), before).view(self.shape)
-
-    def later_half(self, x: Tensor) -> Tensor:
-        """Bool, [B, T]: in the later half of its stretch."""
-        return self.packed.later_half(x.reshape(-1)).view(self.shape)

@@ -25,9 +25,6 @@ Detail = Literal["basic", "full"]
 Scheme = Literal["native", "verl", "xtuner", "skyrl"]
 # What `metrics` may be asked for: a scheme of names, or the few native ones that a dashboard shows.
 MetricNames = Literal[Scheme, "dashboard"]
-# The tokens of a sequence that the r-th of R ranks holds: the r-th of R stretches; or the r-th of 2 R and then the r-th
-# from the end, of equal lengths.
-SequenceOrder = Literal["contiguous", "zigzag"]
 
 OUTSIDE: tuple[Outside, ...] = get_args(Outside)
 NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
@@ -47,4 +44,3 @@ NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
 SUMS_OVER: tuple[SumsOver, ...] = get_args(SumsOver)
 DETAIL: tuple[Detail, ...] = get_args(Detail)
 REPORTS: tuple[Scheme, ...] = get_args(Scheme)
-SEQUENCE_ORDERS: tuple[SequenceOrder, ...] = get_args(SequenceOrder)

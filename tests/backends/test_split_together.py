@@ -23,17 +23,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def check(seed):
     rng = random.Random(seed)
     ranks, way = rng.choice((1, 2, 3)), rng.choice(("contiguous", "zigzag"))
-    # A zigzag has stretches of equal lengths.
-    lengths = [
-        2 * ranks * rng.randint(0, 3) if way == "zigzag" else rng.choice((0, 1, 2, 5, 9, 17))
-        for _ in range(rng.randint(1, 5))
-    ]
-    layout = "packed" if way == "zigzag" else rng.choice(("packed", "padded_right", "packed_row"))
+    lengths = [rng.choice((0, 1, 2, 5, 9, 17)) for _ in range(rng.randint(1, 5))]
+    layout = rng.choice(("packed", "padded_right", "packed_row"))
     if len(lengths) == 1 and layout == "packed_row":
         layout = "packed"  # there [1, 1] is refused as the labels of sequences
     batch = random_sequences(seed, lengths, invalid=rng.choice((0.0, 0.3)))
     batch = spoil(batch, seed) if rng.random() < 0.4 else batch
-    turns, spec, dtype = random_turns(batch, seed), random_spec(rng), rng.choice((torch.float32, torch.bfloat16))
+    turns, dtype = random_turns(batch, seed), rng.choice((torch.float32, torch.bfloat16))
+    spec = next(spec for spec in iter(lambda: random_spec(rng), None) if not spec.has_prefixes)
     ids = torch.tensor([rng.choice((0, 1, 2, -1, 9)) for _ in batch])
 
     def correct(laid, lengths_of_turns, **more):
@@ -43,13 +40,12 @@ def check(seed):
         versions = {"versions": laid.versions, "current_version": laid.current_version}
         return laid.correct(spec, **given, **versions, **more)
 
-    kept, order = [None] * ranks, way if spec.has_prefixes else None
+    kept = [None] * ranks
 
     def of_rank(rank):
         held = tokens_of(batch, way, ranks, rank)
         laid = lay_out(picked(batch, held), layout, dtype, seed=rank)
-        group = {"sequence_group": Rank(rank=rank, ranks=ranks), "sequence_order": order}
-        out = correct(laid, turns_of(turns, held), **group)
+        out = correct(laid, turns_of(turns, held), sequence_group=Rank(rank=rank, ranks=ranks))
         kept[rank] = out.keep_turns.tolist()
         return outcome(laid, out)
 
@@ -80,25 +76,6 @@ def check(seed):
 def test_units_together_over_ranks():
     for seed in range(8):
         check(seed)
-
-
-@pytest.mark.parametrize("way", ["contiguous", "zigzag"])
-def test_prefixes_within_turns_over_ranks(way):
-    """A turn that begins on one rank goes on at the next; in a zigzag its stretches are those of its sequence."""
-    d = torch.tensor([0.5, -0.25, 0.125, 0.5, -0.5, 0.25, 0.25, 0.75])
-    spec = rc.Spec(rc.Weight("prefix", within="turn"))
-    whole = rc.correct(d, 0 * d, rc.Batch(cu_seqlens=torch.tensor([0, 8]), turns=torch.tensor([0, 3, 8])), spec=spec)
-    held = {"contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]], "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]]}[way]
-    ends = {"contiguous": [3, 0], "zigzag": [2, 1]}[way]
-
-    def of_rank(rank):
-        mine, ranks = d[held[rank]], rc.Ranks(sequence=Rank(rank=rank, ranks=2), order=way)
-        turns = torch.tensor([0, ends[rank], 4])
-        batch = rc.Batch(cu_seqlens=torch.tensor([0, 4]), turns=turns, ranks=ranks)
-        return rc.correct(mine, 0 * mine, batch, spec=spec).weights
-
-    for rank, weights in enumerate(Ranks(2).run(of_rank)):
-        assert weights.equal(whole.weights[held[rank]])
 
 
 def test_offsets_beside_a_sequence_group_may_be_as_many_as_the_tokens_of_a_rank():

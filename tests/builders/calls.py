@@ -8,7 +8,7 @@ import torch
 
 import rollout_corr as rc
 
-OF_RANKS = {"batch_group": "batch", "sequence_group": "sequence", "sequence_order": "order"}
+OF_RANKS = {"batch_group": "batch", "sequence_group": "sequence"}
 OF_GROUPS = {"group_index": "index", "group_size": "size", "group_count": "count"}
 OF_VERSIONS = {"versions": "ids", "current_version": "current"}
 AS_THEY_ARE = ("mask", "cu_seqlens", "entropy", "external", "sequence_ids", "scale", "total", "validate")

@@ -26,7 +26,7 @@ rc.correct(x, x, spec=rc.Spec(), backend="torch")
 rc.policy_loss(x, x, batch, rc.Loss(rc.PPO(), rc.Mean("sum", over="kept")), old_logp=x, correction=out, backend="torch")
 rc.policy_loss(x, x, old_logp=x, correction=rc.Factors(weights=out.weights, mask=out.mask))
 rc.Batch(labels={"environment": rc.Labels(x, ["math", "code"])}, groups=rc.Groups(size=4), turns="runs", total=8)
-rc.Batch(kept_mass=rc.KeptMass(x, of="train"), versions=rc.Versions(x, 3), ranks=rc.Ranks(order="zigzag"))
+rc.Batch(kept_mass=rc.KeptMass(x, of="train"), versions=rc.Versions(x, 3), ranks=rc.Ranks())
 rc.filter_groups(x[0], x[0] > 0, x[0].long(), alone="zero")
 rc.selection(x[0] > 0, x[0].long(), rewards=x[0]).metrics()["kept/length_mean"]
 rc.route_agreement(x.long()[None], x.long()[None]).metrics()["route_overlap_mean"]
@@ -92,7 +92,6 @@ rc.Batch(groups=x)  # wrong
 rc.Batch(versions=(x, 3))  # wrong
 rc.Batch(kept_mass=x)  # wrong
 rc.Batch(ranks="world")  # wrong
-rc.Ranks(order="zig_zag")  # wrong
 rc.KeptMass(x, of="engine")  # wrong
 rc.policy_loss(x, x, rc.Loss())  # wrong
 rc.policy_loss(x, x, x)  # wrong
