@@ -80,7 +80,7 @@ named_recipe("molt.ppo", CLIP, DECOUPLED, GLOBAL)
 named_recipe("molt.grpo", CLIP, DECOUPLED, f"{SAME_AS_PPO}; {GLOBAL}")
 named_recipe("molt.gspo", Named(_gspo, eps_clip_low_high=SIDES), DECOUPLED, GLOBAL)
 # molt refuses its own default of the bounds for CISPO; 1.2 is the example of its help.
-CISPO_NOTE = "molt has no default: the ceiling is the one in its help"
+CISPO_NOTE = "molt has no default: the ceiling of its help"
 named_recipe("molt.cispo", Named(_cispo, eps_clip_low_high=(0.2, 1.2)), DECOUPLED, CISPO_NOTE)
 
 # --- the flags ---
