@@ -3,9 +3,8 @@
 tiles.py says which tokens a program has, sums.py how they add up. A surrogate whose gradient depends on whole
 sequences takes two passes over the tokens, of which only the last writes; see `LossPlan.phase`.
 
-One launch for a pass, and one of `scale` in backward; docs/kernels.md counts what they execute a token. A second pass
-needs values of sequences, whose sums lie in several slots. Each of its programs adds up those of its own tile, so there
-is no launch between the two passes.
+One launch for a pass, and one of `scale` in backward; docs/kernels.md counts what they execute a token. Programs of a
+second pass add up the slots of the sequences in their tile, so no launch stands between the passes.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ first adds up, the second writes and finishes. Backward scales the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -85,19 +84,17 @@ class LossOperation(Operation):
         self.whole = plans[0].phase == "whole"
         self.statistics = len(last.sums) + len(last.maxima)
         self.numbers = upload_of(tuple(numbers_of(objective, double).values()), device)
-        sites = []
+        adding, sites = groups(last), []
+
+        def over_sequences(grid: Grid) -> tuple[int, int]:
+            return grid.sequence_programs + grid.parts * adding, SEQUENCE_THREADS
+
         for plan in plans:
             unread = OF_LAST_PASS * (not plan.writes) + OF_SECOND_PASS * plan.adds_up
             sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys(unread)))
         if self.whole:
-            sites.append(Site(sequences_kernel, _over_sequences(last), {"PLAN": last}))
+            sites.append(Site(sequences_kernel, over_sequences, {"PLAN": last}))
         super().__init__(sites, _tables_of(plans, self.kind), STRIDED)
-
-
-def _over_sequences(plan: LossPlan) -> Callable[[Grid], tuple[int, int]]:
-    """Programs over sequences and behind them those that add up parts; and threads."""
-    adding = groups(plan)
-    return lambda grid: (grid.sequence_programs + grid.parts * adding, SEQUENCE_THREADS)
 
 
 def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
@@ -176,8 +173,8 @@ def prepare(
         tensors[name] = None if x is None else x.contiguous()
     if operation.whole:
         tensors["inners"] = inners
-    launches = operation.launches(tensors, grid, sums_before=sums_before, maxima_before=many - sums_before)
-    return LossFound(value, gradient, inners, divisor, statistics), launches
+    found = LossFound(value, gradient, inners, divisor, statistics)
+    return found, operation.launches(tensors, grid, sums_before=sums_before, maxima_before=many - sums_before)
 
 
 # --- backward ---

@@ -178,7 +178,8 @@ def hunt_edits(names: Sequence[str], kind: str, only: str = "", seed: int = 0) -
 # What changes nothing when it is taken out or made garbage, and why it stands there all the same.
 SPARE = {
     "tl.debug_barrier()": "for an atomic that releases Triton 3.7 and 3.9 have a barrier of their own; their language "
-    "promises none"
+    "promises none",
+    "tl.where(known, slot_count, 0)": "spares loads: nothing is stored of sequences that the tile does not have",
 }
 
 
