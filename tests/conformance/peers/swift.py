@@ -65,7 +65,7 @@ DECLARED = (
 
 
 EMPTY = Declared(
-    "a sequence without a token beside others of its group",
+    "a sequence without a token next to others of its group",
     "losses.md",
     "counts among the sequences with A <= 0, with a score of 0",
     lambda given, settings: bool((~given.mask.any(1)).any()),
