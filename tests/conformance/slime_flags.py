@@ -36,7 +36,7 @@ FAR_KL = Declared(
     ),
 )
 GSPO_OVER_ALL = Declared(
-    "gspo's ratio beside rejected tokens",
+    "gspo's ratio next to rejected tokens",
     "losses.md",
     "takes the mean over all tokens of a sequence",
     lambda given, settings: (
