@@ -47,14 +47,13 @@ def compare(batch: Batch, workload: Operation, outcomes: dict[str, Outcome]) -> 
         raise gate.WrongResult(f"{OURS}: everything or nothing is rejected, so the case shows nothing")
 
 
-def one_case(batch: Batch, workload: Operation, calibrate: Calibration, *, rounds: int | None, budget: float) -> Found:
+def one_case(batch: Batch, workload: Operation, calibrate: Calibration, budget: float) -> Found:
     """Compare the results of one batch and workload, and measure memory and times.
 
     Args:
         batch: Padded or packed.
         workload: The call.
         calibrate: The calibration.
-        rounds: How many, or None for as many as the budget allows.
         budget: Seconds to spend on the rounds.
     """
     everybody = on_cpu(batch, workload)
@@ -62,9 +61,9 @@ def one_case(batch: Batch, workload: Operation, calibrate: Calibration, *, round
     compare(batch, workload, results_of(there))
     start = time.perf_counter()
     results_of(there)
-    enough = rounds or rounds_for(time.perf_counter() - start, budget)
+    rounds = rounds_for(time.perf_counter() - start, budget)
     calls = [who.whole for who in there if who.whole is not None]
-    every = take_turns(calls, enough, calibrate)
+    every = take_turns(calls, rounds, calibrate)
     kept = quiet(every)
     samples = [taken.only(kept) for taken in every]
     rows: dict[str, Found] = {who.name: {"name": who.name, "note": who.note} for who in everybody}
@@ -111,17 +110,17 @@ def run(options: argparse.Namespace) -> Found:
         "losses": [],
     }
     calibrate = Calibration()
-    how = {"rounds": options.rounds, "budget": options.budget}
 
     # Last those with pages kept, because that cannot be undone.
     keeping = 0 if options.quick else len(options.shapes)
-    cases = len(options.shapes) * len(options.layouts)
+    layouts = LAYOUTS[:1] if options.quick else LAYOUTS
+    cases = len(options.shapes) * len(layouts)
     total = len(WORKLOADS) * (cases + keeping) + cases
     start = time.perf_counter()
 
     def add(batch: Batch, pages: str, *workloads: Operation) -> None:
         for workload in workloads:
-            case = {"pages": pages, **one_case(batch, workload, calibrate, **how)}
+            case = {"pages": pages, **one_case(batch, workload, calibrate, options.budget)}
             results["losses" if workload.part else "cases"].append(case)
             done = len(results["cases"]) + len(results["losses"])
             left = cpu_tables.said_left(done, total, time.perf_counter() - start)
@@ -129,7 +128,7 @@ def run(options: argparse.Namespace) -> Found:
 
     for shape in options.shapes:
         both = both_layouts(*shape)
-        for layout in options.layouts:
+        for layout in layouts:
             add(both[layout], "default", *WORKLOADS, CPU_LOSS)
     if not options.quick and machine.keep_pages():
         for shape in options.shapes:
@@ -149,18 +148,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description="The CPU benchmark of rollout-corr.")
     parser.add_argument("--quick", action="store_true", help="two sizes, padded, 5 rounds")
     parser.add_argument("--shapes", type=_shape, nargs="+", metavar="ROWSxWIDTH", help="default: all")
-    parser.add_argument("--layouts", choices=LAYOUTS, nargs="+", help="default: both")
-    parser.add_argument("--rounds", type=int, help=f"default: as many as --budget allows, {FEWEST} to {MOST}")
-    parser.add_argument("--budget", type=float, default=10.0, help="seconds to spend on the rounds of one case")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=10.0,
+        help=f"seconds of the {FEWEST} to {MOST} rounds of a case; 0 with --quick",
+    )
     parser.add_argument("--json", type=Path, help="write the results, for python -m benchmarks.report")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     options = parser.parse_args(arguments)
-    quick = options.quick
-    options.shapes = options.shapes or list(SHAPES[: 2 if quick else None])
-    options.layouts = options.layouts or (["padded"] if quick else list(LAYOUTS))
-    options.rounds = options.rounds or (FEWEST if quick else None)
-    if options.rounds is not None and options.rounds < 1:
-        parser.error("--rounds: expected a number >= 1")
+    options.shapes = options.shapes or list(SHAPES[: 2 if options.quick else None])
+    options.budget = 0.0 if options.quick else options.budget
     return options
 
 
@@ -172,8 +169,7 @@ def main() -> None:
     results = run(options)
     if options.json is not None:
         machine.write(options.json, results)
-    made = cpu_tables.all_tables(results)
-    print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, cpu_tables.absent(results)))
+    print(tables.drawn(cpu_tables.all_tables(results), cpu_tables.absent(results)))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=float, default=ROUNDS, help="seconds of rounds for each operation")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole run; what does not fit is left out")
     parser.add_argument("--json", type=Path, help="write the results, after every operation")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     return parser.parse_args(arguments)
 
 
@@ -109,9 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "not_reached": [],
     }
     run(where, results, options, budget)
-    made = gpu_tables.all_tables(results)
     print("\n".join(gpu_tables.facts(results)), "\n")
-    print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, gpu_tables.notes(results)))
+    print(tables.drawn(gpu_tables.all_tables(results), gpu_tables.notes(results)))
     return 1 if gpu_tables.problems(results) else 0
 
 

@@ -207,15 +207,6 @@ def _spread(row: Found, what: str) -> str:
     return f"{number(taken['median'])} ({number(taken['low'])}-{number(taken['high'])}){mark}"
 
 
-def speed_table(results: Found, what: str, title: str) -> Table:
-    names = [name for name in ORDER if name != OURS and any(row_of(found, name) for found in measured(results))]
-
-    def over(name: str) -> Column:
-        return lambda found: times(speedup(found, name, what))
-
-    return _by_case(title, {f"over {name}": over(name) for name in names}, measured(results))
-
-
 def _profiled(results: Found) -> Iterator[tuple[tuple[str, str], Found]]:
     """Yield ((case, operation), row) of everything that was profiled."""
     for found in results["profiled"]:
@@ -284,8 +275,6 @@ def all_tables(results: Found) -> list[Table]:
     found: Sequence[Table] = [
         promise_table(results),
         our_table(results),
-        speed_table(results, "wall_ms", "How many times as fast: whole calls, metrics on the host"),
-        speed_table(results, "device_ms", "How many times as fast: on the GPU"),
         traced_table(results),
         everybody_table(
             results,

@@ -75,7 +75,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="rounds of 20 calls each (60)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
     if MEASURES not in os.environ:
         environment = os.environ | {MEASURES: "1", "TRITON_INTERPRET": "0"}
@@ -87,8 +86,7 @@ def main() -> int:
         return 1
     if options.json is not None:
         machine.write(options.json, results)
-    made = [table_of(results)]
-    print("\n".join(tables.markdown(made)) if options.markdown else tables.drawn(made, []))
+    print(tables.plain(table_of(results)))
     return 0
 
 
