@@ -160,7 +160,7 @@ class AveragePPO(PPO):
 
     The gradient of a token flows through its own log-prob and through the sequence's mean to all tokens of the
     sequence that train. The clip of each token decides how much of its gradient reaches the others, and needs the mean
-    first: the kernels pass over the tokens three times, and twice without a gradient.
+    first: kernels would pass over the tokens three times, so it runs on plain torch.
 
     Args:
         low: As for PPO.
