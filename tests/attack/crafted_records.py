@@ -1,4 +1,4 @@
-"""Crafted .jsonl, .json, .jsonl.gz and .parquet files: a grammar for each of what a stranger may write into one."""
+"""Crafted .jsonl, .jsonl.gz and .parquet files: a grammar for each of what a stranger may write into one."""
 
 from __future__ import annotations
 
@@ -80,21 +80,6 @@ def craft_zst(path, columns, rng):
     path.write_bytes(rng.choice((data, data[: rng.randrange(len(data))], data + b"more", data + data)) + bomb)
 
 
-def craft_json(path, columns, rng):
-    """Write odd records as one value: a list, an object of lists, one record, or something around them."""
-    texts = _texts(rng)
-    listed = f"[{', '.join(texts)}]"
-    rows = _rows(rng)
-    lists = {name: [row[name] for row in rows] for name in rows[0]} | {rng.choice(NAMES): rng.choice((3, [], [[1]]))}
-    text = rng.choice(
-        (
-            *(listed, listed, json.dumps(lists), texts[0], "\n".join(texts), '{"samples": ' + listed + "}"),
-            *(rng.choice(VALUES), listed[: rng.randrange(len(listed))], listed + "]", "\ufeff" + listed),
-        )
-    )
-    path.write_bytes(text.encode(rng.choice(("utf-8", "utf-8", "utf-8", "utf-16")), "surrogatepass"))
-
-
 TYPES = (
     *(pa.float16(), pa.float64(), pa.int8(), pa.uint32(), pa.uint64(), pa.bool_(), pa.string(), pa.large_string()),
     *(pa.binary(), pa.null(), pa.decimal128(30, 5), pa.date32(), pa.timestamp("us")),
@@ -173,4 +158,4 @@ def craft_parquet(path, columns, rng):
         path.write_bytes(data)
 
 
-CRAFTS = {".jsonl": craft_jsonl, ".json": craft_json, ".gz": craft_gzip, ".zst": craft_zst, ".parquet": craft_parquet}
+CRAFTS = {".jsonl": craft_jsonl, ".gz": craft_gzip, ".zst": craft_zst, ".parquet": craft_parquet}

@@ -1,17 +1,13 @@
-"""Crafted .pt, .safetensors and .npz files: a grammar for each of what a stranger may write into one."""
+"""Crafted .pt and .safetensors files: a grammar for each of what a stranger may write into one."""
 
 from __future__ import annotations
 
-import io
 import json
 import pickletools
 import struct
 import zipfile
 
-import numpy as np
 import torch
-
-from builders.dumps import write_pkl
 
 HUGE = (-1, 0, 1, 2**31 - 1, 2**32 - 1, 2**62, 2**63 - 1, -(2**63), 10**12, 10**400)
 
@@ -137,21 +133,6 @@ def _altered_instructions(data, rng):
     )
 
 
-def craft_pkl(path, columns, rng):
-    """Write a batch of odd tensors, or one with altered instructions; some are nested, or nested as a name."""
-    for name in rng.sample(sorted(columns), rng.choice((0, 0, 1, 2))):
-        columns = columns | {name: _odd(columns[name], rng)}
-    try:
-        write_pkl(path, columns)
-    except (AttributeError, TypeError, RuntimeError, RecursionError):  # SkyRL writes no such thing either
-        write_pkl(path, {})
-    data = path.read_bytes()
-    deep = b"N" + b"\x85" * 100_000
-    path.write_bytes(
-        rng.choice((data, *(_altered_instructions(data, rng) for _ in range(4)), deep + b".", b"}" + deep + b"Ns."))
-    )
-
-
 def _altered_archive(path, rng):
     members = _members(path)
     which = rng.choice([name for name in members if "/data/" in name and members[name]])
@@ -202,47 +183,4 @@ def craft_safetensors(path, columns, rng):
     path.write_bytes(head + text.encode() + values)
 
 
-DESCRIPTIONS = (
-    *("<f4", ">f4", "<f2", "<f16", "<u8", "|b1", "<c8", "<U4", "|O", "|V8", "<M8[s]", "", 4, None),
-    *([("a", "<f4")], [("a", "<f4", (10**9,))]),
-)
-SHAPES = ((), (0,), (-1,), (10**12, 0), (2**63,), (2**62, 4), (10**400,), (1,) * 40, [3], "x", (1.5,), 7)
-
-
-def craft_npz(path, columns, rng):
-    """Write an .npz file with an odd array, an altered header, or an altered archive."""
-    arrays = {name: x.numpy() for name, x in columns.items()}
-    name = rng.choice(sorted(arrays))
-    x, kind = arrays[name], rng.randrange(5)
-    if kind == 0:
-        dtype = rng.choice((x.dtype.newbyteorder(">"), np.longdouble, object, "U9", "c8", "u8"))
-        arrays[name] = rng.choice((x.astype(dtype), np.asfortranarray(x), x[None], x[:0]))
-    (np.savez if rng.random() < 0.5 else np.savez_compressed)(path, **arrays)
-    if kind == 1:
-        members = _members(path)
-        members[f"{name}.npy"] = _npy(members[f"{name}.npy"], x, rng)
-        _write(path, members, compression=rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))
-    elif kind == 2:
-        _write(path, _members(path), compression=rng.choice((zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)))
-    elif kind == 3:
-        _altered_index(path, rng)
-    elif kind == 4:
-        bomb = io.BytesIO()
-        np.save(bomb, np.zeros(5 * 10**5, np.float32))
-        _write(path, _members(path) | {f"{name}.npy": bomb.getvalue()}, compression=zipfile.ZIP_DEFLATED)
-
-
-def _npy(data, x, rng):
-    """Replace a part of an array's header."""
-    header = {"descr": x.dtype.str, "fortran_order": False, "shape": x.shape}
-    odd = {"descr": DESCRIPTIONS, "fortran_order": (True, 1, None, "yes"), "shape": SHAPES}
-    part = rng.choice(sorted(header))
-    text = repr(header | {part: rng.choice(odd[part])})
-    text = rng.choice((text, text, text, "(" * 3000, "-" * 9000 + "1", "None", "{}", text + "," * 12_000))
-    raw = text.encode() + b"\n"
-    version = rng.choice((b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x09\x09"))
-    length = struct.pack("<H" if version == b"\x01\x00" else "<I", len(raw) % 2**16)
-    return b"\x93NUMPY" + version + length + raw + data[128:]
-
-
-CRAFTS = {".pt": craft_pt, ".pkl": craft_pkl, ".safetensors": craft_safetensors, ".npz": craft_npz}
+CRAFTS = {".pt": craft_pt, ".safetensors": craft_safetensors}

@@ -32,7 +32,7 @@ LAYOUTS = {"packed": dict, "padded": padded, "lengths": with_lengths, "one row":
 CRAFTS = {**crafted_tensors.CRAFTS, **crafted_records.CRAFTS}
 KINDS = (*WRITERS,)
 # The others have no checksums, or none of what is not compressed.
-CHECKED = (".pt", ".npz", ".gz")
+CHECKED = (".pt", ".gz")
 
 
 class Counts(NamedTuple):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import io
 import json
-import pickle
 from itertools import pairwise
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -66,10 +63,6 @@ def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_json(path, value):
-    path.write_text(json.dumps(value))
-
-
 def write_gzip(path, rows):
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
 
@@ -81,36 +74,6 @@ def write_zst(path, rows):
 
 def write_parquet(path, rows):
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=5)
-
-
-class TrainingInputBatch(dict):
-    """Pickles as SkyRL's class of this name: a call that rebuilds it from bytes, shapes and kinds of numbers."""
-
-    def __reduce__(self):
-        saved = {name: in_bytes(x) for name, x in self.items()}
-        state = {"batch_dict": saved, "batch_size": len(saved), "device": torch.device("cpu")}
-        return (rebuilt, (type(self), state | {"metadata": {"uids": ["a"] * len(saved)}}))
-
-
-def rebuilt(kind, state):
-    raise AssertionError("a reader called what a file names")
-
-
-def in_bytes(x):
-    if x.dtype == torch.bfloat16:
-        buffer = io.BytesIO()
-        torch.save(x, buffer)
-        return {"format": "torch", "data": buffer.getvalue()}
-    array = x.contiguous().numpy()
-    return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
-
-
-def write_pkl(path, columns):
-    path.write_bytes(pickle.dumps(TrainingInputBatch(columns)))
-
-
-def arrays(columns):
-    return {name: x.numpy() for name, x in columns.items()}
 
 
 def one_row(columns):
@@ -145,12 +108,8 @@ WRITERS = {
     "pt samples": (".pt", lambda path, columns: torch.save({"step": 3, "samples": records(columns)}, path)),
     "pt jagged": (".pt", lambda path, columns: torch.save(jagged(columns), path)),
     "pt lists": (".pt", lambda path, columns: torch.save(ragged(columns), path)),
-    "pkl padded": (".pkl", lambda path, columns: write_pkl(path, padded(columns))),
     "safetensors padded": (".safetensors", lambda path, columns: save_file(padded(columns), path)),
     "safetensors packed": (".safetensors", lambda path, columns: save_file(columns, path)),
-    "npz padded": (".npz", lambda path, columns: np.savez(path, **arrays(padded(columns)))),
-    "npz packed": (".npz", lambda path, columns: np.savez(path, **arrays(columns))),
-    "npz compressed": (".npz", lambda path, columns: np.savez_compressed(path, **arrays(columns))),
     "jsonl": (".jsonl", lambda path, columns: write_jsonl(path, map(plain, records(columns)))),
     "jsonl nested": (
         ".jsonl",
@@ -158,11 +117,6 @@ WRITERS = {
     ),
     "jsonl gz": (".jsonl.gz", lambda path, columns: write_gzip(path, map(plain, records(columns)))),
     "jsonl zst": (".jsonl.zst", lambda path, columns: write_zst(path, map(plain, records(columns)))),
-    "json records": (".json", lambda path, columns: write_json(path, list(map(plain, records(columns))))),
-    "json lists": (
-        ".json",
-        lambda path, columns: path.write_text(json.dumps(transposed(map(plain, records(columns))))),
-    ),
     "parquet": (".parquet", lambda path, columns: write_parquet(path, [plain(r) for r in records(columns)])),
 }
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from builders.diagnose_cases import chunks_of
-from builders.dumps import write_pkl
 
 
 @dataclass
@@ -209,27 +208,6 @@ def prime_rl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
             file.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
 
 
-def skyrl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    """Write rows that are padded on the left."""
-
-    def rows(values: list[Tensor]) -> Tensor:
-        width = max(map(len, values))
-        return torch.stack([torch.cat([x.new_zeros(width - len(x)), x]) for x in values])
-
-    response = [torch.ones(sample.lengths[1], dtype=torch.int64) for sample in samples]
-    batch = {
-        "sequences": rows([sample.tokens for sample in samples]),
-        "attention_mask": rows([torch.ones(sample.lengths[0], dtype=torch.int64) for sample in samples]),
-        "response_mask": rows(response),
-        "loss_mask": rows([sample.mask.float() for sample in samples]),
-        "action_log_probs": rows([sample.train for sample in samples]),
-        "rollout_logprobs": rows([sample.rollout for sample in samples]),
-        "advantages": rows([sample.advantages for sample in samples]),
-    }
-    path = made(folder / "dumped_data") / f"global_step_{step}_training_input.pkl"
-    write_pkl(path, batch)
-
-
 def made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -244,7 +222,6 @@ LAYOUTS: dict[str, Layout] = {
     "miles_in_parts": miles_in_parts,
     "miles_loss": miles_loss,
     "prime_rl": prime_rl,
-    "skyrl": skyrl,
 }
 
 

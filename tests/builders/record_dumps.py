@@ -7,16 +7,14 @@ runs them on `samples()` and rewrites `tests/diagnose/written`.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -124,37 +122,6 @@ def miles_loss(source: Source, folder: Path) -> None:
     )
 
 
-def skyrl(source: Source, folder: Path) -> None:
-    """Import the file of the class: pickle wants it by its name."""
-    name = "skyrl.backends.skyrl_train.training_batch"
-    path = source.root / name.replace(".", "/")
-    absent = {"jaxtyping": mock.MagicMock(), "skyrl.backends.skyrl_train.utils.replay_utils": mock.MagicMock()}
-    parents = {name.rsplit(".", i)[0]: ModuleType(name.rsplit(".", i)[0]) for i in range(1, 4)}
-    spec = importlib.util.spec_from_file_location(name, path.with_suffix(".py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {**parents, **absent, name: module}):
-        spec.loader.exec_module(module)
-        own = samples()
-        batch = module.TrainingInputBatch(
-            {
-                "sequences": rows_of([sample.tokens for sample in own], left=True),
-                "attention_mask": rows_of([torch.ones(sample.lengths[0]).long() for sample in own], left=True),
-                "response_mask": rows_of([torch.ones(sample.lengths[1]).long() for sample in own], left=True),
-                "loss_mask": rows_of([sample.mask.float() for sample in own], left=True),
-                "action_log_probs": rows_of([sample.train for sample in own], left=True),
-                # In bfloat16 SkyRL writes another form.
-                "rollout_logprobs": rows_of([sample.rollout for sample in own], left=True).bfloat16(),
-                "advantages": rows_of([sample.advantages for sample in own], left=True),
-                "values": None,
-            }
-        )
-        batch.metadata = {"uids": ["a", "b", "c"], "response_length": 6}
-        config = SimpleNamespace(trainer=SimpleNamespace(export_path=str(folder)))
-        dump = source.instance("skyrl/train/trainer.py", "RayPPOTrainer", ("dump_data",), cfg=config)
-        dump.dump_data(batch, file_name=f"global_step_{STEP}_training_input")
-
-
 def prime_rl(source: Source, folder: Path) -> None:
     path = "src/prime_rl/trainer/rl/token_export.py"
     methods = ("export", "_export_dir", "_export_file", "_write")
@@ -229,7 +196,6 @@ WRITERS: dict[str, tuple[Callable[[Source, Path], None], str, str]] = {
     "slime_by_rank": (slime_by_rank, "slime", "slime/utils/train_dump_utils.py"),
     "miles_in_parts": (miles, "miles", "miles"),
     "miles_loss": (miles_loss, "miles", "miles"),
-    "skyrl": (skyrl, "skyrl", "skyrl"),
     "prime_rl": (prime_rl, "prime-rl", "src/prime_rl"),
     "verl": (verl, "verl", "verl"),
     "areal": (areal, "areal", "areal"),

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import zipfile
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors import torch as safetensors
 
-from builders.dumps import WRITERS, TrainingInputBatch, packed, plain, records, sequences_of, wanted_of, without, write
+from builders.dumps import WRITERS, packed, plain, records, sequences_of, wanted_of, without, write
 from builders.dumps import write_jsonl as write_lines
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import chunk, formats, parquet_files, problems
@@ -44,7 +40,7 @@ def test_a_missing_field_is_named(kind, tmp_path):
     assert "something" in message and "--field rollout_logp=NAME" in message
 
 
-@pytest.mark.parametrize("kind", ["pt padded", "npz packed", "parquet", "safetensors packed"])
+@pytest.mark.parametrize("kind", ["pt padded", "parquet", "safetensors packed"])
 def test_a_file_that_is_cut_off_or_empty(kind, tmp_path):
     path = write(kind, tmp_path, packed())
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -58,12 +54,6 @@ def test_a_file_that_is_cut_off_or_empty(kind, tmp_path):
 def pickled(value, **options):
     data = io.BytesIO()
     torch.save(value, data, **options)
-    return data.getvalue()
-
-
-def arrays(**columns):
-    data = io.BytesIO()
-    np.savez(data, **columns)
     return data.getvalue()
 
 
@@ -96,18 +86,9 @@ REFUSED = {
     "numbers": ("x.pt", pickled([3]), ", record 0: expected a mapping, got int"),
     "text": ("x.pt", b"hello", ": not a complete .pt file: it is no zip archive"),
     "an old .pt": ("x.pt", pickled(GOOD, _use_new_zipfile_serialization=False), "torch.save writes since torch 1.6"),
-    "no pickle": ("x.pt", arrays(x=X.numpy()), ": not a complete .pt file: its bytes are damaged"),
+    "no pickle": ("x.pt", b"PK\x05\x06" + bytes(18), ": not a complete .pt file: its bytes are damaged"),
     "compressed": ("x.pt", repacked(pickled(GOOD), compression=zipfile.ZIP_DEFLATED), "a record is compressed"),
     "a call": ("x.pt", pickled(GOOD | {"x": Calls()}), ": not a complete .pt file: it holds posix.system. Expected"),
-    "a call in .pkl": ("x.pkl", pickle.dumps(Calls()), ": not a complete .pkl file: it holds posix.system. Expected"),
-    "another .pkl": ("x.pkl", pickle.dumps({"train_logp": [1.0]}), "it holds dict. Expected a batch of SkyRL"),
-    "a deep name": ("x.pkl", b"}N" + b"\x85" * 10**5 + b"Ns.", "a mapping by something else than names"),
-    "a cut .pkl": ("x.pkl", pickle.dumps(TrainingInputBatch(x=X))[:-9], "it is cut off"),
-    "a .pkl of shapes": (
-        "x.pkl",
-        pickle.dumps(TrainingInputBatch(x=X)).replace(b"K\x03", b"K\x04"),
-        "of shape [4] in 12 b",
-    ),
     "a class": ("x.pt", pickled(GOOD | {"x": ChosenFields()}), "it holds rollout_corr.diagnose.read.fields.ChosenF"),
     "a cycle": ("x.pt", pickled(ITSELF), "nested too deeply, or holds itself"),
     "expanded": ("x.pt", pickled(GOOD | {"rollout_logp": torch.zeros(1).expand(10**9)}), "values that repeat"),
@@ -121,9 +102,6 @@ REFUSED = {
     "large numbers": ("x.pt", pickled(GOOD | {"step": torch.full((3,), -1).view(torch.uint64)}), "below 2**63, got la"),
     "a header": ("x.safetensors", (1 << 40).to_bytes(8, "little"), ": not a .safetensors file: its header is longer"),
     "no header": ("x.safetensors", b"\x02" + 7 * b"\0" + b"[]", ": not a complete .safetensors file (SafetensorError"),
-    "texts": ("x.npz", arrays(train_logp=np.array(["a"]), rollout_logp=X.numpy()), "of at most 64 bits, got dtype <U1"),
-    "objects": ("x.npz", arrays(train_logp=np.array([{}]), rollout_logp=X.numpy()), "cannot be read: ValueError: Obj"),
-    "bzip2": ("x.npz", repacked(arrays(train_logp=X.numpy(), rollout_logp=X.numpy()), compression=12), "or deflate"),
     "another kind": ("x.csv", b"", ": expected a name that ends in .pt"),
     "offsets": (
         "x.pt",
@@ -158,7 +136,7 @@ def test_a_file_that_is_refused(name, tmp_path):
         (lambda c: {"train_logp": c["train_logp"][None, None]}, "expected shape [N] or [B, T], got [1, 1, "),
     ],
 )
-@pytest.mark.parametrize("kind", ["pt", "safetensors", "npz"])
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
 def test_arrays_that_do_not_fit_are_named(change, message, kind, tmp_path):
     columns = packed()
     text = failing(write(f"{kind} packed", tmp_path, columns | change(columns)))
@@ -238,9 +216,7 @@ def test_a_pt_file_without_checksums_is_read(tmp_path):
 
 def test_files_beyond_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "LONGEST_PICKLE", 100)
-    monkeypatch.setattr(formats, "LARGEST_ARRAYS", 100)
     assert "MiB of plain values; save tensors instead of lists" in failing(write("pt packed", tmp_path, packed()))
-    assert "MiB of arrays; at most 0 are read" in failing(write("npz packed", tmp_path, packed()))
 
 
 def test_an_older_torch_reads_no_pt_file(tmp_path, monkeypatch):
@@ -252,9 +228,7 @@ def test_an_older_torch_reads_no_pt_file(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "module"), [("npz packed", "numpy"), ("parquet", "pyarrow"), ("safetensors packed", "safetensors")]
-)
+@pytest.mark.parametrize(("kind", "module"), [("parquet", "pyarrow"), ("safetensors packed", "safetensors")])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(kind, module, tmp_path, capsys, monkeypatch):
     path = write(kind, tmp_path, packed())
     without(monkeypatch, module)
@@ -274,7 +248,7 @@ def changed(path):
 
 
 BAD = {
-    "npz": lambda folder: changed(write("npz compressed", folder, packed(200), "1")),
+    "pt": lambda folder: changed(write("pt packed", folder, packed(200), "1")),
     "parquet": lambda folder: (folder / "1.parquet").write_bytes(b"PAR1 and no more"),
     "link": lambda folder: (folder / "1.jsonl").symlink_to(folder / "nowhere"),
     "pipe": lambda folder: os.mkfifo(folder / "1.jsonl"),
@@ -285,7 +259,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 def test_one_bad_file_is_named_and_the_rest_of_the_folder_is_read(bad, tmp_path):
     columns = packed()
-    write("npz packed", tmp_path, columns, "0")
+    write("pt packed", tmp_path, columns, "0")
     BAD[bad](tmp_path)
     write("jsonl", tmp_path, columns, "2")
     dump = Dump(tmp_path)
@@ -296,9 +270,9 @@ def test_one_bad_file_is_named_and_the_rest_of_the_folder_is_read(bad, tmp_path)
 
 def test_the_exception_of_a_parser_stays_the_cause(tmp_path):
     """A mistake of a reader is a line for the user, and must still be found by whoever looks for it."""
-    changed(write("npz compressed", tmp_path, packed(200)))
+    changed(write("pt packed", tmp_path, packed(200)))
     with pytest.raises(DumpError) as caught:
-        list(Dump(tmp_path / "dump.npz").chunks())
+        list(Dump(tmp_path / "dump.pt").chunks())
     assert caught.value.__cause__ is not None
 
 
@@ -310,32 +284,6 @@ def test_the_consumer_keeps_its_own_exceptions(tmp_path):
 
 
 # --- files that other processes write while they are read -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["pt packed", "safetensors packed", "npz packed", "parquet"])
-def test_a_file_that_is_replaced_while_it_is_opened(kind, tmp_path, monkeypatch):
-    """The old file, as a whole, or one line: never a mixture of both."""
-    (tmp_path / "new").mkdir()
-    path, other = write(kind, tmp_path, packed(12, 1)), write(kind, tmp_path / "new", packed(60, 2))
-    for module, name in (
-        (zipfile, "is_zipfile"),
-        (safetensors, "load_file"),
-        (zipfile, "ZipFile"),
-        (pq, "read_metadata"),
-    ):
-        original = getattr(module, name)
-
-        def swapped(*arguments, original=original, **options):
-            found = original(*arguments, **options)
-            if other.exists():
-                os.replace(other, path)
-            return found
-
-        monkeypatch.setattr(module, name, swapped)
-    if kind in ("pt packed", "safetensors packed"):
-        assert failing(path) == ": the file was replaced while it was opened; read it again"
-    else:
-        assert sequences_of(Dump(path)) == wanted_of(packed(12, 1))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl gz", "parquet"])
@@ -367,9 +315,9 @@ def test_files_of_a_folder_that_go_and_come(tmp_path):
     """A file that is gone is named; one that has come after the folder was listed is of the next reading."""
     columns = packed()
     for name in "abc":
-        write("npz packed", tmp_path, columns, name)
+        write("pt packed", tmp_path, columns, name)
     dump = Dump(tmp_path)
-    (tmp_path / "b.npz").unlink()
-    write("npz packed", tmp_path, columns, "d")
+    (tmp_path / "b.pt").unlink()
+    write("pt packed", tmp_path, columns, "d")
     assert sequences_of(dump) == wanted_of(columns) * 2
-    assert [str(problem) for problem in dump.problems.shown] == [f"{tmp_path / 'b.npz'}: no such file"]
+    assert [str(problem) for problem in dump.problems.shown] == [f"{tmp_path / 'b.pt'}: no such file"]

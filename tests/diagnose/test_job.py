@@ -18,7 +18,6 @@ from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.job import find_job
-from rollout_corr.diagnose.read.pickle_files import load_pkl
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.writers import WRITERS
 
@@ -140,6 +139,10 @@ ONE_SIDED = {
     "dumps/7.jsonl": ({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 7}, "verl.install(dump="),
     "3/12.jsonl": ({"task_id": 12, "sample_idx": 0, "head_version": 2, "completion": "b"}, "areal.install(dump="),
     "train_rollout/train_rollout_3.jsonl": ({"prompt": "a", "response": "b"}, "xtuner.install(dump="),
+    "dumped_data/global_step_3_training_input.pkl": (
+        {},
+        "is a pickle; both come by rollout_corr.frameworks.skyrl",
+    ),
     "rollout_samples.jsonl": ({"turns": [{"completion_logprobs": [-0.5]}]}, "rc.dump in the trainer"),
     "rollouts/step_3/train/all/traces.jsonl": ({"reward": 1.0}, "trainer.enable_token_export"),
 }
@@ -203,10 +206,10 @@ def test_several_jobs_in_a_folder_are_doubted(tmp_path):
 
 
 def contents(path):
-    """Return what a file holds: lines, or what torch or pickle wrote."""
+    """Return what a file holds: lines, or what torch wrote."""
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
-    return load_pkl(path)[0] if path.suffix == ".pkl" else torch.load(path)
+    return torch.load(path)
 
 
 def assert_within(less, more, place=""):

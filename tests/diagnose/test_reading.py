@@ -66,8 +66,8 @@ def test_a_folder_is_read_file_by_file(tmp_path):
     """A folder may be called as a file is; what is no dump, such as a configuration next to dumps, is left alone."""
     one, two = packed(seed=1), packed(seed=2)
     write("pt packed", tmp_path, one, "1")
-    (tmp_path / "2.npz").mkdir()
-    write("jsonl", tmp_path / "2.npz", two)
+    (tmp_path / "2.pt").mkdir()
+    write("jsonl", tmp_path / "2.pt", two)
     (tmp_path / "notes.txt").write_text("not a dump")
     (tmp_path / "config.json").write_text('{"lr": 1e-6}')
     dump = Dump(tmp_path)
@@ -112,7 +112,7 @@ def test_null_is_nan_and_a_missing_column_is_unknown(tmp_path):
     assert next(Dump(tmp_path / "x.jsonl").chunks()).columns["versions"].tolist() == [-1, 4]
 
 
-@pytest.mark.parametrize("kind", ["pt packed", "npz packed", "safetensors packed"])
+@pytest.mark.parametrize("kind", ["pt packed", "safetensors packed"])
 def test_offsets_may_leave_tokens_out(kind, tmp_path, blocks_of):
     """Tokens before the first sequence and after the last one are left out."""
     columns = packed()

@@ -254,48 +254,9 @@ def test_a_record_of_too_many_values(tmp_path, monkeypatch):
         assert "101" in str(dump.problems.shown[0]) and dump.problems.shown[0].record == 1
 
 
-# --- .json and .jsonl.gz ----------------------------------------------------------------------------------------------
+# --- .jsonl.gz --------------------------------------------------------------------------------------------------------
 
 ROW = {"train_logp": [-1.0, -2.0], "rollout_logp": [-1.5, -2.5]}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        [ROW, ROW],
-        {"step": 3, "samples": [ROW, ROW]},
-        {"step": 3} | {name: [values, values] for name, values in ROW.items()},
-        {"train_logp": [-1.0, -2.0, -1.0, -2.0], "rollout_logp": [-1.5, -2.5, -1.5, -2.5]},
-        f"{json.dumps(ROW)}\n{json.dumps(ROW)}\n",
-    ],
-    ids=["records", "records beside a number", "lists", "one record", "lines"],
-)
-def test_what_a_json_file_may_hold(value, tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text(value if isinstance(value, str) else json.dumps(value))
-    found = sequences_of(Dump(path))
-    assert [x for _, values in found for x in values["train_logp"]] == [-1.0, -2.0, -1.0, -2.0]
-    assert len(found) == (1 if isinstance(value, dict) and "samples" not in value and "step" not in value else 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", ": not JSON (Expecting value"),
-        ('[{"train_logp": [-1.0]', ": not JSON ("),
-        ("3", ": expected a list of records or an object of lists, got int"),
-        ("{}", "no field has a known name for train_logp"),
-        ('[3, "a"]', ", record 0: expected a mapping, got int"),
-        ('{"train_logp": 3, "train_logp": 4}', ": the field 'train_logp' occurs twice"),
-        ("[" * 100_000, ": nested too deeply"),
-        ("[1" + "0" * 5000 + "]", ": not JSON (Exceeds the limit"),
-        ("\udc80", ": not JSON ('utf-8' codec"),
-    ],
-)
-def test_a_json_file_that_is_none_is_one_line(text, message, tmp_path):
-    path = tmp_path / "x.json"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert message in refusal(path)
 
 
 def test_lines_before_the_end_of_a_cut_gzip_file_are_read(tmp_path):

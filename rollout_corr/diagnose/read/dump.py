@@ -14,11 +14,10 @@ import torch
 
 from .chunk import Chunk, blocks
 from .fields import ChosenFields, Names, choose
-from .formats import load_npz, load_pt, load_safetensors
+from .formats import load_pt, load_safetensors
 from .job import Job, find_job
-from .json_files import json_lines, json_records
+from .json_files import json_lines
 from .parquet_files import parquet_rows
-from .pickle_files import load_pkl
 from .problems import DumpError, Problem, Problems, reason_of
 from .ranks import assembled, is_of_a_rank
 from .record_files import RecordFile, flat, listed, transposed, unwrapped
@@ -28,9 +27,7 @@ from .writers import Writer, writer_of
 # A file or a folder, or several of them.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-SUFFIXES = (".pt", ".pth", ".pkl", ".safetensors", ".npz", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
-# What is read in a folder: a .json file there is the configuration of the run, and a .pkl file may be anything.
-IN_FOLDERS = tuple(suffix for suffix in SUFFIXES if suffix not in (".json", ".pkl"))
+SUFFIXES = (".pt", ".pth", ".safetensors", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 # Paths that are named where several are read.
 MOST_LISTED = 3
 
@@ -208,7 +205,7 @@ class Dump(Source):
             if suffix_of(path) not in SUFFIXES:
                 raise DumpError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
             return [((path,), *writer_of(path))]
-        job = find_job(path, IN_FOLDERS)
+        job = find_job(path, SUFFIXES)
         self.jobs = (*self.jobs, job)
         by_rank = job.writer is not None and job.writer.by_rank
         return [
@@ -244,20 +241,11 @@ class Dump(Source):
             missing = "no such file: a broken link" if path.is_symlink() else "no such file"
             raise DumpError(f"{file}: {'not a file' if path.exists() else missing}")
         suffix = suffix_of(path)
-        if suffix == ".pkl":
-            return TensorFile(*load_pkl(path), file, wanted)
         if suffix == ".safetensors":
             return TensorFile(*load_safetensors(path), file, wanted)
-        if suffix == ".npz":
-            return TensorFile(*load_npz(path, wanted), file, wanted)
         if suffix in (".pt", ".pth"):
             return self._opened_pt(*load_pt(path, whole=self.limit is None), file, wanted)
-        if suffix == ".json":
-            records = json_records(path, wanted)
-        elif suffix == ".parquet":
-            records = parquet_rows(path, wanted, self.problems)
-        else:
-            records = json_lines(path)
+        records = parquet_rows(path, wanted, self.problems) if suffix == ".parquet" else json_lines(path)
         return RecordFile(records, file, wanted, self.problems)
 
     def _opened_pt(self, found: Any, size: int, file: str, wanted: ChosenFields) -> TensorFile | RecordFile:

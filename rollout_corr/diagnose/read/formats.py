@@ -1,16 +1,13 @@
-"""Open .pt, .safetensors and .npz files as named columns, by torch, safetensors and NumPy in modes that run nothing."""
+"""Open .pt and .safetensors files as named columns, by torch and safetensors in modes that run nothing."""
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +17,8 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from .fields import ChosenFields, useful
-from .problems import DumpError, Problem, cut_off, extra, reason_of
+from .problems import DumpError, cut_off, extra, reason_of
 
-# In older ones a crafted file corrupts memory through `torch.load(weights_only=True)`, CVE-2026-24747.
 OLDEST_TORCH = "2.10"
 # Longer pickles are refused, whose values become objects of Python, 10 to 60 times as large. Tensors lie outside of it.
 LONGEST_PICKLE = 128 << 20
@@ -31,8 +26,6 @@ LONGEST_PICKLE = 128 << 20
 REPEATED = 16
 # A longer .safetensors header is taken for a damaged file. The package writes 100 bytes for each tensor.
 LONGEST_HEADER = 8 << 20
-# Bytes of the arrays of an .npz file that are read, unpacked: all of them are in memory.
-LARGEST_ARRAYS = 4 << 30
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 READ = (
@@ -65,20 +58,6 @@ def signed(values: Tensor) -> Tensor:
     return found
 
 
-@contextmanager
-def _one_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that a package opens again by its name.
-
-    Raises:
-        DumpError: Another file has taken its place meanwhile.
-    """
-    with path.open("rb") as file:
-        yield file
-        ours, named = os.fstat(file.fileno()), path.stat()
-    if (ours.st_dev, ours.st_ino, ours.st_size) != (named.st_dev, named.st_ino, named.st_size):
-        raise DumpError(f"{path}: the file was replaced while it was opened; read it again")
-
-
 def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
     """Load a .pt file of tensors, lists, mappings and numbers. Its tensors are mapped.
 
@@ -92,9 +71,14 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
     Raises:
         DumpError: It is damaged, holds something else, or this torch cannot be trusted with it.
     """
-    check_torch(path)
+    # In older ones a crafted file corrupts memory through `torch.load(weights_only=True)`.
+    if TorchVersion(torch.__version__) < OLDEST_TORCH:
+        raise DumpError(
+            f"{path}: reading a {path.suffix} file needs torch {OLDEST_TORCH} or newer; in {torch.__version__} a "
+            "crafted file corrupts memory (CVE-2026-24747). Dump to a .jsonl file"
+        )
     try:
-        with _one_file(path) as file, warnings.catch_warnings():
+        with path.open("rb") as file, warnings.catch_warnings():
             # torch warns of sparse and nested tensors.
             warnings.simplefilter("ignore")
             size = os.fstat(file.fileno()).st_size
@@ -113,24 +97,6 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
             f"{path}: not a complete .pt file: {reason}. Expected one written by torch.save, holding only tensors, "
             f"lists, dicts and numbers; {cut_off('.pt')}"
         ) from error
-
-
-def check_torch(path: Path) -> None:
-    """Refuse a file that torch.load would have to read, where it cannot be trusted with it."""
-    if TorchVersion(torch.__version__) < OLDEST_TORCH:
-        raise DumpError(
-            f"{path}: reading a {path.suffix} file needs torch {OLDEST_TORCH} or newer; in {torch.__version__} a "
-            "crafted file corrupts memory (CVE-2026-24747). Dump to a .jsonl file"
-        )
-
-
-def load_pt_bytes(data: memoryview) -> Any:
-    """Load what torch.save wrote into bytes, in the way of `load_pt`."""
-    file = io.BytesIO(data)
-    records = _sizes_of_records(file, True)
-    file.seek(0)
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    return _Contents(records, REPEATED * len(data)).plain(found)
 
 
 def _loaded(path: Path) -> Any:
@@ -223,7 +189,7 @@ def load_safetensors(path: Path) -> tuple[dict[str, Any], int]:
         DumpError: It is damaged, or safetensors is not installed.
     """
     package = extra("safetensors.torch", "safetensors", "reading .safetensors files")
-    with _one_file(path) as file:
+    with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if int.from_bytes(file.read(8), "little") > LONGEST_HEADER:
             raise DumpError(f"{path}: not a .safetensors file: its header is longer than {LONGEST_HEADER >> 20} MiB")
@@ -232,49 +198,3 @@ def load_safetensors(path: Path) -> tuple[dict[str, Any], int]:
         except Exception as error:  # of a package in Rust
             raise DumpError(f"{path}: not a complete .safetensors file ({reason_of(error)})") from error
     return {name: _dense(x) for name, x in found.items()}, size
-
-
-def load_npz(path: Path, wanted: ChosenFields) -> tuple[dict[str, Any], int]:
-    """Load the arrays of an .npz file that may have a role, by name, and their bytes.
-
-    Raises:
-        DumpError: It is damaged, an array is missing or named twice, they are too large, or NumPy is not installed.
-    """
-    numpy = extra("numpy", "numpy", "reading .npz files")
-    with path.open("rb") as file:
-        try:
-            archive = zipfile.ZipFile(file)
-            members = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
-            for entry in members:
-                # Compares both places of its name: a mask by a damaged name would be no mask.
-                archive.open(entry).close()
-        except zipfile.BadZipFile as error:
-            raise DumpError(f"{path}: not a complete .npz file ({error}); {cut_off('.npz')}") from error
-        names = useful([entry.filename.removesuffix(".npy") for entry in members], wanted, str(path))
-        entries = {entry.filename.removesuffix(".npy"): entry for entry in members}
-        if len(set(names)) != len(names):
-            raise DumpError(f"{path}: an array occurs twice")
-        # NumPy writes these two. Others let a small file grow without end.
-        if any(entries[name].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for name in names):
-            raise DumpError(f"{path}: expected no compression or deflate")
-        size = sum(entries[name].file_size for name in names)
-        if size > LARGEST_ARRAYS:
-            raise DumpError(f"{path}: {size >> 20} MiB of arrays; at most {LARGEST_ARRAYS >> 20} are read")
-        return {name: _array(archive, entries[name], numpy, path, name) for name in names}, size
-
-
-def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, numpy: Any, path: Path, name: str) -> Tensor | Unread:
-    """Read an array of any byte order."""
-    try:
-        with archive.open(entry) as stream:
-            found = numpy.lib.format.read_array(stream, allow_pickle=False)
-            if stream.read(1):
-                raise ValueError("bytes behind the array")
-    except Exception as error:  # NumPy, zipfile and zlib answer damage with anything
-        what = "a header of more than there is" if isinstance(error, MemoryError) else reason_of(error)
-        raise Problem(str(path), None, name, f"cannot be read: {what}").error() from error
-    if found.dtype.kind not in "fiub" or found.dtype.itemsize > 8:
-        return Unread(f"expected numbers, of at most 64 bits, got dtype {found.dtype}")
-    if found.dtype.kind == "b":
-        found = found.view("u1")
-    return torch.from_numpy(numpy.asarray(found, dtype=found.dtype.newbyteorder("="), order="C"))

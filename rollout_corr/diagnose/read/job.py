@@ -115,9 +115,9 @@ def _doubts(
 
 
 def _missing(writer: Writer, files: Mapping[Path, object]) -> str:
-    has = {"rollout": "the log-probs of the engine alone", "none": "no log-probs"}[writer.sides]
+    has = {"rollout": "has the log-probs of the engine alone", "none": "has no log-probs", "pickled": "is a pickle"}
     one = next(iter(files)).name
-    return f"{one} of {writer.framework} ({writer.switch}) has {has}; both come by {writer.both}"
+    return f"{one} of {writer.framework} ({writer.switch}) {has[writer.sides]}; both come by {writer.both}"
 
 
 def _config(folder: Path, files: Iterable[Path]) -> Path | None:

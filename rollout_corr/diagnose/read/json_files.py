@@ -1,4 +1,4 @@
-"""Records as JSON: a .jsonl file, also compressed, has one on each line; a .json file is one value."""
+"""Records as JSON, one on each line of a .jsonl file, also compressed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .fields import ChosenFields, choose
 from .problems import DumpError, Problem, extra
-from .record_files import Numbered, flat, flat_or_problem, listed, transposed, unwrapped
+from .record_files import Numbered, flat_or_problem
 
-# Bytes of a line or of a .json file, and bytes of memory that it may take while it is read.
+# Bytes of a line, and bytes of memory that it may take while it is read.
 MOST_LINE, MOST_MEMORY = 128 << 20, 512 << 20
 # Bytes of a longer line that are read at a time to find its end.
 BLOCK = 1 << 20
@@ -57,43 +56,6 @@ def _unpacked(path: Path, raw: io.BufferedReader) -> io.BufferedIOBase:
         arrow = extra("pyarrow", "pyarrow", "reading .zst files")
         return io.BufferedReader(arrow.CompressedInputStream(raw, "zstd"))
     return raw
-
-
-def json_records(path: Path, wanted: ChosenFields) -> Iterator[Numbered]:
-    """Read the records of a .json file: a list of them, an object of lists, one record, or lines as in .jsonl.
-
-    Args:
-        path: The file.
-        wanted: The fields that the user names.
-
-    Raises:
-        DumpError: It is no JSON, has no log-probs, or is too large to be parsed as a whole.
-    """
-    with path.open("rb") as file:
-        data = file.read(MOST_LINE + 1)
-    if len(data) > MOST_LINE or _memory(data) > MOST_MEMORY:
-        raise DumpError(f"{path}: too large for one JSON value; write a record on each line of a .jsonl file")
-    try:
-        found = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
-    except DumpError as error:
-        raise DumpError(f"{path}: {error}") from error
-    except ValueError as error:
-        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
-            # Files of lines are often called .json.
-            return json_lines(path)
-        raise DumpError(f"{path}: not JSON ({error})") from error
-    except RecursionError as error:
-        raise DumpError(f"{path}: nested too deeply") from error
-    found = unwrapped(found, wanted)
-    if isinstance(found, list):
-        return listed(found)
-    if not isinstance(found, dict):
-        raise DumpError(f"{path}: expected a list of records or an object of lists, got {type(found).__name__}")
-    fields = flat(found)
-    train = fields[choose(fields, wanted, str(path), values=fields)["train_logp"]]
-    if isinstance(train, list) and train and isinstance(train[0], list):
-        return transposed(fields, len(train))
-    return listed([found])
 
 
 def _parsed(line: bytes, number: int) -> dict[str, Any] | str:

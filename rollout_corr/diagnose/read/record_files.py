@@ -1,4 +1,4 @@
-"""Dumps of one record per sequence (.jsonl, .json, .parquet, lists in .pt files) as chunks."""
+"""Dumps of one record per sequence (.jsonl, .parquet, lists in .pt files) as chunks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _has_both(record: Mapping[str, Any], wanted: ChosenFields) -> bool:
 
 
 def listed(found: Sequence[Any]) -> Iterator[Numbered]:
-    """Return the records of a list in a .pt or .json file."""
+    """Return the records of a list in a .pt file."""
     for number, record in enumerate(found):
         yield number, flat_or_problem(record, Mapping, "a mapping"), (number + 1) / len(found)
 

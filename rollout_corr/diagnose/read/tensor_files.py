@@ -1,4 +1,4 @@
-"""Dumps of whole tensors (.pt, .safetensors, .npz), padded or packed, as chunks."""
+"""Dumps of whole tensors (.pt, .safetensors), padded or packed, as chunks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TensorFile:
 
     Args:
         fields: Its tensors by name, among other values.
-        size: Bytes of the file, or of what is compressed in it.
+        size: Bytes of the file.
         file: Path of the file, for messages.
         wanted: The fields that the user names.
 

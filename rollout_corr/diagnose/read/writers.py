@@ -14,8 +14,8 @@ from typing import Literal
 # Bytes of a file that are looked at to recognize it.
 LOOKED_AT = 1 << 16
 
-# The log-probs in a file: of both policies, of the engine alone, or none but texts and rewards.
-Sides = Literal["both", "rollout", "none"]
+# The log-probs in a file: of both policies, of the engine alone, or none but texts and rewards; a pickle is not opened.
+Sides = Literal["both", "rollout", "none", "pickled"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +63,9 @@ WRITERS = (
     Writer(
         "skyrl",
         "trainer.dump_data_batch",
-        r"dumped_data/global_step_(?P<step>\d+)_training_input\.pkl",
-        # The file also has the mask of whatever was generated.
-        roles={"mask": "loss_mask"},
+        r"dumped_data/global_step_\d+_training_input\.pkl",
+        "pickled",
+        both=_installed("skyrl"),
     ),
     # slime wrote the same until August 2026.
     Writer("miles", SLIME, r"train_data/(?P<step>\d+)_(?P<rank>\d+)\.pt", by_rank=True),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...whole_files import write_whole
-from ..read.dump import IN_FOLDERS, Dump, Source, suffix_of
+from ..read.dump import SUFFIXES, Dump, Source, suffix_of
 from ..read.problems import DumpError
 
 
@@ -24,7 +24,7 @@ def checked(page: str | os.PathLike[str], sources: Sequence[Source]) -> Path:
             if path.exists() and file.exists() and path.samefile(file):
                 raise DumpError(f"page {path}: this is the dump {file}, which the page would overwrite")
         for folder in source.paths if isinstance(source, Dump) else ():
-            if suffix_of(path) in IN_FOLDERS and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
+            if suffix_of(path) in SUFFIXES and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
                 raise DumpError(f"page {path}: in {folder} this would be read as a dump; name it .html")
     return path
 
