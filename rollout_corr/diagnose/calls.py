@@ -59,8 +59,7 @@ def doctor(
             a page of the KV cache, a prefix-cache hit, a turn, a label of `by` (rank, batch_size, expert), ...
         progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
         **columns: With train_logp: what `dump` takes: `token_ids`, `new_logp`, `steps`, `advantages`,
-            `prompt_lengths`, `cached_tokens`, and those that `by` names, per token or per sequence; and the top-k
-            log-probs `rollout_topk_logp`, `train_topk_logp`, `topk_ids`, `train_topk_ids`, [N, k] or [B, T, k].
+            `prompt_lengths`, `cached_tokens`, and those that `by` names, per token or per sequence.
 
     Returns:
         A `Diagnosis`: print it, or read its `findings`.

@@ -18,7 +18,6 @@ from ...specs.correction import Spec, Weight
 from ..read.chunk import Chunk, ValidTokens
 from ..read.dump import Source
 from ..read.fields import Names
-from ..read.top_k import MEASURES
 from .bits import Bits
 from .by_sequence import WorstSequence
 from .evidence import Evidence
@@ -53,10 +52,6 @@ MOST_TURNS = 64
 POSITIONS_PER_OCTAVE, LENGTHS_PER_OCTAVE = 4, 2
 
 
-# Metrics of `MEASURES`.
-TOP_K_METRICS = tuple(f"{name}_{'fraction' if name.endswith('differs') else 'mean'}" for name in MEASURES)
-
-
 class Measurement:
     """Statistics, profiles, densities, evidence and worst tokens of a dump, added chunk by chunk.
 
@@ -75,8 +70,6 @@ class Measurement:
         self.sequence_means = torch.zeros(HISTOGRAM_BINS, dtype=torch.int64)
         self.evidence = Evidence(by)
         self.bits = Bits(by) if exact else None
-        # Tokens with top-k log-probs of both sides, and the sums of what bounds their distance.
-        self.top_k_tokens, self.top_k = 0, dict.fromkeys(MEASURES, 0.0)
         self.label_names: Names = {}
         self._worst = WorstTokens()
 
@@ -94,12 +87,6 @@ class Measurement:
         self._add_profiles(tokens)
         self._add_densities(tokens)
         self._worst.add(tokens)
-        for name in self.top_k:
-            values = tokens.column(name)
-            if values is not None:
-                known = values[~values.isnan()]
-                self.top_k[name] += float(known.sum())
-                self.top_k_tokens += known.numel() if name == MEASURES[0] else 0
 
     def _add_profiles(self, tokens: ValidTokens) -> None:
         finite = tokens.finite
@@ -152,14 +139,7 @@ class Measurement:
         for kind in WEIGHTED:
             weighted = self.statistics[kind].metrics()
             found |= {f"{kind}/{key}": value for key, value in weighted.items() if "weight_" in key}
-        return found | self._top_k_metrics()
-
-    def _top_k_metrics(self) -> dict[str, float]:
-        """Return the means over tokens with top-k log-probs of both sides; nothing where there are none."""
-        if not self.top_k_tokens:
-            return {}
-        means = {key: self.top_k[name] / self.top_k_tokens for name, key in zip(MEASURES, TOP_K_METRICS, strict=True)}
-        return {"topk_tokens": float(self.top_k_tokens), **means}
+        return found
 
     def warnings(self) -> list[str]:
         """Return the warnings of `correct` for the whole dump, without weights and with those of each kind."""

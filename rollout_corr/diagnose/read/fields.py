@@ -43,10 +43,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "log_mass": ("log_mass", "kept_log_mass"),
     "prompt_lengths": ("prompt_lengths", "prompt_length", "prompt_len"),
     "cached_tokens": ("cached_tokens", "num_cached_tokens"),
-    "rollout_topk_logp": ("rollout_topk_logp", "rollout_topk_logprobs", "rollout_top_logprobs"),
-    "train_topk_logp": ("train_topk_logp", "train_topk_logprobs", "train_top_logprobs"),
-    "topk_ids": ("topk_ids", "rollout_topk_ids"),
-    "train_topk_ids": ("train_topk_ids",),
     "entropy": ("entropy", "entropies", "entropys", "token_entropy", "old_entropy"),
     "new_logp": ("new_logp", "new_logprobs", "new_log_probs", "curr_logprobs", "log_probs", "logprobs"),
 }
@@ -54,15 +50,13 @@ REQUIRED = ("train_logp", "rollout_logp")
 LOG_PROBS = (*REQUIRED, "new_logp")
 OFFSETS = ("cu_seqlens", "lengths")
 MASKS = ("mask", "sequence_mask")
-# [N, k], and read as bounds for each token; see top_k.py.
-TOP_K = ("rollout_topk_logp", "train_topk_logp", "topk_ids", "train_topk_ids")
 NAMES = frozenset(alias for aliases in ALIASES.values() for alias in aliases)
 # Names of labels that are read, and letters of each. They come from a file, and are shown.
 MOST_NAMES, LONGEST_NAME = 4096, 60
 # Names that a message lists, and letters that it shows of each.
 MOST_LISTED, LONGEST_SHOWN = 50, 100
 
-INTEGERS = ("token_ids", "turns", "versions", "steps", "prompt_lengths", "cached_tokens", *TOP_K[2:])
+INTEGERS = ("token_ids", "turns", "versions", "steps", "prompt_lengths", "cached_tokens")
 
 
 def floating_of(role: str) -> torch.dtype:

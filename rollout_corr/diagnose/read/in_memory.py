@@ -6,19 +6,18 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...api.dump import OF_BATCH, columns_of
 from ...backends.given import Batch
 from ...backends.layouts import LogProbs
 from .dump import Part, Source
-from .fields import ALIASES, TOP_K, ChosenFields
+from .fields import ALIASES, ChosenFields
 from .problems import DumpError
 from .tensor_files import TensorFile
 
 # Columns that are read although no Batch has them; others are read if `by` names them.
-COLUMNS = ("token_ids", "new_logp", "steps", "advantages", "prompt_lengths", "cached_tokens", *TOP_K)
+COLUMNS = ("token_ids", "new_logp", "steps", "advantages", "prompt_lengths", "cached_tokens")
 
 
 class InMemory(Source):
@@ -52,9 +51,7 @@ class InMemory(Source):
         by = tuple(dict.fromkeys((*labels, *by)))
         given = {name: x for name, x in columns.items() if x is not None}
         _check_names(given, by)
-        top_k = {name: given.pop(name) for name in TOP_K if name in given}
         found = columns_of(train_logp, rollout_logp, batch, given)
-        found |= {name: _entries(name, x, found["train_logp"]) for name, x in top_k.items()}
         tensors = {name: x for name, x in found.items() if isinstance(x, Tensor)}
         for name in by:
             if name not in tensors:
@@ -71,21 +68,6 @@ class InMemory(Source):
         size = sum(x.nbytes for x in columns.values() if isinstance(x, Tensor))
         file = TensorFile(columns, size, self.where, self.wanted)
         return [Part(self.where, lambda: file)]
-
-
-def _entries(name: str, given: LogProbs, train: Tensor | list[str]) -> Tensor:
-    """Read top-k entries, [N, k] or [B, T, k] as log-probs are [N] or [B, T]; lists are joined."""
-    assert isinstance(train, Tensor)
-    shape, x = list(train.shape), given
-    if isinstance(x, (list, tuple)) and x and all(isinstance(each, Tensor) and each.dim() == 2 for each in x):
-        x = torch.cat(list(x)) if len({each.shape[1] for each in x}) == 1 else x
-    x = x.values() if isinstance(x, Tensor) and x.is_nested else x
-    if isinstance(x, Tensor) and list(x.shape[:-1]) == [1, *shape]:
-        x = x[0]
-    if not isinstance(x, Tensor) or list(x.shape[:-1]) != shape or not x.shape[-1]:
-        got = list(x.shape) if isinstance(x, Tensor) else [list(getattr(each, "shape", ())) for each in x]
-        raise ValueError(f"{name}: expected shape {[*shape, 'k']} (of train_logp, and k entries), got {got}")
-    return x.detach().cpu()
 
 
 def _check_names(columns: Mapping[str, object], by: Sequence[str]) -> None:

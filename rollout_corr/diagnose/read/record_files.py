@@ -17,7 +17,6 @@ from .fields import (
     MASKS,
     OFFSETS,
     REQUIRED,
-    TOP_K,
     ChosenFields,
     Names,
     choose,
@@ -27,7 +26,6 @@ from .fields import (
 )
 from .formats import signed
 from .problems import DumpError, Problem, Problems
-from .top_k import bounds, checked
 
 # Number of a record; the record, or the problem with it; the share of the file read so far.
 Numbered = tuple[int, Mapping[str, Any] | str, float]
@@ -199,12 +197,6 @@ class RecordFile:
                 if essential:
                     return None
         train = values.pop("train_logp")
-        top_k = {role: values.pop(role) for role in TOP_K if role in values}
-        try:
-            if checked({role: tuple(x.shape) for role, x in top_k.items()}):
-                values |= bounds(top_k)
-        except DumpError as error:
-            self.problems.add(Problem(self.file, number, next(iter(top_k)), f"{error} (left out)"))
         if not self._looked:
             self._looked, self.unused = True, unused(record, roles, train.shape, MOST_VALUES)
         return Chunk(
@@ -245,9 +237,7 @@ def _values(role: str, value: Any, count: int | None, response: int | None = Non
     Raises:
         DumpError: They are no numbers, or not as many as tokens.
     """
-    if role in TOP_K and isinstance(value, list) and len(value) == 1 and not _nested(value[0]):
-        pass  # one token with k entries
-    elif isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], (list, tuple, Tensor)):
+    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], (list, tuple, Tensor)):
         # A batch of one.
         value = value[0]
     try:
@@ -257,13 +247,6 @@ def _values(role: str, value: Any, count: int | None, response: int | None = Non
         raise DumpError(f"expected a list of numbers, got {_got(value)} ({reason})") from error
     if found.numel() > MOST_VALUES:
         raise DumpError(f"expected at most {MOST_VALUES:,} values, got {found.numel():,}")
-    if role in TOP_K:
-        if found.dim() == 3 and found.shape[0] == 1:
-            found = found[0]
-        if found.dim() != 2 or not found.shape[1]:
-            raise DumpError(f"expected k numbers for each token, got {_got(value)}")
-        _check_count(found.shape[0], count)
-        return found.to(torch.int64) if role in INTEGERS else found.to(floating_of(role))
     if found.dim() == 2 and found.shape[0] == 1:
         found = found[0]
     if found.numel() == 1 and count is not None and role not in (*LOG_PROBS, "mask"):
@@ -279,10 +262,6 @@ def _values(role: str, value: Any, count: int | None, response: int | None = Non
         return (found.nan_to_num(MISSING_INTEGER) if found.is_floating_point() else found).to(torch.int64)
     # Log-probs keep their precision.
     return found if role in REQUIRED and found.is_floating_point() else found.to(floating_of(role))
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], (list, tuple))
 
 
 def _check_count(got: int, count: int | None) -> None:

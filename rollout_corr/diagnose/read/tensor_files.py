@@ -18,7 +18,6 @@ from .fields import (
     INTEGERS,
     LOG_PROBS,
     OFFSETS,
-    TOP_K,
     ChosenFields,
     choose,
     floating_of,
@@ -27,7 +26,6 @@ from .fields import (
 )
 from .formats import Unread, signed
 from .problems import DumpError, Problem
-from .top_k import bounds, checked
 
 # Offsets are in memory at once, 8 bytes a sequence; a sequence is in one chunk, with some 100 bytes a token.
 MOST_SEQUENCES = 1 << 26
@@ -91,14 +89,7 @@ class TensorFile:
         longest = shape[1] if self.offsets is None else int(self.offsets.diff().amax()) if self.count else 0
         if longest > LONGEST_SEQUENCE:
             raise self._error(train, f"a sequence of {longest} tokens; at most {LONGEST_SEQUENCE} are read")
-        for role in TOP_K:
-            if role in first and not self._fits(role, first[role]):
-                got = list(self.tensors[first[role]].shape)
-                raise self._error(first[role], f"as {role}: expected shape {[*shape, 'k']}, got {got}")
         self.fields = choose(self.tensors, wanted, file, self._fits)
-        self.top_k = [role for role in TOP_K if role in self.fields]
-        if not self._checked_top_k():
-            self.top_k = []
         for role, name in self.fields.items():
             if role not in OFFSETS and not self._fits(role, name):
                 got = list(self.tensors[name].shape)
@@ -122,33 +113,8 @@ class TensorFile:
             if alias in ALIASES["mask"] and alias != "attention_mask":
                 raise self._error(name, f"as mask: expected shape {list(self.shape)}, got {list(x.shape)}")
 
-    def _checked_top_k(self) -> bool:
-        try:
-            return checked({role: tuple(self.tensors[self.fields[role]].shape) for role in self.top_k})
-        except DumpError as error:
-            raise Problem(self.file, None, self.top_k[0], str(error)).error() from error
-
-    def _top_k(self, start: int, stop: int) -> dict[str, Tensor]:
-        """Read the bounds of rows start to stop, a part at a time."""
-        if not self.top_k:
-            return {}
-        names = {role: self.fields[role] for role in self.top_k}
-        size = max(1, (stop - start) // max(1, *(self.tensors[name].shape[-1] for name in names.values())))
-        parts = [
-            bounds(
-                {
-                    role: self._read(name, i, min(stop, i + size)).view(-1, self.tensors[name].shape[-1])
-                    for role, name in names.items()
-                }
-            )
-            for i in range(start, stop, size)
-        ]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
-
     def _fits(self, role: str, name: str) -> bool:
         shape = self.tensors[name].shape
-        if role in TOP_K:
-            return len(shape) == len(self.shape) + 1 and shape[:-1] == self.shape and shape[-1] > 0
         if role in OFFSETS:
             return len(shape) == 1
         by_sequence = shape in ((self.count,), (self.count, 1))
@@ -200,7 +166,7 @@ class TensorFile:
         """Read sequences first to last, which lie in rows (packed: tokens) start to stop."""
         columns: dict[str, Tensor] = {}
         for role, name in self.fields.items():
-            if role in (*OFFSETS, *TOP_K, "texts"):
+            if role in (*OFFSETS, "texts"):
                 continue
             if self.tensors[name].shape == self.shape:
                 values = self._read(name, start, stop)
@@ -210,7 +176,6 @@ class TensorFile:
                 columns[role] = values
             else:
                 columns[role] = _integers(values) if role in INTEGERS else values.to(floating_of(role))
-        columns |= self._top_k(start, stop)
         mask = columns.pop("mask", None)
         if mask is None and self.padded and "lengths" in self.fields:
             lengths = self._lengths(self.fields["lengths"], first, last)

@@ -16,9 +16,9 @@ from ...frameworks.shared.nearest import lines_of
 from ...metrics.limits import BY_KEY, State, largest_state, ratio_room, ratio_state
 from ...metrics.native import weight_of_sequence
 from ..best_settings import worth_of
-from ..doctor.cause import counted, percent
+from ..doctor.cause import counted
 from ..doctor.diagnosis import Diagnosed, is_healthy
-from ..measure.measurement import TOP_K_METRICS, UPPER, WEIGHTED, Measurement
+from ..measure.measurement import UPPER, WEIGHTED, Measurement
 from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
 from ..read.dump import Dump, Source
@@ -51,7 +51,6 @@ KEYS = (
     *("logratio_abs_max", "kl_rollout_train_k1", "kl_rollout_train_k3", "ratio_mean", "chi2_train_rollout"),
     *("sequence_logratio_abs_mean", "sequence_train_ppl_mean", "sequence_rollout_ppl_mean"),
     *("prob_diff_abs_mean", "prob_correlation"),
-    *TOP_K_METRICS,
 )
 # Of each kind of weights, the ends of the keys of its metrics.
 WEIGHT_KEYS = ("before_bounds_mean", "before_bounds_max", "before_bounds_ess", "ess", "above_upper_fraction")
@@ -123,19 +122,7 @@ def summary(diagnosis: Diagnosed) -> str:
     return (
         f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}: mean |D| "
         f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}, k3 "
-        f"{metrics['kl_rollout_train_k3']:.3g} nats per token. {ABOUT_D}{_top_k(metrics)}"
-    )
-
-
-def _top_k(metrics: Mapping[str, float]) -> str:
-    """Say how far apart the policies are by their top-k log-probs; empty where there are none."""
-    if "topk_tokens" not in metrics:
-        return ""
-    low, high, divergence, first, order = (metrics[key] for key in TOP_K_METRICS)
-    return (
-        f" By the top-k log-probs of {counted(metrics['topk_tokens'], 'token')}: TV distance {low:.3g} to {high:.3g}, "
-        f"KL of rollout to train at least {divergence:.3g} nats; the likeliest token differs in {percent(first)}, the "
-        f"order in {percent(order)}."
+        f"{metrics['kl_rollout_train_k3']:.3g} nats per token. {ABOUT_D}"
     )
 
 
