@@ -416,10 +416,6 @@ PARAMETERS = {
     "apply_off_policy_correction": "loss, old_log_probs, rollout_logprobs, loss_mask, off_policy_correction",
     "apply_rejection_sampling": "proximal_logprobs, old_logprobs, loss_mask, cu_seqlens, config",
     "calculate_debug_metrics": "data",
-    "compute_is_metrics": (
-        "rollout_is_weights, raw_rollout_is_weights, log_ratio_for_metrics, response_mask, rollout_is, "
-        "rollout_is_threshold, rollout_is_threshold_lower=None"
-    ),
     "compute_off_policy_correction": "old_log_probs, rollout_logprobs, loss_mask, off_policy_correction",
     "compute_offpolicy_metrics": "old_log_prob, rollout_log_prob, response_mask",
     "compute_rollout_corr_metrics_from_logprobs": "log_prob, rollout_log_prob, response_mask",
@@ -437,10 +433,6 @@ PARAMETERS = {
         "rollout_is_veto_threshold=None"
     ),
     "compute_rollout_rejection_mask": "log_ratio, response_mask, rollout_rs='token_k1', rollout_rs_threshold=None",
-    "compute_rs_metrics": (
-        "option_name, rs_statistic, response_mask, seq_valid_mask, *, level, per_sequence_values, "
-        "rollout_rs_threshold, rollout_rs_threshold_lower, apply_lower_threshold"
-    ),
     "merge_rollout_is_metrics": "rollout_is_metrics, device='cuda'",
 }
 OF_LOSSES = "{}, log_prob, advantages, response_mask, loss_agg_mode='{}', config=None, rollout_is_weights=None"

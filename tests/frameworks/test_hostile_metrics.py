@@ -12,7 +12,6 @@ import torch
 import rollout_corr as rc
 from builders.rounding import near
 from rollout_corr.frameworks.skyrl import dropin as skyrl
-from rollout_corr.frameworks.verl import measures
 from rollout_corr.metrics.peers import SCHEMES
 from rollout_corr.specs.choices import NONFINITE
 
@@ -50,15 +49,6 @@ def test_skyrl_gives_what_skyrl_gives():
         _, metrics, _ = skyrl.compute_off_policy_correction(train, rollout, torch.ones(1, 4), config)
         for name in ("is_ratio_min", "is_ratio_max"):
             assert metrics[name] == near(math.exp(expected), torch.float32)
-
-
-@pytest.mark.parametrize("x", VALUES)
-def test_verls_functions_of_given_tensors(x):
-    """`compute_is_metrics` gives what tensors give, also infinities."""
-    d, mask = torch.full((2, 3), x), torch.ones(2, 3)
-    sums = d.sum(dim=-1, keepdim=True)
-    found = measures.compute_is_metrics(d.exp(), d.exp(), sums, mask, "sequence", 2.0)
-    torch.testing.assert_close(found["rollout_is_min"], float(sums.double().min().exp()), equal_nan=True)
 
 
 def test_a_loss_of_any_ratio_has_metrics():

@@ -27,7 +27,7 @@ from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
 from ..shared.settings import cached_spec, defaults_of, reporting
 from . import metrics as report
 from . import options
-from .measures import calculate_debug_metrics, compute_is_metrics, compute_rs_metrics
+from .measures import calculate_debug_metrics
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 # What `rc.spec("verl...")` reports too.
@@ -235,8 +235,6 @@ TARGETS: tuple[Target, ...] = (
     Target(HELPER, "compute_rollout_rejection_mask", compute_rollout_rejection_mask),
     Target(HELPER, "compute_offpolicy_metrics", compute_offpolicy_metrics),
     Target(HELPER, "compute_rollout_corr_metrics_from_logprobs", compute_rollout_corr_metrics_from_logprobs),
-    Target(HELPER, "compute_is_metrics", compute_is_metrics),
-    Target(HELPER, "compute_rs_metrics", compute_rs_metrics),
     Target("verl.utils.debug.metrics", "calculate_debug_metrics", calculate_debug_metrics),
 )
 

@@ -82,48 +82,6 @@ def test_parts_report_their_own_metrics():
     assert alone == {key: both[key] for key in ("training_ppl", "training_log_ppl")}
 
 
-@pytest.mark.parametrize(("level", "threshold"), [("token", "0.9_1.1"), ("sequence", 1.2)])
-def test_metrics_of_ready_weights(level, threshold):
-    """Taken from the tensors themselves, they are those of the statistics."""
-    train, rollout, mask = batch(torch.float64)
-    weights, _, metrics = correct(train, rollout, mask, rollout_is=level, rollout_is_threshold=threshold)
-    d = torch.where(mask != 0, train - rollout, 0.0)
-    log_ratio = d if level == "token" else d.sum(-1, keepdim=True)
-    raw = log_ratio.exp().expand_as(d) * mask
-    lower, upper = (0.9, 1.1) if threshold == "0.9_1.1" else (None, 1.2)
-    found = dropin.compute_is_metrics(weights, raw, log_ratio, mask, level, upper, lower)
-    expected = {key.removeprefix("rollout_corr/"): value for key, value in metrics.items()}
-    expected.pop("rollout_is_oob_ratio", None)
-    assert found == near({key: expected[key] for key in expected if key.startswith("rollout_is_")})
-
-
-@pytest.mark.parametrize("option", ["token_k1", "seq_sum_k2", "seq_mean_k1", "seq_max_k3"])
-def test_metrics_of_a_ready_statistic(option):
-    train, rollout, mask = batch(torch.float64)
-    threshold = "0.8_1.3" if option.endswith("k1") else 0.03
-    _, metrics = dropin.compute_rollout_rejection_mask(train - rollout, mask, option, threshold)
-    d = train - rollout
-    stat = {"k1": -d, "k2": d * d / 2, "k3": d.expm1() - d}[option[-2:]]
-    rows = torch.where(mask != 0, stat, 0.0)
-    n = mask.sum(-1).clamp(min=1)
-    of_rows = {"sum": rows.sum(-1), "mean": rows.sum(-1) / n, "max": rows.amax(-1)}.get(option.split("_")[1])
-    is_k1 = option.endswith("k1")
-    found = dropin.compute_rs_metrics(
-        option,
-        stat if of_rows is None else of_rows[:, None].expand_as(stat),
-        mask,
-        mask.sum(-1) > 0,
-        level="token" if of_rows is None else "sequence",
-        per_sequence_values=of_rows,
-        rollout_rs_threshold=math.log(1.3) if is_k1 else 0.03,
-        rollout_rs_threshold_lower=math.log(0.8) if is_k1 else 0.0,
-        apply_lower_threshold=is_k1,
-    )
-    of_masks = ("masked_fraction", "seq_masked_fraction")
-    expected = {key: value for key, value in metrics.items() if option in key and not key.endswith(of_masks)}
-    assert found == near(expected)
-
-
 def test_normalized_over_all_ranks(monkeypatch):
     """The mean is that of two ranks' tokens together, and so is the factor that is reported."""
     train, rollout, mask = batch(torch.float64)
