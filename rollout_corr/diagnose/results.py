@@ -11,12 +11,16 @@ from .doctor.cause import SEVERITIES, Finding, Severity
 from .doctor.diagnosis import Diagnosed, is_healthy
 from .doctor.in_common import InCommon, in_common
 from .measure.bits import Difference
-from .show import notebook, page_file, plain_data, report_page, terminal
+from .show import page_file, plain_data, report_page, terminal
+from .show.html import element, framed, preformatted
+
+# Pixels of the frame in which a notebook shows a page; the page scrolls in it.
+FRAME = 720
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis(Diagnosed):
-    """The findings of `doctor`. They print as the command prints them, and are a table in a notebook.
+    """The findings of `doctor`. They print as the command prints them.
 
     Attributes:
         source: Files, or tensors: its `fields`, and the `problems` of a file.
@@ -67,10 +71,6 @@ class Diagnosis(Diagnosed):
     def __repr__(self) -> str:
         """Return the text that the command prints, without colors."""
         return terminal.text_of_findings(self)
-
-    def _repr_html_(self) -> str:
-        """Return a table to a notebook."""
-        return notebook.findings(self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,5 +127,6 @@ class Report:
         return terminal.text_of_report(self.diagnoses)
 
     def _repr_html_(self) -> str:
-        """Return the findings and the page to a notebook."""
-        return notebook.report(self.diagnoses, self.html())
+        """Return the findings and the page to a notebook; one that is not trusted shows no frame."""
+        found = [line for each in self.diagnoses for line in repr(each).splitlines()]
+        return element("div", preformatted(found), framed(self.html(), "report", FRAME)).source

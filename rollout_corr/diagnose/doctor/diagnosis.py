@@ -49,7 +49,7 @@ EXACT = differing.not_exact
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosed:
-    """A source with its measurement and its findings: all that terminal, notebook, JSON and pages show."""
+    """A source with its measurement and its findings: all that terminal, JSON and pages show."""
 
     source: Source
     measured: Measurement
