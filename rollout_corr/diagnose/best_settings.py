@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..api.selection import LOG_LENGTH, warnings_of
-from ..specs.bounds_of_batch import OfBatch, Side
-from ..specs.bounds_of_batch import in_words as bound_in_words
-from ..specs.correction import Criterion, Spec, Weight
+from ..specs.correction import Spec
+from ..specs.explain import step_of_criterion, steps_of_weight
 from .doctor.cause import Finding
 from .doctor.diagnosis import is_healthy
 from .what_if import Setting, SettingResult, WhatIf
@@ -23,13 +22,6 @@ MOST, LEAST = 5, 0.5
 EQUAL = 0.01
 # Standard errors between kept and rejected sequences that chance hardly makes.
 SELECTED_ERRORS = 4.0
-# What a sequence's tokens are reduced to, in words.
-VALUES = {
-    ("ratio", "mean"): "geometric mean ratio",
-    ("ratio", "sum"): "product of ratios",
-    ("ratio", "min"): "smallest ratio",
-    ("ratio", "max"): "largest ratio",
-}
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class BestSetting:
     Attributes:
         setting: The setting.
         worth: The share of a sample without mismatch that gives the same error: 1 / (1 + variance + N bias^2).
-        does: The setting in words.
+        does: The setting in words, as `Spec.explain` has them.
         reason: Its result in words.
         alike: Further settings with the same result on this dump.
     """
@@ -132,7 +124,7 @@ def best_settings(outcomes: Iterable[Outcome], sequences: float) -> list[BestSet
         BestSetting(
             setting=setting,
             worth=worth_of(outcome, sequences),
-            does=in_words(setting.spec),
+            does=_does(setting.spec),
             reason=_reason(outcome),
             alike=tuple(s.name for s, o in usable if s is not setting and _result(o) == _result(outcome)),
         )
@@ -209,44 +201,10 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.2g} %" if share < 0.095 else f"{100.0 * share:.3g} %"
 
 
-def in_words(spec: Spec) -> str:
-    """Describe a correction in a line: its weight, then its criteria."""
-    parts = ["no weights" if spec.weight is None else _weight(spec.weight)]
-    return "; ".join([*parts, *map(_criterion, spec.criteria)])
-
-
-def _weight(weight: Weight) -> str:
-    said = f"{weight.kind} weights"
-    if weight.bounded and weight.outside == "zero":
-        said += f", 0 {_outside(weight.lower, weight.upper)}"
-    elif weight.bounded:
-        said += f", cut to {_said(weight.lower, weight.upper, ('at least', 'at most'), ' and ', '')}"
-    return said + (", divided by their mean" if weight.normalize is not None else "")
-
-
-def _criterion(criterion: Criterion) -> str:
-    value = VALUES.get((criterion.stat, criterion.reduce or ""))
-    if value is None:
-        value = f"{criterion.reduce} of {criterion.stat}" if criterion.reduce else criterion.stat
-    units = "sequences" if criterion.over == "sequence" else "tokens"
-    if criterion.over == "token" and criterion.drop == "sequence":
-        units = "sequences with a token"
-    when = "" if criterion.when == "any" else f" (only {criterion.when.replace('_', ' ')})"
-    return f"rejects {units} whose {value} is {_outside(criterion.lower, criterion.upper)}{when}"
-
-
-def _outside(lower: float | OfBatch | None, upper: float | OfBatch | None) -> str:
-    return _said(lower, upper, ("below", "above"), " or ", "outside ")
-
-
-def _said(
-    lower: float | OfBatch | None, upper: float | OfBatch | None, words: tuple[str, str], join: str, both: str
-) -> str:
-    """Say two bounds: numbers as a range behind the word for both, others one by one."""
-    if isinstance(lower, (float, int)) and isinstance(upper, (float, int)):
-        return f"{both}{lower:.4g} to {upper:.4g}"
-    sides: tuple[tuple[str, Side, float | OfBatch | None], ...] = (
-        (words[0], "lower", lower),
-        (words[1], "upper", upper),
-    )
-    return join.join(f"{word} {bound_in_words(bound, side)}" for word, side, bound in sides if bound is not None)
+def _does(spec: Spec) -> str:
+    """Describe a correction: its weight, then its criteria."""
+    weight = spec.weight
+    steps = ["No weights."]
+    if weight is not None:
+        steps = steps_of_weight(weight, spec.clamp, spec.sums_over, spec.nonfinite)
+    return " ".join([*steps, *(step_of_criterion(criterion, spec.sums_over) for criterion in spec.criteria)])

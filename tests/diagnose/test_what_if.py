@@ -382,12 +382,13 @@ def test_a_setting_has_a_plain_reason():
         (Setting("reject", rc.Spec(None, (REJECTING,))), result(0.0004, 0.0001, kept=0.9876)),
     ]
     found = {one.setting.name: one for one in best_settings(tried, 100)}
-    assert found["w"].does == "token weights, cut to at most 2"
+    assert found["w"].does.endswith(" A weight above 2 becomes 2.")
     assert found["w"].reason == "Rejects nothing here; no bias remains; the effective sample is 80 % of the tokens."
-    assert found["none"].does == "no weights"
+    assert found["none"].does == "No weights."
     assert "a weighted mean is off by 3.1 % (1.6 % to 6.2 %) of a standard deviation" in found["none"].reason
     assert "no information is lost to uneven weights" in found["none"].reason
-    assert found["reject"].does == "no weights; rejects sequences whose geometric mean ratio is outside 0.5 to 2"
+    step = rc.Spec(None, (REJECTING,)).explain().splitlines()[2]
+    assert found["reject"].does == f"No weights. {step.removeprefix('3. ')}"
     assert found["reject"].reason.startswith("Rejects 1.2 % of the tokens and 1.2 % of the sequences; ")
     assert "off by < 0.1 % (" in found["reject"].reason
 
