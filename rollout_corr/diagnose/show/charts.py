@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -259,41 +258,6 @@ def axis_chart(
     return chart.svg()
 
 
-def kept(dumps: Named) -> Html:
-    """Draw how much a bound on the ratio keeps: tokens by their own, sequences by their geometric mean."""
-    x = Axis("largest |log ratio| that is kept, nats", SMALLEST, LARGEST, log=True)
-    chart = Chart("kept within a bound of the ratio", x, Axis("fraction", 0.0, 1.0))
-    said: dict[float, list[str]] = {}
-    for kind, (name, measured) in zip(KINDS, dumps, strict=False):
-        of = f", {name}" if len(dumps) > 1 else ""
-        for unit, counts, thin in (
-            ("tokens", _histogram_of(measured), ""),
-            ("sequences", measured.sequence_means.tolist(), " thin"),
-        ):
-            points = _below(counts)
-            chart.line(points, f"{kind}{thin}", f"{unit}{of}")
-            for bound, fraction in points[::4]:
-                says = said.setdefault(bound, [f"|log ratio| up to {bound:.3g}: ratio / or x {math.exp(bound):.4g}"])
-                says.append(f"{100.0 * fraction:.3g} % of the {unit}{of}")
-    for bound, text in ((1e-3, "1.001"), (1e-2, "1.01"), (0.1, "1.1"), (math.log(2.0), "2")):
-        chart.vertical(bound, text)
-    chart.bands(said)
-    return chart.svg()
-
-
-def _below(counts: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (bound, fraction of values within it) at the edges of a histogram."""
-    total, seen, points = sum(counts), 0.0, []
-    if not total:
-        return []
-    for i in range(HALF):
-        seen += counts[i] + counts[i + HALF]
-        upper = bin_edges(i)[1]
-        if SMALLEST <= upper <= LARGEST:
-            points.append((upper, seen / total))
-    return points
-
-
 def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[str]) -> Html:
     """Draw bias against variance of every setting; those of `best` are large, and numbered in its order from 1."""
     # A logarithmic axis has no 0.
@@ -326,24 +290,3 @@ def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[
     if unusable:
         chart.legend.append(("none", f"{unusable} that reject everything are left out"))
     return chart.svg()
-
-
-def thresholds(outcomes: Sequence[tuple[Setting, SettingResult]]) -> list[Html]:
-    """Draw kept tokens and effective sample size along every family of the grid."""
-    families: dict[str, list[tuple[float, SettingResult]]] = {}
-    for setting, outcome in outcomes:
-        if setting.family:
-            families.setdefault(setting.family, []).append((setting.threshold, outcome))
-    charts = []
-    for family, points in families.items():
-        # A veto has a small lower bound; the others have upper bounds above 1, whose distance to 1 is drawn.
-        above = 0.0 if family == "veto" else 1.0
-        label = "lowest ratio that is kept" if family == "veto" else "upper bound of the ratio"
-        places = [at - above for at, _ in points]
-        ticks = [(place, f"{at:g}") for place, (at, _) in zip(places, points, strict=True)]
-        x = replace(spanning(label, places, log=True), ticks=ticks)
-        chart = Chart(family, x, Axis("fraction", 0.0, 1.05))
-        chart.line([(at - above, outcome.tokens_kept) for at, outcome in points], "a", "tokens kept", dots=True)
-        chart.line([(at - above, outcome.ess) for at, outcome in points], "b", "ESS", dots=True)
-        charts.append(chart.svg())
-    return charts

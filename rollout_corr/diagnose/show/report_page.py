@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..doctor.cause import Finding, counted, percent
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
-from ..measure.profiles import Row, joined
+from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
 from . import charts
 from .content import (
@@ -34,14 +34,12 @@ from .visible import MOST_OF_TOKEN, visible
 
 # Records that are shown, of these unfolded, and tokens of each.
 MOST_RECORDS, UNFOLDED, MOST_TOKENS = 5, 2, 3
-# Rows of a table that stands next to a chart.
-MOST_ROWS = 12
 SECTIONS = {
     TRAIN: "Train against rollout",
     "axes": "Where it differs",
     WORST: "Worst records",
     DISTRIBUTION: "Distribution of D",
-    "weights": "Weights and rejection",
+    "weights": "Importance weights",
     "numbers": "All numbers",
 }
 
@@ -68,10 +66,10 @@ def report_page(diagnoses: Sequence[Diagnosed]) -> str:
     worst = [_worst_records(each) for _, each in dumps if each.worst]
     content: dict[str, Child] = {
         TRAIN: drawn(densities),
-        "axes": _pairs(axes, dumps) if axes else (),
+        "axes": drawn([*axes.values()]) if axes else (),
         WORST: element("div", worst, class_="columns") if several else worst,
         DISTRIBUTION: drawn(distributions),
-        "weights": (drawn([charts.kept(dumps), table(weights_table(dumps))]), _of_weights(dumps)),
+        "weights": (table(weights_table(dumps)), _of_weights(dumps)),
         "numbers": (
             table(metrics_table(dumps, KEYS)),
             folded("All metrics", table(metrics_table(dumps, diagnoses[0].measured.metrics()))),
@@ -132,22 +130,6 @@ def _axes(dumps: Named, findings: Sequence[Finding]) -> dict[str, Html]:
         mark = (start, f"from {start:,.0f}") if axis == "position" and start is not None else None
         figures[axis] = charts.axis_chart(f"by {label}", label, series, unit_of(axis), log=log, named=bars, mark=mark)
     return figures
-
-
-def _pairs(axes: Mapping[str, Html], dumps: Named) -> Html:
-    """Return charts in pairs; one that is left alone has the table of its numbers next to it."""
-    figures = list(axes.values())
-    if len(figures) % 2:
-        axis, several = list(axes)[-1], len(dumps) > 1
-        rows = [
-            ([name] if several else [])
-            + [row.label, f"{row.logratio_mean:+.3g}", f"{row.logratio_abs_mean:.3g}", f"{row.count:,}"]
-            for name, each in dumps
-            for row in joined(each.profiles().get(axis, ()), MOST_ROWS // len(dumps))
-        ]
-        heads = [*(["dump"] if several else []), axis, "mean D", "mean |D|", unit_of(axis)]
-        figures.append(table(Table(heads, rows, text=len(heads) - 3)))
-    return drawn(figures)
 
 
 def _worst_records(measured: Measurement) -> Html:

@@ -129,15 +129,13 @@ class Chart:
     def py(self, value: float) -> float:
         return self.height - self.bottom - self.y.at(value) * (self.height - TOP - self.bottom)
 
-    def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "", dots: bool = False) -> None:
-        """Draw a line through points; with `dots`, each point has a dot that says its values."""
+    def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "") -> None:
+        """Draw a line through points."""
         points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
         if not points:
             return
         path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
         self.parts.append(element("polyline", class_=f"line {kind}", points=path))
-        for x, y in points if dots else ():
-            self.dot(x, y, kind, (f"{name}: {y:.4g}", f"{self.x.label} {x:.4g}"))
         if name:
             self.legend.append((kind, name))
 

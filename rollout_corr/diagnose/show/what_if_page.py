@@ -23,7 +23,7 @@ from .content import (
     pasted_lines,
 )
 from .html import Child, Html, element
-from .parts import drawn, folded, page, problem_cards, section, table
+from .parts import folded, page, problem_cards, section, table
 
 # The kind of card that shows a verdict.
 CARDS = {"broken": "error", "healthy": "good", "equal": "note", "better": "note"}
@@ -103,7 +103,6 @@ def what_if_page(source: Source, what_if: WhatIf, sequences: float | None = None
             ),
             section(
                 "The rest",
-                folded("What each threshold keeps", drawn(charts.thresholds(outcomes))),
                 folded(
                     f"All {len(outcomes)} settings: {ABOUT_OUTCOMES}",
                     element("p", f"{ABOUT_TOO_LONG}.", class_="of") if too_long else (),
