@@ -427,11 +427,6 @@ PARAMETERS = {
     "compute_rollout_correction_weights": (
         "log_ratio, response_mask, rollout_is='token', rollout_is_threshold=2.0, rollout_is_batch_normalize=False"
     ),
-    "compute_rollout_importance_weights": (
-        "old_log_prob, rollout_log_prob, num_tokens, response_mask, rollout_is_level='token', "
-        "rollout_is_mode='truncate', rollout_is_threshold=None, rollout_is_mask_threshold=None, "
-        "rollout_is_veto_threshold=None"
-    ),
     "compute_rollout_rejection_mask": "log_ratio, response_mask, rollout_rs='token_k1', rollout_rs_threshold=None",
     "merge_rollout_is_metrics": "rollout_is_metrics, device='cuda'",
 }
@@ -454,9 +449,9 @@ INSTALLATIONS = [
     ("openrlhf", {"spec": rc.Spec()}, 1),
     ("skyrl", {"padding": "skip"}, 2),
     ("trl", {"spec": rc.Spec(), "delta": 4.0}, 3),
-    ("verl", {}, 9),
-    ("verl", {"losses": True}, 18),
-    ("xtuner", {"merge": "pooled", "empty_rows": "skip"}, 3),
+    ("verl", {}, 7),
+    ("verl", {"losses": True}, 16),
+    ("xtuner", {"merge": "pooled", "empty_rows": "skip"}, 2),
 ]
 
 

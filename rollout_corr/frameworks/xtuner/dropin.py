@@ -128,38 +128,6 @@ def compute_rollout_importance_weights_and_metrics(
     return _pack(settings, switches, old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
 
 
-def compute_rollout_importance_weights(
-    old_log_prob: Tensor,
-    rollout_log_prob: Tensor,
-    num_tokens: Tensor | Sequence[int],
-    response_mask: Tensor,
-    rollout_is_level: str = "token",
-    rollout_is_mode: str = "truncate",
-    rollout_is_threshold: tuple[float, float] | None = None,
-    rollout_is_mask_threshold: tuple[float, float] | None = None,
-    rollout_is_veto_threshold: tuple[float, float] | None = None,
-    rollout_is_veto_level: str = "max",
-    rollout_is_veto_negative_adv_only: bool = False,
-    advantages: Tensor | None = None,
-    **switches: Any,
-) -> tuple[Tensor | None, Tensor, dict[str, Any]]:
-    """Return weights, mask and the metrics of the weights. Pairs are (upper, lower)."""
-    if rollout_is_threshold is None and switches.get("spec") is None:
-        return None, response_mask, {}
-    settings = {
-        "rollout_is_level": rollout_is_level,
-        "rollout_is_mode": rollout_is_mode,
-        "rollout_is_threshold": rollout_is_threshold,
-        "rollout_is_mask_threshold": rollout_is_mask_threshold,
-        "rollout_is_veto_threshold": rollout_is_veto_threshold,
-        "rollout_is_veto_level": rollout_is_veto_level,
-        "rollout_is_veto_negative_adv_only": rollout_is_veto_negative_adv_only,
-    }
-    tensors = old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages
-    weights, mask, _, importance = _pack(settings, switches, *tensors)
-    return weights, mask, importance
-
-
 def merge_rollout_is_metrics(
     rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: Any
 ) -> dict[str, float]:
@@ -216,7 +184,6 @@ TARGETS = (
         compute_rollout_importance_weights_and_metrics,
         also=5,
     ),
-    Target(MODULE, "compute_rollout_importance_weights", compute_rollout_importance_weights, also=9),
 )
 
 
