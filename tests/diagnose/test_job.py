@@ -81,16 +81,19 @@ def test_parts_of_a_rank_that_is_missing_are_no_sequences(tmp_path):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 6])
-def test_parts_of_ranks_that_do_not_say_which(parts, tmp_path):
-    """Older files have no `cp_rank`; ranks of tensor parallelism repeat a part."""
+def test_parts_of_context_parallelism_are_joined(parts, tmp_path):
+    """Ranks of tensor parallelism repeat a part; files that do not say whose part it is are left out."""
     given = samples(4)
-    written.by_rank(tmp_path, 1, given, parts)
+    written.by_rank(tmp_path, 1, given, parts, qkv_format="thd")
     again = torch.load(tmp_path / "train_data" / "1_0.pt")
     torch.save(again | {"rank": 99}, tmp_path / "train_data" / "1_99.pt")
     dump = Dump(tmp_path)
     found = {values["train_logp"][0]: values["rollout_logp"] for _, values in sequences_of(dump)}
     wanted = [{"train": sample.train[sample.mask], "rollout": sample.rollout[sample.mask]} for sample in given]
     assert found == {float(one["train"][0]): one["rollout"].tolist() for one in wanted}
+    written.by_rank(tmp_path, 2, given, parts)
+    dump = Dump(tmp_path)
+    assert len(sequences_of(dump)) >= 4 and "from ranks of context parallelism" in str(dump.problems.shown[0])
 
 
 def changed_ranks(folder, change):
@@ -101,13 +104,12 @@ def changed_ranks(folder, change):
         torch.save(rank, path)
 
 
-@pytest.mark.parametrize("about", [{}, {"qkv_format": "thd"}])
-def test_equal_parts_of_one_field_and_fields_of_other_lengths_lose_no_sample(about, tmp_path):
+def test_equal_parts_of_one_field_and_fields_of_other_lengths_lose_no_sample(tmp_path):
     """Advantages of GRPO are constant; `values` of a length that fits nothing is no field of the sample."""
     given = samples(6)
     for sample in given:
         sample.advantages[:] = 0.75
-    written.by_rank(tmp_path, 1, given, 2, **about)
+    written.by_rank(tmp_path, 1, given, 2, qkv_format="thd")
     changed_ranks(tmp_path, lambda columns: columns.update(values=[torch.zeros(2) for _ in columns["tokens"]]))
     dump = Dump(tmp_path)
     found = {values["train_logp"][0]: values["advantages"] for _, values in sequences_of(dump)}
