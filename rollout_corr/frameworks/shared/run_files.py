@@ -31,13 +31,11 @@ class Setting(NamedTuple):
         value: Its value, or UNKNOWN.
         line: Its line in the file; 0: it has none.
         file: The file; "": none.
-        raw: What is written there, where that is a scalar.
     """
 
     value: Any
     line: int = 0
     file: str = ""
-    raw: str = ""
 
 
 # Settings by their keys with dots, in the order of the file.
@@ -72,7 +70,7 @@ def settings_in(config: object) -> Settings:
         words = [str(word) for word in config]
         while words and "=" not in words[0] and not words[0].startswith("-"):
             made |= _of_file(Path(words.pop(0)), ())
-        return made | {key: Setting(value, raw=raw) for key, value, raw, _ in command_settings(words)}
+        return made | {key: Setting(value) for key, value, _ in command_settings(words)}
     return {key: Setting(value) for key, value in _flat(fields_of(config))}
 
 
@@ -101,7 +99,7 @@ def _of_file(path: Path, within: tuple[Path, ...]) -> Settings:
         raise UnreadableRun(f"{path}: expected text in UTF-8: {error}") from error
     read = {".json": _json, ".toml": _toml, ".py": _python, ".yaml": _yaml, ".yml": _yaml}.get(suffix, script_settings)
     try:
-        found = {key: Setting(value, line, str(path), raw) for key, value, raw, line in read(text)}
+        found = {key: Setting(value, line, str(path)) for key, value, line in read(text)}
     except RecursionError as error:
         raise UnreadableRun(f"{path}: blocks within blocks without an end") from error
     except ValueError as error:
@@ -147,9 +145,13 @@ def _interpolated(found: Settings) -> Settings:
     return {key: setting._replace(value=value_of(key, 0)) for key, setting in found.items()}
 
 
-# --- kinds of files: key, value, what is written, line ---
+# --- kinds of files: key, value, line ---
 
-Found = tuple[str, Any, str, int]
+Found = tuple[str, Any, int]
+
+
+class ReadAsText(float):
+    """A number such as 1e-4, which OmegaConf reads as one and YAML 1.1 as text."""
 
 
 def _yaml(text: str) -> Iterator[Found]:
@@ -186,9 +188,8 @@ def _yaml(text: str) -> Iterator[Found]:
         if left < 0:
             raise ValueError(f"expected a configuration, got more than {MOST_VALUES} values")
         if isinstance(node, yaml.ScalarNode):
-            # OmegaConf, and no YAML 1.1, reads 1e-4 as a number.
             if node.tag == "tag:yaml.org,2002:str" and node.style is None and re.fullmatch(EXPONENT, node.value):
-                return float(node.value)
+                return float(node.value) if "." in node.value else ReadAsText(node.value)
             try:
                 return made.construct_object(node)
             except yaml.YAMLError:  # a tag that the safe loader does not build
@@ -204,7 +205,7 @@ def _yaml(text: str) -> Iterator[Found]:
             if isinstance(value, yaml.MappingNode) and value.value:
                 yield from walk(value, f"{name}.", depth + 1)
             else:
-                yield name, value_of(value), value.value if isinstance(value, yaml.ScalarNode) else "", line
+                yield name, value_of(value), line
 
     yield from walk(root, "", 0)
 
@@ -223,7 +224,7 @@ def _json(text: str) -> Iterator[Found]:
         found = space.match(text, at)
         return at if found is None else found.end()
 
-    def walk(at: int, outer: str) -> Iterator[Found | int]:
+    def walk(at: int, outer: str) -> Iterator[Found]:
         nonlocal line, counted
         at = after(at + 1)
         while text[at : at + 1] == '"':
@@ -232,16 +233,16 @@ def _json(text: str) -> Iterator[Found]:
             at = after(after(at_colon) + 1)
             value, end = decoder.raw_decode(text, at)
             if isinstance(value, dict) and value:
-                yield from (found for found in walk(at, f"{outer}{key}.") if not isinstance(found, int))
+                yield from walk(at, f"{outer}{key}.")
             else:
-                yield f"{outer}{key}", value, text[at:end], line
+                yield f"{outer}{key}", value, line
             at = after(end)
             at = after(at + 1) if text[at : at + 1] == "," else at
 
     whole = json.loads(text)
     if not isinstance(whole, dict):
         raise NoConfiguration("expected keys and values")
-    yield from (found for found in walk(after(0), "") if not isinstance(found, int))
+    yield from walk(after(0), "")
 
 
 def _toml(text: str) -> Iterator[Found]:
@@ -250,23 +251,18 @@ def _toml(text: str) -> Iterator[Found]:
     import tomllib  # type: ignore[import-not-found, unused-ignore]  # not in the oldest Python that mypy assumes
 
     values = dict(_flat(tomllib.loads(text)))
-    lines: dict[str, tuple[int, str]] = {}
+    lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?", line):
             table = re.sub(r"[\s\"']", "", header[1]) + "."
-        elif given := re.match(r"\s*([\w.\"'-]+)\s*=\s*(.*)", line):
-            lines.setdefault(table + re.sub(r"[\"']", "", given[1]), (number, given[2].strip()))
+        elif given := re.match(r"\s*([\w.\"'-]+)\s*=", line):
+            lines.setdefault(table + re.sub(r"[\"']", "", given[1]), number)
     for key, value in values.items():
         # The value of an inline table stands in the line of the table.
-        at = next((outer for outer in _outer_keys(key) if outer in lines), "")
-        line_number, raw = lines.get(at, (0, ""))
-        yield key, value, raw if at == key else "", line_number
-
-
-def _outer_keys(key: str) -> Iterator[str]:
-    parts = key.split(".")
-    return (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+        parts = key.split(".")
+        outer = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+        yield key, value, next((lines[name] for name in outer if name in lines), 0)
 
 
 def _python(text: str) -> Iterator[Found]:
@@ -323,7 +319,7 @@ def _of_call(node: ast.Call, path: str, names: Mapping[str, ast.expr], depth: in
             read = ast.literal_eval(value)
         except ValueError:
             read = UNKNOWN
-        yield name, read, ast.unparse(value), keyword.value.lineno
+        yield name, read, keyword.value.lineno
 
 
 def _words_in_strings(text: str) -> Iterator[tuple[str, int]]:

@@ -30,7 +30,7 @@ FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 ASSIGNED = re.compile(r"^[ \t]*(?:(?:export|local|readonly|declare)[ \t]+)?([A-Za-z_]\w*)=(?!\()", re.MULTILINE)
 NUMBER = re.compile(r"[-+]?\d|[-+]?\.\d")
 
-Found = tuple[str, Any, str, int]
+Found = tuple[str, Any, int]
 
 
 def parsed(text: str, mode: Literal["exec", "eval"] = "exec") -> Any:
@@ -64,14 +64,14 @@ def scalar(text: str) -> Any:
 
 
 def command_settings(words: Iterable[str | tuple[str, int]], flags_only: bool = False) -> Iterator[Found]:
-    """Yield key, value, text and line of each override and each flag among the words of a command line."""
+    """Yield key, value and line of each override and each flag among the words of a command line."""
     flag: tuple[str, int] | None = None
     values: list[str] = []
 
     def done() -> Iterator[Found]:
         if flag is not None:
             read = [scalar(value) for value in values]
-            yield flag[0], True if not read else read[0] if len(read) == 1 else read, " ".join(values), flag[1]
+            yield flag[0], True if not read else read[0] if len(read) == 1 else read, flag[1]
 
     for each in words:
         word, line = each if isinstance(each, tuple) else (each, 0)
@@ -84,7 +84,7 @@ def command_settings(words: Iterable[str | tuple[str, int]], flags_only: bool = 
             yield from done()
             flag, values = None, []
         if override:
-            yield override[1], scalar(override[2]), override[2], line
+            yield override[1], scalar(override[2]), line
         elif flag is not None:
             values.append(word)
     yield from done()

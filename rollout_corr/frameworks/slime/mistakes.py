@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from ..shared.checking import Checks, Rule, Run, without
+from ..shared.run_files import ReadAsText
 from .config import FLAGS, MIS
 
 PATH, CONFIG = "custom_tis_function_path", "custom_config_path"
@@ -15,14 +14,9 @@ OURS = tuple(
 
 def _is_text(key: str) -> Rule:
     """A number in mis.yaml that YAML 1.1 has read as text."""
-
-    def wrong(run: Run) -> bool:
-        found = run.find(key)
-        raw = "" if found is None or not found.file.endswith((".yaml", ".yml")) else found.raw.lower()
-        return "e" in raw and "." not in raw and math.isfinite(run.number(key))
-
     message = "YAML 1.1, which slime reads it as, takes a number with an exponent and no point for text"
-    return Rule(key, wrong, message, "write a decimal point before the e, as in 1.0e-4")
+    fix = "write a decimal point before the e, as in 1.0e-4"
+    return Rule(key, lambda run: isinstance(run.get(key), ReadAsText), message, fix)
 
 
 def _uses_mis(run: Run) -> bool:
