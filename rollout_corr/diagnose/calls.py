@@ -97,18 +97,10 @@ def report(
     """Show where the log-probs of trainer and engine differ, as `rollout-corr report` does.
 
     Args:
-        source: As for `doctor`.
-        rollout_logp: As for `doctor`.
-        batch: As for `doctor`.
-        mask: As for `doctor`.
-        cu_seqlens: As for `doctor`.
+        source, rollout_logp, batch, mask, cu_seqlens, field, limit, progress, **columns: As for `doctor`.
         page: Where to write the HTML page, such as "page.html"; None: nowhere, and `Report.save` writes it.
         compare: A second dump, or what `doctor` found in other tensors, shown next to the first.
         by: Names of columns by which D is shown too.
-        field: As for `doctor`.
-        limit: Read only the first so many sequences.
-        progress: As for `doctor`.
-        **columns: As for `doctor`.
 
     Returns:
         A `Report`: print it, save its page, or read its `findings`.

@@ -298,9 +298,7 @@ def test_linear_bars_show_a_bell_as_a_bell():
 
 
 def test_a_bin_of_few_tokens_is_gray_and_does_not_stretch_the_axis():
-    rows = [
-        Row(str(i), float(i), 2 if i == 3 else 500, 0.01, 90.0 if i == 3 else 0.01, 0.0, 1.0, 0.0) for i in range(8)
-    ]
+    rows = [Row(str(i), float(i), 2 if i == 3 else 500, 0.01, 90.0 if i == 3 else 0.01, 0.0, 1.0) for i in range(8)]
     for named in (False, True):
         page = Page(charts.axis_chart("t", "turn", [("", rows)], "tokens", named=named).source)
         assert len(of_class(page, "few")) == (3 if named else 2)  # the bin, and its key
@@ -310,9 +308,7 @@ def test_a_bin_of_few_tokens_is_gray_and_does_not_stretch_the_axis():
 
 def test_bars_have_the_sign_of_mean_d_and_a_cut_one_its_value():
     means = [0.5, -0.2, 3.75, 0.1]
-    rows = [
-        Row(f"bin {i}", float(i), 20 if i == 2 else 900, mean, abs(mean), 0.0, 5.0, 0.0) for i, mean in enumerate(means)
-    ]
+    rows = [Row(f"bin {i}", float(i), 20 if i == 2 else 900, mean, abs(mean), 0.0, 5.0) for i, mean in enumerate(means)]
     page = Page(charts.axis_chart("t", "version", [("", rows)], "tokens", named=True).source)
     (zero,) = (float(line["y1"]) for line in of_class(page, "zero"))
     sides = [float(bar["y"]) + float(bar["height"]) / 2.0 < zero for bar in of_class(page, "bar")]

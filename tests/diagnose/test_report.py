@@ -14,7 +14,7 @@ from builders.rounding import near
 from builders.weights import weight_of
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.measurement import UPPER, measure
-from rollout_corr.diagnose.measure.profiles import LARGE, PROBABILITY_EDGES, Row, joined
+from rollout_corr.diagnose.measure.profiles import PROBABILITY_EDGES, Row, joined
 from rollout_corr.diagnose.measure.worst_tokens import WORST
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
@@ -93,7 +93,6 @@ def check_rows(rows, tokens, key):
         assert row.logratio_abs_mean == near(math.fsum(map(abs, d)) / len(d))
         assert row.logratio_std == near(math.sqrt(math.fsum((x - mean) ** 2 for x in d) / len(d)), torch.float32)
         assert row.logratio_abs_max == max(map(abs, d))
-        assert row.large_fraction == sum(abs(x) > LARGE for x in d) / len(d)
 
 
 def test_profiles_are_those_of_plain_loops(tmp_path, blocks_of):
@@ -219,13 +218,13 @@ def test_the_terminal_begins_with_the_cause_and_its_axis(tmp_path, capsys):
 
 
 def test_neighbors_are_joined_and_no_token_is_lost():
-    rows = [Row(f"{i}", float(i), i + 1, 0.1 * i - 1.0, 1.0 + i, 0.5, 2.0 + i % 5, 0.25) for i in range(37)]
+    rows = [Row(f"{i}", float(i), i + 1, 0.1 * i - 1.0, 1.0 + i, 0.5, 2.0 + i % 5) for i in range(37)]
     few = joined(rows, 16)
     assert len(few) == 13 and joined(few, 16) is few
     assert [row.label for row in few[:2]] == ["0 - 2", "3 - 5"] and few[-1] == rows[-1]
     assert sum(row.count for row in few) == sum(row.count for row in rows)
     first = few[1]
-    assert first.count == 15 and first.logratio_abs_max == 6.0 and first.large_fraction == near(0.25)
+    assert first.count == 15 and first.logratio_abs_max == 6.0
     assert first.logratio_mean == near(math.fsum(row.count * row.logratio_mean for row in rows[3:6]) / 15)
     squares = math.fsum(row.count * (row.logratio_std**2 + row.logratio_mean**2) for row in rows[3:6]) / 15
     assert first.logratio_std == near(math.sqrt(squares - first.logratio_mean**2))

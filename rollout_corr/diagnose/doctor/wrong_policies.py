@@ -289,9 +289,9 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
     """Return by how much D of tokens that were there more often is larger, its error, and the mean D of both groups.
 
     Args:
-        few, many: [probability bins, 5], sums of each group as of a `Profile`.
+        few, many: [probability bins, 4], sums of each group as of a `Profile`.
     """
-    (n, d, _, d2, _), (m, e, _, e2, _) = (part.unbind(1) for part in (few, many))
+    (n, d, _, d2), (m, e, _, e2) = (part.unbind(1) for part in (few, many))
     both = (n >= 5) & (m >= 5)
     weight = n * m / (n + m)
     new, seen = d / n, e / m

@@ -129,9 +129,9 @@ class Measurement:
         """Sequences with the largest sums of k3, the worst first."""
         return self.evidence.by_sequence.worst
 
-    def raw(self, kind: str = "") -> dict[str, float]:
-        """Copy the raw statistics to the host: those without weights, or those with weights of a kind."""
-        return self.statistics[kind].metrics_async().values()
+    def raw(self) -> dict[str, float]:
+        """Copy the raw statistics without weights to the host."""
+        return self.statistics[""].metrics_async().values()
 
     def metrics(self) -> dict[str, float]:
         """Return the native metrics, percentiles of |D|, and the metrics of each kind of weights as `kind/name`."""
@@ -141,21 +141,9 @@ class Measurement:
             found |= {f"{kind}/{key}": value for key, value in weighted.items() if "weight_" in key}
         return found
 
-    def warnings(self) -> list[str]:
-        """Return the warnings of `correct` for the whole dump, without weights and with those of each kind."""
-        return self.mismatch_warnings() + self.weight_warnings()
-
     def mismatch_warnings(self) -> list[str]:
-        """Return the warnings that hold whatever the weights."""
+        """Return the warnings of `correct` for the whole dump, which hold whatever the weights."""
         return warnings_of(self.raw(), BASE)
-
-    def weight_warnings(self) -> list[str]:
-        """Return what the weights of each kind add to these warnings."""
-        known, found = self.mismatch_warnings(), []
-        for kind, spec in WEIGHTED.items():
-            weighted = warnings_of(self.raw(kind), spec)
-            found += [f"{kind} weights up to {UPPER:g}: {text}" for text in weighted if text not in known]
-        return found
 
     def profiles(self) -> dict[str, list[Row]]:
         """Return D by every axis that has more than one bin."""

@@ -14,8 +14,6 @@ from ..read.fields import name_of
 
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0
-# Larger |D| is a ratio above 2 or below 1/2.
-LARGE = math.log(2.0)
 
 # Edges of the bins of a probability: narrow toward 0 and toward 1.
 PROBABILITY_EDGES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
@@ -45,7 +43,6 @@ class Row:
         logratio_abs_mean: Mean |D|.
         logratio_std: Population standard deviation of D.
         logratio_abs_max: Largest |D|.
-        large_fraction: Fraction whose ratio is above 2 or below 1/2.
     """
 
     label: str
@@ -55,7 +52,6 @@ class Row:
     logratio_abs_mean: float
     logratio_std: float
     logratio_abs_max: float
-    large_fraction: float
 
 
 def joined(rows: Sequence[Row], most: int) -> Sequence[Row]:
@@ -83,7 +79,6 @@ def _join(rows: Sequence[Row]) -> Row:
         logratio_abs_mean=mean(lambda row: row.logratio_abs_mean),
         logratio_std=math.sqrt(max(0.0, square - middle * middle)),
         logratio_abs_max=max(row.logratio_abs_max for row in rows),
-        large_fraction=mean(lambda row: row.large_fraction),
     )
 
 
@@ -96,12 +91,12 @@ class Profile:
     def __init__(self) -> None:
         self._size = 0
         # Memory is doubled, so that a bin is copied once on average however many come later.
-        self._sums = torch.zeros(0, 5, dtype=torch.float64)
+        self._sums = torch.zeros(0, 4, dtype=torch.float64)
         self._largest = torch.zeros(0, dtype=torch.float64)
 
     @property
     def sums(self) -> Tensor:
-        """[bins, 5] float64, sums of 1, D, |D|, D^2 and of |D| > LARGE."""
+        """[bins, 4] float64, sums of 1, D, |D| and D^2."""
         return self._sums[: self._size]
 
     @property
@@ -128,7 +123,7 @@ class Profile:
         d = d.double()
         magnitude = d.abs()
         self._sums[rows, 0] += torch.bincount(bins, minlength=count)
-        for column, values in enumerate((d, magnitude, d * d, (magnitude > LARGE).double()), 1):
+        for column, values in enumerate((d, magnitude, d * d), 1):
             self._sums[rows, column] += torch.bincount(bins, values, minlength=count)
         largest = magnitude.new_zeros(count).scatter_reduce_(0, bins, magnitude, "amax")
         self._largest[rows] = torch.maximum(self._largest[rows], largest)
@@ -139,19 +134,19 @@ class Profile:
         more = self._size - self._sums.shape[0]
         if more > 0:
             more = max(more, self._sums.shape[0])
-            self._sums = torch.cat([self._sums, self._sums.new_zeros(more, 5)])
+            self._sums = torch.cat([self._sums, self._sums.new_zeros(more, 4)])
             self._largest = torch.cat([self._largest, self._largest.new_zeros(more)])
 
     def rows(self, labels: Sequence[str], places: Sequence[float]) -> list[Row]:
         """Return the bins that are not empty, with the label and the place of each."""
         found = []
         for i, (sums, largest) in enumerate(zip(self.sums.tolist(), self.largest.tolist(), strict=True)):
-            count, d, magnitude, squares, large = sums
+            count, d, magnitude, squares = sums
             if not count:
                 continue
             mean = d / count
             std = math.sqrt(max(squares / count - mean * mean, 0.0))
-            found.append(Row(labels[i], places[i], int(count), mean, magnitude / count, std, largest, large / count))
+            found.append(Row(labels[i], places[i], int(count), mean, magnitude / count, std, largest))
         return found
 
 
@@ -241,7 +236,7 @@ class Excess:
         self.profile.add(groups * PROBABILITY_BINS + probability_bins(rollout), d.clamp(-CUT, CUT))
 
     def groups(self) -> Tensor:
-        """Return [groups, probability bins, 5] float64, the sums of the profile."""
+        """Return [groups, probability bins, 4] float64, the sums of the profile."""
         sums = self.profile.sums
         groups = -(-sums.shape[0] // PROBABILITY_BINS)
         whole = torch.cat([sums, sums.new_zeros(groups * PROBABILITY_BINS - sums.shape[0], sums.shape[1])])

@@ -38,7 +38,7 @@ def report(diagnosis: Diagnosed) -> dict[str, Any]:
     return _data(
         diagnosis.source,
         metrics=measured.metrics(),
-        warnings=measured.warnings(),
+        warnings=measured.mismatch_warnings(),
         findings=[asdict(finding) for finding in diagnosis.findings],
         profiles={axis: [asdict(row) for row in rows] for axis, rows in measured.profiles().items()},
         worst=[asdict(token) for token in measured.worst],

@@ -14,7 +14,6 @@ from .content import (
     AXES,
     KEYS,
     Named,
-    Table,
     around,
     command_of,
     made_by,
@@ -69,7 +68,7 @@ def report_page(diagnoses: Sequence[Diagnosed]) -> str:
         "axes": drawn([*axes.values()]) if axes else (),
         WORST: element("div", worst, class_="columns") if several else worst,
         DISTRIBUTION: drawn(distributions),
-        "weights": (table(weights_table(dumps)), _of_weights(dumps)),
+        "weights": table(weights_table(dumps)),
         "numbers": (
             table(metrics_table(dumps, KEYS)),
             folded("All metrics", table(metrics_table(dumps, diagnoses[0].measured.metrics()))),
@@ -104,14 +103,6 @@ def _top(one: Diagnosed, pictures: dict[str, Html]) -> list[Child]:
     # Where something was found, it says the same and more.
     parts += map(card, one.measured.mismatch_warnings() if is_healthy(one.findings) else ())
     return [*parts, problem_cards(one.source)]
-
-
-def _of_weights(dumps: Named) -> Child:
-    """Return the warnings of weights that nobody has chosen yet."""
-    found = [
-        card(f"{name}: {text}" if len(dumps) > 1 else text) for name, each in dumps for text in each.weight_warnings()
-    ]
-    return folded("Warnings for weights of each kind", found) if found else ()
 
 
 def _axes(dumps: Named, findings: Sequence[Finding]) -> dict[str, Html]:
@@ -164,7 +155,6 @@ def _worst_records(measured: Measurement) -> Html:
         "div",
         found[:UNFOLDED],
         folded(f"{counted(len(rest), 'more record')}", rest) if rest else (),
-        folded(f"The {len(measured.worst)} worst tokens", _worst_tokens(measured.worst)),
     )
 
 
@@ -178,15 +168,3 @@ def _context(token: WorstToken) -> list[Child]:
         kind = f"shade{shade} at" if i == token.at else f"shade{shade}"
         spans += [element("span", visible(text, MOST_OF_TOKEN), class_=kind, data_says=says, tabindex="-1"), " "]
     return spans
-
-
-def _worst_tokens(tokens: Sequence[WorstToken]) -> Html:
-    """Return a table of the worst tokens among their neighbors, shaded by |D|."""
-    rows = []
-    for token in tokens:
-        more = f", turn {token.turn}" if token.turn else ""
-        more += f", version {token.version}" if token.version is not None else ""
-        numbers = (f"{value:.4g}" for value in (token.d, token.train_logp, token.rollout_logp))
-        context = element("span", _context(token), class_="context")
-        rows.append((f"{token.record}:{token.position}{more}", context, *numbers))
-    return table(Table(("record:position", around(tokens), "D", "train", "rollout"), rows, text=2))
