@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ MOST_OF_ALL = 0.9
 MOST_ALIKE = 3
 
 Unit = Literal["tokens", "sequences"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 class Sets(NamedTuple):
@@ -300,6 +301,18 @@ PREFILL = (
     "--chunked-prefill-size) and dump again."
 )
 
+# Values of a column that tokens or sequences have: kind, sentence, advice, and the columns; None: those of --by.
+OF_COLUMNS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
+    ("label", "{of} {at}", REPLICA, None),
+    (
+        "version",
+        "weight version {at}",
+        "Its weights differed from the trainer's: compare a checksum of each tensor after the push.",
+        ("versions",),
+    ),
+    ("step", "step {at}", "Look at what changed with this step.", ("steps",)),
+)
+
 # Where two hold the same tokens and cost the same, the first is named.
 HYPOTHESES = (
     Hypothesis(
@@ -350,29 +363,14 @@ HYPOTHESES = (
         "weights that were not pushed.",
         _token_ids,
     ),
-    Hypothesis("label", "tokens", "{of} {at}", REPLICA, _labels("tokens", None)),
-    Hypothesis(
-        "version",
-        "tokens",
-        "weight version {at}",
-        "Its weights differed from the trainer's: compare a checksum of each tensor after the push.",
-        _labels("tokens", ("versions",)),
-    ),
-    Hypothesis("step", "tokens", "step {at}", "Look at what changed with this step.", _labels("tokens", ("steps",))),
     Hypothesis(
         "prefix_hit", "sequences", "sequences with a prefix-cache hit ({of}{pages})", PREFIX, _prefix_hits("sequences")
     ),
     Hypothesis("file", "sequences", "file {at}", REPLICA, _files),
-    Hypothesis("label", "sequences", "{of} {at}", REPLICA, _labels("sequences", None)),
-    Hypothesis(
-        "version",
-        "sequences",
-        "weight version {at}",
-        "Its weights differed from the trainer's: compare a checksum of each tensor after the push.",
-        _labels("sequences", ("versions",)),
-    ),
-    Hypothesis(
-        "step", "sequences", "step {at}", "Look at what changed with this step.", _labels("sequences", ("steps",))
+    *(
+        Hypothesis(kind, unit, says, advice, _labels(unit, names))
+        for unit in UNITS
+        for kind, says, advice, names in OF_COLUMNS
     ),
     Hypothesis(
         "from",
