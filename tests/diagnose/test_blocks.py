@@ -143,9 +143,9 @@ def test_a_profile_takes_memory_for_its_bins_alone():
     profile.add(torch.tensor([99_999]), torch.tensor([1.0]))
     for _ in range(50):
         profile.add(torch.tensor([5, 90_000, 5, 7]), torch.tensor([1.0, -2.0, 0.5, -0.25]))
-    assert profile.sums.shape == (100_000, 5)
-    assert profile.sums[5].tolist() == [100.0, 75.0, 75.0, 62.5, 50.0]
-    assert profile.sums[90_000].tolist() == [50.0, -100.0, 100.0, 200.0, 50.0]
+    assert profile.sums.shape == (100_000, 4)
+    assert profile.sums[5].tolist() == [100.0, 75.0, 75.0, 62.5]
+    assert profile.sums[90_000].tolist() == [50.0, -100.0, 100.0, 200.0]
     assert [profile.largest[i] for i in (5, 7, 90_000, 99_999, 6)] == [1.0, 0.25, 2.0, 1.0, 0.0]
 
 
