@@ -220,7 +220,7 @@ def rounds(device: Gpu, ready: Sequence[Timed], seconds: float) -> list[float]:
     return [read() for read in copies]
 
 
-def profiled(device: Gpu, case: Case, operation: Operation, *, everybody: Everybody = contenders) -> dict[str, Any]:
+def profiled(device: Gpu, case: Case, operation: Operation) -> dict[str, Any]:
     """Count launches, copies and waits of all who do not compile for long; of ours also with metrics on the host.
 
     Not together with the times, because a profiler that has run once may slow down whatever is launched after it.
@@ -228,7 +228,7 @@ def profiled(device: Gpu, case: Case, operation: Operation, *, everybody: Everyb
     device.free()
     batch = make(case, "cuda")
     rows = []
-    for who in everybody(batch, operation):
+    for who in contenders(batch, operation):
         if who.on_device is None or who.whole is None or who.slow:
             continue
         calls = {"on_device": who.on_device} | ({"whole": who.whole} if who.name == OURS else {})

@@ -11,9 +11,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-# Tokens up to which a batch is small.
-SMALL = 65_536
-
 Units = Literal["sequences", "tokens"]
 SEQUENCES: Units = "sequences"
 TOKENS: Units = "tokens"

@@ -90,7 +90,6 @@ class Statistic(NamedTuple):
         log_space: The formula gives the logarithm, which is what sequences aggregate; bounds are compared as logs.
         one_limb: Sums are sums of D or of its magnitude: one integer on D's grid. Others take two.
         has_eps: `Criterion.eps` matters.
-        by_exp: The formula takes an exponential, whose last bits differ between backends.
         compared: The quantity that a bound is compared with once `inverse` or `branches` has taken it back to D: at a
             token, and with `inverse` for the maximum and minimum of a sequence too (in log space for everything).
         inverse: For a statistic that grows with the quantity compared: its value there -> the quantity.
@@ -110,7 +109,6 @@ class Statistic(NamedTuple):
     log_space: bool = False
     one_limb: bool = False
     has_eps: bool = False
-    by_exp: bool = False
     compared: Compared = "value"
     inverse: Callable[[float], float] | None = None
     branches: Callable[[float], tuple[float, float]] | None = None
@@ -216,7 +214,6 @@ _ROWS = (
         r"$\mathrm{KL}(\mu \Vert \pi)$, unbiased, never negative",
         compared="clamped_d",
         branches=_where_k3_is,
-        by_exp=True,
     ),
     Statistic(
         "k3_reverse",
@@ -227,7 +224,6 @@ _ROWS = (
         r"of $\pi$",
         compared="clamped_d",
         branches=_where_k3_reverse_is,
-        by_exp=True,
     ),
     Statistic(
         "abs",
@@ -246,7 +242,6 @@ _ROWS = (
         unit="ratio",
         compared="clamped_abs_d",
         inverse=log_of,
-        by_exp=True,
     ),
     Statistic(
         "ratio_deviation",
@@ -257,7 +252,6 @@ _ROWS = (
         unit="ratio",
         compared="clamped_d",
         branches=_where_deviation_is,
-        by_exp=True,
     ),
     Statistic(
         "prob_diff",
@@ -268,7 +262,6 @@ _ROWS = (
         unit="probability",
         source="probabilities",
         signed=True,
-        by_exp=True,
     ),
     Statistic(
         "tv",
@@ -278,7 +271,6 @@ _ROWS = (
         "total variation of {this token, any other}, a lower bound for the vocabulary",
         unit="probability",
         source="probabilities",
-        by_exp=True,
     ),
     Statistic(
         "binary_kl",
@@ -288,7 +280,6 @@ _ROWS = (
         "KL(rollout, train) of {this token, any other}, a lower bound for the vocabulary",
         source="probabilities",
         has_eps=True,
-        by_exp=True,
     ),
     Statistic(
         "binary_kl_reverse",
@@ -298,7 +289,6 @@ _ROWS = (
         "the other direction",
         source="probabilities",
         has_eps=True,
-        by_exp=True,
     ),
     Statistic(
         "binary_kl_symmetric",
@@ -308,7 +298,6 @@ _ROWS = (
         "-",
         source="probabilities",
         has_eps=True,
-        by_exp=True,
     ),
     Statistic(
         "age",
