@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -121,14 +120,6 @@ class Suggestion:
     def __repr__(self) -> str:
         """Return the sentences, one a line."""
         return "\n".join(self.sentences)
-
-    def _repr_html_(self) -> str:
-        """Return the sentences to a notebook, as a list."""
-        parts = [html.escape(sentence).partition(": ") for sentence in self.sentences]
-        labels = ("geometric", "veto", "product")
-        said = "".join(f"<p>{label}{colon}{text}</p>" for label, colon, text in parts if label not in labels)
-        items = "".join(f"<li><b>{label}</b>{colon}{text}</li>" for label, colon, text in parts if label in labels)
-        return f"{said}<ul>{items}</ul>"
 
 
 @dataclass(frozen=True)

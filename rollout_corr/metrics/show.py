@@ -1,46 +1,14 @@
-"""Metrics shown: as a table of HTML in notebooks, and what one of them is made of as text."""
+"""What a metric is made of, as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
-from . import loss
-from .limits import BY_KEY
-from .native import DASHBOARD, is_around_one
+from .native import is_around_one
 from .rows import Metric
 
 T = TypeVar("T")
-
-# Rows that are seen at once; the rest is folded.
-FIRST = ("tokens", "sequences", *DASHBOARD, *loss.DASHBOARD)
-
-
-def table(about: str, metrics: Mapping[str, float], warnings: Sequence[str]) -> str:
-    """Return a heading, the warnings, and the metrics with their healthy ranges, most of them folded."""
-    import html  # which reads the names of all characters
-
-    first = [key for key in FIRST if key in metrics]
-    rest = [key for key in metrics if key not in FIRST]
-    said = "".join(f"<li>{html.escape(text)}</li>" for text in warnings)
-    folded = f"<details><summary>{len(rest)} more</summary>{_table(metrics, rest)}</details>" if rest else ""
-    return (
-        f"<p><code>{html.escape(about)}</code></p>{f'<ul>{said}</ul>' if said else ''}{_table(metrics, first)}{folded}"
-    )
-
-
-def _table(metrics: Mapping[str, float], keys: Sequence[str]) -> str:
-    import html
-
-    rows = []
-    for key in keys:
-        limit = BY_KEY.get(key)
-        value = f"{metrics[key]:,.6g}"
-        if limit is not None and limit.state(metrics[key]) == "alarm":
-            value = f"<b style='color:#c00'>{value}</b>"
-        healthy = "" if limit is None else f"healthy: {html.escape(limit.range)}"
-        rows.append(f"<tr><td><code>{html.escape(key)}</code></td><td>{value}</td><td>{healthy}</td></tr>")
-    return f"<table>{''.join(rows)}</table>"
 
 
 class Recorded(dict[str, float]):

@@ -77,16 +77,6 @@ class Statistics:
         sums, maxima = self.sums.shape[0], self.maxima.shape[0]
         return f"Statistics({sums} sums, {maxima} maxima, {schemes}, device={str(self.vector.device)!r})"
 
-    def _repr_html_(self) -> str:
-        """Show the metrics in a notebook, which waits for the device."""
-        return self._shown(repr(self))
-
-    def _shown(self, about: str) -> str:
-        from . import show
-
-        found = self.metrics_async()
-        return show.table(about, found.result(), found.warnings())
-
     def merge(self, other: Statistics) -> Statistics:
         """Add the statistics of another batch."""
         if not isinstance(other, Statistics):
@@ -296,10 +286,6 @@ class HasStatistics:
     def metrics(self, names: MetricNames = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute named floats from one device-to-host copy, each key behind the prefix; see docs/metrics.md."""
         return self.statistics.metrics(names, prefix, by)
-
-    def _repr_html_(self) -> str:
-        """Show the metrics in a notebook, which waits for the device; `repr` does not."""
-        return self.statistics._shown(repr(self))
 
     def metrics_async(self) -> PendingMetrics:
         """Start the copy to pinned memory and return at once; `.result()` waits for it, `.done()` does not."""
