@@ -61,7 +61,6 @@ BEYOND = {
     "DROP": {"rest"},
     "PREFIX_REDUCTIONS": set(choices.PREFIX_REDUCTIONS),
     "GROWTH": set(choices.GROWTH),
-    "SEQUENCE_ORDERS": set(choices.SEQUENCE_ORDERS),
 }
 
 
