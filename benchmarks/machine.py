@@ -26,25 +26,6 @@ MEASURED = ("rollout_corr", "kernels", "benchmarks", ":!benchmarks/results")
 # With these glibc decides whether a temporary comes from fresh pages.
 ALLOCATOR = ("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "LD_PRELOAD")
 
-# Processes that ran at a time in the last minute before a run: with more, others take its time.
-QUIET_LOAD = 0.5
-
-
-def load() -> float | None:
-    """Return how many processes ran at a time in the last minute; None where the system does not count."""
-    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
-
-
-def ask_for_quiet() -> str:
-    """Say that the machine is busy; "" if it is not."""
-    found = load()
-    if found is None or found <= QUIET_LOAD:
-        return ""
-    return (
-        f"Load {found}: something else runs, and times want a quiet machine. Disturbed rounds are dropped, and the "
-        "tables say how many; in CPU time ratios suffer less."
-    )
-
 
 def head() -> dict[str, Any]:
     """Return date and commit of a run, and whether a file that is measured differs from the commit."""

@@ -105,7 +105,6 @@ def run(options: argparse.Namespace) -> Found:
         "quick": options.quick,
         "machine": machine.describe(),
         "import_ms": _milliseconds(machine.import_seconds()),
-        "load": machine.load(),
         "cases": [],
         "losses": [],
     }
@@ -164,8 +163,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run, print and write."""
     options = parse()
-    if asked := machine.ask_for_quiet():
-        print(asked, file=sys.stderr, flush=True)
     results = run(options)
     if options.json is not None:
         machine.write(options.json, results)
