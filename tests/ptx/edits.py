@@ -1,4 +1,4 @@
-"""Planted faults in the kernels' source: a mask or a barrier taken out, an `other=` made garbage, a `where` one-sided.
+"""Planted faults in the kernels' source: a mask, barrier or order taken out, `other=` garbage, a `where` one-sided.
 
 To take an `other=` out would change nothing: Triton leaves undefined what a mask leaves out, and its backend for NVIDIA
 happens to give 0. So garbage is put in its place, in the compiled code.
@@ -50,17 +50,19 @@ def functions() -> list[JITFunction]:
 
 
 def edits() -> list[Edit]:
-    """List what can be taken out: masks, the `other=` of loads, barriers, of every `tl.where` one of its sides."""
+    """List what can be taken out: masks, barriers, orders, `other=` of loads, of every `tl.where` one of its sides."""
     found = []
     for function in functions():
         for call in ast.walk(function.parse()):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue
             names = [keyword.arg for keyword in call.keywords]
+            before = ast.get_source_segment(function.src, call) or ""
             condition = ast.get_source_segment(function.src, call.args[0]) if call.func.attr == "where" else None
             changes = {
                 "a mask": "mask" in names and without(function.src, call, "mask", "other"),
                 "an other": "other" in names and function.src,
+                "an order": "acq_rel" in before and replaced(function.src, call, before.replace("acq_rel", "relaxed")),
                 "a barrier": call.func.attr == "debug_barrier" and replaced(function.src, call, "pass"),
                 "always": condition and replaced(function.src, call.args[0], f"({condition}) | True"),
                 "never": condition and replaced(function.src, call.args[0], f"({condition}) & False"),
@@ -68,7 +70,6 @@ def edits() -> list[Edit]:
             above = next(i for i, line in enumerate(function.raw_src) if line.lstrip().startswith("def "))
             line = function.starting_line_number + above + call.lineno - 1
             place = f"{Path(function.fn.__code__.co_filename).name}:{line}"
-            before = ast.get_source_segment(function.src, call) or ""
             found += [Edit(function, kind, place, before, made) for kind, made in changes.items() if made]
     return found
 

@@ -36,29 +36,3 @@ def outcome_of(function: Callable[..., Any], *given: Any, **settings: Any) -> st
 def start() -> ProcessPoolExecutor:
     """Start the process."""
     return ProcessPoolExecutor(1, mp_context=fresh_processes(), initializer=_begin)
-
-
-def hunt(name: str, kind: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """Run mutants of a case; give how each was noticed ("" for one that was not), and which it is."""
-    from ptx.cases import CASES
-    from ptx.machine import FoundWrong
-    from ptx.mutants import mutants_of
-
-    texts: dict[str, str] = {}
-
-    def keep(kernel: str, text: str) -> str:
-        texts.setdefault(kernel, text)
-        return text
-
-    CASES[name](seed, mutate=keep)
-    outcomes = []
-    for mutant in mutants_of(texts, kind, count, seed):
-        try:
-            CASES[name](seed, mutate=mutant.apply)
-            outcome = ""
-        except FoundWrong as error:
-            outcome = error.findings[0].kind
-        except AssertionError:
-            outcome = "numbers"
-        outcomes.append((outcome, f"{name}, {mutant.kernel}:{mutant.line}: {mutant.before.strip()}"))
-    return outcomes
