@@ -7,6 +7,7 @@ which is garbage itself until they write it. What they read and should not have 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,6 @@ import torch
 
 import rollout_corr as rc
 from aot.variants import VARIANTS
-from builders.accesses import observed
 from builders.batches import compare_all, fitted, lay_out, moved, random_sequences, rounded, spoil, wild
 from builders.rounding import FORMULA, assert_near, is_near
 from builders.same_bits import is_count
@@ -105,13 +105,32 @@ def between_fences(laid, device, fence=math.nan):
 
 
 @contextlib.contextmanager
-def watched(filling=0xFF, seed=0, races=True):
-    """Fill the kernels' allocations with garbage, and check that nothing is written outside of them, and no race.
+def shuffled(seed):
+    """Have the interpreter run the programs of a launch in an order that the seed decides, as a GPU does in any."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    place = InterpreterBuilder.set_grid_idx
+
+    @functools.cache
+    def order(programs):
+        return torch.randperm(programs, generator=torch.Generator().manual_seed(seed)).tolist()
+
+    def placed(builder, x, y, z):
+        place(builder, order(builder.grid_dim[0])[x], y, z)
+
+    with mock.patch.object(InterpreterBuilder, "set_grid_idx", placed):
+        yield
+
+
+@contextlib.contextmanager
+def watched(filling=0xFF, seed=0):
+    """Fill the kernels' allocations with garbage, and check that nothing is written outside of them.
+
+    What is read outside of a tensor, and races, tests/ptx finds in compiled code.
 
     Args:
         filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.
         seed: Of the order in which the interpreter runs programs.
-        races: Whether two programs must not touch what one of them writes.
     """
     empty, handed, lay_out_tables, scratches = torch.empty, [], launches.Scratch.__init__, []
 
@@ -133,7 +152,7 @@ def watched(filling=0xFF, seed=0, races=True):
         mock.patch.object(torch, "empty", between),
         mock.patch.object(launches, "GAP", ROOM),
         mock.patch.object(launches.Scratch, "__init__", laid_out),
-        observed(seed, races),
+        shuffled(seed),
     ):
         yield
     for scratch in scratches:

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rollout_corr as rc
 from rollout_corr.backends import first_call
-from rollout_corr.kernels.grid import grid_for
-from rollout_corr.kernels.launches import Launch, Operation, Site
+from rollout_corr.kernels.launches import Launch
 
 
 class Operations(TorchDispatchMode):
@@ -59,15 +58,6 @@ def key(launch):
     constants = {name: x for name, x in launch.arguments.items() if name.isupper()}
     others = {name: kind(x) for name, x in launch.arguments.items() if not name.isupper()}
     return launch.kernel.__name__, tuple(constants.items()), tuple(others.items())
-
-
-def launch_of(kernel, programs, threads, arguments):
-    """Make a launch of any kernel, outside of an operation."""
-    tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
-    others = {name: x for name, x in arguments.items() if name not in tensors}
-    sizes = grid_for(1, 1, tuple(tensors.values())[:1], 4)
-    (launch,) = Operation([Site(kernel, lambda grid: (programs, threads), others)]).launches(tensors, sizes)
-    return launch
 
 
 @contextlib.contextmanager

@@ -13,8 +13,24 @@ import rollout_corr as rc
 from aot.ahead_of_time import TARGETS
 from aot.variants import VARIANTS
 from builders.batches import lay_out, random_sequences
-from builders.kernel_cases import INTERPRETED, bits, check, fitted, over, shaped
-from rollout_corr.kernels import grid
+from builders.kernel_cases import (
+    INTERPRETED,
+    SEQUENCES,
+    TOKENS,
+    WIDE,
+    assert_like_reference,
+    batch,
+    bits,
+    check,
+    fitted,
+    over,
+    same_bits,
+    shaped,
+    shuffled,
+)
+from builders.rounding import assert_near, near
+from builders.turns import loss_of
+from rollout_corr.kernels import grid, partials
 from rollout_corr.kernels.grid import SHAPES, Shape, grid_for, tile_for
 
 pytestmark = INTERPRETED
@@ -88,3 +104,26 @@ def test_the_environment_does_not_decide_what_is_contracted(target, monkeypatch)
     for launch in VARIANTS["metrics_packed"].launches():
         options = launch.options(TARGETS[target].warp_size, nvidia=target == "sm_90")
         assert backend.parse_options(options).enable_fp_fusion
+
+
+@pytest.mark.parametrize(
+    ("spec", "surrogate"), [(TOKENS, rc.PPO()), (SEQUENCES, rc.GSPO(0.05, 0.1))], ids=["one pass", "two passes"]
+)
+def test_neighbors_add_up_many_rows_in_any_order(quick_interpreter, spec, surrogate, monkeypatch):
+    """Rows of more programs than one group: those of `decide`, and of a loss; no bit depends on who comes first."""
+    monkeypatch.setattr(partials.ROW_GROUP, "value", 2)
+    sequences = batch(9, (3, 1, 0, 5, 2) * 3)
+    laid, found = lay_out(sequences, "packed", torch.float32), []
+    spec = fitted(spec, sequences)
+    given = {"surrogate": surrogate, "mean": rc.Mean("sequence")}
+    for seed in (0, 1):
+        with shaped(WIDE), shuffled(seed):
+            found.append(laid.correct(spec, backend="triton"))
+    assert_like_reference(found[0], laid.correct(spec))
+    assert same_bits(*found)
+    with shaped(WIDE), shuffled(0):
+        loss, slope = loss_of(laid, "triton", **given)
+    wanted, wanted_slope = loss_of(laid, "torch", **given)
+    assert_near(loss.value, wanted.value, torch.float32)
+    assert_near(slope, wanted_slope, torch.float32)
+    assert loss.metrics() == near(wanted.metrics(), torch.float32)

@@ -164,7 +164,7 @@ def test_wrong_offsets_stay_within_the_batch(offsets, device):
     falling = torch.tensor([0, 20, 3, 29], dtype=laid.cu_seqlens.dtype)
     for spec, cu_seqlens in ((specs_over("turn")[0], falling), (specs_over("turn")[7], laid.cu_seqlens)):
         wrong = between_fences(replace(laid, cu_seqlens=cu_seqlens), device)
-        with shaped(WIDE), unchecked(), UNREAD, watched(races=False):
+        with shaped(WIDE), unchecked(), UNREAD, watched():
             out = wrong.correct(spec, backend="triton", turns=given.to(device))
         assert out.keep_turns.shape == (len(offsets) - 1,)
         assert set(bits(out.keep_turns.cpu()).tolist()) <= {0, 1}
