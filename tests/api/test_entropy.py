@@ -69,28 +69,6 @@ def test_a_nan_fails_its_unit_and_is_counted():
     assert found["tokens_entropy_nonfinite"] == 2 and found["entropy_mean"] == 0.625 and found["entropy_max"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("over", "nothing"), [("token", math.nan), ("turn", math.inf), ("sequence", math.nan), ("prefix", math.inf)]
-)
-def test_an_entropy_that_is_not_finite_is_as_an_external_one(over, nothing):
-    """The statistic that a caller brings by a name of its own: the same rejections, and metrics of what is finite."""
-    x, entropy = torch.full((2, 4), -1.0), torch.tensor([[1.0, nothing, 1.0, 0.5], [0.5, 1.0, 2.0, 0.5]])
-    turns = torch.tensor([0, 2, 4, 6, 8])
-    for reduce in (None,) if over == "token" else ("sum", "mean", "max", "min"):
-        entropies, external = (
-            rc.Spec(criteria=(rc.Criterion(stat, over, reduce, upper=1.75, label="c", name=name),))
-            for stat, name in (("entropy", None), ("external", "e"))
-        )
-        found = rc.correct(x, x, rc.Batch(turns=turns, entropy=entropy), spec=entropies)
-        wanted = rc.correct(x, x, rc.Batch(turns=turns, external={"e": entropy}), spec=external)
-        assert torch.equal(found.mask, wanted.mask) and torch.equal(found.keep, wanted.keep)
-        # The least of some numbers and infinity is one of the numbers.
-        assert bool(found.mask[0, 1]) == (reduce == "min" and nothing == math.inf)
-        metrics, expected = found.metrics(), wanted.metrics()
-        assert all(math.isfinite(value) for value in metrics.values())
-        assert {key: metrics[key] for key in expected} == expected
-
-
 def test_the_tokens_of_highest_entropy():
     """top_entropy_quantile of TRL and ms-swift, over the batch."""
     laid = lay_out(random_sequences(14), "padded_left", torch.float32)
@@ -113,19 +91,6 @@ def test_a_correction_and_a_loss_of_one_batch_join():
             found = rc.correct(train, rollout, held, spec=spec)
             joined = found.statistics.join(loss.statistics).metrics()
             assert joined.items() >= (found.metrics() | loss.metrics()).items()
-
-
-def test_entropies_and_ages_and_divisors_merge():
-    spec = rc.Spec(rc.Weight.token(normalize="sequence"), (rc.Criterion("age", upper=3),))
-    parts = [lay_out(with_entropy(seed), "packed") for seed in (6, 7)]
-    found = [laid.correct(spec, entropy=laid.external["entropy"]) for laid in parts]
-    both = lay_out(with_entropy(6) + with_entropy(7), "packed")
-    whole = both.correct(spec, entropy=both.external["entropy"])
-    merged = rc.Statistics.sum(
-        [rc.Statistics.nothing(spec, extra=whole.statistics.extra), *(x.statistics for x in found)]
-    )
-    assert merged.metrics() == near(whole.metrics())
-    assert {"sequence_weight_divisor_max", "entropy_mean", "age_mean"} <= set(merged.metrics())
 
 
 # --- the bonus ---

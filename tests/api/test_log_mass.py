@@ -67,20 +67,6 @@ def test_the_kernels(name, device):
     check_kernels(broken(3, side), SPECS[name], layout, device)
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_it_is_a_subtraction_from_one_side(side):
-    """In float64 log_mass is the same as subtracting it beforehand, to the bit."""
-    for seed, spec in enumerate(SPECS.values()):
-        laid = lay_out(broken(seed, side), "padded_holes", torch.float64)
-        found = laid.correct(spec)
-        name = "train" if side == "rollout" else "rollout"
-        shifted = replace(laid, **{name: getattr(laid, name) - laid.log_mass}, log_mass=None)
-        wanted = shifted.correct(spec)
-        assert torch.equal(found.statistics.sums, wanted.statistics.sums)
-        assert torch.equal(found.statistics.maxima, wanted.statistics.maxima)
-        assert torch.equal(found.keep, wanted.keep) and torch.equal(found.mask, wanted.mask)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_its_dtype_does_not_decide_which_computes(dtype):
     laid = lay_out(random_sequences(1, renormalized="rollout"), "packed", torch.float32)

@@ -119,18 +119,6 @@ def test_without_gradients():
     assert wanted.value.requires_grad and not wanted.statistics.sums.requires_grad
 
 
-def test_autocast_changes_nothing():
-    new, old, _, advantages, mask = inputs()
-    options = {"old_logp": old, "surrogate": rc.GSPO(0.1, 0.1), "kl": rc.KL("k3", 0.1), "ref_logp": old}
-    plain = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
-    with torch.autocast("cpu", dtype=torch.float16):
-        out = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
-        (slope,) = torch.autograd.grad(out.value, new)
-    assert out.value.dtype == torch.float32 and torch.equal(out.value, plain.value)
-    assert torch.equal(slope, torch.autograd.grad(plain.value, new)[0])
-    assert out.metrics() == plain.metrics()
-
-
 def test_double_backward_is_refused():
     new, old, _, advantages, mask = inputs()
     value = rc.policy_loss(new, advantages, mask=mask, old_logp=old).value

@@ -11,7 +11,6 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences
 from builders.rounding import near
 from builders.weights import weight_of
-from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,18 +89,6 @@ def test_a_turn_is_rejected_by_its_age():
     out = rc.correct(x, x, batch, spec=mean)
     label = mean.criteria[0].label
     assert out.keep.tolist() == [False, False] and out.metrics()[f"{label}/max"] == 1.0
-
-
-def test_statistics_with_ages_merge_and_refuse_others():
-    parts = [lay_out(random_sequences(seed), "packed") for seed in (6, 7)]
-    found = [laid.correct(SMALL).statistics for laid in parts]
-    both = lay_out(random_sequences(6) + random_sequences(7), "packed").correct(SMALL).metrics()
-    merged = Statistics.sum([Statistics.nothing(SMALL, extra=found[0].extra), *found]).metrics()
-    assert merged == near(both)
-    with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
-        parts[0].correct(rc.Spec(), versions=parts[0].versions, current_version=7).statistics.merge(
-            parts[0].correct(rc.Spec()).statistics
-        )
 
 
 def test_weights_of_newer_versions_do_not_grow():

@@ -1,4 +1,4 @@
-"""Bounds that the batch decides: `correct` against loops, in every layout, in blocks, in one piece and over ranks."""
+"""Bounds that the batch decides: `correct` against loops, in every layout, in blocks and in one piece."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
 from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_nonfinite, within
 from builders.rounding import near
-from builders.split_cases import Rank
-from builders.threaded_ranks import Ranks
 from oracles.bounds_of_batch import kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,33 +116,6 @@ def test_what_is_not_finite(nonfinite, way):
     found = rc.correct(train, rollout, spec=spec)
     expected = [1, 1, 0, 1, 0, 0] if nonfinite == "neutral" else [1, 0, 1, 0, 0, 1]
     assert found.mask.tolist() == [list(map(bool, expected))]
-
-
-def test_ranks_of_a_batch_group_decide_together():
-    spec = rc.Spec(
-        criteria=(
-            rc.Criterion("k2", upper=rc.MeanBelow(0.125)),
-            rc.Criterion("abs", over="sequence", reduce="mean", upper=rc.Quantile(0.6)),
-        ),
-        sums_over="kept",
-    )
-    for seed in range(3):
-        batch = coarse(seed)
-        laid = lay_out(batch, "packed", torch.float32)
-        group = Ranks(2)
-        cuts = [batch[:3], batch[3:]]
-
-        def of_rank(rank, cuts=cuts):
-            part = lay_out(cuts[rank], "packed", torch.float32)
-            return part.read(
-                (found := part.correct(spec, batch_group=Rank(rank=rank, ranks=2))).mask
-            ), found.keep.tolist()
-
-        found = group.run(of_rank)
-        assert found[0][0] + found[1][0] == laid.read(laid.correct(spec).mask)
-        assert found[0][1] + found[1][1] == laid.correct(spec).keep.tolist()
-        # Three rounds for values of tokens, six for those of sequences.
-        assert group.rounds == 9
 
 
 def test_the_loss_of_what_is_kept():

@@ -21,24 +21,40 @@ TOGETHER = rc.Spec(
     ),
     sums_over="kept",
 )
+# By what is bounded, with the rounds that it takes.
+SPECS = {
+    "criteria": (TOGETHER, 9),
+    "weights": (rc.Spec(rc.Weight.token(lower=rc.Quantile(0.1), upper=rc.Quantile(0.9))), 3),
+    "sample size": (rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9))), 3),
+    "products": (
+        rc.Spec(
+            rc.Weight.product(upper=rc.KeepESS(0.5)), (rc.Criterion("abs", upper=rc.Quantile(0.8)),), sums_over="kept"
+        ),
+        6,
+    ),
+}
 
 
-def test_micro_batches_decide_together(way):
-    for seed in range(3):
+@pytest.mark.parametrize("name", SPECS)
+def test_micro_batches_decide_together(name, way):
+    spec, wanted = SPECS[name]
+    for seed in range(3 if spec is TOGETHER else 1):
         batch = coarse(seed)
         laid = lay_out(batch, "packed", torch.float32)
-        whole = laid.correct(TOGETHER)
+        whole = laid.correct(spec)
         parts = [lay_out(some, layout, torch.float32) for some, layout in
                  ((batch[:2], "padded_left"), (batch[2:5], "packed_gaps"), (batch[5:], "list"))]  # fmt: skip
-        known, rounds = decided_together(parts, TOGETHER)
-        assert rounds == 9 and repr(known) == "Thresholds(3 known, complete=True)"
-        found = [part.correct(TOGETHER, thresholds=known) for part in parts]
-        masks = [row for part, one in zip(parts, found, strict=True) for row in part.read(one.mask)]
-        assert masks == laid.read(whole.mask)
+        known, rounds = decided_together(parts, spec)
+        assert rounds == wanted and repr(known).endswith(" known, complete=True)")
+        found = [part.correct(spec, thresholds=known) for part in parts]
+        for x in ("weights", "mask"):
+            if getattr(whole, x) is not None:
+                rows = [row for part, one in zip(parts, found, strict=True) for row in part.read(getattr(one, x))]
+                assert rows == laid.read(getattr(whole, x))
         assert torch.equal(torch.cat([one.keep for one in found]), whole.keep)
         merged, expected = (x.metrics() for x in (rc.Statistics.sum(one.statistics for one in found), whole.statistics))
         bounds = [key for key in expected if key.endswith(("/upper_max", "/upper_min", "/lower_max", "/lower_min"))]
-        assert len(bounds) == 6 and all(merged[key] == expected[key] for key in bounds)
+        assert len(bounds) >= 2 and all(merged[key] == expected[key] for key in bounds)
 
 
 def test_the_tokens_of_highest_entropy_train():
@@ -72,19 +88,27 @@ def test_micro_batches_decide_beside_normalized_weights(normalize):
             assert torch.equal(torch.cat([one.weights for one in found]), whole.weights)
 
 
-def test_micro_batches_of_ranks_decide_together():
-    batch = coarse(5)
-    laid = lay_out(batch, "packed", torch.float32)
-    group = Ranks(2)
+@pytest.mark.parametrize("name", SPECS)
+def test_ranks_decide_together(name):
+    """In one call of a batch group, and in the rounds of their micro-batches."""
+    spec, batch = SPECS[name][0], coarse(5)
+    whole = lay_out(batch, "packed", torch.float32)
+
+    def told(laid, out):
+        return laid.read(out.mask), [] if out.weights is None else laid.read(out.weights)
 
     def of_rank(rank):
         part = lay_out([batch[:3], batch[3:]][rank], "packed", torch.float32)
         member = Rank(rank=rank, ranks=2)
-        known, _ = decided_together([part], TOGETHER, lambda found: found.all_reduce(member))
-        return part.read(part.correct(TOGETHER, thresholds=known).mask)
+        known, _ = decided_together([part], spec, lambda found: found.all_reduce(member))
+        at_once = told(part, part.correct(spec, batch_group=member))
+        assert told(part, part.correct(spec, thresholds=known)) == at_once
+        return at_once
 
+    group = Ranks(2)
     first, second = group.run(of_rank)
-    assert first + second == laid.read(laid.correct(TOGETHER).mask)
+    assert group.rounds == 2 * SPECS[name][1]
+    assert tuple(a + b for a, b in zip(first, second, strict=True)) == told(whole, whole.correct(spec))
 
 
 @pytest.mark.parametrize("kind", [rc.Criterion, rc.Weight])

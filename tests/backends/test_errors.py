@@ -99,6 +99,8 @@ GROUPS = [
     (lambda _: correct(BY_GROUP, group_index=[0]), T, "groups.index: expected a tensor, got list"),
     (lambda _: correct(BY_GROUP, group_index=two(0.0)), V, "groups.index: expected int32 or int64, got float32"),
     (lambda _: correct(BY_GROUP, group_size=2), V, "groups.size: expected a divisor of the 1 sequences, got 2"),
+    (lambda _: correct(BY_GROUP, group_size=0), V, "groups.size: expected an integer above 0 or None, got 0"),
+    (lambda _: correct(BY_GROUP, group_size=True), V, "groups.size: expected an integer above 0"),
     (lambda g: correct(BY_GROUP, group_index=two(0), batch_group=g), V, "groups.count: expected the number of groups"),
     (lambda _: split("cp"), T, "ranks.sequence: expected a torch.distributed process group or None, got str"),
     (lambda _: correct(batch_group=3), T, "ranks.batch: expected a torch.distributed process group or None, got int"),

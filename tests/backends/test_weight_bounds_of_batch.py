@@ -1,4 +1,4 @@
-"""Bounds of weights that the batch decides: `correct` against loops, in every layout, over micro-batches and ranks."""
+"""Bounds of weights that the batch decides: `correct` against loops, in every layout, by one call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
-from builders.coarse import coarse, decided_together, rejects_nonfinite
+from builders.coarse import coarse, rejects_nonfinite
 from builders.rounding import all_near, near
-from builders.split_cases import Rank
-from builders.threaded_ranks import Ranks
 from builders.weights import weight_of
 from oracles.bounds_of_batch import kept
 
@@ -116,45 +114,6 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
         assert of_found.keys() == of_known.keys()
         assert of_found == near(of_known, torch.float32)
         assert all_near(found.weights, known.weights, torch.float32)
-
-
-SPECS = {
-    "quantile": rc.Spec(rc.Weight.token(lower=rc.Quantile(0.1), upper=rc.Quantile(0.9))),
-    "tokens": rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9))),
-    "products": rc.Spec(
-        rc.Weight.product(upper=rc.KeepESS(0.5)), (rc.Criterion("abs", upper=rc.Quantile(0.8)),), sums_over="kept"
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_micro_batches_decide_together(name, way):
-    spec, batch = SPECS[name], coarse(4)
-    laid = lay_out(batch, "packed", torch.float32)
-    whole = laid.correct(spec)
-    parts = [lay_out(some, layout, torch.float32) for some, layout in
-             ((batch[:2], "padded_left"), (batch[2:5], "packed_gaps"), (batch[5:], "list"))]  # fmt: skip
-    known, rounds = decided_together(parts, spec)
-    assert rounds == (6 if name == "products" else 3)
-    found = [part.correct(spec, thresholds=known) for part in parts]
-    assert [row for part, one in zip(parts, found, strict=True) for row in part.read(one.weights)] == laid.read(
-        whole.weights
-    )
-    assert all(one.metrics()["weight/upper_max"] == whole.metrics()["weight/upper_max"] for one in found)
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_ranks_of_a_batch_group_decide_together(name):
-    spec, batch = SPECS[name], coarse(6)
-    laid = lay_out(batch, "packed", torch.float32)
-    cuts = [batch[:3], batch[3:]]
-
-    def of_rank(rank):
-        part = lay_out(cuts[rank], "packed", torch.float32)
-        return part.read(part.correct(spec, batch_group=Rank(rank=rank, ranks=2)).weights)
-
-    first, second = Ranks(2).run(of_rank)
-    assert first + second == laid.read(laid.correct(spec).weights)
 
 
 def test_no_token_and_one_token():

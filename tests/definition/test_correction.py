@@ -20,18 +20,15 @@ from builders.batches import (
     MASK_DTYPES,
     check,
     compare,
-    compare_all,
     fitted,
     lay_out,
     random_sequences,
-    rounded,
     spoil,
-    wild,
 )
 from builders.random_calls import random_batch, random_spec
 from builders.rounding import margin
 from oracles import correction as oracle
-from rollout_corr.specs.choices import REDUCTIONS, STATS
+from rollout_corr.specs.choices import STATS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,40 +90,6 @@ def test_layouts_and_mask_dtypes(layout):
             check(sequences, spec, layout, mask_dtype=mask_dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision_log_probs(dtype):
-    """Decisions and masks as the oracle has them for the same upcast inputs; weights within the measured error."""
-    for seed, layout in enumerate(LAYOUTS):
-        sequences = random_sequences(seed, (5, 1, 7, 0, 4, 6, 30), scale=0.3)
-        sequences = rounded(wild(sequences) if seed >= 6 else sequences, dtype)
-        for spec in specs_for_layouts(sequences):
-            check(sequences, spec, layout, dtype=dtype)
-
-
-EVERYTHING = rc.Spec(
-    rc.Weight.geometric(lower=0.5, upper=2.0, normalize="batch"),
-    tuple(
-        rc.Criterion(stat, over="sequence", reduce=reduce, upper=2.0, name="entropy" if stat == "external" else None)
-        for stat in STATS
-        for reduce in REDUCTIONS
-    ),
-    rejected="both",
-    detail="full",
-)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("lengths", [(), (0, 0, 0), (1,), (0, 3, 0)])
-def test_nothing_to_train_on(layout, lengths):
-    """No sequences, no tokens, nothing valid: zero counts, finite metrics, no exception."""
-    for invalid, dtype in ((0.0, torch.float32), (1.0, torch.float64)):
-        sequences = random_sequences(3, lengths, invalid=invalid)
-        for spec in (EVERYTHING, rc.Spec(), rc.Spec(rejected="zero")):
-            out, _ = check(sequences, spec, layout, dtype=dtype)
-            assert all(math.isfinite(value) for value in out.metrics().values())
-            assert out.keep.tolist() == [True] * len(lengths) or invalid == 0.0
-
-
 def test_mask_of_none_means_all_valid_and_comes_back_as_bool():
     sequences = random_sequences(1, (3, 2, 0, 4), invalid=0.0)
     sequences[2:3] = []
@@ -152,23 +115,6 @@ def test_mask_of_none_is_false_outside_every_interval():
         assert out.metrics()["tokens_outside"] == 3
 
 
-@pytest.mark.parametrize("dtypes", list(itertools.permutations((torch.float64, torch.float32, torch.bfloat16), 2)))
-def test_log_probs_of_two_dtypes(dtypes):
-    """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
-    sequences = random_sequences(2)
-    spec = rc.Spec(rc.Weight.product(), (rc.Criterion("k2", over="sequence", reduce="mean", upper=0.07),), "both")
-    laid = lay_out(sequences, "packed")
-    laid.train, laid.rollout = laid.train.to(dtypes[0]), laid.rollout.to(dtypes[1])
-    cast = [
-        oracle.Sequence(a.train, b.rollout, a.mask)
-        for a, b in zip(rounded(sequences, dtypes[0]), rounded(sequences, dtypes[1]), strict=True)
-    ]
-    out = laid.correct(spec)
-    double = torch.float64 in dtypes
-    assert out.weights.dtype == (torch.float64 if double else torch.float32)
-    compare_all(laid, out, oracle.correct(cast, spec), spec, torch.bool, out.weights.dtype, str(dtypes))
-
-
 def test_inputs_are_left_as_they_are():
     sequences = spoil(random_sequences(0), 0)
     for layout, spec in itertools.product(LAYOUTS, specs_for_layouts(sequences)):
@@ -180,21 +126,6 @@ def test_inputs_are_left_as_they_are():
             for a, b in zip(*((x if layout == "list" else [x]) for x in (got, wanted)), strict=True):
                 a, b = (x.values() if x.is_nested else x for x in (a, b))
                 assert torch.equal(a.double().nan_to_num(7.0), b.double().nan_to_num(7.0))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("layout", ["packed", "padded_holes", "list"])
-def test_external_values_that_are_not_finite(layout, dtype):
-    """A NaN of the caller's own statistic passes no bound, an infinity only an open one; neighbors notice nothing."""
-    for odd, reduce, side in itertools.product((math.nan, INF, -INF), (None, *REDUCTIONS), ("lower", "upper")):
-        sequences = random_sequences(5, (3, 4, 1, 2), invalid=0.0, mask_values=(1,))
-        sequences[1].external["entropy"][2] = odd
-        unit = {} if reduce is None else {"over": "sequence", "reduce": reduce}
-        criterion = rc.Criterion("external", name="entropy", **unit, **{side: 0.1})
-        laid = lay_out(sequences, layout, dtype)
-        spec = rc.Spec(criteria=(criterion,), rejected="both")
-        expected = oracle.correct(rounded(sequences, dtype), spec)
-        compare(laid, laid.correct(spec), expected, torch.bool, 0.0, f"{odd} {layout} {spec.to_dict()}")
 
 
 @pytest.mark.parametrize("layout", ["list", "jagged"])

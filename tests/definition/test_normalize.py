@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, check, lay_out, random_sequences, run_as, spoil
-from builders.calls import bundled, bundled_loss
+from builders.calls import bundled_loss
 from builders.rounding import assert_near, margin, near
 from builders.same_bits import assert_same_results, outcome, pick
 from builders.strategies import sequences, specs
@@ -198,31 +198,6 @@ def test_compiled(level):
 
 
 # --- errors ---
-
-
-GROUP, FOUR = rc.Spec(rc.Weight.token(normalize="group")), torch.zeros(4, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, r"groups: expected rc\.Groups\(index=\.\.\.\) or rc\.Groups\(size=\.\.\.\) for a weight with"),
-        ({"group_size": 3}, r"groups\.size: expected a divisor of the 4 sequences, got 3"),
-        ({"group_size": 0}, r"groups\.size: expected an integer above 0 or None, got 0"),
-        ({"group_size": True}, r"groups\.size: expected an integer above 0"),
-        ({"group_count": 2}, "groups: expected index= or size=, got neither"),
-        ({"group_size": 2, "group_index": FOUR}, r"groups\.index: expected None with groups\.size"),
-        ({"group_index": [0, 0, 1, 1]}, r"groups\.index: expected a tensor, got list"),
-        ({"group_index": FOUR.float()}, r"groups\.index: expected int32 or int64, got float32"),
-        ({"group_index": FOUR[:3]}, r"groups\.index: expected shape \[4\] or \[4, 1\], got"),
-        ({"group_index": FOUR + 4}, r"from 0 to 3 \(as many as sequences\), got 4 to 4"),
-        ({"group_index": FOUR - 1, "group_count": 2}, r"from 0 to 1 \(groups\.count\), got"),
-    ],
-)
-def test_errors(options, words):
-    x = torch.zeros(4, 3)
-    with pytest.raises((ValueError, TypeError), match=words):
-        rc.correct(x, x, **bundled(spec=GROUP, **options))
 
 
 def test_what_has_no_mean_of_a_group():

@@ -72,15 +72,6 @@ def test_layout_does_not_matter(batch, spec, dtype, layout):
 
 
 @CASES
-@given(sequences(longest=12), sequences(most=3), SPECS, DTYPES)
-def test_a_sequence_alone_equals_the_sequence_in_any_pack(batch, before, spec, dtype):
-    packed = run([*before, *batch], spec, dtype, "packed_gaps")
-    for s in range(len(batch)):
-        alone = run(batch[s : s + 1], spec, dtype)
-        assert_same_results(alone, packed, [len(before) + s])
-
-
-@CASES
 @given(
     sequences(),
     specs(prefixes=True, normalize=(None, "batch")),

@@ -11,7 +11,6 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, moved, random_sequences, spoil
 from builders.kernel_cases import INTERPRETED, MIDDLE, NARROW, WIDE, between_fences, bits, flat, same, shaped, watched
-from builders.turns import offsets_of, random_turns
 from rollout_corr.metrics.schema import layout as columns
 
 pytestmark = INTERPRETED
@@ -82,35 +81,3 @@ def assert_same_bits(out, plain):
     for kind, names in zip(("sums", "maxima"), held, strict=True):
         mine, wanted = (getattr(x.statistics, kind) for x in (out, plain))
         assert bits(mine[: len(names)]).equal(bits(wanted)) and len(mine) > len(names) == len(wanted)
-
-
-def test_several_labels_and_turns(device):
-    """Labels of sequences, tokens and turns in one call, in the order in which they are given."""
-    sequences = spoil(random_sequences(3, (5, 1, 9, 0, 7, 17)), 3)
-    spec = rc.Spec(W.product(lower=0.5, upper=2.0, over="turn"), (C("k1", "turn", "mean", upper=0.3),))
-    laid, turns = lay_out(sequences, "packed"), random_turns(sequences, 3)
-    offsets = offsets_of(laid, turns)
-    kinds = torch.arange(offsets.shape[0] - 1) % 3
-    labels = {"kind": kinds, "environment": torch.tensor([0, 1, 1, 2, 0, 5]), "version": laid.versions}
-    given = {"label_names": {"kind": 2, **NAMES, "version": 8}}
-
-    def moved_to(where):
-        return {"labels": {name: x.to(where) for name, x in labels.items()}, "turns": offsets.to(where)}
-
-    with shaped(MIDDLE), watched(seed=3):
-        fenced = between_fences(laid, device)
-        plain = fenced.correct(spec, backend="triton", turns=offsets.to(device))
-        out = fenced.correct(spec, backend="triton", **given, **moved_to(device))
-    assert_same_bits(out, plain)
-    assert_same_labels(out, laid.correct(spec, **given, **moved_to("cpu")), "turns")
-    assert [one.name for one in out.statistics.extra.labels] == ["kind", "environment", "version"]
-
-
-def test_no_sequence_and_no_valid_token(device):
-    for layout, sequences in (("packed", []), ("padded_right", random_sequences(1, (3, 4), invalid=1.0))):
-        laid = lay_out(sequences, layout)
-        ids, wanted = torch.zeros(len(sequences), dtype=torch.int64), []
-        for one, where, backend in ((between_fences(laid, device), device, "triton"), (laid, "cpu", "torch")):
-            given = {"labels": {"environment": ids.to(where)}, "label_names": NAMES}
-            wanted.append(one.correct(SPECS[1], backend=backend, **given).metrics(by="environment"))
-        assert wanted[0] == wanted[1]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from builders.cases import one_in
-from builders.peer_metrics_cases import ALL, CASES, batch, tensors
+from builders.peer_metrics_cases import batch, tensors
 from builders.weights import weight_of
 from rollout_corr.kernels import grid
 from rollout_corr.kernels.correct.planner import numbers_of, plan_of
@@ -69,30 +69,6 @@ def assert_equal(spec: rc.Spec, given: dict[str, Tensor]) -> rc.Correction:
     for scheme in spec.report:
         assert list(got.metrics(scheme)) == list(wanted.metrics(scheme))
     return got
-
-
-@pytest.mark.parametrize(("scheme", "name"), one_in(3, ALL))
-def test_cases(scheme: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with holes, two of them without a valid token; two programs that decide."""
-    of_shape(monkeypatch, 8, 16, 4)
-    assert_equal(CASES[scheme][name], padded(batch(3)))
-
-
-def kernels_of(name: str) -> object:
-    kinds = {"double": False, "packed": True, "masked": True, "advantages": None}
-    return plan_of(rc.spec(name), **kinds, writes_weights=True, writes_mask=True, edits_mask=True)
-
-
-PRESETS = {kernels_of(name): name for name in rc.spec_names() if len(rc.spec(name).report) > 1}
-
-
-@pytest.mark.parametrize("name", one_in(2, PRESETS.values()))
-def test_presets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One preset of each set that shares kernels; a packed batch in one program, with one token far away."""
-    of_shape(monkeypatch, 16, 16, 16)
-    rows = batch(5)
-    rows[1][0] = (-41.0, -1.0, True)
-    assert_equal(rc.spec(name), packed(rows))
 
 
 # Every role that a criterion can have, on units that fail and units that pass.

@@ -11,7 +11,6 @@ import re
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rollout_corr as rc
 from builders.peer_metrics_cases import ALL, CASES, K1, OTHERS, batch, correct, tensors, verl
@@ -20,7 +19,6 @@ from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.frameworks.verl import metrics as verl_scheme
 from rollout_corr.metrics import peers
-from rollout_corr.metrics.schema import layout
 
 INF = math.inf
 LOG = math.log
@@ -108,14 +106,6 @@ def test_nothing_valid(scheme, name, shape):
     assert sorted(found) == sorted(correct(batch(0), CASES[scheme][name]).metrics(scheme))
     if scheme == "verl":
         assert set(found.values()) == {0.0}
-
-
-def test_xtuner_sentinels():
-    """An all-masked pack of tokens: the values that its merging recognizes by `valid`."""
-    spec = CASES["xtuner"]["shipped"]
-    found = rc.correct(torch.zeros(1, 3), torch.zeros(1, 3), mask=torch.zeros(1, 3), spec=spec).metrics("xtuner")
-    expected = {"valid": 0.0, "rollout_is_max": -INF, "rollout_is_min": INF, "rollout_is_eff_sample_size": INF}
-    assert expected == {key: found[f"mismatch/{key}"] for key in expected}
 
 
 def test_verl_effective_sample_size_of_nothing_kept():
@@ -275,13 +265,3 @@ def test_nonfinite_tokens(scheme, name, nonfinite):
     # What is rejected is a share of all valid tokens and sequences, and the sequence itself is rejected.
     shares = ("masked_fraction", "catastrophic_token_fraction") if nonfinite == "reject" else ()
     assert_equal(*({key: x for key, x in metrics.items() if not key.endswith(shares)} for metrics in (found, expected)))
-
-
-@pytest.mark.parametrize(("scheme", "name"), ALL)
-def test_no_value_is_read_back(scheme, name):
-    """On the way to the statistics nothing asks what a tensor holds: that would be a host sync on a device."""
-    spec = CASES[scheme][name]
-    peers.load(spec)
-    with FakeTensorMode():
-        given = read_batch(Given(torch.zeros(3, 4), torch.zeros(3, 4), rc.Batch(mask=torch.ones(3, 4)), spec))
-        assert run_whole(given, spec).statistics.sums.shape == (len(layout(spec)[0]),)
