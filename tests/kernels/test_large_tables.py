@@ -17,7 +17,8 @@ pytestmark = INTERPRETED
 PROGRAMS = 2**28
 COLUMNS = tuple("abcdefghij")
 # One group of sums, and one of maxima.
-PLAN = SimpleNamespace(table=COLUMNS, token_sums=COLUMNS, token_maxima=COLUMNS, derived=0, label_sums=())
+RECORDED = tuple(("token_maxima", column) for column in COLUMNS)
+PLAN = SimpleNamespace(table=COLUMNS, token_sums=COLUMNS, recorded=RECORDED, derived=0, label_sums=())
 BYTES = 8
 
 
