@@ -77,13 +77,32 @@ def compares_with_rollout(plan: Plan, k: int) -> bool:
 
 
 @triton.jit
-def load_inputs(
-    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
-) -> Step:
-    """Load a step. WHOLE: all of it lies within sequences."""
+def is_whole(tile: Tile, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+    """Return whether all of a step lies within sequences."""
+    return (first >= tile.begin) & (first + TILING.step <= tile.end)
+
+
+@triton.jit
+def load_logps(
+    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Load the log-probs of a step."""
+    if is_whole(tile, first, TILING):
+        train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, True)
+        rollout = load_step(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, True)
+    else:
+        train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, False)
+        rollout = load_step(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, False)
+    return train, rollout
+
+
+@triton.jit
+def step_of(
+    train: tl.tensor, rollout: tl.tensor, inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr,
+    TILING: tl.constexpr, WHOLE: tl.constexpr,
+) -> Step:  # fmt: skip
+    """Say which tokens of a step are valid. WHOLE: all of it lies within sequences."""
     place = places_of(first, TILING)
-    train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, WHOLE)
-    rollout = load_step(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, WHOLE)
     mask = tl.full(place.shape, 1, tl.int8) if WHOLE else (place < tile.length).to(tl.int8)
     if PLAN.masked:
         mask = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE)
@@ -94,6 +113,16 @@ def load_inputs(
     if not WHOLE:
         valid = valid & (place >= tile.begin) & (place < tile.end)
     return Step(train, rollout, mask, valid, mass)
+
+
+@triton.jit
+def load_inputs(
+    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
+) -> Step:
+    """Load a step. WHOLE: all of it lies within sequences."""
+    train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, WHOLE)
+    rollout = load_step(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, WHOLE)
+    return step_of(train, rollout, inputs, tile, first, PLAN, TILING, WHOLE)
 
 
 @triton.jit
