@@ -97,10 +97,18 @@ def report(
     """Show where the log-probs of trainer and engine differ, as `rollout-corr report` does.
 
     Args:
-        source, rollout_logp, batch, mask, cu_seqlens, field, limit, progress, **columns: As for `doctor`.
+        source: A dump, a folder of them, or a list of these; or train_logp: log-probs under the trainer's policy.
+        rollout_logp: With train_logp: log-probs under the engine that sampled the tokens, same layout.
+        batch: With train_logp: everything else about the tokens, as `Batch`.
+        mask: Short for `Batch(mask=...)`: non-zero is valid, same layout.
+        cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         page: Where to write the HTML page, such as "page.html"; None: nowhere, and `Report.save` writes it.
         compare: A second dump, or what `doctor` found in other tensors, shown next to the first.
         by: Names of columns by which D is shown too.
+        field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.
+        limit: Read only the first so many sequences.
+        progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
+        **columns: With train_logp: what `dump` takes, and those that `by` names, per token or per sequence.
 
     Returns:
         A `Report`: print it, save its page, or read its `findings`.
