@@ -162,7 +162,9 @@ def loss_of_step(step: LossStep, values: SequenceValues, PLAN: tl.constexpr) -> 
         known = known & is_finite(scale)
         if PLAN.nonfinite == "propagate":
             scale = tl.where(is_finite(scale), scale, 0.0)
-    if PLAN.weighted:
+    if PLAN.gated:
+        weight = (step.weights != 0).to(real(PLAN))
+    elif PLAN.weighted:
         weight = step.weights.to(real(PLAN))
         known = known & is_finite(weight)
     if PLAN.referred:

@@ -76,7 +76,7 @@ class LossOperation(Operation):
             weighted=weights is not None, referred=ref is not None, trained=trains is not None, masked=mask is not None,
             advantages="sequence" if per_sequence else "token", differentiable=differentiable,
             mass=None if log_mass is None else ("rollout" if mass_of_base else "train"), has_scales=scales is not None,
-            chosen=chosen is not None, turns=turns,
+            chosen=chosen is not None, turns=turns, gated=weights is torch.bool,
         )  # fmt: skip
         last = plans[-1]
         self.kind, self.averages_late = torch.float64 if double else torch.float32, last.averages_late

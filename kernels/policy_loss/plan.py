@@ -51,6 +51,7 @@ class LossPlan(Tables):
     has_scales: bool  # factors of all that a token adds
     chosen: bool  # the surrogate chose tokens from the whole batch
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted apart
+    gated: bool = False  # the weights are a bool mask: 0 or 1, whatever byte is true
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
     of_choice: tuple[str, ...] = ()  # the ones that are summed where tokens are chosen

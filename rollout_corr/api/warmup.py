@@ -17,6 +17,7 @@ from ..backends import operators
 from ..backends.choose import BackendName
 from ..backends.given import Batch, Groups, KeptMass, Versions, batch_given
 from ..backends.layouts import LogProbs
+from ..backends.loss_operators import repeats
 from ..backends.read import reader
 from ..specs.checked import known_keywords
 from ..specs.correction import Spec, no_spec
@@ -92,8 +93,11 @@ def warmup(
         if length <= most and least < next_one
     ]
     skips = (0, 1) if aligned is None else (int(not aligned),)
-    per_sequence = advantages is not None and read.advantages(advantages, torch.float32)[1]
-    loop = _Loop(train_logp, rollout_logp, of, spec, loss, advantages is not None, per_sequence, decoupled)
+    per_sequence = repeated = False
+    if advantages is not None:
+        found, per_sequence = read.advantages(advantages, torch.float32)
+        repeated = repeats(found)
+    loop = _Loop(train_logp, rollout_logp, of, spec, loss, advantages is not None, per_sequence, repeated, decoupled)
     batches = list(product(shapes, skips))
     if not operators.interprets():
         _compile(batches, loop.step, threads or len(os.sched_getaffinity(0)), progress)
@@ -110,6 +114,7 @@ class _Loop:
         train, rollout, batch, spec, loss, decoupled: The arguments of `warmup`.
         advantages: The loop passes some to `correct`.
         per_sequence: They are per sequence.
+        repeated: They are per token, and each row repeats one.
     """
 
     train: Tensor
@@ -119,6 +124,7 @@ class _Loop:
     loss: Loss | None
     advantages: bool
     per_sequence: bool
+    repeated: bool
     decoupled: bool
 
     def step(self, length: int, skip: int) -> None:
@@ -137,6 +143,8 @@ class _Loop:
         # With `Ranks.sequence` [S] of a packed batch could be tokens.
         of_sequences = torch.zeros((2, 1) if packed else (2,), device=device)
         given = of_sequences if self.per_sequence else zeros(torch.float32)
+        if self.repeated:
+            given = of_sequences[:, None].expand(shape)
         train, rollout, batch = zeros(self.train.dtype), zeros(self.rollout.dtype), self._small(width, zeros)
         # A Spec or a loss beyond the kernels has none to compile; the interpreter is chosen by name alone.
         backend: BackendName = "auto" if device.type in operators.DEVICES else "triton"

@@ -37,6 +37,11 @@ class LossOutputs(NamedTuple):
     statistics: Tensor  # float64, the sums and then the maxima
 
 
+def repeats(advantages: Tensor) -> bool:
+    """Return whether every row repeats one advantage: [B, 1] expanded to [B, T]."""
+    return advantages.dim() == 2 and advantages.shape[1] > 0 and advantages.stride(1) == 0
+
+
 def _operands(task: LossTask) -> LossOperands:
     """Return a batch as the operators take it."""
     batch, wanted = task.batch, task.objective
@@ -45,8 +50,8 @@ def _operands(task: LossTask) -> LossOperands:
     if task.decided is not None:
         (chosen,) = task.decided.tokens or (None,)
     advantages, per_sequence = task.advantages, batch.per_sequence
-    if advantages.dim() == 2 and advantages.shape[1] and advantages.stride(1) == 0:
-        # [B, 1] expanded to [B, T]: the kernels read each once, where a copy would be made for them.
+    if repeats(advantages):
+        # The kernels read each once, where a copy would be made for them.
         advantages, per_sequence = advantages[:, 0], True
     return LossOperands(
         new=batch.train,

@@ -102,6 +102,17 @@ def test_a_loop_whose_loss_looks_is_warm(driver):
     assert 0 < compiled == len(driver.compiled)
 
 
+def test_a_loop_whose_rows_repeat_an_advantage_is_warm(driver):
+    train, rollout, batch = example("padded")
+    given = {"aligned": True, "mean_lengths": (512.0, 1000.0)}
+    rc.warmup(train, rollout, batch, loss=LOSS, advantages=torch.ones(2, 1).expand(2, 4), **given)
+    compiled, new = len(driver.compiled), -torch.rand(4, 640)
+    batch, advantages = rc.Batch(mask=torch.ones(4, 640, dtype=torch.bool)), torch.rand(4, 1).expand(4, 640)
+    others = {"old_logp": new.clone(), "backend": "triton"}
+    rc.policy_loss(new.requires_grad_(), advantages, batch, LOSS, **others).value.backward()
+    assert 0 < compiled == len(driver.compiled)
+
+
 def test_nothing_is_left_to_compile(driver):
     assert rc.warmup(*example(), spec=SPEC, loss=LOSS, aligned=True, threads=2) == 3
     compiled = len(driver.compiled)

@@ -99,6 +99,19 @@ def test_layouts(number, layout, device):
         check(only(BATCHES[number % 3], *DECOUPLED), wanted, layout, device)
 
 
+@pytest.mark.parametrize("rejected", ["zero", "both"])
+def test_any_byte_of_a_bool_mask_is_a_factor_of_1(rejected, device):
+    """In bypass mode the mask of a correction multiplies, and a true bool may be a byte of 2."""
+    new, rollout = torch.tensor([[[-0.1, -0.2, -0.3]], [[-0.5, -0.6, -0.1]]], device=device)
+    spec, found = rc.Spec(criteria=(rc.Criterion("ratio", lower=0.9, drop="token"),), rejected=rejected), []
+    for byte in (1, 2):
+        batch = rc.Batch(mask=torch.full_like(new, byte, dtype=torch.uint8).view(torch.bool))
+        leaf = new.clone().requires_grad_()
+        out = rc.policy_loss(leaf, -new.new_ones(1), batch, rollout_logp=rollout, spec=spec, backend="triton")
+        found.append(torch.autograd.grad(out.value, leaf)[0])
+    assert found[0].count_nonzero() == 2 and torch.equal(*found)
+
+
 @pytest.mark.parametrize("mean", MEANS)
 def test_means(mean, device):
     for name, counted in (("ppo", "original"), ("gspo", "original" if mean.of == "sum" else "kept")):
