@@ -72,8 +72,8 @@ that the host launches while the device moves bytes, and a cold cache.
 {gpu}
 ## On a CPU
 
-In verl's decoupled mode the correction runs on the driver, on CPU tensors, with one thread, every step, even when only
-metrics are wanted. So the CPU is timed too.
+In verl's decoupled mode the correction runs in one process, the trainer's `TaskRunner`, on CPU tensors, with one
+thread, every step, even when only metrics are wanted. So the CPU is timed too.
 
 | word | meaning |
 | :-- | :-- |
@@ -175,7 +175,7 @@ def page(results: Found | None, of_gpu: Found | None, counted: Found) -> str:
     setting = ", ".join(f"{name}={value}" for name, value in about["allocator"].items()) or "the defaults"
     missing = [f"{line}." for line in absent(results)]
     facts = [
-        f"**This run:** {results['date']}, commit {results['commit'][:12]}{state}.",
+        f"**This run of the CPU:** {results['date']}, commit {results['commit'][:12]}{state}.",
         f"{about['cpu']}, {about['cores']} cores, caches {caches}, {about['vectors']}; {about['system']}, Python "
         f"{about['python']}, torch {about['torch']}, {verl}; allocator settings: {setting}.",
         "",

@@ -99,5 +99,9 @@ def headline(results: Found) -> list[list[str]]:
 def sentence(results: Found) -> str:
     """Say in README what ours and verl's cost, in rows with padding."""
     costs = ["{}, {} and {}".format(*row[2:]) for row in headline(results)]
-    form = "Launches, waits, bytes a token: correction {} (verl {}, TRL {}), PPO and backward {} (verl {}, TRL {})."
-    return form.format(*costs)
+    form = (
+        "Launches, waits and bytes a token, counted without a GPU for padded GPU tensors at commit {}: correction {} "
+        "(verl {}, TRL {}), PPO and backward {} (verl {}, TRL {}). verl's counts apply to its bypass mode; its "
+        "decoupled mode corrects on the CPU."
+    )
+    return form.format(results["commit"][:12], *costs)

@@ -54,6 +54,12 @@ Statistics of micro-batches and ranks are added up before a metric is computed.
 | `tokens_kept_fraction` | tokens that train | valid tokens |
 | `sequences_kept_fraction` | sequences not rejected whole, even if they lost every token one by one \
 (`sequences_without_survivors`) | sequences with a token |
+| verl's `rollout_is_ratio_fraction_high`, `_low`, token weights \
+| tokens whose ratio, before truncation, is above `rollout_is_threshold`, or below the lower bound \
+(1 / threshold if none is set) | measured tokens |
+| the same, sequence weights | rows whose product of ratios is | all rows, empty ones too |
+| verl's `rollout_is_seq_fraction_high`, `_low` \
+| rows whose mean weight before truncation is | all rows, empty ones too |
 | verl's `rollout_rs_masked_fraction` | 1 - `tokens_kept_fraction` | valid tokens |
 | verl's `rollout_rs_seq_masked_fraction` | rows that lost *any* token, even one of 4,000 | all rows, empty ones too |
 | verl's fraction of one option, such as `rollout_rs_seq_mean_k1_seq_masked_fraction` \
