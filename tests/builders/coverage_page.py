@@ -154,7 +154,10 @@ SYSTEMS = {
         ("metrics alone (`disabled`)", "`verl.disabled`, or any Spec with `apply=False`"),
         ("weights of tokens with rejection of tokens, or either alone", "any `Weight` with any `Criterion`s"),
         ("the trainer's call, the loss in bypass mode, both as functions", "[drop-ins](dropins_in_depth.md)"),
-        ("the engine has to return log-probs (`calculate_log_probs`)", "`rollout-corr check` names a `false`"),
+        (
+            "the engine has to return log-probs (`calculate_log_probs`)",
+            "`rollout-corr check` names a `false`, or none (before 0.9.0: off)",
+        ),
     ),
     "xtuner": (
         ("levels token, sequence, geometric; modes truncate, mask, both", "`rc.spec(\"xtuner\", ...)`, all nine"),

@@ -31,6 +31,10 @@ verl sh | calculate_log_probs | no log-probs
   python3 -m verl.trainer.main_ppo algorithm.rollout_correction.bypass_mode=True \
 >     actor_rollout_ref.rollout.calculate_log_probs=${returned}
 
+verl yaml | rollout.calculate_log_probs | warning: ... true since 0.9.0 ... before, false ... =true
+  algorithm:
+    rollout_correction: {rollout_is: token}
+
 verl sh | rollout_is_threshold | warning: ... 0.5_2 ... quote it
   rollout_is_threshold="0.5_2"
   ARGS=(
@@ -429,7 +433,9 @@ def test_planted_mistakes(framework, suffix, content, key, words, line, tmp_path
         pytest.importorskip("tomllib")
     file = tmp_path / f"run.{suffix}"
     file.write_text(content + "\n")
-    (problem,) = rc.check_config(framework, file)
+    # Of a file that is about another mistake, verl's switch is no second one.
+    given = [] if framework != "verl" or "log_probs" in key else [f"{R}calculate_log_probs=true"]
+    (problem,) = rc.check_config(framework, [str(file), *given])
     severity, parts = "error", words.split(" ... ")
     if parts[0] == "warning:":
         severity, parts = "warning", parts[1:]
@@ -658,8 +664,9 @@ def test_a_refused_setting_hides_no_other_mistake():
 
 def test_causes_are_those_of_the_doctor():
     causes = {cause.name for cause in CAUSES}
-    problems = rc.check_config("verl", [*f"{R}temperature=0.7 {R}logprobs_mode=raw_logprobs {C}=token".split()])
-    problems += rc.check_config("verl", [*f"{R}top_p=0.7 {C}=token".split()])
+    config = [f"{R}calculate_log_probs=true", f"{C}=token"]
+    problems = rc.check_config("verl", [*config, f"{R}temperature=0.7", f"{R}logprobs_mode=raw_logprobs"])
+    problems += rc.check_config("verl", [*config, f"{R}top_p=0.7"])
     assert len(problems) == 2 and all(problem.causes and {*problem.causes} <= causes for problem in problems)
 
 

@@ -66,7 +66,9 @@ class ConfigProblem:
 class Run:
     """The settings that matter, by their whole names, and the Spec that they make."""
 
-    def __init__(self, settings: Settings, spec: Spec | None, compared: bool = False, refused: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, spec: Spec | None, compared: bool = False, refused: bool = False, whole: bool = True
+    ) -> None:
         """Hold the settings and the Spec that the reader makes of them.
 
         Args:
@@ -74,8 +76,9 @@ class Run:
             spec: The Spec; None: there is none.
             compared: Both log-probs are there anyway.
             refused: The reader refused a setting, so that the Spec is not all that was meant.
+            whole: The configuration is a run's, not one block of it: what is missing is at its default.
         """
-        self.settings, self.spec, self.compared, self.refused = settings, spec, compared, refused
+        self.settings, self.spec, self.compared, self.refused, self.whole = settings, spec, compared, refused, whole
 
     def find(self, key: str) -> Setting | None:
         """Return a setting by its whole name."""
@@ -164,6 +167,7 @@ class Checks:
         closed: Blocks in which every key is known; "" is the block that is given alone.
         roots: Beginnings of names that are no part of them: `GRPOConfig.` in a Python file.
         logprobs: The setting that has the engine return log-probs, and its default; "": it always does.
+        logprobs_on_since: The release in which that default became true; "": it never changed.
         uses_logprobs: When the run needs them; by default, when it corrects.
         mode: The setting of vLLM's `logprobs_mode`, and its default; "": there is none.
         temperature: The setting of the sampling temperature.
@@ -183,6 +187,7 @@ class Checks:
     closed: tuple[str, ...] = ()
     roots: tuple[str, ...] = ()
     logprobs: tuple[str, Any] = ("", True)
+    logprobs_on_since: str = ""
     uses_logprobs: Callable[[Run], bool] = lambda run: run.corrects
     mode: tuple[str, str] = ("", "processed_logprobs")
     temperature: str = ""
@@ -274,7 +279,8 @@ def _check(framework: str, config: object, compared: bool = False) -> list[Confi
     settings = _that_matter(every, checks)
     of_reader = {key: setting for key, setting in settings.items() if key in checks.keys or not checks.keys}
     spec, problems = _read(framework, of_reader) if of_reader else (None, [])
-    run = Run(settings, spec, compared, any(problem.severity == "error" for problem in problems))
+    refused = any(problem.severity == "error" for problem in problems)
+    run = Run(settings, spec, compared, refused, whole=any(key in every for key in settings))
     problems = [*_spelling(every, settings, checks), *problems, *_engine(run, checks), *_bounds(run, checks)]
     problems += _rules(run, checks.rules)
     once = {(problem.key, problem.line): problem for problem in reversed(problems)}
@@ -392,6 +398,10 @@ def _engine(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
     if key and run.off(key, default) and not run.compared:
         message = "the correction gets no log-probs of the engine"
         yield _problem(run.find(key), key, message, f"write {key}={'true' if default is True else default}")
+    elif checks.logprobs_on_since and run.whole and not run.find(key) and not run.compared:
+        message = f"missing: true since {checks.logprobs_on_since}; before, false, and the correction is skipped"
+        file = next(iter(run.settings.values())).file
+        yield ConfigProblem(key, message, f"write {key}=true", severity="warning", file=file)
     key, of_trainer = checks.temperature, checks.trainer_temperature
     sampled = run.number(key, 1.0) if key else 1.0
     trained = run.number(of_trainer, sampled) if of_trainer else sampled

@@ -24,8 +24,8 @@ CHECKS = Checks(
     ),
     alike=("loss_mode", "use_policy_gradient", "loss_type"),
     closed=(BLOCK[:-1],),
-    # Off by default before 0.9.0.
     logprobs=(f"{ROLLOUT}calculate_log_probs", True),
+    logprobs_on_since="0.9.0",
     uses_logprobs=lambda run: run.corrects or _bypasses(run),
     mode=(f"{ROLLOUT}logprobs_mode", "processed_logprobs"),
     temperature=f"{ROLLOUT}temperature",
