@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -10,6 +12,7 @@ from unittest import mock
 
 import torch
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import JITFunction
 
 import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
@@ -31,6 +34,7 @@ from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from builders.rounding import assert_near
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
+from ptx.machine import FoundWrong
 from ptx.session import Session, compile_ptx, compiled
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.grid import Shape, cut_for
@@ -266,3 +270,36 @@ def run_case(name: str, seed: int = 0, kind: int | None = None, **settings) -> N
     CASES[name](seed, **settings)
     if name not in ("loss_of_turns", "many_sequences"):
         run_wrong_offsets(name, seed, kind, **settings)
+
+
+def run_with_fault(name: str, place: str, before: str, after: str) -> str:
+    """Run a case with one text exchanged in the source of a Triton function; tell how that is noticed, "" if it is not.
+
+    Args:
+        name: Of the case.
+        place: The function, as "module:name".
+        before, after: The text, which stands there once, and what takes its place.
+    """
+    module, _, function = place.partition(":")
+    function = getattr(importlib.import_module(f"rollout_corr.kernels.{module}"), function)
+    source = function.src
+    assert source.count(before) == 1, source
+    try:
+        _compile_from(function, source.replace(before, after))
+        run_case(name)
+    except FoundWrong as error:
+        return ", ".join(sorted({x.kind for x in error.findings}))
+    except AssertionError:
+        return "numbers"
+    finally:
+        _compile_from(function, source)
+    return ""
+
+
+def _compile_from(function: JITFunction, source: str) -> None:
+    function._unsafe_update_src(source)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("rollout_corr.kernels"):
+            for other in vars(module).values():
+                if isinstance(other, JITFunction):
+                    other.hash = None  # callers' hashes hold those of what they call

@@ -84,7 +84,6 @@ class Session:
     Attributes:
         seed: Of the order of programs and warps.
         checked: Who touches which memory is recorded; bounds and alignment are checked always.
-        mutate: Changes the text of a kernel before it runs.
         executed: What each launch has executed.
         launches: Numbers them.
         programs: Chooses the programs of a launch that run, by default all.
@@ -94,7 +93,6 @@ class Session:
 
     seed: int = 0
     checked: bool = True
-    mutate: Callable[[str, str], str] | None = None
     programs: Callable[[Launch], np.ndarray] | None = None
     allowed: tuple[str, ...] = ()
     off_by: int = 0
@@ -112,8 +110,6 @@ class Session:
         if launch.programs == 0:
             return
         text, shared = compile_ptx(launch)
-        if self.mutate is not None:
-            text = self.mutate(launch.kernel.__name__, text)
         program = program_of(text, shared)
         values, tensors = self._bind(launch)
         # Behind the kernel's own parameters stand pointers to scratch memory, of which it asks for none.

@@ -11,7 +11,6 @@ from builders.batches import LAYOUTS
 from ptx import cases, far, near_bounds
 from ptx.cases import CASES
 from ptx.chosen import READ, SLOW, is_run
-from ptx.edits import SPARE, hunt_edits
 from ptx.worker import outcome_of, start
 
 
@@ -78,16 +77,8 @@ def test_decisions_next_to_a_bound_do_not_hang_on_approximations(seed, process):
     assert process.submit(outcome_of, near_bounds.run_near_bounds, seed, off_by=APPROXIMATE).result() == ""
 
 
-@pytest.mark.parametrize(
-    ("function", "off_by"),
-    [
-        (near_bounds.run_near_bounds, 16),
-        pytest.param(near_bounds.run_compared_as_ratios, APPROXIMATE, marks=pytest.mark.slow),
-    ],
-    ids=["farther off", "ratios compared"],
-)
-def test_a_decision_that_hangs_on_an_approximation_is_noticed(function, off_by, process):
-    assert "AssertionError" in process.submit(outcome_of, function, off_by=off_by).result()
+def test_a_decision_that_hangs_on_an_approximation_is_noticed(process):
+    assert "AssertionError" in process.submit(outcome_of, near_bounds.run_near_bounds, off_by=16).result()
 
 
 @pytest.mark.parametrize(
@@ -107,41 +98,23 @@ def test_unsorted_offsets_stay_within_bounds(process):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "only", "how"),
+    ("name", "place", "before", "after", "how"),
     [
         # The advantage of a sequence, for tokens that no sequence has too.
-        ("loss_cispo", "a mask", "tl.load(table + sequence,", "bounds"),
+        (
+            "loss_cispo",
+            "tiles:entry_of",
+            ", mask=(sequence >= 0) & (sequence < extents.sequences), other=0",
+            "",
+            "bounds",
+        ),
         # The sums of a thread that has more turns than its sequence has slots.
-        ("metrics_packed", "an other", "slots * i + slot, mask=known, other=0)", "numbers"),
-        ("many_sequences", "an order", "tl.atomic_add(counter,", "race of programs"),
+        ("metrics_packed", "gather:with_slots", "mask=known, other=0", "mask=known, other=77", "numbers"),
+        ("many_sequences", "partials:count_in", "acq_rel", "relaxed", "race of programs"),
     ],
 )
-def test_what_is_taken_out_of_the_source_is_noticed(name, kind, only, how, process):
-    outcomes = process.submit(hunt_edits, [name], kind, only).result()
-    assert [found for found, _ in outcomes] == [how], outcomes
-
-
-@pytest.mark.slow
-def test_every_mask_taken_out_of_the_source_is_noticed(process):
-    outcomes = process.submit(hunt_edits, [*CASES], "a mask").result()
-    assert outcomes and not [x for x in outcomes if x[0] in ("", "not compiled")]
-
-
-@pytest.mark.slow
-def test_every_other_made_garbage_is_noticed(process):
-    """NaN, a negative and a positive number in turn where a mask leaves a thread out."""
-    outcomes = process.submit(hunt_edits, [*CASES], "an other").result()
-    assert outcomes and all(how != "not compiled" for how, _ in outcomes), outcomes
-    survivors = {where.partition(": ")[2] for how, where in outcomes if not how}
-    assert survivors <= SPARE.keys(), outcomes
-
-
-@pytest.mark.slow
-def test_every_barrier_taken_out_of_the_source_is_noticed(process):
-    outcomes = process.submit(
-        hunt_edits, ["metrics_packed", "full_packed", "loss_gspo", "many_sequences"], "a barrier"
-    ).result()
-    assert outcomes and all(how or where.partition(": ")[2] in SPARE for how, where in outcomes), outcomes
+def test_a_fault_in_the_source_is_noticed(name, place, before, after, how, process):
+    assert process.submit(cases.run_with_fault, name, place, before, after).result() == how
 
 
 def test_slow_variants_are_declared():
