@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Literal
 
 from rollout_corr.cli.main import FOUND, GOOD, UNUSABLE, parser_of
 from rollout_corr.cli.streams import print_json
@@ -17,7 +16,7 @@ from rollout_corr.diagnose.read.dump import SUFFIXES, Dump
 from rollout_corr.diagnose.read.fields import ALIASES
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.results import Diagnosis
-from rollout_corr.diagnose.show import page_file, plain_data, terminal, what_if_page
+from rollout_corr.diagnose.show import plain_data, terminal
 from rollout_corr.diagnose.show.content import ABOUT_D
 from rollout_corr.diagnose.show.terminal import Terminal, progress_of
 from rollout_corr.diagnose.what_if import try_all
@@ -43,13 +42,6 @@ def _parser(command: str, description: str, epilog: str | None = None) -> argpar
     return parser
 
 
-def _page_arguments(parser: argparse.ArgumentParser, kind: Literal["report", "what-if"]) -> None:
-    parser.add_argument(
-        "--page", metavar="PATH", help=f"where to write the HTML page; default: the name of the dump + .{kind}.html"
-    )
-    parser.add_argument("--no-page", action="store_true", help="write no page")
-
-
 def _fields(chosen: argparse.Namespace) -> dict[str, str]:
     """Read the pairs of --field."""
     fields = {}
@@ -66,22 +58,20 @@ def _progress(chosen: argparse.Namespace) -> bool | None:
     return False if chosen.json else None
 
 
-def _page(chosen: argparse.Namespace, kind: Literal["report", "what-if"]) -> Path | None:
-    """Return where the page goes, None for nowhere; with --json it has to be asked for."""
-    if chosen.no_page or (chosen.page is None and chosen.json):
-        return None
-    return Path(chosen.page or f"{Path(os.path.abspath(chosen.file[0])).name}.{kind}.html")
-
-
 def report(arguments: list[str]) -> int:
     """Run `rollout-corr report`."""
     parser = _parser("report", "Show where the log-probs of trainer and engine differ.")
     parser.add_argument("--by", action="append", default=[], metavar="NAME", help="also show |D| by this field")
     parser.add_argument("--compare", metavar="OTHER", help="a second dump, shown next to the first")
-    _page_arguments(parser, "report")
+    parser.add_argument(
+        "--page", metavar="PATH", help="where to write the HTML page; default: the name of the dump + .report.html"
+    )
+    parser.add_argument("--no-page", action="store_true", help="write no page")
     chosen = parser.parse_args(arguments)
     out = None if chosen.json else Terminal()
-    page = _page(chosen, "report")
+    page = None if chosen.no_page else chosen.page
+    if page is None and not (chosen.no_page or chosen.json):
+        page = f"{Path(os.path.abspath(chosen.file[0])).name}.report.html"
     found = calls.report(
         chosen.file,
         page=page,
@@ -105,7 +95,6 @@ def what_if(arguments: list[str]) -> int:
     parser = _parser(
         "what-if", "Apply every framework's spec and a grid of thresholds to a dump, and compare the results."
     )
-    _page_arguments(parser, "what-if")
     parser.add_argument("--all", action="store_true", help="print every setting, and not only the best ones")
     parser.add_argument(
         "--framework",
@@ -124,20 +113,13 @@ def what_if(arguments: list[str]) -> int:
     if chosen.sequences is not None and chosen.sequences < 1:
         raise DumpError(f"--sequences: expected a number >= 1, got {chosen.sequences}")
     dump = Dump(chosen.file, _fields(chosen), limit=chosen.limit)
-    page = _page(chosen, "what-if")
-    if page is not None:
-        page_file.checked(page, [dump])
     out = None if chosen.json else Terminal()
     with progress_of(f"reading {dump.name}", _progress(chosen)) as each:
         tried = try_all(dump, each, chosen.framework)
-    if page is not None:
-        page_file.write(page, what_if_page.what_if_page(dump, tried, chosen.sequences))
     if out is None:
         print_json(plain_data.what_if(dump, tried, chosen.sequences))
         return GOOD
     terminal.print_what_if(out, dump, tried, chosen.all, chosen.sequences)
-    if page is not None:
-        out.line(f"page: {page}")
     return GOOD
 
 

@@ -177,10 +177,10 @@ def command(rng: random.Random, dump: Path, extra: str, other: Path) -> tuple[li
     if kind == "doctor":
         if rng.random() < 0.4:
             made += ["--fail-if", rng.choice((hostile(rng), f"{hostile(rng)} > 1", "tokens > 0", "tokens < 0"))]
-    elif rng.random() < 0.8:
+    elif kind == "report" and rng.random() < 0.8:
         page = dump if rng.random() < 0.1 else dump.parent / file_name(rng, ".html")
         made += ["--page", str(page)]
-    else:
+    elif kind == "report":
         made += ["--no-page"]
     if kind == "report" and rng.random() < 0.5:
         made += ["--by", rng.choice((extra, hostile(rng)))]

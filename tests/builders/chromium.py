@@ -35,7 +35,6 @@ PICTURES = {
     "broken_run": ("dump.jsonl", (1280, 572), ()),
     "report": ("rollouts.jsonl", (1280, 1105), ()),
     "report_phone": ("rollouts.jsonl", (390, 1010), (DARK,)),
-    "what_if": ("step_120.jsonl", (1280, 1250), ()),
 }
 DIGESTS = "made_of.json"
 # When the dumps say that they were written.
@@ -74,15 +73,14 @@ def write_dump(path: Path, columns: dict) -> None:
 def write_pages() -> dict[str, Path]:
     """Write the pages of PICTURES into this folder; give them by the names of their dumps."""
     made = {
-        "dump.jsonl": ("report", planted_dumps.temperature(0, 0.7, 0.7, 1.0)),
-        "rollouts.jsonl": ("report", planted_dumps.retokenized(1, 2)),
-        "step_120.jsonl": ("what-if", planted_dumps.updated(1, 0.25, sequences=150)),
+        "dump.jsonl": planted_dumps.temperature(0, 0.7, 0.7, 1.0),
+        "rollouts.jsonl": planted_dumps.retokenized(1, 2),
     }
-    for name, (kind, columns) in made.items():
+    for name, columns in made.items():
         write_dump(Path(name), columns)
         os.utime(name, (WRITTEN, WRITTEN))
-        assert main([kind, name]) == 0
-    return {name: Path(f"{name}.{kind}.html").resolve() for name, (kind, _) in made.items()}
+        assert main(["report", name]) == 0
+    return {name: Path(f"{name}.report.html").resolve() for name in made}
 
 
 def digest(page: Path) -> str:

@@ -171,7 +171,6 @@ def test_a_page_never_replaces_the_dump(tmp_path, capsys):
         ("report", one, one),
         ("report", one, tmp_path / "link.html"),
         ("report", one, tmp_path / "hard.html"),
-        ("what-if", one, tmp_path / "hard.html"),
         ("report", folder, one),
         ("report", folder, folder / "new.jsonl"),
         ("report", tmp_path / "elsewhere", folder / "sub" / "new.pt"),

@@ -32,8 +32,6 @@ window.addEventListener("load", () => {
     width: document.documentElement.clientWidth,
     wider: wider(),
     tiles: all(".tile").map((tile) => box(tile)[3]),
-    best: all("div.best").length,
-    heads: all("h2").map((head) => box(head)[1]),
     cards: all(".card").map((card) => box(card)[1]),
     order: all("body > *").map((part) => part.className || part.tagName),
     paper: getComputedStyle(document.body).backgroundColor,
@@ -143,32 +141,29 @@ def ask(page, screen, *options):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Write four pages by the commands."""
+    """Write three pages by the commands."""
     folder = tmp_path_factory.mktemp("pages")
     turns = planted_dumps.retokenized(0, 2)
     n = turns["mask"].numel()
     torch.save(turns | {"versions": torch.arange(n) % 3, "steps": torch.arange(n) // 200}, folder / "turns.pt")
     torch.save(planted_dumps.renormalized(0, top_p=0.8), folder / "truncated.pt")
     torch.save(planted_dumps.temperature(0, 0.7, 0.7, 1.0), folder / "hot.pt")
-    made = {name: folder / f"{name}.html" for name in ("report", "hot", "compare", "what-if")}
+    made = {name: folder / f"{name}.html" for name in ("report", "hot", "compare")}
     one, two = str(folder / "turns.pt"), str(folder / "truncated.pt")
     assert main(["report", one, "--page", str(made["report"])]) == 0
     assert main(["report", str(folder / "hot.pt"), "--page", str(made["hot"])]) == 0
     assert main(["report", one, "--compare", two, "--page", str(made["compare"])]) == 0
-    assert main(["what-if", one, "--page", str(made["what-if"])]) == 0
     return made
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("screen", SCREENS)
-@pytest.mark.parametrize("name", ["report", "hot", "compare", "what-if"])
+@pytest.mark.parametrize("name", ["report", "hot", "compare"])
 def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
     found = ask(pages[name], screen, *([DARK] if scheme == "dark" else []))
     width, height = SCREENS[screen]
     assert found["width"] == width
-    # The page of what-if has one chart.
-    figures, shapes, folded, says = (1, 50, 2, 50) if name == "what-if" else (8, 200, 3, 100)
-    assert found["figures"] >= figures and found["shapes"] > shapes and found["small"] == 0
+    assert found["figures"] >= 8 and found["shapes"] > 200 and found["small"] == 0
     assert found["outside"] == [] and found["overlaps"] == [] and found["labels"] == []
     # Folded and unfolded: what is wide scrolls in its own box.
     assert found["wider"] <= 0 and found["opened"] <= 0
@@ -176,16 +171,13 @@ def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
     # Both colors of the style sheet arrive, and nothing is painted in the browser's own black.
     assert not {"rgb(0, 0, 0)", "none"} & set(found["painted"]) and found["painted"]
     assert found["faint"] == []
-    assert len(found["folded"]) >= folded
+    assert len(found["folded"]) >= 3
     for summary, before, after, again in found["folded"]:
         # Most are folded; those of a finding are open.
         assert before == again and (before < 0.5 * after or after < 0.5 * before), summary
     assert found["cut"] == []
-    assert found["silent"] == [] and found["says"] > says
+    assert found["silent"] == [] and found["says"] > 100
     # The first screen.
-    if name == "what-if":
-        assert found["best"] == 5 and found["heads"][0] < 0.6 * height  # below the verdict
-        return
     assert len(found["tiles"]) == 5
     assert len(found["links"]) >= 5 and all(seen for _, seen in found["links"]), found["links"]
     # What was found, with its picture; then the numbers.

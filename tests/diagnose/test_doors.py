@@ -70,8 +70,6 @@ def test_a_page_shows_a_text_in_every_place(text):
     chart = Chart(text, Axis(text, 0.0, 1.0, ticks=[(0.5, text)]), Axis(text, 0.0, 1.0))
     chart.vertical(0.5, text)
     chart.line([(0.1, 0.2), (0.3, 0.4)], "a", text)
-    chart.dot(0.1, 0.2, "a", (text,))
-    chart.dot(0.3, 0.4, "a", (text,))
     chart.bars([(0.0, 0.5, 0.5)], "a", text)
     chart.band(0.0, 0.5, [text])
     chart.cells([[1]], lambda row, column, side, count: [text])
@@ -82,7 +80,7 @@ def test_a_page_shows_a_text_in_every_place(text):
     page = Page(source)
     # Classes are ours; here they are the text too.
     assert [wrong for wrong in page.wrong if " class=" not in wrong] == []
-    assert len([1 for _, attributes, _ in page.elements if attributes.get("class") == "tip"]) == 2 + 1 + 1
+    assert len([1 for _, attributes, _ in page.elements if attributes.get("class") == "tip"]) == 2
     assert all(c.isprintable() or c == "\n" for c in source)
 
 

@@ -15,14 +15,10 @@ import rollout_corr as rc
 from attack.pages import Page
 from builders import chromium, planted_dumps
 from rollout_corr.cli.main import main
-from rollout_corr.diagnose.best_settings import best_settings
 from rollout_corr.diagnose.measure.profiles import Row
-from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import charts
 from rollout_corr.diagnose.show.content import TILES, change, tiles
 from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, spanning
-from rollout_corr.diagnose.show.what_if_page import what_if_page
-from rollout_corr.diagnose.what_if import pareto, try_all
 from rollout_corr.metrics.histogram import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -340,28 +336,6 @@ def test_the_worst_records_come_with_their_tokens(tmp_path):
     where = [text for text in spans if text.startswith("token ")]
     assert [text.partition(":")[0] for text in where[:3]] == ["token 4", "token 6", "token 5"]
     assert str(int(made["token_ids"][start + 4])) in spans
-
-
-def test_the_page_of_what_if(folder):
-    dump = Dump(folder / "turns.pt")
-    tried = try_all(dump)
-    page = checked(what_if_page(dump, tried))
-    cells = page.said("td")
-    for setting in tried.settings:
-        assert " = ".join([setting.name, *setting.same]) in cells
-    assert set(tried.left_out) <= set(cells)
-    # The best ones come first, then the Pareto-optimal ones by their numbers in the chart; all others are folded.
-    outcomes = tried.outcomes()
-    first = [one.setting.name for one in best_settings(outcomes, tried.sequences)]
-    assert len(first) > 1 and [text for text in page.said("b") if text in first] == first
-    best = pareto(outcomes)
-    at = cells.index("1")
-    assert [cells[at + 6 * i + 1] for i in range(len(best))] == best
-    assert page.said("h2") == ["Settings on broken data", "Bounds for these sequences", "Bias and variance", "The rest"]
-    folded = [tag for tag, _, above in page.elements if tag in ("figure", "table") and "details" in above]
-    assert folded == ["table"] * 2
-    numbers = [text for i in (text.split("-") for text in page.said("text")) for text in i if text.isdigit()]
-    assert "1" in numbers and str(len(best)) in numbers
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ..doctor.cause import Finding, counted
 from ..measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from ..measure.profiles import Row, joined
 from ..measure.sharpness import UNLIKELY
-from ..what_if import Setting, SettingResult
 from .content import FEWEST, Named, Unit, enough
 from .html import Html
 from .svg import BOTTOM, HEIGHT, LEFT, LETTER, RIGHT, TURNED, WIDTH, Axis, Chart, spanning
@@ -31,9 +30,6 @@ MOST_BARS, SHOWN, MOST, TIMES = 61, 0.999, 0.9, 8.0
 MOST_SAYING = 64
 # Height of a density, whose frame is nearly a square, and its cells per nat.
 SQUARE, NAT = 330, round(-CELLS / LOWEST_LOGP)
-
-# Lower bias and variance are drawn here, and axes reach to 1: differences below 0.1 % look as small as they are.
-FLOOR = 1e-3
 
 # CSS classes of the first and of the second dump.
 KINDS = ("a", "b")
@@ -255,38 +251,4 @@ def axis_chart(
         for row in joined(some, MOST_SAYING):
             said.setdefault(place(row), []).append((name if several else "", row))
     chart.bands({at: _said(label.partition(" (")[0], here, unit) for at, here in said.items()})
-    return chart.svg()
-
-
-def trade_off(outcomes: Sequence[tuple[Setting, SettingResult]], best: Sequence[str]) -> Html:
-    """Draw bias against variance of every setting; those of `best` are large, and numbered in its order from 1."""
-    # A logarithmic axis has no 0.
-    finite = [
-        (setting, outcome, max(outcome.bias_high, FLOOR), max(outcome.variance, FLOOR))
-        for setting, outcome in outcomes
-        if math.isfinite(outcome.variance) and math.isfinite(outcome.bias)
-    ]
-    ends = [FLOOR, 1.0]
-    cut = any(outcome.bias_high < FLOOR or outcome.variance < FLOOR for _, outcome, *_ in finite)
-    chart = Chart(
-        "each setting: lower and further left is better",
-        spanning(
-            f"bias, at most{f' (less is drawn at {FLOOR:g})' if cut else ''}",
-            ends + [x for *_, x, _ in finite],
-            log=True,
-        ),
-        spanning("variance", ends + [y for *_, y in finite], log=True),
-    )
-    places: dict[str, tuple[float, float]] = {}
-    for setting, outcome, bias, variance in sorted(finite, key=lambda one: one[0].name in best):
-        interval = f"{outcome.bias_low:.2g} to {outcome.bias_high:.2g}"
-        numbers = f"variance {outcome.variance:.3g}, ESS {outcome.ess:.3g}"
-        says = setting.name, f"bias {outcome.bias:.3g} ({interval})", numbers
-        chart.dot(bias, variance, "b" if setting.family else "a", says, 4.5 if setting.name in best else 2.4)
-        places[setting.name] = bias, variance
-    chart.numbers([places[name] for name in best])
-    unusable = len(outcomes) - len(finite)
-    chart.legend += [("a dot", "specs"), ("b dot", "grid")]
-    if unusable:
-        chart.legend.append(("none", f"{unusable} that reject everything are left out"))
     return chart.svg()

@@ -15,7 +15,6 @@ from ..._version import __version__
 from ...frameworks.shared.nearest import lines_of
 from ...metrics.limits import BY_KEY, State, largest_state, ratio_room, ratio_state
 from ...metrics.native import weight_of_sequence
-from ..best_settings import worth_of
 from ..doctor.cause import counted
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import UPPER, WEIGHTED, Measurement
@@ -23,7 +22,7 @@ from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
 from ..read.dump import Dump, Source
 from ..read.fields import listing
-from ..what_if import Setting, SettingResult
+from ..what_if import Setting
 
 # Measurements by the name of what was read.
 Named = Sequence[tuple[str, Measurement]]
@@ -65,13 +64,8 @@ AXES = {
 # What a metric is where both policies are one, by the first of these parts of a name that it has.
 IDEALS = {"logratio": 0.0, "kl_": 0.0, "chi2": 0.0, "diff": 0.0, "nonfinite": 0.0}
 IDEALS |= {"ratio_mean": 1.0, "_ess": 1.0, "correlation": 1.0}
-OUTCOME_HEADS = ("setting", "tokens kept", "sequences kept", "mean weight", "ESS", "bias", "95 %", "worth")
-ABOUT_OUTCOMES = "kept, bias and worth in %"
-# In a terminal: the columns of these that are shown, and their heads.
-OUTCOME_SHORT = {"setting": 0, "kept": 1, "ESS": 4, "bias": 5, "95 %": 6, "worth": 7}
 # Above the bounds of `suggest`.
 ABOUT_SUGGESTION = "Bounds that keep 99 % of such sequences (rc.suggest), from their lengths and their mismatch"
-ABOUT_PARETO = "Pareto-optimal (no other setting has a lower bias, by the end of its interval, and a lower variance)"
 ABOUT_TOO_LONG = "long: products over these sequences are chance: the mean |sum of D| is above 1 nat"
 
 
@@ -186,24 +180,6 @@ def weights_table(dumps: Named) -> Table:
             values = (number(metrics[f"{kind}/{weight}_{end}"]) for end in WEIGHT_KEYS)
             rows.append([f"{kind}, {name}" if len(dumps) > 1 else kind, *values])
     return Table(("ratio", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
-
-
-def outcome_cells(setting: Setting, outcome: SettingResult, sequences: float) -> list[str]:
-    """Return a row of the table of settings, for a batch of so many sequences."""
-    kept = (f"{100.0 * share:.3g}" for share in (outcome.tokens_kept, outcome.sequences_kept))
-    worth = "long" if outcome.too_long else f"{100.0 * worth_of(outcome, sequences):.3g}"
-    return [setting.name, *kept, f"{outcome.weight_mean:.3g}", f"{outcome.ess:.2g}", *bias_cells(outcome), worth]
-
-
-def bias_cells(outcome: SettingResult) -> tuple[str, str]:
-    """Return the bias that remains and its interval, in percent of a standard deviation."""
-    if not math.isfinite(outcome.bias):
-        return "-", "-"
-
-    def percent(bias: float) -> str:
-        return f"{100.0 * bias:.0f}" if bias >= 1.0 else f"{100.0 * bias:.2g}" if bias >= 1e-4 else "0"
-
-    return percent(outcome.bias), f"{percent(outcome.bias_low)}-{percent(outcome.bias_high)}"
 
 
 def pasted_lines(setting: Setting, framework: str | None) -> list[str]:

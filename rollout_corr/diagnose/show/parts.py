@@ -30,18 +30,15 @@ def drawn(figures: Sequence[Html]) -> Html:
     return element("div", figures, class_="charts")
 
 
-def table(content: Table, best: frozenset[int] = frozenset()) -> Html:
-    """Return a table; `best` are the indices of rows to emphasize. On a phone a wide one has a block for each row."""
+def table(content: Table) -> Html:
+    """Return a table; on a phone a wide one has a block for each row."""
 
     def cell(row: int, i: int, shown: Child) -> Html:
         kind = " ".join(filter(None, ("text" if i < content.text else "", content.colors.get((row, i), ""))))
         return element("td", shown, class_=kind, data_head=content.heads[i])
 
     heads = [element("th", x, class_="text" if i < content.text else None) for i, x in enumerate(content.heads)]
-    rows = [
-        element("tr", [cell(n, i, x) for i, x in enumerate(row)], class_="best" if n in best else None)
-        for n, row in enumerate(content.rows)
-    ]
+    rows = [element("tr", [cell(n, i, x) for i, x in enumerate(row)]) for n, row in enumerate(content.rows)]
     made = element("table", element("thead", element("tr", heads)), element("tbody", rows))
     return element("div", made, class_="wide stacked" if len(heads) > NARROW else "wide")
 

@@ -86,18 +86,7 @@ details { margin: .7rem 0; } summary { cursor: pointer; color: var(--a); padding
 summary h2 { display: inline; color: var(--ink); } .place { scroll-margin-top: 3rem; }
 details > .place { padding-top: .5rem; } section p.of { margin-top: 0; }
 body > details { border-top: 1px solid var(--line); padding-top: .5rem; margin: 1.1rem 0; }
-.best { display: flex; gap: 1rem; background: var(--card); border-radius: 6px; padding: .6rem 1rem .7rem;
-  margin: .6rem 0; overflow-wrap: anywhere; } .best > div { min-width: 0; } .best b { font-size: 1.02rem; }
-.rank { font-size: 1.5rem; line-height: 1.2; font-weight: 700; color: var(--a); min-width: 1ch; }
-.chip { font-size: .75rem; color: var(--good); border: 1px solid var(--good); border-radius: 9px; padding: 0 .5em;
-  margin-left: .7em; white-space: nowrap; } .best .soft { font-size: .9rem; } .best .alike { font-size: .8rem; }
-.beside { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 26px; align-items: start; }
-.beside p.of { margin-top: 0; } .beside th, .beside td { padding: .25rem .4rem; }
-svg text.number { font-size: 10px; font-weight: 700; fill: var(--ink); }
-.key.dot::before { width: 8px; height: 8px; border: 0; border-radius: 4px; background: var(--a); }
-.key.b.dot::before { background: var(--b); } .key.none::before { display: none; } .key.none { white-space: normal; }
-tr.best td.text { font-weight: 600; }
-@media (max-width: 900px) { .beside, .card.found { grid-template-columns: minmax(0, 1fr); } }
+@media (max-width: 900px) { .card.found { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 620px) { body { padding: 0 .9rem; margin-top: 1rem; } h1 { font-size: 1.25rem; }
   .charts, .columns { grid-template-columns: minmax(0, 1fr); }
   .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px; } .tile:first-child { grid-column: 1 / -1; }

@@ -12,8 +12,6 @@ from .visible import visible
 
 # Units of the view box. A phone shows a chart at about this width, so that texts keep their size there.
 WIDTH, HEIGHT = 380, 240
-# Numbers of places that are nearer than this to one another would touch.
-NEAR = 26.0
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 16, 48
 # Below the frame where labels are turned.
 TURNED = 84
@@ -143,12 +141,6 @@ class Chart:
         """Draw a dot."""
         self.parts.append(element("circle", class_=f"dot {kind}", cx=self.px(x), cy=self.py(y), r=radius))
 
-    def dot(self, x: float, y: float, kind: str, says: Sequence[str], radius: float = 2.6) -> None:
-        """Draw a dot that says something."""
-        self.point(x, y, kind, radius)
-        area = element("circle", cx=self.px(x), cy=self.py(y), r=max(7.0, radius))
-        self._say(area, self.px(x), self.py(y), says)
-
     def band(self, low: float, high: float, says: Sequence[str]) -> None:
         """Let the part of the frame above an interval of the horizontal axis say something."""
         self._band(self.px(low), self.px(high), says)
@@ -176,23 +168,6 @@ class Chart:
         tip = element("g", box, texts, class_="tip", transform=f"translate({left:.1f} {top:.1f})")
         # With -1 a finger can choose it, and the keyboard does not stop at hundreds of places.
         self.says.append(element("g", area, tip, class_="says", tabindex="-1"))
-
-    def numbers(self, places: Sequence[tuple[float, float]]) -> None:
-        """Number places from 1; those that lie close together have one label, such as 2-4."""
-        groups: list[list[int]] = []
-        at = [(self.px(x), self.py(y)) for x, y in places]
-        for i, (x, y) in enumerate(at):
-            if groups and abs(x - at[groups[-1][0]][0]) < NEAR and abs(y - at[groups[-1][0]][1]) < NEAR:
-                groups[-1].append(i)
-            else:
-                groups.append([i])
-        for group in groups:
-            x, y = at[group[0]]
-            says = f"{group[0] + 1}-{group[-1] + 1}" if len(group) > 1 else str(group[0] + 1)
-            # Inside the frame, below a dot at its top.
-            x = min(max(x, LEFT + 10.0), WIDTH - RIGHT - 10.0)
-            y = y - 8.0 if y > TOP + 20.0 else y + 16.0
-            self.parts.append(element("text", says, class_="number", x=x, y=y, text_anchor="middle"))
 
     def bars(self, edges: Sequence[tuple[float, float, float]], kind: str, name: str = "") -> None:
         """Draw bars that stand on 0, or on a logarithmic axis: (from, to, height). A bar that is cut has its value."""

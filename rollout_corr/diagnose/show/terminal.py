@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import shutil
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ..best_settings import Verdict, verdict_of
+from ..best_settings import Outcome, Verdict, verdict_of, worth_of
 from ..doctor.cause import Severity, counted
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
@@ -20,13 +21,11 @@ from ..read.dump import Source
 from ..read.problems import DumpError, extra
 from ..what_if import WhatIf
 from .content import (
-    ABOUT_OUTCOMES,
     ABOUT_SUGGESTION,
     ABOUT_TOO_LONG,
     AXES,
     HEALTHY,
     KEYS,
-    OUTCOME_SHORT,
     UNSEEN,
     Table,
     Unit,
@@ -36,7 +35,6 @@ from .content import (
     fields_of,
     metrics_table,
     named,
-    outcome_cells,
     pasted_lines,
     problems_title,
     summary,
@@ -333,9 +331,8 @@ def print_what_if(
     out.line()
     _print(out, _of_source(source))
     if everything:
-        rows = [outcome_cells(*one, count) for one in outcomes]
-        rows = [[row[i] for i in OUTCOME_SHORT.values()] for row in rows]
-        out.table(f"All settings: {ABOUT_OUTCOMES}", Table([*OUTCOME_SHORT], rows))
+        heads = ("setting", "kept", "ESS", "bias", "95 %", "worth")
+        out.table("All settings: kept, bias and worth in %", Table(heads, [_cells(one, count) for one in outcomes]))
         if any(outcome.too_long for _, outcome in outcomes):
             out.line(ABOUT_TOO_LONG)
         for setting, _ in outcomes:
@@ -361,7 +358,21 @@ def print_what_if(
         for line in pasted_lines(best.setting, tried.framework):
             out.line(f"      {line}")
     if not everything:
-        out.line(f"The other settings, {len(outcomes)} in all: --all, --json, or the page")
+        out.line(f"The other settings, {len(outcomes)} in all: --all, or --json")
+
+
+def _cells(one: Outcome, sequences: float) -> list[str]:
+    """Return the row of a setting, for a batch of so many sequences; bias in percent of a standard deviation."""
+
+    def percent(bias: float) -> str:
+        return f"{100.0 * bias:.0f}" if bias >= 1.0 else f"{100.0 * bias:.2g}" if bias >= 1e-4 else "0"
+
+    setting, outcome = one
+    bias, interval = "-", "-"
+    if math.isfinite(outcome.bias):
+        bias, interval = percent(outcome.bias), f"{percent(outcome.bias_low)}-{percent(outcome.bias_high)}"
+    worth = "long" if outcome.too_long else f"{100.0 * worth_of(outcome, sequences):.3g}"
+    return [setting.name, f"{100.0 * outcome.tokens_kept:.3g}", f"{outcome.ess:.2g}", bias, interval, worth]
 
 
 def _of_verdict(verdict: Verdict) -> Iterator[Line]:
