@@ -3,7 +3,6 @@
     make attack                                                 every area, its own count of seeds from 0
     make attack ARGS="files values --seed 17 --count 500 --minutes 5"
     make attack ARGS="files --seed 17"                          seed 17 alone, with all that it says
-    make attack ARGS="--minutes 30 --write"                     the figures into docs/reliability.md
 
 Exit codes: 0 nothing was wrong, 1 something was, 2 the arguments cannot be used.
 """
@@ -29,7 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, help="how many seeds for each area; default: what the area asks for")
     parser.add_argument("--minutes", type=float, default=30.0, help="start no attempt after so many; default: 30")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: as many as cores")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/reliability.md")
     chosen = parser.parse_args(arguments)
     unknown = sorted(set(chosen.areas) - set(known))
     if unknown:
@@ -48,8 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
     asked = [(area, range(first, first + (1 if one else chosen.count or area.count))) for area in areas]
     found = campaign.run(asked, chosen.workers, 60 * chosen.minutes, shown)
     print(figures.table(found))
-    if chosen.write:
-        figures.write(found)
     return 1 if any(each.wrong for each in found) else 0
 
 

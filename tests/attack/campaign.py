@@ -46,7 +46,7 @@ class Area:
         unit: What is counted, such as "files".
         attempt: Makes the attempt of a seed. A function at the top of a module, so that a worker can import it.
         count: Attempts of `make attack`.
-        few: Attempts of `make test`: at most 8 seconds on one busy core.
+        few: Attempts of `make test`, which see that the area still runs: at most 4 seconds on one busy core.
         limit: Seconds after which an attempt counts as hung, not counting those that it waits for a core.
     """
 

@@ -120,4 +120,4 @@ def attack(seed):
     return Outcome("refused", made.said) if made.said else Outcome("right")
 
 
-AREA = Area("dropins", "frameworks", attack, count=3_000, few=8)
+AREA = Area("dropins", "frameworks", attack, count=3_000, few=4)

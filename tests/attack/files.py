@@ -142,4 +142,4 @@ def run(arguments):
     return code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
 
 
-AREA = Area(name="files", unit="files", attempt=attempt, count=20_000, few=10)
+AREA = Area(name="files", unit="files", attempt=attempt, count=20_000, few=6)

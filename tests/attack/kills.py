@@ -226,4 +226,4 @@ def attempt(seed: int) -> Outcome:
     return Outcome("refused", told.errors[0]) if told.errors else Outcome("right")
 
 
-AREA = Area(name="kills", unit="processes that dump", attempt=attempt, count=500, few=8)
+AREA = Area(name="kills", unit="processes that dump", attempt=attempt, count=500, few=4)

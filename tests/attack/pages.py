@@ -279,4 +279,4 @@ def _attempt(rng: random.Random, folder: Path) -> Outcome:
     return Outcome("refused", err.strip()) if code == 2 else Outcome("right")
 
 
-AREA = Area("pages", "pages", attempt, count=3000, few=16)
+AREA = Area("pages", "pages", attempt, count=3000, few=8)

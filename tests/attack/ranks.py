@@ -250,4 +250,4 @@ def attempt(seed: int) -> Outcome:
     return judge_planted(rng, ranks) if kind < 8 else judge_away(rng, ranks)
 
 
-AREA = Area("ranks", "runs", attempt, count=200, few=6)
+AREA = Area("ranks", "runs", attempt, count=200, few=3)

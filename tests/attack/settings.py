@@ -192,4 +192,4 @@ def attempt(seed: int) -> Outcome:
     return Outcome("wrong", f"{told}: {found}") if found else Outcome("right")
 
 
-AREA = Area("settings", "settings", attempt, count=20_000, few=100)
+AREA = Area("settings", "settings", attempt, count=20_000, few=50)

@@ -47,4 +47,4 @@ def attempt(seed: int) -> Outcome:
     return Outcome("right")
 
 
-AREA = Area("threads", "calls of six threads", attempt, count=1_000, few=8)
+AREA = Area("threads", "calls of six threads", attempt, count=1_000, few=3)

@@ -146,4 +146,4 @@ def attempt(seed: int) -> Outcome:
         return Outcome("wrong", f"{kind.__name__}: {error!s:.600}")
 
 
-AREA = Area("values", "calls", attempt, count=20_000, few=40)
+AREA = Area("values", "calls", attempt, count=20_000, few=20)
