@@ -45,18 +45,6 @@ WORDS = {"Spec": Spec, "Weight": Weight, "Criterion": Criterion, "VETO": VETO}
 WORDS |= {"ratio": ratio, "option": option, "k1": k1}
 
 
-def flat(**changes: object) -> dict[str, object]:
-    """The values that verl 0.6.0 shipped in its flat generation, its switch turned on."""
-    return {
-        "rollout_is": True,
-        "rollout_is_threshold": 2.0,
-        "rollout_is_threshold_lower": None,
-        "rollout_is_level": "token",
-        "rollout_is_mode": "truncate",
-        "rollout_is_veto_threshold": 1e-4,
-    } | changes
-
-
 def rows(table: str) -> list[list[str]]:
     """Split a table into rows, and rows at " | " into columns. A row may go on in indented lines."""
     return [row.split(" | ") for row in re.sub(r"\n +", " ", table.strip()).splitlines()]

@@ -118,7 +118,7 @@ verl sh | rollout.top_k | what it keeps
   run algorithm.rollout_correction.rollout_is=token \
 >   actor_rollout_ref.rollout.top_k=50
 
-verl yaml | actor.tis_imp_ratio_cap | warning: ... old name; write rollout_is
+verl yaml | actor.tis_imp_ratio_cap | setting of verl up to 0.6.0 ... migrate.md says which
   actor_rollout_ref:
     actor:
 >     tis_imp_ratio_cap: 2.0
@@ -254,7 +254,7 @@ areal yaml | actor.rejection_sampling.upper | does nothing while use_decoupled_l
       metric: ratio
 >     upper: 5.0
 
-areal yaml | actor.behave_imp_weight_cap | warning: ... is an old name; write rejection_sampling
+areal yaml | actor.behave_imp_weight_cap | expected rejection_sampling ... migrate.md says how
   actor:
 >   behave_imp_weight_cap: 5.0
 

@@ -1,6 +1,6 @@
 """What each framework's configuration reads as, and what it refuses: a table a framework.
 
-Rows are `CONFIG | EXPECTED` and `CONFIG | ERROR`. CONFIG is YAML, in verl's also `flat CONFIG`; EXPECTED is a Spec, a
+Rows are `CONFIG | EXPECTED` and `CONFIG | ERROR`. CONFIG is YAML; EXPECTED is a Spec, a
 Recipe or a part of a Loss, in which `named` and `made` build the framework's spec or recipe by name.
 """
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import rollout_corr as rc
-from builders.config_cases import VERL, WORDS, XTUNER, error, flat, rows
+from builders.config_cases import VERL, WORDS, XTUNER, error, rows
 from rollout_corr.frameworks.shared.preset import off_policy
 from rollout_corr.specs.correction import Spec
 
@@ -69,15 +69,6 @@ READ = {
 {m2_threshold: 0.08} | Recipe(None, Loss(PPO(0.2, 0.2)))
 {use_decoupled_loss: true, m2_threshold: 0.04, rejection_sampling: {metric: ratio, upper: 5.0}} | Spec(Weight.token(),
     (*named("m2po").criteria, Criterion("ratio", upper=5.0)), "both", sums_over="kept", nonfinite="neutral")
-{use_decoupled_loss: true, behave_imp_weight_cap: 5.0} | named("token_mask", lower=None)
-{use_decoupled_loss: true, behav_imp_weight_cap: 3.0, eps_clip: 0.1} |
-    made("token_mask", lower=None, upper=3.0, eps_clip=0.1)
-{use_decoupled_loss: true, behave_imp_weight_cap: 3.0, behave_imp_weight_mode: token_truncate} |
-    Spec(Weight.token(upper=3.0), nonfinite="neutral")
-{use_decoupled_loss: true, behave_imp_weight_cap: 3.0, behave_imp_weight_mode: sequence_mask} | named("seq", upper=3.0)
-{use_decoupled_loss: true, behave_imp_weight_mode: sequence_truncate, behave_imp_weight_cap: 2.0} |
-    Spec(Weight.geometric(upper=2.0), nonfinite="neutral")
-{use_decoupled_loss: true, behave_imp_weight_cap: 3.0, behave_imp_weight_mode: disabled} | Spec()
 """,
     "molt": """
 {} | made("ppo")
@@ -350,23 +341,10 @@ READ = {
     Spec(None, (option("token_k2", None, 1.0), replace(VETO, lower=1e-6)))
 {rollout_is: sequence, bypass_old_logprob_for_rollout: true, use_pure_rollout_correction: true} |
     Spec(Weight.product(upper=2))
-flat {} | Spec(Weight.token(upper=2), (VETO,))
-flat {rollout_is_level: geometric, rollout_is_veto_threshold: null} | Spec(Weight.geometric(upper=2))
-flat {rollout_is_level: sequence, rollout_is_mode: mask} |
-    Spec(Weight.product(), (ratio(0.5, 2, "sum", label="seq_sum_k1"), VETO))
-flat {rollout_is_mode: clip} | Spec(Weight.token(lower=0.5, upper=2, outside="zero"), (VETO,), "zero")
-flat {rollout_is_mode: clip, rollout_is_veto_threshold: null, rollout_is_threshold_lower: 0.8} |
-    Spec(Weight.token(lower=0.8, upper=2, outside="zero"))
-flat {rollout_is: null} | Spec(Weight.token(upper=2), (VETO,), apply=False)
-flat {rollout_is_threshold: null} | Spec()
-{rollout_is: true, rollout_is_threshold: 2.0} | Spec(Weight.token(upper=2), (VETO,))
-{tis_imp_ratio_cap: 2.0} | Spec(Weight.token(upper=2))
 {imp_ratio_cap: -1} | Spec()
-{behav_imp_weight_cap: null} | Spec()
 {algorithm: {adv_estimator: grpo, kl_ctrl: {}, rollout_correction: {rollout_is: token}}, trainer: {},
     actor_rollout_ref: {actor: {tis_imp_ratio_cap: -1, lr: 1}}} | Spec(Weight.token(upper=2))
 {algorithm: {gamma: 1.0, rollout_correction: null}} | Spec()
-{algorithm: {gamma: 1.0}, actor_rollout_ref: {actor: {tis_imp_ratio_cap: 8, lr: 1}}} | Spec(Weight.token(upper=8))
 {} | made("ppo")
 {clip_ratio_low: 0.1, strategy: fsdp} | PPO(0.1, 0.2, dual=3.0)
 {clip_ratio_low: null, clip_ratio: 0.3} | PPO(0.3, 0.2, dual=3.0)
@@ -404,9 +382,7 @@ SPEC_REFUSED = {
 {action: clamp, metric: kl_k3} | action: expected 'mask' with metric 'kl_k3', as AReaL does
 {action: clamp, level: sequence, agg: sum} | agg: expected 'mean' with action 'clamp'
 {agg: min} | agg: expected one of
-{behave_imp_weight_cap: 5.0, rejection_sampling: {}} | rejection_sampling: expected None with behave_imp_weight_cap
-{behave_imp_weight_mode: token_mask} | TypeError behave_imp_weight_cap: expected a number, got NoneType
-{behave_imp_weight_cap: 5.0, behave_imp_weight_mode: word} | behave_imp_weight_mode: expected one of ['token_mask'
+{behave_imp_weight_cap: 5.0, eps_clip: 0.1} | behave_imp_weight_cap: expected rejection_sampling
 """,
     "rllm": """
 {tis_mode: geometric} | tis_mode: expected null or one of ['token', 'sequence'], got 'geometric'
@@ -468,15 +444,8 @@ SPEC_REFUSED = {
 {bypass_mode: 'yes'} | TypeError bypass_mode: expected true or false, got str 'yes'
 {loss_type: ppo} | loss_type: expected one of ['ppo_clip', 'reinforce'], got 'ppo'
 {use_policy_gradient: 'no'} | TypeError use_policy_gradient: expected true or false, got str 'no'
-flat {rollout_is_level: turn} | rollout_is_level: expected one of ['token', 'sequence', 'geometric']
-flat {rollout_is_mode: both} | rollout_is_mode: expected one of ['truncate', 'mask', 'clip'], got 'both'
-flat {rollout_is_threshold: '0.5_2'} | rollout_is_threshold: expected a finite number > 0, got '0.5_2'
-flat {rollout_is_threshold_lower: 3} | rollout_is_threshold_lower: expected at most the upper bound 2.0
-flat {rollout_is: token} | one generation ...'rollout_is_threshold_lower' (flat, 0.6.0) and 'rollout_is' (nested
-flat {tis_imp_ratio_cap: 2} | one generation ...'tis_imp_ratio_cap' (a cap ...and 'rollout_is' (flat
-{tis_imp_ratio_cap: 2, rollout_is_threshold: 2} | unknown key 'rollout_is_threshold', ...'tis_imp_ratio_cap'
-{tis_imp_ratio_cap: 2, imp_ratio_cap: 2} | expected one cap, got {
-{tis_imp_ratio_cap: two} | tis_imp_ratio_cap: expected a number, got 'two'
+{algorithm: {gamma: 1.0}, actor_rollout_ref: {actor: {tis_imp_ratio_cap: 8, lr: 1}}} | tis_imp_ratio_cap: a setting of
+{rollout_is: true, rollout_is_level: token} | rollout_is_level: a setting of verl up to 0.6.0, expected those of
 {algorithm: grpo} | TypeError algorithm: expected a mapping or a config object, got str 'grpo'
 """,
     "unsloth": "{vllm_importance_sampling_mode: geometric} | vllm_importance_sampling_mode: expected one of",
@@ -634,11 +603,6 @@ RECIPE_REFUSED = {
 }
 
 
-def config_of(text):
-    made = yaml.safe_load(text.removeprefix("flat "))
-    return flat(**made) if text.startswith("flat ") else made
-
-
 def cases(tables):
     return [
         pytest.param(framework, *row, id=f"{framework}-{row[0][:50]}")
@@ -655,7 +619,7 @@ def test_read(framework, text, expected):
     words |= {"Spec": partial(Spec, **REPORTS.get(framework, {})), "ROWS": rc.Mean("sequence", over="rows")}
     words["named"] = lambda name, **settings: rc.spec(f"{framework}.{name}", **settings)
     words["made"] = lambda name, **settings: rc.recipe(f"{framework}.{name}", **settings)
-    wanted, config = eval(expected, words), config_of(text)
+    wanted, config = eval(expected, words), yaml.safe_load(text)
     if isinstance(wanted, Spec):
         assert rc.spec(framework, config) == wanted
         return
@@ -676,4 +640,4 @@ def test_refused(call, case):
     framework, text, message = case.values
     kind, pattern = error(message)
     with pytest.raises(kind or ValueError, match=rf"^{call}\('{framework}'\): .*{pattern}"):
-        getattr(rc, call)(framework, config_of(text))
+        getattr(rc, call)(framework, yaml.safe_load(text))

@@ -9,12 +9,13 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
 from builders.strategies import specs
-from frameworks.test_read import READ, cases, config_of
+from frameworks.test_read import READ, cases
 from rollout_corr.frameworks.shared.lookup import readable
 from rollout_corr.specs.choices import WHEN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
@@ -88,8 +89,8 @@ def test_the_specs_of_others_are_read_back_or_refused(framework):
 
 
 def has_a_setting(framework, text, expected):
-    """Tell whether a row has a Spec; verl has no veto, no test of the ratio and no flat generation any more."""
-    old = framework == "verl" and (text.startswith("flat") or "VETO" in expected or "ratio(" in expected)
+    """Tell whether a row has a Spec; verl has no veto and no test of the ratio any more."""
+    old = framework == "verl" and ("VETO" in expected or "ratio(" in expected)
     return expected.startswith(("Spec", "named")) and not old
 
 
@@ -98,7 +99,7 @@ def has_a_setting(framework, text, expected):
     ("framework", "text", "expected"), [case for case in cases(READ) if has_a_setting(*case.values)]
 )
 def test_what_was_read_can_be_written(framework, text, expected):
-    spec = rc.spec(framework, config_of(text))
+    spec = rc.spec(framework, yaml.safe_load(text))
     assert_read_back(spec, framework, spec.to_config(framework))
 
 

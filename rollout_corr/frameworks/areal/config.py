@@ -34,7 +34,7 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import NoEquivalent, boolean, defaults_of, fields_of, maybe, settings_of, warn_old, warn_once
+from ..shared.settings import NoEquivalent, boolean, defaults_of, fields_of, maybe, settings_of, warn_once
 
 # --- the correction ---
 
@@ -164,13 +164,9 @@ ACTOR: dict[str, Any] = {
     "importance_sampling_level": "token",
     "prox_logp_method": "recompute",
 }
-# What rejection_sampling was up to #1088: caps, the oldest last, and the modes as `level` and `action`.
-OLD_CAPS = ("behave_imp_weight_cap", "behav_imp_weight_cap")
-OLD_MODE = "behave_imp_weight_mode"
-OLD_MODES = {
-    f"{level}_{old}": (level, action) for level in LEVELS for old, action in (("mask", "mask"), ("truncate", "clamp"))
-}
-ACTOR |= dict.fromkeys((*OLD_CAPS, OLD_MODE))
+# What rejection_sampling was up to #1088.
+OLD = ("behave_imp_weight_cap", "behav_imp_weight_cap", "behave_imp_weight_mode")
+ACTOR |= dict.fromkeys(OLD)
 # Other keys of PPOActorConfig.
 OF_ACTOR = ("kl_ctl", "ppo_n_minibatches", "path", "optimizer", "backend", "group_size", "adv_norm", "reward_norm")
 # Bounds that the batch decides, and a setting of its own has.
@@ -230,25 +226,14 @@ def recipe(config: object) -> Recipe:
 
 def _settings(config: object) -> dict[str, Any]:
     found = settings_of(config, ACTOR, blocks=[("actor",)], whole=OF_ACTOR)
-    old = {name: found[name] for name in (*OLD_CAPS, OLD_MODE) if found[name] is not None}
-    if old:
-        if found["rejection_sampling"] is not None:
-            raise ValueError(f"rejection_sampling: expected None with {next(iter(old))}, which it replaces")
-        found["rejection_sampling"] = _of_old(old)
+    for name in OLD:
+        if found[name] is not None:
+            raise ValueError(
+                f"{name}: expected rejection_sampling, which AReaL has in its place; docs/migrate.md says how"
+            )
     if found["rejection_sampling"] is not None and boolean("use_sapo_loss", found["use_sapo_loss"]):
         warn_once(("areal", "use_sapo_loss"), "areal: use_sapo_loss does not read rejection_sampling; leave that out")
     return found
-
-
-def _of_old(old: dict[str, Any]) -> dict[str, Any] | None:
-    mode = one_of(OLD_MODE, old.get(OLD_MODE, "token_mask"), (*OLD_MODES, "disabled"))
-    block: dict[str, Any] | None = None
-    if mode != "disabled":
-        level, action = OLD_MODES[mode]
-        name = next((name for name in OLD_CAPS if name in old), OLD_CAPS[0])
-        block = {"level": level, "action": action, "metric": "ratio", "upper": positive(name, old.get(name))}
-    warn_old("areal", old, f"write rejection_sampling: {block}")
-    return block
 
 
 def _correction(given: dict[str, Any]) -> Spec | None:

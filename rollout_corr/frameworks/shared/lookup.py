@@ -117,9 +117,8 @@ def spec(framework: FrameworkName, config: object, /, **options: Any) -> Spec: .
 def spec(name: str, /, *config: object, **arguments: Any) -> Spec:
     """Return a framework's correction: by its own name for it, or read from a configuration.
 
-    `rc.spec("verl.decoupled_token_is", upper=3.0)`; `rc.spec("verl", config)`. A configuration may be of any
-    generation of the framework. Old keys warn once in a process, with the line to write instead;
-    misspelled keys raise, and other unknown keys warn once.
+    `rc.spec("verl.decoupled_token_is", upper=3.0)`; `rc.spec("verl", config)`. Old keys of a configuration warn once
+    in a process, with the line to write instead, misspelled ones raise, and other unknown keys warn once.
 
     Args:
         name: "framework.spec", one of `rc.spec_names()`; or with a configuration the framework alone, such as "verl".
@@ -127,8 +126,7 @@ def spec(name: str, /, *config: object, **arguments: Any) -> Spec:
             pydantic model, any object with attributes.
         **arguments: For a name, the framework's own arguments of it. For a configuration of verl: k1_bounds="ratio"
             reads the bounds of k1 options as bounds of the ratio (verl#6377), as verl's documentation says and verl
-            0.9.1 does not; version="0.6.0" reads `rollout_is_mode` and the veto as that release did, which zeroed
-            weights where later code edits the mask.
+            0.9.1 does not.
 
     Returns:
         The Spec. The loss that it feeds (verl's `bypass_mode` and `loss_type`) is no part of it; `rc.recipe` has it.

@@ -3,11 +3,7 @@
 Every preset edits the mask where it rejects, and asks for verl's own metrics. A preset of bypass mode is given the
 current policy, detached, as `train_logp`. In bypass mode PPO does not multiply by the weight.
 
-The configuration is read in its three generations.
-
-cap      `actor.tis_imp_ratio_cap` and its kin (2025-08 to 2025-10): a cap on the token weight; -1 is off.
-flat     `algorithm.rollout_is_level`, `rollout_is_mode` and so on (0.6.0): one ratio weighs and rejects.
-nested   `algorithm.rollout_correction` (since 0.6.1): weights by `rollout_is`, rejection by `rollout_rs`.
+The configuration is `algorithm.rollout_correction`, since verl 0.6.1; settings of the releases before are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, 
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of, positive
 from ..shared import lookup
-from ..shared.preset import LEVELS, Row, presets, registered
+from ..shared.preset import Row, presets, registered
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -45,7 +41,7 @@ from ..shared.recipe import (
     named_recipe,
     penalty,
 )
-from ..shared.settings import anything, block_of, boolean, fields_of, inner, known_in, settings_of, warn_old
+from ..shared.settings import anything, block_of, boolean, fields_of, inner, known_in, settings_of, warn_old, words
 from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
@@ -234,22 +230,21 @@ presets("verl", "verl 1dda039 (2026-08-22)")(
     )
 )
 
-# --- the correction, of any generation ---
+# --- the correction ---
 
-CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
-SHARED = ("rollout_is", "rollout_is_threshold")
-FLAT = ("rollout_is_level", "rollout_is_mode", "rollout_is_threshold_lower", "rollout_is_veto_threshold")
-NESTED = ("rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold", "bypass_mode", "loss_type")
-OLD_NESTED = (
-    "rollout_rs_threshold_lower",
-    "rollout_token_veto_threshold",
-    "bypass_old_logprob_for_rollout",
-    "use_pure_rollout_correction",
-    "use_policy_gradient",
+NESTED = words(
+    "rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs rollout_rs_threshold bypass_mode loss_type"
+)
+OLD_NESTED = words(
+    "rollout_rs_threshold_lower rollout_token_veto_threshold bypass_old_logprob_for_rollout "
+    "use_pure_rollout_correction use_policy_gradient"
 )
 # Of verl#7196: one more forward pass, for metrics alone.
 WITHOUT_EFFECT = ("debug_rollout_actor_probs",)
-KNOWN = (*SHARED, *NESTED, *OLD_NESTED, *FLAT, *CAPS, *WITHOUT_EFFECT)
+KNOWN = (*NESTED, *OLD_NESTED, *WITHOUT_EFFECT)
+# Of 0.6.0 and before, in `algorithm` and in `actor`.
+FLAT = ("rollout_is_level", "rollout_is_mode", "rollout_is_threshold_lower", "rollout_is_veto_threshold")
+CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
 
 # These keys show that the whole of `algorithm` is given, with many keys that do not concern this package. Only
 # those that begin like ours are checked for spelling.
@@ -257,124 +252,18 @@ OF_ALGORITHM = ("adv_estimator", "gamma", "lam", "kl_ctrl", "use_kl_in_reward", 
 OURS = ("rollout_is", "rollout_rs", "rollout_token_veto")
 
 LOSS_TYPES = ("ppo_clip", "reinforce")
-FLAT_MODES = ("truncate", "mask", "clip")
-FLAT_VETO = 1e-4
 OFF = "leave it out: it is off"
 
 
-def read(config: object, *, k1_bounds: str = "verl", version: str | None = None) -> Spec:
-    """Read the block `rollout_correction`, the block `algorithm`, or a whole configuration, of any generation.
+def read(config: object, *, k1_bounds: str = "verl") -> Spec:
+    """Read the block `rollout_correction`, the block `algorithm`, or a whole configuration.
 
     Args:
         config: The configuration.
         k1_bounds: "verl" or "ratio", see `verl_options.criteria`.
-        version: "0.6.0" for the flat generation as it was released: `rollout_is_mode: mask` and the veto zero weights
-            there, as "clip" does. By default they edit the mask, as verl has done since.
     """
     one_of("k1_bounds", k1_bounds, verl_options.K1_BOUNDS)
-    if version not in (None, "0.6.0"):
-        raise ValueError(f"version: expected None or '0.6.0', got {version!r}")
     given = known_in(_block(fields_of(config)), KNOWN)
-    level = given.get("rollout_is")
-    generations = {
-        "a cap on the weight, before 0.6.0": [key for key in given if key in CAPS],
-        "flat, 0.6.0": [key for key in given if key in FLAT or (key == "rollout_is" and isinstance(level, bool))],
-        "nested, since 0.6.1": [
-            key for key in given if key in (*NESTED, *OLD_NESTED) or (key == "rollout_is" and isinstance(level, str))
-        ],
-    }
-    cap, flat, nested = generations.values()
-    if bool(cap) + bool(flat) + bool(nested) > 1:
-        mixed = " and ".join(f"{keys[0]!r} ({name})" for name, keys in generations.items() if keys)
-        raise ValueError(f"expected the keys of one generation of verl's configuration, got {mixed}")
-    if cap:
-        return _cap(given)
-    return _flat(given, version) if flat else _nested(given, k1_bounds)
-
-
-def _block(given: dict[str, Any]) -> dict[str, Any]:
-    if "algorithm" in given or "actor_rollout_ref" in given:
-        actor = inner(inner(given, "actor_rollout_ref"), "actor")
-        # Configurations of later versions still hold a cap that is off.
-        caps = {key: actor[key] for key in CAPS if key in actor and not _is_off(actor[key])}
-        return {**caps, **_of_algorithm(inner(given, "algorithm"), whole=True)}
-    whole = any(key in given for key in OF_ALGORITHM)
-    return _of_algorithm(given, whole) if whole or "rollout_correction" in given else given
-
-
-def _of_algorithm(given: dict[str, Any], whole: bool) -> dict[str, Any]:
-    beside = {key: given[key] for key in given if not whole or key in KNOWN or str(key).startswith(OURS)}
-    beside.pop("rollout_correction", None)
-    return {**beside, **inner(given, "rollout_correction")}
-
-
-_old = partial(warn_old, "verl")
-
-
-def _is_off(cap: object) -> bool:
-    return cap is None or (isinstance(cap, (int, float)) and not isinstance(cap, bool) and cap <= 0)
-
-
-def _cap(given: dict[str, Any]) -> Spec:
-    known_in(given, CAPS, exactly=True)
-    on = {key: given[key] for key in given if not _is_off(given[key])}
-    if len(on) > 1:
-        raise ValueError(f"expected one cap, got {on}")
-    if not on:
-        _old(list(given), OFF)
-        return made()
-    ((key, cap),) = on.items()
-    upper = verl_options.number(key, cap)
-    _old([key], f'write rollout_is: "token", rollout_is_threshold: {upper!r}')
-    return made(Weight.token(upper=upper))
-
-
-def _flat(given: dict[str, Any], version: str | None) -> Spec:
-    level = one_of("rollout_is_level", given.get("rollout_is_level", "token"), LEVELS)
-    mode = one_of("rollout_is_mode", given.get("rollout_is_mode", "truncate"), FLAT_MODES)
-    applied = boolean("rollout_is", given.get("rollout_is"))
-    old = [key for key in given if key in FLAT] or [f"rollout_is: {str(applied).lower()}"]
-    if given.get("rollout_is_threshold") is None:
-        _old(old, "leave it out: without rollout_is_threshold all of it is off")
-        return made()
-    upper = verl_options.number("rollout_is_threshold", given["rollout_is_threshold"])
-    lower = _lower("rollout_is_threshold_lower", given.get("rollout_is_threshold_lower"), upper)
-    veto = given.get("rollout_is_veto_threshold", FLAT_VETO)
-    criteria = () if veto is None else (verl_options.veto(veto, "rollout_is_veto_threshold"),)
-    option = verl_options.OLD_RS_LEVELS[level]
-    zeroes = mode == "clip" or version == "0.6.0"
-    if mode == "truncate":
-        weight = Weight(*LEVELS[level], upper=upper)
-    elif zeroes:
-        weight = Weight(*LEVELS[level], lower=lower, upper=upper, outside="zero")
-    else:
-        weight = Weight(*LEVELS[level])
-        criteria = (verl_options.ratio_criterion(option, lower, upper), *criteria)
-    spec = Spec(
-        weight=weight,
-        criteria=criteria,
-        rejected="zero" if zeroes and criteria else "mask",
-        apply=applied,
-        report=REPORT,
-    )
-    line = f"write {expression(spec)}"
-    if not zeroes and criteria:
-        line += '; for the release 0.6.0 itself, which zeroed weights instead of editing the mask, pass version="0.6.0"'
-    _old(old, line)
-    return spec
-
-
-def _lower(key: str, value: object, upper: float) -> float:
-    if value is None:
-        return 1.0 / upper
-    # 0 leaves the lower side open: verl compares in ratio space.
-    lower = 0.0 if value == 0 and not isinstance(value, bool) else verl_options.number(key, value)
-    if lower > upper:
-        raise ValueError(f"{key}: expected at most the upper bound {upper!r}, got {value!r}")
-    return lower
-
-
-def _nested(given: dict[str, Any], k1_bounds: str) -> Spec:
     _check_bypass(given)
     normalize = boolean("rollout_is_batch_normalize", given.get("rollout_is_batch_normalize"))
     weight = None
@@ -387,6 +276,38 @@ def _nested(given: dict[str, Any], k1_bounds: str) -> Spec:
             )
         weight = verl_options.weight(given["rollout_is"], threshold, normalize)
     return made(weight, (*_rejection(given, k1_bounds), *_veto(given)))
+
+
+def _block(given: dict[str, Any]) -> dict[str, Any]:
+    actor = inner(inner(given, "actor_rollout_ref"), "actor")
+    whole = "algorithm" in given or "actor_rollout_ref" in given
+    given = inner(given, "algorithm") if whole else given
+    whole = whole or any(key in given for key in OF_ALGORITHM)
+    if whole or "rollout_correction" in given:
+        beside = {key: given[key] for key in given if not whole or key in KNOWN or str(key).startswith(OURS)}
+        beside.pop("rollout_correction", None)
+        given = {**beside, **inner(given, "rollout_correction")}
+    # Configurations of later versions still hold a cap that is off.
+    capped = {**actor, **given}
+    old = [key for key in CAPS if capped.get(key) not in (None, -1)] + [key for key in FLAT if key in given]
+    if old:
+        raise ValueError(
+            f"{old[0]}: a setting of verl up to 0.6.0, expected those of rollout_correction; docs/migrate.md says which"
+        )
+    return {key: given[key] for key in given if key not in CAPS}
+
+
+_old = partial(warn_old, "verl")
+
+
+def _lower(key: str, value: object, upper: float) -> float:
+    if value is None:
+        return 1.0 / upper
+    # 0 leaves the lower side open: verl compares in ratio space.
+    lower = 0.0 if value == 0 and not isinstance(value, bool) else verl_options.number(key, value)
+    if lower > upper:
+        raise ValueError(f"{key}: expected at most the upper bound {upper!r}, got {value!r}")
+    return lower
 
 
 def _rejection(given: dict[str, Any], k1_bounds: str) -> tuple[Criterion, ...]:

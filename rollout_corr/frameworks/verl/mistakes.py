@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..shared.checking import Checks, Rule, Run, without
-from .config import CAPS, KNOWN
+from .config import CAPS, FLAT, KNOWN
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 BLOCK = "algorithm.rollout_correction."
@@ -16,11 +16,10 @@ def _bypasses(run: Run) -> bool:
 
 CHECKS = Checks(
     keys=(
-        *(BLOCK + key for key in KNOWN if key not in CAPS),
+        *(BLOCK + key for key in KNOWN),
         *(ACTOR + key for key in CAPS),
+        *(f"algorithm.{key}" for key in FLAT),
         LOSS_MODE,
-        "algorithm.rollout_is",
-        "algorithm.rollout_is_threshold",
     ),
     alike=("loss_mode", "use_policy_gradient", "loss_type"),
     closed=(BLOCK[:-1],),
