@@ -1,4 +1,4 @@
-"""Bounds that the batch decides: `correct` against loops, in every layout, in blocks and in one piece."""
+"""Bounds that the batch or each group decides: `correct` against loops, in every layout, in blocks and in one piece."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
 from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_nonfinite, within
+from builders.launches import Reads
 from builders.rounding import near
 from oracles.bounds_of_batch import kept
+from rollout_corr.backends import bounds_of_batch, sequence_groups, whole
+from rollout_corr.backends.run import CORRECTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+# The third sequence is all invalid, so group 3 is empty; group 4 has no sequence, and group 2 has one.
+INDEX = [0, 1, 3, 0, 2, 1, 0, 1]
+IN_GROUPS = {"group_index": torch.tensor(INDEX), "group_count": 5}
 RULES = [
     {"upper": rc.Quantile(0.8)},
     {"lower": rc.Quantile(0.2), "upper": rc.Quantile(0.9)},
@@ -24,7 +30,26 @@ RULES = [
     {"lower": rc.TopK(share=0.4)},
     {"upper": rc.MeanBelow(0.125)},
     {"lower": 0.0625, "upper": rc.Quantile(0.75)},
+    {"upper": rc.Quantile(0.7, within="group")},
+    {"lower": rc.TopK(2, within="group"), "upper": rc.Quantile(0.9, "group")},
+    {"upper": rc.Bottom(1000, within="group")},
+    {"lower": rc.Quantile(0.4), "upper": rc.Bottom(share=0.5, within="group")},
+    {"upper": rc.MeanBelow(0.2, within="group")},
 ]
+
+
+def expected(rules, values):
+    """The places that every bound keeps, each rule among the values that it looks at."""
+    good = set(values)
+    for side, rule in rules.items():
+        groups = {}
+        for place, x in values.items():
+            group = (
+                getattr(rule, "within", "batch") == "group" and INDEX[place[0] if isinstance(place, tuple) else place]
+            )
+            groups.setdefault(group, {})[place] = x
+        good &= {place for own in groups.values() for place in within({side: rule}, own)}
+    return good
 
 
 @pytest.mark.parametrize(
@@ -32,11 +57,11 @@ RULES = [
 )
 def test_tokens_in_every_layout(rules, dtype, way):
     spec = rc.Spec(criteria=(rc.Criterion("abs", **rules),))
-    for seed, layout in itertools.product(range(2), LAYOUTS[::2]):
+    for seed, layout in enumerate(LAYOUTS[::2]):
         batch = coarse(seed, broken=seed == 1)
         laid = lay_out(batch, layout, dtype)
-        found = laid.correct(spec)
-        good = within(rules, abs_d(batch))
+        found = laid.correct(spec, **IN_GROUPS)
+        good = expected(rules, abs_d(batch))
         bad = rejects_nonfinite(batch)
         assert laid.read(found.mask) == mask_of(batch, {(s, t) for s, t in good if s not in bad}), (seed, layout)
         assert found.keep.tolist() == [s not in bad for s in range(len(batch))]
@@ -56,10 +81,19 @@ def test_those_that_are_not_tested_are_not_the_batch(when, way):
         assert laid.read(laid.correct(spec).mask) == mask_of(batch, good)
 
 
-@pytest.mark.parametrize(("sums_over", "drop"), [("valid", "unit"), ("kept", "sequence"), ("kept", "token")])
-def test_sequences_after_tokens(sums_over, drop, way):
+@pytest.mark.parametrize(
+    ("sums_over", "drop", "among"),
+    [
+        ("valid", "unit", "batch"),
+        ("kept", "sequence", "batch"),
+        ("kept", "token", "batch"),
+        ("valid", "unit", "group"),
+        ("kept", "unit", "group"),
+    ],
+)
+def test_sequences_after_tokens(sums_over, drop, among, way):
     """With sums_over="kept" the sequences' values, and so their bound, depend on the tokens' bound."""
-    token, unit = {"upper": rc.Quantile(0.7)}, {"upper": rc.Bottom(3)}
+    token, unit = {"upper": rc.Quantile(0.7, among)}, {"upper": rc.Bottom(3 if among == "batch" else 1, within=among)}
     spec = rc.Spec(
         criteria=(rc.Criterion("abs", over="sequence", reduce="sum", drop=drop, **unit), rc.Criterion("abs", **token)),
         sums_over=sums_over,
@@ -67,27 +101,54 @@ def test_sequences_after_tokens(sums_over, drop, way):
     for seed in range(6):
         batch = coarse(seed)
         values = abs_d(batch)
-        good = within(token, values)
+        good = expected(token, values)
         sums = {}
         for s, t in good if sums_over == "kept" else values:
             sums[s] = sums.get(s, 0.0) + values[s, t]
-        standing = within(unit, sums)
+        standing = expected(unit, sums)
         laid = lay_out(batch, "padded_left", torch.float32)
-        found = laid.correct(spec)
+        found = laid.correct(spec, **IN_GROUPS)
         lost = set(sums) - standing
         assert laid.read(found.mask) == mask_of(batch, {(s, t) for s, t in good if s not in lost})
         # A sequence that loses its tokens one by one is kept.
         assert found.keep.tolist() == [drop == "token" or s not in lost for s in range(len(batch))]
 
 
-def test_turns(way):
+@pytest.mark.parametrize(
+    ("rule", "keep", "lowest"),
+    [(rc.Bottom(2), [True, True, False, True], 0.5), (rc.Bottom(1, within="group"), [True, False, False, True], 0.0)],
+)
+def test_turns(rule, keep, lowest, way):
     train = torch.tensor([0.0, 0.5, 0.0, 1.0, 2.0, 0.25, 0.25]) - 3.0
-    rollout, cu = torch.full((7,), -3.0), torch.tensor([0, 3, 7])
-    turns = torch.tensor([0, 1, 3, 5, 7])  # sums of |D|: 0, 0.5, 3, 0.5
-    spec = rc.Spec(criteria=(rc.Criterion("abs", over="turn", reduce="sum", upper=rc.Bottom(2)),))
-    found = rc.correct(train, rollout, rc.Batch(cu_seqlens=cu, turns=turns), spec=spec)
-    assert found.keep_turns.tolist() == [True, True, False, True]
-    assert found.metrics()["turn_sum_abs/upper_max"] == 0.5
+    given = {"cu_seqlens": torch.tensor([0, 3, 7]), "groups": rc.Groups(size=1)}
+    given["turns"] = torch.tensor([0, 1, 3, 5, 7])  # sums of |D|: 0, 0.5 | 3, 0.5
+    spec = rc.Spec(criteria=(rc.Criterion("abs", over="turn", reduce="sum", upper=rule),))
+    found = rc.correct(train, torch.full((7,), -3.0), rc.Batch(**given), spec=spec)
+    assert found.keep_turns.tolist() == keep
+    metrics = found.metrics()
+    assert (metrics["turn_sum_abs/upper_min"], metrics["turn_sum_abs/upper_max"]) == (lowest, 0.5)
+    nothing = rc.correct(train, train, rc.Batch(mask=torch.zeros(7), **given), spec=spec)
+    assert nothing.metrics()["turn_sum_abs/upper_max"] == math.inf
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded_right", "list"])
+def test_a_batch_without_sequences(layout, way):
+    """No group has a bound, and so the side is open."""
+    criterion = rc.Criterion("k1", lower=rc.Quantile(0.2, within="group"), upper=rc.Bottom(1, within="group"))
+    laid = lay_out([], layout)
+    out = laid.correct(rc.Spec(criteria=(criterion,)), group_index=torch.zeros(0, dtype=torch.int64))
+    assert out.keep.shape == (0,) and out.metrics()[f"{criterion.label}/upper_max"] == math.inf
+
+
+def test_no_read_and_no_sort_on_a_device(monkeypatch):
+    laid = lay_out(coarse(2), "padded_right", torch.float32)
+    monkeypatch.setitem(CORRECTIONS, "blocks", whole.run_whole)
+    monkeypatch.setattr(bounds_of_batch, "in_blocks", lambda batch: False)
+    monkeypatch.setattr(sequence_groups.torch, "aminmax", lambda x: (0, 4))
+    spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.MeanBelow(0.2, within="group")),))
+    with Reads() as mode:
+        laid.correct(spec, **IN_GROUPS)
+    assert not mode.reads
 
 
 def test_the_bound_is_a_metric_of_each_call():
@@ -98,8 +159,8 @@ def test_the_bound_is_a_metric_of_each_call():
         for values in ([0.0, 0.5, 1.0, 1.5], [0.0, 0.25, 2.0, 2.0])
     )
     found = one.statistics.merge(other.statistics).metrics()
-    expected = {"upper_min": 0.25, "upper_max": 0.5, "lower_min": 1.0, "lower_max": 2.0}
-    for key, value in expected.items():
+    wanted = {"upper_min": 0.25, "upper_max": 0.5, "lower_min": 1.0, "lower_max": 2.0}
+    for key, value in wanted.items():
         assert found[f"token_ratio/{key}"] == near(math.exp(value))
     assert one.metrics()["token_ratio/upper_max"] == one.metrics()["token_ratio/upper_min"] == math.exp(0.5)
     nothing = rc.correct(rollout, rollout, mask=torch.zeros(1, 4), spec=spec).metrics()
@@ -114,8 +175,8 @@ def test_what_is_not_finite(nonfinite, way):
     rollout = torch.full((1, 6), -1.0)
     spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.Bottom(3)),), nonfinite=nonfinite)
     found = rc.correct(train, rollout, spec=spec)
-    expected = [1, 1, 0, 1, 0, 0] if nonfinite == "neutral" else [1, 0, 1, 0, 0, 1]
-    assert found.mask.tolist() == [list(map(bool, expected))]
+    wanted = [1, 1, 0, 1, 0, 0] if nonfinite == "neutral" else [1, 0, 1, 0, 0, 1]
+    assert found.mask.tolist() == [list(map(bool, wanted))]
 
 
 def test_the_loss_of_what_is_kept():
@@ -171,13 +232,13 @@ def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
             found.append((x.grad, out.weights, out.mask))
         return [torch.cat(column) for column in zip(*found, strict=True)]
 
-    whole, parts = (
+    at_once, parts = (
         [lay_out(some, "packed", torch.float32) for some in cuts] for cuts in ([batch], [batch[:4], batch[4:]])
     )
     known, _ = decided_together(parts, spec)
-    expected, found, alone = gradients(whole), gradients(parts, known), gradients(parts)
-    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
-    assert not torch.equal(alone[2], expected[2])
+    wanted, found, alone = gradients(at_once), gradients(parts, known), gradients(parts)
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    assert not torch.equal(alone[2], wanted[2])
 
 
 def test_inside_a_compiled_function():

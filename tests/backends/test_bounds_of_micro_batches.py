@@ -32,29 +32,55 @@ SPECS = {
         ),
         6,
     ),
+    "tokens of groups": (
+        rc.Spec(criteria=(rc.Criterion("abs", lower=rc.TopK(2, within="group"), upper=rc.Quantile(0.9, "group")),)),
+        3,
+    ),
+    "survivors in groups, and a bound of the batch": (
+        rc.Spec(
+            criteria=(
+                rc.Criterion("abs", "sequence", "mean", lower=rc.Quantile(0.2), upper=rc.Quantile(0.7, within="group")),
+                rc.Criterion("abs", upper=rc.MeanBelow(0.2, within="group")),
+            ),
+            sums_over="kept",
+        ),
+        9,
+    ),
 }
+# Group 3 is all invalid, group 4 has no sequence, and some lie in several parts.
+INDEX = [0, 1, 3, 0, 2, 1, 0, 1]
+
+
+def laid_out(batch, part, layout, dtype=torch.float32):
+    """Some sequences of a batch, with the numbers of their groups."""
+    laid = lay_out(batch[part], layout, dtype)
+    laid.others.update(group_index=torch.tensor(INDEX[part]), group_count=5)
+    return laid
+
+
+def bounds_of(found):
+    return {key: x for key, x in found.metrics().items() if key.endswith(("/upper_max", "/upper_min", "/lower_max"))}
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_micro_batches_decide_together(name, way):
     spec, wanted = SPECS[name]
-    for seed in range(3 if spec is TOGETHER else 1):
+    for seed, dtype in enumerate((torch.float32, torch.float64, torch.float32)[: 3 if spec.criteria else 1]):
         batch = coarse(seed)
-        laid = lay_out(batch, "packed", torch.float32)
+        laid = laid_out(batch, slice(None), "packed", dtype)
         whole = laid.correct(spec)
-        parts = [lay_out(some, layout, torch.float32) for some, layout in
-                 ((batch[:2], "padded_left"), (batch[2:5], "packed_gaps"), (batch[5:], "list"))]  # fmt: skip
+        cuts = (slice(0, 2), "padded_left"), (slice(2, 5), "packed_gaps"), (slice(5, None), "list")
+        parts = [laid_out(batch, *cut, dtype) for cut in cuts]
         known, rounds = decided_together(parts, spec)
-        assert rounds == wanted and repr(known).endswith(" known, complete=True)")
+        assert (rounds == wanted or dtype == torch.float64) and repr(known).endswith(" known, complete=True)")
         found = [part.correct(spec, thresholds=known) for part in parts]
         for x in ("weights", "mask"):
             if getattr(whole, x) is not None:
                 rows = [row for part, one in zip(parts, found, strict=True) for row in part.read(getattr(one, x))]
                 assert rows == laid.read(getattr(whole, x))
         assert torch.equal(torch.cat([one.keep for one in found]), whole.keep)
-        merged, expected = (x.metrics() for x in (rc.Statistics.sum(one.statistics for one in found), whole.statistics))
-        bounds = [key for key in expected if key.endswith(("/upper_max", "/upper_min", "/lower_max", "/lower_min"))]
-        assert len(bounds) >= 2 and all(merged[key] == expected[key] for key in bounds)
+        merged = rc.Correction(None, None, whole.keep, rc.Statistics.sum(one.statistics for one in found))
+        assert bounds_of(merged) == bounds_of(whole) and len(bounds_of(whole)) >= 2
 
 
 def test_the_tokens_of_highest_entropy_train():
@@ -92,23 +118,26 @@ def test_micro_batches_decide_beside_normalized_weights(normalize):
 def test_ranks_decide_together(name):
     """In one call of a batch group, and in the rounds of their micro-batches."""
     spec, batch = SPECS[name][0], coarse(5)
-    whole = lay_out(batch, "packed", torch.float32)
+    whole = laid_out(batch, slice(None), "packed")
 
     def told(laid, out):
-        return laid.read(out.mask), [] if out.weights is None else laid.read(out.weights)
+        return laid.read(out.mask), [] if out.weights is None else laid.read(out.weights), out.keep.tolist()
 
     def of_rank(rank):
-        part = lay_out([batch[:3], batch[3:]][rank], "packed", torch.float32)
+        part = laid_out(batch, (slice(0, 3), slice(3, None))[rank], ("padded_left", "list")[rank])
         member = Rank(rank=rank, ranks=2)
         known, _ = decided_together([part], spec, lambda found: found.all_reduce(member))
-        at_once = told(part, part.correct(spec, batch_group=member))
+        out = part.correct(spec, batch_group=member)
+        at_once = told(part, out)
         assert told(part, part.correct(spec, thresholds=known)) == at_once
-        return at_once
+        return *at_once, bounds_of(out)
 
     group = Ranks(2)
     first, second = group.run(of_rank)
     assert group.rounds == 2 * SPECS[name][1]
-    assert tuple(a + b for a, b in zip(first, second, strict=True)) == told(whole, whole.correct(spec))
+    out = whole.correct(spec)
+    assert tuple(a + b for a, b in zip(first[:3], second[:3], strict=True)) == told(whole, out)
+    assert first[3] == second[3] == bounds_of(out)
 
 
 @pytest.mark.parametrize("kind", [rc.Criterion, rc.Weight])

@@ -55,13 +55,13 @@ def searched(rule, side, parts):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rule", "side"), RULES, ids=str)
-@pytest.mark.parametrize("case", HARD)
-def test_hard_values(case, rule, side, dtype):
-    values = torch.tensor(HARD[case], dtype=dtype)
-    bound = by_sort(rule, side, values)
-    assert torch.equal(searched(rule, side, [values]), bound)
-    bounds = (bound, None) if side == "lower" else (None, bound)
-    assert (~beyond(values, bounds)).tolist() == kept(rule, side, values.tolist())
+def test_hard_values(rule, side, dtype):
+    for case, numbers in HARD.items():
+        values = torch.tensor(numbers, dtype=dtype)
+        bound = by_sort(rule, side, values)
+        assert torch.equal(searched(rule, side, [values]), bound), case
+        bounds = (bound, None) if side == "lower" else (None, bound)
+        assert (~beyond(values, bounds)).tolist() == kept(rule, side, numbers), case
 
 
 @settings(max_examples=80)
@@ -110,3 +110,21 @@ def test_values_that_are_not_tested_count_in_nothing():
     while not search.over():
         search = search.narrowed(search.table(values_of("upper", values, tested)))
     assert search.bound() == 1.0
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.floats(width=32), st.integers(0, 4), st.booleans()), max_size=40), st.sampled_from(RULES))
+def test_every_group_has_the_bound_of_its_own_values(drawn, which):
+    rule, side = which
+    values, groups, tested = (torch.tensor(x) for x in (list(zip(*drawn, strict=True)) or ((), (), ())))
+    values, groups, tested = values.float(), groups.long(), tested.bool()
+    search = begin(rule, side, values.dtype, values.device, 4)
+    while not search.over():
+        search = search.narrowed(search.table(search.values(values, tested, groups, False)))
+    found = search.bound()
+    # The last is of no group.
+    assert found[4] == (math.inf if side == "upper" else -math.inf)
+    for group in range(4):
+        own = values[tested & (groups == group)]
+        own = own[~own.isnan()]
+        assert bool(found[group].isnan()) if not len(own) else torch.equal(found[group], by_sort(rule, side, own))
