@@ -13,18 +13,14 @@ VERSION_FILE = (HERE / "rollout_corr" / "_version.py").read_text(encoding="utf-8
 DEMO = ["rich>=13", "numpy"]
 # What examples/mismatch_rl.py shows and draws with.
 EXAMPLE = [*DEMO, "matplotlib>=3.8"]
-# What `rollout-corr report` and its kin show and read; .parquet and .safetensors files need the others as well.
+# What `rollout-corr report` and its kin print with.
 REPORT = [*DEMO]
-PARQUET = ["pyarrow>=14"]
-SAFETENSORS = ["safetensors>=0.4"]
 # What `rollout-corr check` reads .yaml files with.
 CHECK = ["pyyaml>=6"]
 # The pictures of examples, and the suites of `pytest benchmarks`.
 BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]
 TEST = [
     *REPORT,
-    *PARQUET,
-    *SAFETENSORS,
     *BENCH,
     *CHECK,
     "hypothesis>=6.100",
@@ -68,8 +64,6 @@ setup(
         "demo": DEMO,
         "example": EXAMPLE,
         "report": REPORT,
-        "parquet": PARQUET,
-        "safetensors": SAFETENSORS,
         "check": CHECK,
         "bench": BENCH,
         "docs": DOCS,

@@ -1,6 +1,6 @@
 """Time and memory of `report` and `doctor` on large dumps: `python -m benchmarks.reading` from the root of a checkout.
 
-Files of one size in three formats, and a run of many steps, as one .jsonl file and as a folder of .pt files. Every
+Files of one size in two formats, and a run of many steps, as one .jsonl file and as a folder of .pt files. Every
 command runs in a process of its own, which measures its peak of resident memory above what it has after its imports.
 """
 
@@ -32,15 +32,13 @@ CHILD = """
 import contextlib, io, json, sys, time
 import torch
 from rollout_corr.cli import dump_commands
-from rollout_corr.diagnose.read import dump, parquet_files
+from rollout_corr.diagnose.read import dump
 
 def mib(name):
     lines = dict(line.split(":") for line in open("/proc/self/status"))
     return int(lines[name].split()[0]) / 1024
 
 torch.set_num_threads(1)
-for module in json.loads(sys.argv[3]):
-    __import__(module)
 before, start = mib("VmRSS"), time.process_time()
 with contextlib.redirect_stdout(io.StringIO()) as out:
     code = getattr(dump_commands, sys.argv[1])([sys.argv[2], "--json"])
@@ -48,7 +46,6 @@ seconds = time.process_time() - start
 metrics = json.loads(out.getvalue())["metrics"]
 print(json.dumps({"code": code, "seconds": seconds, "mib": mib("VmHWM") - before, "tokens": metrics["tokens"]}))
 """
-MODULES = {".parquet": ["numpy", "pyarrow.parquet"]}
 
 
 def columns_of(rows: int, tokens: int, step: int = 0) -> dict[str, Tensor]:
@@ -87,27 +84,9 @@ def write_jsonl(path: Path, size: int) -> None:
         file.writelines(islice(cycle(lines), count))
 
 
-def write_parquet(path: Path, size: int) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    step, rows = 0, min(512, max(1, size // (ROW_BYTES)))
-    writer = None
-    while not path.exists() or path.stat().st_size < size:
-        made = columns_of(rows, TOKENS, step)
-        offsets = pa.array(range(0, rows * TOKENS + 1, TOKENS), pa.int32())
-        lists = {name: pa.ListArray.from_arrays(offsets, pa.array(x.view(-1).numpy())) for name, x in made.items()}
-        writer = writer or pq.ParquetWriter(path, pa.table(lists).schema)
-        writer.write_table(pa.table(lists))
-        step += 1
-    if writer is not None:
-        writer.close()
-
-
 WRITERS: dict[str, Callable[[Path, int], None]] = {
     ".pt": write_pt,
     ".jsonl": write_jsonl,
-    ".parquet": write_parquet,
 }
 
 
@@ -131,7 +110,7 @@ def measure(path: Path, command: str) -> dict[str, float]:
     Raises:
         RuntimeError: The command failed, or found nothing.
     """
-    arguments = [sys.executable, "-c", CHILD, command, str(path), json.dumps(MODULES.get(path.suffix, []))]
+    arguments = [sys.executable, "-c", CHILD, command, str(path)]
     done = subprocess.run(arguments, capture_output=True, text=True, cwd=machine.ROOT, check=False)
     found: dict[str, float] = json.loads(done.stdout) if done.returncode == 0 else {}
     if not found or found["code"] == 2 or not found["tokens"]:

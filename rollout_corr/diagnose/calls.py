@@ -42,7 +42,7 @@ def doctor(
     statistics take seconds for a million tokens, so call it when a metric alarms and not in every step.
 
     Args:
-        source: A dump (.jsonl, .pt, .parquet, ...), a folder of them, or a list of these; or train_logp: the log-probs
+        source: A dump (.jsonl or .pt), a folder of them, or a list of these; or train_logp: the log-probs
             under the trainer's policy, in any layout that `correct` takes.
         rollout_logp: With train_logp: log-probs under the engine that sampled the tokens, same layout.
         batch: With train_logp: everything else about the tokens, as `Batch`. Its turns, versions, kept mass and

@@ -18,7 +18,7 @@ SEEDS = 20
 
 def table(found: Sequence[Figures]) -> str:
     """Lay out the figures, and the seeds of what was wrong."""
-    with_ = [f"{name} {metadata.version(name)}" for name in ("torch", "triton", "numpy", "pyarrow")]
+    with_ = [f"{name} {metadata.version(name)}" for name in ("torch", "triton", "numpy")]
     with_ = [f"rollout-corr {rc.__version__}", f"Python {platform.python_version()}", *with_]
     rows, more = [HEAD, ("---",) * len(HEAD)], []
     for one in found:

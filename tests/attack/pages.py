@@ -19,8 +19,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from attack.campaign import Area, Outcome
@@ -53,7 +51,7 @@ PIECES = (
     *(f"<?{MARK}?>", f"\n{MARK}", f"\r{MARK}\n", f"\u2028{MARK}", f"\x85{MARK}", f"\x1b[1m{MARK}", f"[{MARK}]"),
     f"\x1b]52;c;{MARK}\x07",
 )
-SUFFIXES = (".jsonl", ".jsonl", ".pt", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl", ".pt")
 
 
 class Page(HTMLParser):
@@ -150,24 +148,8 @@ def write(path: Path, records: list[dict[str, object]]) -> None:
     """Write records as the name of the file says."""
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    elif path.suffix == ".pt":
-        torch.save(records, path)
     else:
-        # Parquet has no lone surrogates, and one type in a column.
-        rows = [{_plain(name): _plain(json.dumps(value)) for name, value in record.items()} for record in records]
-        names = ("train_logp", "rollout_logp")
-        if all(_numbers(record.get(name)) for record in records for name in names):
-            rows = [row | {name: record[name] for name in names} for row, record in zip(rows, records, strict=True)]
-        pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-def _plain(name: str) -> str:
-    """Return a name without lone surrogates, which only some formats can hold."""
-    return name.encode("utf-8", "replace").decode()
-
-
-def _numbers(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, float) for item in value)
+        torch.save(records, path)
 
 
 def command(rng: random.Random, dump: Path, extra: str, other: Path) -> tuple[list[str], Path | None]:

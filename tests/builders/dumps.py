@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 from itertools import pairwise
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from safetensors.torch import save_file
 
 import rollout_corr as rc
-from rollout_corr.diagnose.read import problems
 from rollout_corr.testing import example_batch, pad
 
 NAMES = ("train_logp", "rollout_logp", "mask", "token_ids", "advantages")
@@ -67,15 +62,6 @@ def write_gzip(path, rows):
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
 
 
-def write_zst(path, rows):
-    with pa.CompressedOutputStream(str(path), "zstd") as stream:
-        stream.write("".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-def write_parquet(path, rows):
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=5)
-
-
 def one_row(columns):
     return {name: x[None] if x.shape == columns["train_logp"].shape else x for name, x in columns.items()}
 
@@ -108,16 +94,12 @@ WRITERS = {
     "pt samples": (".pt", lambda path, columns: torch.save({"step": 3, "samples": records(columns)}, path)),
     "pt jagged": (".pt", lambda path, columns: torch.save(jagged(columns), path)),
     "pt lists": (".pt", lambda path, columns: torch.save(ragged(columns), path)),
-    "safetensors padded": (".safetensors", lambda path, columns: save_file(padded(columns), path)),
-    "safetensors packed": (".safetensors", lambda path, columns: save_file(columns, path)),
     "jsonl": (".jsonl", lambda path, columns: write_jsonl(path, map(plain, records(columns)))),
     "jsonl nested": (
         ".jsonl",
         lambda path, columns: write_jsonl(path, ({"sample": plain(record)} for record in records(columns))),
     ),
     "jsonl gz": (".jsonl.gz", lambda path, columns: write_gzip(path, map(plain, records(columns)))),
-    "jsonl zst": (".jsonl.zst", lambda path, columns: write_zst(path, map(plain, records(columns)))),
-    "parquet": (".parquet", lambda path, columns: write_parquet(path, [plain(r) for r in records(columns)])),
 }
 
 
@@ -171,14 +153,3 @@ def json_of(text):
         raise AssertionError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
-
-
-def without(monkeypatch, module):
-    """Make an optional requirement of the readers and printers look not installed."""
-
-    def refuse(wanted):
-        if wanted.partition(".")[0] == module:
-            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-        return importlib.import_module(wanted)
-
-    monkeypatch.setattr(problems, "import_module", refuse)

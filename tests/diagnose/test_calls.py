@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import html
 import re
+import sys
 
 import pytest
 import torch
 
 import rollout_corr as rc
 from builders import planted_dumps
-from builders.dumps import without
 from rollout_corr.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -263,7 +263,8 @@ def test_no_token_is_neither_healthy_nor_an_error():
 def test_without_rich(tmp_path, monkeypatch):
     """A diagnosis and pages need torch alone; the tables of a report say what to install."""
     monkeypatch.setenv("COLUMNS", "4000")
-    without(monkeypatch, "rich")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     found = call(hot(), rc.report, page=tmp_path / "page.html")
     assert "error: a temperature" in repr(found.diagnoses[0]) and "error: a temperature" in found._repr_html_()
     assert repr(found).endswith("printing results needs rich: pip install rich numpy")

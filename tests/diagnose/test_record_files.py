@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import decimal
 import json
-import resource
 import tracemalloc
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from builders.dumps import packed as columns_of
 from builders.dumps import plain, records, sequences_of, wanted_of, write_gzip, write_jsonl
-from rollout_corr.diagnose.read import json_files, parquet_files, record_files
+from rollout_corr.diagnose.read import json_files, record_files
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.record_files import MOST_FIELDS, flat
@@ -23,11 +18,6 @@ from rollout_corr.diagnose.read.record_files import MOST_FIELDS, flat
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 GOOD = '{"train_logp": [-1.0, -2.0], "rollout_logp": [-1.5, -2.5]}'
-FLOATS = pa.list_(pa.float32())
-TABLE = {
-    "train_logp": pa.array([[-1.0, -2.0], [-3.0]], FLOATS),
-    "rollout_logp": pa.array([[-1.5, -2.5], [-3.5]], FLOATS),
-}
 
 
 def refusal(path):
@@ -150,105 +140,12 @@ def test_a_file_of_records_that_breaks_in_the_middle(at, tmp_path, monkeypatch):
     assert problem.what.endswith("it asks for more memory than there is")
 
 
-# --- .parquet ---------------------------------------------------------------------------------------------------------
-
-
-def parquet(folder, **columns):
-    path = folder / "x.parquet"
-    pq.write_table(pa.table(TABLE | columns), path)
-    return path
-
-
-def lists(values, offsets=(0, 2, 3)):
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "wanted"),
-    [
-        ("step", pa.array([1, 2], pa.uint32()), [1, 1, 2]),
-        ("versions", lists(pa.array([1, 2, 3], pa.uint64())), [1, 2, 3]),
-        ("versions", lists(pa.array([1, None, 3], pa.uint16())), [1, -1, 3]),
-        ("token_ids", lists(pa.array([5, 6, 5]).dictionary_encode()), [5, 6, 5]),
-        ("mask", lists(pa.array([True, None, False])), [True, True, False]),
-        ("mask", pa.array([None, [0]], pa.list_(pa.int8())), [True, True, False]),
-        ("train_logp", lists(pa.array(np.array([-1, -2, -3], np.float16))), [-1.0, -2.0, -3.0]),
-        ("train_logp", lists(pa.array([-1.5, None, -2.5], pa.float16())), [-1.5, torch.nan, -2.5]),
-        ("train_logp", lists(pa.array([decimal.Decimal("-1.5"), None, decimal.Decimal(2)])), [-1.5, torch.nan, 2.0]),
-        ("train_logp", TABLE["train_logp"].cast(pa.large_list(pa.float64())), [-1.0, -2.0, -3.0]),
-        ("step", pa.array([decimal.Decimal(4), None]), [4, 4, -1]),
-    ],
-)
-def test_a_column_of_another_type(column, values, wanted, tmp_path):
-    block = next(Dump(parquet(tmp_path, **{column: values})).chunks())
-    found = {"train_logp": block.train, "mask": block.mask, "step": block.columns.get("steps"), **block.columns}[column]
-    assert [repr(float(x)) for x in found.tolist()] == [repr(float(x)) for x in wanted]
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "message"),
-    [
-        ("mask", pa.array([[("a", 1.0)], []], pa.map_(pa.string(), pa.float32())), "expected a list of numbers"),
-        ("mask", pa.array([[[1.0]] * 2, [[2.0]] * 2], pa.list_(FLOATS)), "expected a flat list, got a list of list"),
-        ("train_logp", pa.array(["a", "b"]), "expected a list of numbers, got str 'a'"),
-        ("train_logp", pa.array([b"a" * 500, b"b"]), "expected a list of numbers, got bytes b'aaa"),
-        ("train_logp", lists(pa.array([1, 2, 3], pa.timestamp("us"))), "expected a list of numbers"),
-        (
-            "mask",
-            lists(pa.array([2**64 - 1] * 3, pa.uint64())),
-            "the value of 'mask' cannot be read (Integer value 184",
-        ),
-    ],
-)
-def test_a_column_that_cannot_be_read(column, values, message, tmp_path):
-    assert message in refusal(parquet(tmp_path, **{column: values}))
-
-
-def test_columns_named_twice(tmp_path):
-    train, rollout = TABLE.values()
-    for arrays, names in (
-        ([train, rollout, train], ["train_logp", "rollout_logp", "train_logp"]),
-        ([train, rollout, pa.array([{"c": [1.0]}, None]), train], ["train_logp", "rollout_logp", "mask", "mask.c"]),
-        ([train, rollout, pa.array([{"c": 1}, None])], ["train_logp", "rollout_logp", "train_logp"]),
-    ):
-        pq.write_table(pa.Table.from_arrays(arrays, names=names), tmp_path / "x.parquet")
-        if names[-1] == "train_logp":
-            assert refusal(tmp_path / "x.parquet") == ": the column 'train_logp' occurs twice"
-    pq.write_table(
-        pa.Table.from_arrays([train, rollout, train, train], names=[*TABLE, "x", "x"]), tmp_path / "x.parquet"
-    )
-    assert len(sequences_of(Dump(tmp_path / "x.parquet"))) == 2
-
-
-def test_columns_without_a_role_are_not_read(tmp_path, monkeypatch):
-    columns = {"prompt": pa.array(["x" * 1000, "y"]), "messages": pa.array([[{"a": "b"}], []])}
-    path = parquet(tmp_path, **columns, mine=pa.array([1.0, 2.0]))
-    read, cell = [], parquet_files._cell
-    monkeypatch.setattr(parquet_files, "_cell", lambda scalar, *more: read.append(scalar.type) or cell(scalar, *more))
-    list(Dump(path, by=("mine",)).chunks())
-    assert set(map(str, read)) == {"list<element: float>", "double"}
-
-
-def test_a_file_that_expands_takes_bounded_memory(tmp_path):
-    """20 million equal values in a kilobyte."""
-    count = 20_000_000
-    values = lists(pa.array(np.zeros(count, np.float32)), (0, count))
-    pq.write_table(pa.table({"train_logp": values, "rollout_logp": values}), tmp_path / "x.parquet", compression="zstd")
-    assert (tmp_path / "x.parquet").stat().st_size < 2000
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "holds 20,000,000 values of a column in " in refusal(tmp_path / "x.parquet")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
-
-
 def test_a_record_of_too_many_values(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_files, "MOST_VALUES", 100)
     monkeypatch.setattr(record_files, "MOST_VALUES", 100)
     rows = [{"train_logp": [-0.5] * n, "rollout_logp": [-1.0] * n} for n in (100, 101, 5)]
-    table = pa.Table.from_pylist(rows, pa.schema({"train_logp": FLOATS, "rollout_logp": FLOATS}))
-    pq.write_table(table, tmp_path / "x.parquet")
     torch.save([{name: torch.tensor(x) for name, x in row.items()} for row in rows], tmp_path / "x.pt")
     write_jsonl(tmp_path / "x.jsonl", rows)
-    for suffix in ("parquet", "pt", "jsonl"):
+    for suffix in ("pt", "jsonl"):
         dump = Dump(tmp_path / f"x.{suffix}")
         assert [number for number, _ in sequences_of(dump)] == [0, 2]
         assert "101" in str(dump.problems.shown[0]) and dump.problems.shown[0].record == 1

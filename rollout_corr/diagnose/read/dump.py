@@ -14,10 +14,9 @@ import torch
 
 from .chunk import Chunk, blocks
 from .fields import ChosenFields, Names, choose
-from .formats import load_pt, load_safetensors
+from .formats import load_pt
 from .job import Job, find_job
 from .json_files import json_lines
-from .parquet_files import parquet_rows
 from .problems import DumpError, Problem, Problems, reason_of
 from .ranks import assembled, is_of_a_rank
 from .record_files import RecordFile, flat, listed, transposed, unwrapped
@@ -27,7 +26,7 @@ from .writers import Writer, writer_of
 # A file or a folder, or several of them.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-SUFFIXES = (".pt", ".pth", ".safetensors", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+SUFFIXES = (".pt", ".pth", ".jsonl", ".jsonl.gz")
 # Paths that are named where several are read.
 MOST_LISTED = 3
 
@@ -241,12 +240,9 @@ class Dump(Source):
             missing = "no such file: a broken link" if path.is_symlink() else "no such file"
             raise DumpError(f"{file}: {'not a file' if path.exists() else missing}")
         suffix = suffix_of(path)
-        if suffix == ".safetensors":
-            return TensorFile(*load_safetensors(path), file, wanted)
         if suffix in (".pt", ".pth"):
             return self._opened_pt(*load_pt(path, whole=self.limit is None), file, wanted)
-        records = parquet_rows(path, wanted, self.problems) if suffix == ".parquet" else json_lines(path)
-        return RecordFile(records, file, wanted, self.problems)
+        return RecordFile(json_lines(path), file, wanted, self.problems)
 
     def _opened_pt(self, found: Any, size: int, file: str, wanted: ChosenFields) -> TensorFile | RecordFile:
         """Tell records, lists of a field each, and tensors apart."""

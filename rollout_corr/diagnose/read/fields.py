@@ -50,7 +50,6 @@ REQUIRED = ("train_logp", "rollout_logp")
 LOG_PROBS = (*REQUIRED, "new_logp")
 OFFSETS = ("cu_seqlens", "lengths")
 MASKS = ("mask", "sequence_mask")
-NAMES = frozenset(alias for aliases in ALIASES.values() for alias in aliases)
 # Names of labels that are read, and letters of each. They come from a file, and are shown.
 MOST_NAMES, LONGEST_NAME = 4096, 60
 # Names that a message lists, and letters that it shows of each.
@@ -103,17 +102,6 @@ class ChosenFields:
         for role in self.roles:
             if role not in ALIASES:
                 raise DumpError(f"field {role!r}: expected one of {list(ALIASES)}, got {role!r}")
-
-
-def useful(names: Sequence[str], wanted: ChosenFields, file: str) -> list[str]:
-    """Return the fields that may have a role; the others may be large.
-
-    Raises:
-        DumpError: As `choose`.
-    """
-    choose(names, wanted, file)
-    asked = {*wanted.roles.values(), *wanted.by}
-    return [name for name in names if last_part(name).lower() in NAMES or {name, last_part(name)} & asked]
 
 
 def choose(

@@ -1,4 +1,4 @@
-"""Open .pt and .safetensors files as named columns, by torch and safetensors in modes that run nothing."""
+"""Open .pt files as named columns, by torch in the mode that runs nothing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from .problems import DumpError, cut_off, extra, reason_of
+from .problems import DumpError
 
 OLDEST_TORCH = "2.10"
 # Longer pickles are refused, whose values become objects of Python, 10 to 60 times as large. Tensors lie outside of it.
 LONGEST_PICKLE = 128 << 20
 # References make a pickle grow: so many values for each byte of the file are followed.
 REPEATED = 16
-# A longer .safetensors header is taken for a damaged file. The package writes 100 bytes for each tensor.
-LONGEST_HEADER = 8 << 20
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 READ = (
@@ -95,7 +93,7 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
             reason = f"it holds {named[1]}"
         raise DumpError(
             f"{path}: not a complete .pt file: {reason}. Expected one written by torch.save, holding only tensors, "
-            f"lists, dicts and numbers; {cut_off('.pt')}"
+            f"lists, dicts and numbers; one that is cut off cannot be read, because its index is at its end"
         ) from error
 
 
@@ -180,21 +178,3 @@ def _dense(x: Tensor) -> Tensor | list[Tensor] | Unread:
         return Unread(f"a tensor of {x.dtype}, {x.layout}, on {x.device.type}")
     # A damaged Boolean may hold other values than 0 and 1, which torch.bool does not allow for.
     return x.view(torch.uint8) if x.dtype == torch.bool else x
-
-
-def load_safetensors(path: Path) -> tuple[dict[str, Any], int]:
-    """Load a .safetensors file: its tensors by name, which are mapped, and its bytes.
-
-    Raises:
-        DumpError: It is damaged, or safetensors is not installed.
-    """
-    package = extra("safetensors.torch", "safetensors", "reading .safetensors files")
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if int.from_bytes(file.read(8), "little") > LONGEST_HEADER:
-            raise DumpError(f"{path}: not a .safetensors file: its header is longer than {LONGEST_HEADER >> 20} MiB")
-        try:
-            found = package.load_file(path)
-        except Exception as error:  # of a package in Rust
-            raise DumpError(f"{path}: not a complete .safetensors file ({reason_of(error)})") from error
-    return {name: _dense(x) for name, x in found.items()}, size

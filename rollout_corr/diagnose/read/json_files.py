@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import reprlib
 import zlib
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .problems import DumpError, Problem, extra
+from .problems import DumpError, Problem
 from .record_files import Numbered, flat_or_problem
 
 # Bytes of a line, and bytes of memory that it may take while it is read.
@@ -24,7 +23,7 @@ ITEM, CONTAINER = 40, 240
 
 
 def json_lines(path: Path) -> Iterator[Numbered]:
-    """Read the records of a .jsonl file, or one that is compressed (.gz, .zst); their numbers count lines, from 0.
+    """Read the records of a .jsonl file, or one that is compressed (.gz); their numbers count lines, from 0.
 
     Raises:
         DumpError: The compressed data end too early or are damaged; the lines before are read.
@@ -32,7 +31,7 @@ def json_lines(path: Path) -> Iterator[Numbered]:
     size = max(1, path.stat().st_size)
     number = 0
     with path.open("rb") as raw:
-        file = _unpacked(path, raw)
+        file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         try:
             while line := file.readline(MOST_LINE + 1):
                 if len(line) > MOST_LINE:
@@ -43,19 +42,10 @@ def json_lines(path: Path) -> Iterator[Numbered]:
                     yield number, _parsed(line, number), raw.tell() / size
                 number += 1
         except (EOFError, OSError, zlib.error) as error:
-            if path.suffix not in (".gz", ".zst"):
+            if path.suffix != ".gz":
                 raise
             what = f"the compressed data are cut off or damaged from here on ({error})"
             raise Problem(str(path), number, None, what).error() from error
-
-
-def _unpacked(path: Path, raw: io.BufferedReader) -> io.BufferedIOBase:
-    if path.suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw)
-    if path.suffix == ".zst":
-        arrow = extra("pyarrow", "pyarrow", "reading .zst files")
-        return io.BufferedReader(arrow.CompressedInputStream(raw, "zstd"))
-    return raw
 
 
 def _parsed(line: bytes, number: int) -> dict[str, Any] | str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib import import_module
-from types import ModuleType
 from typing import NamedTuple
 
 # So many problems are kept to be shown; all are counted.
@@ -85,23 +83,3 @@ def reason_of(error: Exception) -> str:
     if len(line) > LONGEST_REASON:
         line = line[:LONGEST_REASON] + "..."
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
-def cut_off(suffix: str) -> str:
-    """Say why nothing can be read from a cut-off file of a kind that has its index at the end."""
-    return f"a {suffix} file that is cut off cannot be read, because its index is at the end of the file"
-
-
-def extra(module: str, install: str, purpose: str) -> ModuleType:
-    """Import an optional requirement, or say what to install.
-
-    Args:
-        module: What to import.
-        install: The distributions to install.
-        purpose: What needs it, as the beginning of the message.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        missing = module.partition(".")[0]
-        raise DumpError(f"{purpose} needs {missing}: pip install {install}") from error

@@ -1,4 +1,4 @@
-"""Dumps of one record per sequence (.jsonl, .parquet, lists in .pt files) as chunks."""
+"""Dumps of one record per sequence (.jsonl, lists in .pt files) as chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps of whole tensors (.pt, .safetensors), padded or packed, as chunks."""
+"""Dumps of whole tensors (.pt, or in memory), padded or packed, as chunks."""
 
 from __future__ import annotations
 

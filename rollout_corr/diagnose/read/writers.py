@@ -57,7 +57,7 @@ SLIME = "--save-debug-train-data or --dump-details"
 
 # Of the kinds that a folder has, the first one with both sides is read.
 WRITERS = (
-    Writer("nemo", "not env.should_log_nemo_gym_responses", r"train_data_step(?P<step>\d+)\.jsonl(?:\.gz|\.zst)?"),
+    Writer("nemo", "not env.should_log_nemo_gym_responses", r"train_data_step(?P<step>\d+)\.jsonl(?:\.gz)?"),
     Writer("prime_rl", "trainer.enable_token_export", r"token_exports/step_(?P<step>\d+)/rank_\d+\.jsonl"),
     Writer("slime", SLIME, r"train_data/(?P<step>\d+)\.pt"),
     Writer(

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NoReturn
 
 from ..best_settings import Outcome, Verdict, verdict_of, worth_of
@@ -18,7 +19,7 @@ from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row, joined
 from ..read.dump import Source
-from ..read.problems import DumpError, extra
+from ..read.problems import DumpError
 from ..what_if import WhatIf
 from .content import (
     ABOUT_SUGGESTION,
@@ -179,7 +180,10 @@ def _raise() -> NoReturn:
 
 
 def _rich(module: str) -> Any:
-    return extra(f"rich.{module}", "rich numpy", "printing results")
+    try:
+        return import_module(f"rich.{module}")
+    except ModuleNotFoundError as error:
+        raise DumpError("printing results needs rich: pip install rich numpy") from error
 
 
 def _print(out: Terminal, lines: Iterator[Line]) -> None:
