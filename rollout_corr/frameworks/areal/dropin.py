@@ -50,15 +50,9 @@ def apply_rejection_sampling(
     config: Any,
     **switches: Any,
 ) -> Any:
-    """Reject or truncate by a ratio or by a divergence.
+    """Reject or truncate by a ratio or by a divergence; AReaL's RejectionSamplingConfig is read, never changed.
 
-    Args:
-        proximal_logprobs: [B, T] or packed [N], floating.
-        old_logprobs: Same shape, of the engine.
-        loss_mask: Same shape, non-zero is valid.
-        cu_seqlens: [S + 1] offsets of packed sequences; None for [B, T], and for [N] at the level token.
-        config: AReaL's RejectionSamplingConfig; read, never changed.
-        **switches: Those of `install`.
+    Tensors are [B, T], or [N] packed with offsets `cu_seqlens` [S + 1], which the level token does not need.
 
     Returns:
         AReaL's RejectionSamplingResult: the mask in its own dtype, float32 weights that are 0 where the mask is, and

@@ -69,14 +69,10 @@ class Run:
     def __init__(
         self, settings: Settings, spec: Spec | None, compared: bool = False, refused: bool = False, whole: bool = True
     ) -> None:
-        """Hold the settings and the Spec that the reader makes of them.
+        """Hold the settings that matter, and the Spec that the reader makes of them, if it makes one.
 
-        Args:
-            settings: The settings that matter.
-            spec: The Spec; None: there is none.
-            compared: Both log-probs are there anyway.
-            refused: The reader refused a setting, so that the Spec is not all that was meant.
-            whole: The configuration is a run's, not one block of it: what is missing is at its default.
+        `compared`: both log-probs are there anyway. `refused`: the reader refused a setting, so the Spec is not all
+        that was meant.
         """
         self.settings, self.spec, self.compared, self.refused, self.whole = settings, spec, compared, refused, whole
 
@@ -119,13 +115,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that goes wrong in a framework.
+    """One thing that goes wrong in a framework: the setting to blame, by its whole name, and when it is wrong.
 
-    Attributes:
-        key: The setting to blame, by its whole name.
-        wrong: When it is wrong.
-        message: What is wrong, with {value} for what is given.
-        fix: What to write instead.
+    The message says what is wrong, with {value} for what is given; the fix what to write instead.
     """
 
     key: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ...specs.choices import Scheme
@@ -13,7 +13,6 @@ class Within(NamedTuple):
     """The parts from which a door writes the public function of a file.
 
     Attributes:
-        spec: The Spec.
         call: The expression that runs the backend, given "train", "rollout", "mask" and, packed, "offsets": it has what
             the door gives, and then numbers, where there are metrics.
         metrics: The expression of the metrics.
@@ -31,15 +30,13 @@ class Within(NamedTuple):
 
 
 class Door(NamedTuple):
-    """A framework's function for a file.
+    """A framework's function for a file, of packed or padded sequences.
 
     Attributes:
-        layout: "packed" or "padded".
         names: What the framework calls train_logp, rollout_logp and mask.
         metrics: The scheme of its metrics' names; None: native ones.
         imports: Lines of imports besides torch's.
         public: Writes the function.
-        function: Its name.
         tried: Calls it in the file's test on `batch`, a dict of tensors by the file's own names, as weights, mask,
             verdicts of sequences or None, and metrics.
         width: The longest line that its formatter allows.
@@ -55,3 +52,12 @@ class Door(NamedTuple):
     tried: str
     width: int = 100
     gives: tuple[str, ...] = ("weights", "mask", "keep")
+
+
+def function_for(settings: Mapping[str, object], public: str, within: Within, mask: str, **parts: str) -> str:
+    """Write SETTINGS, which the file is for, and a function with these parts; `mask` is the framework's name of it."""
+    table = "\n".join(["SETTINGS = {", *(f'    "{name}": {value!r},' for name, value in settings.items()), "}"])
+    parts["backend"] = '\n    backend: str = "eager",' if within.fused else ""
+    parts["check"] = "".join(f"    {line}\n" for line in within.check)
+    parts["call"] = within.call.format(train="train", rollout="rollout", mask=mask)
+    return table.replace("'", '"') + "\n\n\n" + public.format(metrics=within.metrics, **parts)

@@ -64,11 +64,9 @@ LOGGER = logging.getLogger("rollout_corr")
 
 
 class Target(NamedTuple):
-    """A function of the framework and its replacement.
+    """A function of the framework, by its module and its name there ("Class.method" for a method), and its replacement.
 
     Attributes:
-        module: Where the framework defines it.
-        name: Its name there; "Class.method" for a method.
         ours: Takes the framework's arguments: names, order, kinds and defaults are the same. The drop-in's switches are
             keyword-only and have defaults.
         takes_original: `ours` is a factory: it is given the framework's function and the switches, and returns the
@@ -133,15 +131,9 @@ class Installed(NamedTuple):
 class Swap:
     """A replacement of one function, new for each installation, so that every place that holds it can be found again.
 
-    Attributes:
-        target: What is replaced.
-        place: Where the framework defines it.
-        original: The framework's function.
-        ours: What is called instead. It has the name of the original, so a pickle of it refers to whatever function the
-            other process has there.
-        static: Whether the place holds a staticmethod.
-        on: Whether ours is called; code that keeps it after `uninstall` calls the original.
-        before: What stood in the place: MISSING where a class inherits the function.
+    `ours` has the name of the original, so a pickle of it refers to whatever function the other process has there. Code
+    that keeps it after `uninstall` calls the original, since `on` is then False. `before` is what stood in the place:
+    MISSING where a class inherits the function.
     """
 
     target: Target
@@ -231,12 +223,7 @@ class DropIn:
     ) -> Installed:
         """Replace functions of imported modules now, and of other modules whenever they are imported.
 
-        Args:
-            targets: The functions and their replacements.
-            dump: Where some sequences of every so many corrections are written; see `watching`.
-            every: How many.
-            warnings: Whether warnings are logged.
-            **switches: Keywords that every function of ours is called with.
+        `dump`, `every` and `warnings` are those of OF_INSTALL; each function of ours is called with the other switches.
 
         Raises:
             ImportError: The framework is not installed.
@@ -514,13 +501,8 @@ class DropIn:
     ) -> None:
         """Log the warnings of a correction, and write some of its sequences if `install(dump=...)` asked for it.
 
-        Args:
-            found: Its metrics, on their way to the host or there.
-            train_logp: As for `rollout_corr.dump`, and so are the others.
-            rollout_logp: Same layout.
-            mask: Same layout.
-            cu_seqlens: Offsets of packed ones.
-            **columns: Further columns of the dump; what is None or of another shape is left out.
+        `found` are its metrics, on their way to the host or there; the tensors are those of `rollout_corr.dump`. A
+        further column that is None or of another shape is left out.
         """
         if self.speaker is not None:
             self.speaker.hear(found)
@@ -529,12 +511,9 @@ class DropIn:
             self.dumps.seen(train_logp, rollout_logp, mask, cu_seqlens, **given)
 
     def name_unknown(self, config: object, known: Iterable[str], least: float | None = None) -> None:
-        """Log once for each setting of a configuration that is not known: it changes nothing.
+        """Log once for each setting of a configuration, a mapping or an object, that is not known: it changes nothing.
 
-        Args:
-            config: A mapping or an object with attributes.
-            known: The settings that this version of the framework has.
-            least: A configuration that holds much else: how similar a setting has to be to a known one to be named.
+        Of a configuration that holds much else, `least` says how similar to a known one a setting is that is named.
         """
         for key in keys_of(config).difference(known):
             if ("setting", key) in self._said:
@@ -567,13 +546,7 @@ NEEDS: dict[str, Callable[[Spec], bool]] = {
 
 
 def require_tensor(name: str, x: object, how: str) -> None:
-    """Raise TypeError if an argument of the framework is no tensor.
-
-    Args:
-        name: The framework's name of it.
-        x: What was given.
-        how: How the framework is told to provide it.
-    """
+    """Raise TypeError if an argument of the framework is no tensor; `how` says what makes the framework provide it."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {'None' if x is None else type(x).__name__}; {how}")
 

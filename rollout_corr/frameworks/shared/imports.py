@@ -123,7 +123,6 @@ class Origin(NamedTuple):
     Attributes:
         version: Of the imported module, by its `__version__`; before its import that of the distribution which holds
             it; None where neither says.
-        location: Folder of the package; None where it is not known.
         hidden: Version of an installed distribution of that name which does not hold the package; None without one.
     """
 
@@ -194,13 +193,7 @@ MISSING: Any = object()
 
 
 class Place(NamedTuple):
-    """A name of a module, an entry of a dict in a module (a registry), or an attribute of a class.
-
-    Attributes:
-        name: Its full name.
-        holder: The dict or the class.
-        key: The key, or the attribute's name.
-    """
+    """A name of a module, an entry of a dict in a module (a registry), or an attribute of a class."""
 
     name: str
     holder: Any
@@ -224,11 +217,9 @@ class Place(NamedTuple):
 
 
 def look_up(module: object, name: str) -> tuple[Place, Any]:
-    """Find a function of a module, or the method "Class.method".
+    """Find a function of a module, or the method "Class.method": the place to put another one, and what stands there.
 
-    Returns:
-        The place to put another one, and what a caller finds there now: as it is defined, so a staticmethod is one;
-        MISSING if there is none.
+    That is as it is defined, so a staticmethod is one; MISSING if there is none.
     """
     space = space_of(module)
     path = f"{space.get('__name__', '?')}.{name}"
@@ -249,12 +240,7 @@ def _found(module: object, name: str) -> Any:
 
 
 def places_of(wanted: Mapping[int, object], framework: str) -> Iterator[tuple[Place, Any]]:
-    """Find what holds some objects: names of any module, and entries of the framework's module-level dicts.
-
-    Args:
-        wanted: The objects by their id.
-        framework: The package whose module-level dicts are searched too.
-    """
+    """Find what holds some objects, given by id: names of any module, entries of the framework's module-level dicts."""
     # Copies: another thread's import adds a module meanwhile.
     for name, module in sys.modules.copy().items():
         space = space_of(module)

@@ -22,12 +22,7 @@ Part = TypeVar("Part", Weight, Criterion)
 
 
 class Said(NamedTuple):
-    """A Spec that a framework can say, and how.
-
-    Attributes:
-        spec: What the settings mean.
-        config: The settings, as `Spec.to_config` gives them.
-    """
+    """What a framework can say of a Spec: the Spec that its settings mean, and these, as `Spec.to_config` has them."""
 
     spec: Spec
     config: dict[str, Any]

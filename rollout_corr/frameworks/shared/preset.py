@@ -28,12 +28,10 @@ LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A registered preset.
+    """A registered preset, which `make` builds from its settings, by position.
 
-    Args:
-        name: "framework.preset".
+    Attributes:
         about: Its formula.
-        make: Makes the Spec from its settings, by position.
         table: Its settings and their defaults: a number by default takes numbers, None those too.
         matches: The version of the framework whose numbers it gives.
     """
@@ -101,14 +99,7 @@ class Recipe(_SpecAndLoss):
 
 
 class RecipeEntry(NamedTuple):
-    """A registered recipe.
-
-    Attributes:
-        build: Makes the recipe from settings.
-        settings: Their names and defaults.
-        needs: The log-probs that the call needs besides new_logp.
-        note: A remark for users of the framework.
-    """
+    """A registered recipe: what builds it, its settings and their defaults, the log-probs that it needs, a remark."""
 
     build: Callable[..., Recipe]
     settings: Mapping[str, Any]
@@ -125,12 +116,7 @@ Row = tuple[str, Callable[..., Spec], Mapping[str, Any]] | tuple[str, Callable[.
 
 
 def presets(framework: str, matches: str) -> Callable[..., None]:
-    """Return what registers rows of presets by their names.
-
-    Args:
-        framework: Its name, which goes before theirs.
-        matches: The version of the framework whose numbers they give.
-    """
+    """Return what registers rows of presets by their names, behind the framework's; `matches` is its version."""
 
     def register(**rows: Row) -> None:
         for name, (about, make, table, *version) in rows.items():

@@ -41,12 +41,7 @@ OPEN_ENDS = "its bounds exclude their ends; this package includes them"
 
 
 class Named(Generic[T_co]):
-    """A part of a recipe that is made from settings, by the framework's names for them.
-
-    Args:
-        make: Takes the settings by position.
-        **settings: Their names and defaults, in the order in which `make` takes them.
-    """
+    """A part of a recipe that `make` builds from settings, by position; names and defaults are the framework's."""
 
     def __init__(self, make: Callable[..., T_co], /, **settings: Any) -> None:
         self.make, self.settings = make, settings
@@ -77,8 +72,8 @@ def named_recipe(
         needs: The log-probs that the call needs besides new_logp.
         note: A remark for users of the framework.
         spec: The correction: the name of a preset, whose arguments are then settings of the recipe.
-        mean: The mean of the loss.
-        over: What it is over, if not what `mean` says.
+        mean: The mean of the loss, over what `over` says, if that is given.
+        over: See `mean`.
         kl: The KL to the reference policy.
         regularizer: The squared log-ratio.
         **batch: Fields that the caller's Batch has to have.

@@ -25,13 +25,7 @@ from .settings import fields_of
 
 
 class Setting(NamedTuple):
-    """One setting.
-
-    Attributes:
-        value: Its value, or UNKNOWN.
-        line: Its line in the file; 0: it has none.
-        file: The file; "": none.
-    """
+    """One setting: its value, or UNKNOWN, its line in the file (0: it has none), and the file ("": none)."""
 
     value: Any
     line: int = 0
@@ -57,11 +51,7 @@ class NoConfiguration(UnreadableRun):
 def settings_in(config: object) -> Settings:
     """Read settings from the path of a file, from the words of a command line, or from a mapping or config object.
 
-    Words may begin with paths; what comes later wins.
-
-    Raises:
-        UnreadableRun: A file that is not there, is of no known kind, or has a mistake of syntax.
-        TypeError: An object without fields.
+    Words may begin with paths; what comes later wins. A file that cannot be read raises UnreadableRun.
     """
     if isinstance(config, (str, Path)):
         return _of_file(Path(config), ())

@@ -65,15 +65,8 @@ def setting_of(config: object, name: str, default: object) -> Any:
 def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = False) -> dict[str, Any]:
     """Return the fields that the framework is known to have.
 
-    A misspelled key, a letter or two off, is an error. Any other may be of a newer release: it warns, and is left out.
-
-    Args:
-        given: The fields of a block.
-        known: The keys of the framework.
-        exactly: An unknown key is an error, whatever it is like.
-
-    Raises:
-        ValueError: A misspelled key, or no known field at all.
+    A misspelled key, a letter or two off, is an error, and so is a block of unknown keys alone; with `exactly` every
+    unknown key is. Any other may be of a newer release: it warns, and is left out.
     """
     known = list(known)
     unknown = [key for key in given if key not in known]
@@ -114,7 +107,7 @@ def misspelt(key: object, known: Iterable[str], least: float = 0.75) -> str:
 def settings_of(
     config: object, known: Mapping[str, Any], *, blocks: Iterable[tuple[str, ...]] = (), whole: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Read the settings that a framework's configuration holds, with the framework's defaults for those it leaves out.
+    """Read a framework's settings, with its defaults, which `known` gives, for those that the configuration leaves out.
 
     Args:
         config: A mapping, a dataclass, a pydantic model, a namespace of flags, any object with attributes.
@@ -123,13 +116,6 @@ def settings_of(
             that are there are followed, and their keys are added up.
         whole: Keys that show that a larger block is given, most of whose keys do not concern this package. There only
             keys that misspell one of `known` are refused; elsewhere see `known_in`.
-
-    Returns:
-        A value for each key of `known`.
-
-    Raises:
-        ValueError: A misspelled key, with the right one, or only unknown keys.
-        TypeError: `config` or a block of it has no fields.
     """
     given = fields_of(config)
     outer: dict[str, Any] = given
@@ -154,17 +140,9 @@ def settings_of(
 def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
     """Read flags in blocks, such as `--actor.eps_clip`, from a namespace with dots in its names or from a nested one.
 
-    Args:
-        config: A namespace as argparse makes it, the nested one that OpenRLHF and molt make of it, or a mapping of
-            either kind.
-        known: The flags that are read here, by their whole names, with the framework's defaults.
-        others: Further flags of the same blocks, or beginnings of them: `actor.adam` for `actor.adam.lr`.
-
-    Returns:
-        A value for each flag of `known`.
-
-    Raises:
-        ValueError: A misspelled flag of these blocks, with the right one.
+    `known` gives the flags that are read here, by their whole names, with the framework's defaults; `others` are
+    further flags of these blocks, or beginnings of them: `actor.adam` for `actor.adam.lr`. A misspelled flag is an
+    error.
     """
     outer = fields_of(config)
     every = [*known, *others]
@@ -201,11 +179,6 @@ def in_its_words(error: Exception, read: Callable[[Any], object], config: object
 
     A setting becomes an argument of a Spec or a surrogate, whose error has that argument's name. The key is found by
     reading again without it: then the error is gone, or another one.
-
-    Args:
-        error: What `read` raised.
-        read: Reads a configuration.
-        config: The one that it refused.
     """
     root = _root(error)
     try:

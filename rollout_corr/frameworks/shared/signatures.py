@@ -15,13 +15,9 @@ PLAIN = {bool, int, float, str, type(None)}
 
 
 def expected_of(function: Function, also: int | None = None) -> list[Signature]:
-    """Return the signatures that the framework's function may have: ours without switches, or the first parameters.
+    """Return the signatures that the framework's function may have: ours without switches, or `also` first parameters.
 
     A keyword-only parameter with a default is a switch, and so is what `**switches` takes.
-
-    Args:
-        function: Ours.
-        also: How many of the first parameters may do.
     """
     kept = [
         Parameter(p.name, p.kind, default=p.default)
@@ -33,15 +29,7 @@ def expected_of(function: Function, also: int | None = None) -> list[Signature]:
 
 
 def difference(found: object, expected: Sequence[Signature]) -> str | None:
-    """Compare a function with the signatures that it may have.
-
-    Args:
-        found: The framework's: a function, a decorated one, or whatever stands in its place.
-        expected: Signatures; it should have one of them.
-
-    Returns:
-        None if it fits, else in words how it differs from the first.
-    """
+    """Say how the framework's function differs from the signatures that it may have; None: it has one of them."""
     if inspect.isclass(found) or not callable(found):
         return f"is no function, but {'a class' if inspect.isclass(found) else f'of type {type(found).__name__}'}"
     try:

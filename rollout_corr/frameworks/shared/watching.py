@@ -25,12 +25,7 @@ _NUMBER = re.compile(r"[-+]?\b(?:\d[\d.,]*(?:e[-+]?\d+)?|inf|nan)\b")
 
 
 class Speaker:
-    """Logs what `warnings()` says of a framework's corrections.
-
-    Args:
-        called: Gives the framework's name and version.
-        silence: How they are silenced, behind the first of them.
-    """
+    """Logs what `warnings()` says of a framework's corrections, and behind the first how they are silenced."""
 
     def __init__(self, called: Callable[[], str], silence: str = "") -> None:
         self._called = called
@@ -75,16 +70,9 @@ def _rank() -> str:
 
 
 class Dumps:
-    """Writes some sequences of every so many calls of a framework's correction, in the background.
+    """Writes some sequences of every so many calls of a framework's correction, of the first too, in the background.
 
     The first call that cannot be written turns it off, with a warning.
-
-    Args:
-        path: As for `rollout_corr.dump`.
-        every: How many calls come to one that is written; the first is.
-
-    Raises:
-        ValueError: A wrong path or number, named.
     """
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:

@@ -1,9 +1,7 @@
 """Drop-in for SkyRL: `compute_off_policy_correction` and `apply_off_policy_correction`, which its policy losses call.
 
-SkyRL's workers are Ray actors that call them in every micro-batch. Its losses come to a worker as pickles in which
-these functions are named, so a worker that has run `install()` before uses ours:
-
-    ray.init(runtime_env={"worker_process_setup_hook": "rollout_corr.frameworks.skyrl.install"})
+SkyRL's losses come to a worker as pickles in which these functions are named, so a worker that has run `install()`
+before uses ours: docs/integrations.md has the hook.
 """
 
 from __future__ import annotations
@@ -73,14 +71,7 @@ def install(
 def compute_off_policy_correction(
     old_log_probs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, off_policy_correction: Any, **switches: Any
 ) -> tuple[Tensor | None, dict[str, float], Tensor]:
-    """Weights, metrics and mask of a micro-batch.
-
-    Args:
-        old_log_probs: [B, T] floating.
-        rollout_logprobs: [B, T].
-        loss_mask: [B, T], non-zero is valid; any bool, integer or floating dtype.
-        off_policy_correction: SkyRL's configuration; read, never changed.
-        **switches: Those of `install`.
+    """Weights, metrics and mask of a micro-batch, [B, T], by SkyRL's configuration, which is read and never changed.
 
     Returns:
         Weights of the dtype of old_log_probs, without a gradient: [B, T] at the level token, [B, 1] at the level

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.doors import Door, Within
+from ..shared.doors import Door, Within, function_for
 from ..shared.settings import defaults_of
 from .config import spec as spec_of
 from .config import write
@@ -58,8 +58,6 @@ def settings_of(config: dict[str, object]) -> dict[str, object]:
 def public(within: Within) -> str:
     """Write SkyRL's function."""
     spec = within.spec
-    settings = settings_of(write(spec))
-    table = "\n".join(["SETTINGS = {", *(f'    "{name}": {value!r},' for name, value in settings.items()), "}"])
     weights, shape, after = "None", "None", ""
     if spec.weight is not None:
         weights, shape = "weights.to(old_log_probs.dtype)", "one value a token"
@@ -72,13 +70,8 @@ def public(within: Within) -> str:
             )
     if spec.criteria:
         after += "    mask = mask.to(torch.promote_types(loss_mask.dtype, torch.float32))\n"
-    text = PUBLIC.format(
-        backend='\n    backend: str = "eager",' if within.fused else "",
-        check="".join(f"    {line}\n" for line in within.check),
-        call=within.call.format(train="train", rollout="rollout", mask="loss_mask"),
-        metrics=within.metrics, weights=weights, shape=shape, after=after,
-    )  # fmt: skip
-    return table.replace("'", '"') + "\n\n\n" + text
+    parts = {"weights": weights, "shape": shape, "after": after}
+    return function_for(settings_of(write(spec)), PUBLIC, within, "loss_mask", **parts)
 
 
 DOOR = Door(

@@ -2,12 +2,8 @@
 
 The trainer has no log-probs of the policy that sampled: its samples are some weight updates old. So its one ratio, of
 the policy that trains to the engine, is PPO's ratio and the correction at once, and there is no second weight to
-multiply by. What can go wrong there is a ratio that overflows, or a bound on a product over a whole completion, which
-rejects every completion that drifted a little. Here the ratio is bounded, a token without a finite log-prob is left
-out, and a Spec rejects tokens or completions.
-
-TRL computes the loss in the middle of `compute_loss`. That method still runs and logs TRL's metrics; the loss that
-trains is ours.
+multiply by. Here the ratio is bounded, a token without a finite log-prob is left out, and a Spec rejects tokens or
+completions. TRL's `compute_loss` still runs and logs TRL's metrics; the loss that trains is ours.
 """
 
 from __future__ import annotations
@@ -52,20 +48,20 @@ def packed_policy_loss(
     backend: BackendName = "auto",
     token_ids: Tensor | None = None,
 ) -> PolicyLoss:
-    """Compute -min(r A, clip(r) A) of a packed row, with r = exp(log_probs - old_log_probs).
+    """Compute -min(r A, clip(r) A) of a packed row, with r = exp(log_probs - old_log_probs); all tensors are [N].
 
     Args:
-        log_probs: [N] floating, of the policy that trains.
-        old_log_probs: [N], of the engine; a token where either is NaN or infinite is left out.
-        advantages: [N].
-        segment_id: [N] integer, which completion a token belongs to; it never falls.
-        mask: [N], non-zero at tokens that train; None: all of them.
+        log_probs: Of the policy that trains.
+        old_log_probs: Of the engine; a token where either is NaN or infinite is left out.
+        advantages: Of the tokens.
+        segment_id: Which completion a token belongs to; it never falls.
+        mask: Non-zero at tokens that train; None: all of them.
         tokens: Divisor of the sum: a number or a 0-d tensor.
         clips: How far r may lie below and above 1.
         spec: Its criteria reject tokens and completions by r; they stay in `tokens`.
         delta: r is at most this before anything else; TRL clips it on one side only, where A > 0.
         backend: As for `policy_loss`.
-        token_ids: [N], for the dump.
+        token_ids: For the dump.
     """
     # One read of the device, after TRL's own in the same step.
     segments = int(segment_id[-1]) + 1 if segment_id.numel() else 0

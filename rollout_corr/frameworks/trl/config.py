@@ -183,10 +183,9 @@ def masked(spec: Spec | None, threshold: float) -> Spec:
 
 @dataclass(frozen=True)
 class Trainer:
-    """GRPOTrainer of a framework.
+    """GRPOTrainer of a framework, under whose name its presets are registered.
 
-    Args:
-        framework: Its name, under which its presets are registered.
+    Attributes:
         levels: Levels of its weights.
         known: The settings of its configuration, with its defaults.
         named: Defaults of its recipes by name that are others.

@@ -68,17 +68,9 @@ def importance_sampling_ratio(
     spec: Spec | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Return the ratio that multiplies the loss of a token.
+    """Return the ratio that multiplies the loss of a token, by TRL's settings or by a Spec used in place of the three.
 
-    Args:
-        old_per_token_logps: [B, T] floating, the trainer's.
-        sampling_per_token_logps: [B, T], the engine's; NaN where it gave none: the ratio there is 1.
-        mask: [B, T], non-zero is valid.
-        mode: `vllm_importance_sampling_mode`.
-        clip_max: `vllm_importance_sampling_clip_max`.
-        clip_min: `vllm_importance_sampling_clip_min`.
-        spec: Used in place of the three.
-        backend: As for `correct`.
+    Tensors are [B, T]. Where the engine gave NaN as log-prob the ratio is 1.
 
     Returns:
         [B, T], or [B, 1] in the sequence modes, of the dtype that the log-probs promote to; no gradient. What stands
@@ -124,16 +116,8 @@ def get_off_policy_mask(
 ) -> Tensor:
     """Mark the sequences that are kept: A >= 0, or a mean(sampling - current) of at most the threshold.
 
-    Args:
-        advantages: [B, 1], or [B, T].
-        per_token_logps: [B, T] floating, of the policy that trains; no gradient reaches it.
-        sampling_per_token_logps: [B, T]; a token whose difference is NaN or infinite counts as 0.
-        mask: [B, T], non-zero is valid.
-        off_policy_threshold: `off_policy_mask_threshold`.
-        **switches: Those of `install`; none applies here.
-
-    Returns:
-        1 and 0 in the dtype of the mask: [B, 1], or [B, T] for advantages per token.
+    Log-probs and mask are [B, T], advantages [B, 1] or [B, T]; a token whose difference is NaN or infinite counts as 0.
+    Returns 1 and 0 in the dtype of the mask: [B, 1], or [B, T] for advantages per token.
     """
     # Not by `correct`, which would collect statistics that are not needed here.
     chosen = mask != 0

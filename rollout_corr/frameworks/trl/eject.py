@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.doors import Door, Within
+from ..shared.doors import Door, Within, function_for
 from .config import write
 from .dropin import _bounded_one
 
@@ -37,7 +37,7 @@ PUBLIC = '''def vllm_importance_sampling_ratio(
     ratio = {call}
     valid = mask != 0
 {rows}    # Behind the mask stands what the bounds make of a ratio of 1.
-    ratio = torch.where(valid, ratio, {masked!r})
+    ratio = torch.where(valid, ratio, {masked})
     return ratio.to(torch.promote_types(old_per_token_logps.dtype, sampling_per_token_logps.dtype))'''
 
 ROWS = """    # One value a sequence, the same at all of its tokens; rows without columns have one, too.
@@ -52,17 +52,9 @@ def public(within: Within) -> str:
         raise ValueError("spec: expected a weight: TRL has a function for the ratio alone, got none")
     written = write(within.spec)
     settings = {name: written[f"vllm_importance_sampling_{name}"] for name in ("mode", "clip_max", "clip_min")}
-    table = "\n".join(["SETTINGS = {", *(f'    "{name}": {value!r},' for name, value in settings.items()), "}"])
     sequences = settings["mode"].startswith("sequence")
-    text = PUBLIC.format(
-        backend='\n    backend: str = "eager",' if within.fused else "",
-        shape="(B, 1)" if sequences else "(B, T)",
-        check="".join(f"    {line}\n" for line in within.check),
-        call=within.call.format(train="train", rollout="rollout", mask="mask"),
-        rows=ROWS if sequences else "",
-        masked=_bounded_one(**settings),
-    )
-    return table.replace("'", '"') + "\n\n\n" + text
+    parts = {"shape": "(B, 1)" if sequences else "(B, T)", "rows": ROWS if sequences else ""}
+    return function_for(settings, PUBLIC, within, "mask", masked=repr(_bounded_one(**settings)), **parts)
 
 
 DOOR = Door(

@@ -1,12 +1,7 @@
 """Drop-in for verl 0.9: the functions of `verl.trainer.ppo.rollout_corr_helper` and the driver's debug metrics.
 
-`install()` replaces them in the process that calls it. verl corrects inside Ray actors, so each of them has to call it:
-pass the hook of ray.init through verl's own configuration, and no line of a training script changes.
-
-    +ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=rollout_corr.frameworks.verl.install
-
-The arguments, results and metric keys are verl's. Some of verl's mistakes are fixed and some are kept, each with its
-switch: docs/integrations.md has the table.
+verl corrects inside Ray actors, each of which has to call `install()`: docs/integrations.md has the hook, and the
+table of verl's mistakes, each with its switch. Arguments, results and metric keys of the functions are verl's.
 """
 
 from __future__ import annotations
@@ -112,24 +107,11 @@ def compute_rollout_correction_and_rejection_mask(
     rollout_rs_threshold: Threshold = None,
     **switches: Any,
 ) -> tuple[Any, Tensor, dict[str, float]]:
-    """Return weights, mask and metrics of a batch as verl's function of this name does.
+    """Return weights, mask and metrics of a batch as verl's function of this name does, with the switches of `install`.
 
-    Args:
-        old_log_prob: [B, T] floating; also [T], one sequence.
-        rollout_log_prob: Same shape.
-        response_mask: Same shape, non-zero is valid; any bool, integer or floating dtype.
-        rollout_is: None, "token" or "sequence" (the product).
-        rollout_is_threshold: A number truncates, "lower_upper" zeroes outside. With None there are no weights.
-        rollout_is_batch_normalize: Divide the weights by their mean: of all ranks, where torch.distributed is
-            initialized.
-        rollout_rs: None, or a comma-separated list of `options.RS_OPTIONS`.
-        rollout_rs_threshold: One for all options, or one for each.
-        **switches: Those of `install`; and `token_ids`, of the same shape, for the dump.
-
-    Returns:
-        A DataProto that holds "rollout_is_weights" ([B, T], of the dtype that log-probs and mask promote to), or None;
-        the mask with 0 where rejected, in its own dtype (the mask itself where nothing can be rejected); metrics as
-        floats, by verl's keys.
+    Tensors are [B, T], also [T], one sequence; `token_ids` of that shape are for the dump. With a threshold of None
+    there are no weights. A DataProto holds "rollout_is_weights", of the dtype that log-probs and mask promote to; the
+    mask, in its own dtype, is the very mask given where nothing can be rejected.
     """
     same_shape(old_log_prob, rollout_log_prob, response_mask)
     spec, token_ids = switches.get("spec"), switches.get("token_ids")
@@ -205,13 +187,7 @@ def compute_rollout_correction_and_add_to_batch(
 ) -> tuple[Any, dict[str, float]]:
     """Correct a DataProto: its "response_mask" is replaced, "rollout_is_weights" added where there are weights.
 
-    Args:
-        batch: A DataProto with "old_log_probs", "rollout_log_probs" and "response_mask".
-        rollout_corr_config: Anything with `.get`; it is read, never changed.
-        **switches: Those of `install`.
-
-    Returns:
-        The batch, and the metrics.
+    The configuration is anything with `.get`; it is read, never changed.
     """
     if "rollout_log_probs" not in batch.batch.keys():  # noqa: SIM118  # a TensorDict has no `in` of its own
         raise KeyError(f"rollout_log_probs: expected among {sorted(batch.batch.keys())}; {HOW}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.doors import Door, Within
+from ..shared.doors import Door, Within, function_for
 from .config import write
 from .dropin import DEFAULTS
 
@@ -65,24 +65,12 @@ def public(within: Within) -> str:
     """Write verl's function."""
     if within.spec.weight is not None and within.spec.weight.normalize is not None:
         raise ValueError("spec: expected no normalize: verl takes the mean of the weights over all ranks")
-    settings = settings_of(write(within.spec))
-    table = "\n".join(["SETTINGS = {", *(f'    "{name}": {value!r},' for name, value in settings.items()), "}"])
-    give = "    return {proto}, mask, metrics"
-    proto = "None"
+    give, proto = "", "None"
     if within.spec.returns_weights:
-        give = "    weights = weights.to(torch.promote_types(old_log_prob.dtype, rollout_log_prob.dtype))\n" + give
+        give = "    weights = weights.to(torch.promote_types(old_log_prob.dtype, rollout_log_prob.dtype))\n"
         proto = 'DataProto.from_dict(tensors={"rollout_is_weights": weights})'
-    return (
-        table.replace("'", '"')
-        + "\n\n\n"
-        + PUBLIC.format(
-            backend='\n    backend: str = "eager",' if within.fused else "",
-            check="".join(f"    {line}\n" for line in within.check),
-            call=within.call.format(train="train", rollout="rollout", mask="response_mask"),
-            metrics=within.metrics,
-            proto=give.format(proto=proto),
-        )
-    )
+    proto = f"{give}    return {proto}, mask, metrics"
+    return function_for(settings_of(write(within.spec)), PUBLIC, within, "response_mask", proto=proto)
 
 
 DOOR = Door(

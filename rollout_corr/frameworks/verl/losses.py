@@ -61,10 +61,9 @@ def _clipped(mode: str) -> Callable[[Any], Surrogate]:
 
 
 class Kind(NamedTuple):
-    """Row of the table of verl's losses.
+    """A row of the table of verl's losses.
 
     Attributes:
-        surrogate: From verl's ActorConfig.
         clipped: Our metrics whose sum is its `pg_clipfrac`; None: it reports none of clipping.
         dual: Our metric that is its `pg_clipfrac_lower`; None: 0.
         mode: `loss_agg_mode` where none is given.
@@ -159,14 +158,10 @@ def reads(function: object, parameter: str) -> bool:
 
 
 def gspo_of(theirs: Callable[..., Any], **switches: Any) -> Callable[..., ValueAndMetrics]:
-    """Make GSPO as the verl that is there has it.
+    """Make GSPO as the verl that is there has it, by verl's function; no switch of `install` applies here.
 
     verl 0.9.1 averages by `loss_agg_mode`. Up to 0.9.0, and on its main branch, GSPO takes the mean over sequences
     whatever that says, and does not read it.
-
-    Args:
-        theirs: verl's function.
-        **switches: Those of `install`; none applies here.
     """
     return _function("gspo", KINDS["gspo"]._replace(forced=not reads(theirs, "loss_agg_mode")))
 

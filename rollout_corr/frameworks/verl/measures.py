@@ -19,13 +19,9 @@ BLOCK = 1 << 16
 def calculate_debug_metrics(data: Any, **switches: Any) -> dict[str, float]:
     """Compare the two probabilities of the sampled tokens: maximum, mean and spread of the difference, and correlation.
 
-    Args:
-        data: A DataProto with "old_log_probs" and "rollout_log_probs" [B, T], "responses" [B, R], and as a mask
-            "response_mask" or "attention_mask"; only their last R columns count.
-        **switches: Those of `install`; none applies here.
-
-    Returns:
-        verl's five keys. Without a valid token "..._valid" is 0 and the others are NaN, as in verl.
+    `data` is a DataProto with "old_log_probs" and "rollout_log_probs" [B, T], "responses" [B, R], and as a mask
+    "response_mask" or "attention_mask", of which the last R columns count. Without a valid token "..._valid" of verl's
+    five keys is 0 and the others are NaN, as in verl.
     """
     batch = data.batch
     old, rollout = batch["old_log_probs"], batch["rollout_log_probs"]

@@ -94,13 +94,9 @@ def _mangled(key: str, value: object) -> str:
 
 
 def weight(level: str, threshold: object, normalize: bool = False, key: str = "rollout_is_threshold") -> Weight:
-    """Read `rollout_is` with its threshold: a number truncates (TIS), "lower_upper" zeroes outside (IcePop).
+    """Read `rollout_is` with its threshold: a number or its text truncates (TIS), "lower_upper" or a pair zeroes.
 
-    Args:
-        level: "token" or "sequence"; verl's "sequence" is the product of the ratios.
-        threshold: A number, its text, "lower_upper" or a pair (lower, upper).
-        normalize: `rollout_is_batch_normalize`.
-        key: Name of the threshold in messages.
+    The level is "token" or "sequence", which is the product of the ratios; `key` is the threshold's name in messages.
     """
     if not isinstance(level, str) or level not in LEVELS:
         hint = "; the geometric mean is rollout_corr.Weight.geometric()" if level == "geometric" else ""

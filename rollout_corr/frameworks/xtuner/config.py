@@ -48,16 +48,11 @@ def spec(
 ) -> Spec:
     """Return the Spec of a `RolloutImportanceSampling`; the arguments are its fields, with its defaults.
 
-    Args:
-        rollout_is_level: "token", "sequence" (the product) or "geometric".
-        rollout_is_mode: "truncate" clamps the weight on both sides, "mask" leaves it and rejects by the mask, "both"
-            does both.
-        rollout_is_threshold: A pair (upper, lower). None switches everything off, the veto too.
-        rollout_is_mask_threshold: A pair, by default `rollout_is_threshold`.
-        rollout_is_veto_threshold: A pair, or None for no veto.
-        rollout_is_veto_level: Of xtuner#2023: "max" any token outside the bounds, "geometric" the mean of D, "kl3" the
-            mean of exp(D) - 1 - D above the upper bound.
-        rollout_is_veto_negative_adv_only: Of xtuner#2023: only sequences with a negative mean advantage are vetoed.
+    Thresholds are pairs (upper, lower); without `rollout_is_threshold`, from which the mask takes its own by default,
+    everything is off, the veto too. The mode "truncate" clamps the weight on both sides, "mask" leaves it and rejects
+    by the mask, "both" does both. Of xtuner#2023 are the veto's levels ("max": any token outside the bounds,
+    "geometric": the mean of D, "kl3": the mean of exp(D) - 1 - D) and that it may look at negative mean advantages
+    only.
     """
     negative_only = boolean("rollout_is_veto_negative_adv_only", rollout_is_veto_negative_adv_only)
     over, reduce = LEVELS[one_of("rollout_is_level", rollout_is_level, LEVELS)]

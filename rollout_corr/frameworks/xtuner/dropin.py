@@ -1,10 +1,8 @@
 """Drop-in for xtuner: `RolloutImportanceSampling` and the merging of its metrics, on packed sequences.
 
-There are two ways to use it. `install()` replaces xtuner's method and functions. Or nothing is replaced, and the
-configuration holds `rollout_corr.frameworks.xtuner.RolloutImportanceSampling`: a subclass of xtuner's with the options
-of xtuner#2023 and the switches below as fields. Ray sends it to its workers like any other configuration.
-
-xtuner pads what it is given packed, at the price of six host syncs a sequence. Here a pack is one call.
+`install()` replaces xtuner's method and functions. Or nothing is replaced, and the configuration holds `subclass`,
+which Ray sends to the workers like any other. xtuner pads what it is given packed, at the price of six host syncs a
+sequence. Here a pack is one call.
 """
 
 from __future__ import annotations
@@ -108,16 +106,10 @@ def compute_rollout_importance_weights_and_metrics(
     advantages: Tensor | None = None,
     **switches: Any,
 ) -> tuple[Tensor | None, Tensor, dict[str, Any], dict[str, Any]]:
-    """Return weights, mask and both groups of metrics: the method of `RolloutImportanceSampling`.
+    """Return weights, mask and both groups of metrics: the method of `RolloutImportanceSampling`, which stays as it is.
 
-    Args:
-        self: The configuration; read, never changed.
-        old_log_prob: [1, S] floating, packed.
-        rollout_log_prob: [1, S].
-        num_tokens: [B] integers or a list: tokens of each sequence, S together.
-        response_mask: [1, S], non-zero is valid.
-        advantages: [1, S] or [B], for `rollout_is_veto_negative_adv_only` (xtuner#2023).
-        **switches: Those of `install` that concern one pack.
+    Log-probs and mask are [1, S], packed; `num_tokens` has the tokens of each sequence. `advantages`, [1, S] or [B],
+    are for `rollout_is_veto_negative_adv_only` (xtuner#2023).
 
     Returns:
         Weights [1, S], or None without `rollout_is_threshold`; the mask in float32 with 0 where rejected, or the very
@@ -131,16 +123,10 @@ def compute_rollout_importance_weights_and_metrics(
 def merge_rollout_is_metrics(
     rollout_is_metrics: Sequence[Mapping[str, float]], device: torch.device | str = "cuda", **switches: Any
 ) -> dict[str, float]:
-    """Average metrics over the packs of all ranks, by two collectives instead of one per metric.
+    """Average metrics over the packs of all ranks, by two collectives on `device` instead of one per metric.
 
-    Args:
-        rollout_is_metrics: Metrics of this rank's packs, all with the same keys; so has every other rank.
-        device: Where the collectives run.
-        **switches: Those of `install`; none applies here.
-
-    Returns:
-        The largest of what has "max" in its name, the smallest of what has "min", and the mean of the rest, over packs
-        with a valid token. All 0 if no rank has one.
+    It is the largest of what has "max" in its name, the smallest of what has "min", and the mean of the rest, over
+    packs with a valid token; all 0 if no rank has one. Every rank's packs have the same keys.
     """
     keys = [key for key in rollout_is_metrics[0] if key != "mismatch/valid"]
     if not keys:
