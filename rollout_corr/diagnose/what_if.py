@@ -43,8 +43,7 @@ class Setting:
     Attributes:
         name: Name of the framework's spec, or a description.
         spec: The correction.
-        family: Name of its curve in the grid; empty for a framework's spec.
-        threshold: The threshold, which is its place on the curve.
+        family: What it shares with its neighbors in the grid; empty for a framework's spec.
         same: Further names of an equal Spec.
         config: The settings of the framework that was asked for; None: it was not asked for, or cannot say it.
     """
@@ -52,7 +51,6 @@ class Setting:
     name: str
     spec: Spec
     family: str = ""
-    threshold: float = math.nan
     same: tuple[str, ...] = ()
     config: dict[str, Any] | None = field(default=None, hash=False)
 
@@ -106,10 +104,10 @@ def grid() -> list[Setting]:
         for upper in bounds:
             weight = made(upper=upper)
             named = f"{weight.kind} weight"
-            found.append(Setting(f"{named} <= {upper:g}", Spec(weight), f"{named}, truncated", upper))
+            found.append(Setting(f"{named} <= {upper:g}", Spec(weight), f"{named}, truncated"))
     for upper in UPPERS:
         cut = Weight.token(lower=1.0 / upper, upper=upper, outside="zero")
-        found.append(Setting(f"token weight, 0 beyond {upper:g}", Spec(cut), "token weight, 0 outside", upper))
+        found.append(Setting(f"token weight, 0 beyond {upper:g}", Spec(cut), "token weight, 0 outside"))
     aggregates: tuple[tuple[Reduce, str, tuple[float, ...]], ...] = (
         ("mean", "geometric", NEAR_ONE),
         ("sum", "product", UPPERS),
@@ -118,10 +116,10 @@ def grid() -> list[Setting]:
         for upper in uppers:
             rejection = Criterion("ratio", over="sequence", reduce=reduce, lower=1.0 / upper, upper=upper)
             named = f"{name} rejection {upper:g}"
-            found.append(Setting(named, Spec(None, (rejection,)), f"{name} rejection", upper))
+            found.append(Setting(named, Spec(None, (rejection,)), f"{name} rejection"))
     for lower in LOWERS:
         veto = Criterion("ratio", over="sequence", reduce="min", lower=lower)
-        found.append(Setting(f"veto below {lower:g}", Spec(None, (veto,)), "veto", lower))
+        found.append(Setting(f"veto below {lower:g}", Spec(None, (veto,)), "veto"))
     return found
 
 
@@ -355,13 +353,3 @@ def _with_advantages(chunk: Chunk, what_if: WhatIf) -> Chunk:
     elif any(c.when != "any" for setting in what_if.settings for c in setting.spec.criteria):
         chunk.columns["advantages"] = torch.zeros_like(chunk.train, dtype=torch.float32)
     return chunk
-
-
-def pareto(outcomes: Iterable[tuple[Setting, SettingResult]]) -> list[str]:
-    """Name the Pareto-optimal settings: no other has both a lower variance and a lower upper end of its bias."""
-    best, found = math.inf, []
-    for setting, outcome in sorted(outcomes, key=lambda pair: (pair[1].bias_high, pair[1].variance)):
-        if outcome.variance < best:
-            best = outcome.variance
-            found.append(setting.name)
-    return found

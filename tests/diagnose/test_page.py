@@ -215,18 +215,6 @@ def test_headings_are_places_that_links_lead_to(folder):
     assert sorted(links) == sorted(2 * [f"#{place}" for place in places])
 
 
-def test_a_bug_report_is_text_in_a_fence(folder, tmp_path):
-    """Finding and numbers, and nothing of a file's name ends the fence."""
-    path = tmp_path / "a`b```\n# c.pt"
-    path.write_bytes((folder / "hot.pt").read_bytes())
-    page = checked(report(path))
-    (lines,) = (text.split("\n") for text in page.said("pre"))
-    assert lines[0] == "**rollout-corr doctor: error `temperature`**" and lines[2] == "```text" and lines[-1] == "```"
-    assert not [line for line in lines[3:-1] if line.lstrip().startswith(("```", "#"))]
-    assert any(line.startswith("  slope = -0.") for line in lines)
-    assert any(line.startswith("kl_rollout_train_k3 = ") and "(alarm; healthy: < 0.01)" in line for line in lines)
-
-
 def test_two_dumps_side_by_side(folder):
     page = checked(report(folder / "healthy.pt", folder / "truncated.pt"))
     assert {"healthy.pt", "truncated.pt", "change"} <= set(page.said("th"))

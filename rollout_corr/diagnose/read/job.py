@@ -117,7 +117,8 @@ def _doubts(
 def _missing(writer: Writer, files: Mapping[Path, object]) -> str:
     has = {"rollout": "has the log-probs of the engine alone", "none": "has no log-probs", "pickled": "is a pickle"}
     one = next(iter(files)).name
-    return f"{one} of {writer.framework} ({writer.switch}) {has[writer.sides]}; both come by {writer.both}"
+    both = writer.both or f'rollout_corr.frameworks.{writer.framework}.install(dump="FOLDER")'
+    return f"{one} of {writer.framework} ({writer.switch}) {has[writer.sides]}; both come by {both}"
 
 
 def _config(folder: Path, files: Iterable[Path]) -> Path | None:

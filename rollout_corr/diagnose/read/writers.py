@@ -30,7 +30,7 @@ class Writer:
         roles: Fields that come first for a role, where a file has several of its names.
         keys: Of a .jsonl file, fields that its first record has to have: the name alone says too little.
         by_rank: Each rank writes a file of a step, with its samples or its part of them.
-        both: Of a file without both sides, what gives them.
+        both: Of a file without both sides, what gives them; "": the framework's drop-in does.
     """
 
     framework: str
@@ -48,25 +48,16 @@ class Writer:
         return re.compile(rf"(?:^|/){self.files}$")
 
 
-def _installed(framework: str) -> str:
-    return f'rollout_corr.frameworks.{framework}.install(dump="FOLDER")'
-
-
-IN_TRAINER = "rc.dump in the trainer"
 SLIME = "--save-debug-train-data or --dump-details"
+# Fields of the first record of .jsonl files whose names say too little.
+VERL, AREAL = frozenset({"input", "output", "score", "step"}), frozenset({"task_id", "head_version", "completion"})
 
 # Of the kinds that a folder has, the first one with both sides is read.
 WRITERS = (
     Writer("nemo", "not env.should_log_nemo_gym_responses", r"train_data_step(?P<step>\d+)\.jsonl(?:\.gz)?"),
     Writer("prime_rl", "trainer.enable_token_export", r"token_exports/step_(?P<step>\d+)/rank_\d+\.jsonl"),
     Writer("slime", SLIME, r"train_data/(?P<step>\d+)\.pt"),
-    Writer(
-        "skyrl",
-        "trainer.dump_data_batch",
-        r"dumped_data/global_step_\d+_training_input\.pkl",
-        "pickled",
-        both=_installed("skyrl"),
-    ),
+    Writer("skyrl", "trainer.dump_data_batch", r"dumped_data/global_step_\d+_training_input\.pkl", "pickled"),
     # slime wrote the same until August 2026.
     Writer("miles", SLIME, r"train_data/(?P<step>\d+)_(?P<rank>\d+)\.pt", by_rank=True),
     Writer(
@@ -83,27 +74,19 @@ WRITERS = (
         "rollout",
         both=SLIME,
     ),
-    Writer("verl", "actor_rollout_ref.rollout.skip", r"\d+/gen_batch\.dp", "rollout", both=_installed("verl")),
+    Writer("verl", "actor_rollout_ref.rollout.skip", r"\d+/gen_batch\.dp", "rollout"),
+    Writer("verl", "trainer.rollout_data_dir", r"\d+\.jsonl", "none", keys=VERL),
+    Writer("areal", "rollout.dump_to_file", r"\d+/\d+\.jsonl", "none", keys=AREAL),
+    Writer("trl", "log_completions", r"completions/completions_\d+\.parquet", "none"),
+    Writer("xtuner", "always on", r"train_rollout_\d+\.jsonl", "none"),
+    Writer("xtuner", "debug_rollout", r"debug_rollout_\d+\.pt", "rollout"),
     Writer(
-        "verl",
-        "trainer.rollout_data_dir",
-        r"\d+\.jsonl",
-        "none",
-        keys=frozenset({"input", "output", "score", "step"}),
-        both=_installed("verl"),
+        "torchtitan",
+        "log_logprobs of the recorder",
+        r"rollout_samples\.jsonl",
+        "rollout",
+        both="rc.dump in the trainer",
     ),
-    Writer(
-        "areal",
-        "rollout.dump_to_file",
-        r"\d+/\d+\.jsonl",
-        "none",
-        keys=frozenset({"task_id", "head_version", "completion"}),
-        both=_installed("areal"),
-    ),
-    Writer("trl", "log_completions", r"completions/completions_\d+\.parquet", "none", both=_installed("trl")),
-    Writer("xtuner", "always on", r"train_rollout_\d+\.jsonl", "none", both=_installed("xtuner")),
-    Writer("xtuner", "debug_rollout", r"debug_rollout_\d+\.pt", "rollout", both=_installed("xtuner")),
-    Writer("torchtitan", "log_logprobs of the recorder", r"rollout_samples\.jsonl", "rollout", both=IN_TRAINER),
     Writer(
         "prime_rl",
         "the file monitor",

@@ -319,19 +319,6 @@ def provenance(diagnosis: Diagnosed) -> list[tuple[str, str]]:
     return said
 
 
-def markdown(diagnosis: Diagnosed, command: str) -> list[str]:
-    """Return the lines of a bug report. In a fence nothing of a dump is markup, and each of its texts is in a line."""
-    found = diagnosis.findings
-    title = "healthy" if is_healthy(found) else ", ".join(f"{one.severity} `{one.name}`" for one in found)
-    lines = [f"**rollout-corr doctor: {title}**", "", "```text"]
-    for one in found:
-        lines += [f"{one.severity}: {one.title}", *(f"- {line}" for line in one.evidence)]
-        lines += [f"  {name} = {number(value)}" for name, value in one.numbers.items()]
-    lines += [f"{tile.key} = {tile.shown} ({WORDS[tile.state]}; healthy: {tile.healthy})" for tile in tiles(diagnosis)]
-    lines += [f"{term}: {text}" for term, text in (*provenance(diagnosis), *made_by(command))]
-    return [*lines, "```"]
-
-
 def made_by(command: str) -> list[tuple[str, str]]:
     """Say what made a page."""
     return [

@@ -10,7 +10,7 @@ from ..best_settings import verdict_of, worth_of
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..doctor.in_common import in_common
 from ..read.dump import Source
-from ..what_if import WhatIf, pareto
+from ..what_if import WhatIf
 
 
 def _plain(value: Any) -> Any:
@@ -70,16 +70,13 @@ def _exact(diagnosis: Diagnosed) -> dict[str, Any]:
 def what_if(source: Source, tried: WhatIf, sequences: float | None = None) -> dict[str, Any]:
     """Return all results of `what-if`."""
     outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
-    optimal = pareto(outcomes)
     settings = [
         {
             "name": setting.name,
             "same": setting.same,
             "family": setting.family,
-            "threshold": setting.threshold,
             "spec": setting.spec.to_dict(),
             "config": setting.config,
-            "best": setting.name in optimal,
             "worth": worth_of(outcome, count),
             **asdict(outcome),
         }

@@ -17,7 +17,6 @@ from .content import (
     around,
     command_of,
     made_by,
-    markdown,
     metrics_table,
     named,
     provenance,
@@ -25,7 +24,7 @@ from .content import (
     unit_of,
     weights_table,
 )
-from .html import Child, Html, element, link, preformatted
+from .html import Child, Html, element, link
 from .order import DISTRIBUTION, TRAIN, WORST, first_views, views_of
 from .parts import card, drawn, finding_card, folded, healthy_card, page, problem_cards, section, strip, table, tile_row
 from .style import SHADES
@@ -78,20 +77,14 @@ def report_page(diagnoses: Sequence[Diagnosed]) -> str:
     # Without a finding all pictures are open.
     opened = dict.fromkeys(wanted if findings else (TRAIN, "axes", DISTRIBUTION))
     order = [view for view in dict.fromkeys((*opened, *content)) if content[view]]
-    command = command_of(diagnoses)
-    reports = [
-        folded(f"Copy as Markdown{f': {name}' if several else ''}", preformatted(markdown(one, command)))
-        for (name, _), one in zip(dumps, diagnoses, strict=True)
-    ]
     parts: list[Child] = [
         element("div", tops, class_="columns") if several else tops,
         tile_row(*map(tiles, diagnoses)),
         element("p", "Go to: ", [(link(SECTIONS[view], SECTIONS[view]), " ") for view in order], class_="of"),
         [section(SECTIONS[view], content[view], opened=view in opened) for view in order],
-        reports,
     ]
     of = [strip(provenance(one)) for one in diagnoses]
-    return page(" against ".join(name for name, _ in dumps), [*of, strip(made_by(command))], parts)
+    return page(" against ".join(name for name, _ in dumps), [*of, strip(made_by(command_of(diagnoses)))], parts)
 
 
 def _top(one: Diagnosed, pictures: dict[str, Html]) -> list[Child]:

@@ -80,8 +80,6 @@ code { font-size: .85em; color: var(--soft); }
 [data-says]:hover::after, [data-says]:focus::after { content: attr(data-says); position: absolute; bottom: 1.6em;
   left: 0; background: var(--paper); border: 1px solid var(--soft); border-radius: 3px; padding: 0 .5em; z-index: 1;
   white-space: nowrap; }
-pre { background: var(--card); padding: .8rem 1rem; border-radius: 4px; font-size: .8rem; white-space: pre-wrap;
-  overflow-wrap: anywhere; user-select: all; }
 details { margin: .7rem 0; } summary { cursor: pointer; color: var(--a); padding: .2rem 0; overflow-wrap: anywhere; }
 summary h2 { display: inline; color: var(--ink); } .place { scroll-margin-top: 3rem; }
 details > .place { padding-top: .5rem; } section p.of { margin-top: 0; }
