@@ -1,4 +1,4 @@
-"""The gradient as autograd's users meet it: gradcheck, odd upstream gradients, autocast, compilers, extremes."""
+"""The gradient as autograd's users meet it: odd upstream gradients, compilers, garbage, extremes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ from builders.batches import GARBAGE
 from builders.calls import bundled_loss
 from builders.loss_cases import MEANS, SURROGATES
 from builders.rounding import assert_near
-from rollout_corr.backends import loss_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 INF, NAN = math.inf, math.nan
-
-STOPPED = (
-    "score", "cispo", "score both", "score icepop", "score sequence", "score average", "score geometric", "dppo tv",
-    "dppo kl", "gspo token", "sapo stopped", "topr", "rec", "rec ring", "rec sequence", "vespo",
-)  # fmt: skip
-# Those that share a pull among the tokens of a sequence, whatever the weights: only alone are they a value's gradient.
-SHARED = ("dro sequence",)
 
 
 def inputs(dtype=torch.float32, rows=4, width=9, seed=0):
@@ -36,47 +28,6 @@ def inputs(dtype=torch.float32, rows=4, width=9, seed=0):
     mask = torch.rand(rows, width, generator=generator) < 0.8
     mask[1] = False
     return new.requires_grad_(), old.to(dtype), rollout.to(dtype), advantages, mask
-
-
-@pytest.mark.parametrize("name", [name for name in SURROGATES if name not in STOPPED])
-def test_gradcheck(name):
-    new, old, rollout, advantages, mask = inputs(torch.float64)
-
-    def value(x):
-        return rc.policy_loss(
-            x,
-            advantages,
-            loss=rc.Loss(
-                SURROGATES[name],
-                mean=rc.Mean("sequence"),
-                kl=rc.KL("k3", 0.1, weight="ratio"),
-                regularizer=rc.SquaredLogRatio(0.1),
-            ),
-            mask=mask,
-            old_logp=old,
-            ref_logp=rollout,
-            correction=rc.Factors(weights=None if name in SHARED else rollout.exp()),
-        ).value
-
-    assert torch.autograd.gradcheck(value, (new,), atol=1e-8, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["ppo dual", "gspo token", "gmpo"])
-def test_the_gradient_is_the_definitions(name):
-    """Block by block as all at once, and as autograd finds it in what a compiler traces."""
-    new, old, _, advantages, mask = inputs()
-    options = {"old_logp": old, "surrogate": SURROGATES[name], "mean": rc.Mean("sequence")}
-    out = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
-    (slope,) = torch.autograd.grad(out.value, new)
-    torch.compiler.reset()
-    step = torch.compile(
-        lambda x: rc.policy_loss(x, advantages, **bundled_loss(mask=mask, **options)).value,
-        fullgraph=True,
-        backend="aot_eager",
-    )
-    value = step(new)
-    assert_near(value, out.value, torch.float32)
-    assert_near(torch.autograd.grad(value, new)[0], slope, torch.float32)
 
 
 def test_upstream_gradients():
@@ -231,19 +182,6 @@ def test_nonfinite_policies():
     (slope,) = torch.autograd.grad(neutral.value, new)
     torch.testing.assert_close(slope[0, 0], -advantages[0, 0] / mask.sum())
     assert loud.value.isnan()
-
-
-def test_several_blocks_equal_one(monkeypatch):
-    new, old, rollout, advantages, mask = inputs(rows=40, width=30)
-    spec = rc.Spec(rc.Weight.product(upper=2.0), (rc.Criterion("ratio", upper=1.5, of="new/rollout"),), "both")
-    options = {"old_logp": old, "rollout_logp": rollout, "spec": spec, "surrogate": rc.GSPO(0.1, 0.1)}
-    one = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
-    monkeypatch.setattr(loss_blocks.blocks, "BLOCK", 100)
-    many = rc.policy_loss(new, advantages, **bundled_loss(mask=mask, **options))
-    assert_near(many.value, one.value, torch.float32, size=0.0)
-    assert torch.equal(*(torch.autograd.grad(out.value, new)[0] for out in (one, many)))
-    assert_near(many.statistics.sums, one.statistics.sums, torch.float32)
-    assert torch.equal(many.statistics.maxima, one.statistics.maxima)
 
 
 def test_compiles_without_a_graph_break():

@@ -52,13 +52,6 @@ def test_units_together(layout):
         check(seed + 100 * LAYOUTS.index(layout), layout, [WAYS[seed // 3 % 3]])
 
 
-@pytest.mark.slow  # a minute; the same in short above
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_units_together_at_length(layout):
-    for seed in range(2000, 2000 + 200):
-        check(seed + 1000 * LAYOUTS.index(layout), layout, WAYS)
-
-
 def test_a_prefix_of_no_survivor_is_that_of_its_sequence():
     """Where a token criterion takes a sequence and sums run over survivors, product and prefix are both of none."""
     train = torch.tensor([0.5, 2.0, -0.5, 0.25, 0.5])
