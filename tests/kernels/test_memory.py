@@ -152,13 +152,11 @@ def test_inputs_are_left_as_they_are(device):
     ("offsets", "spec", "shape"),
     [
         ([60, 40, 20, 0], SEQUENCES, NARROW),
-        ([-5, 10, -30, 60], TOKENS, WIDE),
         ([0, 50, 5, 55, 10, 300], SEQUENCES, WIDE),
-        ([0, 20, -3 * 2**30, 40, 60], SEQUENCES, NARROW),
         ([-(2**63), 7, 2**63 - 1, 2**62, -(2**62), 2**40 + 9], SEQUENCES, NARROW),
         (torch.tensor([-(2**31), 2**31 - 1, 33, -(2**31)], dtype=torch.int32), TOKENS, WIDE),
     ],
-    ids=["falling", "negative", "overlapping", "positive as int32", "huge", "huge int32"],
+    ids=["falling", "overlapping", "huge", "huge int32"],
 )
 def test_offsets_that_are_garbage(offsets, spec, shape, device):
     """Memory around tensors and the content of fresh memory change no bit; numbers are wrong, and finite.

@@ -86,11 +86,11 @@ def test_nothing_to_train_on(device):
         assert out.value == 0.0 and not torch.autograd.grad(out.value, new)[0].any()
 
 
-@pytest.mark.parametrize("far", [200.0, -200.0, INF])
-def test_extreme_ratios(far, device):
+def test_extreme_ratios(device):
     for name in list(ON_KERNELS)[::3]:
         new, advantages, mask, old = inputs(device)
-        old[0, :3] = new.detach()[0, :3] - far
+        for row, far in enumerate((200.0, -200.0, INF)):
+            old[row, :3] = new.detach()[row, :3] - far
         out = rc.policy_loss(new, advantages, loss=rc.Loss(SURROGATES[name]), mask=mask, old_logp=old, backend="triton")
         (slope,) = torch.autograd.grad(out.value, new)
         assert out.value.isfinite() and slope.isfinite().all(), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import rollout_corr as rc
@@ -22,11 +21,10 @@ def column(offsets: torch.Tensor) -> torch.Tensor:
     return torch.stack([offsets, offsets // 3], 1)[:, 0]
 
 
-@pytest.mark.parametrize("turns", [False, True])
-def test_corrections(turns, device):
+def test_a_correction(device):
     batch = random_sequences(0, (50, 1, 70, 0, 400))
     laid = lay_out(batch, "packed_gaps", torch.float32)
-    given = {"turns": column(offsets_of(laid, random_turns(batch, 0)))} if turns else {}
+    given = {"turns": column(offsets_of(laid, random_turns(batch, 0)))}
     with unchecked():
         reference = laid.correct(SPEC, **given)
         laid = laid.to(device)
@@ -35,14 +33,12 @@ def test_corrections(turns, device):
     assert_like_reference(out, reference)
 
 
-@pytest.mark.parametrize("surrogate", [rc.PPO(), rc.GSPO(), rc.GSPO(over="turn")])
-def test_losses(surrogate, device):
-    """Forward, and backward where each sequence has a factor of its own."""
+def test_a_loss(device):
+    """Forward, and backward, where each turn has a factor of its own."""
     batch = random_sequences(0, (50, 1, 70, 0, 400), scale=0.1, advantages="token")
     laid = lay_out(batch, "packed_gaps", torch.float32).to(device)
-    given = {"surrogate": surrogate, "mean": rc.Mean("sequence")}
-    if surrogate.mean_unit == "turn":
-        given["turns"] = column(offsets_of(laid, random_turns(batch, 0)))
+    given = {"surrogate": rc.GSPO(over="turn"), "mean": rc.Mean("sequence")}
+    given["turns"] = column(offsets_of(laid, random_turns(batch, 0)))
     wanted, wanted_slope = loss_of(laid, "torch", **given)
     laid.cu_seqlens = column(laid.cu_seqlens)
     found, slope = loss_of(laid, "triton", **given)

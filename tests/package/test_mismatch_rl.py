@@ -38,51 +38,6 @@ def results(load):
     return load("mismatch_results")
 
 
-@pytest.fixture(scope="module")
-def curves(example):
-    """Train every arm from one seed, in the tiny setting."""
-    return {arm: list(example.train(spec, 0, example.TINY, arm != "no mismatch")) for arm, spec in example.ARMS.items()}
-
-
-@pytest.mark.slow
-def test_a_seed_gives_one_curve(example, curves):
-    """The global generator has no influence, stays as it was, and measuring more often changes nothing."""
-    example.warm_start.cache_clear()
-    torch.manual_seed(5)
-    state = torch.random.get_rng_state()
-    often = list(example.train(example.ARMS["token truncation"], 0, replace(example.TINY, every=1)))
-    assert [point["reward"] for point in often[1::2]] == [point["reward"] for point in curves["token truncation"]]
-    assert torch.equal(state, torch.random.get_rng_state())
-    # Few lessons: they only have to make two starts.
-    short = replace(example.TINY, lessons=3)
-    one, other = (list(example.train(example.ARMS["uncorrected"], seed, short)) for seed in (0, 1))
-    assert one != other
-
-
-@pytest.mark.slow
-def test_uncorrected_is_a_correction_switched_off(example, curves):
-    for arm, spec in example.ARMS.items():
-        if arm not in ("no mismatch", "uncorrected"):
-            off = list(example.train(replace(spec, apply=False), 0, example.TINY))
-            rest = [{name: x for name, x in point.items() if name != "kept"} for point in off]
-            assert rest == [{k: x for k, x in point.items() if k != "kept"} for point in curves["uncorrected"]], arm
-            assert curves[arm] != off, f"{arm} changes nothing, so switching it off shows nothing"
-
-
-@pytest.mark.slow
-def test_what_is_measured_makes_sense(curves):
-    rewards = set()
-    for arm, points in curves.items():
-        assert [point["step"] for point in points] == [2, 4, 6]
-        for point in points:
-            assert 0.0 < point["ess"] <= 1.0 and 0.0 <= point["reward"] <= 1.0, (arm, point)
-            rejects = arm in ("sequence rejection", "geometric masking")
-            assert 0.0 < point["kept"] < 1.0 if rejects else point["kept"] == 1.0, (arm, point)
-            assert point["kl"] <= 1e-6 and point["ess"] > 1 - 1e-6 if arm == "no mismatch" else point["kl"] > 1e-3, arm
-            rewards.add(point["reward"])
-    assert len(rewards) > 3, "nothing was learned or unlearned, so equal curves show nothing"
-
-
 def test_rollouts_are_as_old_as_they_should_be(example):
     """With 20-bit integers only the age matters: no mismatch in the first step, and never at age 0."""
     fine = replace(example.TINY, bits=20, every=1)
