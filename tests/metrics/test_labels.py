@@ -168,20 +168,6 @@ def test_several_labels_beside_versions_and_turns():
     assert both == out.metrics()["tokens"]
 
 
-@pytest.mark.slow  # the compiler takes seconds; the same way without it is `whole` above
-def test_in_a_compiled_function():
-    laid = lay_out(random_sequences(2), "padded_right", torch.float32)
-    ids = torch.tensor([0, 1, 1, 2, 7, 0])
-
-    def step(train):
-        batch = rc.Batch(mask=laid.mask, labels={"environment": rc.Labels(ids, NAMES)})
-        return rc.correct(train, laid.rollout, batch).statistics
-
-    compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)
-    plain = step(laid.train).metrics(by="environment")
-    assert compiled.metrics(by="environment") == near(plain, torch.float32)
-
-
 def test_in_a_loss():
     laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
     batch = rc.Batch(mask=laid.mask, labels={"e": rc.Labels(torch.tensor([0, 1, 1, 0, 1, 0]), 2)})

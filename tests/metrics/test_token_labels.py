@@ -16,7 +16,6 @@ from builders.turns import offsets_of, random_turns
 from builders.unit_cases import random_spec
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
-from rollout_corr.metrics.statistics import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -148,18 +147,6 @@ def test_ages_are_labels():
     assert loss.metrics(by="age") == by
 
 
-def test_micro_batches_merge():
-    sequences = labeled_sequences(2, long_runs=True)
-    parts = [lay_out(sequences[:3], "packed"), lay_out(sequences[3:], "packed")]
-    found = [by_token(part, SPECS[1]).statistics for part in parts]
-    whole = by_token(lay_out(sequences, "packed"), SPECS[1])
-    merged = Statistics.sum([Statistics.nothing(SPECS[1], extra=found[0].extra), *found])
-    assert merged.metrics(by="label") == near(whole.metrics(by="label"))
-    of_sequences = parts[0].correct(SPECS[1], labels={"label": torch.tensor([0, 1, 1])}, label_names=NAMES)
-    with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
-        found[0].merge(of_sequences.statistics)
-
-
 @pytest.mark.parametrize("spec", [rc.Spec(), rc.Spec(rc.Weight.token(lower=0.8, upper=1.12))])
 @pytest.mark.parametrize("stretch", [1, 900])
 def test_of_many_tokens(spec, stretch):
@@ -232,21 +219,3 @@ def test_no_valid_token(spec, turns):
         zeros[:0], zeros[:0], **bundled(spec=spec, **given | {"mask": zeros[:0], "labels": {"label": ids[:0]}})
     )
     assert none.metrics(by="label") == found
-
-
-@pytest.mark.slow  # the compiler takes seconds; the same way without it is `whole` above
-def test_in_a_compiled_function():
-    laid = lay_out(labeled_sequences(2, long_runs=False), "padded_right", torch.float32)
-
-    def step(train):
-        more = {"labels": {"label": laid.versions}, "label_names": {**NAMES, "age": 3}}
-        return rc.correct(
-            train,
-            laid.rollout,
-            **bundled(mask=laid.mask, spec=SPECS[1], versions=laid.versions, current_version=3, **more),
-        ).statistics
-
-    compiled = torch.compile(step, backend="eager", fullgraph=True)(laid.train)
-    for by in ("label", "age"):
-        plain = step(laid.train).metrics(by=by)
-        assert compiled.metrics(by=by) == near(plain, torch.float32)
