@@ -15,17 +15,11 @@ Fields = TypeVar("Fields", CorrectOperands, LossOperands)
 
 
 def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -> tuple[Fields, Tensor]:
-    """Replace sequences by turns.
+    """Replace sequences of a batch by turns: [U + 1] offsets among the tokens, row after row of a padded batch.
 
-    Args:
-        given: A batch as the kernels take it, with offsets and advantages.
-        turns: [U + 1] int32 or int64, offsets among the tokens; those of a padded batch are counted row after row.
-        like: A tensor in the shape of the batch.
-        names: All fields with a per-token tensor except for the advantages.
-
-    Returns:
-        The batch, flat, with offsets and advantages of turns; and [S + 1] int64, where sequences begin and end among
-        the turns. That does not decrease, even where the offsets are unchecked: every turn has an owner.
+    `names` are all fields with a per-token tensor except for the advantages, in the shape of `like`. Returns the batch,
+    flat, with offsets and advantages of turns; and [S + 1] int64, where sequences begin and end among the turns. That
+    does not decrease, even where the offsets are unchecked: every turn has an owner.
     """
     # Their dtype would be part of compile keys, and who makes them in int32 is not known to `warmup`.
     turns = turns.to(torch.int64)
@@ -82,22 +76,12 @@ def rows_as_offsets(like: Tensor) -> Tensor:
 
 
 def owners_of(within: Tensor, many: int) -> Tensor:
-    """[U] int64: the sequence of each turn; S of a turn behind all sequences, and 0 of one before them.
-
-    Args:
-        within: [S + 1] int64, of `by_turns`.
-        many: U.
-    """
+    """[U] int64: the sequence of each turn; S of a turn behind all sequences, and 0 of one before them."""
     return torch.searchsorted(within[1:], torch.arange(many, device=within.device), right=True)
 
 
 def owners_here(turns: Tensor, within: Tensor) -> Tensor:
-    """[2, U] int64: the sequence of each turn and 1; 0 and 0 of one that has no token here.
-
-    Args:
-        turns: [U + 1] int32 or int64, offsets among the tokens.
-        within: [S + 1] int64, of `by_turns`.
-    """
+    """[2, U] int64: the sequence of each turn and 1; 0 and 0 of one that has no token here."""
     owners = owners_of(within, turns.shape[0] - 1)
     here = (turns.diff() > 0) & (owners < within.shape[0] - 1)
     return torch.stack([torch.where(here, owners, 0), here.long()])

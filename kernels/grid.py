@@ -239,12 +239,7 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
 
 @cached(maxsize=1024)
 def of_units(grid: Grid, sequences: int) -> Grid:
-    """Divide a batch whose owners of slots are turns: programs over sequences have so many to go through.
-
-    Args:
-        grid: The division by turns.
-        sequences: How many.
-    """
+    """Divide a batch whose owners of slots are turns: programs over sequences have so many to go through."""
     programs = -(-(sequences + 2) // grid.SHAPE.sequences)
     return replace(grid, sequence_programs=programs, shares=1, owner_count=sequences + 2, sequence_rows=programs)
 
@@ -283,12 +278,7 @@ def current(x: Tensor) -> AbstractContextManager[object]:
 
 
 def strides_of(tensors: Sequence[Tensor | None], grid: Grid) -> list[int]:
-    """List the distances from one row and from one token to the next, tensor by tensor.
-
-    Args:
-        tensors: Per-token tensors; one that is None is not read.
-        grid: Their division.
-    """
+    """List the distances from one row and from one token to the next, by tensor; one that is None is not read."""
     found = [grid.width, 1] * len(tensors)
     if not grid.contiguous:
         for place, x in enumerate(tensors):

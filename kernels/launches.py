@@ -105,11 +105,8 @@ def picker(places: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
 class Site:
     """A kernel at its place in an operation, with what was compiled for its launches there.
 
-    Args:
-        kernel: The kernel.
-        size: Gives its programs, and the threads of a program, for a grid.
-        fixed: Parameters that have the same value in all launches: constants, and None.
-        renamed: Names of values by the parameters of the kernel that go by another name.
+    `size` gives its programs, and the threads of a program, for a grid; `fixed` parameters have the same value in all
+    launches; `renamed` has names of values by the parameters of the kernel that go by another name.
     """
 
     __slots__ = ("compiled", "fixed", "is_known", "kernel", "pick", "places", "renamed", "size")
@@ -144,12 +141,8 @@ class Operation:
     """Kernels that are launched one after the other, with the tensors and the tables that they take by name.
 
     Its calls are alike in everything that decides how a kernel is compiled, except for the grid and for alignments: in
-    dtypes, in the device, and in which of the tensors are None.
-
-    Args:
-        sites: The kernels.
-        tables: Tables that they leave results in for each other.
-        strided: Tensors that may lie in memory anyhow. Kernels take the strides of "x" or "x_logp" as x_row and x_step.
+    dtypes, in the device, and in which of the tensors are None. Tensors that are `strided` may lie in memory anyhow:
+    kernels take the strides of "x" or "x_logp" as x_row and x_step.
     """
 
     def __init__(self, sites: Sequence[Site], tables: Sequence[Table] = (), strided: Sequence[str] = ()) -> None:
@@ -163,13 +156,9 @@ class Operation:
     def launches(
         self, tensors: Mapping[str, Tensor | None], grid: Grid, externals: tuple[Tensor, ...] = (), **numbers: int
     ) -> tuple[Launch, ...]:
-        """Allocate the tables of a call and list its launches.
+        """Allocate the tables of a call and list its launches, with numbers that kernels take by their names.
 
-        Args:
-            tensors: All tensors by name.
-            grid: The division of the batch.
-            externals: Tensors that a kernel takes as a tuple, by the name "externals".
-            numbers: Numbers of the call, which kernels take by their names; those of every call have the same.
+        A kernel takes `externals` as a tuple by this name.
         """
         held = (self._held or self._bind(tensors, numbers))(tensors)
         device = held[0].device

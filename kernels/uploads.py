@@ -14,11 +14,7 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class Upload:
-    """Numbers that have landed on a device.
-
-    Attributes:
-        numbers: [n] float64, on the device.
-    """
+    """Numbers that have landed on a device."""
 
     def __init__(self, numbers: tuple[float, ...], device: torch.device) -> None:
         host = torch.tensor(numbers, dtype=torch.float64, device="cpu")

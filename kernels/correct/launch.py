@@ -78,14 +78,7 @@ BY_OWNER = Tables.of_slots
 class CorrectOperation(Operation):
     """The kernels of `correct` for a Spec, a device and the dtypes of a batch, by which every argument has its type.
 
-    Args:
-        spec: The Spec.
-        device: The device.
-        dtypes: Of log-probs, mask, offsets, advantages, mass and versions.
-        externals: Of externals and further log-probs: calls with others are of another operation.
-        per_sequence, mass_of_rollout, versions_of_sequences: As in `CorrectOperands` and `ReadVersions`.
-        packed: The layout is packed, which with turns that of the kernels always is.
-        split: Sequences lie on several ranks.
+    Calls with other externals are of another operation. With `split` sequences lie on several ranks.
     """
 
     def __init__(

@@ -22,14 +22,9 @@ from .plan import Plan, PlannedCriterion, pairs_of
 
 @cached(maxsize=256)
 def plan_of(spec: Spec, *, double: bool, advantages: str | None, ages: str | None = None, **of_batch: Any) -> Plan:
-    """Make the plan of a Spec for one kind of batch.
+    """Make the plan of a Spec for one kind of batch, whose further fields follow from what it has and is to get back.
 
-    Args:
-        spec: The Spec.
-        double: Compute in float64.
-        advantages: "token", "sequence" or None.
-        ages: Likewise of versions, from which ages are computed.
-        of_batch: Further fields of a plan that follow from what a batch has and is to get back.
+    Advantages, and versions from which ages are computed, are per "token", per "sequence" or None.
     """
     weight = spec.weight
     criteria, of_ages = _criteria(spec, ages is not None), Extra(ages=ages is not None)

@@ -55,16 +55,7 @@ OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxi
 
 
 class LossOperation(Operation):
-    """The two kernels of `policy_loss`, for an objective, a device and the dtypes of a batch.
-
-    Args:
-        objective: Everything that is fixed about the loss.
-        device: The device.
-        dtypes: Of `STRIDED`, offsets, divisor, advantages, mass, scales and what was chosen up.
-        double, per_sequence, mass_of_base: As in `LossOperands`.
-        differentiable: The gradient is handed back.
-        turns: Turns replace sequences.
-    """
+    """The two kernels of `policy_loss`, for an objective, a device and the dtypes of a batch."""
 
     def __init__(
         self, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...], double: bool,

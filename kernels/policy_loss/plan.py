@@ -115,14 +115,7 @@ class Scaling:
 
 @cached(maxsize=256)
 def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: Any) -> tuple[LossPlan, ...]:
-    """Make a plan for each pass over the tokens.
-
-    Args:
-        objective: Everything that is fixed about the loss.
-        counted: The divisor is counted here, and not given.
-        double: Compute in float64.
-        of_batch: Further fields of a plan that follow from what a batch has.
-    """
+    """Make a plan for each pass over the tokens; with `counted` the divisor is counted here, and not given."""
     surrogate, kl, regularizer = objective.surrogate, objective.kl, objective.regularizer
     cuts, own_ratio = list(surrogate.thresholds.values()), not objective.weights_are_the_ratio
     plan = LossPlan(

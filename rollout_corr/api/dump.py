@@ -155,21 +155,13 @@ def _whole(name: str, value: object, expected: str, least: int | None = None, mo
 
 @dataclass(eq=False, repr=False)
 class _Fields:
-    """The tensors to write.
+    """The tensors to write."""
 
-    Attributes:
-        tokens: By name, [N] with offsets and [B, T] without.
-        rows: By name, [S].
-        offsets: [S + 1], or None.
-        count: S.
-        names: Names of labels, by the names of their fields.
-    """
-
-    tokens: dict[str, Tensor]
-    rows: dict[str, Tensor]
-    offsets: Tensor | None
-    count: int
-    names: dict[str, list[str]]
+    tokens: dict[str, Tensor]  # by name, [N] with offsets and [B, T] without
+    rows: dict[str, Tensor]  # by name, [S]
+    offsets: Tensor | None  # [S + 1], or None
+    count: int  # s
+    names: dict[str, list[str]]  # names of labels, by the names of their fields
 
     def each(self, change: Callable[[Tensor], Tensor]) -> _Fields:
         """Change every tensor."""
@@ -313,12 +305,7 @@ def _moved(index: Tensor, device: torch.device) -> Tensor:
 
 
 def _copied(fields: _Fields, fresh: bool) -> tuple[_Fields, Any]:
-    """Start copies to the CPU; the event tells when they have arrived, None: at once.
-
-    Args:
-        fields: What to copy.
-        fresh: The tensors are copies already.
-    """
+    """Start copies to the CPU, but for `fresh` ones; the event tells when they have arrived, None: at once."""
     if fields.tokens["train_logp"].device.type != "cuda":
         return fields.each(lambda x: x.to("cpu", copy=not fresh)), None
 
@@ -384,15 +371,8 @@ def columns_of(
 ) -> dict[str, Tensor | list[str]]:
     """Check the arguments of a dump, and give what a .pt file of all its sequences would hold, on the CPU.
 
-    Args:
-        train_logp: As for `dump`.
-        rollout_logp: As for `dump`.
-        batch: As for `dump`.
-        columns: As for `dump`, by name.
-
-    Returns:
-        Tensors of tokens ([N] of packed ones, else [B, T]) and of sequences ([S]) by name, and names of labels.
-        Tensors that lie on the CPU already are not copied.
+    That is tensors of tokens, [N] or [B, T], and of sequences, [S], by name, and names of labels. Tensors that lie on
+    the CPU already are not copied.
     """
     with torch.no_grad():
         fields = _fields(train_logp, rollout_logp, batch, columns)

@@ -71,11 +71,7 @@ else:
 
 
 def append(path: Path, lines: Sequence[bytes]) -> None:
-    """Append lines to a file: all of them, or none if that fails.
-
-    Raises:
-        OSError: The message names the path, the reason, and how many of the lines are in the file.
-    """
+    """Append lines to a file: all of them, or none if that fails. An OSError says how many are in the file."""
     there = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,14 +92,7 @@ def append(path: Path, lines: Sequence[bytes]) -> None:
 def write_shard(folder: Path, step: int | None, tensors: Mapping[str, Tensor | list[str]], count: int) -> None:
     """Write a file of its own, under a temporary name first, so that the final name always holds a whole file.
 
-    Args:
-        folder: Where to; it is made if it is not there.
-        step: Number of the step, for the name.
-        tensors: What to write.
-        count: Number of sequences, for messages.
-
-    Raises:
-        OSError: The message names the folder, the reason, and that none of the sequences is there.
+    An OSError names the folder and the reason, and says that none of the `count` sequences is there.
     """
     # In memory first: torch writes to a path while it holds the interpreter, which would stop all threads.
     data = io.BytesIO()

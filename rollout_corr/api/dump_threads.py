@@ -66,11 +66,7 @@ class Threads:
             self._changed.notify_all()
 
     def submit(self, path: Path, write: Callable[[], int], future: Future[int]) -> None:
-        """Let a thread run `write` for a call that has a place.
-
-        Raises:
-            RuntimeError: No thread can be started.
-        """
+        """Let a thread run `write` for a call that has a place; RuntimeError where none can be started."""
         with self._changed:
             if path not in self._waiting:
                 if len(self._waiting) == self._threads:

@@ -33,17 +33,11 @@ ModeName = Literal["decoupled", "bypass", "on-policy"]
 
 
 class Mode(NamedTuple):
-    """The log-probs that the surrogate's ratio compares new_logp with, and the use of weights that follows.
+    """The log-probs that the surrogate's ratio compares new_logp with, and the use of weights that follows."""
 
-    Attributes:
-        name: "decoupled" (new/old), "bypass" (new/rollout), "on-policy" (new/new).
-        base: The log-probs that new_logp is compared with; None: its own, detached.
-        weights: A key of USES.
-    """
-
-    name: ModeName
-    base: Tensor | None
-    weights: WeightUse
+    name: ModeName  # "decoupled" (new/old), "bypass" (new/rollout), "on-policy" (new/new)
+    base: Tensor | None  # that new_logp is compared with; None: its own, detached
+    weights: WeightUse  # a key of USES
 
 
 class Use(NamedTuple):
@@ -89,21 +83,14 @@ def mode_of(surrogate: Surrogate, old: Tensor | None, rollout: Tensor | None) ->
 
 
 class LossTensors(NamedTuple):
-    """The tensors of a call, in the shape of the batch; those of `ready` weights apart.
+    """The tensors of a call, in the shape of the batch; those of `ready` weights apart."""
 
-    Attributes:
-        read: Reads further arguments. `read.first` is new_logp, which may require grad.
-        batch: Mask, offsets and advantages; `batch.train` is new_logp, detached.
-        old, rollout, ref: Log-probs, or None.
-        advantages: Per token, or [S] where `batch.per_sequence`.
-    """
-
-    read: Reader
-    batch: OpenBatch
+    read: Reader  # reads further arguments; `read.first` is new_logp, which may require grad
+    batch: OpenBatch  # mask, offsets and advantages; `batch.train` is new_logp, detached
     old: Tensor | None
     rollout: Tensor | None
     ref: Tensor | None
-    advantages: Tensor
+    advantages: Tensor  # per token, or [S] where `batch.per_sequence`
 
 
 def read_tensors(given: Given, old_logp: LogProbs | None, ref_logp: LogProbs | None) -> LossTensors:
@@ -146,17 +133,11 @@ def read_turns_of(tensors: LossTensors, given: Given, surrogate: Surrogate) -> S
 
 
 class ReadyWeights(NamedTuple):
-    """Weights and training mask that the caller brings, in the shape of the batch, or None.
-
-    Attributes:
-        weights: Of the loss.
-        train_mask: Non-zero at tokens that train.
-        joined: The same in the caller's layout, where it is the mask given with zeros at tokens that do not train.
-    """
+    """Weights and training mask that the caller brings, in the shape of the batch, or None."""
 
     weights: Tensor | None = None
-    train_mask: Tensor | None = None
-    joined: LogProbs | None = None
+    train_mask: Tensor | None = None  # non-zero at tokens that train
+    joined: LogProbs | None = None  # the same in the caller's layout, where it is the mask given with zeros
 
 
 def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> ReadyWeights:
@@ -209,39 +190,22 @@ _known_objective = cached(maxsize=256, typed=True)(_objective)
 
 @dataclass(eq=False, repr=False)
 class LossRequest:
-    """A call of `policy_loss`, checked; `mode`, `use`, `objective`, `runs_on` and `runner` follow from the rest.
+    """A call of `policy_loss`, checked; `mode`, `use`, `objective`, `runs_on` and `runner` follow from the rest."""
 
-    Attributes:
-        given: The arguments that it shares with `correct`.
-        loss: The Loss.
-        spec: The Spec to correct by in the same call, which measures turns where there are some; or None.
-        tensors: Log-probs, mask and advantages.
-        total: The count that the caller has, 0-d float64, or None.
-        ready: Ready weights and training mask.
-        scales: Factors of all that a token adds, in the shape of the batch, or None.
-        entropy: Of each token, in the shape of the batch, with its history; None where nothing reads it.
-        ids: [S] int64, the numbers of the sequences, or None.
-        mode: The mode.
-        use: How weights and rejections enter the loss.
-        objective: The Loss as it runs.
-        runs_on: The backend that runs: "triton" or "torch".
-        runner: A key of `policy_loss.LOSSES`.
-    """
-
-    given: Given
+    given: Given  # that it shares with `correct`
     loss: Loss
-    spec: Spec | None
+    spec: Spec | None  # measures turns where there are some; None: nothing is corrected
     tensors: LossTensors
-    total: Tensor | None
+    total: Tensor | None  # 0-d float64, or None
     ready: ReadyWeights
-    scales: Tensor | None
-    entropy: Tensor | None
-    ids: Tensor | None
+    scales: Tensor | None  # in the shape of the batch
+    entropy: Tensor | None  # in the shape of the batch, with its history; None where nothing reads it
+    ids: Tensor | None  # [S] int64, the numbers of the sequences
     mode: Mode = field(init=False)
     use: Use = field(init=False)
     objective: Objective = field(init=False)
-    runs_on: str = field(init=False)
-    runner: str = field(init=False)
+    runs_on: str = field(init=False)  # "triton" or "torch"
+    runner: str = field(init=False)  # a key of `policy_loss.LOSSES`
 
     def __post_init__(self) -> None:
         given, tensors, spec, loss = self.given, self.tensors, self.spec, self.loss

@@ -35,17 +35,7 @@ class Outputs:
 def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object, spec: Spec) -> None:
     """Check the outputs that a caller gives, and let the batch be written there.
 
-    Args:
-        out: The argument of `correct`.
-        batch: The batch as it was read.
-        given: The batch as it was given; what was read of it can be a copy.
-        train_logp: The log-probs as they were given.
-        spec: Tells what is handed back.
-
-    Raises:
-        ValueError: A wrong shape, dtype, device or layout, a tensor for what the Spec does not hand back, or memory
-            that an input or the other output has.
-        TypeError: No `Outputs`, or what is in it no tensor.
+    What was read of a batch can be a copy of what was given. Memory that an input or the other output has is refused.
     """
     if not isinstance(out, Outputs):
         raise TypeError(f"out: expected rollout_corr.Outputs or None, got {type(out).__name__}")

@@ -197,15 +197,10 @@ _LEAST_LOG = -745.0
 
 
 def decayed_suffix_sums(x: Tensor, sequence: Tensor, decay: float) -> Tensor:
-    """Sum decay^(u - t) x_u over the tokens u at and behind t of its sequence, [N].
+    """Sum decay^(u - t) x_u over the tokens u at and behind t of its sequence, [N]; `sequence` is that of each token.
 
     Each round doubles the tokens that a sum covers, until decays are 0: no value is read, and no sum depends
     on what is packed around a sequence.
-
-    Args:
-        x: [N], finite.
-        sequence: [N], the sequence that each token belongs to; those of one are neighbors.
-        decay: Above 0, at most 1.
     """
     reach, found = 1, x
     while reach < x.shape[0] and reach * math.log(decay) > _LEAST_LOG:

@@ -354,16 +354,10 @@ def _within(batch: OpenBatch, train_mask: Tensor | None) -> Tensor | None:
 
 
 class InnerCorrection(NamedTuple):
-    """A correction made in the same call.
+    """A correction made in the same call."""
 
-    Attributes:
-        factors: Factors of the surrogate's loss, in the shape of the batch, or None.
-        trains: Non-zero at tokens that train, or None for all valid ones.
-        result: Weights, mask, keep and statistics that the caller gets.
-    """
-
-    factors: Tensor | None
-    trains: Tensor | None
+    factors: Tensor | None  # of the surrogate's loss, in the shape of the batch
+    trains: Tensor | None  # non-zero at tokens that train, or None for all valid ones
     result: Result
 
 
@@ -427,11 +421,7 @@ _known_spec_to_run = cached(maxsize=256)(_spec_to_run)
 def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor: Tensor) -> Tensor:
     """0-d float64: the term of the loss, of this rank's tokens, with its gradient to the caller's entropy.
 
-    Args:
-        request: The call, whose entropy has its history.
-        bonus: The bonus.
-        task: The loss that it is a term of: a token that the loss leaves out does not train.
-        divisor: 0-d, what the policy loss is divided by.
+    A token that the loss leaves out does not train; the divisor is that of the policy loss.
     """
     batch, objective = request.tensors.batch, request.objective
     assert request.entropy is not None

@@ -127,14 +127,10 @@ def by_name(lengths: Tensor, rewards: Tensor | None, advantages: Tensor | None) 
 
 
 def sums_of(kept: Tensor, values: Tensor) -> Tensor:
-    """Add up what comparisons need.
+    """[Q, 6] float64, what comparisons need: how many sequences, and the sums of k, k^2, x, x^2 and k x.
 
-    Args:
-        kept: [S] float64, k, the share of each sequence that trains.
-        values: [Q, S] float64, x. A pair of k and x that are not both finite counts in nothing.
-
-    Returns:
-        [Q, 6] float64: the number of sequences, and the sums of k, k^2, x, x^2 and k x.
+    k is `kept`, [S], the share of each sequence that trains, and x the values, [Q, S]. A pair that is not finite counts
+    in nothing.
     """
     finite = values.isfinite() & kept.isfinite()
     x, k = values.where(finite, 0.0), kept.where(finite, 0.0)

@@ -124,11 +124,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences with a valid, finite token.
-
-    Attributes:
-        n, d, d2, least, k3: [S] float64: their tokens, and of D the sum, the sum of squares, the least, the sum of k3.
-    """
+    """Sequences with a valid, finite token: their tokens, and of D the sum, squares, the least, the sum of k3."""
 
     n: Tensor
     d: Tensor

@@ -110,11 +110,7 @@ def warmup(
 class _Loop:
     """A training loop, by an example of its tensors.
 
-    Attributes:
-        train, rollout, batch, spec, loss, decoupled: The arguments of `warmup`.
-        advantages: The loop passes some to `correct`.
-        per_sequence: They are per sequence.
-        repeated: They are per token, and each row repeats one.
+    With `advantages` it passes some to `correct`: `per_sequence`, or per token, where `repeated` rows have one each.
     """
 
     train: Tensor
@@ -128,11 +124,9 @@ class _Loop:
     decoupled: bool
 
     def step(self, length: int, skip: int) -> None:
-        """Run one small batch through a step of the loop: `correct`, then the loss forward and backward.
+        """Run a batch of two short sequences through a step of the loop: `correct`, then the loss and its backward.
 
-        Args:
-            length: The mean length of its two sequences.
-            skip: Tokens between a multiple of 16 bytes and the beginning of every tensor.
+        Every tensor begins `skip` tokens behind a multiple of 16 bytes.
         """
         width, device, packed = max(16, length), self.train.device, self.batch.cu_seqlens is not None
         shape = (2 * width,) if packed else (2, width)

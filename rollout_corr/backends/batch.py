@@ -62,17 +62,11 @@ ROLLOUT_SWITCHES = {
 
 
 class SequenceGroups(NamedTuple):
-    """The group of each sequence of a batch.
+    """The group of each sequence of a batch."""
 
-    Attributes:
-        numbers: [S] int64; outside 0 .. total - 1 they name no group.
-        total: The number of groups.
-        whole: Every group lies in this call, so nothing of it is on another rank of `Ranks.batch`.
-    """
-
-    numbers: Tensor
+    numbers: Tensor  # [S] int64; outside 0 .. total - 1 they name no group
     total: int
-    whole: bool
+    whole: bool  # every group lies in this call, so nothing of it is on another rank of `Ranks.batch`
 
     def placed(self) -> Tensor:
         """[S] int64: the numbers, and `total` for those that name no group."""
@@ -83,48 +77,28 @@ class SequenceGroups(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class OpenBatch:
-    """A batch in one of two shapes: [N] with offsets, or [B, T] without.
-
-    Attributes:
-        train, rollout: Log-probs, detached.
-        mask: Non-zero is valid; None: every token.
-        offsets: [S + 1]; None: every row of [B, T] is a sequence.
-        count: S.
-        restore: Gives a result of this shape back in the caller's layout.
-        given_mask: The mask as the caller gave it.
-        advantages: Per token, or [S] where `per_sequence`.
-        external: Per-token statistics by name.
-        pairs: Further log-probs that criteria compare, numerator and denominator by `Criterion.of`.
-        mass: The mass that truncated sampling kept, per token.
-        turns: [U + 1] offsets of the turns among the tokens, [N] or row after row; None: they are not measured.
-        entropy: Of each token, detached.
-        versions: The versions of the policies that sampled.
-        weights_out, mask_out: Where the caller wants the weights and the mask; None: in new tensors.
-        labels: Labels of the sequences.
-        groups: Groups of the sequences, where the call names them.
-        bounds: The bounds that the batch decides; None: nobody has looked for them.
-    """
+    """A batch in one of two shapes: [N] with offsets, or [B, T] without; log-probs and entropy are detached."""
 
     train: Tensor
     rollout: Tensor
-    mask: Tensor | None
-    offsets: Tensor | None
-    count: int
-    restore: Callable[[Tensor], LogProbs]
+    mask: Tensor | None  # non-zero is valid; None: every token
+    offsets: Tensor | None  # [S + 1]; None: every row of [B, T] is a sequence
+    count: int  # S
+    restore: Callable[[Tensor], LogProbs]  # gives a result of this shape back in the caller's layout
     given_mask: LogProbs | None
-    advantages: Tensor | None = None
+    advantages: Tensor | None = None  # per token, or [S] where `per_sequence`
     per_sequence: bool = False
     external: dict[str, Tensor] = field(default_factory=dict)
-    pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # numerator and denominator by `Criterion.of`
     mass: KeptMass | None = None
-    turns: Tensor | None = None
+    turns: Tensor | None = None  # [U + 1] offsets among the tokens, [N] or row after row
     entropy: Tensor | None = None
     versions: ReadVersions | None = None
-    weights_out: Tensor | None = None
+    weights_out: Tensor | None = None  # where the caller wants them; None: in a new tensor
     mask_out: Tensor | None = None
     labels: tuple[Labeled, ...] = ()
     groups: SequenceGroups | None = None
-    bounds: KnownBounds | None = None
+    bounds: KnownBounds | None = None  # those that the batch decides; None: nobody has looked for them
     _outside: tuple[int, int] | None = None
 
     @property
@@ -262,27 +236,16 @@ def is_followed() -> bool:
 
 @dataclass(eq=False, repr=False)
 class Reader:
-    """Reads the arguments of one call in the layout of the first of them.
+    """Reads the arguments of one call in the layout of the first of them."""
 
-    Attributes:
-        leader: Name of the first argument.
-        first: Its tensor, [N] or [B, T], not detached: it may require grad.
-        shape: The shape that it came in: [1, N] for some [N].
-        device: The device.
-        offsets: [S + 1], or None when every row of [B, T] is a sequence.
-        count: S.
-        layout: Opens arguments and gives results back.
-        quick: Arguments are tensors in the shape of the first, and only those with a history need to be detached.
-    """
-
-    leader: str
-    first: Tensor
-    shape: torch.Size
+    leader: str  # the name of the first argument
+    first: Tensor  # [N] or [B, T], not detached: it may require grad
+    shape: torch.Size  # that it came in: [1, N] for some [N]
     device: torch.device
-    offsets: Tensor | None
-    count: int
-    layout: Layout
-    quick: bool
+    offsets: Tensor | None  # [S + 1], or None when every row of [B, T] is a sequence
+    count: int  # s
+    layout: Layout  # opens arguments and gives results back
+    quick: bool  # arguments are tensors in the shape of the first; only those with a history need to be detached
 
     def tensor(self, name: str, x: object, dtypes: tuple[torch.dtype, ...] = LOGP_DTYPES) -> Tensor:
         """Read another argument, detached, in the shape of the first."""

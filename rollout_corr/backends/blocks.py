@@ -35,14 +35,9 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 @dataclass(eq=False, repr=False)
 class Compaction:
-    """The valid tokens of a block of whole sequences, in order.
+    """The valid tokens of a block of whole sequences, in order."""
 
-    Attributes:
-        index: [total] int32 or int64, where they are in the block; None when all are valid.
-        total: How many there are.
-    """
-
-    index: Tensor | None
+    index: Tensor | None  # [total] int32 or int64, where they are in the block; None when all are valid
     total: int
 
     def take(self, x: Tensor) -> Tensor:
@@ -62,13 +57,7 @@ def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequ
     """The places of the valid tokens, found without looking at all slots where each sequence has one run of them.
 
     Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
-
-    Args:
-        valid: [n] bool, the block's slots.
-        starts: [S] int64, where each sequence begins in it.
-        lengths: [S] int64, its slots.
-        n_valid: [S] int64, its valid tokens.
-        sequences: These tokens, one sequence after the other.
+    Sequences begin at `starts` and have `lengths` slots, `n_valid` of them valid.
     """
     if not sequences.size:
         return valid.nonzero().squeeze(1)

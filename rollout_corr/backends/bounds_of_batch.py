@@ -26,15 +26,10 @@ from .search import KnownBounds, Search, Values, begin
 
 
 class Progress(NamedTuple):
-    """The bounds of a Spec that are known, and the searches under way for others.
+    """The bounds of a Spec that are known, and the searches under way for others."""
 
-    Attributes:
-        bounds: Those known, 0-d each.
-        searches: Those under way; empty before the first round of a step and when all are known.
-    """
-
-    bounds: dict[Place, Tensor]
-    searches: dict[Place, Search]
+    bounds: dict[Place, Tensor]  # those known, 0-d each
+    searches: dict[Place, Search]  # those under way; empty before the first round of a step and when all are known
 
     def after(self, searches: dict[Place, Search], tables: dict[Place, Tensor]) -> Progress:
         """The progress after a round, from the tables of searches that are not over, of the whole batch."""
@@ -45,13 +40,9 @@ class Progress(NamedTuple):
 
 
 class Recording(KnownBounds):
-    """Bounds known before, and the values of those criteria, and of the weight, whose bounds are looked for.
+    """Bounds known before, and the values of those criteria, and of the weight, whose bounds are `wanted`, by label.
 
-    Args:
-        progress: What is known.
-        wanted: Their labels.
-        on_host: Values may be read, and those that take no part are left out.
-        groups: The groups of sequences, where some decide.
+    With `on_host` values may be read, and those that take no part are left out.
     """
 
     def __init__(self, progress: Progress, wanted: set[str], on_host: bool, groups: SequenceGroups | None) -> None:

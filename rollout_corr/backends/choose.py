@@ -24,11 +24,7 @@ VARIABLE = "ROLLOUT_CORR_BACKEND"
 
 
 def wanted_by(environment: Mapping[str, str]) -> str:
-    """Read the backend that an environment names for calls that say "auto".
-
-    Raises:
-        ValueError: It names none.
-    """
+    """Read the backend that an environment names for calls that say "auto"; ValueError if it names none."""
     found = environment.get(VARIABLE, "auto")
     if found not in BACKENDS:
         raise ValueError(f"{VARIABLE}: expected one of {list(BACKENDS)} in the environment, got {found!r}")
@@ -40,21 +36,13 @@ WANTED = wanted_by(os.environ)
 
 
 class Call(NamedTuple):
-    """The facts that decide how a call runs.
+    """The facts that decide how a call runs."""
 
-    Attributes:
-        backend: "triton" or "torch", as `chosen_backend` names it.
-        beyond: Why the kernels leave it to plain torch; None: they do not.
-        on_cpu: Its tensors are on the CPU.
-        compiling: A compiler follows it.
-        split: The tokens of its sequences lie on several ranks.
-    """
-
-    backend: str
-    beyond: str | None
+    backend: str  # "triton" or "torch", as `chosen_backend` names it
+    beyond: str | None  # why the kernels leave it to plain torch; None: they do not
     on_cpu: bool
-    compiling: bool
-    split: bool
+    compiling: bool  # a compiler follows it
+    split: bool  # the tokens of its sequences lie on several ranks
 
 
 class Runner(NamedTuple):

@@ -48,10 +48,6 @@ class Tiles:
 
     A tile in which a sequence begins or ends is cut: it counts nothing as a whole, and its tokens are summed one by one
     with those behind the last whole tile. So nothing in one sequence touches another.
-
-    Args:
-        offsets: [S + 1] int64, as of `Packed`.
-        size: Tokens.
     """
 
     def __init__(self, offsets: Tensor, size: int) -> None:
@@ -127,11 +123,9 @@ class CpuPacked(Packed):
         return super().sum(x) if tiles is None else tiles.sum(x)
 
     def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
-        """[N] int64, bool, or floating whole numbers -> [S], exact: int64, or float64 that holds every sum.
+        """[N] int64, bool, or whole numbers as floats -> [S], exact: int64, or float64 that holds every sum.
 
-        Args:
-            x: The numbers. May be overwritten unless it is bool.
-            largest: No |x| is above it.
+        No |x| is above `largest`. May overwrite x unless it is bool.
         """
         if not x.is_floating_point():
             return super().sum_integers(x)
@@ -236,9 +230,7 @@ def k3_within(d: Tensor, largest: float) -> Tensor:
 def small_up_to(spec: Spec, found: Sides) -> float | None:
     """The |D| up to which a token is small, and within the bounds of a token weight; None where 0 is outside.
 
-    Args:
-        spec: The Spec.
-        found: The logarithms of the bounds that the batch has decided; None for a side that it has not, or not yet.
+    `found`: the logarithms of the bounds that the batch has decided; None for a side that it has not, or not yet.
     """
     weight = spec.weight
     if weight is None or weight.over != "token":
@@ -353,17 +345,9 @@ class SeriesSums:
 
 
 class ExactSums(SeriesSums):
-    """Sums for small batches: every token exactly, none by the series.
+    """Sums for small batches, as of `SeriesSums`: every token exactly, none by the series.
 
-    Args:
-        d: [N], |D| at most 1024.
-        sequences: Which tokens belong together.
-        clamp: What limits |D| in all but the sum of D^2.
-        largest: The largest |D|.
-
-    Attributes:
-        outlier_d, outliers: [N], D, and after the clamp; not in float64, which would be twice the memory.
-        sum: The sum of D after the clamp.
+    All of them are outliers, which are not in float64: that would be twice the memory. `sum` is of D after the clamp.
     """
 
     def __init__(self, d: Tensor, sequences: CpuPacked, clamp: float, largest: float) -> None:
@@ -410,10 +394,7 @@ class ExactSums(SeriesSums):
 class BoundedSums:
     """Sums of a token weight whose small D all lie within the bounds, which change outliers alone.
 
-    Args:
-        sums: Those before the bounds.
-        bounds: Numbers, of a weight at token level without a token clamp.
-        outside: What it becomes outside them.
+    The weight has no token clamp; `outside` is what it becomes outside of the bounds, which are numbers.
     """
 
     def __init__(self, sums: SeriesSums, bounds: WeightBounds, outside: Outside) -> None:
@@ -549,11 +530,7 @@ class CpuTokens(Tokens):
 
 
 def reader_of(found: Sides) -> plain.Reader:
-    """The CPU's reader of tokens.
-
-    Args:
-        found: The logarithms of the bounds of the weight that the batch has decided; None for each that it has not.
-    """
+    """The CPU's reader of tokens; `found` as of `small_up_to`."""
     return partial(_read_tokens, found=found)
 
 

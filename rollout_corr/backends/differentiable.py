@@ -47,17 +47,9 @@ class Differentiable(torch.autograd.Function):
         inners: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> Tensor:
-        """Give the value a gradient.
+        """Give the value, 0-d, a gradient: d(value * divisor) / d(new).
 
-        Args:
-            ctx: Autograd's context.
-            new: new_logp in the shape of the batch.
-            value: 0-d.
-            gradient: d(value * divisor) / d(new), except for `inners`.
-            divisor: 0-d.
-            by_kernels: The kernels made the gradient.
-            inners: [S], the factor of each sequence's gradient; None or empty for nothing.
-            offsets: Offsets of a packed batch, which the inners need.
+        `inners`, [S], is what each sequence's gradient is to be multiplied by; None or empty for nothing.
         """
         ctx.save_for_backward(gradient, divisor, *(() if inners is None else (inners, offsets)))
         ctx.dtype, ctx.by_kernels = new.dtype, by_kernels

@@ -32,17 +32,11 @@ COMPARED: set[tuple[str, str]] = set()
 
 
 class Output(NamedTuple):
-    """A result to compare.
-
-    Attributes:
-        values: The result.
-        size: Floats about as large as what the result is made of; None: it is compared exactly.
-        names: The names of the elements of statistics; of other results none.
-    """
+    """A result to compare."""
 
     values: Tensor
-    size: float | Tensor | None = None
-    names: tuple[str, ...] = ()
+    size: float | Tensor | None = None  # about as large as what it is made of; None: it is compared exactly
+    names: tuple[str, ...] = ()  # of the elements of statistics; of other results none
 
 
 Outputs = Mapping[str, Output]
@@ -51,12 +45,8 @@ Outputs = Mapping[str, Output]
 class FirstCall:
     """Stands for a launcher of kernels until they have been compared on every kind of device that is there.
 
-    Args:
-        call: "correct" or "policy_loss".
-        launcher: The module whose `run` launches them.
-        by_kernels: Gives the results of operands by the kernels.
-        by_torch: Gives those of operands on the CPU by plain torch.
-        over: Called when nothing is left to compare.
+    `by_kernels` gives the results of operands by the kernels, `by_torch` those of operands on the CPU by plain torch;
+    `over` is called when nothing is left to compare. Where they differ, `run` raises RuntimeError.
     """
 
     def __init__(
@@ -72,11 +62,7 @@ class FirstCall:
         self.calls = 0
 
     def run(self, operands: Any, wanted: Any, *more: Any) -> Any:
-        """Compare where that is possible now, then run the call.
-
-        Raises:
-            RuntimeError: The kernels differ from plain torch.
-        """
+        """Compare where that is possible now, then run the call."""
         kind = kind_of(operands[0].device)
         due = kind is not None and (self.call, kind) not in COMPARED and may_wait() and self._is_due()
         if kind is not None and due and self.agrees(operands, wanted):
@@ -95,11 +81,7 @@ class FirstCall:
         return self.calls <= TRIES or self.calls & (self.calls - 1) == 0
 
     def agrees(self, operands: Any, wanted: Any) -> bool:
-        """Compare a part of a call; False where it decides nothing, and the next call has to be compared.
-
-        Raises:
-            RuntimeError: The kernels differ from plain torch.
-        """
+        """Compare a part of a call; False where it decides nothing, and the next call has to be compared."""
         part = first_sequences(operands)
         if part is None:
             return False

@@ -210,19 +210,12 @@ class Batch:
 
 
 class _Read(NamedTuple):
-    """A value that a call has read of a Batch, with what it depends on.
+    """A value that a call has read of a Batch, with what it depends on."""
 
-    Attributes:
-        of: What it depends on.
-        value: It.
-        tensor: The tensor in it, or None. The caller gets it with a result, and can write to it too.
-        version: How often the tensor had been written to.
-    """
-
-    of: object
+    of: object  # what it depends on
     value: Any
-    tensor: Tensor | None
-    version: int
+    tensor: Tensor | None  # the tensor in it, or None. The caller gets it with a result, and can write to it too
+    version: int  # how often the tensor had been written to
 
 
 _FIELDS = tuple(name for name in Batch.__dataclass_fields__ if not name.startswith("_"))

@@ -27,12 +27,8 @@ def read_labels(
 ) -> tuple[Labeled, ...]:
     """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted.
 
-    Args:
-        read: Reads arguments in the layout of the call.
-        batch: The batch; its turns have been read.
-        labels: Ids and names by the name of the label, as the caller gave them.
-        versions: The versions of policies; they give the ages if "age" has no ids.
-        split: Each sequence lies on several ranks, so that a shape which tokens have too is theirs.
+    The turns of the batch have been read; `versions` give the ages if "age" has no ids. With `split` each sequence lies
+    on several ranks, so that a shape which tokens have too is theirs.
     """
     given = {name: one for name, one in labels.items() if name != AGE_LABEL or one.ids is not None}
     found = [_labeled(read, batch, name, one.names, one.ids, split) for name, one in given.items()]

@@ -62,12 +62,7 @@ def _ragged(x: Tensor) -> Any:
 
 
 class Layout:
-    """The layout of the arguments of one call; constructing it checks the first of them, called `leader`.
-
-    Attributes:
-        offsets: [S + 1] offsets of the sequences in one row of tokens; None where each row is a sequence.
-        plain: Arguments are plain tensors, and neither jagged nor lists.
-    """
+    """The layout of the arguments of one call; constructing it checks the first of them, called `leader`."""
 
     offsets: Tensor | None = None
     plain = True

@@ -17,15 +17,10 @@ if TYPE_CHECKING:
 
 
 class Claims(NamedTuple):
-    """The parts of a call that have to be equal with validate=True, as text by name.
+    """The parts of a call that have to be equal with validate=True, as text by name."""
 
-    Attributes:
-        call: On all ranks.
-        sequences: On ranks that share sequences.
-    """
-
-    call: dict[str, str]
-    sequences: dict[str, str]
+    call: dict[str, str]  # equal on all ranks
+    sequences: dict[str, str]  # equal on ranks that share sequences
 
 
 def claims_of(call: str, batch: OpenBatch, tensors: dict[str, Tensor | None], fixed: dict[str, str]) -> Claims:

@@ -42,11 +42,7 @@ LARGEST_LOG_MASS = 0.01
 class Given(NamedTuple):
     """The arguments of `correct`, and those that `policy_loss` shares with it: there train_logp is new_logp.
 
-    Attributes:
-        train_logp, rollout_logp, advantages, backend, out: As `correct` takes them.
-        batch: Everything else about the tokens.
-        spec: The Spec; None: nothing is corrected.
-        thresholds: The bounds that several calls decided together, or None.
+    `spec` is None where nothing is corrected; `thresholds` are the bounds that several calls decided together, or None.
     """
 
     train_logp: LogProbs

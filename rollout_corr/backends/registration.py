@@ -86,15 +86,15 @@ def define(
     fake: Callable[..., Any],
     encoded: str | None = None,
 ) -> None:
-    """Define `torch.ops.rollout_corr.NAME`.
+    """Define `torch.ops.rollout_corr.NAME`, which runs `cuda` on CUDA tensors, ROCm's too, and `cpu` on the CPU's.
 
     Args:
         name: Its name.
         operands: A NamedTuple with a field for each operand, in order; no operand are the last ones whose annotations
             are not in `TYPES`.
         results: A NamedTuple of tensors; None for a single tensor.
-        cuda: Runs on CUDA tensors, ROCm's too: (operands) -> results, and with `encoded` (operands, decoded).
-        cpu: Runs on CPU tensors.
+        cuda: (operands) -> results, and with `encoded` (operands, decoded).
+        cpu: Likewise.
         fake: Gives results of the right shapes and dtypes without looking at values.
         encoded: The name of one more operand, a Spec or an Objective, which travels as `spec.encode` encodes it.
     """

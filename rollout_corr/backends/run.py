@@ -84,8 +84,7 @@ def start_correction(
 ) -> tuple[Callable[[], bool], Callable[[], Result]]:
     """Start a correction, whose sums of sequences travel to the other ranks of `Ranks.sequence`.
 
-    Returns:
-        Whether all sums are there, and what waits for them and completes the correction.
+    Returns whether all sums are there, and what waits for them and completes the correction.
     """
     if groups.sequence is None:
         found = run_correction(batch, spec, backend, groups)

@@ -42,17 +42,11 @@ GRID = 2**38
 
 
 class Values(NamedTuple):
-    """Values that a bound is searched among.
+    """Values that a bound is searched among."""
 
-    Attributes:
-        keys: [n] int32 or int64: in the order of the search as unsigned integers.
-        counted: [n] bool: takes part; None: all do, and they have the digits found (`Search.left`).
-        groups: [n] int64, from 0 to the number of groups, which is of no group; None where the batch decides.
-    """
-
-    keys: Tensor
-    counted: Tensor | None
-    groups: Tensor | None = None
+    keys: Tensor  # [n] int32 or int64: in the order of the search as unsigned integers
+    counted: Tensor | None  # [n] bool: takes part; None: all do, and they have the digits found (`Search.left`)
+    groups: Tensor | None = None  # [n] int64; their number is of no group; None where the batch decides
 
     def chunks(self) -> list[Values]:
         """Parts of at most `CHUNK` values where all count, as on the CPU."""
@@ -64,13 +58,9 @@ class Values(NamedTuple):
 
 
 def values_of(side: Side, x: Tensor, tested: Tensor | None, on_host: bool = False) -> Values:
-    """Make the keys of values.
+    """Make the keys of values of any shape, those that are `tested`, or all of them.
 
-    Args:
-        side: The side that they bound.
-        x: float32 or float64 of any shape.
-        tested: Bool of the same shape: takes part; None: all do.
-        on_host: Values may be read, as on the CPU: where none is NaN no mask is made.
+    With `on_host` values may be read, as on the CPU: where none is NaN no mask is made.
     """
     x = x.reshape(-1)
     # That -0.0 comes before 0.0 changes no verdict: a bound of either cuts at the same place.
@@ -99,28 +89,20 @@ def from_keys(side: Side, keys: Tensor) -> Tensor:
 
 
 class Sum(NamedTuple):
-    """The sum of an amount of the values before a digit, `start + run * unit`; a float is never added to a float.
+    """The sum of an amount of the values before a digit, `start + run * unit`; a float is never added to a float."""
 
-    Attributes:
-        start: [groups, 1] float64: of the values with a smaller first digit, where each has a unit of its own.
-        run: [groups, 1] int64: of the others, in units.
-        unit: [groups, 1] float64. A `Counting` rule reads only `run`, in units of its own.
-    """
-
-    start: Tensor
-    run: Tensor
-    unit: Tensor
+    start: Tensor  # [groups, 1] float64: of the values with a smaller first digit, where each has a unit of its own
+    run: Tensor  # [groups, 1] int64: of the others, in units
+    unit: Tensor  # [groups, 1] float64; a `Counting` rule reads only `run`, in units of its own
 
     def value(self) -> Tensor:
         """The sum, float64."""
         return self.start + self.run * self.unit
 
     def through(self, row: Tensor, units: Tensor | None) -> Sum:
-        """The sums up to and with each digit of a round, [groups, digits].
+        """The sums up to and with each digit of a round, from those of each, [groups, digits] int64 in units.
 
-        Args:
-            row: [groups, digits] int64: of the values with a digit, in units.
-            units: [digits] float64, of the first digits; None: all have the same.
+        Units are those of first digits, [digits] float64; None: all have the same.
         """
         if units is None:
             return self._replace(run=self.run + row.cumsum(1))
@@ -129,35 +111,20 @@ class Sum(NamedTuple):
 
 
 class Search(NamedTuple):
-    """The search for a bound, or for that of each group, between two rounds; tensors are [groups, 1], one for a batch.
-
-    Attributes:
-        rule: The rule.
-        side: The side that it bounds.
-        dtype: Of the values; None: any, each taken as a float32.
-        digits: Bits of the digits, from the highest.
-        groups: The number of groups; None where the batch decides.
-        local: All of a group lies in this call, so that no rank has to add anything.
-        round: Rounds that are over.
-        prefix: int64: the digits found.
-        total: int64: how many values there are; known after the first round.
-        before: int64: values before those with these digits.
-        sums: Of the amounts of these.
-        open: bool: the rule went on to the end.
-    """
+    """The search for a bound, or for those of groups, between two rounds; tensors are [groups, 1], one for a batch."""
 
     rule: OfBatch
     side: Side
-    dtype: torch.dtype | None
-    digits: tuple[int, ...]
-    groups: int | None
-    local: bool
-    round: int
-    prefix: Tensor
-    total: Tensor
-    before: Tensor
-    sums: tuple[Sum, ...]
-    open: Tensor
+    dtype: torch.dtype | None  # of the values; None: any, each taken as a float32
+    digits: tuple[int, ...]  # bits of the digits, from the highest
+    groups: int | None  # their number; None where the batch decides
+    local: bool  # all of a group lies in this call, so that no rank has to add anything
+    round: int  # rounds that are over
+    prefix: Tensor  # int64: the digits found
+    total: Tensor  # int64: how many values there are; known after the first round
+    before: Tensor  # int64: values before those with these digits
+    sums: tuple[Sum, ...]  # of the amounts of these
+    open: Tensor  # bool: the rule went on to the end
 
     def over(self) -> bool:
         """Whether the bound is found."""
@@ -390,9 +357,8 @@ def _as_int32(digits: Tensor) -> Tensor:
 class KnownBounds:
     """The bounds found, by place; what has bounds that are not known yet is not bounded by them.
 
-    Args:
-        bounds: Of criteria, and of the logarithms of weights; 0-d each, or [groups + 1] of each group, and the last of
-            none; infinite where a side is open.
+    They are of criteria, and of the logarithms of weights: 0-d each, or [groups + 1] of each group, and the last of
+    none; infinite where a side is open.
     """
 
     def __init__(self, bounds: dict[Place, Tensor]) -> None:

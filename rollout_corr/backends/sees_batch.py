@@ -52,13 +52,7 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def uniform(seed: int, sequence: Tensor, place: Tensor) -> Tensor:
-    """Random numbers of counters, float64 in [0, 1) on a grid of 2^-53.
-
-    Args:
-        seed: The seed.
-        sequence: int64, broadcasts: the number of the sequence.
-        place: int64, the place in it.
-    """
+    """Random float64 in [0, 1) on a grid of 2^-53, of counters: the seed, a sequence's number, a place in it."""
     start = mixed(torch.full((), seed, dtype=torch.int64, device=place.device))
     bits = mixed(mixed(start ^ sequence) ^ place)
     return ((bits >> 11) & (2**53 - 1)).double() * 2.0**-53
@@ -229,12 +223,8 @@ def facts_of(found: Read, sequences: Sequences) -> Facts:
 class WholeGroups:
     """The sequences of a batch and their groups: `SeenGroups` of specs/surrogate.py.
 
-    Sums of exponentials are taken below the largest of their group and added up as integers.
-
-    Args:
-        facts: The sequences.
-        groups: Their groups.
-        ranks: The process groups; nothing is exchanged where every group lies on one rank.
+    Sums of exponentials are taken below the largest of their group and added up as integers. Nothing is exchanged where
+    every group lies on one rank.
     """
 
     def __init__(self, facts: Facts, groups: SequenceGroups, ranks: Ranks) -> None:

@@ -64,15 +64,10 @@ def wanted_by(spec: Spec | None, surrogate: Surrogate | None = None) -> str | No
 def read_groups(
     given: Groups | None, wants: str | None, sequences: int, device: torch.device, over_ranks: bool, validate: bool
 ) -> SequenceGroups | None:
-    """Check the groups of a call, and refuse none where something needs them.
+    """Check the groups of a call, and refuse none where something needs them: `wants`, in words.
 
-    Args:
-        given: The groups of the call.
-        wants: The part of the call that needs groups, in words; None: nothing does.
-        sequences: How many there are in the batch.
-        device: That of the batch.
-        over_ranks: There is a batch group, on whose ranks the others of a group may be.
-        validate: Check the values of an index on a device too.
+    With `over_ranks` there is a batch group, on whose ranks the others of a group may be; `validate` checks the values
+    of an index on a device too.
     """
     if given is None:
         if wants is not None:

@@ -67,11 +67,9 @@ class Exchange:
 
 
 class Split:
-    """Sequences whose tokens this rank holds in part, in any order, perhaps none.
+    """Sequences whose tokens this rank holds in part, in any order, perhaps none; or their turns.
 
-    Args:
-        part: The sequences, or their turns, as far as they lie here.
-        exchange: What the call shares with the other ranks, which all hold the same sequences in the same order.
+    All ranks hold the same sequences in the same order.
     """
 
     def __init__(self, part: Rows | Packed | Flattened, exchange: Exchange) -> None:
@@ -122,12 +120,7 @@ class Split:
         return leaf
 
     def gradient(self, value: Tensor, new: Tensor) -> Tensor:
-        """d(sum of all ranks' values) / d(new): one more all-reduce where a total has a gradient, whatever lies here.
-
-        Args:
-            value: 0-d, this rank's.
-            new: The leaf that it was computed from.
-        """
+        """d(sum of all ranks' values) / d(new): one more all-reduce where a total has a gradient, whatever is here."""
         leaves, sums = [leaf for leaf, _ in self._leaves], [here for _, here in self._leaves]
         found: list[Tensor | None] = [None] * (1 + len(leaves))
         if value.requires_grad:
@@ -148,14 +141,7 @@ class Split:
 
 
 class ExchangedTables:
-    """Sums and maxima per sequence, on their way to the other ranks.
-
-    Args:
-        integers: [K, S] int64, sums; tables below each other.
-        floats: [L, S] float64, sums.
-        peaks: [M, S] integers, maxima; None for none.
-        group: A torch.distributed process group.
-    """
+    """Sums, [K, S] int64 and [L, S] float64, and maxima, [M, S], of sequences on their way to the other ranks."""
 
     def __init__(self, integers: list[Tensor], floats: Tensor, peaks: Tensor | None, group: Any) -> None:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -22,8 +22,7 @@ from .split import ExchangedTables
 def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
     """Start to correct parts of sequences by the kernels; the sums of sequences travel to the other ranks of the group.
 
-    Returns:
-        Whether all sums are there, and what waits for them, decides and applies.
+    Returns whether all sums are there, and what waits for them, decides and applies.
     """
     given = beside_tokens(operands_of(batch, spec))
     # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank. With

@@ -35,26 +35,16 @@ class TurnIds:
 
 
 class BlockOfTurns(NamedTuple):
-    """The turns of a block.
+    """The turns of a block."""
 
-    Attributes:
-        turns: Those of its sequences, over its valid tokens.
-        which: Their places among the turns of the batch.
-    """
-
-    turns: Turns
-    which: slice
+    turns: Turns  # of its sequences, over its valid tokens
+    which: slice  # their places among the turns of the batch
 
 
 def block_of_turns(batch: OpenBatch, slots: slice, starts: Tensor, valid: Tensor | None, total: int) -> BlockOfTurns:
     """Cut the turns of a block of whole sequences out of those of its batch, on the CPU.
 
-    Args:
-        batch: The batch.
-        slots: Those of the block: tokens, or rows of a padded batch.
-        starts: [S] int64, where each sequence begins in it.
-        valid: [n] bool, which of its slots are valid; None: all.
-        total: How many are valid.
+    Its sequences begin at `starts`; of its slots, tokens or rows of a padded batch, those in `valid` are valid, or all.
     """
     assert batch.turns is not None
     width = 1 if batch.offsets is not None else batch.train.shape[1]
@@ -85,15 +75,9 @@ def check_turns(spec: Spec, turns: object) -> None:
 
 
 def read_turns(read: Reader, batch: OpenBatch, given: object, validate: bool, split: bool) -> Tensor:
-    """Read turns of any kind as offsets among the tokens of a batch, [U + 1].
+    """Read turns of any kind, as `Batch` takes them, as offsets among the tokens of a batch, [U + 1].
 
-    Args:
-        read: Reads the arguments of the call.
-        batch: Its mask and its sequences.
-        given: Offsets, a 1-D tensor of int32 or int64 that has not the shape of the log-probs; ids, an integer for each
-            token; "runs"; or `TurnIds`.
-        validate: Check values on a device too.
-        split: The tokens of a sequence lie on several ranks.
+    With `split` the tokens of a sequence lie on several ranks.
     """
     first = batch.train
     turns, max_turns = (given.ids, given.at_most) if isinstance(given, TurnIds) else (given, None)
@@ -218,13 +202,9 @@ def _sequence_begins(batch: OpenBatch) -> Tensor:
 
 
 def _offsets_of(begins: Tensor, batch: OpenBatch, max_turns: int | None, reads: bool) -> Tensor:
-    """[U + 1] int64: the places where turns begin, and where the last ends.
+    """[U + 1] int64: the places where turns begin, [N] bool within sequences, and where the last ends.
 
-    Args:
-        begins: [N] bool, where turns begin within sequences.
-        batch: The batch.
-        max_turns: U; turns that are not there are empty. None: as many as there are, which a device has to be asked.
-        reads: Values may be read.
+    With `max_turns` there are so many, and those that are not there are empty. Without, a device has to be asked.
     """
     found = _sequence_begins(batch)
     sequences = sequence_offsets(batch).to(found.device)

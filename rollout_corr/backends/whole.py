@@ -32,11 +32,6 @@ def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> 
     """Turns whose tokens lie on several ranks, and which of them belong to which sequence.
 
     A rank that has no token of a turn cannot tell its sequence, so the ranks that have one say it.
-
-    Args:
-        units: The turns as far as they lie here.
-        sequences: Their sequences.
-        tokens: Of the shape of the batch.
     """
     from .split import Split
 
@@ -145,10 +140,7 @@ def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], 
     """Start to correct parts of sequences, whose sums travel to the other ranks of the group.
 
     Everything is computed twice: before the all-reduce to record the sums that it needs, after it from the totals. The
-    statistics are then those of whole sequences, and of the tokens that this rank holds.
-
-    Returns:
-        Whether all sums are there, and what waits for them and completes the correction.
+    statistics are then those of whole sequences, and of the tokens that this rank holds. Returns as `start_correction`.
     """
     sequences, valid = split_sequences_of(batch, group)
     Collector(spec).take(evaluate(operands_of(batch, spec, sequences, valid)))

@@ -22,12 +22,7 @@ Sides = tuple[float | None, float | None]
 
 
 class WeightBounds(NamedTuple):
-    """The bounds of a weight, None for an open side.
-
-    Attributes:
-        low, high: Of the logarithm of the ratio, where they cut.
-        lower, upper: Of the ratio, where they clamp.
-    """
+    """The bounds of a weight, None for an open side: of the ratio's logarithm, where they cut, and of the ratio."""
 
     low: Bound
     high: Bound
@@ -45,12 +40,7 @@ def bounds_in_numbers(lower: float | None, upper: float | None) -> WeightBounds:
 
 
 def with_found(weight: Weight, low: Bound, high: Bound) -> WeightBounds:
-    """The bounds of a weight; the batch may have decided some.
-
-    Args:
-        weight: Its other bounds are numbers.
-        low, high: The logarithms of those found, as numbers or 0-d tensors; None: not decided by the batch.
-    """
+    """The bounds of a weight; the batch may have decided some, whose logarithms are given as numbers or 0-d tensors."""
     known = bounds_in_numbers(weight.low, weight.high)
     return WeightBounds(
         known.low if low is None else low,

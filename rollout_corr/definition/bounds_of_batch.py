@@ -35,23 +35,14 @@ class BoundsOfBatch(Protocol):
     def of(
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
     ) -> tuple[Bound, Bound]:
-        """The lower and the upper bound of a criterion; None for a side that is a number or open.
+        """The lower and the upper bound of a criterion with a rule; None for a side that is a number or open.
 
-        Args:
-            criterion: One with a rule.
-            value: Its value per token or per unit, a ratio as its logarithm.
-            tested: Bool of the same shape: whose values are the batch; None: all.
-            groups: int64 of the same shape: the group of each, where groups decide.
+        Values are per token or per unit, a ratio's as its logarithm; those that are `tested` are the batch, or all.
+        `groups` is the group of each, where groups decide.
         """
 
     def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
-        """The logarithms of the lower and the upper bound of a weight; None likewise.
-
-        Args:
-            weight: One with a rule.
-            log_ratio: The logarithms of its ratios, per token or per unit.
-            among: Bool of the same shape: the batch; None: all.
-        """
+        """The logarithms of the lower and the upper bound of a weight with a rule; None likewise."""
 
 
 class Sorted:
@@ -94,13 +85,7 @@ def bound_of(rule: OfBatch, side: Side, values: Tensor) -> Tensor:
 
 
 def by_sort(rule: Counting, side: Side, values: Tensor) -> Tensor:
-    """The bound, 0-d in the dtype of the values; infinite where the side is open.
-
-    Args:
-        rule: The rule.
-        side: The side that it bounds.
-        values: [n] float32 or float64; NaN counts in nothing.
-    """
+    """The bound, 0-d in the dtype of the values, [n], where NaN counts in nothing; infinite where the side is open."""
     if not values.shape[0]:
         return SIGN[side] * values.new_full((), math.inf)
     places = torch.arange(values.shape[0], device=values.device)

@@ -126,12 +126,7 @@ def value_of(
 ) -> Tensor:
     """Per unit, float64: a criterion's value, a ratio as its logarithm; 0 where no token counts.
 
-    Args:
-        criterion: One over turns or sequences.
-        tokens: The tokens.
-        among: Bool per token, which of them count; None: all.
-        n: Per unit, int64, how many count.
-        external: The caller's tensors by name.
+    It is over the tokens in `among`, or all; `n` is how many count in each unit.
     """
     row, units = criterion.statistic, tokens.units(criterion.over)
     if criterion.reduce in ("sum", "mean"):
@@ -252,21 +247,13 @@ class Decision:
 
 
 class Asked(NamedTuple):
-    """The Spec, and what its criteria read besides tokens.
-
-    Attributes:
-        spec: The Spec.
-        advantages: For criteria with `when`.
-        external: For criteria with stat="external", by name.
-        bounds: Gives the bounds that the batch decides.
-        groups: [S] int64, the group of each sequence, where groups decide.
-    """
+    """The Spec, and what its criteria read besides tokens."""
 
     spec: Spec
-    advantages: Advantages | None
-    external: Mapping[str, Tensor]
-    bounds: BoundsOfBatch
-    groups: Tensor | None
+    advantages: Advantages | None  # for criteria with `when`
+    external: Mapping[str, Tensor]  # for criteria with stat="external", by name
+    bounds: BoundsOfBatch  # gives the bounds that the batch decides
+    groups: Tensor | None  # [S] int64, the group of each sequence, where groups decide
 
     def beyond(self, criterion: Criterion, tokens: Tokens, value: Tensor, chosen: Tensor | None) -> Tensor:
         """Bool: values beyond the bounds that the batch, or the group of each, decides by those that are chosen."""

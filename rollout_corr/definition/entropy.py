@@ -15,15 +15,8 @@ def total_of(
 ) -> Tensor:
     """0-d float64: the sum over tokens that the mean of a loss divides, with its gradient to the entropy.
 
-    A token whose entropy is NaN or infinite adds nothing.
-
-    Args:
-        entropy: Per token, in the dtype that computes.
-        valid: Bool per token; None: all are.
-        trains: Bool per token; None: all that are valid.
-        scope: "kept" sums over those that train, "all" over the valid ones.
-        sequences: Which tokens belong together.
-        objective: Its mean is read.
+    It is over those that train, or with scope="all" over the valid ones. A token whose entropy is NaN or infinite adds
+    nothing.
     """
     kept = valid if trains is None else trains if valid is None else trains & valid
     among = kept if scope == "kept" else valid

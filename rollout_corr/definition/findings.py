@@ -22,54 +22,30 @@ Numbers = dict[str, Number]
 
 
 class Operands(NamedTuple):
-    """Some whole sequences to correct, the Spec, and what it reads besides log-probs.
+    """Some whole sequences to correct, the Spec, and what it reads besides log-probs."""
 
-    Attributes:
-        train, rollout: [N] or [B, T], log-probs in the dtype that computes.
-        valid: Bool of the same shape; None: all tokens are valid.
-        sequences: Which tokens belong together.
-        n_valid: [S] int64, the valid tokens of each sequence.
-        spec: The Spec.
-        advantages: For criteria with `when`.
-        external: For criteria with stat="external", by name.
-        pairs: Log-probs of other pairs of policies, by `Criterion.of`.
-        mass: The mass that truncated sampling kept, per token in the dtype that computes; it comes between a policy of
-            the trainer and the rollout's, so not into new/old.
-        turns: The turns of the sequences, where the Spec measures them.
-        bounds: Gives the bounds that the batch decides; None: these sequences are the batch.
-        groups: [S] int64, the group of each sequence, where groups decide bounds.
-        reader: Reads the tokens.
-    """
-
-    train: Tensor
+    train: Tensor  # [N] or [B, T] both, in the dtype that computes
     rollout: Tensor
-    valid: Tensor | None
+    valid: Tensor | None  # none: all tokens are valid
     sequences: Sequences
-    n_valid: Tensor
+    n_valid: Tensor  # [S] int64, the valid tokens of each sequence
     spec: Spec
-    advantages: Advantages | None
-    external: Mapping[str, Tensor]
-    pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None
-    mass: KeptMass | None = None
-    turns: Turns | None = None
-    bounds: BoundsOfBatch | None = None
-    groups: Tensor | None = None
-    reader: Reader = read_tokens
+    advantages: Advantages | None  # for criteria with `when`
+    external: Mapping[str, Tensor]  # for criteria with stat="external", by name
+    pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None  # other policies, by `Criterion.of`
+    mass: KeptMass | None = None  # between a policy of the trainer and the rollout's, so not in new/old
+    turns: Turns | None = None  # where the Spec measures them
+    bounds: BoundsOfBatch | None = None  # gives the bounds that the batch decides; None: these sequences are the batch
+    groups: Tensor | None = None  # [S] int64, the group of each sequence, where groups decide bounds
+    reader: Reader = read_tokens  # reads the tokens
 
 
 class Decided(NamedTuple):
-    """Some whole sequences, and what the criteria say of them.
-
-    Attributes:
-        tokens: Their tokens.
-        n_valid: [S] int64, the valid tokens of each sequence.
-        n_measured: [S] int64, those of them that are measured.
-        decision: The outcome of the criteria.
-    """
+    """Some whole sequences, and what the criteria say of them."""
 
     tokens: Tokens
-    n_valid: Tensor
-    n_measured: Tensor
+    n_valid: Tensor  # [S] int64, the valid tokens of each sequence
+    n_measured: Tensor  # [S] int64, those of them that are measured
     decision: Decision
 
 

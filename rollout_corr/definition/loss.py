@@ -144,14 +144,7 @@ def gap(given: Operands, new: Tensor, base: Tensor) -> Tensor:
 
 
 def log_ratio(given: Operands, new: Tensor, among: Tensor | None, objective: Objective) -> tuple[Tensor, Tensor]:
-    """x per token, and new_logp as the ratio reads it; 0 at tokens that do not count.
-
-    Args:
-        given: The sequences.
-        new: Their new_logp, 0 at tokens that do not count.
-        among: Bool per token, which of them count; None: all.
-        objective: Its `nonfinite` is read.
-    """
+    """x per token, and new_logp as the ratio reads it; both are 0 at tokens not in `among`, if that is given."""
     if given.base is None:
         return new - new.detach(), new
     base, mass = given.base, given.mass
@@ -273,25 +266,16 @@ class TokensThatTrain:
 
 
 class Read(NamedTuple):
-    """The tokens of some whole sequences, read. A mask of None is True everywhere.
+    """The tokens of some whole sequences, read. A mask of None is True everywhere."""
 
-    Attributes:
-        known: Bool per token: all that the loss needs of it is finite.
-        everywhere: Bool per token: it is valid, and known or passed on.
-        counted: Bool per token: it trains too.
-        n: [S] int64, the tokens that train.
-        new, x, weights: Those of `everywhere`, 0 elsewhere.
-        tokens: Those that train, as a surrogate reads them.
-    """
-
-    known: Tensor | None
-    everywhere: Tensor | None
-    counted: Tensor | None
-    n: Tensor
-    new: Tensor
+    known: Tensor | None  # bool per token: all that the loss needs of it is finite
+    everywhere: Tensor | None  # bool per token: it is valid, and known or passed on
+    counted: Tensor | None  # bool per token: it trains too
+    n: Tensor  # [S] int64, the tokens that train
+    new: Tensor  # those of `everywhere`, 0 elsewhere; so are x and weights
     x: Tensor
     weights: Tensor | None
-    tokens: TokensThatTrain
+    tokens: TokensThatTrain  # those that train, as a surrogate reads them
 
 
 def read(given: Operands, objective: Objective) -> Read:
@@ -308,27 +292,16 @@ def read(given: Operands, objective: Objective) -> Read:
 
 
 class Evaluated(NamedTuple):
-    """The loss of some whole sequences.
+    """The loss of some whole sequences."""
 
-    Attributes:
-        total: The sum over tokens, 0-d float64, with a graph to `given.new`.
-        gradient: Its derivative by `given.new`, where that needs no graph; else None.
-        sums, maxima: Those of the statistics.
-    """
-
-    total: Tensor
-    gradient: Tensor | None
+    total: Tensor  # the sum over tokens, 0-d float64, with a graph to `given.new`
+    gradient: Tensor | None  # its derivative by `given.new`, where that needs no graph; else None
     sums: dict[str, Number]
     maxima: dict[str, Number]
 
 
 def evaluate(given: Operands, objective: Objective) -> Evaluated:
-    """Sum the loss over some whole sequences, before it is divided, and collect its statistics.
-
-    Args:
-        given: The sequences.
-        objective: Everything that is fixed about the loss.
-    """
+    """Sum the loss over some whole sequences, before it is divided, and collect its statistics."""
     known, everywhere, counted, n, new, x, weights, tokens = read(given, objective)
     sequences, chosen = given.sequences, tokens.chosen
     loss = objective.surrogate.loss(tokens)

@@ -38,13 +38,7 @@ def totals_of(
 ) -> Tensor:
     """Add up the weights of each sequence: [ROWS, S] int64, which groups and ranks add up further.
 
-    Args:
-        weights: Per token, fp32 or fp64, after the bounds and 0 at invalid tokens.
-        valid: Bool per token.
-        nonfinite: Bool per token: its D is NaN or infinite and rejects its sequence; None: that rejects nothing.
-        sequences: Which tokens belong together.
-        turns: The turns, where the Spec weighs them.
-        spec: The Spec.
+    Weights are those after the bounds, 0 at invalid tokens; `nonfinite` are the tokens whose D rejects their sequence.
     """
     weight = spec.weight
     assert weight is not None
@@ -77,10 +71,7 @@ def _rows(weights: Tensor, counts: Tensor) -> list[Tensor]:
 def totals_of_groups(totals: Tensor, index: Tensor, count: int) -> Tensor:
     """Add up the totals of the sequences of each group: [ROWS, S] -> [ROWS, count + 1], the last for no group.
 
-    Args:
-        totals: As `totals_of` gives them.
-        index: [S] int64, the group of each sequence, as `placed` gives it.
-        count: The number of groups.
+    `index` is the group of each sequence, as `placed` gives it.
     """
     found = totals.new_zeros(totals.shape[0], count + 1)
     return found.scatter_add_(1, index.expand_as(totals), totals)

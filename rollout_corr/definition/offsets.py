@@ -15,12 +15,9 @@ LISTED = 4096
 
 
 class OffsetsError(ValueError):
-    """Offsets or lengths that cannot be; the message names them, the place in them and the value.
+    """Offsets or lengths that cannot be; the message says `what` was expected and came, and where.
 
-    Args:
-        name: The name that the caller knows them by.
-        index: Place of the first wrong value; None: all of them are wrong.
-        what: What was expected, and what came.
+    `index` is the place of the first wrong value; None: all of them are wrong.
     """
 
     def __init__(self, name: str, index: int | None, what: str) -> None:
@@ -33,14 +30,7 @@ def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> T
 
     The first may be above 0 and the last below the number of tokens: the tokens outside belong to no sequence. Equal
     values that add up to the tokens are still refused: as offsets they hold no token, so they must be lengths.
-
-    Args:
-        offsets: [S + 1], integers or whole floating numbers. Its values are read, so not on a device where that waits.
-        tokens: Number of the tokens.
-        name: The name that errors give them.
-
-    Raises:
-        OffsetsError: They are wrong.
+    Values, integers or whole floating numbers, are read, so not on a device where that waits.
     """
     if offsets.dim() != 1 or not offsets.shape[0]:
         raise OffsetsError(name, None, f"expected shape [sequences + 1], got {list(offsets.shape)}")
@@ -69,16 +59,7 @@ def checked_offsets(offsets: Tensor, tokens: int, name: str = "cu_seqlens") -> T
 
 
 def offsets_of(lengths: Tensor, tokens: int, name: str = "lengths") -> Tensor:
-    """Add lengths up, checked: [S + 1] int64 offsets from 0, at most `tokens`.
-
-    Args:
-        lengths: [S], integers or whole floating numbers; as for `checked_offsets` its values are read.
-        tokens: Number of the tokens.
-        name: The name that errors give them.
-
-    Raises:
-        OffsetsError: A length is negative or above the number of tokens, or together they are too many.
-    """
+    """Add lengths up, checked as offsets are: [S + 1] int64 offsets from 0, at most `tokens`."""
     lengths = checked_lengths(lengths, tokens, name)
     ends = lengths.cumsum(0)
     # No length is above `tokens`, so a sum that wraps around is negative where it does so first.
@@ -92,16 +73,7 @@ def offsets_of(lengths: Tensor, tokens: int, name: str = "lengths") -> Tensor:
 
 
 def checked_lengths(lengths: Tensor, most: int, name: str = "lengths") -> Tensor:
-    """Check lengths and give them as int64: none below 0, none above `most`.
-
-    Args:
-        lengths: [S], integers or whole floating numbers; as for `checked_offsets` its values are read.
-        most: The largest length that can be.
-        name: The name that errors give them.
-
-    Raises:
-        OffsetsError: They are wrong.
-    """
+    """Check lengths and give them as int64: none below 0, none above `most`."""
     if lengths.dim() != 1:
         raise OffsetsError(name, None, f"expected shape [sequences], got {list(lengths.shape)}")
     lengths = _integers(lengths, most, name, "lengths")

@@ -30,13 +30,10 @@ GRID_OF_LIMB = 2.0**31
 
 
 def running_sum(x: Tensor, sequences: Sequences, propagate: bool, one_limb: bool) -> Tensor:
-    """Add x up along each sequence: float64 per token.
+    """Add x, 0 where a token does not count, up along each sequence: float64 per token.
 
-    Args:
-        x: Per token; 0 where a token does not count.
-        sequences: Which tokens belong together.
-        propagate: Let NaN and infinity go into the sums from their token on.
-        one_limb: x is D, -D or |D|: saturated at +-1024 and summed on D's grid; else at +-2^37 and in two limbs.
+    With `propagate` NaN and infinity go into the sums from their token on. With `one_limb` x is D, -D or |D|: saturated
+    at +-1024 and summed on D's grid; else at +-2^37 and in two limbs.
     """
     largest = LARGEST_D if one_limb else LARGEST_STATISTIC
     finite = (torch.where(x.isfinite(), x, 0.0) if propagate else x).clamp(-largest, largest)
@@ -72,11 +69,7 @@ def _broken(x: Tensor, sequences: Sequences) -> Tensor:
 def value_of(criterion: Criterion, x: Tensor, tokens: Tokens, among: Tensor | None) -> Tensor:
     """A criterion's value of each token's prefix, float64; infinite for an extremum before the first that counts.
 
-    Args:
-        criterion: One with over="prefix".
-        x: Its statistic per token, or what it is compared by.
-        tokens: The tokens.
-        among: Bool per token, which of them count; None: all.
+    `x` is its statistic, or what that is compared by; tokens in `among` count, or all.
     """
     row, sequences = criterion.statistic, tokens.units(criterion.within)
     if criterion.reduce in ("max", "min"):
@@ -88,13 +81,7 @@ def value_of(criterion: Criterion, x: Tensor, tokens: Tokens, among: Tensor | No
 
 
 def log_of_weight(weight: Weight, tokens: Tokens, among: Tensor | None) -> Tensor:
-    """The log of each token's prefix weight, float64.
-
-    Args:
-        weight: One with over="prefix".
-        tokens: The tokens.
-        among: Bool per token, which of them count; None: all.
-    """
+    """The log of each token's prefix weight, float64; tokens in `among` count, or all."""
     limit, units = weight.token_clamp, tokens.units(weight.within)
     d = select(among, tokens.d if limit is None else tokens.d.clamp(-limit, limit))
     if weight.reduce == "min":

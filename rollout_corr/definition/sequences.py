@@ -102,10 +102,8 @@ class Rows(Whole):
 def scan_max(x: Tensor, place: Tensor, before: bool) -> Tensor:
     """The largest x up to each token, in steps that double: exact in every dtype, NaN stays, no value is read.
 
-    Args:
-        x: [N] or [B, T].
-        place: The place of each token in its sequence along the last dimension, from 0; broadcasts over x.
-        before: Leave the token itself out; before the first there is -inf.
+    `place` is that of each token in its sequence, from 0. With `before` the token itself is left out; before the first
+    there is -inf.
     """
     if before and x.shape[-1]:
         x = torch.where(place > 0, torch.cat([x[..., :1], x[..., :-1]], -1), -torch.inf)
@@ -126,12 +124,10 @@ def _differences(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 class Packed(Whole):
-    """Sequence s is the tokens offsets[s] .. offsets[s + 1] of an [N] tensor.
+    """Sequence s is the tokens offsets[s] .. offsets[s + 1] of an [N] tensor, where size is N.
 
-    Args:
-        offsets: [S + 1] int64, not decreasing, within [0, N]. Tokens outside belong to no sequence: their statistics
-            must be 0, and the values that `spread` gives them have no meaning.
-        size: N.
+    Offsets do not decrease. Tokens outside belong to no sequence: their statistics must be 0, and the values that
+    `spread` gives them have no meaning.
     """
 
     def __init__(self, offsets: Tensor, size: int) -> None:
@@ -210,12 +206,7 @@ class Packed(Whole):
 
 
 class Flattened(Whole):
-    """Stretches of the tokens of [B, T], row after row, as `Packed` has them of [N].
-
-    Args:
-        packed: The stretches among B T tokens.
-        shape: [B, T].
-    """
+    """Stretches of the tokens of [B, T], row after row, as `Packed` has them of [N]."""
 
     def __init__(self, packed: Packed, shape: torch.Size) -> None:
         self.packed, self.shape = packed, shape

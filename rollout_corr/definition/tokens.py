@@ -124,11 +124,7 @@ def to_grid(x: Tensor, grid: float) -> Tensor:
 def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
     """[S] float64: the sum of D, -D or |D| saturated at +-1024, exact and so independent of any order.
 
-    Args:
-        saturated: Per token, within +-1024; 0 where a token does not count.
-        sequences: Which tokens belong together.
-        propagate: Let NaN and infinity of `d` into the sum.
-        d: Per token, before saturation.
+    It is 0 where a token does not count. With `propagate` NaN and infinity of `d`, before saturation, go into the sum.
     """
     finite = _finite(saturated, propagate)
     if d.dtype == torch.float64:
@@ -307,15 +303,7 @@ class Tokens:
 def read_tokens(
     train: Tensor, rollout: Tensor, valid: Tensor | None, sequences: Sequences, spec: Spec, turns: Turns | None = None
 ) -> Tokens:
-    """Subtract the log-probs, find what is not finite and apply `Spec.nonfinite`.
-
-    Args:
-        train, rollout: [N] or [B, T], log-probs in the dtype that computes.
-        valid: Bool of the same shape, or None when all tokens are valid.
-        sequences: Which tokens belong together.
-        spec: The Spec; its `nonfinite` and `clamp` are read.
-        turns: The turns of the sequences, where the Spec measures them.
-    """
+    """Subtract log-probs in the dtype that computes, find what is not finite and apply `Spec.nonfinite`."""
     d = train - rollout
     bad = ~d.isfinite()
     counted = bad if valid is None else bad & valid

@@ -59,9 +59,7 @@ class Turns:
 def turns_within(offsets: Tensor, of_sequences: Tensor) -> Packed:
     """Which turns belong to which sequence, from where both lie among the tokens.
 
-    Args:
-        offsets: [U + 1] int64, of the turns. Those behind the last sequence, which hold no token, belong to none.
-        of_sequences: [S + 1] int64, of the sequences; each is among `offsets`.
+    Offsets of sequences are among those of the turns. Turns behind the last sequence hold no token and belong to none.
     """
     count = offsets.shape[0] - 1
     # Offsets of a device, which are not checked, may end before the sequences do.

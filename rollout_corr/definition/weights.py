@@ -19,28 +19,18 @@ from .tokens import Tokens, k3, select
 
 
 class Ratios(NamedTuple):
-    """The ratios of a weight before its bounds.
+    """The ratios of a weight before its bounds."""
 
-    Attributes:
-        log: Their logarithms, clamped to +-Spec.clamp; per token, or float64 per turn or sequence.
-        excess: Gives ratio - 1, without cancellation: statistics may not need it of every token.
-        among: Bool of the same shape: those that there are; None: all.
-        growth: By what the log of the bounds grows, per token; None: nothing.
-    """
-
-    log: Tensor
-    excess: Callable[[], Tensor]
-    among: Tensor | None
-    growth: Tensor | None = None
+    log: Tensor  # clamped to +-Spec.clamp; per token, or float64 per turn or sequence
+    excess: Callable[[], Tensor]  # ratio - 1, without cancellation: statistics may not need it of every token
+    among: Tensor | None  # those that there are; None: all
+    growth: Tensor | None = None  # by what the log of the bounds grows, per token; None: nothing
 
 
 class Weighing:
     """An importance weight: per token at token level, per prefix in float64, per turn or sequence (float64) otherwise.
 
-    Args:
-        asked: The unit of its ratio, and what happens outside the bounds.
-        ratios: The ratios.
-        bounds: The bounds.
+    `asked` has the unit of its ratio, and what happens outside the bounds.
     """
 
     def __init__(self, asked: Weight, ratios: Ratios, bounds: WeightBounds) -> None:
@@ -71,11 +61,7 @@ class Weighing:
 def weigh(tokens: Tokens, decision: Decision, spec: Spec, given: BoundsOfBatch | None = None) -> Weighing | None:
     """The weight before batch normalization and before anything is zeroed; None without `Spec.weight`.
 
-    Args:
-        tokens: The tokens.
-        decision: The outcome of the criteria.
-        spec: The Spec.
-        given: Gives the bounds that the batch decides; None: these sequences are the batch.
+    Without bounds that are `given` these sequences are the batch that decides them.
     """
     weight = spec.weight
     if weight is None:

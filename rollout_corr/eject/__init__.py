@@ -33,24 +33,14 @@ def door_of(framework: str, layout: str) -> Door:
 
 
 class Ejected(NamedTuple):
-    """A file that stands alone.
-
-    Attributes:
-        source: Its text.
-        request: What was asked for.
-        program: The parts that it was written from.
-    """
+    """A file that stands alone: its text, what was asked for, and the parts that it was written from."""
 
     source: str
     request: Request
     program: Program
 
     def test(self, module: str) -> str:
-        """Write the test of the file.
-
-        Args:
-            module: What the test imports the file as.
-        """
+        """Write the test of the file, which imports it as `module`."""
         if self.request.loss is not None:
             from .loss_proof import test_of_loss
 
@@ -147,11 +137,7 @@ def _loss(name: str, framework: str, layout: str, metrics: str, backend: str) ->
 def check(source: str) -> tuple[bool, list[str]]:
     """Say from which version a file comes, whether it was edited, and what would be written today.
 
-    Args:
-        source: The text of the file.
-
-    Returns:
-        Whether it is what would be written today, and the lines that say so.
+    Returns whether it is what would be written today, and the lines that say so.
     """
     arguments = arguments_of(source)
     return checked(source, None if arguments is None else _again(arguments.split()))

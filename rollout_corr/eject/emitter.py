@@ -31,9 +31,8 @@ def fields_of(x: Any) -> list[str]:
 class Emitter(ABC):
     """Statements of the function that is written now, and the functions that are written already.
 
-    Args:
-        kept: Names of functions that stay functions.
-        label: Names the leaves of a tuple that a variable holds; None: by their places.
+    Functions by the names in `kept` stay functions. `label` names the leaves of a tuple that a variable holds, or gives
+    None: then their places do.
     """
 
     def __init__(self, kept: Iterable[str], label: Callable[[str, tuple[Any, ...]], list[str] | None]) -> None:

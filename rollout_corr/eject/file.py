@@ -54,33 +54,18 @@ ELSEWHERE = {
 
 
 class Request(NamedTuple):
-    """A request for a file.
+    """A request for a file."""
 
-    Attributes:
-        name: What the file calls it.
-        spec: The Spec.
-        door: How it is called.
-        arguments: Those of the command that writes it again; None: a Spec without a name.
-        loss: The loss, with the Spec that corrects it; None: a correction alone.
-        backend: "torch", "triton", or "both".
-    """
-
-    name: str
+    name: str  # what the file calls it
     spec: Spec
-    door: Door
-    arguments: str | None
-    loss: Wanted | None = None
-    backend: str = "torch"
+    door: Door  # how it is called
+    arguments: str | None  # those of the command that writes it again; None: a Spec without a name
+    loss: Wanted | None = None  # with the Spec that corrects it; None: a correction alone
+    backend: str = "torch"  # "torch", "triton", or "both"
 
 
 def written(request: Request, program: Program, fused: Sequence[str] = ()) -> str:
-    """The source of the file.
-
-    Args:
-        request: What it is.
-        program: The plain torch and the metrics.
-        fused: The Triton part, whose last definition is `_fused`; empty: there is none.
-    """
+    """The source of the file: plain torch, metrics, and the Triton part, if any, whose last definition is `_fused`."""
     backend = request.backend
     width, eager, chooses = request.door.width, backend != "triton", backend == "both"
     within = Within(

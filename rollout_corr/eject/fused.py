@@ -88,13 +88,9 @@ def completed(spec: Spec, numbers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def plan_for(spec: Spec, numbers: tuple[str, ...], more: Collection[str] = (), never: Collection[str] = NEVER) -> Plan:
-    """The plan of a Spec for a packed batch with a mask, with the columns of some statistics alone.
+    """The plan of a Spec for a packed batch with a mask, with the columns of some statistics and of `more` alone.
 
-    Args:
-        spec: The Spec.
-        numbers: The statistics.
-        more: Further columns that turned out to be needed.
-        never: Columns of slots that are left out unless they are.
+    Columns of slots in `never` are left out unless they are in `more`, those that turned out to be needed.
     """
     whole = plan_of(
         spec, double=False, advantages="token", packed=True, masked=True, writes_weights=spec.returns_weights,
@@ -154,15 +150,7 @@ def absent(plan: Plan) -> set[str]:
 def arguments_of(
     kernel: Any, plan: Any, pointers: dict[str, Any], gone: set[str], externals: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The arguments of a kernel: pointers and sizes are left, the plan is known.
-
-    Args:
-        kernel: The kernel.
-        plan: Its plan.
-        pointers: What its tensors hold.
-        gone: The tensors that are None.
-        externals: The names of tensors that criteria read.
-    """
+    """The arguments of a kernel: pointers and sizes are left, the plan is known, tensors in `gone` are None."""
     known: dict[str, Any] = {"PLAN": plan, "TILING": TILING, "SHAPE": SHAPE, "BY_OWNER": False, "numbers": "numbers"}
     known |= dict.fromkeys(("width", "tiles", "sums_before", "maxima_before"), 0) | dict.fromkeys(gone)
     known["externals"] = tuple(Dyn(name(one), element(one), (), True) for one in externals)
@@ -348,15 +336,7 @@ ROWS = """    # Each row is a sequence of a packed batch.
 def fused(spec: Spec, door: Door, numbers: tuple[str, ...], gives: tuple[str, ...], eager: bool) -> list[str]:
     """Write the Triton part of a file: constants, functions, kernels and `_fused`, for batches with a mask.
 
-    Args:
-        spec: The Spec.
-        door: How the file is called.
-        numbers: The statistics that `_fused` gives, as `completed` has them.
-        gives: What it returns.
-        eager: The file has plain torch too.
-
-    Raises:
-        CannotEject: The kernels do not run it.
+    The statistics are those that `completed` gives. With `eager` the file has plain torch too.
     """
     kernels, found, plan = kernels_of(specialized_spec(spec, numbers), numbers)
     constants, *texts = texts_of(kernels, found, eager, door.width)
@@ -449,14 +429,7 @@ def tables_of(plans: Sequence[Tables], kernels: list[Kernel], rows: str) -> str:
 
 
 def launched(kernel: Kernel, programs: str, width: int, called: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """The lines that launch a kernel.
-
-    Args:
-        kernel: The kernel.
-        programs: How many programs, as an expression.
-        width: Of the longest line.
-        called: What the caller calls its parameters, where the names differ.
-    """
+    """The lines that launch a kernel; `called` has the caller's names of its parameters where they differ."""
     given = [called.get(one, one) for one in kernel.parameters if names_in(kernel.body)[one]]
     call = f"{kernel.name}[({programs},)]({', '.join(given)}, **launch)"
     return ["        " + line for line in filled(call, width - 8)]

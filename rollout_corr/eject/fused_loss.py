@@ -63,13 +63,7 @@ class PrunedLoss(LossPlan):
 
 
 def plans_for(traced: Traced, numbers: tuple[str, ...], more: frozenset[str]) -> list[LossPlan]:
-    """The plans of the passes of a loss, with the statistics that metrics read.
-
-    Args:
-        traced: The loss.
-        numbers: The statistics.
-        more: Further columns that turned out to be needed.
-    """
+    """The plans of the passes of a loss, with the statistics that metrics read and `more` columns that these need."""
     plans = plans_of(
         traced.objective, counted=True, double=False, packed=True, based=traced.base is not None,
         weighted=traced.factors is not None, referred=traced.ref is not None, trained=traced.trains, masked=True,
@@ -110,10 +104,7 @@ def kernels_of_loss(
 ) -> tuple[list[Kernel], list[str], list[LossPlan]]:
     """The kernels of a loss: those of its passes and backward's, and the programs of each of the first.
 
-    Args:
-        traced: The loss.
-        numbers: Its statistics.
-        found: Takes in the functions that the kernels call.
+    `found` takes in the functions that the kernels call.
     """
     values = tuple(named_number(name, x) for name, x in numbers_of(traced.objective, False).items())
 
@@ -218,14 +209,7 @@ def of_correction(spec: Spec, numbers: tuple[str, ...]) -> tuple[str, ...]:
 def fused_loss(traced: Traced, program: Program, door: Door, eager: bool) -> list[str]:
     """Write the Triton part of a file with a loss: constants, functions, kernels, `_fused`, and `_Scaled`.
 
-    Args:
-        traced: The loss.
-        program: The plain torch, whose numbers are `completed`.
-        door: How the file is called.
-        eager: The file has plain torch too.
-
-    Raises:
-        CannotEject: The kernels do not run it.
+    The program's statistics are `completed`. With `eager` the file has plain torch too.
     """
     if (why := beyond_kernels(traced.objective.surrogate, False)) is not None:
         raise CannotEject(f"loss: the kernels do not run it: {why}")

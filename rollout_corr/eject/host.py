@@ -156,10 +156,7 @@ class Written:
 def written(formulas: Callable[[Any], dict[str, Any]], names: Mapping[str, str], modules: list[ModuleType]) -> Written:
     """Run formulas on names, and write them.
 
-    Args:
-        formulas: Gives the metrics by key from statistics by name.
-        names: How each statistic is written.
-        modules: Where their functions live: functions of numbers alone are called, others are taken apart.
+    Functions of numbers alone that live in `modules` are called by the formulas as written, others are taken apart.
     """
     found = Written()
     used: set[str] = set()

@@ -41,17 +41,11 @@ SPECS = f"{__name__.partition('.')[0]}.specs"
 
 
 class Wanted(NamedTuple):
-    """A loss to write.
+    """A loss to write."""
 
-    Attributes:
-        spec: The correction; None: there is none.
-        loss: The loss.
-        needs: The log-probs that it reads besides new_logp: "old_logp", "rollout_logp", "ref_logp".
-    """
-
-    spec: Spec | None
+    spec: Spec | None  # the correction; None: there is none
     loss: Loss
-    needs: tuple[str, ...]
+    needs: tuple[str, ...]  # besides new_logp: "old_logp", "rollout_logp", "ref_logp"
 
 
 def compared_by(wanted: Wanted) -> tuple[str, str]:
@@ -176,17 +170,7 @@ class _Captured:
 def program_of_loss(
     wanted: Wanted, layout: str, metrics_wanted: str, more: Collection[str] = ()
 ) -> tuple[Program, Traced]:
-    """Trace the definition of a loss, and of the correction in it.
-
-    Args:
-        wanted: The loss.
-        layout: "packed" or "padded".
-        metrics_wanted: "none", "dashboard" or "all".
-        more: Further statistics.
-
-    Returns:
-        The program, and what the names of its tensors are to the loss.
-    """
+    """Trace the definition of a loss, and of the correction in it; also give what its tensors' names are to it."""
     refuse(wanted)
     spec, loss = wanted.spec, wanted.loss
     recorder, captured = Recorder(KEPT, (*OWN, SPECS)), _Captured()

@@ -108,13 +108,7 @@ def _batch(program: Program, packed: bool) -> str:
 
 
 def test_of_loss(request: Request, program: Program, module: str) -> str:
-    """Write the test of a file.
-
-    Args:
-        request: What the file is.
-        program: Its parts.
-        module: What the file is imported as.
-    """
+    """Write the test of a file that is imported as `module`."""
     assert request.loss is not None
     packed, width, wanted = request.door.layout == "packed", request.door.width, request.loss
     scope: dict[str, Any] = {"torch": torch}

@@ -63,27 +63,16 @@ SECTIONS = {
 
 
 class Program(NamedTuple):
-    """The parts of a file that a Spec decides.
+    """The parts of a file that a Spec decides."""
 
-    Attributes:
-        inputs: The names of the tensors that it reads, in order.
-        body: The lines that end in a return of weights, mask, keep and numbers.
-        functions: The functions that the body calls.
-        constants: The lines that define its constants.
-        numbers: The names of the statistics.
-        metrics: What makes metrics of them.
-        names: What the statistics are called in the file.
-        gives: The names of all that the body returns.
-    """
-
-    inputs: tuple[str, ...]
-    body: list[str]
-    functions: list[str]
-    constants: list[str]
-    numbers: tuple[str, ...]
-    metrics: Written
-    names: dict[str, str]
-    gives: tuple[str, ...]
+    inputs: tuple[str, ...]  # the names of the tensors that it reads, in order
+    body: list[str]  # the lines that end in a return of weights, mask, keep and numbers
+    functions: list[str]  # the functions that the body calls
+    constants: list[str]  # the lines that define its constants
+    numbers: tuple[str, ...]  # the names of the statistics
+    metrics: Written  # what makes metrics of them
+    names: dict[str, str]  # what the statistics are called in the file
+    gives: tuple[str, ...]  # the names of all that the body returns
 
 
 def names_of_statistics(spec: Spec) -> dict[str, str]:
@@ -149,16 +138,7 @@ def program_of(
     gives: tuple[str, ...],
     more: Collection[str] = (),
 ) -> Program:
-    """Trace the definition under a Spec.
-
-    Args:
-        spec: The Spec.
-        layout: "packed" or "padded".
-        wanted: Which metrics: as for `metrics_of`.
-        inputs_called: What the file calls log-probs and mask.
-        gives: Which of weights, mask and keep it gives.
-        more: Further statistics.
-    """
+    """Trace the definition under a Spec, with the metrics that `metrics_of` calls `wanted`, and `more` statistics."""
     for criterion in spec.criteria:
         if criterion.of != "train/rollout":
             what = f"criterion {criterion.label!r} compares {criterion.of}, which exists only inside of a policy loss"

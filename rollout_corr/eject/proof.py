@@ -120,13 +120,7 @@ def _batch(request: Request, program: Program) -> str:
 
 
 def test_of(request: Request, program: Program, module: str) -> str:
-    """Write the test of a file.
-
-    Args:
-        request: What the file is.
-        program: Its parts.
-        module: What the file is imported as.
-    """
+    """Write the test of a file that is imported as `module`."""
     _, given = example(request, program)
     out = correct(**given, backend="torch")
     numbers = program.metrics.keys

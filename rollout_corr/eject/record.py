@@ -30,26 +30,16 @@ class CannotEject(ValueError):
 
 @dataclass(eq=False)
 class Node:
-    """An input, an operation, or one of several results of one.
+    """An input, an operation, or one of several results of one."""
 
-    Attributes:
-        op: The name of the operation; "input", "constant", "call" of a kept function, or "item" of several results.
-        args, kwargs: Its arguments, with nodes in place of tensors.
-        graph: The graph that it belongs to.
-        where: The functions of the package that were running, outermost first.
-        names: Local names that its value had, in order.
-        function_names: The functions that returned it.
-        value: The example's value.
-    """
-
-    op: str
-    args: tuple[Any, ...]
+    op: str  # the operation, "input", "constant", "call" of a kept function, or "item" of several results
+    args: tuple[Any, ...]  # with nodes in place of tensors
     kwargs: dict[str, Any]
     graph: Graph
-    where: tuple[CodeType, ...]
-    value: Any
-    names: list[str] = field(default_factory=list)
-    function_names: list[str] = field(default_factory=list)
+    where: tuple[CodeType, ...]  # the functions of the package that were running, outermost first
+    value: Any  # the example's value
+    names: list[str] = field(default_factory=list)  # local names that its value had, in order
+    function_names: list[str] = field(default_factory=list)  # the functions that returned it
 
     def inputs(self) -> Iterator[Node]:
         """The nodes that it reads."""
@@ -70,30 +60,20 @@ def nodes_in(x: Any) -> Iterator[Node]:
 
 @dataclass(eq=False)
 class Graph:
-    """The operations of a function, in order.
+    """The operations of a function, in order."""
 
-    Attributes:
-        code: The function; None: the whole.
-        parameters: Its inputs.
-        nodes: Its operations.
-        results: What it returns.
-        several: It returns a tuple.
-    """
-
-    code: CodeType | None
+    code: CodeType | None  # the function; None: the whole
     outer: Graph | None
-    parameters: dict[int, Node] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
+    parameters: dict[int, Node] = field(default_factory=dict)  # its inputs
+    nodes: list[Node] = field(default_factory=list)  # its operations
     results: list[Node] = field(default_factory=list)
-    several: bool = False
+    several: bool = False  # it returns a tuple
 
 
 class Recorder(TorchFunctionMode):
     """Records operations while it is entered; those on a stack of tensors alike are recorded row by row.
 
-    Args:
-        kept: Functions that stay functions.
-        own: Beginnings of the names of modules whose local variables give names.
+    Functions in `kept` stay functions; local variables of modules whose names begin as in `own` give names.
     """
 
     def __init__(self, kept: Sequence[Callable[..., Any]], own: tuple[str, ...]) -> None:

@@ -13,23 +13,14 @@ from .lines import fitted
 
 @dataclass
 class Kernel:
-    """A kernel, or a function that it calls, as it is left.
-
-    Attributes:
-        name: Its name.
-        parameters: The names of its parameters.
-        body: Its statements.
-        doc: The first sentence of its docstring.
-        returns: What it returns, for the callers of a function.
-        types: The types of its variables.
-    """
+    """A kernel, or a function that it calls, as it is left."""
 
     name: str
     parameters: list[str]
     body: list[ast.stmt]
-    doc: str
-    returns: Any = None
-    types: dict[str, Any] = field(default_factory=dict)
+    doc: str  # the first sentence of its docstring
+    returns: Any = None  # for the callers of a function
+    types: dict[str, Any] = field(default_factory=dict)  # of its variables
 
 
 # The longest line that writing something where it is read may make.

@@ -169,11 +169,7 @@ class Scope:
     ) -> None:
         """Leave a loop, with the variables that it changes.
 
-        Args:
-            args: Those of `range`.
-            test: Gives the condition of a while loop; None: it is a for loop.
-            body: Its statements.
-            counter: The variable of a for loop.
+        A while loop has a `test`, which gives its condition; a for loop the `args` of `range` and a `counter`.
         """
         owner = self.owner
         index = None

@@ -20,19 +20,12 @@ class UsesMissing(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Dyn:
-    """An expression of the kernel that is left.
-
-    Attributes:
-        node: The expression.
-        dtype: A dtype of Triton; a text where only the caller's tensor knows it, such as "mask.dtype.element_ty".
-        shape: Its shape; () for a scalar.
-        points: It is a pointer to such elements.
-    """
+    """An expression of the kernel that is left."""
 
     node: ast.expr
-    dtype: Any
+    dtype: Any  # of Triton; a text where only the caller's tensor knows it, such as "mask.dtype.element_ty"
     shape: tuple[int, ...] = ()
-    points: bool = False
+    points: bool = False  # it is a pointer to such elements
 
 
 class Missing:

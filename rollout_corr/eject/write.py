@@ -56,21 +56,13 @@ POOR = {*EMPTY, "within", "value", "values", "found", "total", "signed", "here",
 
 @dataclass
 class Names:
-    """The names of constants and sizes in a file.
+    """The names of constants and sizes in a file."""
 
-    Attributes:
-        sizes: Names of sizes by their value in the example.
-        numbers: Bounds by name, the clearest first.
-        shape: The shape of the tokens of the example, and how it is written.
-        device: How the device is written.
-        mask_dtype: How the dtype of the mask is written.
-    """
-
-    sizes: dict[int, str]
-    numbers: dict[str, float]
-    shape: tuple[torch.Size, str]
-    device: str
-    mask_dtype: str
+    sizes: dict[int, str]  # names of sizes by their value in the example
+    numbers: dict[str, float]  # bounds by name, the clearest first
+    shape: tuple[torch.Size, str]  # the shape of the tokens of the example, and how it is written
+    device: str  # how the device is written
+    mask_dtype: str  # how the dtype of the mask is written
 
 
 class Writer:
@@ -497,11 +489,7 @@ class Function:
 
 
 class Functions:
-    """The functions and constants that the written bodies refer to.
-
-    Args:
-        names: The names of the whole; functions find their sizes in their arguments.
-    """
+    """The functions and constants that the written bodies refer to; functions find their sizes in their arguments."""
 
     def __init__(self, names: Names) -> None:
         self.names = names

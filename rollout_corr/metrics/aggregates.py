@@ -286,18 +286,12 @@ def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
 
 
 class Rows(NamedTuple):
-    """Rows that are taken together, apart by how.
+    """Rows that are taken together, apart by how."""
 
-    Attributes:
-        each: The names of sums of a value of each sequence or turn, and what gives it.
-        named: The names of sums of columns of `AllSequences`.
-        columns: Those columns.
-        several: What gives several numbers, the names of the sums among them, and those of the maxima, which follow.
-    """
-
-    each: tuple[tuple[str, Callable[[AllSequences], Number]], ...]
-    named: tuple[str, ...]
-    columns: tuple[Column, ...]
+    each: tuple[tuple[str, Callable[[AllSequences], Number]], ...]  # sums of a value of each sequence or turn
+    named: tuple[str, ...]  # names of sums of columns of `AllSequences`
+    columns: tuple[Column, ...]  # those columns
+    # What gives several numbers, the names of the sums among them, and those of the maxima, which follow.
     several: tuple[tuple[Callable[..., tuple[Number, ...]], tuple[str, ...], tuple[str, ...]], ...]
 
     @classmethod

@@ -30,17 +30,10 @@ Known = Callable[[Findings], tuple[Numbers, Numbers]]
 
 
 class Plan(NamedTuple):
-    """All that statistics under a Spec are taken by.
+    """All that statistics under a Spec are taken by."""
 
-    Attributes:
-        of_blocks: The rows at "tokens" and "blocks".
-        of_units: Those at other places.
-        sums: The names of the sums, in order.
-        maxima: Those of the maxima.
-    """
-
-    of_blocks: Rows
-    of_units: dict[At, Rows]
+    of_blocks: Rows  # the rows at "tokens" and "blocks"
+    of_units: dict[At, Rows]  # those at other places
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
 
@@ -158,11 +151,8 @@ def _number(x: Number, device: torch.device) -> Tensor:
 class Collector:
     """The statistics of consecutive blocks, added up.
 
-    Args:
-        spec: The Spec.
-        on_host: Read every number at once, which on a CPU takes less time than an operation on it.
-        labeled: Labels of the batch.
-        known: Gives statistics of a block, by name, that its backend has already; their rows are not taken.
+    With `on_host` every number is read at once, which on a CPU takes less time than an operation on it. `known` gives
+    statistics of a block, by name, that its backend has already; their rows are not taken.
     """
 
     def __init__(
@@ -177,12 +167,7 @@ class Collector:
         self._bounds = OPEN
 
     def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Take the statistics of the next block.
-
-        Args:
-            found: The block.
-            choose: Gives its tokens' values of a tensor of the shape of the batch; None: all of them.
-        """
+        """Take the statistics of the next block; `choose` gives its tokens of a tensor in the shape of the batch."""
         sums, maxima = of_block(found, self._plan.of_blocks, self._known)
         if isinstance(bins := sums.pop("histogram", None), Tensor):
             self._histograms.append(bins)
@@ -195,13 +180,7 @@ class Collector:
             self._labels.take(found, choose)
 
     def statistics(self, tokens_outside: Number, rows: int, slots: int) -> Statistics:
-        """The statistics of the batch.
-
-        Args:
-            tokens_outside: Valid tokens in no sequence.
-            rows: The sequences of the batch, empty ones included.
-            slots: Its tokens, invalid ones included.
-        """
+        """The statistics of the batch, of so many valid tokens in no sequence, sequences and tokens, valid or not."""
         spec, plan, facts = self._spec, self._plan, concatenate(self._facts)
         sums, maxima = self._sums[0], self._maxima[0]
         if self._sums[1:]:
@@ -237,12 +216,7 @@ class Collector:
 
 
 class LabelCollector:
-    """The statistics of labels from consecutive blocks.
-
-    Args:
-        spec: The Spec.
-        labeled: Labels of the batch.
-    """
+    """The statistics of labels from consecutive blocks."""
 
     def __init__(self, spec: Spec, labeled: tuple[Labeled, ...]) -> None:
         self._labels = [(one.labels, places_of(one), schema.of_label(spec, one.labels.units)) for one in labeled]

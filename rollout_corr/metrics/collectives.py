@@ -29,14 +29,10 @@ LISTED = 16
 
 
 class Pending:
-    """A tensor that is being reduced in place over the ranks of a group.
+    """A tensor that is being reduced in place over the ranks of a group; None: of the default one.
 
-    Args:
-        tensor: The rank's own part.
-        group: A torch.distributed process group; None for the default one.
-        what: The caller and what travels, for the error: "correct: the sums of each sequence".
-        op: A `dist.ReduceOp`; None for the sum.
-        wait: Reduce before this returns, which on a GPU still waits for nothing.
+    Errors name the caller and `what` travels: "correct: the sums of each sequence". With `wait` it is reduced before
+    this returns, which on a GPU still waits for nothing.
     """
 
     def __init__(self, tensor: Tensor, group: Any, what: str, op: Any = None, wait: bool = False) -> None:
@@ -172,14 +168,9 @@ DIFFERENCES = 4
 
 
 def compare(name: str, group: Any, claims: Mapping[str, str]) -> None:
-    """Raise on every rank of a group if one of them claims anything else than the others.
+    """Raise on every rank of a group if one of them claims anything else than the others; errors begin with `name`.
 
     One all-reduce of two numbers a rank, and a read on the host; where they differ, one more, of the claims in full.
-
-    Args:
-        name: What the error begins with.
-        group: A torch.distributed process group; None for the default one.
-        claims: What has to be equal, as text by name.
     """
     words = json.dumps({**claims, "rollout_corr": __version__, "torch": torch.__version__}).encode()
     digest = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big", signed=True)
@@ -195,12 +186,7 @@ def compare(name: str, group: Any, claims: Mapping[str, str]) -> None:
 
 
 def difference(every: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> str:
-    """Say in words which ranks claim what else than the others.
-
-    Args:
-        every: The claims of each rank.
-        ranks: The ranks' numbers.
-    """
+    """Say in words which ranks claim what else than the others."""
     raised = [(rank, claims[RAISED]) for rank, claims in zip(ranks, every, strict=True) if RAISED in claims]
     if raised:
         return "; ".join(f"rank {rank} raised {error}" for rank, error in raised[:DIFFERENCES])

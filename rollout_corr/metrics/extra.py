@@ -104,18 +104,11 @@ def bounds_of(found: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Part(NamedTuple):
-    """Statistics that one argument brings, or one step, and their metrics.
+    """Statistics that one argument brings, or one step, and their metrics."""
 
-    Attributes:
-        when: Tells from an `Extra` if they are there.
-        sums: Names of the sums.
-        end: The maximum and the minimum are those of this name.
-        metrics: The rows of the metrics.
-    """
-
-    when: Callable[[Extra], bool]
-    sums: tuple[str, ...]
-    end: str
+    when: Callable[[Extra], bool]  # tells from an `Extra` if they are there
+    sums: tuple[str, ...]  # names of the sums
+    end: str  # the maximum and the minimum are those of this name
     metrics: list[Metric]
 
 
@@ -132,21 +125,13 @@ PARTS = (
 
 
 class Extra(NamedTuple):
-    """Statistics that belong neither to the Spec nor to the loss.
+    """Statistics that belong neither to the Spec nor to the loss."""
 
-    Attributes:
-        labels: Labels of sequences; all of these are statistics of whole sequences.
-        divisors: The means that self-normalized weights were divided by, of whole sequences too.
-        entropy: Entropies of tokens.
-        ages: Ages of tokens.
-        bounds: The bounds that the batch decides, by the labels of criteria and their sides.
-    """
-
-    labels: tuple[LabelSet, ...] = ()
-    divisors: bool = False
+    labels: tuple[LabelSet, ...] = ()  # of sequences; all of these are statistics of whole sequences
+    divisors: bool = False  # the means that self-normalized weights were divided by, of whole sequences too
     entropy: bool = False
     ages: bool = False
-    bounds: tuple[tuple[str, str], ...] = ()
+    bounds: tuple[tuple[str, str], ...] = ()  # that the batch decides
 
     def sums(self) -> tuple[str, ...]:
         """Names of the sums besides those of labels, in order."""
@@ -229,10 +214,10 @@ def ages_of(ages: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the statistics of the means that weights were divided by.
+    """Take the statistics of the means that weights were divided by, those of each sequence or of its group.
 
     Args:
-        mean: [S] float64, of each sequence or of its group.
+        mean: [S] float64.
         divides: [S] bool, where it was divided by.
         counts: [S] bool, where the sequence has a weight in a mean.
     """

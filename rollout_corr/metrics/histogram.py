@@ -41,26 +41,14 @@ def bin_edges(k: int) -> tuple[float, float]:
 
 
 def percentile(v: Mapping[str, float], percent: float) -> float:
-    """Interpolate a percentile of D: linear inside a bin, never beyond the extrema seen; 0 where that D is exactly 0.
-
-    Args:
-        v: The statistics by name: the bins, "-min_d", "max_d", "tokens_differing" and "tokens_nonfinite".
-        percent: 0 to 100.
-    """
+    """Interpolate a percentile of D: linear inside a bin, never beyond the extrema seen; 0 where it is exactly 0."""
     inside = [v[name] for name in HISTOGRAM]
     zeros = sum(inside) - (v["tokens_differing"] - v["tokens_nonfinite"])
     return interpolated(inside, zeros, (-v["-min_d"], v["max_d"]), percent)
 
 
 def interpolated(inside: list[float], zeros: float, ends: tuple[float, float], percent: float) -> float:
-    """Interpolate a percentile in a histogram.
-
-    Args:
-        inside: The bins.
-        zeros: How many of the values are known to be exactly 0.
-        ends: The smallest and the largest value.
-        percent: 0 to 100.
-    """
+    """Interpolate a percentile in a histogram, next to whose bins so many values are known to be exactly 0."""
     half, total = HISTOGRAM_BINS // 2, sum(inside)
     if not total:
         return 0.0

@@ -17,16 +17,10 @@ TOKENS: Units = "tokens"
 
 
 class LabelSet(NamedTuple):
-    """A property that distinguishes sequences or tokens, with a name for each of its values.
+    """A property that distinguishes sequences or tokens, with a name for each of its values."""
 
-    Attributes:
-        name: Such as "environment".
-        values: The name of each label, in the order of the ids.
-        units: The units that are labeled.
-    """
-
-    name: str
-    values: tuple[str, ...]
+    name: str  # such as "environment"
+    values: tuple[str, ...]  # the name of each label, in the order of the ids
     units: Units = SEQUENCES
 
     @property
@@ -36,15 +30,10 @@ class LabelSet(NamedTuple):
 
 
 class Labeled(NamedTuple):
-    """A set of labels and the ids of a batch.
-
-    Attributes:
-        labels: Their names.
-        ids: Integers, [S] for sequences, or in the shape of the batch for tokens.
-    """
+    """A set of labels and the ids of a batch."""
 
     labels: LabelSet
-    ids: Tensor
+    ids: Tensor  # integers, [S] for sequences, or in the shape of the batch for tokens
 
 
 def count_outside(labels: LabelSet) -> str:

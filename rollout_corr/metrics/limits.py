@@ -15,23 +15,14 @@ State = Literal["healthy", "watch", "alarm"]
 
 
 class Limit(NamedTuple):
-    """The bounds of a metric.
-
-    Attributes:
-        key: The metric.
-        beyond: The side on which a value is suspect.
-        watch: The bound of the healthy range.
-        alarm: The bound beyond which something is broken; 3 times `watch` where nothing better is known.
-        reason: A clause that says what such a value means.
-        hint: What to look at or to do.
-    """
+    """The bounds of a metric."""
 
     key: str
-    beyond: Literal["above", "below"]
-    watch: float
-    alarm: float
-    reason: str
-    hint: str
+    beyond: Literal["above", "below"]  # the side on which a value is suspect
+    watch: float  # the bound of the healthy range
+    alarm: float  # beyond it something is broken; 3 times `watch` where nothing better is known
+    reason: str  # a clause that says what such a value means
+    hint: str  # what to look at or to do
 
     def state(self, value: float) -> State:
         """Rate a value; NaN, which compares with nothing, is healthy."""

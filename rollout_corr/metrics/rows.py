@@ -256,19 +256,12 @@ def maximum(name: str, center: float = 0.0) -> Formula:
 
 
 class Readers(NamedTuple):
-    """Metrics that are read together, apart by their formulas: most are sums or means, which need no call of their own.
+    """Metrics that are read together, apart by their formulas: most are sums or means, which need no call."""
 
-    Attributes:
-        keys: The keys of all, in order.
-        plain: The keys of those that are sums, and the names of these.
-        means: The keys of means, the names of their sums, and of the counts of their units.
-        others: The keys of all others, their formulas, and the names of the counts of their units, or None.
-    """
-
-    keys: tuple[str, ...]
-    plain: tuple[tuple[str, ...], tuple[str, ...]]
-    means: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    others: tuple[tuple[str, Formula, str | None], ...]
+    keys: tuple[str, ...]  # of all, in order
+    plain: tuple[tuple[str, ...], tuple[str, ...]]  # the keys of those that are sums, and the names of these
+    means: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # keys, names of sums, and of counts of units
+    others: tuple[tuple[str, Formula, str | None], ...]  # the last is the name of the count of its units
 
     @classmethod
     def of(cls, rows: Iterable[Metric]) -> Readers:

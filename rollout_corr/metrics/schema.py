@@ -60,20 +60,13 @@ def names_of(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 class OfLabel(NamedTuple):
-    """The statistics of a label, in order.
+    """The statistics of a label, in order."""
 
-    Attributes:
-        of_tokens: Rows that are taken over its tokens.
-        of_sequences: Behind them, rows that are taken over its sequences.
-        sums, maxima: Names of both.
-        token_sums, token_maxima: How many of these are of tokens.
-    """
-
-    of_tokens: tuple[Aggregate, ...]
-    of_sequences: tuple[Aggregate, ...]
+    of_tokens: tuple[Aggregate, ...]  # rows that are taken over its tokens
+    of_sequences: tuple[Aggregate, ...]  # behind them, rows that are taken over its sequences
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
-    token_sums: int
+    token_sums: int  # how many of these are of tokens
     token_maxima: int
 
 
@@ -128,17 +121,11 @@ def layout(
 
 
 class Places(NamedTuple):
-    """Places of statistics in one vector of sums and then maxima.
+    """Places of statistics in one vector of sums and then maxima."""
 
-    Attributes:
-        names: Those of the whole batch, in order.
-        pick: [k] int64 on the CPU, their places in the vector; None: all of them are.
-        length: The numbers of the vector.
-    """
-
-    names: tuple[str, ...]
-    pick: Tensor | None
-    length: int
+    names: tuple[str, ...]  # of the whole batch, in order
+    pick: Tensor | None  # [k] int64 on the CPU, their places in the vector; None: all of them are
+    length: int  # of the vector
 
 
 @cached(maxsize=256)

@@ -41,13 +41,7 @@ class Sums(Reducer, Protocol):
     """Reduces values of tokens."""
 
     def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> Reducer:
-        """Reduce values of turns or sequences, each counted by its tokens.
-
-        Args:
-            units: Which tokens belong together.
-            counts: [U] int64, the tokens of each unit that count.
-            among: Bool per token: it counts; None: every one does.
-        """
+        """Reduce values of units, each counted by its tokens: those in `among`, or all; `counts`, [U], of each."""
 
 
 # The sums and then the maxima of a row of statistics, from what a block found and what reduces its tokens.
@@ -55,11 +49,7 @@ OfTokens = Callable[["Findings", Sums], tuple[Number, ...]]
 
 
 class OfBatch:
-    """The tokens of a batch, or of a block of it.
-
-    Args:
-        tokens: Any tensor of their shape.
-    """
+    """The tokens of a batch, or of a block of it, in the shape of `tokens`."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens
@@ -101,11 +91,7 @@ class OfBatch:
 
 
 class _Units(OfBatch):
-    """Values of units, [U], each counted by its tokens.
-
-    Args:
-        counts: [U] int64, the tokens of each.
-    """
+    """Values of units, [U], each counted by its tokens."""
 
     def __init__(self, counts: Tensor) -> None:
         super().__init__(counts)
@@ -130,14 +116,10 @@ LANES, PART = 8, 65_536
 
 
 class OfLabels:
-    """The tokens of each label, or its sequences: [labels] float64.
+    """The tokens of each label, or its sequences: [labels] float64. `place` has the label of each token.
 
     On the CPU each number is added where it lies. On a device, where atomics would add in another order every time,
     they are sorted by label first.
-
-    Args:
-        place: Integers, the label of each token, in the shape of the tokens.
-        many: How many labels there are.
     """
 
     def __init__(self, place: Tensor, many: int) -> None:
@@ -213,14 +195,7 @@ class OfLabels:
 
 
 class _UnitsByLabel:
-    """Values of turns or sequences, spread over their tokens, by the label of each token.
-
-    Args:
-        by: The tokens of each label.
-        units: Which tokens belong together.
-        among: Bool per token: it counts; None: every one does.
-        shape: Of the tokens.
-    """
+    """Values of turns or sequences, spread over their tokens, those in `among` or all, by the label of each token."""
 
     def __init__(self, by: OfLabels, units: Sequences, among: Tensor | None, shape: torch.Size) -> None:
         self._by, self._units, self._among, self._shape = by, units, among, shape

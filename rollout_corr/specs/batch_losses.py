@@ -310,11 +310,8 @@ def _steps(start: float, most: float, step: float) -> tuple[float, ...]:
 def _contributions(table: Tensor, lowers: Tensor, uppers: Tensor) -> tuple[Tensor, Tensor]:
     """The negative contribution at each lower bound, and the positive one at each upper bound.
 
-    Args:
-        table: [2, places] float64, the sums of r |A| and of |A| at each place: of A < 0 by how many lower bounds are
-            not above r, then of the others by how many upper bounds are below r.
-        lowers: [L] float64.
-        uppers: [H] float64.
+    `table`, [2, places] float64, has the sums of r |A| and of |A| at each place: of A < 0 by how many lower bounds are
+    not above r, then of the others by how many upper bounds are below r.
     """
     of_negative, of_positive = table.split([lowers.shape[0] + 1, uppers.shape[0] + 1], dim=1)
     up_to, total = of_negative.cumsum(1), of_negative.sum(1, keepdim=True)

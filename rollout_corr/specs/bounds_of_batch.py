@@ -37,17 +37,11 @@ LARGEST_FLOOR = 0.999999
 
 
 class Before(NamedTuple):
-    """The values up to and with a place in the order, at every place that is looked at.
+    """The values up to and with a place in the order, at every place that is looked at."""
 
-    Attributes:
-        kept: int64, how many there are.
-        amount: int64, the sum of their `OfBatch.amount`, rounded down to a whole number; None where the rule has none.
-        all: int64, broadcasts: how many values there are altogether.
-    """
-
-    kept: Tensor
-    amount: Tensor | None
-    all: Tensor
+    kept: Tensor  # int64, how many there are
+    amount: Tensor | None  # int64, the sum of their `OfBatch.amount`, rounded down; None where the rule has none
+    all: Tensor  # int64, broadcasts: how many values there are altogether
 
 
 class OfBatch(Checked):

@@ -24,12 +24,7 @@ _CLEARED: list[Callable[[], None]] = []
 
 
 def cached(maxsize: int | None, typed: bool = False) -> Callable[[Callable[..., R]], _lru_cache_wrapper[R]]:
-    """Cache a function as `functools.lru_cache` does, and register the cache.
-
-    Args:
-        maxsize: Results that are kept; None: all.
-        typed: 1, 1.0 and True are different arguments.
-    """
+    """Cache a function as `functools.lru_cache` does, and register the cache."""
 
     def decorate(function: Callable[..., R]) -> _lru_cache_wrapper[R]:
         found = lru_cache(maxsize=maxsize, typed=typed)(function)

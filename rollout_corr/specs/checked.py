@@ -105,10 +105,7 @@ def by_path(name: str, value: object) -> dict[str, str]:
 def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """The arguments of a dataclass from a mapping, in which `bounds: [lower, upper]` may stand for both.
 
-    Args:
-        cls: The dataclass.
-        mapping: Its fields by name.
-        owner: The name that errors give the mapping.
+    Errors call the mapping `owner`.
     """
     if not isinstance(mapping, Mapping):
         raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {shown(mapping)}")
@@ -137,11 +134,7 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
 
 
 def keywords_meant(**meant: str) -> Callable[[type[T]], type[T]]:
-    """Make a dataclass refuse an unknown keyword; the error lists the known ones and names the most likely one.
-
-    Args:
-        **meant: What to write in place of a likely wrong keyword.
-    """
+    """Make a dataclass refuse an unknown keyword; the error lists the known ones and says what was `meant`."""
 
     def decorate(cls: type[T]) -> type[T]:
         init: Callable[..., None] = cls.__init__

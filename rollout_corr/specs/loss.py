@@ -182,12 +182,9 @@ _SCOPES = {"kept": "tokens that train", "all": "valid tokens, rejected ones too"
 
 
 def explain(loss: Loss, base: str | None = None, weighs: bool = True) -> str:
-    """The steps of a Loss, numbered.
+    """The steps of a Loss, numbered: of all calls, or of those that compare new_logp with `base`.
 
-    Args:
-        loss: The Loss.
-        base: "old", "rollout" or "new": all calls compare new_logp with these log-probs; None: any may.
-        weighs: There may be weights of a correction.
+    That is "old", "rollout" or "new". Without `weighs` there are no weights of a correction.
     """
     surrogate, mean = loss.surrogate, loss.mean
     use = "multiply" if surrogate.of == "new/old" else surrogate.traits.weights_in_bypass

@@ -15,17 +15,11 @@ LARGEST_VERSION = 2**62
 
 
 class ReadVersions(NamedTuple):
-    """Versions of policies that have been read.
+    """Versions of policies that have been read."""
 
-    Attributes:
-        ids: Of those that sampled: per token in the shape of the batch, or [S], any integer dtype.
-        per_sequence: They are [S].
-        current: Of the one that trains.
-    """
-
-    ids: Tensor
-    per_sequence: bool
-    current: int
+    ids: Tensor  # of those that sampled: per token in the shape of the batch, or [S], any integer dtype
+    per_sequence: bool  # they are [S]
+    current: int  # of the one that trains
 
     def ages(self) -> Tensor:
         """int64: current - version; a filler at the end of int64 must not wrap around to the other sign."""
@@ -34,95 +28,51 @@ class ReadVersions(NamedTuple):
 
 
 class CorrectOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.correct`; a Spec comes behind them.
-
-    Attributes:
-        train: The trainer's log-probs.
-        rollout: The engine's log-probs.
-        mask: Non-zero at valid tokens, any dtype.
-        offsets: [S + 1] int32 or int64, of a packed batch.
-        advantages: Per token, or [S].
-        per_sequence: True if advantages are [S].
-        externals: Per-token tensors of criteria over external statistics.
-        new: Log-probs of the policy that trains, for criteria that compare it.
-        log_mass: Per token, the log of the mass that truncated sampling kept.
-        mass_of_rollout: True if it is taken from the engine's log-probs, and not from the trainer's.
-        turns: [U + 1] int32 or int64, the offsets of turns among the tokens, where the Spec measures them; tokens of a
-            padded batch are counted row after row.
-        versions: Where the ages are not among the externals; the operator has no such operand.
-    """
+    """The operands of `torch.ops.rollout_corr.correct`; a Spec comes behind them."""
 
     train: Tensor
     rollout: Tensor
-    mask: Tensor | None
-    offsets: Tensor | None
-    advantages: Tensor | None
-    per_sequence: bool
-    externals: list[Tensor]
-    new: Tensor | None = None
-    log_mass: Tensor | None = None
-    mass_of_rollout: bool = False
+    mask: Tensor | None  # non-zero at valid tokens, any dtype
+    offsets: Tensor | None  # [S + 1] int32 or int64, of a packed batch
+    advantages: Tensor | None  # per token, or [S]
+    per_sequence: bool  # advantages are [S]
+    externals: list[Tensor]  # of criteria over external statistics
+    new: Tensor | None = None  # of the policy that trains, for criteria that compare it
+    log_mass: Tensor | None = None  # the log of the mass that truncated sampling kept
+    mass_of_rollout: bool = False  # it is taken from the engine's log-probs, and not from the trainer's
+    # [U + 1] int32 or int64, offsets among the tokens, row after row, where the Spec measures turns.
     turns: Tensor | None = None
-    versions: ReadVersions | None = None
+    versions: ReadVersions | None = None  # where the ages are not among the externals; the operator has no such operand
 
 
 class LossOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind them.
+    """The operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind them."""
 
-    Attributes:
-        new: new_logp.
-        base: The log-probs that it is compared with.
-        ref: Log-probs of the reference policy.
-        advantages: Per token, or [S].
-        per_sequence: True if advantages are [S].
-        weights: Factors of the loss.
-        trains: Non-zero at tokens that train.
-        mask: Non-zero at valid tokens.
-        offsets: [S + 1] int32 or int64, of a packed batch.
-        divisor: 0-d float64, where the caller has counted.
-        scales: Per token, factors of all that it adds to the loss.
-        log_mass: Per token, the log of the mass that truncated sampling kept.
-        mass_of_base: True if it is taken from the base, and not from new_logp.
-        double: float64 computes.
-        turns: [U + 1] int32 or int64, offsets of turns among the tokens, for a surrogate of turns.
-        chosen: Per token, non-zero where the surrogate chose it from the whole batch.
-        differentiable: The gradient is handed back.
-    """
-
-    new: Tensor
-    base: Tensor | None
-    ref: Tensor | None
-    advantages: Tensor
-    per_sequence: bool
-    weights: Tensor | None
-    trains: Tensor | None
-    mask: Tensor | None
-    offsets: Tensor | None
-    divisor: Tensor | None
-    scales: Tensor | None = None
-    log_mass: Tensor | None = None
-    mass_of_base: bool = False
-    double: bool = False
-    turns: Tensor | None = None
-    chosen: Tensor | None = None
-    differentiable: bool = True
+    new: Tensor  # new_logp
+    base: Tensor | None  # what it is compared with
+    ref: Tensor | None  # of the reference policy
+    advantages: Tensor  # per token, or [S]
+    per_sequence: bool  # advantages are [S]
+    weights: Tensor | None  # factors of the loss
+    trains: Tensor | None  # non-zero at tokens that train
+    mask: Tensor | None  # non-zero at valid tokens
+    offsets: Tensor | None  # [S + 1] int32 or int64, of a packed batch
+    divisor: Tensor | None  # 0-d float64, where the caller has counted
+    scales: Tensor | None = None  # factors of all that a token adds to the loss
+    log_mass: Tensor | None = None  # the log of the mass that truncated sampling kept
+    mass_of_base: bool = False  # it is taken from the base, and not from new_logp
+    double: bool = False  # float64 computes
+    turns: Tensor | None = None  # [U + 1] int32 or int64, offsets among the tokens, for a surrogate of turns
+    chosen: Tensor | None = None  # non-zero where the surrogate chose the token from the whole batch
+    differentiable: bool = True  # the gradient is handed back
 
 
 class ScaleOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.scale_gradient`, which is backward.
+    """The operands of `torch.ops.rollout_corr.scale_gradient`, which is backward."""
 
-    Attributes:
-        gradient: [N] or [B, T], contiguous.
-        inners: [S] in its dtype; None or empty: sequences do not matter.
-        upstream: 0-d, any floating dtype, on the device of the gradient.
-        divisor: 0-d float64.
-        offsets: Of a packed batch.
-        dtype: Of the result.
-    """
-
-    gradient: Tensor
-    inners: Tensor | None
-    upstream: Tensor
-    divisor: Tensor
-    offsets: Tensor | None
-    dtype: torch.dtype
+    gradient: Tensor  # [N] or [B, T], contiguous
+    inners: Tensor | None  # [S] in its dtype; None or empty: sequences do not matter
+    upstream: Tensor  # 0-d, any floating dtype, on the device of the gradient
+    divisor: Tensor  # 0-d float64
+    offsets: Tensor | None  # of a packed batch
+    dtype: torch.dtype  # of the result

@@ -35,36 +35,23 @@ OF_ALL = frozenset(("of", "clamp", "coef"))
 
 
 class TokenLoss(NamedTuple):
-    """The loss of every token before weights, and Bool per token where it was clipped; None: nowhere.
+    """The loss of every token before weights, and Bool per token where it was clipped; None: nowhere."""
 
-    Attributes:
-        value: [N] or [B, T].
-        low, high: Clipped from below, from above.
-        dual: Cut by a bound of the ratio that holds on the far side: PPO's dual and delta, DPPO's upper.
-        slope: Where nothing has a graph, of a value that is a factor times a bounded ratio: this factor, and the
-            ratio's derivative by x.
-    """
-
-    value: Tensor
-    low: Tensor | None = None
-    high: Tensor | None = None
-    dual: Tensor | None = None
+    value: Tensor  # [N] or [B, T]
+    low: Tensor | None = None  # clipped from below
+    high: Tensor | None = None  # clipped from above
+    dual: Tensor | None = None  # cut by a bound of the far side: PPO's dual and delta, DPPO's upper
+    # Where nothing has a graph, of a factor times a bounded ratio: this factor, and the ratio's derivative by x.
     slope: tuple[Tensor, Tensor] | None = None
 
 
 class Decided(NamedTuple):
-    """The decisions of a surrogate that sees the whole batch, made before any token's loss is computed.
+    """The decisions of a surrogate that sees the whole batch, made before any token's loss is computed."""
 
-    Attributes:
-        tokens: [N] or [B, T] each, of every token.
-        numbers: 0-d each, in the dtype that computes.
-        sums: 0-d each: the statistics of `Traits.sums`, of the tokens of this rank.
-        sequences: [S] each, of every sequence of this rank; `see_groups` decides of these, and `tokens` spreads them.
-    """
-
-    tokens: tuple[Tensor, ...]
-    numbers: tuple[Tensor, ...]
-    sums: dict[str, Tensor]
+    tokens: tuple[Tensor, ...]  # [N] or [B, T] each, of every token
+    numbers: tuple[Tensor, ...]  # 0-d each, in the dtype that computes
+    sums: dict[str, Tensor]  # 0-d each: the statistics of `Traits.sums`, of the tokens of this rank
+    # [S] each, of every sequence of this rank; `see_groups` decides of these, and `tokens` spreads them.
     sequences: tuple[Tensor, ...] = ()
 
 
@@ -127,15 +114,9 @@ class SeenGroups(Protocol):
     advantages: Tensor  # [S]: the mean of A over its tokens that train; 0 of none
 
     def log_sums(self, x: Tensor, kind: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
-        """Add up e^x over the sequences of each group that train, by kind.
+        """Add up e^x, [S] float64, over the sequences of each group that train, by kind, from 0 to kinds - 1.
 
-        Args:
-            x: [S] float64.
-            kind: [S] int64, from 0 to kinds - 1.
-            kinds: How many there are.
-
-        Returns:
-            [kinds, S] float64, of the group of each sequence: log(1 + the sum); and int64, how many sequences it has.
+        Returns, of the group of each sequence, [kinds, S] float64: log(1 + the sum); and int64: how many it has.
         """
 
 
@@ -162,15 +143,9 @@ class SeenBatch(Protocol):
         """The mean over the tokens that train, 0-d in the dtype of x; 0 of none."""
 
     def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
-        """Add up by place.
+        """Add up [K, ...] values of tokens that train, each saturated at +-2^37, by place, int64 from 0 to places - 1.
 
-        Args:
-            x: [K, ...] values of each token, each saturated at +-2^37; those that do not train count in nothing.
-            place: int64 per token, from 0 to places - 1.
-            places: How many there are.
-
-        Returns:
-            [K, places] float64, over the tokens of this rank and over those of all ranks.
+        Returns [K, places] float64, over the tokens of this rank and over those of all ranks.
         """
 
     def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
@@ -343,13 +318,7 @@ class Surrogate(Checked):
 
 
 def averaged(level: Level, x: Tensor, mean: Tensor) -> Tensor:
-    """The logarithm of the average or of the geometric average of two ratios.
-
-    Args:
-        level: "average" or "geometric_average".
-        x: [N] or [B, T], the log-ratio of the token.
-        mean: [N] or [B, T], the log-ratio of its sequence.
-    """
+    """The logarithm of the average or of the geometric average of two ratios, from their logarithms."""
     return 0.5 * (x + mean) if level == "geometric_average" else torch.logaddexp(x, mean) - math.log(2.0)
 
 

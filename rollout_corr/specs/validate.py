@@ -38,11 +38,7 @@ def choice(name: str, value: object, options: tuple[str, ...], meant: Mapping[st
 def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool = False) -> Choice:
     """Return the option that a value of a configuration equals; ValueError for everything else.
 
-    Args:
-        name: The name that the error gives the value.
-        value: Anything.
-        options: Strings.
-        or_null: Let the error say that null is accepted too; the caller has handled it.
+    With `or_null` the error says that null is accepted too; the caller has handled it.
     """
     options = list(options)
     for option in options:
