@@ -67,7 +67,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 .NOTPARALLEL:
 .PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
 
-demo: $(VENV)/installed-demo
+demo: $(VENV)/installed-check
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
 
 example: $(VENV)/installed-example

@@ -10,17 +10,14 @@ HERE = Path(__file__).resolve().parent
 VERSION_FILE = (HERE / "rollout_corr" / "_version.py").read_text(encoding="utf-8")
 (VERSION,) = re.findall(r'^__version__ = "([^"]+)"$', VERSION_FILE, re.MULTILINE)
 
-DEMO = ["rich>=13", "numpy"]
 # What examples/mismatch_rl.py shows and draws with.
-EXAMPLE = [*DEMO, "matplotlib>=3.8"]
-# What `rollout-corr report` and its kin print with.
-REPORT = [*DEMO]
+EXAMPLE = ["rich>=13", "numpy", "matplotlib>=3.8"]
 # What `rollout-corr check` reads .yaml files with.
 CHECK = ["pyyaml>=6"]
 # The pictures of examples, and the suites of `pytest benchmarks`.
 BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]
 TEST = [
-    *REPORT,
+    *EXAMPLE,
     *BENCH,
     *CHECK,
     "hypothesis>=6.100",
@@ -61,9 +58,7 @@ setup(
     # Never Triton: the wheel of torch for a GPU brings its own, and a CPU needs none.
     install_requires=["torch>=2.6"],
     extras_require={
-        "demo": DEMO,
         "example": EXAMPLE,
-        "report": REPORT,
         "check": CHECK,
         "bench": BENCH,
         "docs": DOCS,

@@ -18,7 +18,7 @@ from rollout_corr.cli.main import GOOD, PROGRAM, parser_of
 from rollout_corr.diagnose.calls import doctor
 from rollout_corr.diagnose.results import Report
 from rollout_corr.diagnose.show.content import Table
-from rollout_corr.diagnose.show.terminal import Terminal, print_findings
+from rollout_corr.diagnose.show.terminal import BOLD, Terminal, print_findings
 from rollout_corr.frameworks.shared.lookup import spec
 from rollout_corr.frameworks.shared.names import SpecName
 from rollout_corr.testing import ExampleBatch, example_batch
@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int:
     out = Terminal()
     batch = healthy()
     bad = broken(batch)
-    out.line(f"{PROGRAM} {__version__}, torch {torch.__version__}", style="bold")
+    out.line(f"{PROGRAM} {__version__}, torch {torch.__version__}", BOLD)
     out.line(
         f"{SEQUENCES} answers with {int(batch.mask.sum()):,} tokens, and two log-probs for each token: the engine's, "
         f"that sampled it, and the trainer's. On one rank of {RANKS} the engine's are moved by one token, a bug of "
@@ -93,7 +93,7 @@ def run(arguments: list[str]) -> int:
     dump(path, batch.train_logp, bad, mask=batch.mask, cu_seqlens=batch.cu_seqlens, sequences=None).result()
 
     out.line()
-    out.line(f"1. What the doctor says about it: doctor {path}", style="bold")
+    out.line(f"1. What the doctor says about it: doctor {path}", BOLD)
     found = doctor(path)
     print_findings(out, found)
 
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> int:
     heads = ("spec", "kept", "ESS", "fixed: kept", "ESS")
     out.line(
         "2. What three specs of frameworks and one from rc.suggest make of it, and of the batch without the bug",
-        style="bold",
+        BOLD,
     )
     out.table("", Table(heads, rows(batch, bad)))
     out.line(
@@ -111,9 +111,9 @@ def run(arguments: list[str]) -> int:
 
     page = Report((found,)).save(folder / "report.html")
     out.line()
-    out.line(f"3. The page with the pictures: {page}", style="bold")
+    out.line(f"3. The page with the pictures: {page}", BOLD)
     out.line()
-    out.line("Next:", style="bold")
+    out.line("Next:", BOLD)
     for following in (f"what-if {path}", f"explain {SPECS[1]}", "doctor DUMP.jsonl"):
         out.line(f"  {_program()} {following}", wrap=False)
     out.line("rc.dump in your training loop writes DUMP.jsonl.")

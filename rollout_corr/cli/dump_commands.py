@@ -18,7 +18,7 @@ from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.results import Diagnosis
 from rollout_corr.diagnose.show import plain_data, terminal
 from rollout_corr.diagnose.show.content import ABOUT_D
-from rollout_corr.diagnose.show.terminal import Terminal, progress_of
+from rollout_corr.diagnose.show.terminal import BOLD_RED, Terminal, progress_of
 from rollout_corr.diagnose.what_if import try_all
 from rollout_corr.frameworks.shared.lookup import readable
 
@@ -178,7 +178,7 @@ def doctor(arguments: list[str]) -> int:
     else:
         terminal.print_findings(out, found)
         if failed:
-            out.line(f"exit {FOUND}: {_counted(found)} (--fail-if {', '.join(failed)})", style="bold red")
+            out.line(f"exit {FOUND}: {_counted(found)} (--fail-if {', '.join(failed)})", BOLD_RED)
     if not found.tokens:
         # Neither healthy nor ill: a gate must not pass on nothing, and its conditions mean nothing either.
         return UNUSABLE

@@ -57,7 +57,7 @@ def doctor(
         exact: The two log-probs have to be the same bits: a token that differs is an error, `not_exact`. It says how
             many differ, where the first one is, and what they have in common, as `Diagnosis.in_common` does: a place in
             a page of the KV cache, a prefix-cache hit, a turn, a label of `by` (rank, batch_size, expert), ...
-        progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
+        progress: Show a bar on standard error; None: where that is a terminal.
         **columns: With train_logp: what `dump` takes: `token_ids`, `new_logp`, `steps`, `advantages`,
             `prompt_lengths`, `cached_tokens`, and those that `by` names, per token or per sequence.
 
@@ -107,7 +107,7 @@ def report(
         by: Names of columns by which D is shown too.
         field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.
         limit: Read only the first so many sequences.
-        progress: Show a bar on standard error; None: where that is a terminal and rich is installed.
+        progress: Show a bar on standard error; None: where that is a terminal.
         **columns: With train_logp: what `dump` takes, and those that `by` names, per token or per sequence.
 
     Returns:

@@ -27,7 +27,7 @@ def test_it_shows_a_bug_its_cause_three_specs_a_page_and_what_comes_next(tmp_pat
     assert out.err == "" and max(map(len, said.splitlines())) <= 80
     assert "1 token late in 12.5 % of the sequences" in " ".join(said.split()) and "[shifted]" in said
     for name in SPECS:
-        assert re.search(rf"^ {re.escape(name)} +\d+ % +\d+ % +\d+ % +\d+ %", said, re.MULTILINE), name
+        assert re.search(rf"^{re.escape(name)} +\d+ % +\d+ % +\d+ % +\d+ %", said, re.MULTILINE), name
     assert not re.search(r"\d+(\.\d+)?x|ms\b|seconds", said)
     folder = tmp_path / "rollout_corr_demo"
     assert (folder / "report.html").stat().st_size > 10_000 and "rollout_corr_demo/report.html" in said

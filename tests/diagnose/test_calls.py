@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import html
 import re
-import sys
 
 import pytest
 import torch
@@ -258,15 +257,3 @@ def test_errors_of_report(tmp_path):
 def test_no_token_is_neither_healthy_nor_an_error():
     found = rc.doctor(X, X, mask=torch.zeros_like(X))
     assert found.tokens == 0 and not found.healthy and [each.name for each in found.findings] == ["empty"]
-
-
-def test_without_rich(tmp_path, monkeypatch):
-    """A diagnosis and pages need torch alone; the tables of a report say what to install."""
-    monkeypatch.setenv("COLUMNS", "4000")
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    found = call(hot(), rc.report, page=tmp_path / "page.html")
-    assert "error: a temperature" in repr(found.diagnoses[0]) and "error: a temperature" in found._repr_html_()
-    assert repr(found).endswith("printing results needs rich: pip install rich numpy")
-    with pytest.raises(ValueError, match="needs rich: pip install rich numpy"):
-        call(hot(), progress=True)

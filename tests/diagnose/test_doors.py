@@ -14,7 +14,7 @@ from builders.hostile import TEXTS
 from rollout_corr.diagnose.show.content import Table
 from rollout_corr.diagnose.show.html import ATTRIBUTES, TAGS, Html, document, element, link, place, preformatted
 from rollout_corr.diagnose.show.svg import TURNED, Axis, Chart
-from rollout_corr.diagnose.show.terminal import Terminal
+from rollout_corr.diagnose.show.terminal import BOLD_RED, Terminal
 from rollout_corr.diagnose.show.visible import MOST, visible
 
 PACKAGE = Path(rollout_corr.__file__).parent
@@ -36,11 +36,11 @@ def test_visible_keeps_what_can_be_read():
 @pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_terminal_shows_a_text_in_every_place(text, color, capsys, monkeypatch):
-    """Lines, titles, heads and cells: no control character, no line that the text made, no markup of rich."""
+    """Lines, titles, heads and cells: no control character, no line that the text made."""
     monkeypatch.setenv("COLUMNS", "20000")
     monkeypatch.setenv("FORCE_COLOR" if color else "NO_COLOR", "1")
     out = Terminal()
-    out.line(text, "bold red")
+    out.line(text, BOLD_RED)
     out.table(text, Table((text, text), [(text, text)]))
     said = capsys.readouterr().out
     for code in ("\x1b[1m", "\x1b[1;31m", "\x1b[0m"):
@@ -109,7 +109,6 @@ DOORS = {
     # The terminal asks for its encoding.
     "stdout": {"cli/streams.py", "cli/main.py", "diagnose/show/terminal.py"},
     "stderr": {"cli/streams.py", "diagnose/show/terminal.py"},
-    "rich": {"diagnose/show/terminal.py"},
     "Html(": {"diagnose/show/html.py"},
     "escape": {"diagnose/show/html.py"},
 }
@@ -126,9 +125,7 @@ def found_in(tree):
             yield node.attr.strip("_")
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
-            yield from (door for door in ("rich", "escape") if door in {part for n in names for part in n.split(".")})
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("rich"):
-            yield "rich"
+            yield from ({"escape"} & {part for n in names for part in n.split(".")})
 
 
 def test_nothing_is_shown_past_the_doors():

@@ -244,9 +244,9 @@ def test_the_verdict_comes_first(made, state, title, told, tmp_path, capsys, mon
     verdict = verdict_of(tried, tried.outcomes(), tried.sequences)
     assert verdict.state == state and verdict.title.startswith(title)
     assert any(told in sentence for sentence in verdict.sentences)
-    out = Terminal(into=io.StringIO())
-    print_what_if(out, source, tried)
-    text = out._console.file.getvalue()
+    into = io.StringIO()
+    print_what_if(Terminal(into), source, tried)
+    text = into.getvalue()
     assert " ".join(text.split()).startswith(" ".join(verdict.title.split()))
     assert "T x KL" not in text  # nobody asked for products
 

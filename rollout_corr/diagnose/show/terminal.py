@@ -1,17 +1,18 @@
-"""Results as tables and sentences in a terminal, by rich, and as the text of an object."""
+"""Results as tables and sentences in a terminal, and as the text of an object."""
 
 from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any, NoReturn
+from itertools import zip_longest
 
 from ..best_settings import Outcome, Verdict, verdict_of, worth_of
 from ..doctor.cause import Severity, counted
@@ -19,7 +20,6 @@ from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row, joined
 from ..read.dump import Source
-from ..read.problems import DumpError
 from ..what_if import WhatIf
 from .content import (
     ABOUT_SUGGESTION,
@@ -53,61 +53,64 @@ BAR, MOST_WORST = 9, 10
 ABOUT_BARS = "Bars: mean D, to the left where it is negative, and light on to mean |D|"
 # What bars are made of: a full block, a light one, and a middle.
 BLOCKS = "\u2588\u2591\u2502"
-STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+# Styles: parameters of the terminal's escape sequence for them.
+BOLD, RED, YELLOW, BOLD_RED, BOLD_BLUE, BOLD_GREEN = "1", "31", "33", "1;31", "1;36", "1;32"
+STYLES: dict[Severity, str] = {"error": BOLD_RED, "warning": "1;33", "note": BOLD_BLUE}
 # Texts are folded to columns of this width, and not to narrower ones; no number is as long.
 FOLDED = 24
 # A line and its style.
 Line = tuple[str, str]
-VERDICTS = {"broken": "bold red", "healthy": "bold green", "equal": "bold cyan", "better": "bold cyan"}
+VERDICTS = {"broken": BOLD_RED, "healthy": BOLD_GREEN, "equal": BOLD_BLUE, "better": BOLD_BLUE}
 
 
 class Terminal:
-    """Prints untrusted text: every string passes `_text`, and the console is never exposed.
+    """Prints untrusted text: every string passes `visible`, and the stream is never exposed.
 
     Args:
-        stderr: Print there, and not on stdout.
-        into: Print there, without colors.
-
-    Raises:
-        DumpError: rich is not installed.
+        into: Print there, without colors, and not on stdout.
     """
 
-    def __init__(self, stderr: bool = False, into: io.StringIO | None = None) -> None:
-        options = {} if into is None else {"file": into, "color_system": None, "force_terminal": False}
-        width = None if into is None else shutil.get_terminal_size().columns
-        self._console = _rich("console").Console(stderr=stderr, highlight=False, width=width, **options)
-        # rich would exit with 1, which tells a gate that the dump is unhealthy.
-        self._console.on_broken_pipe = _raise
-        self._made = _rich("text").Text
-        self._text_alone = into is not None
+    def __init__(self, into: io.StringIO | None = None) -> None:
+        self._into = into
+        wanted = "FORCE_COLOR" in os.environ or (os.name != "nt" and sys.stdout is not None and sys.stdout.isatty())
+        self._colors = into is None and wanted and "NO_COLOR" not in os.environ
+        self.width = shutil.get_terminal_size().columns
 
     @property
     def blocks(self) -> bool:
-        """Whether the encoding of what is printed has block characters."""
-        encoding = getattr(sys.stdout, "encoding", None) if self._text_alone else self._console.encoding
+        """Whether the encoding of stdout has block characters."""
         try:
-            BLOCKS.encode(encoding or "utf-8")
+            BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
         except (LookupError, UnicodeEncodeError):
             return False
         return True
 
-    @property
-    def width(self) -> int:
-        """Characters of a line."""
-        return int(self._console.width)
-
-    def _text(self, content: str, style: str = "") -> Any:
-        """Return a text as rich shows it: the door through which every text passes. Nothing in it is markup."""
-        return self._made(visible(content), style=style)
-
     def line(self, content: str = "", style: str = "", wrap: bool = True) -> None:
         """Print one line, wrapped at the width unless it is to be copied; a line break in it is shown and not made."""
-        self._console.print(self._text(content, style), soft_wrap=not wrap)
+        shown = visible(content)
+        for part in _folded(shown, self.width) if wrap else [shown]:
+            self._write(part, style)
+
+    def _write(self, shown: str, style: str = "") -> None:
+        """Print a line of what `visible` has returned."""
+        text = f"\x1b[{style}m{shown}\x1b[0m" if style and self._colors else shown
+        (self._into or sys.stdout).write(text + "\n")
+
+    def lines(self, lines: Iterable[Line]) -> None:
+        """Print lines with their styles."""
+        for content, style in lines:
+            self.line(content, style)
 
     def table(self, title: str, content: Table) -> None:
         """Print a table; where it does not fit the terminal, each row as lines below one another."""
-        if self._console.width < _narrowest(content):
-            self.line(title, style="bold")
+        rows = [[visible(cell) for cell in row] for row in (content.heads, *content.rows)]
+        widths = [max(map(_cells, column)) for column in zip(*rows, strict=True)]
+        # Numbers are never folded, and of the texts the widest alone.
+        text = max(range(content.text), key=widths.__getitem__)
+        room = self.width - sum(widths) - 2 * (len(widths) - 1) + widths[text]
+        if title:
+            self.line(title, BOLD)
+        if room < min(widths[text], FOLDED):
             for row in content.rows:
                 lines = [row[0]]
                 for head, cell in zip(content.heads[1:], row[1:], strict=True):
@@ -117,79 +120,63 @@ class Terminal:
                     self.line(line)
             self.line()
             return
-        box = _rich("box").SIMPLE_HEAD
-        made = _rich("table").Table(
-            title=self._text(title), title_justify="left", title_style="bold", box=box, padding=(0, 1, 0, 0)
-        )
-        for i, head in enumerate(content.heads):
-            made.add_column(self._text(head), justify="left" if i < content.text else "right", overflow="fold")
-        for row in content.rows:
-            made.add_row(*map(self._text, row))
-        self._console.print(made)
+        widths[text] = min(widths[text], room)
+        self.line()
+        for number, row in enumerate(rows):
+            parts = [[cell] for cell in row]
+            if _cells(row[text]) > widths[text]:
+                # textwrap counts letters, of which some are two cells wide.
+                parts[text] = textwrap.wrap(row[text], widths[text] // (1 if row[text].isascii() else 2))
+            for line in zip_longest(*parts, fillvalue=""):
+                cells = (_padded(cell, widths[i], i < content.text) for i, cell in enumerate(line))
+                self._write("  ".join(cells).rstrip(), "" if number else BOLD)
+            if not number:
+                self._write(("\u2500" if self.blocks else "-") * (sum(widths) + 2 * (len(widths) - 1)))
+        self.line()
 
-    @contextmanager
-    def progress(self, content: str) -> Iterator[Callable[[float, str], None]]:
-        """Show a progress bar behind a text; yields what moves it, from 0 to 1, and adds to the text."""
-        bars = _rich("progress")
-        columns = (
-            bars.TextColumn("{task.description}", markup=False),
-            *(bars.BarColumn(), bars.TaskProgressColumn(), bars.TimeRemainingColumn()),
-        )
-        with bars.Progress(*columns, transient=True, console=self._console) as progress:
-            task = progress.add_task(visible(content), total=1.0)
-            yield lambda done, doing: progress.update(
-                task, completed=done, description=visible(f"{content}: {doing}" if doing else content)
-            )
+
+def _cells(text: str) -> int:
+    """Return how many cells of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum((1 + (unicodedata.east_asian_width(c) in "WF")) * (unicodedata.combining(c) == 0) for c in text)
+
+
+def _padded(cell: str, width: int, left: bool) -> str:
+    space = " " * (width - _cells(cell))
+    return cell + space if left else space + cell
 
 
 @contextmanager
 def progress_of(content: str, shown: bool | None) -> Iterator[Callable[[float, str], None]]:
-    """Show a progress bar on stderr; yields what moves it.
+    """Show how far something is on stderr; yields what moves it, from 0 to 1, and adds to the text.
 
     Args:
         content: What is under way.
-        shown: Show it; None: where stderr is a terminal and rich is installed.
-
-    Raises:
-        DumpError: It is asked for, and rich is not installed.
+        shown: Show it; None: where stderr is a terminal.
     """
-    bars = None
-    if shown or (shown is None and sys.stderr is not None and sys.stderr.isatty()):
-        try:
-            bars = Terminal(stderr=True)
-        except DumpError:
-            if shown:
-                raise
-    if bars is None:
+    stream = sys.stderr
+    if stream is None or not (stream.isatty() if shown is None else shown):
         yield lambda done, doing: None
         return
-    with bars.progress(content) as move:
-        yield move
+    width = shutil.get_terminal_size().columns - 1
 
+    def move(done: float, doing: str) -> None:
+        text = visible(f"{done:4.0%} {content}{f': {doing}' if doing else ''}")
+        stream.write(f"\r{text[:width]:<{width}}")
+        stream.flush()
 
-def _narrowest(content: Table) -> int:
-    """Return the width below which numbers of a table would be folded, or texts into columns too narrow to read."""
-    widths = [max((len(visible(cell)) for cell in column), default=0) for column in zip(*content.rows, strict=True)]
-    return sum(1 + min(width, FOLDED) for width in widths)
-
-
-def _raise() -> NoReturn:
-    """Raise the exception that is being handled."""
-    # rich calls this where it handles one.
-    raise
-
-
-def _rich(module: str) -> Any:
     try:
-        return import_module(f"rich.{module}")
-    except ModuleNotFoundError as error:
-        raise DumpError("printing results needs rich: pip install rich numpy") from error
+        yield move
+    finally:
+        stream.write(f"\r{'':{width}}\r")
 
 
-def _print(out: Terminal, lines: Iterator[Line]) -> None:
-    for content, style in lines:
-        for part in _folded(content, out.width):
-            out.line(part, style)
+def _text_of(printed: Callable[[Terminal], None]) -> str:
+    """Return what is printed, without colors."""
+    into = io.StringIO()
+    printed(Terminal(into))
+    return "\n".join(line.rstrip() for line in into.getvalue().splitlines()).rstrip()
 
 
 def _of_source(source: Source) -> Iterator[Line]:
@@ -200,19 +187,19 @@ def _of_source(source: Source) -> Iterator[Line]:
     if source.unused:
         yield f"not used: {unused_of(source)}", ""
     if source.problems.count:
-        yield f"{problems_title(source)}:", "bold red"
+        yield f"{problems_title(source)}:", BOLD_RED
         for problem in source.problems.shown:
-            yield f"  {problem}", "red"
+            yield f"  {problem}", RED
 
 
 def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
     """Print the report of a dump: the causes, then tables. Of two dumps only the metrics are tables."""
     for diagnosis in diagnoses:
         if len(diagnoses) > 1:
-            out.line(diagnosis.source.where, style="bold")
-        _print(out, _of_findings(diagnosis))
+            out.line(diagnosis.source.where, BOLD)
+        out.lines(_of_findings(diagnosis))
         if is_healthy(diagnosis.findings):
-            _print(out, ((f"! {warning}", "yellow") for warning in diagnosis.measured.mismatch_warnings()))
+            out.lines((f"! {warning}", YELLOW) for warning in diagnosis.measured.mismatch_warnings())
         out.line()
     dumps = named(diagnoses)
     out.table("Mismatch", metrics_table(dumps, KEYS))
@@ -235,13 +222,8 @@ def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
 
 
 def text_of_report(diagnoses: Sequence[Diagnosed]) -> str:
-    """Return what `print_report` prints; where rich is missing, what was found, and what to install."""
-    into = io.StringIO()
-    try:
-        print_report(Terminal(into=into), diagnoses)
-    except DumpError as error:
-        return "\n".join([*map(text_of_findings, diagnoses), str(error)])
-    return "\n".join(line.rstrip() for line in into.getvalue().splitlines()).rstrip()
+    """Return what `print_report` prints."""
+    return _text_of(lambda out: print_report(out, diagnoses))
 
 
 def _axis_table(title: str, rows: Sequence[Row], unit: Unit, blocks: bool) -> Table:
@@ -277,29 +259,26 @@ def _worst_table(measured: Measurement) -> Table:
 
 def print_findings(out: Terminal, diagnosis: Diagnosed) -> None:
     """Print the findings of the doctor, the gravest first."""
-    _print(out, _of_findings(diagnosis))
+    out.lines(_of_findings(diagnosis))
 
 
 def text_of_findings(diagnosis: Diagnosed) -> str:
-    """Return what `print_findings` prints, as wide as the terminal; rich is not needed."""
-    width = shutil.get_terminal_size().columns
-    return "\n".join(part for content, _ in _of_findings(diagnosis) for part in _folded(content, width))
+    """Return what `print_findings` prints."""
+    return _text_of(lambda out: print_findings(out, diagnosis))
 
 
 def _folded(content: str, width: int) -> list[str]:
     """Fold a line; what follows is indented as the text behind its number or dash."""
     begin = re.match(r" *(?:-> |- |\d+\. )?", content)
     indent = " " * (begin.end() if begin else 0)
-    lines = textwrap.wrap(
-        visible(content), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    lines = textwrap.wrap(content, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return lines or [""]
 
 
 def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
     """Say what was found, the gravest cause first and alone on its line; then what was read."""
     if is_healthy(diagnosis.findings):
-        yield f"healthy: {HEALTHY}", "bold green"
+        yield f"healthy: {HEALTHY}", BOLD_GREEN
         bits = diagnosis.measured.bits
         if bits is not None:
             yield f"exact: the two log-probs of all {counted(bits.tokens, 'token')} are equal", ""
@@ -313,16 +292,16 @@ def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
             yield f"   - {line}", ""
         for mistake in diagnosis.mistakes:
             if finding.name in mistake.causes:
-                yield f"   -> {mistake}", "bold"
+                yield f"   -> {mistake}", BOLD
         yield f"   -> {finding.advice}", ""
     yield summary(diagnosis), ""
     yield from _of_source(diagnosis.source)
     named = {finding.name for finding in diagnosis.findings}
     others = [mistake for mistake in diagnosis.mistakes if not named.intersection(mistake.causes)]
     if others:
-        yield "in the configuration:", "bold red"
+        yield "in the configuration:", BOLD_RED
         for mistake in others:
-            yield f"  {mistake}", "red"
+            yield f"  {mistake}", RED
 
 
 def print_what_if(
@@ -331,12 +310,12 @@ def print_what_if(
     """Print the verdict, then the best settings with a reason each; with `everything` the result of every setting."""
     outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
     verdict = verdict_of(tried, outcomes, count)
-    _print(out, _of_verdict(verdict))
+    out.lines(_of_verdict(verdict))
     out.line()
-    _print(out, _of_source(source))
+    out.lines(_of_source(source))
     if everything:
         heads = ("setting", "kept", "ESS", "bias", "95 %", "worth")
-        out.table("All settings: kept, bias and worth in %", Table(heads, [_cells(one, count) for one in outcomes]))
+        out.table("All settings: kept, bias and worth in %", Table(heads, [_row(one, count) for one in outcomes]))
         if any(outcome.too_long for _, outcome in outcomes):
             out.line(ABOUT_TOO_LONG)
         for setting, _ in outcomes:
@@ -348,24 +327,24 @@ def print_what_if(
     suggestion = tried.suggestion()
     if suggestion is not None:
         out.line()
-        out.line(f"{ABOUT_SUGGESTION}:", style="bold")
+        out.line(f"{ABOUT_SUGGESTION}:", BOLD)
         pasted = [] if tried.framework is None else suggestion.to_paste(tried.framework).splitlines()
-        _print(out, ((f"   {text}", "") for text in suggestion.sentences))
+        out.lines((f"   {text}", "") for text in suggestion.sentences)
         for line in pasted:
             out.line(f"      {line}")
     out.line()
     broken = "On broken data: " if verdict.state == "broken" else ""
-    _print(out, iter([(f"{broken}{about_best(count)}:", "bold")]))
+    out.line(f"{broken}{about_best(count)}:", BOLD)
     for i, best in enumerate(verdict.best, 1):
-        out.line(f"{i}. {best.setting.name}", style="bold")
-        _print(out, ((f"   {text}", "") for text in (best.does, best.reason)))
+        out.line(f"{i}. {best.setting.name}", BOLD)
+        out.lines((f"   {text}", "") for text in (best.does, best.reason))
         for line in pasted_lines(best.setting, tried.framework):
             out.line(f"      {line}")
     if not everything:
         out.line(f"The other settings, {len(outcomes)} in all: --all, or --json")
 
 
-def _cells(one: Outcome, sequences: float) -> list[str]:
+def _row(one: Outcome, sequences: float) -> list[str]:
     """Return the row of a setting, for a batch of so many sequences; bias in percent of a standard deviation."""
 
     def percent(bias: float) -> str:
