@@ -14,6 +14,7 @@ from builders.batches import GARBAGE
 from builders.calls import bundled_loss
 from builders.loss_cases import MEANS, SURROGATES
 from builders.rounding import assert_near
+from rollout_corr.metrics import peers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -184,9 +185,14 @@ def test_nonfinite_policies():
     assert loud.value.isnan()
 
 
-def test_compiles_without_a_graph_break():
-    """Forward and backward, with a correction in the same graph, and a new length does not compile again."""
-    spec = rc.Spec(rc.Weight.token(upper=1.3), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),))
+def test_compiles_without_a_graph_break(monkeypatch):
+    """Forward and backward, with a correction in the same graph, and a new length does not compile again.
+
+    A framework's metrics are imported with the Spec: the first call used to, which no compiled function may.
+    """
+    monkeypatch.setattr(peers, "_LOADED", {})
+    criteria = (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1),)
+    spec = rc.Spec(rc.Weight.token(upper=1.3), criteria, report=("native", "verl"))
     surrogate, kl = rc.GSPO(0.1, 0.1), rc.KL("k3", 0.1, gradient="k2")
     torch.compiler.reset()
     compilations = 0
@@ -216,8 +222,8 @@ def test_compiles_without_a_graph_break():
         new, *rest = (x.detach().reshape(-1) for x in (new, *rest))
         new.requires_grad_()
         offsets = torch.arange(0, 4 * width + 1, width)
-        wanted, sums = step(new, *rest, offsets)
         value, found = compiled(new, *rest, offsets)
+        wanted, sums = step(new, *rest, offsets)
         torch.testing.assert_close(value, wanted)
         assert_near(found, sums, torch.float32)
         (one,), (other,) = (torch.autograd.grad(x, new) for x in (wanted, value))

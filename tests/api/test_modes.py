@@ -16,7 +16,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, random_sequences, rounded
 from builders.mode_cases import CALLS, MODES, difference
-from rollout_corr.metrics import peers
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -36,9 +35,10 @@ SPEC = rc.Spec(
 
 @pytest.mark.parametrize(("mode", "call"), list(itertools.product(MODES, CALLS)))
 def test_a_mode_changes_no_answer(mode: str, call: str) -> None:
-    """All layouts, each in one of the dtypes."""
+    """In two layouts; the calls of a mode have all of them, each in one of the dtypes."""
     sequences = random_sequences(5, (5, 1, 7, 0, 4, 6))
-    for layout, dtype in zip(LAYOUTS, itertools.cycle((torch.float32, torch.bfloat16, torch.float16)), strict=False):
+    first = (list(MODES).index(mode) + list(CALLS).index(call)) % 5
+    for layout, dtype in list(zip(LAYOUTS, itertools.cycle((torch.float32, torch.bfloat16, torch.float16))))[first::5]:
         laid = lay_out(rounded(sequences, dtype), layout, dtype, torch.int64)
         assert not difference(call, [mode], laid, SPEC), layout
 
@@ -147,17 +147,3 @@ def test_a_mask_that_was_written_to_is_joined_again(layout, inference):
         out = rc.policy_loss(logps, torch.ones(2), batch, old_logp=logps, correction=found)
     assert [row.tolist() for row in out.mask] == [[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
     assert out.metrics()["tokens_trained"] == 4
-
-
-@pytest.mark.parametrize("loss", [False, True])
-def test_the_first_call_of_all_may_be_compiled(loss, monkeypatch):
-    """A framework's metrics are imported with the Spec: the first call used to, which no compiled function may."""
-    monkeypatch.setattr(peers, "_LOADED", {})
-    spec, x = rc.Spec(report=("native", "verl")), -torch.rand(2, 5)
-
-    def step(train, rollout):
-        if loss:
-            return rc.policy_loss(train, torch.ones(2), old_logp=train, rollout_logp=rollout, spec=spec).statistics.sums
-        return rc.correct(train, rollout, spec=spec).statistics.sums
-
-    assert torch.equal(torch.compile(step, fullgraph=True, backend="eager")(x, x - 0.1), step(x, x - 0.1))

@@ -51,8 +51,8 @@ SPECS = {
 
 
 def inputs(layout: str, seed: int = 0) -> dict[str, Tensor | None]:
-    """64 sequences, some with holes, one empty, one with a NaN, per-token advantages."""
-    batch = example_batch(sequences=64, median_length=60, seed=seed)
+    """24 sequences, some with holes, one empty, one with a NaN, per-token advantages."""
+    batch = example_batch(sequences=24, median_length=60, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     train, mask = batch.train_logp.clone(), batch.mask.clone()
     n = train.numel()
@@ -104,7 +104,7 @@ def test_whole_equals_blocks(name: str, layout: str) -> None:
 def test_block_size_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, given = SPECS[name], inputs(layout)
     expected = rc.correct(**given, spec=spec)
-    for size in (1, 300, 5000):
+    for size in (1, 300):
         monkeypatch.setattr(blocks, "BLOCK", size)
         got = rc.correct(**given, spec=spec)
         assert torch.equal(got.keep, expected.keep)

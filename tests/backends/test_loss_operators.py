@@ -84,7 +84,7 @@ def test_no_graph_break(backend):
         )
         return out.value * 2.0, out.statistics.sums + 0
 
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    compiled = torch.compile(step, fullgraph=True, backend=backend, dynamic=True)
     for tokens in (40, 64):
         *tensors, offsets = inputs(tokens, seed=tokens)
         rows = [x.detach().view(4, -1) for x in tensors]

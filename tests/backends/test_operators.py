@@ -98,8 +98,8 @@ def test_no_graph_break(name, backend):
         weights = torch.zeros(1) if out.weights is None else out.weights * 2
         return weights, out.mask & True, out.keep, out.statistics.sums + 0
 
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
-    for tokens in (40, 64, 52):
+    compiled = torch.compile(step, fullgraph=True, backend=backend, dynamic=True)
+    for tokens in (40, 64):
         train, rollout, mask, offsets = inputs(tokens, seed=tokens)
         for arguments in ((train, rollout, mask, offsets), (*(x.view(4, -1) for x in (train, rollout, mask)), None)):
             for got, wanted in zip(compiled(*arguments), step(*arguments), strict=True):

@@ -27,7 +27,7 @@ pytestmark = INTERPRETED
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(sequences(), specs(), DTYPES, st.sampled_from(sorted(WAYS)), st.integers(1, 5), st.sampled_from(LAYOUTS))
 def test_any_split_equals_the_whole(batch, spec, dtype, way, ranks, layout):
     laid = lay_out(batch, "packed", dtype)
