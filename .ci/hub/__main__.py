@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 # Without a GPU there is the definition, in plain torch; an XPU has it too.
 BACKENDS = ("cpu", "cuda", "rocm")
 # What works at the command line is the wheel's.
-LEFT_OUT = ("__main__.py", "cli/", "testing.py", "frameworks/__main__.py")
+LEFT_OUT = ("__main__.py", "cli/", "testing.py")
 
 BUILD = """[general]
 name = "{name}"

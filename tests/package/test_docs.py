@@ -13,11 +13,11 @@ import yaml
 
 import rollout_corr as rc
 from builders import estimators, metrics_page
+from builders.framework_tables import losses
 from builders.healthy import same_lengths
 from builders.pages import DOCS, EXAMPLES, PAGES, ROOT, blocks
 from rollout_corr.cli.main import main
 from rollout_corr.frameworks.shared import lookup
-from rollout_corr.frameworks.shared.tables import losses
 from rollout_corr.specs import choices, surrogate, terms
 from rollout_corr.testing import example_batch
 
@@ -141,7 +141,7 @@ def test_metrics_page_is_fresh():
 
 def test_losses_page_is_fresh():
     text = (DOCS / "losses.md").read_text(encoding="utf-8")
-    assert losses() in text, "python -m rollout_corr.frameworks losses makes the part between the comments"
+    assert losses() in text, "python -m builders.framework_tables losses makes the part between the comments"
 
 
 def test_estimators_page_is_fresh():

@@ -31,7 +31,7 @@ from .imports import (
     state_of,
     whenever_imported,
 )
-from .settings import boolean, keys_of, nearest
+from .settings import boolean, nearest
 from .watching import SILENCE, Dumps, Speaker
 
 if TYPE_CHECKING:
@@ -291,10 +291,7 @@ class DropIn:
                 )
 
     def uninstall(self) -> None:
-        """Restore the framework's own functions wherever they are imported by now; nothing if none is replaced.
-
-        A function of ours that other code keeps, in a closure for example, calls the framework's from now on.
-        """
+        """Restore the framework's own functions; one of ours that other code keeps calls these from then on."""
         with self._lock:
             forget(self._imported)
             self._clear()
@@ -361,13 +358,10 @@ class DropIn:
             if self._switches is None or (self._misfit is not None and self._misfit[0] != name):
                 return
             try:
+                ready = [t for t in self.targets if t.module == name or state_of(t.module) == "whole"]
                 # The module's own functions first: a refusal names them if they are the cause.
-                names = [name, *(other for other in _modules(self.targets) if state_of(other) == "whole")]
-                ready = (
-                    target for module in dict.fromkeys(names) for target in self.targets if target.module == module
-                )
-                fresh = [target for target in ready if not self._holds(target)]
-                self._put(self._swaps_of(fresh, self._switches))
+                ready.sort(key=lambda target: target.module != name)
+                self._put(self._swaps_of([t for t in ready if not self._holds(t)], self._switches))
                 self._misfit = None
             except RuntimeError as error:
                 self._restore()
@@ -384,9 +378,8 @@ class DropIn:
                 swap.put()
             except Exception as error:  # the framework's class refuses an assignment with whatever it likes
                 self._restore()
-                raise self._refusal(
-                    f"{swap.place.name} of {self._called()} could not be replaced ({type(error).__name__}: {error})"
-                ) from error
+                why = f"could not be replaced ({type(error).__name__}: {error})"
+                raise self._refusal(f"{swap.place.name} of {self._called()} {why}") from error
         ours = {id(swap.original): swap.ours for swap in reversed(swaps)}
         for place, held in places_of(ours, self.framework):
             place.put(ours[id(held)])
@@ -408,9 +401,7 @@ class DropIn:
         """The functions that are not ours, of modules that have been imported."""
         if self._misfit is not None:
             return []
-        return [
-            target.path for target in self.targets if state_of(target.module) == "whole" and not self._holds(target)
-        ]
+        return [t.path for t in self.targets if state_of(t.module) == "whole" and not self._holds(t)]
 
     # --- what is reported ---
 
@@ -424,7 +415,7 @@ class DropIn:
             covered = _modules(self.targets)
             known = {} if self._switches is None else self.not_covered
             missing = tuple(words for words, module in known.items() if module not in covered)
-            lost, origin = self._lost(), self.origin()
+            lost, origin = self._lost(), origin_of(self.framework)
             return Installed(
                 active=bool(replaced) and not lost,
                 why=self._why(replaced, waiting, lost, missing),
@@ -454,12 +445,8 @@ class DropIn:
         later += "" if self._last_refusal is None else f"; the last install() changed nothing: {self._last_refusal}"
         return f"{called} uses the functions of rollout-corr in {len(replaced)} places{later}"
 
-    def origin(self) -> Origin:
-        """Look up version and place of the framework."""
-        return origin_of(self.framework)
-
     def _called(self) -> str:
-        version = self.origin().version
+        version = origin_of(self.framework).version
         return self.framework if version is None else f"{self.framework} {version}"
 
     def _is_checked(self, origin: Origin) -> bool:
@@ -467,7 +454,7 @@ class DropIn:
         return origin.version in self.checked and origin.version != origin.hidden
 
     def _warn_unless_checked(self) -> None:
-        origin = self.origin()
+        origin = origin_of(self.framework)
         # A checkout without metadata says its version when it is imported, not before.
         known = origin.version is not None or state_of(self.framework) == "whole"
         if not known or self._is_checked(origin) or ("version", origin) in self._said:
@@ -515,7 +502,9 @@ class DropIn:
 
         Of a configuration that holds much else, `least` says how similar to a known one a setting is that is named.
         """
-        for key in keys_of(config).difference(known):
+        # No value is read, which could be missing.
+        names = config if isinstance(config, Mapping) else getattr(config, "__dict__", ())
+        for key in {n for n in names if isinstance(n, str) and not n.startswith("_")}.difference(known):
             if ("setting", key) in self._said:
                 continue
             self._said.add(("setting", key))

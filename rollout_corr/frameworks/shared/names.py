@@ -1,4 +1,4 @@
-"""Names for editors and type checkers: `python -m rollout_corr.frameworks names` prints this file.
+"""Names for editors and type checkers: `python -m builders.framework_tables names` prints it.
 
 When the package runs, names are found by the folders of the frameworks. A name that is known only then, as a `str`, is
 for a type checker `typing.cast(rc.SpecName, name)`.

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ...specs.caches import cached
 from ...specs.choices import Scheme
@@ -51,12 +51,6 @@ def inner(given: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {} if given.get(key) is None else fields_of(given[key], key)
 
 
-def keys_of(config: object) -> set[str]:
-    """Return the names of a configuration's fields; no value is read, which could be missing."""
-    names = config if isinstance(config, Mapping) else getattr(config, "__dict__", ())
-    return {name for name in names if isinstance(name, str) and not name.startswith("_")}
-
-
 def setting_of(config: object, name: str, default: object) -> Any:
     """Read one setting of a mapping or of an object with attributes."""
     return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
@@ -73,14 +67,14 @@ def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = 
     for key in unknown:
         if exactly or len(unknown) == len(given) or misspelt(key, known):
             raise ValueError(f"unknown key {key!r}{nearest(key, known)}, expected some of {known}")
-    _leave_out(unknown, known)
+    for key in unknown:
+        _leave_out(key, known)
     return {key: given[key] for key in given if key in known}
 
 
-def _leave_out(unknown: list[Any], known: list[str]) -> None:
-    for key in unknown:
-        message = f"unknown key {key!r} is left out: a key of a newer release?{nearest(key, known, 0.75)}"
-        warn_once(("unknown", str(key), *known), message)
+def _leave_out(key: object, known: list[str]) -> None:
+    message = f"unknown key {key!r} is left out: a key of a newer release?{nearest(key, known, 0.75)}"
+    warn_once(("unknown", str(key), *known), message)
 
 
 def block_of(config: object, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +152,7 @@ def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = (
         if not any(flag == name or flag.startswith(f"{name}.") for name in every):
             if near := misspelt(flag, every):
                 raise ValueError(f"unknown key {flag!r}{near}")
-            _leave_out([flag], every)
+            _leave_out(flag, every)
     if not flags:
         known_in(outer, sorted(tops), exactly=True)
     return {name: flags.get(name, default) for name, default in known.items()}
@@ -251,20 +245,20 @@ def boolean(key: str, value: object) -> bool:
 
 
 class _Default(NamedTuple):
-    """A default whose type does not say what may be given."""
+    """A default whose type does not say what may be given: a number or None, or what the reader checks."""
 
     value: Any
-    kind: Literal["number or None", "anything"]
+    is_number: bool
 
 
 def maybe(default: float) -> Any:
     """The default of a setting that is a number or None."""
-    return _Default(default, "number or None")
+    return _Default(default, is_number=True)
 
 
 def anything(default: object) -> Any:
     """The default of a setting whose reader checks it."""
-    return _Default(default, "anything")
+    return _Default(default, is_number=False)
 
 
 def default_of(setting: object) -> Any:
@@ -277,7 +271,7 @@ def refuse_wrong_types(table: Mapping[str, Any], given: Mapping[str, object]) ->
     for name, setting in table.items():
         if name not in given:
             continue
-        may_be_none = setting is None or (isinstance(setting, _Default) and setting.kind == "number or None")
+        may_be_none = setting is None or (isinstance(setting, _Default) and setting.is_number)
         if isinstance(setting, bool):
             boolean(name, given[name])
         elif isinstance(setting, float) or (may_be_none and given[name] is not None):

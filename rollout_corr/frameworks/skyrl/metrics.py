@@ -1,12 +1,8 @@
 """SkyRL's metrics: the keys of SkyRL a956457 (2026-08-21), by its formulas.
 
-SkyRL's quirks are kept. The spread and the minimum of the ratio run over all slots of the batch, with 0 at masked ones.
-Shares of sequences are of all rows, empty ones included. The token mask sees what the outlier mask has left, the weight
-and the sequence mask what both have left. A mask's value counts only as zero or not. SkyRL averages all of it over
-micro-batches; merged statistics give the numbers of the whole batch. What is NaN there, the spread of a single slot, is
-0 here.
-
-Masks are known by the labels of their criteria: "outlier", "token_mask", "geo_sequence_mask", "product_sequence_mask".
+SkyRL's quirks are kept: the spread and the minimum of the ratio run over all slots of the batch, with 0 at masked ones,
+and shares of sequences are of all rows, empty ones included. The token mask sees what the outlier mask has left, the
+weight and the sequence mask what both have left. What is NaN there, the spread of a single slot, is 0 here.
 """
 
 from __future__ import annotations

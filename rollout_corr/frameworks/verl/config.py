@@ -300,30 +300,27 @@ def _block(given: dict[str, Any]) -> dict[str, Any]:
 _old = partial(warn_old, "verl")
 
 
-def _lower(key: str, value: object, upper: float) -> float:
-    if value is None:
-        return 1.0 / upper
-    # 0 leaves the lower side open: verl compares in ratio space.
-    lower = 0.0 if value == 0 and not isinstance(value, bool) else verl_options.number(key, value)
-    if lower > upper:
-        raise ValueError(f"{key}: expected at most the upper bound {upper!r}, got {value!r}")
-    return lower
-
-
 def _rejection(given: dict[str, Any], k1_bounds: str) -> tuple[Criterion, ...]:
     options, threshold = given.get("rollout_rs"), given.get("rollout_rs_threshold")
     lower_key = "rollout_rs_threshold_lower"
-    if isinstance(options, str) and options.strip() in verl_options.OLD_RS_LEVELS:
-        option = verl_options.OLD_RS_LEVELS[options.strip()]
-        upper = verl_options.number("rollout_rs_threshold", _required(threshold))
-        lower = _lower(lower_key, given.get(lower_key), upper)
-        bounds = verl_options.text(lower, upper)
+    least = given.get(lower_key)
+    level = options.strip() if isinstance(options, str) else ""
+    if level in verl_options.OLD_RS_LEVELS:
+        if threshold is None:
+            raise ValueError("rollout_rs_threshold: expected a threshold for rollout_rs, got null")
+        option, upper = verl_options.OLD_RS_LEVELS[level], verl_options.number("rollout_rs_threshold", threshold)
+        lower = 1.0 / upper if least is None else 0.0
+        if least is not None and (least != 0 or isinstance(least, bool)):
+            lower = verl_options.number(lower_key, least)
+        if lower > upper:
+            raise ValueError(f"{lower_key}: expected at most the upper bound {upper!r}, got {least!r}")
         _old(
-            [f"rollout_rs: {options.strip()}", *([lower_key] if lower_key in given else [])],
-            f'write rollout_rs: "{option}", rollout_rs_threshold: "{bounds}", with k1_bounds="ratio"',
+            [f"rollout_rs: {level}", *([lower_key] if lower_key in given else [])],
+            f'write rollout_rs: "{option}", rollout_rs_threshold: "{verl_options.text(lower, upper)}", with '
+            'k1_bounds="ratio"',
         )
         return (verl_options.ratio_criterion(option, lower, upper),)
-    if given.get(lower_key) is not None:
+    if least is not None:
         raise ValueError(
             f"{lower_key}: expected with rollout_rs token, sequence or geometric (verl up to 0.7.0), got it with "
             f'rollout_rs: {options!r}; write both bounds as rollout_rs_threshold: "lower_upper"'
@@ -331,12 +328,6 @@ def _rejection(given: dict[str, Any], k1_bounds: str) -> tuple[Criterion, ...]:
     if lower_key in given:
         _old([lower_key], OFF)
     return () if options is None else verl_options.criteria(options, threshold, k1_bounds)
-
-
-def _required(threshold: object) -> object:
-    if threshold is None:
-        raise ValueError("rollout_rs_threshold: expected a threshold for rollout_rs, got null")
-    return threshold
 
 
 def _veto(given: dict[str, Any]) -> tuple[Criterion, ...]:

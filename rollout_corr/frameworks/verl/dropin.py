@@ -113,7 +113,10 @@ def compute_rollout_correction_and_rejection_mask(
     there are no weights. A DataProto holds "rollout_is_weights", of the dtype that log-probs and mask promote to; the
     mask, in its own dtype, is the very mask given where nothing can be rejected.
     """
-    same_shape(old_log_prob, rollout_log_prob, response_mask)
+    require_tensor("rollout_log_prob", rollout_log_prob, HOW)
+    for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
+        if x.shape != old_log_prob.shape:
+            raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
     spec, token_ids = switches.get("spec"), switches.get("token_ids")
     if spec is None:
         settings = rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold
@@ -122,8 +125,8 @@ def compute_rollout_correction_and_rejection_mask(
     else:
         DROP_IN.say(spec.acts, repr(spec))
         spec = reporting(spec, "verl")
-    weights, mask, metrics = corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches, token_ids)
-    return proto(weights), mask, metrics
+    weights, mask, metrics = _corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches, token_ids)
+    return _proto(weights), mask, metrics
 
 
 def compute_rollout_correction_weights(
@@ -138,9 +141,9 @@ def compute_rollout_correction_weights(
     spec = _spec_of(*_of(switches), rollout_is, rollout_is_threshold, rollout_is_batch_normalize)
     if spec.weight is None:
         raise ValueError(f"rollout_is: expected 'token' or 'sequence' with a threshold, got {rollout_is!r}")
-    weights, _, metrics, _ = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
+    weights, _, metrics = _corrected(log_ratio, None, response_mask, spec, switches)
     assert weights is not None
-    return weights, without_prefix(metrics, "rollout_is_")
+    return weights, _without_prefix(metrics, "rollout_is_")
 
 
 def compute_rollout_rejection_mask(
@@ -154,8 +157,8 @@ def compute_rollout_rejection_mask(
     if rollout_rs is None:
         raise ValueError(f"rollout_rs: expected at least one of {sorted(options.RS_OPTIONS)}, got None")
     spec = _spec_of(*_of(switches), None, None, False, rollout_rs, rollout_rs_threshold)
-    _, mask, metrics, _ = _corrected(log_ratio, torch.zeros_like(log_ratio), response_mask, spec, switches)
-    return mask, without_prefix(metrics, "rollout_rs_")
+    _, mask, metrics = _corrected(log_ratio, None, response_mask, spec, switches)
+    return mask, _without_prefix(metrics, "rollout_rs_")
 
 
 def compute_offpolicy_metrics(
@@ -163,10 +166,8 @@ def compute_offpolicy_metrics(
 ) -> dict[str, float]:
     """Return perplexities and divergences without a prefix; without `rollout_log_prob` only those of the trainer."""
     spec = _spec_of(*_of(switches))
-    if rollout_log_prob is None:
-        found = without_prefix(_corrected(old_log_prob, old_log_prob, response_mask, spec, switches)[2], "")
-        return {key: found[key] for key in ("training_ppl", "training_log_ppl")}
-    return without_prefix(corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)[2], "")
+    found = _without_prefix(_corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches)[2], "")
+    return found if rollout_log_prob is not None else {key: found[key] for key in ("training_ppl", "training_log_ppl")}
 
 
 def compute_rollout_corr_metrics_from_logprobs(
@@ -259,49 +260,36 @@ def _say(spec: Spec, rollout_is: Any, is_threshold: Any, rollout_rs: Any, rs_thr
         DROP_IN.say(False, "metrics only: neither rollout_is nor rollout_rs is set")
 
 
-def same_shape(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> None:
-    """Raise ValueError if shapes differ, TypeError if there are none, with verl's names of the arguments."""
-    require_tensor("rollout_log_prob", rollout_log_prob, HOW)
-    for name, x in (("rollout_log_prob", rollout_log_prob), ("response_mask", response_mask)):
-        if x.shape != old_log_prob.shape:
-            raise ValueError(f"{name}: expected shape {[*old_log_prob.shape]} (of old_log_prob), got {[*x.shape]}")
-
-
-def rows_of(*tensors: Tensor) -> list[Tensor]:
-    """Return tensors as [B, T]."""
-    return [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in tensors]
-
-
-def corrected(
-    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, Any], token_ids: Tensor | None = None
-) -> tuple[Tensor | None, Tensor, dict[str, float]]:
-    """Return weights, mask and metrics of log-probs, which are looked at for warnings and dumps."""
-    weights, kept, metrics, pending = _corrected(old, rollout, mask, spec, switches)
-    DROP_IN.seen(pending, *rows_of(old, rollout, mask), token_ids=None if token_ids is None else rows_of(token_ids)[0])
-    return weights, kept, metrics
-
-
 def _corrected(
-    old: Tensor, rollout: Tensor, mask: Tensor, spec: Spec, switches: Mapping[str, Any]
-) -> tuple[Tensor | None, Tensor, dict[str, float], PendingMetrics]:
-    """Return weights, mask, metrics and what these were read from.
+    old: Tensor,
+    rollout: Tensor | None,
+    mask: Tensor,
+    spec: Spec,
+    switches: Mapping[str, Any],
+    token_ids: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor, dict[str, float]]:
+    """Return weights, mask and metrics of log-probs, which are looked at for warnings and dumps, or of log-ratios.
 
     Tensors of other shapes than [B, T] are read as rows of their last dimension, over which verl sums.
     """
-    rows = rows_of(old, rollout, mask)
+    given = old, torch.zeros_like(old) if rollout is None else rollout, mask
+    rows = [x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) for x in given]
     group = world() if spec.weight is not None and spec.weight.normalize is not None else None
     of = Batch(mask=rows[2], ranks=Ranks(batch=group))
     out = correct(rows[0], rows[1], of, spec=spec, backend=switches.get("backend", "auto"))
     pending = out.statistics.metrics_async()
     metrics = _metrics(pending, spec, switches)
+    if rollout is not None:
+        ids = None if token_ids is None else token_ids.reshape(-1, token_ids.shape[-1])
+        DROP_IN.seen(pending, *rows, token_ids=ids)
     if group is not None:
         factor = report.PREFIX + "rollout_is_batch_norm_factor"
         metrics[factor] = out.statistics.all_reduce(group).metrics("verl")[factor]
     weights = out.weights
     if weights is not None:
-        dtype = torch.promote_types(torch.promote_types(old.dtype, rollout.dtype), mask.dtype)
+        dtype = torch.promote_types(torch.promote_types(old.dtype, given[1].dtype), mask.dtype)
         weights = weights.to(dtype).reshape(old.shape)
-    return weights, mask if out.mask is rows[2] else out.mask.reshape(mask.shape), metrics, pending
+    return weights, mask if out.mask is rows[2] else out.mask.reshape(mask.shape), metrics
 
 
 def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -> dict[str, float]:
@@ -322,13 +310,13 @@ def world() -> Any:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
-def without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float]:
+def _without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float]:
     """Return the metrics whose names begin with `start`, without verl's prefix."""
     names = {key.removeprefix(report.PREFIX): value for key, value in metrics.items()}
     return {name: value for name, value in names.items() if name.startswith(start)}
 
 
-def proto(weights: Tensor | None) -> Any:
+def _proto(weights: Tensor | None) -> Any:
     """Return a DataProto that holds the weights, or None."""
     if weights is None:
         return None

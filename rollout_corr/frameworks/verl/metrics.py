@@ -1,12 +1,8 @@
-"""verl's metrics: the keys of verl 0.9.1, by its formulas.
+"""verl's metrics: the keys of verl 0.9.1, by its formulas; docs/dropins_in_depth.md has what differs.
 
 What verl averages over rows it averages over all of them: an empty row (no valid token) counts there with a mean
 log-prob of 0, a sum of D of 0 and a mean weight of 0. So it does here, and the number of rows is a statistic.
-
-Three things differ from verl. A batch without a valid token gives 0 everywhere, where verl raises. Weights that are all
-0 have an effective sample size of 0, where verl divides by zero. Spreads and k3 do not cancel. Also, exponents of
-perplexities are capped at 500, and nothing is NaN unless Spec.nonfinite is "propagate". Merged statistics give verl's
-metrics of the whole batch.
+Exponents of perplexities are capped at 500, and nothing is NaN unless Spec.nonfinite is "propagate".
 
 A criterion is reported under its label if that names the option of `rollout_rs` which it is. No other criterion has
 keys of its own, but what it rejects is part of `rollout_rs_masked_fraction`. A "ratio" criterion with the label of a k1

@@ -116,8 +116,37 @@ def compute_rollout_importance_weights_and_metrics(
         mask given without threshold; metrics of the mismatch; metrics of the weights.
     """
     DROP_IN.name_unknown(self, (*FIELDS, *SWITCHES, "backend"))
-    settings = {name: getattr(self, name, default) for name, default in FIELDS.items()}
-    return _pack(settings, switches, old_log_prob, rollout_log_prob, num_tokens, response_mask, advantages)
+    own: Spec | None = switches.get("spec")
+    if own is None:
+        settings = {name: getattr(self, name, default) for name, default in FIELDS.items()}
+        spec, reported = _specs(settings, switches.get("nonfinite", "reject"))
+    else:
+        spec = reported = reporting(own, "xtuner")
+        DROP_IN.say(own.acts, repr(own))
+    require_tensor("rollout_log_prob", rollout_log_prob, "set return_logprob=True in the SampleParams of the rollout")
+    if old_log_prob.dim() != 2 or old_log_prob.shape[0] != 1:
+        raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old_log_prob.shape]}")
+    offsets = _offsets(num_tokens, old_log_prob.shape[1])
+    of: dict[str, Any] = {"cu_seqlens": offsets, "advantages": advantages, "backend": switches.get("backend", "auto")}
+    run = partial(correct, old_log_prob, rollout_log_prob, mask=response_mask, **of)
+    out = run(spec=spec)
+    statistics = out.statistics if spec == reported else run(spec=reported).statistics
+    pending = statistics.metrics_async()
+    mismatch, importance = _split(_metrics(pending, reported, switches))
+    DROP_IN.seen(pending, old_log_prob, rollout_log_prob, response_mask, offsets)
+    weights, kept = out.weights, response_mask
+    if weights is None:
+        importance = {}
+        if own is not None:
+            kept = out.mask.to(torch.promote_types(response_mask.dtype, torch.float32))
+    else:
+        dtype = torch.promote_types(old_log_prob.dtype, rollout_log_prob.dtype)
+        if spec.weight is not None and spec.weight.kind == "geometric" and not response_mask.is_floating_point():
+            # There the mean is a quotient by a count, which is no longer of a half precision.
+            dtype = torch.promote_types(dtype, torch.float32)
+        weights = weights.to(torch.promote_types(dtype, response_mask.dtype))
+        kept = out.mask.to(torch.promote_types(response_mask.dtype, torch.float32))
+    return weights, kept, Metrics(mismatch, statistics, switches), Metrics(importance, statistics, switches)
 
 
 def merge_rollout_is_metrics(
@@ -174,48 +203,6 @@ TARGETS = (
 
 
 # --- how they are computed ---
-
-
-def _pack(
-    settings: dict[str, Any],
-    switches: Mapping[str, Any],
-    old: Tensor,
-    rollout: Tensor,
-    num_tokens: Tensor | Sequence[int],
-    mask: Tensor,
-    advantages: Tensor | None,
-) -> tuple[Tensor | None, Tensor, Metrics, Metrics]:
-    """Correct a pack: weights, mask, metrics of the mismatch, metrics of the weights (none without weights)."""
-    own: Spec | None = switches.get("spec")
-    if own is None:
-        spec, reported = _specs(settings, switches.get("nonfinite", "reject"))
-    else:
-        spec = reported = reporting(own, "xtuner")
-        DROP_IN.say(own.acts, repr(own))
-    require_tensor("rollout_log_prob", rollout, "set return_logprob=True in the SampleParams of the rollout")
-    if old.dim() != 2 or old.shape[0] != 1:
-        raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old.shape]}")
-    offsets = _offsets(num_tokens, old.shape[1])
-    backend = switches.get("backend", "auto")
-    run = partial(correct, old, rollout, mask=mask, cu_seqlens=offsets, advantages=advantages, backend=backend)
-    out = run(spec=spec)
-    statistics = out.statistics if spec == reported else run(spec=reported).statistics
-    pending = statistics.metrics_async()
-    mismatch, importance = _split(_metrics(pending, reported, switches))
-    DROP_IN.seen(pending, old, rollout, mask, offsets)
-    weights, kept = out.weights, mask
-    if weights is None:
-        importance = {}
-        if own is not None:
-            kept = out.mask.to(torch.promote_types(mask.dtype, torch.float32))
-    else:
-        dtype = torch.promote_types(old.dtype, rollout.dtype)
-        if spec.weight is not None and spec.weight.kind == "geometric" and not mask.is_floating_point():
-            # There the mean is a quotient by a count, which is no longer of a half precision.
-            dtype = torch.promote_types(dtype, torch.float32)
-        weights = weights.to(torch.promote_types(dtype, mask.dtype))
-        kept = out.mask.to(torch.promote_types(mask.dtype, torch.float32))
-    return weights, kept, Metrics(mismatch, statistics, switches), Metrics(importance, statistics, switches)
 
 
 def _specs(settings: dict[str, Any], nonfinite: str) -> tuple[Spec, Spec]:

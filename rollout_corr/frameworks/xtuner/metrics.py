@@ -1,17 +1,15 @@
 """xtuner's metrics: the keys of xtuner b934f46 (2026-08-21), by its formulas.
 
 xtuner calls its correction once a pack, so one call is one pack here. The perplexities of the mismatch and their
-differences xtuner takes over a whole pack, as if it were one sequence. They are taken once a call. Merged statistics
-give their mean over the calls that held a valid token, and their maximum and minimum, as xtuner's own merging does.
-All others are made of sums and extrema over tokens or sequences, and merged statistics give them pooled: the numbers of
-all calls' tokens and sequences together, where xtuner averages the packs' averages. For one call the two are the same.
+differences xtuner takes over a whole pack, as if it were one sequence; merged statistics give their mean over the calls
+that held a valid token, and their extrema, as xtuner's own merging does. All others are made of sums and extrema over
+tokens or sequences, and merged statistics give them pooled, where xtuner averages the packs' averages.
 
 Without a valid token `valid` is 0, and the rest is what xtuner computes from nothing: infinite token extrema and an
-infinite effective sample size, perplexities of 1, else 0. Nothing is NaN unless Spec.nonfinite is "propagate".
+infinite effective sample size, perplexities of 1, else 0.
 
 The criterion labeled "mask" is xtuner's rejection, those whose labels begin with "veto" are its veto. In mode "mask"
-the weight has no bounds: then those of the criterion stand for `rollout_is_threshold`, from which xtuner takes them by
-default.
+the weight has no bounds: then those of the criterion stand for `rollout_is_threshold`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-"""Generates the tables of docs/presets.md and docs/losses.md, and the list of names, from presets and recipes."""
+"""docs/presets.md, docs/losses.md, shared/names.py: `PYTHONPATH=tests python -m builders.framework_tables presets`.
+
+`losses` prints the tables of the second page, `names` the file.
+"""
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from itertools import groupby
 
-from ...specs.checked import expression
-from ...specs.surrogate import Surrogate
-from .lookup import every_preset, every_recipe, readable, recipe_names, spec_names
-from .preset import Preset
+from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe, readable, recipe_names, spec_names
+from rollout_corr.frameworks.shared.preset import Preset
+from rollout_corr.specs.checked import expression
+from rollout_corr.specs.surrogate import Surrogate
 
-BEGIN = "<!-- made by `python -m rollout_corr.frameworks {}`; a test compares them -->"
+BEGIN = "<!-- made by `python -m builders.framework_tables {}`; a test compares them -->"
 END = "<!-- end of what is made -->"
 
-NAMES = '''"""Names for editors and type checkers: `python -m rollout_corr.frameworks names` prints this file.
+NAMES = '''"""Names for editors and type checkers: `python -m builders.framework_tables names` prints it.
 
 When the package runs, names are found by the folders of the frameworks. A name that is known only then, as a `str`, is
 for a type checker `typing.cast(rc.SpecName, name)`.
@@ -117,3 +121,9 @@ def _code(text: str) -> str:
 
 def _call(preset: Preset) -> str:
     return f"{preset.name}({', '.join(f'{name}={expression(default)}' for name, default in preset.settings.items())})"
+
+
+TABLES = {"presets": presets, "losses": losses, "names": names}
+
+if __name__ == "__main__":
+    sys.stdout.write(TABLES[sys.argv[1]]())
