@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections import Counter
 
-from conformance import campaign, heads, page, recording
+from conformance import campaign, page, recording
 from conformance.campaign import Compared, Task
 
 
@@ -21,13 +21,10 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write what is compared into docs/conformance.md")
     parser.add_argument("--list", action="store_true", help="write the list of that page again, and compare nothing")
     parser.add_argument("--mutate", action="store_true", help="plant 1 %% and a sign in the numbers of recorded rows")
-    parser.add_argument("--next", action="store_true", help="compare heads of open pull requests, PEERS/NAME-pull-N")
     arguments = parser.parse_args(given)
     if arguments.list:
         page.write()
         return 0
-    if arguments.next:
-        return compare_next(arguments)
     if arguments.write and (arguments.seed or arguments.only or arguments.record):
         parser.error("--write: expected all rows, from the first seed 0")
     known = campaign.frameworks()
@@ -55,20 +52,6 @@ def main(given: list[str] | None = None) -> int:
     undeclared = sum(len(tally.undeclared) for _, tally in found)
     print(f"{len(found)} rows, {sum(tally.cases for _, tally in found)} cases, {undeclared} undeclared differences")
     return 1 if undeclared or not found else 0
-
-
-def compare_next(arguments: argparse.Namespace) -> int:
-    """Compare the heads of open pull requests; 1 if a difference is not documented."""
-    done = []
-    for head, tally in heads.run(arguments.cases, arguments.seed, arguments.only):
-        done.append(heads.Next(head, tally))
-        counts = f"{tally.agreed} agree, {sum(tally.declared.values())} declared, {len(tally.undeclared)} undeclared"
-        print(f"{head.title}: {tally.row}: {counts}", flush=True)
-        for line in tally.undeclared[:3]:
-            print(f"    {line}")
-    if arguments.write:
-        page.write_next(heads.table(done))
-    return 1 if not done or any(tally.undeclared for _, tally in done) else 0
 
 
 def mutate(names: list[str]) -> int:

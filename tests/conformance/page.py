@@ -15,7 +15,6 @@ from rollout_corr.frameworks.shared import lookup
 PAGE = DOCS / "conformance.md"
 BEGIN, END = "<!-- begin: made by `make conformance ARGS=--write` -->", "<!-- end -->"
 BEGIN_LIST, END_LIST = "<!-- begin: made by `make conformance ARGS=--list` -->", "<!-- end of the list -->"
-BEGIN_NEXT, END_NEXT = "<!-- begin: made by `make conformance ARGS='--next --write'` -->", "<!-- end of next -->"
 HEADER = ("framework", "version", "rows", "cases", "agree", "differ as declared", "undeclared")
 
 
@@ -39,12 +38,6 @@ def write(found: Iterable[tuple[Source, Tally]] = ()) -> None:
     rows.insert(1, "|" + "---|" * len(HEADER))
     text = _between(text, BEGIN, END, "\n".join([head, "", *rows]))
     PAGE.write_text(_between(text, BEGIN_LIST, END_LIST, standing()), encoding="utf-8")
-
-
-def write_next(table: str) -> None:
-    """Put the table of pull requests into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(_between(text, BEGIN_NEXT, END_NEXT, table), encoding="utf-8")
 
 
 def standing() -> str:

@@ -11,7 +11,7 @@ from rollout_corr.frameworks.verl import losses
 from rollout_corr.frameworks.verl.options import RS_OPTIONS
 
 MODES = tuple(losses.MEANS)
-# verl's pull request 6800 adds binary_kl: its head is a checkout of its own.
+# binary_kl is of verl's pull request 6800.
 RS_BOUNDS = {"k1": ("0.8_1.3", "0.999_1.001", "2.0"), "k2": ("0.05", "1e-4"), "k3": ("0.04", "1e-4")}
 
 

@@ -113,7 +113,6 @@ def rows(source: Source) -> Iterator[Row]:
             sample_mask=made["sample_mask"],
             global_valid_seqs=given.mask.any(1).sum(),
             global_valid_toks=given.mask.sum(),
-            need_importance_weights=True,  # of pull request 3751
         )
         return {"weights": found["importance_weights_to_use"].expand_as(given.old)}
 
