@@ -170,20 +170,6 @@ def test_no_number_is_green_next_to_a_finding(name, folder):
     assert page.said("span").count("cannot see this") == blind and (blind or name == "broken")
 
 
-def test_a_temperature_is_drawn_as_the_line_that_was_fitted(folder):
-    """The line goes through the tokens that it is of: they lie on both of its sides."""
-    found = rc.doctor(folder / "hot.pt")
-    fit = charts.fit_of(found.findings, found.measured)
-    assert fit.slope == 1.0 + found.findings[0].numbers["slope"]
-    saved = torch.load(folder / "hot.pt", weights_only=True)
-    unlikely = saved["rollout_logp"] < math.log(0.1)
-    left = saved["train_logp"][unlikely] - fit.slope * saved["rollout_logp"][unlikely] - fit.offset
-    # The offset comes from the cells of the picture, a quarter of a nat wide.
-    assert abs(float(left.mean())) < 0.05
-    page = checked(report(folder / "hot.pt"))
-    assert any(text.startswith("fitted: 0.7") for text in page.said("span")) and "equal" in page.said("span")
-
-
 def test_every_place_says_series_x_y_and_count(folder):
     """Nothing needs the browser's own titles, which come late, and on a phone never."""
     page = checked(report(folder / "hot.pt"))
@@ -205,14 +191,6 @@ def test_every_place_says_series_x_y_and_count(folder):
     ]
     tokens = int(rc.doctor(folder / "hot.pt").metrics()["tokens"])
     assert sum(counts) == 2 * tokens
-
-
-def test_headings_are_places_that_links_lead_to(folder):
-    page = checked(report(folder / "turns.pt"))
-    places = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
-    links = [attributes["href"] for tag, attributes, _ in page.elements if tag == "a"]
-    assert len(places) == len(set(places)) == len(SECTIONS)
-    assert sorted(links) == sorted(2 * [f"#{place}" for place in places])
 
 
 def test_two_dumps_side_by_side(folder):

@@ -18,7 +18,6 @@ from rollout_corr.diagnose.measure.profiles import PROBABILITY_EDGES, Row, joine
 from rollout_corr.diagnose.measure.worst_tokens import WORST
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.show import terminal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -212,9 +211,8 @@ def test_the_terminal_begins_with_the_cause_and_its_axis(tmp_path, capsys):
     assert axes[:2] == ["D by step", "D by position in the sequence"]
     # All 40 steps, three to a row.
     below = lines[lines.index(next(line for line in lines if line.startswith("D by step"))) :]
-    rows = [line.split() for line in below[4 : below.index("", 4) if "" in below else 20]]
-    steps = [row for row in rows if "│" in " ".join(row)]
-    assert [" ".join(row[:3]) for row in steps[:2]] == ["0 - 2", "3 - 5"] and len(steps) == 14 and steps[-1][0] == "39"
+    rows = [line.split() for line in below[4 : below.index("", 4)]]
+    assert [" ".join(row[:3]) for row in rows[:2]] == ["0 - 2", "3 - 5"] and len(rows) == 14 and rows[-1][0] == "39"
 
 
 def test_neighbors_are_joined_and_no_token_is_lost():
@@ -228,13 +226,3 @@ def test_neighbors_are_joined_and_no_token_is_lost():
     assert first.logratio_mean == near(math.fsum(row.count * row.logratio_mean for row in rows[3:6]) / 15)
     squares = math.fsum(row.count * (row.logratio_std**2 + row.logratio_mean**2) for row in rows[3:6]) / 15
     assert first.logratio_std == near(math.sqrt(squares - first.logratio_mean**2))
-
-
-@pytest.mark.parametrize(("characters", "solid"), [(terminal.BLOCKS, "█"), ("#.|", "#")])
-def test_a_bar_goes_to_the_side_of_its_sign(characters, solid):
-    middle = characters[2]
-    left, right = (terminal._bar(part, 1.0, characters) for part in (-0.5, 0.5))
-    assert left.endswith(middle) and right.index(middle) == left.index(middle) == terminal.BAR
-    assert left.count(solid) == right.count(solid) == round(0.5 * terminal.BAR)
-    assert left.rstrip(middle)[-1] == right.partition(middle)[2][0] == solid
-    assert len(right) == 2 * terminal.BAR + 1

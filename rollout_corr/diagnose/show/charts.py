@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
-
-import torch
 
 from ...metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
-from ..doctor.cause import Finding, counted
+from ..doctor.cause import counted
 from ..measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from ..measure.profiles import Row, joined
-from ..measure.sharpness import UNLIKELY
 from .content import FEWEST, Named, Unit, enough
 from .html import Html
 from .svg import BOTTOM, HEIGHT, LEFT, LETTER, RIGHT, TURNED, WIDTH, Axis, Chart, spanning
@@ -110,17 +106,17 @@ def _histogram_of(measured: Measurement) -> list[float]:
     return [raw[key] for key in HISTOGRAM]
 
 
-def densities(dumps: Named, fits: Sequence[Fit | None]) -> list[Html]:
-    """Draw the densities of train against rollout, as log-probs and then as probabilities, with a fitted line."""
+def densities(dumps: Named) -> list[Html]:
+    """Draw the densities of train against rollout, as log-probs and then as probabilities."""
     several = len(dumps) > 1
     return [
-        _density(f"{title}{f' of {name}' if several else ', train against rollout'}", title, measured, fit)
+        _density(f"{title}{f' of {name}' if several else ', train against rollout'}", title, measured)
         for title in ("log-probs", "probabilities")
-        for (name, measured), fit in zip(dumps, fits, strict=True)
+        for name, measured in dumps
     ]
 
 
-def _density(title: str, of: str, measured: Measurement, fit: Fit | None) -> Html:
+def _density(title: str, of: str, measured: Measurement) -> Html:
     """Draw the density of train against rollout, over the part of the axes that has tokens."""
     logs = of == "log-probs"
     counts = (measured.density if logs else measured.probability_density).view(CELLS, CELLS)
@@ -140,34 +136,7 @@ def _density(title: str, of: str, measured: Measurement, fit: Fit | None) -> Htm
 
     chart.cells(counts.tolist(), says)
     chart.diagonal("equal")
-    if fit is not None and logs:
-        points = [(x, fit.slope * x + fit.offset) for x in (low + (high - low) * i / 200 for i in range(201))]
-        chart.line(
-            [(x, y) for x, y in points if low <= y <= high], "b", f"fitted: {fit.slope:.3g} x rollout {fit.offset:+.2g}"
-        )
     return chart.svg()
-
-
-class Fit(NamedTuple):
-    """A line that a finding has fitted: train = slope * rollout + offset, of log-probs."""
-
-    slope: float
-    offset: float
-
-
-def fit_of(findings: Sequence[Finding], measured: Measurement) -> Fit | None:
-    """Return the line that the gravest finding with a slope has fitted, through the mean of the tokens it is of."""
-    for numbers in (finding.numbers for finding in findings):
-        if "factor_spread" in numbers:
-            return Fit(numbers["factor"], 0.0)
-        if "slope" in numbers:
-            # Of D over the rollout log-prob of unlikely tokens.
-            slope = 1.0 + numbers["slope"]
-            places = LOWEST_LOGP * (1.0 - (torch.arange(CELLS) + 0.5) / CELLS)
-            counts = measured.density.view(CELLS, CELLS).double() * (places < UNLIKELY)
-            train, rollout = ((counts.sum(axis) * places).sum() / counts.sum() for axis in (1, 0))
-            return Fit(slope, float(train - slope * rollout)) if counts.any() else None
-    return None
 
 
 def _nats(rows: Sequence[Row]) -> Axis:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +10,7 @@ from typing import Union
 from .visible import visible
 
 # Elements whose end is also the end of a line of the file.
-BLOCKS = frozenset(("div", "details", "figure", "h1", "h2", "li", "p", "section", "table", "tr", "ul"))
+BLOCKS = frozenset(("div", "details", "figure", "h1", "h2", "li", "p", "table", "tr", "ul"))
 TAGS = BLOCKS | frozenset(
     (
         *("b", "code", "figcaption", "span", "summary", "tbody", "td", "th", "thead"),
@@ -61,21 +60,6 @@ def element(tag: str, *children: Child, **attributes: str | float | None) -> Htm
         if value is not None and value != "":
             shown.append(f' {name}="{text(f"{value:.1f}" if isinstance(value, float) else str(value))}"')
     return Html(f"<{tag}{''.join(shown)}>{_source(children)}</{tag}>" + ("\n" if tag in BLOCKS else ""))
-
-
-def place(name: str, *children: Child) -> Html:
-    """Make a block that `link` leads to; where it is folded, following the link unfolds it."""
-    return Html(f'<div id="{_slug(name)}" class="place">{_source(children)}</div>\n')
-
-
-def link(content: str, name: str) -> Html:
-    """Make a link to a `place` of the same page, the only kind of address that a page has."""
-    return Html(f'<a href="#{_slug(name)}">{text(content)}</a>')
-
-
-def _slug(name: str) -> str:
-    """Return a name of letters and digits alone, whatever the text."""
-    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "here"
 
 
 def preformatted(lines: Iterable[str]) -> Html:

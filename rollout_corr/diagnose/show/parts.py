@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..doctor.cause import Finding
 from ..read.dump import Source
 from .content import HEALTHY, UNSEEN, WORDS, Table, Tile, change, problems_title
-from .html import Child, Html, document, element, link, place
+from .html import Child, Html, document, element
 from .style import STYLE
 
 # Columns of a table that fits a phone.
@@ -17,12 +17,6 @@ NARROW = 4
 def page(title: str, of: Child, parts: Sequence[Child]) -> str:
     """Return a whole page: a title, what it is about, and its parts."""
     return document(title, STYLE, element("h1", title), element("div", of, class_="of"), parts)
-
-
-def section(title: str, *parts: Child, opened: bool | None = None) -> Html:
-    """Return a heading, which has a link to itself, and its content; the reader folds it unless `opened` is None."""
-    content, head = place(title, parts), element("h2", title, link("#", title))
-    return element("section", head, content) if opened is None else folded(head, content, opened=opened)
 
 
 def drawn(figures: Sequence[Html]) -> Html:

@@ -24,9 +24,9 @@ from .content import (
     unit_of,
     weights_table,
 )
-from .html import Child, Html, element, link
+from .html import Child, Html, element
 from .order import DISTRIBUTION, TRAIN, WORST, first_views, views_of
-from .parts import card, drawn, finding_card, folded, healthy_card, page, problem_cards, section, strip, table, tile_row
+from .parts import card, drawn, finding_card, folded, healthy_card, page, problem_cards, strip, table, tile_row
 from .style import SHADES
 from .visible import MOST_OF_TOKEN, visible
 
@@ -46,8 +46,7 @@ def report_page(diagnoses: Sequence[Diagnosed]) -> str:
     """Return the page of `report`: one dump, or two side by side."""
     dumps, several = named(diagnoses), len(diagnoses) > 1
     findings = [finding for one in diagnoses for finding in one.findings]
-    fits = [charts.fit_of(one.findings, one.measured) for one in diagnoses]
-    axes, densities = _axes(dumps, findings), charts.densities(dumps, fits)
+    axes, densities = _axes(dumps, findings), charts.densities(dumps)
     distributions = charts.distributions(dumps)
     pictures = dict(axes)
     if any(each.evidence.finite for _, each in dumps):
@@ -80,8 +79,7 @@ def report_page(diagnoses: Sequence[Diagnosed]) -> str:
     parts: list[Child] = [
         element("div", tops, class_="columns") if several else tops,
         tile_row(*map(tiles, diagnoses)),
-        element("p", "Go to: ", [(link(SECTIONS[view], SECTIONS[view]), " ") for view in order], class_="of"),
-        [section(SECTIONS[view], content[view], opened=view in opened) for view in order],
+        [folded(element("h2", SECTIONS[view]), content[view], opened=view in opened) for view in order],
     ]
     of = [strip(provenance(one)) for one in diagnoses]
     return page(" against ".join(name for name, _ in dumps), [*of, strip(made_by(command_of(diagnoses)))], parts)

@@ -13,9 +13,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
   color: var(--ink); background: var(--paper); max-width: 1060px; margin: 1.4rem auto 4rem; padding: 0 1.2rem; }
 h1 { font-size: 1.45rem; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; overflow-wrap: anywhere; } a { color: var(--a); text-decoration: none; }
-h2 a { font-weight: 400; opacity: 0; margin-left: .5em; } h2:hover a, a:focus { opacity: 1; }
-p.of a { margin-left: .6em; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; overflow-wrap: anywhere; }
 .soft, .of, .range { color: var(--soft); } .of { margin: .3rem 0 1rem; font-size: .85rem; overflow-wrap: anywhere; }
 .strip { line-height: 1.45; font-size: .8rem; } .strip span { margin-right: 1.4em; }
 .strip b { font-weight: 400; opacity: .8; margin-right: .4em; } .strip b::after { content: ":"; }
@@ -81,8 +79,7 @@ code { font-size: .85em; color: var(--soft); }
   left: 0; background: var(--paper); border: 1px solid var(--soft); border-radius: 3px; padding: 0 .5em; z-index: 1;
   white-space: nowrap; }
 details { margin: .7rem 0; } summary { cursor: pointer; color: var(--a); padding: .2rem 0; overflow-wrap: anywhere; }
-summary h2 { display: inline; color: var(--ink); } .place { scroll-margin-top: 3rem; }
-details > .place { padding-top: .5rem; } section p.of { margin-top: 0; }
+summary h2 { display: inline; color: var(--ink); }
 body > details { border-top: 1px solid var(--line); padding-top: .5rem; margin: 1.1rem 0; }
 @media (max-width: 900px) { .card.found { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 620px) { body { padding: 0 .9rem; margin-top: 1rem; } h1 { font-size: 1.25rem; }

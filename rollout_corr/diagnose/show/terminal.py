@@ -29,17 +29,14 @@ from .content import (
     KEYS,
     UNSEEN,
     Table,
-    Unit,
     about_best,
     around,
-    enough,
     fields_of,
     metrics_table,
     named,
     pasted_lines,
     problems_title,
     summary,
-    unit_of,
     unused_of,
     weights_table,
 )
@@ -48,11 +45,8 @@ from .visible import MOST_OF_TOKEN, visible
 
 # Neighbors of longer axes are joined in the terminal; the page and --json have all rows.
 MOST_ROWS = 16
-# Characters of the longest bar to each side, and worst tokens in the terminal.
-BAR, MOST_WORST = 9, 10
-ABOUT_BARS = "Bars: mean D, to the left where it is negative, and light on to mean |D|"
-# What bars are made of: a full block, a light one, and a middle.
-BLOCKS = "\u2588\u2591\u2502"
+# Worst tokens in the terminal.
+MOST_WORST = 10
 # Styles: parameters of the terminal's escape sequence for them.
 BOLD, RED, YELLOW, BOLD_RED, BOLD_BLUE, BOLD_GREEN = "1", "31", "33", "1;31", "1;36", "1;32"
 STYLES: dict[Severity, str] = {"error": BOLD_RED, "warning": "1;33", "note": BOLD_BLUE}
@@ -75,15 +69,6 @@ class Terminal:
         wanted = "FORCE_COLOR" in os.environ or (os.name != "nt" and sys.stdout is not None and sys.stdout.isatty())
         self._colors = into is None and wanted and "NO_COLOR" not in os.environ
         self.width = shutil.get_terminal_size().columns
-
-    @property
-    def blocks(self) -> bool:
-        """Whether the encoding of stdout has block characters."""
-        try:
-            BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-        except (LookupError, UnicodeEncodeError):
-            return False
-        return True
 
     def line(self, content: str = "", style: str = "", wrap: bool = True) -> None:
         """Print one line, wrapped at the width unless it is to be copied; a line break in it is shown and not made."""
@@ -112,12 +97,9 @@ class Terminal:
             self.line(title, BOLD)
         if room < min(widths[text], FOLDED):
             for row in content.rows:
-                lines = [row[0]]
+                self.line(row[0])
                 for head, cell in zip(content.heads[1:], row[1:], strict=True):
-                    # A column without a name belongs to the one before.
-                    lines += [f"  {head}: {cell}"] if head else [f"{lines.pop()} {cell}"]
-                for line in lines:
-                    self.line(line)
+                    self.line(f"  {head}: {cell}")
             self.line()
             return
         widths[text] = min(widths[text], room)
@@ -131,7 +113,7 @@ class Terminal:
                 cells = (_padded(cell, widths[i], i < content.text) for i, cell in enumerate(line))
                 self._write("  ".join(cells).rstrip(), "" if number else BOLD)
             if not number:
-                self._write(("\u2500" if self.blocks else "-") * (sum(widths) + 2 * (len(widths) - 1)))
+                self._write("-" * (sum(widths) + 2 * (len(widths) - 1)))
         self.line()
 
 
@@ -205,7 +187,6 @@ def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
     out.table("Mismatch", metrics_table(dumps, KEYS))
     if len(diagnoses) == 1:
         measured, first = diagnoses[0].measured, first_views(diagnoses[0].findings)
-        out.line(f"{ABOUT_BARS}.")
         profiles = measured.profiles()
         for axis in sorted(profiles, key=lambda axis: axis not in first):
             rows = profiles[axis]
@@ -215,7 +196,7 @@ def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
                 # Labels have no neighbors.
                 shown = sorted(rows, key=lambda row: -row.logratio_abs_mean)[:MOST_ROWS]
                 cut = f", the {MOST_ROWS} of {len(rows)} with the largest mean |D|"
-            out.table(f"D by {title}{cut}", _axis_table(title, shown, unit_of(axis), out.blocks))
+            out.table(f"D by {title}{cut}", _axis_table(title, shown))
         if measured.worst:
             out.table("Worst tokens", _worst_table(measured))
         out.table("Importance weights", weights_table(dumps))
@@ -226,24 +207,16 @@ def text_of_report(diagnoses: Sequence[Diagnosed]) -> str:
     return _text_of(lambda out: print_report(out, diagnoses))
 
 
-def _axis_table(title: str, rows: Sequence[Row], unit: Unit, blocks: bool) -> Table:
-    # A few tokens far out would make all other bars short.
-    most = max(row.logratio_abs_mean for row in enough(rows, unit)) or 1.0
-    cells = []
-    for row in rows:
-        bar = _bar(row.logratio_mean / most, row.logratio_abs_mean / most, BLOCKS if blocks else "#.|")
-        values = (f"{value:.3g}" for value in (row.logratio_mean, row.logratio_abs_mean, row.logratio_abs_max))
-        cells.append((row.label, bar, *values, f"{row.count:,}"))
-    return Table((title.partition(" (")[0], "mean D", "", "mean |D|", "max |D|", "count"), cells, text=2)
-
-
-def _bar(part: float, reach: float, characters: str) -> str:
-    """Draw a number from -1 to 1 to the left or to the right of a middle, and light on to a larger magnitude."""
-    full, light, middle = tuple(characters)
-    solid, whole = (round(BAR * min(1.0, abs(length))) for length in (part, reach))
-    if part < 0:
-        return f"{(whole - solid) * light + solid * full:>{BAR}}{middle}"
-    return f"{'':{BAR}}{middle}{solid * full}{(whole - solid) * light}"
+def _axis_table(title: str, rows: Sequence[Row]) -> Table:
+    cells = [
+        (
+            row.label,
+            *(f"{x:.3g}" for x in (row.logratio_mean, row.logratio_abs_mean, row.logratio_abs_max)),
+            f"{row.count:,}",
+        )
+        for row in rows
+    ]
+    return Table((title.partition(" (")[0], "mean D", "mean |D|", "max |D|", "count"), cells)
 
 
 def _worst_table(measured: Measurement) -> Table:
