@@ -1,17 +1,11 @@
-"""xtuner: the correction as a subclass in the configuration. Nothing is replaced.
+"""xtuner: the correction replaced where the workers start.
 
     install /path/to/rollout-corr, and xtuner from its source at b934f46
     (the 0.2.0 of package indexes has no rollout_is)
     python xtuner_hook.py
 
-In the configuration of a training run one import changes:
-
-    from rollout_corr.frameworks.xtuner import RolloutImportanceSampling
-    ...
-    rollout_is=RolloutImportanceSampling(rollout_is_threshold=(5, 0.5), rollout_is_mode="both")
-
-This script builds xtuner's own object and ours with the same fields and compares what they say about a pack; then it
-switches on what only ours has.
+This script asks xtuner's own object about a pack, before and after `install()`, and compares; then it switches on what
+only ours has.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f"{missing}: install /path/to/rollout-corr, and xtuner from its source at b934f46") from None
 
-from rollout_corr.frameworks.xtuner import RolloutImportanceSampling
+from rollout_corr.frameworks.xtuner import install
 from rollout_corr.testing import example_batch
 
 # Pairs are (upper, lower).
@@ -40,8 +34,10 @@ def main() -> None:
     batch = example_batch(sequences=16, median_length=200, mismatch=0.5, catastrophic=1e-3)
     given = (batch.train_logp[None], batch.rollout_logp[None], batch.lengths, batch.mask[None])
 
-    theirs = rollout_is.RolloutImportanceSampling(**FIELDS).compute_rollout_importance_weights_and_metrics(*given)
-    ours = RolloutImportanceSampling(**FIELDS).compute_rollout_importance_weights_and_metrics(*given)
+    made = rollout_is.RolloutImportanceSampling(**FIELDS)
+    theirs = made.compute_rollout_importance_weights_and_metrics(*given)
+    install()
+    ours = made.compute_rollout_importance_weights_and_metrics(*given)
     kept = float(ours[1].sum() / batch.mask.sum())
     print("masks equal:", torch.equal(theirs[1], ours[1]), f"{kept:.3f} of tokens kept")
     print(f"largest difference of a weight: {float((theirs[0] - ours[0]).abs().max()):.0e}")
@@ -51,9 +47,9 @@ def main() -> None:
         print(f"{key}: xtuner {float(metrics[key]):.6f}, rollout-corr {our_metrics[key]:.6f}")
 
     # xtuner takes a pack as one sequence here.
-    more = RolloutImportanceSampling(**FIELDS, mismatch_over="sequence")
+    install(mismatch_over="sequence")
     key = "mismatch/mismatch_training_ppl"
-    value = more.compute_rollout_importance_weights_and_metrics(*given)[2][key]
+    value = made.compute_rollout_importance_weights_and_metrics(*given)[2][key]
     print(f"{key}: of the pack {our_metrics[key]:.4f}, mean over its sequences {value:.4f}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 import rollout_corr as rc
 from builders import coverage_page
@@ -46,18 +45,3 @@ def test_each_option_changes_the_spec_or_has_an_answer(framework):
     for option, settings in examples.items():
         changed = {**settings, option: another(settings[option])}
         assert rc.spec(framework.name, changed) != rc.spec(framework.name, settings), option
-
-
-def test_a_fresh_token_has_the_gradient_of_an_on_policy_step():
-    """What the page says of prime-rl#3555."""
-    made = torch.Generator().manual_seed(0)
-    new, rollout = -torch.rand(2, 4, 6, generator=made, dtype=torch.float64)
-    fresh = torch.rand(4, 6, generator=made) < 0.5
-    advantages = torch.randn(4, 6, generator=made, dtype=torch.float64)
-    new.requires_grad_()
-    out = rc.policy_loss(
-        new, advantages, loss=rc.Loss(rc.Reinforce()), rollout_logp=torch.where(fresh, new.detach(), rollout)
-    )
-    out.value.backward()
-    ratio = torch.where(fresh, 1.0, (new.detach() - rollout).exp())
-    torch.testing.assert_close(new.grad, -ratio * advantages / 24)

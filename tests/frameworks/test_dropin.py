@@ -555,8 +555,7 @@ import rollout_corr.frameworks as frameworks
 found = [module.name for module in pkgutil.walk_packages(frameworks.__path__, "rollout_corr.frameworks.")]
 assert "rollout_corr.frameworks.verl.dropin" in found
 for name in found:
-    if not name.endswith(("__main__", "xtuner.subclass")):  # the subclass needs the class that it is made of
-        importlib.import_module(name)
+    importlib.import_module(name)
 added = {name.partition(".")[0] for name in set(sys.modules) - before[0]}
 print(sorted(added - set(sys.stdlib_module_names) - {"rollout_corr", "torch", "__editable___rollout_corr"}))
 assert sys.meta_path == before[1]

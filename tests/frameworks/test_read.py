@@ -48,27 +48,15 @@ READ = {
 {trainer: {loss: {clip_eps: 0.1}}} | made("grpo", clip_eps=0.1)
 """,
     "areal": """
-{metric: ratio} | named("token_mask", lower=None)
-{actor: {use_decoupled_loss: true, rejection_sampling: {upper: 5.0}}, rollout: {}} | named("token_mask", lower=None)
 {lower: 0.5} | named("token_mask")
-{level: sequence, agg: sum} | named("seq", agg="sum")
 {metric: kl_k1, level: sequence, agg: max, upper: 0.5, lower: -1.0} |
     Spec(Weight.token(), (Criterion("k1", "sequence", "min", lower=-0.5, upper=1.0),), "both")
 {metric: kl_k2, level: sequence} | named("kl", metric="kl_k2", level="sequence")
 {metric: binary_kl, upper: 2.0} | named("kpop")
-{action: clamp, lower: 0.0} | Spec(Weight.token(upper=5.0), nonfinite="neutral")
 {action: clamp, level: sequence, lower: 0.5} | Spec(Weight.geometric(lower=0.5, upper=5.0), nonfinite="neutral")
-{use_decoupled_loss: false, rejection_sampling: {}} | Spec()
-{use_decoupled_loss: true} | Recipe(None, Loss(PPO(0.2, 0.2)))
-{actor: {eps_clip_higher: 0.28, c_clip: 3.0}} | PPO(0.2, 0.28, 3.0)
-{importance_sampling_level: sequence} | GSPO(0.2, 0.2)
-{use_sapo_loss: true, sapo_tau_neg: 2.0} | SAPO(1.0, 2.0)
 {use_cispo_loss: true, eps_clip: 1.0, eps_clip_higher: 4.0} | Score(0.0, 5.0)
-{use_decoupled_loss: true, m2_threshold: 0.08, eps_clip: 0.1} | made("m2po", m2_threshold=0.08, eps_clip=0.1)
 {use_decoupled_loss: true, m2_threshold: 0.08} | Mean(over="kept")
 {m2_threshold: 0.08} | Recipe(None, Loss(PPO(0.2, 0.2)))
-{use_decoupled_loss: true, m2_threshold: 0.04, rejection_sampling: {metric: ratio, upper: 5.0}} | Spec(Weight.token(),
-    (*named("m2po").criteria, Criterion("ratio", upper=5.0)), "both", sums_over="kept", nonfinite="neutral")
 """,
     "molt": """
 {} | made("ppo")
@@ -85,30 +73,15 @@ READ = {
 {algo.kl.use_loss: true, algo.advantage.estimator: on_policy_distill} | made("ppo")
 """,
     "nemo": """
-{use_importance_sampling_correction: true} | Spec(Weight.token())
-{use_importance_sampling_correction: true, truncated_importance_sampling_ratio_min: 0.5} | Spec(Weight.token())
-{use_importance_sampling_correction: true, sequence_level_importance_ratios: true} | Spec(Weight.product())
-{loss_fn: {use_importance_sampling_correction: true, truncated_importance_sampling_type: tis,
-    truncated_importance_sampling_ratio: 2.0}, grpo: {num_prompts_per_step: 8, seq_logprob_error_threshold: 1.5}} |
-    Spec(Weight.token(upper=2.0), (Criterion("ratio_error", "sequence", "mean", upper=1.5),))
 {use_importance_sampling_correction: true, sequence_level_importance_ratios: true,
     truncated_importance_sampling_type: tis, truncated_importance_sampling_ratio: 3.0,
     truncated_importance_sampling_ratio_min: 0.5} | Spec(Weight.product(lower=0.5, upper=3.0))
-{use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop,
-    truncated_importance_sampling_ratio: 5.0, truncated_importance_sampling_ratio_min: 0.5} |
-    Spec(Weight.token(lower=0.5, upper=5.0, outside="zero"))
 {use_importance_sampling_correction: true, truncated_importance_sampling_type: seq-mask-tis,
     truncated_importance_sampling_ratio: 1.002, truncated_importance_sampling_ratio_min: 0.999} | named("seq_mask_tis")
-{seq_logprob_error_threshold: 2.0} | named("mult_err")
-{seq_logprob_error_threshold: 2.0} | Mean(over="kept")
 {} | Recipe(None, Loss(PPO(0.2, 0.2), kl=KL("k3", 0.01, gradient="k2", log_clamp=20.0, value_clamp=10.0)))
-{kl_input_clamp_value: null, kl_output_clamp_value: null} | KL("k3", 0.01, gradient="k2", log_clamp=40.0)
 {reference_policy_kl_penalty: 0.0, use_importance_sampling_correction: true, sequence_level_importance_ratios: true,
     token_level_loss: false, ratio_clip_min: 0.1, ratio_clip_c: 3.0} |
     Recipe(Spec(Weight.product()), Loss(GSPO(0.1, 0.2, 3.0), Mean("sequence")))
-{use_kl_in_reward: true, use_cispo: true} | Recipe(None, Loss(Score(0.8, 1.2)))
-{disable_ppo_ratio: true} | GPG()
-{force_on_policy_ratio: true, disable_ppo_ratio: true} | PPO(0.2, 0.2)
 """,
     "open_instruct": """
 {} | named("default")
@@ -171,7 +144,6 @@ READ = {
     "roll": """
 {is_weight: {enabled: true}, filters: [{enabled: true}]} | named("default")
 {train_infer_correction: {is_weight: {enabled: true}, filters: [{enabled: true}]}, exp_name: x} | made("default")
-{train_infer_correction: null} | Spec()
 {is_weight: {enabled: true, weight_type: sequence, upper_bound: null}} | Spec(Weight.product())
 {filters: [{enabled: false}, {enabled: true, agg_type: geometric, ratio_low: 0.9, ratio_high: 1.1}]} |
     Spec(None, (ratio(0.9, 1.1, "mean"),))
@@ -185,42 +157,19 @@ READ = {
     pg_clip_high: 0.28, dual_clip_loss: true} |
     Recipe(None, Loss(GSPO(0.2, 0.28, 1.4), Mean(over="kept"), KL("k3", 0.1, value_clamp=10.0)))
 {actor_train: {pg_variant: ppo}, importance_sampling: seq} | PPO(0.2, 0.2)
-{actor_train: {pg_variant: vanilla}} | GPG()
 {actor_train: {pg_variant: tis, tis_upper_bound: 2.0, device_mapping: null}} | Score(0.0, 2.0)
-{actor_train: {pg_variant: cispo, cispo_epsilon_low: 0.2}} | Score(0.8, 1.1)
-{actor_train: {pg_variant: kimi15, kimi15_tau: 0.5}} | DRO(0.5)
 """,
     "skyrl": """
-{} | Spec()
-{tis_ratio_type: token, token_tis_ratio_clip_high: 4, sequence_tis_ratio_clip_high: 7} | Spec(Weight.token(upper=4))
-{tis_ratio_type: sequence} | Spec(Weight.product(upper=5))
 {sequence_mask_metric: geometric} | Spec(None, (ratio(0.99, 1.01, "mean", label="geo_sequence_mask"),))
 {sequence_mask_metric: product, product_mask_high: 3, product_mask_low: 0} |
     Spec(None, (ratio(0, 3, "sum", label="product_sequence_mask"),))
-{outlier_token_is_threshold_low: 1.0e-4} |
-    Spec(None, (ratio(1e-4, None, drop="sequence", label="outlier"),), sums_over="kept")
-{trainer: {epochs: 1, algorithm: {advantage_estimator: grpo, off_policy_correction: {sequence_mask_metric: geometric,
-    tis_ratio_type: token, token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0,
-    outlier_token_is_threshold_low: 1.0e-4, outlier_token_is_threshold_high: 100}}}} | named("tldr")
-{algorithm: {anything: 1, off_policy_correction: {tis_ratio_type: token}}} | named("token_tis")
 {trainer: {policy: {}, train_batch_size: 8}} | Spec()
-{use_tis: true, tis_imp_ratio_cap: 3.0, off_policy_correction: {tis_ratio_type: sequence}} | Spec(Weight.token(upper=3))
-{use_tis: false, tis_imp_ratio_cap: 3.0} | Spec()
 {token_mask_is_threshold_low: 0.5} | Spec()
-{use_kl_loss: false} | Recipe(None, Loss(PPO(0.2, 0.2)))
-{} | made("grpo")
 {policy_loss_type: dual_clip, kl_loss_coef: 0} | Recipe(None, Loss(PPO(0.2, 0.2, dual=3.0)))
 {loss_reduction: sequence_mean, off_policy_correction: {tis_ratio_type: token}, eps_clip_high: 0.3, gamma: 1.0} |
     Recipe(named("token_tis"), Loss(PPO(0.2, 0.3), ROWS, KL("k3", 0.001, value_clamp=10.0, scope="all")))
-{loss_reduction: seq_mean_token_sum_norm, max_seq_len: 64, use_kl_loss: false} |
-    Recipe(None, Loss(PPO(0.2, 0.2), replace(SUMS, length=64)))
-{kl_estimator_type: k2} | KL("k2", 0.001, scope="all", mean=ROWS)
-{trainer: {algorithm: {policy_loss_type: sapo, sapo: {tau_pos: 2.0}}}} | SAPO(2.0, 1.05)
 {policy_loss_type: cispo, cispo: {cispo_anchor: rollout}} | Score(0.0, 5.0, of="new/rollout")
 {policy_loss_type: dppo, dppo: {delta_low: 0.1}, use_kl_loss: false} | made("dppo", delta_low=0.1)
-{loss_reduction: token_mean_legacy, use_kl_loss: false} | made("ppo")
-{policy_loss_type: importance_sampling, off_policy_correction: {tis_ratio_type: token}, use_kl_loss: false} |
-    Recipe(None, Loss(Reinforce()))
 {policy_loss_type: gspo, off_policy_correction: {token_mask_is_threshold_low: 0.5, token_mask_is_threshold_high: 2.0},
     use_kl_loss: false} |
     Recipe(replace(named("token_mask"), rejected="zero"), Loss(GSPO(0.2, 0.2, through="token", clamp=10.0)))
@@ -268,20 +217,10 @@ READ = {
 {loss_type: fipo, rollout_importance_sampling_mode: token_mask, sdar_loss_coef: 0.1} | named("token_mask")
 """,
     "trl": """
-{loss_type: grpo, vllm_importance_sampling_mode: token_truncate, epsilon: 0.1, beta: 0.04, seed: 1, bf16: true} |
-    made("grpo", vllm_importance_sampling_mode="token_truncate", epsilon=0.1, beta=0.04)
-{} | made("dapo")
-{loss_type: cispo} | Score(upper=0.2)
-{use_vllm: false} | Spec()
-{entropy_coef: 0.1, top_entropy_quantile: 0.2} | named("default")
 {vllm_importance_sampling_correction: false, off_policy_mask_threshold: 0.5} |
     Spec(None, named("opsm", delta=0.5).criteria[1:], "zero", nonfinite="neutral")
 {off_policy_mask_threshold: 0.1} | named("opsm")
 {vllm_importance_sampling_cap: 2.0} | named("sequence_mask", clip_max=2.0)
-{loss_type: vespo, vllm_importance_sampling_mode: token_mask, vespo_lambda_neg: 0.0} |
-    Recipe(named("token_mask"), Loss(VESPO(2.0, 3.0, 3.0, 1e-4)))
-{loss_type: dr_grpo, max_completion_length: 9, importance_sampling_level: sequence} |
-    Recipe(named("default"), Loss(GSPO(0.2, 0.2), replace(SUMS, length=9)))
 """,
     "unsloth": """
 {vllm_importance_sampling_mode: geometric_mask, vllm_importance_sampling_clip_max: 1.5, loss_type: dapo} |

@@ -69,15 +69,7 @@ verl.decoupled_token_is(upper=3.0, kl_loss_coef=0.5) |
 verl.bypass_pg_geo_rs(kl_loss_coef=0.0) | GPG()
 verl.bypass_pg_is(upper=3.0) | Score()
 verl.clip_cov(clip_cov_lb=0.5, clip_ratio_low=0.1) | ClipCov(0.1, 0.2, share=0.0002, lower=0.5, upper=5.0)
-trl.grpo(epsilon=0.1, epsilon_high=0.3, delta=1.5, beta=0.2, off_policy_mask_threshold=0.05) |
-    Recipe(rc.spec("trl.opsm", delta=0.05), Loss(PPO(0.1, 0.3, delta=1.5), ROWS, KL("k3", 0.2, weight="ratio")))
-trl.dapo(importance_sampling_level="sequence", epsilon=0.1, vllm_importance_sampling_mode="token_truncate") |
-    Recipe(rc.spec("trl.token_truncate"), Loss(GSPO(0.1, 0.1)))
-trl.dapo(vllm_importance_sampling_correction=False, use_bias_correction_kl=False, beta=0.1) |
-    Recipe(None, Loss(PPO(0.2, 0.2), kl=KL("k3", 0.1)))
 trl.cispo(epsilon_high=None) | Score(upper=5.0)
-trl.vespo(vllm_importance_sampling_correction=False, vespo_k_pos=1.0, vespo_lambda_neg=0.0) |
-    Recipe(None, Loss(VESPO(1.0, 3.0, 3.0, 1e-4)))
 unsloth.grpo(importance_sampling_level="sequence", vllm_importance_sampling_correction=True, clip_max=2.0,
     vllm_importance_sampling_mode="token_truncate", use_bias_correction_kl=False) |
     Recipe(rc.spec("unsloth.token_truncate", clip_max=2.0), Loss(GSPO(0.2, 0.2), ROWS,
@@ -97,10 +89,7 @@ rlinf.actor(clip_ratio_high=0.28, clip_ratio_c=None, loss_agg_func="seq-mean-tok
     Recipe(None, Loss(PPO(0.2, 0.28), Mean("sequence_sum"), KL("k3", 0.1, value_clamp=10.0)))
 rlinf.decoupled(clip_ratio_low=0.1, threshold=5.0) |
     Recipe(rc.spec("rlinf.decoupled", threshold=5.0), Loss(PPO(0.1, 0.2, 3.0), Mean(over="kept")))
-roll.default(pg_clip=0.3, dual_clip_loss=True, loss_agg_mode="token-mean") |
-    Recipe(rc.spec("roll.default"), Loss(PPO(0.3, 0.3, 1.6), Mean(over="kept")))
 roll.default(pg_clip_low=0.1, pg_clip_high=0.3) | PPO(0.1, 0.3)
-roll.topr(topr_positive_weight=0.5, topr_negative_weight=2.0) | TOPR(positive=0.5, negative=2.0)
 art.ppo(epsilon=0.1, epsilon_high=0.3, importance_sampling_level="sequence") | GSPO(0.1, 0.3)
 art.ppo(importance_sampling_level="average") | AveragePPO(0.2, 0.2, level="average")
 art.default(importance_sampling_level="geometric_average", epsilon=0.1, epsilon_high=0.2) |
@@ -112,13 +101,10 @@ trinity.rec(clip_mode="gspo-one-side", weight="gspo_importance_sampling", kl_coe
     Recipe(None, Loss(REC("one_side", 0.2, 0.2, 0.6, 2.0, "ratio", "sequence"), ROWS, None, SquaredLogRatio(0.5)))
 nemo.tis(token_level_loss=False, ratio_clip_c=4.0) |
     Recipe(rc.spec("nemo.tis"), Loss(PPO(0.2, 0.2, 4.0), Mean("sequence")))
-nemo.gspo_is(level="geometric") |
-    Recipe(rc.spec("nemo.gspo_is", level="geometric"), Loss(GSPO(0.2, 0.2), Mean("sequence")))
 nemo.cispo(reference_policy_kl_penalty=0.5) | KL("k3", 0.5, gradient="k2", log_clamp=20.0, value_clamp=10.0)
 openrlhf.tis(loss_agg_mode="seq-mean-token-mean", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0) |
     Recipe(rc.spec("openrlhf.tis"), Loss(PPO(0.1, 0.3, 4.0), Mean("sequence")))
 open_instruct.default(beta=0.05, kl_estimator=3) | KL("k1", 0.05, log_clamp=40.0, weight="ratio")
-areal.seq(eps_clip=0.1, eps_clip_higher=0.3, c_clip=4.0) | PPO(0.1, 0.3, 4.0)
 slime.tis(eps_clip=0.1, eps_clip_high=0.3, eps_clip_c=4.0) | PPO(0.1, 0.3, 4.0)
 molt.geo(eps_clip_low_high=(0.1, 0.3), dual_clip=4.0) | PPO(0.1, 0.3, 4.0, clamp=30.0)
 prime_rl.dppo(adv_tau=0.5, kl_tau=0.1) |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -12,6 +12,13 @@ import rollout_corr as rc
 from rollout_corr.frameworks.shared.settings import block_of, flags_of, in_its_words, settings_of
 
 KNOWN = {"clip_low": 0.2, "clip_high": 0.2, "mode": None}
+
+
+class Model:
+    """A pydantic model, as far as reading it goes."""
+
+    def model_dump(self):
+        return {"clip_low": 0.1, "_target_": "hydra's"}
 
 
 @dataclass
@@ -25,6 +32,8 @@ class Arguments:
     "config",
     [
         {"clip_low": 0.1},
+        MappingProxyType({"clip_low": 0.1}),
+        Model(),
         Arguments(),
         argparse.Namespace(clip_low=0.1, lr=1.0, epochs=3),
         SimpleNamespace(clip_low=0.1),
@@ -32,7 +41,7 @@ class Arguments:
         {"trainer": {"loss": SimpleNamespace(clip_low=0.1)}},
         {"clip_low": 0.1, "optimizer": {"lr": 1.0}},
     ],
-    ids=["mapping", "dataclass", "namespace", "attributes", "block", "nested", "whole"],
+    ids=["mapping", "read only", "model", "dataclass", "namespace", "attributes", "block", "nested", "whole"],
 )
 def test_kinds_of_configurations(config):
     read = settings_of(config, KNOWN, blocks=[("loss",), ("trainer", "loss")], whole=["optimizer"])

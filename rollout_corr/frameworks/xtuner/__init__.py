@@ -8,6 +8,5 @@ if TYPE_CHECKING:
     from .dropin import install as install
     from .dropin import installed as installed
     from .dropin import uninstall as uninstall
-    from .subclass import RolloutImportanceSampling as RolloutImportanceSampling
 
-__getattr__ = lazily(__name__, dropin=("install", "installed", "uninstall"), subclass=("RolloutImportanceSampling",))
+__getattr__ = lazily(__name__, dropin=("install", "installed", "uninstall"))

@@ -1,8 +1,6 @@
 """Drop-in for xtuner: `RolloutImportanceSampling` and the merging of its metrics, on packed sequences.
 
-`install()` replaces xtuner's method and functions. Or nothing is replaced, and the configuration holds `subclass`,
-which Ray sends to the workers like any other. xtuner pads what it is given packed, at the price of six host syncs a
-sequence. Here a pack is one call.
+xtuner pads what it is given packed, at the price of six host syncs a sequence. Here a pack is one call.
 """
 
 from __future__ import annotations

@@ -94,8 +94,3 @@ def test_a_spec_of_your_own(loss):
     settings = {"is_correction_mode": "clip", "is_correction_threshold": [0.0, 1.1]}
     dropin.install()
     assert truncated.item() == near(loss(**SETTINGS | settings).forward(*given)[0].item())
-
-
-def test_errors(loss):
-    with pytest.raises(TypeError, match="spec: expected a Spec or None, got str"):
-        dropin.install(spec="tis")

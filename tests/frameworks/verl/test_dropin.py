@@ -185,14 +185,6 @@ def test_nonfinite():
     assert correct(train, rollout, mask, **EVERYTHING, nonfinite="propagate")[0][0].isnan().all()
 
 
-def test_nan_in_the_padding_goes_nowhere():
-    train, rollout, mask = batch()
-    expected = correct(train, rollout, mask, **EVERYTHING)
-    train[mask == 0] = math.nan
-    found = correct(train, rollout, mask, **EVERYTHING)
-    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]) and found[2] == expected[2]
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [

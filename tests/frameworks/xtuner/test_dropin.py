@@ -1,9 +1,8 @@
-"""The drop-in for xtuner: packs, pads, dtypes, merging, and the subclass of its configuration."""
+"""The drop-in for xtuner: packs, pads, dtypes, merging."""
 
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from builders.rounding import near
-from rollout_corr.frameworks import xtuner
 from rollout_corr.frameworks.xtuner import dropin
 
 LENGTHS = [7, 0, 5, 9, 4]
@@ -43,7 +41,6 @@ def theirs(monkeypatch):
     monkeypatch.setitem(sys.modules, dropin.MODULE, module)
     yield module
     dropin.uninstall()
-    sys.modules.pop("rollout_corr.frameworks.xtuner.subclass", None)
 
 
 def pack(seed=0, dtype=torch.float32, mask_dtype=torch.bool, pads=(4,)):
@@ -224,29 +221,15 @@ def test_install(theirs):
     assert made.compute_rollout_importance_weights_and_metrics(*given) == "theirs"
 
 
-def test_subclass(theirs):
-    """xtuner's configuration with our method and the switches as fields; nothing is replaced."""
-    made = xtuner.RolloutImportanceSampling(**SHIPPED, mismatch_over="sequence", empty_rows="skip")
-    assert isinstance(made, theirs.RolloutImportanceSampling)
-    assert pickle.loads(pickle.dumps(type(made))) is type(made) is xtuner.RolloutImportanceSampling
-    found = made.compute_rollout_importance_weights_and_metrics(*pack())
-    expected = run(pack(), **SHIPPED, mismatch_over="sequence", empty_rows="skip")
-    assert torch.equal(found[0], expected[0]) and found[2:] == expected[2:]
-    with pytest.raises(ValueError, match="mismatch_over: expected one of"):
-        xtuner.RolloutImportanceSampling(mismatch_over="word").compute_rollout_importance_weights_and_metrics(*pack())
-
-
 @pytest.mark.parametrize("level", ["max", "geometric", "kl3"])
-def test_vetoes_of_the_pull_request(theirs, level):
+def test_vetoes_of_the_pull_request(level):
     """Only of sequences whose mean advantage is negative."""
     given = pack(3, torch.float64)
     bounds = {"max": (1.4, 0.7), "geometric": (1.02, 0.98), "kl3": (0.02, 0.0)}[level]
     fields = {"rollout_is_threshold": (5.0, 0.1), "rollout_is_veto_threshold": bounds, "rollout_is_veto_level": level}
-    made = xtuner.RolloutImportanceSampling(**fields)
-    everyone = made.compute_rollout_importance_weights_and_metrics(*given)[1]
-    made.rollout_is_veto_negative_adv_only = True
+    everyone = run(given, **fields)[1]
     for sign in (1.0, -1.0):
-        mask = made.compute_rollout_importance_weights_and_metrics(*given, advantages=torch.full((5,), sign))[1]
+        mask = run((*given, torch.full((5,), sign)), **fields, rollout_is_veto_negative_adv_only=True)[1]
         assert torch.equal(mask, given[3].float() if sign > 0 else everyone) and everyone.sum() < given[3].sum()
 
 

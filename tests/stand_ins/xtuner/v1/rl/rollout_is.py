@@ -35,3 +35,7 @@ class RolloutImportanceSampling(SimpleNamespace):
         kept = weights[valid]
         of_weights["mismatch/rollout_is_eff_sample_size"] = float(1.0 / (kept / (kept.mean() + 1e-8)).square().mean())
         return weights, mask.float(), of_policies, of_weights
+
+
+def merge_rollout_is_metrics(rollout_is_metrics, device="cuda"):
+    raise NotImplementedError("the example merges nothing")
