@@ -28,6 +28,7 @@ FENCE = re.compile(r"(^\s*```.*?^\s*```$)", re.DOTALL | re.MULTILINE)
 # An entry of a page in docs/api/: the name of an object, a link to its source, its first line.
 ENTRY = re.compile(r"^- \[`(rollout_corr[\w.]*)`\]\(.*$", re.MULTILINE)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+CELL = re.compile(r"<td((?: style=\"[^\"]*\")?)>(?=(.*?)</td>)", re.DOTALL)
 LANGUAGES = {".py": "python", ".json": "json", ".ipynb": "json"}
 
 
@@ -129,11 +130,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Typeset formulas as MathML, which browsers show without a script."""
+    """Typeset formulas as MathML, which needs no script, and mark cells of tables that hold a sentence."""
 
     def typeset(match: re.Match[str]) -> str:
         made = convert(html.unescape(match[2]).strip(), display="block" if match[1] == "div" else "inline")
         # Browsers no longer read this attribute.
-        return made.replace('<mi mathvariant="double-struck">E</mi>', "<mi>&#x1D53C;</mi>")
+        made = made.replace('<mi mathvariant="double-struck">E</mi>', "<mi>&#x1D53C;</mi>")
+        # They set `log q` without a space, and `<` at the start of an index with one on each side.
+        made = re.sub(r"(?<=<mi>log</mi>)(?!<mo stretchy)", '<mspace width="0.17em"></mspace>', made)
+        return made.replace("<mrow><mo>&#x0003C;</mo>", '<mrow><mo lspace="0" rspace="0">&#x0003C;</mo>')
 
-    return FORMULA.sub(typeset, html_text)
+    def sized(match: re.Match[str]) -> str:
+        return f'<td class="words"{match[1]}>' if len(re.sub("<.*?>", "", match[2])) > 40 else match[0]
+
+    return CELL.sub(sized, FORMULA.sub(typeset, html_text))
