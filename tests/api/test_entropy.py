@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, check, lay_out, random_sequences
+from builders.batches import lay_out, random_sequences
 from builders.calls import bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.loss_cases import COUNTED, MEANS
@@ -40,19 +40,6 @@ def with_entropy(seed, **options):
             for h, m in zip(rows, sequence.mask, strict=True)
         ]
     return sequences
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_criteria_and_metrics_against_loops(layout):
-    whole = LAYOUTS.index(layout) % 2 == 0
-    finite = random_sequences(2, (5, 1, 7, 0, 4, 6, 9))
-    for sequence in finite:
-        sequence.external["entropy"] = [abs(h) for h in sequence.external["entropy"]]
-    for sequences in (finite, random_sequences(3), []):
-        if sequences or layout not in ("list", "jagged"):
-            check(sequences, OPEN, layout, whole=whole)
-    _, expected = check(finite, OPEN, layout, whole=whole)
-    assert {False, True} == set(expected.keep) == {x for row in expected.rejected for x in row}
 
 
 def test_a_nan_fails_its_unit_and_is_counted():

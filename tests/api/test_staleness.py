@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, check, lay_out, random_sequences
+from builders.batches import check, lay_out, random_sequences
 from builders.rounding import near
-from builders.weights import weight_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,17 +19,6 @@ OLD = rc.Spec(
     rejected="both",
 )
 SMALL = rc.Spec(criteria=(rc.Criterion("age", upper=1),))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_ages_against_the_oracle(layout):
-    whole = LAYOUTS.index(layout) % 2 == 0
-    sequences = random_sequences(3, (5, 1, 7, 0, 4, 6, 9))
-    for level in ("token", "product", "geometric"):
-        for normalize in (None, "batch"):
-            spec = replace(OLD, weight=weight_of(level, normalize=normalize, decay=OLD.weight.decay))
-            _, expected = check(sequences, spec, layout, whole=whole)
-            assert {False, True} == set(expected.keep) == {x for row in expected.rejected for x in row}
 
 
 @pytest.mark.parametrize("layout", ["packed_gaps", "padded_left", "list"])

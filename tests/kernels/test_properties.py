@@ -5,7 +5,6 @@ The interpreter is slow, so `make test` sees a few batches of each; `make test-a
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -14,11 +13,10 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import rollout_corr as rc
 from aot.variants import VARIANTS
 from builders.batches import LAYOUTS, lay_out, spoil, wild
 from builders.kernel_cases import INTERPRETED, NARROW, WIDE, Shape, batch, between_fences, same_bits, shaped, watched
-from builders.same_bits import assert_same_results, assert_same_statistics, outcome, pick
+from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.strategies import specs
 from oracles.correction import Sequence
 
@@ -103,52 +101,6 @@ def test_shape_of_tiles_does_not_matter(examples, device):
         assert_same_results(other, wide)
         if spec.nonfinite != "propagate":
             assert_same_statistics(other[3], wide[3], rounds_means=True)
-
-
-@EXAMPLES
-def test_chunks_merge_to_the_whole(examples, device):
-    """Whatever a batch is split into at the bounds of sequences, its statistics add up."""
-
-    @holds(examples, batches(), some_specs(examples), DTYPES, st.lists(st.integers(0, 4), max_size=2), WITHOUT_GAPS)
-    def property(sequences, spec, dtype, cuts, layout):
-        spec = replace(spec, nonfinite="reject") if spec.nonfinite == "propagate" else spec
-        whole = run(sequences, spec, dtype, device, layout)
-        edges = [0, *sorted(min(cut, len(sequences)) for cut in cuts), len(sequences)]
-        parts = []
-        for start, end in itertools.pairwise(edges):
-            parts.append(run(sequences[start:end], spec, dtype, device, layout))
-            assert_same_results(parts[-1], whole, range(start, end))
-        assert_same_statistics(rc.Statistics.sum(part[3] for part in parts), whole[3], rounds_means=True)
-
-
-@EXAMPLES
-def test_empty_sequences_change_nothing(examples, device):
-    """Between the others, before and behind them, without tokens or with invalid ones alone."""
-
-    @holds(
-        examples,
-        batches(),
-        some_specs(examples, (None, "batch")),
-        DTYPES,
-        st.sampled_from(LAYOUTS),
-        st.lists(st.integers(0, 5), min_size=1, max_size=3),
-    )
-    def property(sequences, spec, dtype, layout, places):
-        spec = replace(spec, nonfinite="reject") if spec.nonfinite == "propagate" else spec
-        more, order = list(sequences), list(range(len(sequences)))
-        per_sequence = not any(isinstance(q.advantages, list) for q in sequences)
-        for i, place in enumerate(places):
-            length, at = 9 * i, min(place, len(more))
-            advantages = -9.0 if per_sequence else [-9.0] * length
-            other = {name: [math.inf] * length for name in ("entropy", "surprise")}
-            ages = {"versions": [-1] * length, "current_version": 7}
-            more.insert(at, Sequence([math.nan] * length, [1.0] * length, [0] * length, advantages, other, **ages))
-            order = [s + (s >= at) for s in order]
-        few, many = (run(batch, spec, dtype, device, layout) for batch in (sequences, more))
-        if spec.weight is None or spec.weight.normalize is None:
-            assert_same_results(tuple(pick(part, order) for part in many[:3]), few)
-        assert_same_statistics(many[3], few[3], rounds_means=True)
-        assert all(keep for s, keep in enumerate(many[2]) if s not in order)
 
 
 @EXAMPLES
