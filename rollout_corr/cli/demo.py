@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -63,13 +62,8 @@ def rows(batch: ExampleBatch, bad: Tensor) -> list[list[str]]:
 
 
 def _program() -> str:
-    """Return what a shell calls this program by, as short as that can be, and as it was called."""
-    if shutil.which(PROGRAM):
-        return PROGRAM
-    typed = Path(sys.argv[0])
-    if typed.stem == PROGRAM:
-        return min(str(typed), os.path.relpath(typed), key=len)
-    return f"{min(sys.executable, os.path.relpath(sys.executable), key=len)} -m rollout_corr"
+    """Return what a shell calls this program by."""
+    return PROGRAM if shutil.which(PROGRAM) else f"{sys.executable} -m rollout_corr"
 
 
 def run(arguments: list[str]) -> int:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
-import shutil
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable
 from importlib import import_module
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
 Run = Callable[[list[str]], int]
 
 PROGRAM = "rollout-corr"
-
-# Characters of the narrowest column of descriptions.
-NARROWEST = 24
 
 # Exit codes, as `main` says.
 GOOD, FOUND, UNUSABLE = 0, 1, 2
@@ -181,11 +176,7 @@ def specs(arguments: list[str]) -> int:
     if not found:
         raise DumpError(f"no spec has {' and '.join(map(repr, words))} in its name or description")
     width = max(len(name) for name, _ in found)
-    # A line each for grep; in a terminal the second column goes on below itself.
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    room = max(columns - width - 2, NARROWEST)
+    # A line each, for grep.
     for name, about in found:
-        lines = textwrap.wrap(about, room, break_on_hyphens=False) if columns else [about]
-        for i, line in enumerate(lines or [""]):
-            print_line(f"{'' if i else name:<{width}}  {line}".rstrip())
+        print_line(f"{name:<{width}}  {about}".rstrip())
     return GOOD

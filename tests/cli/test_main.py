@@ -65,18 +65,6 @@ def test_specs_are_searched_by_name_and_description(capsys):
     assert capsys.readouterr().err == ("rollout-corr specs: no spec has 'no such word' in its name or description\n")
 
 
-def test_specs_fit_a_terminal(capsys, monkeypatch):
-    """On 80 columns a long description goes on below itself; names and words are whole."""
-    assert main(["specs"]) == 0
-    words = capsys.readouterr().out.split()
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main(["specs"]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80 and said.split() == words
-    assert [line.split()[0] for line in said.splitlines() if line[0] != " "] == rc.spec_names()
-
-
 def test_the_version(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--version"])

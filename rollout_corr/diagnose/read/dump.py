@@ -33,7 +33,7 @@ MOST_LISTED = 3
 
 def suffix_of(path: Path) -> str:
     """Return the end of a file's name that says its kind, such as .jsonl.gz."""
-    return "".join(path.suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
+    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
 # Files that are opened together, their writer, and the step that their names say.

@@ -61,9 +61,6 @@ AXES = {
     "versions": "weight version",
     "steps": "step",
 }
-# What a metric is where both policies are one, by the first of these parts of a name that it has.
-IDEALS = {"logratio": 0.0, "kl_": 0.0, "chi2": 0.0, "diff": 0.0, "nonfinite": 0.0}
-IDEALS |= {"ratio_mean": 1.0, "_ess": 1.0, "correlation": 1.0}
 # Above the bounds of `suggest`.
 ABOUT_SUGGESTION = "Bounds that keep 99 % of such sequences (rc.suggest), from their lengths and their mismatch"
 ABOUT_TOO_LONG = "long: products over these sequences are chance: the mean |sum of D| is above 1 nat"
@@ -84,13 +81,11 @@ class Table(NamedTuple):
         heads: Names of the columns.
         rows: Cells, texts; on a page they may be elements.
         text: Number of columns, from the left, that are text and no numbers.
-        colors: "better" or "worse" by row and column.
     """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Any]]
     text: int = 1
-    colors: Mapping[tuple[int, int], str] = {}
 
 
 def number(value: float) -> str:
@@ -143,21 +138,11 @@ def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:
         return Table(
             ("metric", "value", "healthy"), [(key, number(metrics[0][key]), _healthy(key, metrics)) for key in keys]
         )
-    rows, colors = [], {}
-    for i, key in enumerate(keys):
+    rows = []
+    for key in keys:
         before, after = (each[key] for each in metrics)
         rows.append((key, number(before), number(after), number(after - before), _healthy(key, metrics)))
-        colors[i, 3] = change(key, before, after)
-    return Table(("metric", *(name for name, _ in dumps), "change", "healthy"), rows, colors=colors)
-
-
-def change(key: str, before: float, after: float) -> str:
-    """Judge a change of a metric by a tenth or more: "better", "worse", or neither."""
-    ideal = next((ideal for part, ideal in IDEALS.items() if part in key), None)
-    if ideal is None:
-        return ""
-    before, after = abs(before - ideal), abs(after - ideal)
-    return "worse" if after > 1.1 * before else "better" if after < 0.9 * before else ""
+    return Table(("metric", *(name for name, _ in dumps), "change", "healthy"), rows)
 
 
 def _healthy(key: str, metrics: Sequence[Mapping[str, float]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..doctor.cause import Finding
 from ..read.dump import Source
-from .content import HEALTHY, UNSEEN, WORDS, Table, Tile, change, problems_title
+from .content import HEALTHY, UNSEEN, WORDS, Table, Tile, problems_title
 from .html import Child, Html, document, element
 from .style import STYLE
 
@@ -27,12 +27,11 @@ def drawn(figures: Sequence[Html]) -> Html:
 def table(content: Table) -> Html:
     """Return a table; on a phone a wide one has a block for each row."""
 
-    def cell(row: int, i: int, shown: Child) -> Html:
-        kind = " ".join(filter(None, ("text" if i < content.text else "", content.colors.get((row, i), ""))))
-        return element("td", shown, class_=kind, data_head=content.heads[i])
+    def cell(i: int, shown: Child) -> Html:
+        return element("td", shown, class_="text" if i < content.text else None, data_head=content.heads[i])
 
     heads = [element("th", x, class_="text" if i < content.text else None) for i, x in enumerate(content.heads)]
-    rows = [element("tr", [cell(n, i, x) for i, x in enumerate(row)]) for n, row in enumerate(content.rows)]
+    rows = [element("tr", [cell(i, x) for i, x in enumerate(row)]) for row in content.rows]
     made = element("table", element("thead", element("tr", heads)), element("tbody", rows))
     return element("div", made, class_="wide stacked" if len(heads) > NARROW else "wide")
 
@@ -84,8 +83,7 @@ def tile_row(*dumps: Sequence[Tile]) -> Html:
     for same in zip(*dumps, strict=True):
         values: list[Child] = [element("b", tile.shown, class_=tile.state) for tile in same]
         if len(same) > 1:
-            kind = change(same[0].key, same[0].value, same[1].value)
-            values.insert(1, element("span", " \u2192 ", class_=kind))
+            values.insert(1, " \u2192 ")
         last = same[-1]
         state = element("span", WORDS[last.state], class_="state")
         found.append(

@@ -29,7 +29,6 @@ h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; overflow-wrap: anywhere; }
 .tile code { font-size: .66rem; overflow-wrap: anywhere; line-height: 1.3; margin-top: auto; padding-top: .3rem; }
 .tile .range { font-size: .78rem; } .tile .state { color: var(--hue); font-weight: 600; margin-right: .5em; }
 .tile .range span { display: inline-block; }
-.worse { color: var(--error); font-weight: 600; } .better { color: var(--good); font-weight: 600; }
 .charts, .columns { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 22px 26px; }
 figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; font-size: .87rem; margin-bottom: .25rem; overflow-wrap: anywhere; }
