@@ -54,18 +54,7 @@ from ..partials import (
     sum_of_rows,
 )
 from ..tiles import Extents, edge, either
-from ..tokens import (
-    at,
-    criterion,
-    exponential,
-    limited,
-    named,
-    number,
-    of_pair,
-    real,
-    size,
-    thresholds,
-)
+from ..tokens import at, criterion, exponential, limited, named, number, of_pair, real, size, thresholds
 from .measures import (
     BINS,
     COPIES,

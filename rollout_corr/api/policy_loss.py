@@ -32,15 +32,7 @@ from ..specs.score_losses import without_ratio
 from ..specs.surrogate import Decided
 from ..specs.terms import KL, EntropyBonus, Mean, Objective
 from .correct import Correction, spec_given
-from .loss_request import (
-    LossRequest,
-    read_ids,
-    read_ready,
-    read_scales,
-    read_tensors,
-    read_total,
-    read_turns_of,
-)
+from .loss_request import LossRequest, read_ids, read_ready, read_scales, read_tensors, read_total, read_turns_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

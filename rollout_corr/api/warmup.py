@@ -194,10 +194,7 @@ def _dtype(x: LogProbs) -> torch.dtype:
 
 
 def _compile(
-    batches: Sequence[tuple[int, int]],
-    batch: Callable[[int, int], None],
-    threads: int,
-    progress: bool | None,
+    batches: Sequence[tuple[int, int]], batch: Callable[[int, int], None], threads: int, progress: bool | None
 ) -> None:
     """Compile what batches launch, side by side, before they are run."""
     from ..kernels.launches import compiled_beside

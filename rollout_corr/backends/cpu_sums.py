@@ -118,7 +118,6 @@ class CpuPacked(Packed):
         self._tiled = size >= max(TILED, 2 * TILE * self.count) and self.count > 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """[N] floating -> [S] float64; nothing in one sequence touches another."""
         tiles = self._in_tiles(x)
         return super().sum(x) if tiles is None else tiles.sum(x)
 
@@ -138,18 +137,15 @@ class CpuPacked(Packed):
         return super().sum_integers(x)
 
     def max(self, x: Tensor) -> Tensor:
-        """[N] floating -> [S]; -inf for a sequence without tokens."""
         tiles = self._in_tiles(x, x.dtype)
         return super().max(x) if tiles is None else tiles.max(x)
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] floating -> [S] each: the largest x, and the largest -x."""
         tiles = self._in_tiles(x, x.dtype)
         return super().ends(x) if tiles is None else tiles.ends(x)
 
     @property
     def ids(self) -> Tensor:
-        """[N] int64, the sequence of each token."""
         if self._ids is None and self._lengths is None and self.count:
             # Tokens outside go with their neighbors. A search for each token would take ten times as long.
             ends = self.offsets.clone()
@@ -158,7 +154,6 @@ class CpuPacked(Packed):
         return super().ids
 
     def spread(self, per_sequence: Tensor) -> Tensor:
-        """[S] -> [N]."""
         if per_sequence.dtype != torch.bool or self._ids is not None or not self.count:
             return super().spread(per_sequence)
         # A running sum of where it changes, in bytes: a fifth of the time of the index.
@@ -362,7 +357,6 @@ class ExactSums(SeriesSums):
 
     @property
     def d2(self) -> float:
-        """The sum of D^2."""
         return (self.d * self.d).sum().item()
 
     @cached_property
@@ -371,11 +365,9 @@ class ExactSums(SeriesSums):
 
     @property
     def k3(self) -> float:
-        """The sum of k3."""
         return self._excess - self.sum
 
     def excess(self, sum_d: Tensor) -> float:
-        """The sum of e^D - 1."""
         return self._excess
 
     def excess_of_sequences(self, sum_d: Tensor, of_outliers: Tensor) -> Tensor:
@@ -383,11 +375,9 @@ class ExactSums(SeriesSums):
         return self._sequences.sum(of_outliers)
 
     def largest_small_d(self) -> float:
-        """The largest of nothing."""
         return -math.inf
 
     def k3_of_tokens(self) -> Tensor:
-        """[N]: k3."""
         return (self.outlier_excess - self.outliers).to(self.d.dtype)
 
 
@@ -442,7 +432,6 @@ class CpuTokens(Tokens):
     small_up_to: float | None = None  # the |D| up to which a token is small; None: none is
 
     def limited(self, limit: float) -> Tensor:
-        """D within +-limit."""
         return self.d if self.largest <= limit else super().limited(limit)
 
     @cached_property
@@ -460,16 +449,13 @@ class CpuTokens(Tokens):
 
     @property
     def k3(self) -> Tensor:
-        """k3 of the clamped D."""
         return super().k3 if self.sums is None else self.once("k3", self.sums.k3_of_tokens)
 
     @property
     def extrema(self) -> tuple[Number, Number]:
-        """(-min D, max D)."""
         return self.ends
 
     def count_differing(self, n_valid: Tensor) -> Tensor:
-        """[S] int64: how many tokens of each sequence differ, of [S] valid ones."""
         if not self.largest:
             return torch.zeros_like(n_valid)
         # |D| as integers of its bits, in a quarter of the time of a comparison, which writes bools.
@@ -484,7 +470,6 @@ class CpuTokens(Tokens):
         return sequences.sum_integers(which)
 
     def sum_d_of(self, units: Sequences) -> Tensor:
-        """[S] or [U] float64: the sum of D over the tokens of each of some units."""
         if self.d.dtype != torch.float32 or not isinstance(units, CpuPacked):
             return super().sum_d_of(units)
         largest = GRID_OF_D * min(self.largest, LARGEST_D) + 1.0
@@ -492,7 +477,6 @@ class CpuTokens(Tokens):
 
     @property
     def sums_of_log_probs(self) -> tuple[Tensor, Tensor]:
-        """[S] float64 each: the sums of train_logp and of rollout_logp."""
         if self.largest > LARGEST_D:
             return super().sums_of_log_probs
         train = self.sequences.sum(self.train)
@@ -500,14 +484,12 @@ class CpuTokens(Tokens):
 
     @property
     def excess_of_sequences(self) -> Tensor:
-        """[S] float64: the sums of e^D - 1."""
         sums = self.sums
         if sums is None:
             return super().excess_of_sequences
         return self.once("excess/sequences", lambda: sums.excess_of_sequences(self.sum_d, sums.outlier_excess))
 
     def bounded_of_sequences(self, asked: Weight, bounds: WeightBounds, bounded: Callable[[], Tensor]) -> Tensor:
-        """[S] float64: the sums of ratio - 1 after the bounds, of a weight of tokens."""
         found = self.bounded(asked, bounds)
         if self.sums is None or found is None:
             return super().bounded_of_sequences(asked, bounds, bounded)
@@ -523,7 +505,6 @@ class CpuTokens(Tokens):
         return cast("BoundedSums", found)
 
     def forget(self) -> None:
-        """Free what was derived and is as large as the tokens, after its last use."""
         super().forget()
         for name in ("sums", "_bounded"):
             self.__dict__.pop(name, None)

@@ -100,7 +100,6 @@ class PackedLayout(Layout):
         self._shape = logp.shape
 
     def give_back(self, x: Tensor) -> LogProbs:
-        """Return a result as [N] or [1, N]."""
         return x if len(self._shape) == 1 else x.view(self._shape)
 
 
@@ -124,7 +123,6 @@ class JaggedLayout(Layout):
         self.offsets = logp.offsets()
 
     def open(self, name: str, x: object) -> object:
-        """Return the values of a nested tensor with the same rows."""
         if not isinstance(x, Tensor):
             return x
         leader, logp, offsets = self._leader, self._logp, self.offsets
@@ -142,7 +140,6 @@ class JaggedLayout(Layout):
         return x.values()
 
     def give_back(self, x: Tensor) -> LogProbs:
-        """Return a result as a nested tensor with the same rows."""
         return torch.nested.nested_tensor_from_jagged(x, self.offsets)
 
 
@@ -172,7 +169,6 @@ class ListLayout(Layout):
         self.offsets = torch.tensor([0, *self._lengths], dtype=torch.int64, device="cpu").cumsum(0)
 
     def open(self, name: str, x: object) -> object:
-        """Concatenate tensors of the same lengths."""
         leader, lengths = self._leader, self._lengths
         if x is None:
             return x
@@ -188,7 +184,6 @@ class ListLayout(Layout):
         return _joined(list(x)) if x else torch.zeros(0, device="cpu")
 
     def give_back(self, x: Tensor) -> LogProbs:
-        """Return a result as a list, or as a tuple where one was given."""
         return self._kind(x.split(self._lengths))
 
 

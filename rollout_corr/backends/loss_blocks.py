@@ -138,7 +138,6 @@ class CpuTokensThatTrain(TokensThatTrain):
         super().__init__(given, *others)
 
     def chosen(self, x: Tensor) -> Tensor:
-        """Values of tokens that train, 0 elsewhere."""
         if self._counted is None:
             return x
         if not self._multiplies:
@@ -192,12 +191,10 @@ class CpuTokensThatTrain(TokensThatTrain):
         return super().number(which) if which.dtype == torch.bool else which.sum(dtype=torch.float64)
 
     def counts(self, n: Tensor) -> tuple[Number, Number]:
-        """The tokens and the sequences of n tokens each."""
         # Compaction has left valid tokens alone.
         return float(self.x.shape[0] if n is self._valid else n.sum()), float(torch.count_nonzero(n))
 
     def sums_of_ratios(self, used: Tensor) -> dict[str, Number]:
-        """The sums of x, r - 1, its square and k3."""
         if self._ends is None:
             return super().sums_of_ratios(used)
         largest, sequences = max(self._ends), self._units
@@ -207,7 +204,6 @@ class CpuTokensThatTrain(TokensThatTrain):
         return self.sums_by_k3(used, k3_within(used, largest))
 
     def extrema(self, used: Tensor) -> tuple[Number, Number]:
-        """(-minimum, maximum) of `clamped` over the tokens that train."""
         # A 0 at a token that does not train may be an end, and with a sequence's mean the mean itself.
         return super().extrema(used) if self._ends is None or self._counted is not None else self._ends
 

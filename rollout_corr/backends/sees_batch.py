@@ -65,11 +65,9 @@ class AsMany(Counting):
         self._count = count
 
     def goes_on(self, before: Before, side: Side) -> Tensor:
-        """Go on while fewer are kept."""
         return before.kept < self._count
 
     def words(self, side: Side) -> str:
-        """The rule."""
         return "a number that the batch decides"
 
 

@@ -37,16 +37,7 @@ from . import prefix
 from .bounds import grown, within
 from .bounds_of_batch import BoundsOfBatch, Sorted, beyond
 from .sequences import Sequences
-from .tokens import (
-    LARGEST_D,
-    Tokens,
-    binary_kl,
-    k3,
-    probability,
-    select,
-    sum_of_d,
-    sum_of_statistic,
-)
+from .tokens import LARGEST_D, Tokens, binary_kl, k3, probability, select, sum_of_d, sum_of_statistic
 
 # --- one token ---
 

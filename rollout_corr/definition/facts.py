@@ -74,12 +74,7 @@ class SequenceFacts:
 
 
 def sequence_facts(
-    tokens: Tokens,
-    n_valid: Tensor,
-    n_measured: Tensor,
-    decision: Decision,
-    weighing: Weighing | None,
-    spec: Spec,
+    tokens: Tokens, n_valid: Tensor, n_measured: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
 ) -> SequenceFacts:
     """Gather the facts of each sequence, and take the sums over sequences that no outcome needed."""
     train, rollout = tokens.sums_of_log_probs

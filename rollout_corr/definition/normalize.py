@@ -29,12 +29,7 @@ ROWS = 6
 
 
 def totals_of(
-    weights: Tensor,
-    valid: Tensor,
-    nonfinite: Tensor | None,
-    sequences: Sequences,
-    turns: Turns | None,
-    spec: Spec,
+    weights: Tensor, valid: Tensor, nonfinite: Tensor | None, sequences: Sequences, turns: Turns | None, spec: Spec
 ) -> Tensor:
     """Add up the weights of each sequence: [ROWS, S] int64, which groups and ranks add up further.
 

@@ -14,16 +14,7 @@ from torch import Tensor
 
 from ..specs.correction import Criterion, Weight
 from .sequences import Sequences
-from .tokens import (
-    GRID_OF_D,
-    GRID_OF_FRACTION,
-    LARGEST_D,
-    LARGEST_STATISTIC,
-    Tokens,
-    select,
-    to_grid,
-    truncated,
-)
+from .tokens import GRID_OF_D, GRID_OF_FRACTION, LARGEST_D, LARGEST_STATISTIC, Tokens, select, to_grid, truncated
 
 # The fraction of a float64 is two limbs of 31 bits: 62 bits, so that nothing of a value above 2^-9 is cut off.
 GRID_OF_LIMB = 2.0**31

@@ -61,7 +61,6 @@ class Specializer(Emitter):
         return dict(called.arguments)
 
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function of Triton: write it into the caller, or call what is left of it."""
         called = function.fn.__name__
         arguments = {key: unwrap(x) for key, x in self.bound(function, args, kwargs).items()}
         if called in STORES:
@@ -241,7 +240,6 @@ class Specializer(Emitter):
         return Kernel(own, parameters, body, doc, result, types)
 
     def function_of_tensors(self, function: Any) -> Kernel:
-        """A function that a reduction applies."""
         key = (function.fn.__name__, "reduction")
         if key not in self.functions:
             one = Dyn(name("x"), tl.float32)

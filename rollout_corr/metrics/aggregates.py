@@ -21,18 +21,7 @@ from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from . import turns as of_turns
 from .all_sequences import AllSequences
-from .rows import (
-    Aggregate,
-    At,
-    Column,
-    always,
-    both_ends,
-    ends_of_column,
-    exp,
-    of_column,
-    over_tokens,
-    total,
-)
+from .rows import Aggregate, At, Column, always, both_ends, ends_of_column, exp, of_column, over_tokens, total
 from .sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
 
 # The log of a ratio of 2.

@@ -17,21 +17,7 @@ from ..specs.bounds_of_batch import WEIGHT
 from ..specs.correction import Spec
 from .labels import LabelSet, count_outside, outside_of
 from .limits import healthy
-from .rows import (
-    EACH,
-    Formula,
-    Metric,
-    Over,
-    Values,
-    both_ends,
-    exp,
-    maximum,
-    mean,
-    minimum,
-    plain,
-    ratio_of,
-    std,
-)
+from .rows import EACH, Formula, Metric, Over, Values, both_ends, exp, maximum, mean, minimum, plain, ratio_of, std
 from .sums import OfBatch
 
 VALID = Over("valid tokens", "tokens")

@@ -109,13 +109,11 @@ class ClipCov(PPO):
         return Decided((chosen,), (), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute PPO's loss, and 0 at the tokens chosen."""
         found, chosen = super().loss(tokens), tokens.decided.tokens[0]
         slope = None if found.slope is None else (found.slope[0], torch.where(chosen, 0.0, found.slope[1]))
         return found._replace(value=torch.where(chosen, 0.0, found.value), slope=slope)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         return (
             f"{super().explain()}; 0 at a share of {self.share:g} of the tokens, drawn from those of covariance in "
             f"({self.lower:g}, {self.upper:g})"
@@ -145,19 +143,16 @@ class KLCov(Surrogate):
         self._number("penalty", most=LARGEST_FLOAT32)
 
     def see_batch(self, batch: SeenBatch) -> Decided:
-        """Choose the tokens of largest covariance."""
         covariance = _covariance(batch)
         chosen = batch.largest(covariance, batch.trains, _as_many(batch, self.share))
         return Decided((chosen,), (), _of_chosen(covariance, chosen))
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute -r A, with the penalty at the tokens chosen."""
         away = tokens.saturated(tokens.x).abs()
         penalty = torch.where(tokens.decided.tokens[0], self.penalty * away, 0.0)
         return TokenLoss(penalty - tokens.clamped.exp() * tokens.advantages)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         return f"-r A, and {self.penalty:g} |x| more at the share of {self.share:g} of the tokens of largest covariance"
 
 
@@ -238,7 +233,6 @@ class BAPO(Surrogate):
         return {"clip": (self.lower, self.upper), "far": (None, self.dual)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """The clips that can be set."""
         return ("low", "high") if self.dual is None else ("low", "high", "dual")
 
     def see_batch(self, batch: SeenBatch) -> Decided:
@@ -276,7 +270,6 @@ class BAPO(Surrogate):
         return Decided((), (lower.to(x.dtype), upper.to(x.dtype), *cuts), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute -A times r, cut from above where A > 0 and from below where A < 0, by the bounds found."""
         x, advantages = tokens.clamped, tokens.advantages
         lower, upper, low_cut, high_cut = tokens.decided.numbers
         down = advantages < 0
@@ -289,7 +282,6 @@ class BAPO(Surrogate):
         return TokenLoss(-advantages * ratio, low=low, high=above & (advantages > 0), dual=dual)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         text = (
             f"-min(r A, clip(r, lower, upper) A), lower from {self.lower:g} to {self.lowers[-1]:g} and upper from "
             f"{self.upper:g} to {self.uppers[-1]:g}, {self.first} first, until A > 0 carries {self.share:g} of the loss"
@@ -371,11 +363,9 @@ class EntropyClip(Surrogate):
 
     @property
     def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
-        """The bound of the far side."""
         return {"far": (None, self.dual)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """The clips that can be set."""
         return ("low", "high") if self.dual is None else ("low", "high", "dual")
 
     def see_batch(self, batch: SeenBatch) -> Decided:
@@ -405,7 +395,6 @@ class EntropyClip(Surrogate):
         return Decided((torch.where(batch.tokens.advantages < 0, lower, upper).log(),), (), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute -A times r, cut from above where A > 0 and from below where A < 0, by the token's own bounds."""
         x, advantages = tokens.clamped, tokens.advantages
         (bound,) = tokens.decided.tokens
         down = advantages < 0
@@ -417,7 +406,6 @@ class EntropyClip(Surrogate):
         return TokenLoss(-advantages * ratio, low=low, high=above & (advantages > 0), dual=dual)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         side = "lower" if self.widens == "outward" else "upper"
         text = (
             f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A), the upper bound up to "
@@ -477,7 +465,6 @@ class REAL(Surrogate):
         return TokenLoss(value + slope * (away - away.detach()))
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         return (
             f"log(1 + sum of e^(s / {self.tau:g}) where A <= 0) + log(1 + sum of e^(-s / {self.tau:g}) where A > 0), "
             "over the sequences of its group, s = their mean log-ratio"

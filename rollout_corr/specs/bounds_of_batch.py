@@ -100,7 +100,6 @@ class Grouped(Counting):
 
     @property
     def by_group(self) -> bool:
-        """True if each group of sequences has a bound of its own."""
         return self.within == "group"
 
 
@@ -131,7 +130,6 @@ class Quantile(Grouped):
         return (before.all - before.kept) / before.all.double() > self.q
 
     def words(self, side: Side) -> str:
-        """The quantile."""
         return f"the quantile {self.q:g} of {_whose(self)}"
 
 
@@ -156,14 +154,12 @@ class _Ends(Grouped):
             raise ValueError(f"{name}.count: expected a number >= 1{limit}, got {shown(self.count)}")
 
     def goes_on(self, before: Before, side: Side) -> Tensor:
-        """Go on while fewer are kept."""
         if self.share is not None:
             return before.kept / before.all.double() < self.share
         assert self.count is not None
         return before.kept < self.count
 
     def words(self, side: Side) -> str:
-        """Count from the end that is kept."""
         end = "smallest" if side == "upper" else "largest"
         if self.share is not None:
             return f"the {end} value that a share of {self.share:g} of {_whose(self)} reaches"
@@ -239,7 +235,6 @@ class MeanBelow(Grouped):
         return (x.double() / self.below).clamp(-LARGEST_AMOUNT, LARGEST_AMOUNT)
 
     def words(self, side: Side) -> str:
-        """A description of what is dropped."""
         whose = " of its group" if self.by_group else ""
         return f"so small that the mean of what is kept{whose} is below {self.below:g}"
 
@@ -269,7 +264,6 @@ class KeepESS(OfBatch):
         return first * first >= self.floor * n * second
 
     def words(self, side: Side) -> str:
-        """The sample size."""
         return f"the loosest bound at which the effective sample size is still {self.floor:g} of the batch"
 
 

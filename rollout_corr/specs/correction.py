@@ -13,18 +13,7 @@ from typing import Any, ClassVar
 
 from .bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
 from .checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
-from .choices import (
-    DETAIL,
-    NONFINITE,
-    REJECTED,
-    REPORTS,
-    SUMS_OVER,
-    Detail,
-    Nonfinite,
-    Rejected,
-    Scheme,
-    SumsOver,
-)
+from .choices import DETAIL, NONFINITE, REJECTED, REPORTS, SUMS_OVER, Detail, Nonfinite, Rejected, Scheme, SumsOver
 from .criterion import AGE, ENTROPY
 from .criterion import Criterion as Criterion
 from .validate import LARGEST_CLAMP, choice, positive, shown

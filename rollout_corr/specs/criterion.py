@@ -6,21 +6,7 @@ from dataclasses import dataclass
 
 from .bounds_of_batch import Bounded, OfBatch
 from .checked import keywords_meant
-from .choices import (
-    DROP,
-    POLICIES,
-    REDUCTIONS,
-    STRETCHES,
-    UNITS,
-    WHEN,
-    Drop,
-    Growth,
-    Of,
-    Reduce,
-    Stretch,
-    Unit,
-    When,
-)
+from .choices import DROP, POLICIES, REDUCTIONS, STRETCHES, UNITS, WHEN, Drop, Growth, Of, Reduce, Stretch, Unit, When
 from .statistics import STATISTICS, Stat, Statistic
 from .validate import bounds, choice, positive, shown
 from .weight import check_growth

@@ -41,10 +41,7 @@ REJECTED = {
     "zero": "Rejected tokens get weight 0. The mask does not change, so they still count in the loss's denominator.",
     "both": "Rejected tokens get weight 0 and are 0 in the returned mask.",
 }
-DETAIL = {
-    "basic": "the basic set",
-    "full": "the full set, with percentiles, probabilities and correlation",
-}
+DETAIL = {"basic": "the basic set", "full": "the full set, with percentiles, probabilities and correlation"}
 
 
 def steps_of_weight(weight: Weight, clamp: float, sums_over: str, nonfinite: str) -> list[str]:

@@ -66,7 +66,6 @@ class PPO(Surrogate):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The bounds of the ratio."""
         return dict(zip(("least", "most", "furthest"), self.ratio_bounds, strict=True))
 
     @property
@@ -76,7 +75,6 @@ class PPO(Surrogate):
         return {"clip": (least or None, most), "far": (None, furthest if furthest < math.inf else None)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """The clips: from below and on the far side only where there is a bound."""
         least, _, furthest = self.ratio_bounds
         return (*(["low"] if least > 0.0 else []), "high", *(["dual"] if furthest < math.inf else []))
 
@@ -107,7 +105,6 @@ class PPO(Surrogate):
         return down & tokens.under(x, least), above, down & tokens.over(x, furthest)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         text = f"-min(r A, clip(r, {1.0 - self.low:g}, {1.0 + self.high:g}) A)"
         text += "" if self.delta is None else f", r at most {self.delta:g}"
         return text if self.dual is None else f"{text}, at most {self.dual:g} |A| where A < 0"
@@ -141,7 +138,6 @@ class GSPO(PPO):
         choice("GSPO.over", self.over, STRETCHES)
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """The mean of x over the sequence or turn."""
         if self.through == "sequence":
             return tokens.mean(tokens.x)
         mean = tokens.mean(tokens.x.detach())
@@ -149,7 +145,6 @@ class GSPO(PPO):
         return mean + (step - step.detach())
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         flow = f"all tokens of the {self.over}" if self.through == "sequence" else "the token's own log-prob"
         return f"{super().explain()}; log r = the {self.over}'s mean of x, with its gradient through {flow}"
 
@@ -179,11 +174,9 @@ class AveragePPO(PPO):
         choice("AveragePPO.level", self.level, BETWEEN)
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        """The logarithm of the average, which has a gradient through the token and through the mean."""
         return averaged(self.level, tokens.x, tokens.mean(tokens.x))
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         name = "average" if self.level == "average" else "geometric average"
         return f"{super().explain()}; r = the {name} of the token's ratio and the sequence's geometric ratio"
 
@@ -193,11 +186,9 @@ class Reinforce(Surrogate):
     """REINFORCE with a differentiable ratio: -r A."""
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute -r A."""
         return TokenLoss(-tokens.clamped.exp() * tokens.advantages)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         return "-r A"
 
 
@@ -234,7 +225,6 @@ class SAPO(Surrogate):
         return TokenLoss(-gate * advantages)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         gate = "(4 / tau) sigmoid(tau (r - 1))"
         loss = f"-{gate} A" if self.gate == "differentiable" else f"-sg({gate}) A new_logp"
         return f"{loss}, tau = {self.positive:g} where A > 0, else {self.negative:g}"
@@ -263,11 +253,9 @@ class GMPO(Surrogate):
         self._number("high")
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Both sides."""
         return "low", "high"
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the sequence's loss, at each of its tokens."""
         x, advantages = tokens.clamped, tokens.advantages
         up, down = advantages > 0, advantages < 0
         high, low = up & (x > self.high), down & (x < -self.low)
@@ -275,11 +263,9 @@ class GMPO(Surrogate):
         return TokenLoss(-tokens.mean_advantage() * tokens.mean(clipped).exp(), low=low, high=high)
 
     def factor(self, tokens: LossTokens, weights: Tensor) -> Tensor:
-        """The geometric mean of the sequence's weights."""
         return tokens.mean(tokens.trained(weights.clamp(min=SMALLEST_WEIGHT).log())).exp()
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         return f"-mean(A) exp(mean of x), x at most {self.high:g} where A > 0 and at least {-self.low:g} where A < 0"
 
 

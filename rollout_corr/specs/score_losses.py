@@ -60,11 +60,9 @@ class Score(Surrogate):
 
     @property
     def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
-        """Its bounds."""
         return {"score": (self.lower, self.upper)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """The bounds that are given."""
         found = (("low", self.lower), ("high", self.upper))
         return tuple(name for name, bound in found if own_ratio and bound is not None)
 
@@ -83,7 +81,6 @@ class Score(Surrogate):
         return TokenLoss(-ratio * advantages * new, low=below, high=above)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         text = "-sg(r) A new_logp"
         if self.has_own_bounds:
             lower, upper = self.lower or 0.0, math.inf if self.upper is None else self.upper
@@ -126,15 +123,12 @@ class DPPO(Surrogate):
 
     @property
     def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
-        """The upper bound of the ratio."""
         return {"score": (None, self.upper)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Both sides, and the upper bound where it holds."""
         return ("low", "high", "dual") if own_ratio and self.upper is not None else ("low", "high")
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the score function's loss where the token has not moved too far with its advantage."""
         new, advantages = tokens.new, tokens.advantages
         # Not clamped: it leads from new_logp to base, whose probability the divergence needs.
         stopped, d = new.detach(), tokens.x.detach()
@@ -156,7 +150,6 @@ class DPPO(Surrogate):
         return TokenLoss(value, low=low, high=high, dual=dual)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         ratio = "r" if self.upper is None else f"min(r, {self.upper:g})"
         return (
             f"-sg({ratio}) A new_logp, and 0 where r has moved with A and {self.divergence} exceeds "
@@ -170,11 +163,9 @@ class GPG(Surrogate):
     traits: ClassVar[Traits] = Traits(weights_in_bypass="multiply")
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute -A new_logp."""
         return TokenLoss(-tokens.advantages * tokens.new)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         return "-A new_logp"
 
 
@@ -205,7 +196,6 @@ class DRO(Surrogate):
         return tokens.x if self.level == "token" else tokens.total(tokens.x.detach())
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the policy gradient's loss with the pull toward base."""
         pull = tokens.saturated(tokens.x).square()
         if self.level == "sequence":
             total = tokens.total(tokens.x.detach())
@@ -215,7 +205,6 @@ class DRO(Surrogate):
         return TokenLoss(-(tokens.advantages * tokens.new - 0.5 * self.beta * pull))
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         square = "x^2" if self.level == "token" else "X x, X = the sequence's sum of x, with the gradient of X^2"
         return f"-(A new_logp - {0.5 * self.beta:g} {square})"
 

@@ -57,15 +57,12 @@ class TOPR(Surrogate):
 
     @property
     def thresholds(self) -> dict[str, tuple[float | None, float | None]]:
-        """The upper bound of the ratio."""
         return {"taper": (None, self.upper)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """The upper bound."""
         return ("high",)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the score function's loss, tapered where the advantage is not above the threshold."""
         x, advantages = tokens.clamped.detach(), tokens.advantages
         good, above = advantages > self.threshold, tokens.over(x, self.upper)
         tapered = torch.where(above, self.upper, x.exp())
@@ -73,7 +70,6 @@ class TOPR(Surrogate):
         return TokenLoss(-factor * advantages * tokens.new, high=~good & above)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         good, other = ("" if x == 1.0 else f"{x:g} " for x in (self.positive, self.negative))
         where = f"where A > {self.threshold:g}"
         return f"-{good}A new_logp {where}, else -{other}sg(min(r, {self.upper:g})) A new_logp"
@@ -125,11 +121,9 @@ class REC(Surrogate):
         return {"ring": (1.0 + self.far_high, 1.0 - self.far_low), "inside": (1.0 - self.low, 1.0 + self.high)}
 
     def clips(self, own_ratio: bool) -> tuple[str, ...]:
-        """Both sides."""
         return "low", "high"
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the score function's loss of the tokens that the mask keeps."""
         x, advantages = tokens.clamped.detach(), tokens.advantages
         factor = x.exp() if self.weight == "ratio" else torch.ones_like(x)
         high, low = tokens.over(x, 1.0 + self.high), tokens.under(x, 1.0 - self.low)
@@ -141,7 +135,6 @@ class REC(Surrogate):
         return TokenLoss(torch.where(high | low, 0.0, -factor * advantages * tokens.new), low=low, high=high)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         text = "-A new_logp" if self.weight == "one" else "-sg(r) A new_logp"
         least, most = f"{1.0 - self.low:g}", f"{1.0 + self.high:g}"
         text += {
@@ -196,7 +189,6 @@ class VESPO(Surrogate):
         return tokens.total(x).clamp(min=least)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        """Compute the score function's loss with the weight of its sequence."""
         x, advantages = tokens.clamped, tokens.advantages
         up = advantages >= 0
         k = torch.where(up, x.new_full((), self.k_positive), x.new_full((), self.k_negative))
@@ -209,7 +201,6 @@ class VESPO(Surrogate):
         return torch.ones_like(weights)
 
     def explain(self) -> str:
-        """Describe the loss of a token in one line."""
         positive, negative = (
             f"w^{k:g} exp({rate:g} (1 - w))"
             for k, rate in ((self.k_positive, self.rate_positive), (self.k_negative, self.rate_negative))

@@ -225,14 +225,7 @@ _ROWS = (
         compared="clamped_d",
         branches=_where_k3_reverse_is,
     ),
-    Statistic(
-        "abs",
-        "|D|",
-        lambda x: x.d.abs(),
-        r"$\lvert D \rvert$",
-        "the mean log-error",
-        one_limb=True,
-    ),
+    Statistic("abs", "|D|", lambda x: x.d.abs(), r"$\lvert D \rvert$", "the mean log-error", one_limb=True),
     Statistic(
         "ratio_error",
         "the ratio error e^|D|",

@@ -189,7 +189,7 @@ def test_every_public_name_is_documented():
         if inspect.isclass(value):
             for method, function in vars(value).items():
                 if inspect.isfunction(function) and not method.startswith("_"):
-                    assert function.__doc__, f"rollout_corr.{name}.{method} has no docstring"
+                    assert inspect.getdoc(function), f"rollout_corr.{name}.{method} has no docstring"
 
 
 def test_no_committed_file_names_a_machine_or_a_registry():
