@@ -33,15 +33,9 @@ TAKEN = (*RESERVED, "mask", "cu_seqlens", "turns", "versions", "log_mass")
 
 # Columns that a Batch brings: the name of its field by that of the column.
 OF_BATCH = {
-    "turns": "turns",
-    "versions": "versions",
-    "current_version": "versions",
-    "log_mass": "kept_mass",
-    "entropy": "entropy",
-    "labels": "labels",
-    "label_names": "labels",
-    "group_index": "groups",
-}
+    "turns": "turns", "versions": "versions", "current_version": "versions", "log_mass": "kept_mass",
+    "entropy": "entropy", "labels": "labels", "label_names": "labels", "group_index": "groups",
+}  # fmt: skip
 
 # Versions and labels have any integer dtype, as in `correct`.
 OF_COLUMNS = (*FLOATS_OR_INTEGERS, torch.int16, torch.int8, torch.uint8)

@@ -19,7 +19,7 @@ from ..metrics.collectives import all_reduce, check_group
 from ..specs.bounds_of_batch import Place
 from ..specs.checked import known_keywords
 from ..specs.correction import Spec
-from ..specs.validate import shown
+from ..specs.validate import wrong_type
 from .correct import read_request, spec_given
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ class ThresholdStatistics:
             raise ValueError("parts: expected at least one ThresholdStatistics, got none")
         for place, part in enumerate(parts):
             if not isinstance(part, ThresholdStatistics):
-                raise TypeError(
-                    f"parts[{place}]: expected ThresholdStatistics, got {type(part).__name__} {shown(part)}"
-                )
+                raise wrong_type(f"parts[{place}]", "ThresholdStatistics", part)
         total = parts[0]
         for part in parts[1:]:
             total = total.merge(part)

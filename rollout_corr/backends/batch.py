@@ -31,17 +31,9 @@ if TYPE_CHECKING:
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MASK_DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64,
+)  # fmt: skip
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 OFFSETS = (torch.int64, torch.int32)
 FLOATS_OR_INTEGERS = (*LOGP_DTYPES, *OFFSETS)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..definition.tokens import KeptMass as KeptMass
 from ..specs.checked import keywords_meant
-from ..specs.validate import shown
+from ..specs.validate import boolean, shown
 from .batch import CPU, STRIDED, SequenceGroups, is_followed
 from .layouts import LogProbs, described
 from .ranks import THIS_RANK
@@ -59,22 +59,13 @@ Turns = LogProbs | Literal["runs"] | TurnIds
 
 
 @keywords_meant(
-    max_turns="turns=rc.TurnIds(ids, at_most=...)",
-    label_names="labels={name: rc.Labels(ids, names)}",
-    log_mass="kept_mass=rc.KeptMass(log_mass)",
-    renormalized='kept_mass=rc.KeptMass(log_mass, of="train")',
-    current_version="versions=rc.Versions(ids, current)",
-    group_index="groups=rc.Groups(index=...)",
-    group_size="groups=rc.Groups(size=...)",
-    group_count="groups=rc.Groups(index=..., count=...)",
-    batch_group="ranks=rc.Ranks(batch=...)",
-    sequence_group="ranks=rc.Ranks(sequence=...)",
-    denominator="total=",
-    attention_mask="mask=",
-    response_mask="mask=",
-    spec="spec= of the call",
-    advantages="advantages= of the call",
-)
+    max_turns="turns=rc.TurnIds(ids, at_most=...)", label_names="labels={name: rc.Labels(ids, names)}",
+    log_mass="kept_mass=rc.KeptMass(log_mass)", renormalized='kept_mass=rc.KeptMass(log_mass, of="train")',
+    current_version="versions=rc.Versions(ids, current)", group_index="groups=rc.Groups(index=...)",
+    group_size="groups=rc.Groups(size=...)", group_count="groups=rc.Groups(index=..., count=...)",
+    batch_group="ranks=rc.Ranks(batch=...)", sequence_group="ranks=rc.Ranks(sequence=...)", denominator="total=",
+    attention_mask="mask=", response_mask="mask=", spec="spec= of the call", advantages="advantages= of the call",
+)  # fmt: skip
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Batch:
     """Everything about the tokens of a batch but their log-probs. Every call takes one and reads it once.
@@ -152,10 +143,7 @@ class Batch:
             raise _no_record("ranks", self.ranks, "rc.Ranks(batch=...) or rc.Ranks(sequence=...)")
         if self.labels is not None:
             _check_labels(self.labels)
-        if not isinstance(self.validate, bool):
-            raise TypeError(
-                f"validate: expected True or False, got {type(self.validate).__name__} {shown(self.validate)}"
-            )
+        boolean("validate", self.validate)
 
     def __repr__(self) -> str:
         """Shapes and dtypes of what it holds; nothing is read from a device."""

@@ -54,24 +54,12 @@ def _operands(task: LossTask) -> LossOperands:
         # The kernels read each once, where a copy would be made for them.
         advantages, per_sequence = advantages[:, 0], True
     return LossOperands(
-        new=batch.train,
-        base=task.base,
-        ref=task.ref,
-        advantages=advantages,
-        per_sequence=per_sequence,
-        weights=task.weights,
-        trains=task.trains,
-        mask=batch.mask,
-        offsets=batch.offsets,
-        divisor=task.divisor,
-        scales=task.scales,
-        log_mass=log_mass,
-        mass_of_base=of_base,
-        double=batch.dtype == torch.float64,
-        turns=None if batch.turns is None or wanted.surrogate.mean_unit != "turn" else batch.turns,
-        chosen=chosen,
+        new=batch.train, base=task.base, ref=task.ref, advantages=advantages, per_sequence=per_sequence,
+        weights=task.weights, trains=task.trains, mask=batch.mask, offsets=batch.offsets, divisor=task.divisor,
+        scales=task.scales, log_mass=log_mass, mass_of_base=of_base, double=batch.dtype == torch.float64,
+        turns=None if batch.turns is None or wanted.surrogate.mean_unit != "turn" else batch.turns, chosen=chosen,
         differentiable=task.differentiable,
-    )
+    )  # fmt: skip
 
 
 def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
@@ -223,14 +211,10 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
         return torch.empty(size, dtype=dtype, device=new.device)
 
     return filled(
-        LossOutputs,
-        new,
-        empty(),
-        empty(*new.shape) if operands.differentiable else None,
-        empty(sequences) if averages_late else None,
-        empty(dtype=torch.float64),
+        LossOutputs, new, empty(), empty(*new.shape) if operands.differentiable else None,
+        empty(sequences) if averages_late else None, empty(dtype=torch.float64),
         empty(len(loss_metrics.sum_names(objective)) + len(loss_metrics.max_names()), dtype=torch.float64),
-    )
+    )  # fmt: skip
 
 
 def _scale(operands: ScaleOperands) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..specs.operands import LARGEST_VERSION, ReadVersions
-from ..specs.validate import shown
+from ..specs.validate import shown, wrong_type
 from .batch import INTEGERS, Reader
 from .layouts import LogProbs
 
@@ -34,7 +34,7 @@ def read_versions(read: Reader, versions: Versions | None) -> ReadVersions:
         )
     current = versions.current
     if isinstance(current, bool) or not isinstance(current, Integral):
-        raise TypeError(f"versions.current: expected a whole number, got {type(current).__name__} {shown(current)}")
+        raise wrong_type("versions.current", "a whole number", current)
     # Not int(): a compiled function would be compiled anew for every version.
     # The age of the oldest filler still fits.
     if not -LARGEST_VERSION < versions.current < LARGEST_VERSION:

@@ -230,19 +230,9 @@ def program_of_loss(
     bounds = ({} if spec is None else bounds_of(spec)) | bounds_of_loss(loss)
     order += ("numbers",)
     program = assembled(
-        recorder,
-        layout,
-        tuple(inputs),
-        metrics,
-        called,
-        named,
-        order,
-        statistics,
-        of_sums,
-        bounds,
-        False,
+        recorder, layout, tuple(inputs), metrics, called, named, order, statistics, of_sums, bounds, False,
         compared_by(wanted),
-    )
+    )  # fmt: skip
     return program, captured.traced(recorder)
 
 

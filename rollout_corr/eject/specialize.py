@@ -285,13 +285,5 @@ STORES = ("put", "put_call", "put_call_maximum", "record")
 SHORT = {"over_lanes", "unordered"}
 # Short functions that read better where they are called.
 INLINED = {
-    "store_part",
-    "is_finite",
-    "either",
-    "entry_of",
-    "within_tile",
-    "over_factorial",
-    "zeros_by",
-    "chosen",
-    "joined",
-}
+    "store_part", "is_finite", "either", "entry_of", "within_tile", "over_factorial", "zeros_by", "chosen", "joined",
+}  # fmt: skip

@@ -12,17 +12,9 @@ from .rows import EACH, Metric, Over, Readers, exp, mean, mean_around, plain, ra
 # Sums of whole sequences, which the first rank of `Ranks.sequence` alone may add. They stand first.
 OF_SEQUENCES = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
 SUMS = (
-    *OF_SEQUENCES,
-    "loss_tokens_nonfinite",
-    "loss_policy",
-    "clip_low",
-    "clip_high",
-    "clip_dual",
-    "ppo_d",
-    "ppo_ratio",
-    "ppo_ratio2",
-    "ppo_k3",
-)
+    *OF_SEQUENCES, "loss_tokens_nonfinite", "loss_policy", "clip_low", "clip_high", "clip_dual", "ppo_d", "ppo_ratio",
+    "ppo_ratio2", "ppo_k3",
+)  # fmt: skip
 MAXIMA = ("max_ppo_log_ratio", "-min_ppo_log_ratio")
 
 

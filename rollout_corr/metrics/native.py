@@ -40,17 +40,9 @@ PERCENTILES_OF_WEIGHTS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
 
 # The ten that docs/dashboard.md tells to look at, in its order.
 DASHBOARD = (
-    "kl_rollout_train_k3",
-    "ratio_mean",
-    "logratio_abs_max",
-    "logratio_abs_mean",
-    "chi2_train_rollout",
-    "sequence_log_ppl_diff_mean",
-    "tokens_kept_fraction",
-    "sequences_kept_fraction",
-    "weight_ess",
-    "tokens_nonfinite",
-)
+    "kl_rollout_train_k3", "ratio_mean", "logratio_abs_max", "logratio_abs_mean", "chi2_train_rollout",
+    "sequence_log_ppl_diff_mean", "tokens_kept_fraction", "sequences_kept_fraction", "weight_ess", "tokens_nonfinite",
+)  # fmt: skip
 
 AROUND_ONE = re.compile(r"(max_|-min_)?(sequence_|turn_|ppo_)?(ratio|raw|weight)2?")
 

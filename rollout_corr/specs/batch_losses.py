@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .ratio_losses import PPO
 from .surrogate import Decided, LossTokens, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
-from .validate import LARGEST_FLOAT32, choice, number, positive, shown
+from .validate import LARGEST_FLOAT32, choice, number, positive, shown, wrong_type
 
 First = Literal["lower", "upper"]
 Widens = Literal["outward", "upper"]
@@ -95,7 +95,7 @@ class ClipCov(PPO):
         if not self.lower <= self.upper:
             raise ValueError(f"ClipCov.upper: expected a number >= lower={self.lower!r}, got {self.upper!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"ClipCov.seed: expected an integer, got {type(self.seed).__name__} {shown(self.seed)}")
+            raise wrong_type("ClipCov.seed", "an integer", self.seed)
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"ClipCov.seed: expected an integer from 0 up to 2^63 - 1, got {shown(self.seed)}")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
-from .validate import shown
+from .validate import shown, wrong_type
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -108,7 +108,7 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
     Errors call the mapping `owner`.
     """
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {shown(mapping)}")
+        raise wrong_type(owner, "a mapping", mapping)
     known = [field.name for field in fields(cls)]
     with_pair = [*known, "bounds"] if "lower" in known else known
     unknown = [key for key in mapping if key not in with_pair]

@@ -16,7 +16,7 @@ from .checked import Checked, arguments_of, hash_once, keywords_meant, without_h
 from .choices import DETAIL, NONFINITE, REJECTED, REPORTS, SUMS_OVER, Detail, Nonfinite, Rejected, Scheme, SumsOver
 from .criterion import AGE, ENTROPY
 from .criterion import Criterion as Criterion
-from .validate import LARGEST_CLAMP, choice, positive, shown
+from .validate import LARGEST_CLAMP, boolean, choice, positive, wrong_type
 from .weight import Weight as Weight
 
 # Called with each new Spec that asks for a framework's metrics: who imports these does so then, because a function that
@@ -71,15 +71,13 @@ class Spec(Checked):
 
     def __post_init__(self) -> None:
         if self.weight is not None and not isinstance(self.weight, Weight):
-            raise TypeError(
-                f"Spec.weight: expected a Weight or None, got {type(self.weight).__name__} {shown(self.weight)}"
-            )
+            raise wrong_type("Spec.weight", "a Weight or None", self.weight)
         if isinstance(self.criteria, Criterion) or not isinstance(self.criteria, Iterable):
             raise TypeError(f"Spec.criteria: expected a tuple of Criterion, got {type(self.criteria).__name__}")
         criteria = tuple(self.criteria)
         for item in criteria:
             if not isinstance(item, Criterion):
-                raise TypeError(f"Spec.criteria: expected Criterion, got {type(item).__name__} {shown(item)}")
+                raise wrong_type("Spec.criteria", "Criterion", item)
         labels = [item.label for item in criteria]
         twice = sorted(label for i, label in enumerate(labels) if label in labels[:i])
         if twice:
@@ -89,14 +87,10 @@ class Spec(Checked):
         choice("Spec.nonfinite", self.nonfinite, NONFINITE)
         choice("Spec.sums_over", self.sums_over, SUMS_OVER)
         choice("Spec.detail", self.detail, DETAIL)
-        if not isinstance(self.apply, bool):
-            raise TypeError(f"Spec.apply: expected True or False, got {type(self.apply).__name__} {shown(self.apply)}")
-        if not isinstance(self.turns, bool):
-            raise TypeError(f"Spec.turns: expected True or False, got {type(self.turns).__name__} {shown(self.turns)}")
+        boolean("Spec.apply", self.apply)
+        boolean("Spec.turns", self.turns)
         if isinstance(self.report, str) or not isinstance(self.report, Iterable):
-            raise TypeError(
-                f"Spec.report: expected a tuple of names, got {type(self.report).__name__} {shown(self.report)}"
-            )
+            raise wrong_type("Spec.report", "a tuple of names", self.report)
         for scheme in self.report:
             choice("Spec.report", scheme, REPORTS)
         over_turns = any("turn" in (item.over, item.within) for item in criteria)
@@ -111,27 +105,19 @@ class Spec(Checked):
             reads_versions=(self.weight is not None and self.weight.decay is not None)
             or any(item.tensor_name == AGE for item in criteria),
         )
-        if self.has_prefixes and len(set(self.report) | {"native"}) > 1:
-            raise ValueError(
-                "Spec.report: expected ('native',) with prefixes, which no framework has metrics of, got "
-                f"{shown(self.report)}"
-            )
-        if len(set(self.report) | {"native"}) > 1 and self.weight is not None and self.weight.self_normalized:
-            raise ValueError(
-                f"Spec.report: expected ('native',) with normalize={self.weight.normalize!r}, which no framework has "
-                f"metrics of, got {shown(self.report)}"
-            )
-        if self.asks_batch and len(set(self.report) | {"native"}) > 1:
-            raise ValueError(
-                "Spec.report: expected ('native',) with bounds that the batch decides, which no framework has "
-                f"metrics of, got {shown(self.report)}"
-            )
         report = tuple(scheme for scheme in REPORTS if scheme == "native" or scheme in self.report)
         self._set(criteria=criteria, clamp=positive("Spec.clamp", self.clamp, LARGEST_CLAMP), report=report)
-        if len(report) > 1 and over_turns:
-            # Frameworks have metrics of tokens and sequences only.
-            raise ValueError(f"Spec.report: expected ('native',) with a weight or criterion over turns, got {report}")
         if len(report) > 1:
+            divides = self.weight is not None and self.weight.self_normalized
+            own = {
+                "prefixes": self.has_prefixes,
+                "normalize='group' or 'sequence'": divides,
+                "bounds that the batch decides": self.asks_batch,
+                "a weight or criterion over turns": over_turns,
+            }
+            for what in (what for what, is_there in own.items() if is_there):
+                wanted = f"('native',) with {what}, which no framework has metrics of"
+                raise ValueError(f"Spec.report: expected {wanted}, got {report}")
             for prepare in WHEN_REPORTING:
                 prepare(self)
 
@@ -250,9 +236,7 @@ class Spec(Checked):
             arguments["weight"] = Weight(**with_rules(of_weight, "Spec.weight"))
         criteria = arguments.get("criteria", ())
         if isinstance(criteria, (str, Mapping)) or not isinstance(criteria, Iterable):
-            raise TypeError(
-                f"Spec.criteria: expected a list of mappings, got {type(criteria).__name__} {shown(criteria)}"
-            )
+            raise wrong_type("Spec.criteria", "a list of mappings", criteria)
         arguments["criteria"] = tuple(
             Criterion(**with_rules(arguments_of(Criterion, item, f"Spec.criteria[{i}]"), f"Spec.criteria[{i}]"))
             for i, item in enumerate(criteria)

@@ -11,18 +11,15 @@ from .checked import Checked, arguments_of, hash_once, keywords_meant, without_h
 from .ratio_losses import DEFAULT_SURROGATE
 from .surrogate import Surrogate, checked_surrogate
 from .terms import KL, MEANT, TOKEN_MEAN, EntropyBonus, Mean, SquaredLogRatio
-from .validate import shown
+from .validate import shown, wrong_type
 
 
 @keywords_meant(
-    reduction="mean=rc.Mean(...)",
-    loss_agg_mode="mean=rc.Mean(...)",
+    reduction="mean=rc.Mean(...)", loss_agg_mode="mean=rc.Mean(...)",
     denominator="mean=rc.Mean(..., over=...), or total= of the Batch",
-    max_length="mean=rc.Mean('sequence_sum', length=...)",
-    beta="kl=rc.KL('k3', coef)",
-    clip_range="rc.Loss(rc.PPO(low, high))",
-    spec="spec= of policy_loss",
-)
+    max_length="mean=rc.Mean('sequence_sum', length=...)", beta="kl=rc.KL('k3', coef)",
+    clip_range="rc.Loss(rc.PPO(low, high))", spec="spec= of policy_loss",
+)  # fmt: skip
 @dataclass(frozen=True, repr=False)
 class Loss(Checked):
     """Everything of a policy loss that is no tensor: frozen, hashable, checked when it is made, plain data.
@@ -54,9 +51,7 @@ class Loss(Checked):
         for name, kind in _TERMS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
-                raise TypeError(
-                    f"Loss.{name}: expected {kind.__name__}(...) or None, got {type(value).__name__} {shown(value)}"
-                )
+                raise wrong_type(f"Loss.{name}", f"{kind.__name__}(...) or None", value)
 
     def __hash__(self) -> int:
         """The hash of the fields, found once: every call looks up by its Loss what was prepared for it."""
@@ -108,7 +103,7 @@ _TERMS: dict[str, type[KL | SquaredLogRatio | EntropyBonus]] = {
 def _nested(kind: type, mapping: object, owner: str) -> dict[str, Any]:
     """The arguments of a term from a mapping, in which a KL may have a mean of its own."""
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"{owner}: expected a mapping, got {type(mapping).__name__} {shown(mapping)}")
+        raise wrong_type(owner, "a mapping", mapping)
     found = arguments_of(kind, mapping, owner)
     if isinstance(found.get("mean"), Mapping):
         found["mean"] = Mean(**arguments_of(Mean, found["mean"], f"{owner}.mean"))

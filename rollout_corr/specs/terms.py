@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from .checked import Checked, keywords_meant
 from .surrogate import Surrogate
-from .validate import LARGEST_CLAMP, choice, number, positive, shown
+from .validate import LARGEST_CLAMP, boolean, choice, number, positive, shown, wrong_type
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
 KLWeight = Literal["ratio", "stopped_ratio", "weights"]
@@ -24,15 +24,11 @@ MEANS_OVER: tuple[MeanOver, ...] = get_args(MeanOver)
 
 # What other packages call the mean of a loss.
 MEANT = {
-    "token_mean": "Mean('token')",
-    "token-mean": "Mean('token')",
-    "sequence_mean_token_mean": "Mean('sequence')",
-    "seq-mean-token-mean": "Mean('sequence')",
-    "sequence_mean_token_sum": "Mean('sequence_sum')",
-    "seq-mean-token-sum": "Mean('sequence_sum')",
-    "token_sum_norm": "Mean('sequence_sum', length=...)",
+    "token_mean": "Mean('token')", "token-mean": "Mean('token')", "sequence_mean_token_mean": "Mean('sequence')",
+    "seq-mean-token-mean": "Mean('sequence')", "sequence_mean_token_sum": "Mean('sequence_sum')",
+    "seq-mean-token-sum": "Mean('sequence_sum')", "token_sum_norm": "Mean('sequence_sum', length=...)",
     "seq-mean-token-sum-norm": "Mean('sequence_sum', length=...)",
-}
+}  # fmt: skip
 
 
 @keywords_meant(reduction="of=", mean="of=", denominator="over=", max_length="length=", norm="length=")
@@ -141,11 +137,10 @@ class KL(Checked):
                 f"KL.weight_upper: expected None with weight={self.weight!r}, got {shown(self.weight_upper)}"
             )
         choice("KL.scope", self.scope, SCOPES)
-        if not isinstance(self.swapped, bool):
-            raise TypeError(f"KL.swapped: expected a bool, got {shown(self.swapped)}")
+        boolean("KL.swapped", self.swapped)
         if self.mean is not None:
             if not isinstance(self.mean, Mean):
-                raise TypeError(f"KL.mean: expected a Mean or None, got {type(self.mean).__name__} {shown(self.mean)}")
+                raise wrong_type("KL.mean", "a Mean or None", self.mean)
             if self.mean.length is not None:
                 raise ValueError(f"KL.mean: expected one without a length, got {self.mean!r}")
 

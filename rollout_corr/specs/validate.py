@@ -26,10 +26,21 @@ def shown(value: object) -> str:
         return "what holds an integer of many digits"
 
 
+def wrong_type(name: str, wanted: str, value: object) -> TypeError:
+    """Make the error for a value of the wrong type."""
+    return TypeError(f"{name}: expected {wanted}, got {type(value).__name__} {shown(value)}")
+
+
+def boolean(name: str, value: object) -> None:
+    """Require True or False."""
+    if not isinstance(value, bool):
+        raise wrong_type(name, "True or False", value)
+
+
 def choice(name: str, value: object, options: tuple[str, ...], meant: Mapping[str, str] = MappingProxyType({})) -> None:
     """Require one of some strings; `meant` says what to write in place of a wrong one."""
     if not isinstance(value, str):
-        raise TypeError(f"{name}: expected one of {list(options)}, got {type(value).__name__} {shown(value)}")
+        raise wrong_type(name, f"one of {list(options)}", value)
     if value not in options:
         hint = f"; write {meant[value]}" if value in meant else ""
         raise ValueError(f"{name}: expected one of {list(options)}, got {shown(value)}{hint}")
@@ -57,7 +68,7 @@ def number(name: str, value: object) -> float:
     if isinstance(value, str):
         raise TypeError(f"{name}: expected a number, got the string {value!r}")
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {shown(value)}")
+        raise wrong_type(name, "a number", value)
     try:
         converted = float(value)
     except OverflowError as error:
