@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import rollout_corr
-from attack.pages import Page
 from builders.hostile import TEXTS
+from builders.parsed_page import Page
 from rollout_corr.diagnose.show.content import Table
 from rollout_corr.diagnose.show.html import ATTRIBUTES, TAGS, Html, document, element, preformatted
 from rollout_corr.diagnose.show.svg import TURNED, Axis, Chart

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from attack.pages import Page
 from builders import chromium, planted_dumps
+from builders.parsed_page import Page
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show import charts
