@@ -164,11 +164,6 @@ def test_spills_and_narrow_loads_fail(variant, kernel, spilled, wide, problem, c
     assert (f"- {variant} for sm_90: {kernel} {problem}" in "\n".join(said)) == bool(problem)
 
 
-def test_what_does_not_compile_fails(capsys):
-    assert report.publish([], ["full_padded for gfx950 does not compile: RuntimeError: no"]) == 1
-    assert "- full_padded for gfx950 does not compile: RuntimeError: no" in capsys.readouterr().out
-
-
 # --- the command ---
 
 
@@ -190,18 +185,6 @@ def test_the_command_refuses(capsys):
         with pytest.raises(SystemExit):
             report.main(arguments)
         assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_command():
-    done = run("--variant", "when_sequences", "--target", "sm_90", "gfx942")
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("when_sequences")]
-    assert [row[1:3] for row in rows] == [[gpu, x] for gpu in ("sm_90", "gfx942") for x in ("read", "decide", "apply")]
-    assert all(int(row[3]) > 30 and int(row[7]) > 200 for row in rows), rows
-    # Where Triton does not know that rows are aligned, LLVM merges what it can, in 3.9 half of it.
-    (wide,) = re.findall(r"gfx942 +apply .*?(\d+)x128", done.stdout)
-    assert int(wide) >= 4
 
 
 @pytest.mark.slow

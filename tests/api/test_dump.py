@@ -193,50 +193,43 @@ def test_values_that_numbers_can_have(tmp_path):
     assert shard["huge"].tolist() == given["huge"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            {"path": "x.parquet"},
-            ValueError,
-            "path: expected a file name that ends in .jsonl, or a folder, which gets .pt files; got 'x.parquet'",
-        ),
-        ({"sequences": 0}, ValueError, "sequences: expected a whole number >= 1 or None, got 0"),
-        ({"step": -5}, ValueError, "step: expected a whole number from 0 to 2**53 or None, got -5"),
-        (
-            {"step": 2**53 + 1},
-            ValueError,
-            "step: expected a whole number from 0 to 2**53 or None, got 9007199254740993",
-        ),
-        ({"step": torch.ones((), device="meta")}, ValueError, "step: expected a whole number from 0 to 2**53 or None"),
-        ({"path": None}, TypeError, "path: expected a file name that ends in .jsonl, or a folder, got NoneType"),
-        ({"seed": "x"}, ValueError, "seed: expected a whole number or None, got 'x'"),
-        ({"flags": torch.ones(12, dtype=torch.bool)}, ValueError, "flags: expected a dtype among"),
-        ({"rollout_logp": None}, ValueError, "rollout_logp: expected the log-probs of the engine"),
-        (
-            {"batch": rc.Batch(cu_seqlens=torch.tensor([0, 9]), turns=torch.zeros(3))},
-            ValueError,
-            "turns: expected shape",
-        ),
-        ({"batch": rc.Batch(mask=torch.zeros(12))}, ValueError, "cu_seqlens: expected the offsets of the packed"),
-        ({"mask": torch.ones(12), "batch": rc.Batch()}, ValueError, "mask: expected None with a Batch"),
-        ({"lengths": torch.zeros(12)}, ValueError, "lengths: this name is taken"),
-        ({"turns": torch.zeros(12)}, ValueError, "turns: expected it in the Batch, rc.Batch(turns=...), got a column"),
-        ({"label_names": ["a"]}, ValueError, "label_names: expected it in the Batch, rc.Batch(labels=...), got a"),
-        ({"versions": torch.zeros(12)}, ValueError, "versions: expected it in the Batch, rc.Batch(versions=...), got"),
-        ({"token_ids": [1, 2]}, TypeError, "token_ids: expected a tensor, got list"),
-        (
-            {"batch": rc.Batch(cu_seqlens=torch.tensor([0, 12]), labels={"mask": rc.Labels(torch.zeros(1), 2)})},
-            ValueError,
-            "labels['mask']: expected another name in a dump, which has a column of this one",
-        ),
-        (
-            {"batch": rc.Batch(cu_seqlens=torch.tensor([0, 12]), external={"versions": torch.zeros(12)})},
-            ValueError,
-            "external['versions']: expected another name in a dump",
-        ),
-    ],
-)
+def of(**given):
+    return rc.Batch(cu_seqlens=torch.tensor([0, 12]), **given)
+
+
+V, T = ValueError, TypeError
+WRONG = [
+    (
+        {"path": "x.parquet"},
+        V,
+        "path: expected a file name that ends in .jsonl, or a folder, which gets .pt files; got",
+    ),
+    ({"sequences": 0}, V, "sequences: expected a whole number >= 1 or None, got 0"),
+    ({"step": -5}, V, "step: expected a whole number from 0 to 2**53 or None, got -5"),
+    ({"step": 2**53 + 1}, V, "step: expected a whole number from 0 to 2**53 or None, got 9007199254740993"),
+    ({"step": torch.ones((), device="meta")}, V, "step: expected a whole number from 0 to 2**53 or None"),
+    ({"path": None}, T, "path: expected a file name that ends in .jsonl, or a folder, got NoneType"),
+    ({"seed": "x"}, V, "seed: expected a whole number or None, got 'x'"),
+    ({"flags": torch.ones(12, dtype=torch.bool)}, V, "flags: expected a dtype among"),
+    ({"rollout_logp": None}, V, "rollout_logp: expected the log-probs of the engine"),
+    ({"batch": rc.Batch(cu_seqlens=torch.tensor([0, 9]), turns=torch.zeros(3))}, V, "turns: expected shape"),
+    ({"batch": rc.Batch(mask=torch.zeros(12))}, V, "cu_seqlens: expected the offsets of the packed"),
+    ({"mask": torch.ones(12), "batch": rc.Batch()}, V, "mask: expected None with a Batch"),
+    ({"lengths": torch.zeros(12)}, V, "lengths: this name is taken"),
+    ({"turns": torch.zeros(12)}, V, "turns: expected it in the Batch, rc.Batch(turns=...), got a column"),
+    ({"label_names": ["a"]}, V, "label_names: expected it in the Batch, rc.Batch(labels=...), got a"),
+    ({"versions": torch.zeros(12)}, V, "versions: expected it in the Batch, rc.Batch(versions=...), got"),
+    ({"token_ids": [1, 2]}, T, "token_ids: expected a tensor, got list"),
+    (
+        {"batch": of(labels={"mask": rc.Labels(torch.zeros(1), 2)})},
+        V,
+        "labels['mask']: expected another name in a",
+    ),
+    ({"batch": of(external={"versions": torch.zeros(12)})}, V, "external['versions']: expected another name in a dump"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG)
 def test_wrong_arguments_of_dump(change, error, message, tmp_path):
     columns = packed()
     arguments = {"path": tmp_path / "x.jsonl"} | {

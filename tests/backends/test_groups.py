@@ -6,7 +6,19 @@ import re
 
 import pytest
 
-from attack.ranks import AWAY, BOUND, PLANTED, STEPS, TIMEOUT, WRONG_MASK, differing, merging, misses, names, step
+from builders.planted_ranks import (
+    AWAY,
+    BOUND,
+    PLANTED,
+    STEPS,
+    TIMEOUT,
+    WRONG_MASK,
+    differing,
+    merging,
+    misses,
+    names,
+    step,
+)
 from builders.rank_calls import OTHER_LOSSES, both_groups, collectives_of, data_parallel, elsewhere, groups_gone, losing
 from rollout_corr.metrics.collectives import difference
 

@@ -17,7 +17,7 @@ from builders.batches import LAYOUTS
 from builders.calls import bundled_loss
 from builders.launches import Reads
 from builders.loss_cases import LOOKING, LaidLoss, check, compare, looked_at, mean_of, only, run_as
-from builders.rounding import GRID, OF_QUOTIENT, STEP, assert_near, is_near, near
+from builders.rounding import GRID, assert_near, is_near, near
 from builders.split_cases import Rank
 from builders.threaded_ranks import Ranks
 from oracles import batch_losses as oracle
@@ -275,24 +275,6 @@ def test_one_entropy_has_the_bounds_of_ppo_and_no_gradient():
 
 
 # --- groups ---
-
-
-def test_gradient_by_difference_quotients():
-    """The hand-made gradient is that of the whole value: scores of the others of a group move it too."""
-    laid = LaidLoss(looked_at("real", 2), "packed")
-    options = {"surrogate": rc.REAL(0.3), "mean": mean_of("real")}
-    slopes = torch.autograd.grad(laid(**options).value, laid.new)[0]
-    start, largest = laid.new, 0.0
-    for i in laid.laid.mask.nonzero().flatten().tolist():
-        sides = []
-        for sign in (1.0, -1.0):
-            laid.new = start.detach().clone()
-            laid.new[i] += sign * STEP
-            sides.append(laid(**options).value.item())
-        wanted = (sides[0] - sides[1]) / (2 * STEP)
-        assert abs(wanted - slopes[i].item()) < OF_QUOTIENT
-        largest = max(largest, abs(wanted))
-    assert largest > 0.01
 
 
 def test_autograd_of_the_formula():

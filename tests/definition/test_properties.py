@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 SPECS = specs(prefixes=True)
-ANY_SPECS = specs(NONFINITE, (None, "batch"), prefixes=True)
 FILLS = st.sampled_from((*GARBAGE, 3.4e38, -3.4e38))
 # The gaps of one batch are there again in each of its chunks.
 WITHOUT_GAPS = [layout for layout in LAYOUTS if layout != "packed_gaps"]
