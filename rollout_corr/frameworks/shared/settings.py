@@ -290,7 +290,8 @@ def cached_spec(build: Callable[..., Spec]) -> Callable[..., Spec]:
 
     @wraps(build)
     def spec_of(*settings: Any) -> Spec:
-        return known(*[_hashable(setting) for setting in settings])
+        lists = [isinstance(x, Sequence) and not isinstance(x, (str, tuple)) for x in settings]
+        return known(*[tuple(x) if is_list else x for x, is_list in zip(settings, lists, strict=True)])
 
     return spec_of
 
@@ -299,11 +300,6 @@ def cached_spec(build: Callable[..., Spec]) -> Callable[..., Spec]:
 def reporting(spec: Spec, scheme: Scheme) -> Spec:
     """Return a Spec that reports a framework's metrics too."""
     return replace(spec, report=tuple(dict.fromkeys(("native", *spec.report, scheme))))
-
-
-def _hashable(setting: Any) -> Any:
-    is_list = isinstance(setting, Sequence) and not isinstance(setting, (str, tuple))
-    return tuple(setting) if is_list else setting
 
 
 # --- warnings, once in a process: a training loop may read its settings in every step ---

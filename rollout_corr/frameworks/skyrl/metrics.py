@@ -41,10 +41,6 @@ def _is_mask(criterion: Criterion) -> bool:
     return criterion.label in MASKS and (criterion.stat, criterion.over) == ("ratio", over)
 
 
-def _caps(spec: Spec) -> bool:
-    return spec.weight is not None and spec.weight.high is not None
-
-
 def columns(spec: Spec, names: Sequence[str]) -> Columns:
     """Names of the statistics. No maxima: SkyRL's extrema are those of D."""
     of_sequences = []
@@ -55,7 +51,7 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
             of_sequences += [f"{own}/{side}" for side in SIDES]
         if role(criterion) == "outlier":
             of_sequences += ["outlier"]
-    if _caps(spec):
+    if spec.weight is not None and spec.weight.high is not None:
         of_sequences += ["clipped", "clippable"]
     return Columns(sequence_sums=tuple(of_sequences), call_sums=("rows", "slots")).prefixed("skyrl")
 

@@ -34,7 +34,7 @@ Corrected = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 DROP_IN = DropIn("slime", checked=("624b824",))
 
 
-def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..., Corrected]:
+def _per_token(name: str, preset: Callable[..., Spec]) -> Callable[..., Corrected]:
     """slime's function of that name. A token's weight needs no other rank: the masks are cut to this one's tokens."""
 
     def corrected(
@@ -48,6 +48,11 @@ def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..
         response_lengths: Sequence[int] = (),
         **kwargs: Any,
     ) -> Corrected:
+        """The loss with the weights, the masks as they were given, and slime's metrics: a value for each token here.
+
+        Log-probs are a 1-D tensor a sample, its tokens on this rank; masks are of whole responses. Lengths, a sample
+        each, are read under context parallelism, and miles's `max_seq_lens` where args.qkv_format is "bshd".
+        """
         spec = preset(tis_clip=args.tis_clip, tis_clip_low=args.tis_clip_low)
         DROP_IN.say(True, repr(spec.weight) + (f" and {spec.criteria[0]!r}" if spec.criteria else ""))
         masks = _Ranks.of(args, total_lengths, response_lengths, kwargs).shard(loss_masks)
@@ -65,28 +70,11 @@ def _per_token(name: str, what: str, preset: Callable[..., Spec]) -> Callable[..
         return pg_loss * weights, list(loss_masks), metrics
 
     corrected.__name__ = corrected.__qualname__ = name
-    corrected.__doc__ = f"""{what}
-
-    Args:
-        args: slime's arguments; read, never changed.
-        pg_loss: [N] the loss of each token of this rank.
-        train_log_probs: A 1-D tensor a sample: its tokens on this rank.
-        rollout_log_probs: The same of the engine.
-        loss_masks: A 1-D tensor a sample: its whole response, non-zero is valid.
-        total_lengths: Tokens of prompt and response, a sample each; read under context parallelism.
-        response_lengths: Tokens of the response.
-        **kwargs: What else slime hands over; miles's `max_seq_lens` is read where args.qkv_format is "bshd".
-
-    Returns:
-        The loss, the masks as they were given, and slime's metrics: a value for each token of this rank.
-    """
     return corrected
 
 
-tis = _per_token("tis", "The loss times exp(D) clamped to [args.tis_clip_low, args.tis_clip].", presets.tis)
-icepop = _per_token(
-    "icepop", "The loss times exp(D) inside [args.tis_clip_low, args.tis_clip], and 0 outside.", presets.icepop
-)
+# The loss times exp(D): clamped to [args.tis_clip_low, args.tis_clip], or 0 outside.
+tis, icepop = _per_token("tis", presets.tis), _per_token("icepop", presets.icepop)
 
 
 def mis(

@@ -155,15 +155,13 @@ def surrogate(loss_type: str, given: Mapping[str, Any], levels: Iterable[str] = 
             raise ValueError(f"importance_sampling_level: expected 'token' with loss_type {loss_type!r}, got {level!r}")
         if loss_type == "cispo":
             return Score(upper=high)
-        return vespo(given) if loss_type == "vespo" else SAPO(*_taus(given))
+        if loss_type == "sapo":
+            return SAPO(given["sapo_temperature_pos"], given["sapo_temperature_neg"])
+        return vespo(given)
     if level == "token":
         return PPO(given["epsilon"], high, delta=given["delta"])
     token = level == "sequence_token"
     return GSPO(given["epsilon"], high, delta=given["delta"], through="token" if token else "sequence")
-
-
-def _taus(given: Mapping[str, Any]) -> tuple[float, float]:
-    return given["sapo_temperature_pos"], given["sapo_temperature_neg"]
 
 
 def vespo(given: Mapping[str, Any]) -> VESPO:

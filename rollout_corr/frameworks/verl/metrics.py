@@ -98,10 +98,6 @@ def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
     return found | {f"verl/{own}": _limits(criterion) for own, criterion in of_options if _is_option(criterion)}
 
 
-def _options(spec: Spec) -> list[Criterion]:
-    return [criterion for criterion in spec.criteria if _is_option(criterion)]
-
-
 def _is_option(criterion: Criterion) -> bool:
     stat = "k1" if criterion.stat == "ratio" else criterion.stat
     return RS_OPTIONS.get(criterion.label) == (stat, criterion.over, criterion.reduce)
@@ -208,7 +204,7 @@ def metrics(values: Values, spec: Spec) -> dict[str, float]:
     found: dict[str, float] = {}
     if spec.weight is not None:
         found |= _importance(values, spec, spec.weight)
-    for criterion in _options(spec):
+    for criterion in filter(_is_option, spec.criteria):
         found |= _rejection(values, criterion)
     if spec.criteria:
         found["rollout_rs_masked_fraction"] = mean(values["tokens"] - values["tokens_kept"], values["tokens"])
