@@ -126,7 +126,7 @@ def compute_rollout_correction_and_rejection_mask(
         DROP_IN.say(spec.acts, repr(spec))
         spec = reporting(spec, "verl")
     weights, mask, metrics = _corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches, token_ids)
-    return _proto(weights), mask, metrics
+    return proto(weights), mask, metrics
 
 
 def compute_rollout_correction_weights(
@@ -316,7 +316,7 @@ def _without_prefix(metrics: Mapping[str, float], start: str) -> dict[str, float
     return {name: value for name, value in names.items() if name.startswith(start)}
 
 
-def _proto(weights: Tensor | None) -> Any:
+def proto(weights: Tensor | None) -> Any:
     """Return a DataProto that holds the weights, or None."""
     if weights is None:
         return None
