@@ -22,9 +22,9 @@
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
 #   make docs         the documentation as a site, build/docs/index.html; a broken link is an error
-#   make bench        the benchmark: of the GPU where there is one, else of the CPU, next to verl; then of the host
+#   make bench        the benchmark: of the GPU where there is one, else of the CPU, next to verl
 #   make bench-costs  launches, waits, bytes and temporaries of a call, next to the frameworks in the folder PEERS
-#   make bench-tiny   the counts, which fail where one has grown, and the benchmark of the host once
+#   make bench-tiny   the counts, which fail where one has grown, and the time of the host
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files;
 #                     ARGS=--rehearse runs its steps on a CPU
 #   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
@@ -136,14 +136,13 @@ docs: $(VENV)/installed-docs
 # The benchmarks compare with verl's own function in one process, so they need its environment.
 bench: $(PEERS_VENV)/installed-peers
 	$(PEERS_VENV)/bin/python -m benchmarks $(ARGS)
-	$(PEERS_VENV)/bin/python -m benchmarks.host
 
 # ARGS="--json benchmarks/results/costs.json" for docs/benchmarks.md.
 bench-costs: $(VENV)/installed-test
 	PEERS="$(PEERS)" $(VENV)/bin/python -m benchmarks.costs $(ARGS)
 
 bench-tiny: $(VENV)/installed-test
-	$(VENV)/bin/python -m benchmarks.host --rounds 1
+	$(VENV)/bin/python -m benchmarks.costs.host
 	$(VENV)/bin/python -m benchmarks.costs --check
 
 gpu-report:

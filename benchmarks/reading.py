@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -72,36 +71,43 @@ def records(columns: dict[str, Tensor]) -> Iterator[dict[str, Any]]:
         yield {name: values[i] for name, values in lists.items()}
 
 
-def write_pt(path: Path, size: int) -> None:
-    torch.save(columns_of(size // (ROW_BYTES), TOKENS), path)
+def write_pt(path: Path, mib: float) -> None:
+    """Write a file of tensors."""
+    torch.save(columns_of(int(mib * 2**20) // ROW_BYTES, TOKENS), path)
 
 
-def write_jsonl(path: Path, size: int) -> None:
-    # The same lines again and again: to make them takes longer than to read them.
+def write_jsonl(path: Path, mib: float) -> None:
+    """Write a file of records: the same lines again and again, since to make them takes longer than to read them."""
     lines = [json.dumps(record).encode() + b"\n" for record in records(columns_of(64, TOKENS))]
-    count = max(1, size // (sum(map(len, lines)) // len(lines)))
+    count = max(1, int(mib * 2**20) // (sum(map(len, lines)) // len(lines)))
     with path.open("wb") as file:
         file.writelines(islice(cycle(lines), count))
 
 
-WRITERS: dict[str, Callable[[Path, int], None]] = {
-    ".pt": write_pt,
-    ".jsonl": write_jsonl,
-}
+def write_lines(path: Path, steps: int) -> None:
+    """Write a run as `rollout_corr.dump` does, a line a sequence."""
+    with path.open("w", encoding="utf-8") as file:
+        for step in range(steps):
+            made = columns_of(STEP_SEQUENCES, STEP_TOKENS, step)
+            file.writelines(json.dumps(record | {"step": step}) + "\n" for record in records(made))
 
 
-def write_steps(path: Path, steps: int) -> None:
-    """Write a run as `rollout_corr.dump` does: a line a sequence, or a folder with a file a step."""
-    if path.suffix == ".jsonl":
-        with path.open("w", encoding="utf-8") as file:
-            for step in range(steps):
-                made = columns_of(STEP_SEQUENCES, STEP_TOKENS, step)
-                file.writelines(json.dumps(record | {"step": step}) + "\n" for record in records(made))
-        return
+def write_files(path: Path, steps: int) -> None:
+    """Write a run as `rollout_corr.dump` does, a file a step."""
     path.mkdir()
     for step in range(steps):
         made = columns_of(STEP_SEQUENCES, STEP_TOKENS, step) | {"step": torch.full((STEP_SEQUENCES,), step)}
         torch.save(made, path / f"{step:08d}.pt")
+
+
+# The name in the table, the name on the disk, what writes it, and which size that takes: MiB or steps.
+DUMPS: dict[str, tuple[str, Callable[[Path, Any], None], str]] = {
+    "`.pt`": ("dump.pt", write_pt, "mib"),
+    "`.jsonl`": ("dump.jsonl", write_jsonl, "mib"),
+    "steps in one `.jsonl`": ("steps.jsonl", write_lines, "steps"),
+    "steps, a `.pt` each": ("steps", write_files, "steps"),
+}
+COMMANDS = ("report", "doctor")
 
 
 def measure(path: Path, command: str) -> dict[str, float]:
@@ -118,15 +124,11 @@ def measure(path: Path, command: str) -> dict[str, float]:
     return found
 
 
-def size_of(path: Path) -> int:
-    """Sum up the bytes of a file or of the files of a folder."""
-    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]))
-
-
 def row(name: str, command: str, path: Path, found: dict[str, float]) -> str:
     """Format a result as a line of a Markdown table."""
+    size = sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]))
     return (
-        f"| {name} | {command} | {size_of(path) / 2**20:,.0f} | {found['tokens'] / 1e6:.1f} | {found['seconds']:.0f} | "
+        f"| {name} | {command} | {size / 2**20:,.0f} | {found['tokens'] / 1e6:.1f} | {found['seconds']:.0f} | "
         f"{found['mib']:.0f} |"
     )
 
@@ -135,28 +137,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Write dumps, measure and print a table."""
     parser = argparse.ArgumentParser(prog="benchmarks.reading", description=__doc__)
     parser.add_argument("--mib", type=float, default=1024.0, help="size of a file of each format")
-    parser.add_argument("--steps", type=int, default=10_000, help="steps of the run of many steps; 0 leaves it out")
-    parser.add_argument("--folder", help="where to write dumps, which are deleted again; default: a temporary one")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of the run of many steps")
     chosen = parser.parse_args(arguments)
     told = machine.describe()
     print(f"{told['cpu']}, one thread; Python {told['python']}, torch {told['torch']}; {machine.head()['date']}\n")
     print("| dump | command | MiB on disk | million tokens | s of one core | peak MiB above import |")
     print("|---|---|---|---|---|---|")
-    folder = Path(tempfile.mkdtemp(dir=chosen.folder))
-    try:
-        size = int(chosen.mib * 2**20)
-        dumps = [(f"`{suffix}`", folder / f"dump{suffix}", write, size) for suffix, write in WRITERS.items()]
-        if chosen.steps:
-            named = f"{chosen.steps:,} steps, "
-            dumps += [(named + "one `.jsonl`", folder / "steps.jsonl", write_steps, chosen.steps)]
-            dumps += [(named + "a `.pt` each", folder / "steps", write_steps, chosen.steps)]
-        for name, path, write, size in dumps:
-            write(path, size)
-            for command in ("report", "doctor"):
+    for name, (file, write, size) in DUMPS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / file
+            write(path, getattr(chosen, size))
+            for command in COMMANDS:
                 print(row(name, command, path, measure(path, command)), flush=True)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    finally:
-        shutil.rmtree(folder)
     return 0
 
 

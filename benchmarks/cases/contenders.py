@@ -44,6 +44,13 @@ def contenders(batch: Batch, operation: Operation) -> list[Contender]:
     return sorted(found, key=lambda who: ORDER.index(who.name))
 
 
+def ours(batch: Batch, operation: Operation) -> tuple[Callable[[], object], Callable[[], Outcome]]:
+    """Return our call on the device, and the whole one with metrics."""
+    who = next(one for one in contenders(batch, operation) if one.name == OURS)
+    assert who.on_device is not None and who.whole is not None
+    return who.on_device, who.whole
+
+
 def with_compiler(batch: Batch, operation: Operation) -> list[Contender]:
     """Return ours, and our reference as it is and under torch.compile."""
     traced = traced_loss if operation.part else traced_correct

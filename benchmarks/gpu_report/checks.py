@@ -17,75 +17,36 @@ from torch import Tensor
 
 import rollout_corr as rc
 from benchmarks import machine
-from benchmarks.cases import gate, operations
-from benchmarks.cases.batches import make
-from benchmarks.cases.contender import EAGER, OURS
-from benchmarks.cases.contenders import contenders
-from benchmarks.cases.operations import BOTH, METRICS, PRODUCT, SURROGATE, TOKEN, XTUNER, Operation
+from benchmarks.cases import operations
+from benchmarks.cases.batches import CASES, Batch, Case, make
+from benchmarks.cases.contenders import corrected, loss_of, ours
+from benchmarks.cases.operations import BOTH, METRICS, PRODUCT, SURROGATE, TOKEN, XTUNER
 from benchmarks.gpu.__main__ import KEPT_LINES
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.measure import first_line
-from benchmarks.gpu_report.compare import Broken, case_of, hold, ours, planned, same, tensors
-from benchmarks.gpu_report.sizes import many_sequences, many_tokens
+from rollout_corr.specs.terms import MeanOf
 
-# Of `correct` without metrics; of PPO three forward, one backward, and torch's own that makes the 1 which a backward
-# starts from.
-MOST_LAUNCHES = {TOKEN.name: 3, PRODUCT.name: 3, BOTH.name: 5}
-SMALL = ("32k in 256", "xtuner's pack", "SkyRL's row", "1M")
-REPEATS = 10
+
+class Broken(Exception):
+    """A check found that something does not hold."""
+
+
+def hold(so: bool, otherwise: str) -> None:
+    """Raise Broken unless a condition is true."""
+    if not so:
+        raise Broken(otherwise)
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Compare bit by bit, so that a NaN equals the same NaN."""
+
+    def bits(x: Tensor) -> Tensor:
+        return x.detach().reshape(-1).view(torch.uint8)
+
+    return all(a.shape == b.shape and torch.equal(bits(a), bits(b)) for a, b in zip(one, other, strict=True))
+
 
 # --- the checks -------------------------------------------------------------------------------------------------------
-
-
-def agrees(where: Gpu, names: Sequence[str] = SMALL, some: Sequence[Operation] | None = None) -> str:
-    """Ours runs on the kernels and equals the reference."""
-    here = rc.backend_for(torch.empty(1, device="cuda"))
-    hold(here.name == "triton", f"backend_for says {here}")
-    seen = 0
-    for said, batch, operation in planned(where, names):
-        if some is not None and operation not in some:
-            continue
-        calls = {who.name: who.whole for who in contenders(batch, operation) if who.name in (OURS, EAGER)}
-        try:
-            gate.check(batch, operation, {name: call() for name, call in calls.items() if call is not None})
-        except gate.WrongResult as problem:
-            raise Broken(f"{said}: {problem}") from problem
-        seen += 1
-    hold(seen > 0, "nothing was compared")
-    return f"{seen} operations equal the reference; {here.reason}"
-
-
-def repeats(where: Gpu, names: Sequence[str] = ("32k in 256", "1M", "16M in 100,000")) -> str:
-    """A call that is repeated gives the same bits."""
-    seen = 0
-    for said, batch, operation in planned(where, names):
-        call, _ = ours(batch, operation)
-        first = [x.clone() for x in tensors(call())]
-        for _ in range(REPEATS):
-            hold(same(first, tensors(call())), f"{said}: a second call gave other bits")
-        seen += len(first)
-    return f"{seen} tensors, {REPEATS} more times each, bit by bit"
-
-
-def launches(where: Gpu, names: Sequence[str] = ("32k in 256", "16M in 100,000", "1M in 1", "1M")) -> str:
-    """No wait of the host before metrics, and as many launches for one sequence as for 100,000."""
-    seen: dict[str, set[int]] = {}
-    for said, batch, operation in planned(where, names):
-        if operation.name not in MOST_LAUNCHES:
-            continue
-        on_device, whole = ours(batch, operation)
-        whole()
-        alone, with_metrics = where.counts(on_device), where.counts(whole)
-        if alone is None or with_metrics is None:
-            raise Broken("the profiler saw no device")
-        hold(alone.syncs == 0, f"{said}: the host waits {alone.syncs} times before metrics")
-        hold(with_metrics.syncs <= 1, f"{said}: the host waits {with_metrics.syncs} times with metrics")
-        most = MOST_LAUNCHES[operation.name]
-        hold(0 < alone.kernels <= most, f"{said}: {alone.kernels} kernels, at most {most} were promised")
-        seen.setdefault(operation.name, set()).add(alone.kernels)
-    for name, counts in seen.items():
-        hold(len(counts) == 1, f"{name}: {sorted(counts)} kernels, and the number of sequences decides")
-    return "; ".join(f"{name}: {counts.pop()} kernels" for name, counts in seen.items())
 
 
 def compiles(where: Gpu) -> str:
@@ -108,7 +69,7 @@ def compiles(where: Gpu) -> str:
 
     compiled = torch.compile(step, fullgraph=True)
     for name in ("32k in 256", "1M"):
-        batch = make(case_of(where, name), "cuda")
+        batch = make(CASES[name].tiny() if where.tiny else CASES[name], "cuda")
         given = (batch.new, batch.old, batch.rollout, batch.advantages, batch.mask, batch.cu_seqlens)
         found = []
         for call in (step, compiled):
@@ -139,12 +100,89 @@ def sanitized(where: Gpu) -> str:
     return f"{seen} calls of the plan, {2 * len(layouts)} with other offsets"
 
 
+# --- sizes beyond what 16 and 31 bits can count
+
+
+def _loss(batch: Batch, of: MeanOf, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """Return value and gradient of a loss."""
+    loss = loss_of(batch, BOTH, batch.new, rc.Mean(of), backend=backend)
+    return loss.value.detach().double(), torch.autograd.grad(loss.value, batch.new)[0]
+
+
+def many_sequences(where: Gpu) -> str:
+    """More sequences than a second axis of a grid could hold."""
+    sequences = 1000 if where.tiny else 1_000_000
+    batch = make(Case("", 8 * sequences, sequences, skew=0.3), "cuda")
+    for operation in (TOKEN, PRODUCT):
+        out, expected = (corrected(batch, operation.spec, backend) for backend in ("auto", "torch"))
+        hold(torch.equal(out.keep, expected.keep), f"{operation.name}: keep differs from the reference")
+        hold(torch.equal(out.mask, expected.mask), f"{operation.name}: the mask differs from the reference")
+        hold(torch.allclose(out.weights, expected.weights, rtol=1e-6, atol=0.0), f"{operation.name}: weights differ")
+    # A loss that needs sums over sequences.
+    (value, gradient), (expected_value, expected_gradient) = (
+        _loss(batch, "sequence", backend) for backend in ("auto", "torch")
+    )
+    error = float((gradient - expected_gradient).norm() / expected_gradient.norm())
+    # A NaN is not <= and is refused.
+    hold(error <= 1e-5, f"the gradient of the loss differs from the reference by {error:.1e}")
+    off = float((value - expected_value).abs())
+    hold(off <= 1e-5, f"the loss is {float(value)!r}, the reference says {float(expected_value)!r}")
+    return f"{sequences:,} sequences equal the reference, in correct and in policy_loss"
+
+
+def many_tokens(where: Gpu) -> str:
+    """More than 2^31 tokens: a block of sequences over and over, the last copy like the first."""
+    copies, tokens = (5, 4096) if where.tiny else (2049, 1 << 20)
+    batch = make(Case("", tokens, 256, logp=torch.bfloat16), "cuda")
+    assert batch.cu_seqlens is not None
+    total = copies * tokens
+    # Taken and returned by policy_loss: new, old, advantages, mask; the gradient, and the gradient scaled.
+    needed = total * (2 + 2 + 4 + 1 + 2 + 2) * 1.2
+    if torch.cuda.mem_get_info()[0] < needed:
+        raise Broken(f"not tried: {needed / 2**30:.0f} GiB are needed")
+    starts = batch.cu_seqlens[:-1].long()
+    offsets = (starts + torch.arange(copies, device="cuda")[:, None] * tokens).flatten()
+    offsets = torch.cat([offsets, offsets.new_tensor([total])])
+    parts = [slice(which * tokens, (which + 1) * tokens) for which in (0, copies // 2, copies - 1)]
+    _many_corrected(batch, copies, offsets, parts)
+    where.free()
+    _many_in_a_loss(batch, copies, offsets, parts)
+    return f"{total:,} tokens, every copy like the first, in correct and in policy_loss"
+
+
+def _many_corrected(batch: Batch, copies: int, offsets: Tensor, parts: Sequence[slice]) -> None:
+    one = corrected(batch, TOKEN.spec)
+    old, rollout, mask = (x.repeat(copies) for x in (batch.old, batch.rollout, batch.valid))
+    out = rc.correct(old, rollout, mask=mask, cu_seqlens=offsets, spec=TOKEN.spec)
+    for part in parts:
+        there = [out.weights[part], out.mask[part]]
+        hold(same([one.weights, one.mask], there), f"the copy from {part.start} on has other bits")
+    hold(torch.equal(one.keep.repeat(copies), out.keep), "keep differs between copies")
+    a, b = one.metrics(), out.metrics()
+    hold(b["tokens"] == copies * a["tokens"], f"{b['tokens']} tokens were counted, not {copies * a['tokens']}")
+    hold(
+        abs(a["logratio_abs_mean"] - b["logratio_abs_mean"]) <= 1e-5 * a["logratio_abs_mean"], "the mean of |D| differs"
+    )
+
+
+def _many_in_a_loss(batch: Batch, copies: int, offsets: Tensor, parts: Sequence[slice]) -> None:
+    assert batch.new is not None and batch.advantages is not None
+    value, gradient = _loss(batch, "sum")
+    old, advantages, mask = (x.repeat(copies) for x in (batch.old, batch.advantages, batch.valid))
+    new = batch.new.detach().repeat(copies).requires_grad_()
+    large = Batch(old, old, mask, offsets, batch.lengths, new, advantages)
+    sums, gradients = _loss(large, "sum")
+    for part in parts:
+        hold(same([gradient], [gradients[part]]), f"the gradient of the copy from {part.start} on has other bits")
+    # A sum of terms of both signs, compared with the size of its terms.
+    scale = float(batch.advantages[batch.valid].abs().sum())
+    error = abs(float(sums) / copies - float(value)) / scale
+    hold(error <= 1e-5, f"the loss is {float(sums)!r}, {copies} times {float(value)!r} was expected")
+
+
 # --- running them -----------------------------------------------------------------------------------------------------
 
 CHECKS: dict[str, Callable[[Gpu], str]] = {
-    "agrees": agrees,
-    "repeats": repeats,
-    "launches": launches,
     "compiles": compiles,
     "many_sequences": many_sequences,
     "many_tokens": many_tokens,

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import rollout_corr as rc
 from benchmarks import machine
+from benchmarks.cases import gate
 from benchmarks.cases.batches import CASES, make
+from benchmarks.cases.contender import EAGER, OURS
+from benchmarks.cases.contenders import contenders, ours
 from benchmarks.cases.operations import BOTH, METRICS, TOKEN, bytes_per_slot
 from benchmarks.gpu.device import Gpu
-from benchmarks.gpu_report.checks import agrees
-from benchmarks.gpu_report.compare import Broken, ours
 from rollout_corr.kernels.launches import Launch, compiled_beside
 
 HEADLINE = [
@@ -63,9 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with compiled_beside(len(os.sched_getaffinity(0))):
         for name, operation in calls:
             ours(make(cases[name], "cuda"), operation)[0]()
+    batch = make(cases["32k in 256"], "cuda")
     try:
-        save(agrees=agrees(where, ("32k in 256",), (METRICS, TOKEN, BOTH)))
-    except Broken as problem:
+        for operation in (METRICS, TOKEN, BOTH):
+            pair = [who for who in contenders(batch, operation) if who.name in (OURS, EAGER)]
+            gate.check(batch, operation, {who.name: who.whole() for who in pair if who.whole is not None})
+        save(agrees=f"3 operations equal the reference; {rc.backend_for(batch.old).reason}")
+    except gate.WrongResult as problem:
         save(agrees=None, problem=str(problem))
     for name, operation in calls:
         batch = make(cases[name], "cuda")

@@ -16,9 +16,9 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks import machine
 from benchmarks.cases.batches import CASES, make
+from benchmarks.cases.contenders import ours
 from benchmarks.cases.operations import BOTH, METRICS, PRODUCT, TOKEN
 from benchmarks.gpu.device import Gpu
-from benchmarks.gpu_report.compare import ours
 
 CALLS = [(name, operation) for name in ("16M", "16M in 100,000") for operation in (METRICS, TOKEN, PRODUCT, BOTH)]
 

@@ -10,37 +10,25 @@ from benchmarks import reading
 from rollout_corr.diagnose.read.dump import Dump
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+SIZES = {"mib": 5 * reading.ROW_BYTES / 2**20, "steps": 3}
 
 
-def read(path):
-    """Return the number of sequences, the fields and the problems of a dump."""
-    dump = Dump(path)
-    return sum(chunk.sequences for chunk in dump.chunks()), set(dump.fields), dump.problems.count
+@pytest.mark.parametrize("name", reading.DUMPS)
+def test_what_is_written_is_read(name, tmp_path):
+    file, write, size = reading.DUMPS[name]
+    write(tmp_path / file, SIZES[size])
+    dump = Dump(tmp_path / file)
+    sequences, of_steps = sum(chunk.sequences for chunk in dump.chunks()), {"steps"} & {size}
+    assert sequences == 3 * reading.STEP_SEQUENCES if of_steps else sequences >= 2
+    fields = {"train_logp", "rollout_logp", "mask", "token_ids", "advantages", "versions"}
+    assert dump.problems.count == 0 and set(dump.fields) == fields | of_steps
 
 
-@pytest.mark.parametrize("suffix", reading.WRITERS)
-def test_every_format_is_written(suffix, tmp_path):
-    path = tmp_path / f"dump{suffix}"
-    reading.WRITERS[suffix](path, 5 * reading.ROW_BYTES)
-    sequences, fields, problems = read(path)
-    assert sequences >= 2 and problems == 0
-    assert fields == {"train_logp", "rollout_logp", "mask", "token_ids", "advantages", "versions"}
-
-
-@pytest.mark.parametrize("name", ["steps.jsonl", "steps"])
-def test_a_run_of_many_steps_is_written(name, tmp_path):
-    reading.write_steps(tmp_path / name, 3)
-    sequences, fields, problems = read(tmp_path / name)
-    assert sequences == 3 * reading.STEP_SEQUENCES and "steps" in fields and problems == 0
-
-
-def test_the_command_prints_a_table_and_leaves_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(reading, "WRITERS", {".pt": reading.write_pt})
-    assert reading.main(["--mib", "0.1", "--steps", "0", "--folder", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()[-2:]
-    for line, command in zip(lines, ("report", "doctor"), strict=True):
-        assert re.fullmatch(rf"\| `\.pt` \| {command} \| 0 \| 0\.0 \| \d+ \| \d+ \|", line)
-    assert list(tmp_path.iterdir()) == []
+def test_the_command_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setattr(reading, "DUMPS", dict(list(reading.DUMPS.items())[:1]))
+    monkeypatch.setattr(reading, "COMMANDS", ("report",))
+    assert reading.main(["--mib", "0.1"]) == 0
+    assert re.fullmatch(r"\| `\.pt` \| report \| 0 \| 0\.0 \| \d+ \| \d+ \|", capsys.readouterr().out.splitlines()[-1])
 
 
 def test_a_command_that_fails_is_an_error(tmp_path, monkeypatch):

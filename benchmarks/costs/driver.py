@@ -34,8 +34,8 @@ def library(folder: Path = BUILT) -> Path:
     )
     if compiler is None:
         raise NoCompiler(
-            "benchmarks.host: expected a C compiler (cc, gcc, clang, or the one that CC names), with which it and "
-            "Triton build a driver and a launcher; found none"
+            "benchmarks.costs.host: expected a C compiler (cc, gcc, clang, or the one that CC names), with which it "
+            "and Triton build a driver and a launcher; found none"
         )
     folder.mkdir(parents=True, exist_ok=True)
     made = target.with_suffix(f".{os.getpid()}")

@@ -1,1 +1,0 @@
-"""The cost of a call on the host: `python -m benchmarks.host`."""
