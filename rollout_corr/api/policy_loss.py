@@ -319,7 +319,7 @@ def _penalty_apart(task: LossTask, kl: KL, mean: Mean) -> LossTask:
         nonfinite=task.objective.nonfinite,
     )
     # A product, so that an advantage that is not finite leaves its token out here too.
-    return replace(task, objective=wanted, advantages=task.advantages * 0.0, decided=None, block=None)
+    return replace(task, objective=wanted, advantages=task.advantages * 0.0, decided=None)
 
 
 def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:

@@ -1,4 +1,4 @@
-"""The bounds that a batch decides, found before it is corrected: on the CPU in its blocks, elsewhere as one piece.
+"""The bounds that a batch decides, found before it is corrected, as one piece on every device.
 
 Criteria of tokens come first where those of turns and sequences run over their survivors. Nothing of this runs for a
 Spec whose bounds are numbers.
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..definition.bounds import Bound
 from ..definition.bounds_of_batch import SIGN, ordered_of
-from ..definition.findings import Operands, decided
+from ..definition.findings import decided
 from ..definition.weights import ratios_of
 from ..specs.bounds_of_batch import WEIGHT, Counting, OfBatch, Place
 from ..specs.correction import Criterion, Spec, Weight, places_of, rules_of
-from . import blocks, whole
+from . import whole
 from .batch import OpenBatch, SequenceGroups
 from .layouts import name_of
 from .search import KnownBounds, Search, Values, begin
@@ -40,16 +40,13 @@ class Progress(NamedTuple):
 
 
 class Recording(KnownBounds):
-    """Bounds known before, and the values of those criteria, and of the weight, whose bounds are `wanted`, by label.
+    """Bounds known before, and the values of those criteria, and of the weight, whose bounds are `wanted`, by label."""
 
-    With `on_host` values may be read, and those that take no part are left out.
-    """
-
-    def __init__(self, progress: Progress, wanted: set[str], on_host: bool, groups: SequenceGroups | None) -> None:
+    def __init__(self, progress: Progress, wanted: set[str], groups: SequenceGroups | None) -> None:
         super().__init__(progress.bounds)
         self.searches = dict(progress.searches)
-        self.wanted, self._on_host, self._groups = wanted, on_host, groups
-        self._values: dict[Place, list[Values]] = {}
+        self.wanted, self._groups = wanted, groups
+        self._values: dict[Place, Values] = {}
 
     def of(
         self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
@@ -71,8 +68,7 @@ class Recording(KnownBounds):
     ) -> None:
         """Note values that decide a bound."""
         search = self._search(place, rule, value.dtype, value.device, None if groups is None else self._groups)
-        values = search.values(value, tested, groups, self._on_host)
-        self._values.setdefault(place, []).append(search.left(values) if self._on_host else values)
+        self._values[place] = search.left(search.values(value, tested, groups))
 
     def _search(
         self, place: Place, rule: OfBatch, dtype: torch.dtype, device: torch.device, groups: SequenceGroups | None
@@ -92,16 +88,9 @@ class Recording(KnownBounds):
 
     def tables(self) -> dict[Place, Tensor]:
         """The tables of this round, [1 + amounts, groups, digits] int64 each."""
-        return {place: self._table(place, one) for place, one in self.searches.items() if not one.over()}
-
-    def _table(self, place: Place, search: Search) -> Tensor:
-        parts = self._values[place]
-        if self._on_host and search.round:
-            parts = self._values[place] = [search.left(values) for values in parts]
-        total = search.table(parts[0])
-        for values in parts[1:]:
-            total = total + search.table(values)
-        return total
+        searches = {place: one for place, one in self.searches.items() if not one.over()}
+        self._values |= {place: one.left(self._values[place]) for place, one in searches.items() if one.round}
+        return {place: one.table(self._values[place]) for place, one in searches.items()}
 
 
 def wanted(spec: Spec, progress: Progress) -> set[str]:
@@ -196,23 +185,13 @@ def completed(thresholds: Thresholds) -> Thresholds:
 
 def record(batch: OpenBatch, spec: Spec, progress: Progress) -> Recording:
     """Run the criteria on a batch, so that they ask for the bounds that come next."""
-    on_host = in_blocks(batch)
-    recording = Recording(progress, wanted(spec, progress), on_host, batch.groups)
+    recording = Recording(progress, wanted(spec, progress), batch.groups)
     batch.bounds = recording
-    if on_host:
-        for block in blocks.blocks_of(batch, blocks.slots_of(batch, spec)):
-            _ask(blocks.operands_of(block, spec), recording)
-    else:
-        _ask(whole.operands_of(batch, spec, *whole.sequences_of(batch)), recording)
-    return recording
-
-
-def _ask(given: Operands, recording: Recording) -> None:
-    weight = given.spec.weight
-    found = decided(given)
+    found, weight = decided(whole.operands_of(batch, spec, *whole.sequences_of(batch))), spec.weight
     if WEIGHT in recording.wanted and weight is not None and weight.rules:
-        ratios = ratios_of(weight, found.tokens, found.decision, given.spec)
+        ratios = ratios_of(weight, found.tokens, found.decision, spec)
         recording.of_weight(weight, ratios.log, ratios.among)
+    return recording
 
 
 def find_bounds(batch: OpenBatch, spec: Spec, add_up: Callable[[Tensor], Tensor]) -> KnownBounds:
@@ -236,11 +215,6 @@ def added_up(tables: dict[Place, Tensor], add_up: Callable[[Tensor], Tensor]) ->
     every = add_up(torch.cat([table.reshape(-1) for table in tables.values()]))
     parts = every.split([table.numel() for table in tables.values()])
     return {place: part.view(tables[place].shape) for place, part in zip(tables, parts, strict=True)}
-
-
-def in_blocks(batch: OpenBatch) -> bool:
-    """Whether values may be read, and so a batch is run in blocks."""
-    return batch.train.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def bounds_by_place(spec: Spec, found: KnownBounds) -> tuple[tuple[Place, ...], Tensor]:

@@ -42,8 +42,8 @@ def run_blocks(task: LossTask) -> LossResult:
     adopts = blocks.is_one_block(batch, size)
     gradient = blocks.new_output(batch, batch.dtype) if task.differentiable and not adopts else None
     totals, sums, maxima = [], [], []
-    read = ((block, _operands_of(block, task)) for block in blocks.blocks_of(batch, size))
-    for block, operands in read if task.block is None else (task.block,):
+    for block in blocks.blocks_of(batch, size):
+        operands = _operands_of(block, task)
         if task.decided is not None:
             operands.decided = task.decided._replace(tokens=tuple(map(block.take, task.decided.tokens)))
         total, slope, more_sums, more_maxima = _of_block(operands, task)
@@ -239,22 +239,12 @@ def see_batch(task: LossTask, ids: Tensor, ranks: Ranks) -> Decided:
     # Few surrogates see the batch, and importing what they search by takes its time.
     from . import sees_batch
 
-    batch, surrogate = task.batch, task.objective.surrogate
-    if sees_batch.in_blocks(batch) and batch.train.numel():
-        # All of the batch in one block.
-        for block in blocks.blocks_of(batch, batch.train.numel()):
-            operands = _operands_of(block, task)
-            found = loss.read(_read_on_host(operands), task.objective)
-            seen = sees_batch.WholeBatch(batch, found, ids[block.rows], ranks.sum, block.sequences, ranks.batch is None)
-            seen.entropy = None if task.entropy is None else block.take(task.entropy).to(batch.dtype)
-            decided = surrogate.see_batch(seen)
-            task.block = (block, operands) if batch.train.numel() <= blocks.slots_with_outputs(batch) else None
-            return decided._replace(tokens=tuple([_put_back(block, x) for x in decided.tokens]))
+    batch = task.batch
     sequences, valid = whole.sequences_of(batch)
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
     seen = sees_batch.WholeBatch(batch, found, ids, ranks.sum)
     seen.entropy = None if task.entropy is None else task.entropy.to(batch.dtype)
-    return surrogate.see_batch(seen)
+    return task.objective.surrogate.see_batch(seen)
 
 
 @torch.no_grad()
@@ -269,13 +259,6 @@ def see_groups(task: LossTask, ranks: Ranks) -> Decided:
     seen = sees_batch.WholeGroups(sees_batch.facts_of(found, sequences), batch.groups, ranks)
     decided = task.objective.surrogate.see_groups(seen)
     return decided._replace(tokens=tuple([sequences.spread(x).expand(found.x.shape) for x in decided.sequences]))
-
-
-def _put_back(block: blocks.Block, x: Tensor) -> Tensor:
-    """Values of the valid tokens of the only block, in the shape of the batch."""
-    out = blocks.new_output(block.batch, x.dtype)
-    block.compaction.put(block.part(out), x)
-    return out
 
 
 def run_traced(task: LossTask) -> LossResult:

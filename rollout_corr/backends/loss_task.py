@@ -12,10 +12,8 @@ from ..specs.surrogate import Surrogate
 from .batch import OpenBatch
 
 if TYPE_CHECKING:
-    from ..definition.loss import Operands
     from ..specs.surrogate import Decided
     from ..specs.terms import Objective
-    from .blocks import Block
 
 
 @dataclass(eq=False, repr=False)
@@ -37,7 +35,6 @@ class LossTask:
     scales: Tensor | None = None  # factors of all that a token adds to the loss
     decided: Decided | None = None  # what the surrogate found in the whole batch; None: it does not look
     entropy: Tensor | None = None  # of each token, for a surrogate that reads it
-    block: tuple[Block, Operands] | None = None  # the batch, where it was read as one block for the look
     before: tuple[Tensor, int] | None = None  # statistics of a correction to join, and how many are sums
 
 

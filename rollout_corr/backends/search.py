@@ -34,9 +34,6 @@ WIDEST, NARROWEST, OF_TABLE = 11, 2, 19
 # Bits of the digits of weights: the first has the sign, the exponent and four bits of the significand of a log-ratio.
 DIGITS_OF_WEIGHTS = (13, 10, 9)
 
-# Values whose float64 temporaries stay in cache, and whose sums float64 holds exactly.
-CHUNK = 32_768
-
 # The fraction of an amount is a multiple of 1 / GRID.
 GRID = 2**38
 
@@ -45,39 +42,20 @@ class Values(NamedTuple):
     """Values that a bound is searched among."""
 
     keys: Tensor  # [n] int32 or int64: in the order of the search as unsigned integers
-    counted: Tensor | None  # [n] bool: takes part; None: all do, and they have the digits found (`Search.left`)
+    counted: Tensor  # [n] bool: takes part
     groups: Tensor | None = None  # [n] int64; their number is of no group; None where the batch decides
 
-    def chunks(self) -> list[Values]:
-        """Parts of at most `CHUNK` values where all count, as on the CPU."""
-        if self.counted is not None or self.keys.shape[0] <= CHUNK:
-            return [self]
-        groups = None if self.groups is None else self.groups.split(CHUNK)
-        keys = self.keys.split(CHUNK)
-        return [Values(part, None, None if groups is None else groups[i]) for i, part in enumerate(keys)]
 
-
-def values_of(side: Side, x: Tensor, tested: Tensor | None, on_host: bool = False) -> Values:
-    """Make the keys of values of any shape, those that are `tested`, or all of them.
-
-    With `on_host` values may be read, as on the CPU: where none is NaN no mask is made.
-    """
+def values_of(side: Side, x: Tensor, tested: Tensor | None) -> Values:
+    """Make the keys of values of any shape, those that are `tested`, or all of them; NaN takes no part."""
     x = x.reshape(-1)
     # That -0.0 comes before 0.0 changes no verdict: a bound of either cuts at the same place.
     ordered = x if side == "upper" else -x
-    counted = tested if tested is None else tested.reshape(-1)
-    if not (on_host and _no_nan(x)):
-        numbers = ~x.isnan()
-        counted = numbers if counted is None else counted & numbers
+    counted = ~x.isnan() if tested is None else tested.reshape(-1) & ~x.isnan()
     bits = ordered.view(INTEGERS[x.dtype])
     # All bits of a negative number are inverted, of others the highest: a fifth of the time of `where` on the CPU.
     inverted = (bits >> (8 * bits.element_size() - 1)) | torch.iinfo(bits.dtype).min
     return Values(inverted ^ bits, counted)
-
-
-def _no_nan(x: Tensor) -> bool:
-    """Whether there is no NaN, by one that reaches the minimum, in a fifth of the time of `isnan`."""
-    return not x.numel() or not math.isnan(torch.aminmax(x)[0].item())
 
 
 def from_keys(side: Side, keys: Tensor) -> Tensor:
@@ -130,72 +108,43 @@ class Search(NamedTuple):
         """Whether the bound is found."""
         return self.round == len(self.digits)
 
-    def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None, on_host: bool) -> Values:
+    def values(self, x: Tensor, tested: Tensor | None, groups: Tensor | None) -> Values:
         """Make the keys of values; arguments as of `values_of`, and the group of each value."""
-        keys, counted, _ = values_of(self.side, float32_above(x) if self.dtype is None else x, tested, on_host)
+        keys, counted, _ = values_of(self.side, float32_above(x) if self.dtype is None else x, tested)
         if groups is None:
             return Values(keys, counted)
         assert self.groups is not None
         groups = groups.expand(x.shape).reshape(-1)
-        # A maximum takes a fraction of the time of choosing the values that are of a group.
-        if not (on_host and (not groups.numel() or int(groups.max().item()) < self.groups)):
-            some = groups < self.groups
-            counted = some if counted is None else counted & some
-        return Values(keys, counted, groups)
+        return Values(keys, counted & (groups < self.groups), groups)
 
     def left(self, values: Values) -> Values:
-        """The values with the digits found, and no others: for the CPU, since how many there are decides the shape."""
-        if values.counted is None and not self.round:
+        """The values with the digits found, and no others, where their number may be read: on the CPU."""
+        if values.keys.device.type != "cpu" or torch.compiler.is_compiling():
             return values
-        counted = self._with_prefix(values)
-        return Values(values.keys[counted], None, None if values.groups is None else values.groups[counted])
+        some = self._with_prefix(values)
+        return Values(values.keys[some], some[some], None if values.groups is None else values.groups[some])
 
     def table(self, values: Values) -> Tensor:
         """[1 + amounts, groups, digits] int64: counts of values with the digits found, and sums of their amounts."""
         digits = 1 << self._digit()[0]
-        columns, units = self.prefix.shape[0] * digits, self._units()
-        if values.counted is None and columns <= CHUNK:
-            rows, *more = (self._counts(chunk, columns, units) for chunk in values.chunks())
-            for each in more:
-                rows += each
-        else:
-            rows = torch.zeros(1 + len(self.sums), columns + 1, dtype=torch.int64, device=values.keys.device)
-            for chunk in values.chunks():
-                self._add(chunk, rows, units)
-            rows = rows[:, :columns]
-        return rows.view(len(rows), self.prefix.shape[0], digits)
-
-    def _counts(self, values: Values, columns: int, units: list[Tensor | None]) -> Tensor:
-        """[1 + amounts, columns]: the table of a chunk, in half the time of `_add`; a device would be waited for."""
+        columns = self.prefix.shape[0] * digits
+        # The last column takes those that do not count.
+        rows = torch.zeros(1 + len(self.sums), columns + 1, dtype=torch.int64, device=values.keys.device)
         index, amounts = self._places(values)
-        rows = [torch.bincount(index, minlength=columns)]
-        for amount, unit in zip(amounts, units, strict=True):
-            if unit is None:
-                # Of neighboring values most may have one digit, and a float that is added waits for the one before.
-                index = index.long()
-                rows.append(torch.zeros_like(rows[0]).index_add_(0, index, amount.long()))
-            else:
-                rows.append((torch.bincount(index, amount, columns) / unit).long())
-        return torch.stack(rows)
-
-    def _add(self, values: Values, rows: Tensor, units: list[Tensor | None]) -> None:
-        """Count values in the rows of a table; the last column takes those that do not count."""
-        index, amounts = self._places(values)
-        place = index = index.long()
-        if values.counted is not None:
-            place = torch.where(self._with_prefix(values), index, rows.shape[1] - 1)
+        place = torch.where(self._with_prefix(values), index, columns)
         rows[0].index_add_(0, place, torch.ones_like(place))
-        for row, amount, unit in zip(rows[1:], amounts, units, strict=True):
+        for row, amount, unit in zip(rows[1:], amounts, self._units(), strict=True):
             # The amount of a value that does not count may be NaN.
             row.index_add_(0, place, (amount if unit is None else amount / unit[index]).nan_to_num(0.0).long())
+        return rows[:, :columns].view(len(rows), self.prefix.shape[0], digits)
 
     def _places(self, values: Values) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """[n] integers: the column of each value in the table; and its amounts."""
+        """[n] int64: the column of each value in the table; and its amounts."""
         bits, shift = self._digit()
         index = (values.keys >> shift) & ((1 << bits) - 1)
         if values.groups is not None:
             index = (values.groups << bits) | index
-        return index, _amounts(self.rule, from_keys(self.side, values.keys)) if self.sums else ()
+        return index.long(), _amounts(self.rule, from_keys(self.side, values.keys)) if self.sums else ()
 
     def _units(self) -> list[Tensor | None]:
         """[digits] float64 each: what the amounts of values with a digit are multiples of; None: of 1."""
@@ -274,15 +223,14 @@ class Search(NamedTuple):
     def _with_prefix(self, values: Values) -> Tensor:
         """Bool per value: it takes part and begins with the digits found, those of its group."""
         if not self.round:
-            return torch.ones_like(values.keys, dtype=torch.bool) if values.counted is None else values.counted
+            return values.counted
         below = sum(self.digits[self.round :])
         # An arithmetic shift fills with the sign.
         begins = (values.keys >> below) & ((1 << (sum(self.digits) - below)) - 1)
         prefix = self.prefix.view(-1)
         if values.groups is not None:
             prefix = pad(prefix, (0, 1), value=-1)[values.groups]
-        follows = begins == prefix
-        return follows if values.counted is None else values.counted & follows
+        return values.counted & (begins == prefix)
 
 
 def begin(

@@ -2,13 +2,11 @@
 
 All of it is plain torch on any device. What a surrogate decides is decided by integers: sums on a grid, and selections
 by `search.py`. So the packing, the order of tokens and sequences and the ranks that hold them change no bit of it. No
-value is read but on the CPU, where what values make unnecessary is left out: there the tokens are those of a block, and
-a rank that is alone takes the bits that the search would find from torch's own selection.
+value is read.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,14 +14,13 @@ import torch
 from torch import Tensor
 
 from ..definition.loss import Read
-from ..definition.sequences import Packed, Sequences
+from ..definition.sequences import Sequences
 from ..definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
 from ..specs.bounds_of_batch import Before, Counting, Side
 from ..specs.surrogate import LossTokens
 from . import whole
 from .batch import OpenBatch, SequenceGroups
-from .bounds_of_batch import in_blocks as in_blocks
-from .search import CHUNK, begin, values_of
+from .search import begin, values_of
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -32,9 +29,8 @@ if TYPE_CHECKING:
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 
-# Bits of a fraction; and the largest |x| whose sum over a chunk, in multiples of the grid, fits an int64.
+# Bits of a fraction.
 FRACTION = 38
-MOST_OF_CHUNK = 2.0**62 / (CHUNK * GRID_OF_FRACTION)
 
 # Exponentials are at most 1 and multiples of 1 / GRID_OF_GROUPS: room for 2^21 sequences of a group.
 GRID_OF_GROUPS = 2.0**42
@@ -74,30 +70,15 @@ class AsMany(Counting):
 class WholeBatch:
     """A batch as a surrogate sees it: `SeenBatch` of specs/surrogate.py.
 
-    Args:
-        batch: The batch.
-        found: Its tokens, read.
-        ids: [S] int64, the numbers of its sequences.
-        add_up: Adds int64 up over the ranks that share the batch.
-        block: The packed sequences of its valid tokens, where values may be read; None: tokens are the batch's.
-        alone: No other rank shares the batch.
+    `ids`, [S] int64, are the numbers of its sequences; `add_up` adds int64 up over the ranks that share it.
     """
 
-    def __init__(
-        self,
-        batch: OpenBatch,
-        found: Read,
-        ids: Tensor,
-        add_up: AddUp,
-        block: Packed | None = None,
-        alone: bool = False,
-    ) -> None:
+    def __init__(self, batch: OpenBatch, found: Read, ids: Tensor, add_up: AddUp) -> None:
         self.tokens: LossTokens = found.tokens
         counted = found.counted
         self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted
         self.entropy: Tensor | None = None
-        self._all_train = counted is None
-        self._batch, self._ids, self._add_up, self._block, self._alone = batch, ids, add_up, block, alone
+        self._batch, self._ids, self._add_up = batch, ids, add_up
         self._count = torch.count_nonzero(self.trains)
 
     def count(self) -> Tensor:
@@ -110,7 +91,7 @@ class WholeBatch:
         return self._bound("upper", x, among, place)
 
     def mean(self, x: Tensor) -> Tensor:
-        here = self._in_chunks(x) if self._block is not None else [limb.sum() for limb in self._limbs(x)]
+        here = [limb.sum() for limb in self._limbs(x)]
         whole, fraction, count = self._add_up(torch.stack([*here, self._count])).unbind()
         # Between 0 and 1 the fraction is exact, however the sum was made.
         whole, fraction = whole + (fraction >> FRACTION), fraction & (2**FRACTION - 1)
@@ -124,15 +105,6 @@ class WholeBatch:
         return among & (x >= self._bound("lower", x, among, count))
 
     def drawn(self, seed: int, among: Tensor, count: Tensor) -> Tensor:
-        if self._block is not None:
-            # Only of those that may be chosen.
-            token = among.nonzero().view(-1)
-            offsets = self._block.offsets
-            sequence = torch.searchsorted(offsets, token, right=True).sub_(1)
-            numbers = uniform(seed, self._ids.index_select(0, sequence), token - offsets.index_select(0, sequence) + 1)
-            everyone = torch.ones_like(numbers, dtype=torch.bool)
-            chosen = token[numbers <= self._bound("upper", numbers, everyone, count)]
-            return torch.zeros_like(among).index_fill_(0, chosen, True)
         sequences, valid = whole.sequences_of(self._batch)
         ones = torch.ones_like(self.trains)
         place = sequences.running(ones if valid is None else valid)
@@ -141,14 +113,9 @@ class WholeBatch:
 
     def _bound(self, side: Side, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
         """Find the last value that is chosen."""
-        if self._block is not None and self._alone:
-            return _last_of(
-                x if among is self.trains and self._all_train else x[among], side, max(1, int(count.item()))
-            )
         search, values = begin(AsMany(count), side, x.dtype, x.device), values_of(side, x, among)
-        on_host = in_blocks(self._batch)
         while not search.over():
-            values = search.left(values) if on_host else values
+            values = search.left(values)
             table = search.table(values)
             search = search.narrowed(self._add_up(table.flatten()).view(table.shape))
         return search.bound()
@@ -162,35 +129,11 @@ class WholeBatch:
                 tables.append(table.index_add_(0, index, limb.reshape(-1)))
         return torch.stack(tables).view(-1, 2, places)
 
-    def _in_chunks(self, x: Tensor) -> list[Tensor]:
-        """The sums of `_limbs`, except for whole numbers in the fraction, in chunks that stay in cache."""
-        low, high = (end.item() for end in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
-        # A NaN fails the comparison.
-        if not max(-low, high) <= MOST_OF_CHUNK:
-            return [limb.sum() for limb in self._limbs(x)]
-        if not self._all_train:
-            x = x * self.trains
-        parts = [
-            each.to(torch.float64, copy=True).mul_(GRID_OF_FRACTION).round_().long().sum() for each in x.split(CHUNK)
-        ]
-        found = torch.stack(parts) if parts else torch.zeros(1, dtype=torch.int64, device=x.device)
-        return [(found >> FRACTION).sum(), (found & (2**FRACTION - 1)).sum()]
-
     def _limbs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The whole part of each token that trains, and its fraction on a grid; int64."""
         x = torch.where(self.trains, x, 0.0).nan_to_num(0.0).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC).double()
         part = x.trunc()
         return part.long(), ((x - part) * GRID_OF_FRACTION).round().long()
-
-
-def _last_of(x: Tensor, side: Side, count: int) -> Tensor:
-    """The value at which a search that keeps so many of [n] stops, 0-d; infinite where all are kept."""
-    if math.isnan(x.sum().item()):
-        x = x[~x.isnan()]
-    if count > x.shape[0]:
-        return x.new_full((), math.inf if side == "upper" else -math.inf)
-    ends = x.topk(count, largest=side == "lower", sorted=False).values
-    return ends.amin() if side == "lower" else ends.amax()
 
 
 def numbers_of(totals: Tensor) -> Tensor:

@@ -8,24 +8,21 @@ import pytest
 import torch.distributed as dist
 
 from builders.forked_ranks import starter
-from rollout_corr.backends import blocks, bounds_of_batch
+from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 
 
 @pytest.fixture(params=["blocks", "small blocks", "whole"])
 def way(request):
-    """Run in blocks, in blocks of few tokens, or in one piece: values may be read on the CPU, and nowhere else."""
+    """Run in blocks, in blocks of few tokens, or in one piece."""
     if request.param == "blocks":
         yield
     elif request.param == "small blocks":
         with mock.patch.object(blocks, "BLOCK", 4):
             yield
     else:
-        with (
-            mock.patch.dict(CORRECTIONS, blocks=run_whole),
-            mock.patch.object(bounds_of_batch, "in_blocks", return_value=False),
-        ):
+        with mock.patch.dict(CORRECTIONS, blocks=run_whole):
             yield
 
 

@@ -14,7 +14,7 @@ from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_no
 from builders.launches import Reads
 from builders.rounding import near
 from oracles.bounds_of_batch import kept
-from rollout_corr.backends import bounds_of_batch, sequence_groups, whole
+from rollout_corr.backends import search, sequence_groups, whole
 from rollout_corr.backends.run import CORRECTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -143,7 +143,7 @@ def test_a_batch_without_sequences(layout, way):
 def test_no_read_and_no_sort_on_a_device(monkeypatch):
     laid = lay_out(coarse(2), "padded_right", torch.float32)
     monkeypatch.setitem(CORRECTIONS, "blocks", whole.run_whole)
-    monkeypatch.setattr(bounds_of_batch, "in_blocks", lambda batch: False)
+    monkeypatch.setattr(search.Search, "left", lambda self, values: values)
     monkeypatch.setattr(sequence_groups.torch, "aminmax", lambda x: (0, 4))
     spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.MeanBelow(0.2, within="group")),))
     with Reads() as mode:

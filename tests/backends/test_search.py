@@ -120,7 +120,7 @@ def test_every_group_has_the_bound_of_its_own_values(drawn, which):
     values, groups, tested = values.float(), groups.long(), tested.bool()
     search = begin(rule, side, values.dtype, values.device, 4)
     while not search.over():
-        search = search.narrowed(search.table(search.values(values, tested, groups, False)))
+        search = search.narrowed(search.table(search.values(values, tested, groups)))
     found = search.bound()
     # The last is of no group.
     assert found[4] == (math.inf if side == "upper" else -math.inf)

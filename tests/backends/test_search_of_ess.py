@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ HARD = {
 def searched(rule, parts, look):
     """The bound from the tables of several parts."""
     search = searches.begin(rule, "upper", parts[0].dtype, parts[0].device)
-    made = [search.values(part, None, None, look) for part in parts]
+    made = [search.values(part, None, None) for part in parts]
     while not search.over():
         search = search.narrowed(sum(search.table(search.left(x) if look else x) for x in made))
     return search.bound()
@@ -81,31 +80,3 @@ def test_any_weights_in_any_order_and_parts(numbers, floor, factor, cut, shuffle
     moved = values[order]
     for look in (True, False):
         assert torch.equal(searched(rc.KeepESS(floor), [moved[:cut], moved[cut:], moved[:0]], look), bound)
-
-
-def test_chunks_add_up_to_the_table_of_all():
-    values = torch.randn(50, generator=torch.Generator().manual_seed(2))
-    for search, made in (
-        (
-            searches.begin(rc.KeepESS(0.5), "upper", values.dtype, values.device),
-            searches.begin(rc.KeepESS(0.5), "upper", values.dtype, values.device).values(values, None, None, True),
-        ),
-        (
-            searches.begin(rc.MeanBelow(0.5), "upper", values.dtype, values.device),
-            searches.values_of("upper", values, None, True),
-        ),
-    ):
-        whole = search.table(made)
-        with mock.patch.object(searches, "CHUNK", 7):
-            assert torch.equal(search.table(made), whole)
-        assert int(whole[0].sum()) == 50
-
-
-def test_a_device_adds_up_the_same_integers():
-    """Where values may not be read, integers are added up instead of floats, to the same table."""
-    values = torch.randn(3000, generator=torch.Generator().manual_seed(1))
-    search = searches.begin(rc.KeepESS(0.5), "upper", values.dtype, values.device)
-    made = search.values(values, None, None, True)
-    assert made.counted is None
-    every = torch.ones(3000, dtype=torch.bool)
-    assert torch.equal(search.table(made), search.table(made._replace(counted=every)))

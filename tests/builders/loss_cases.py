@@ -17,7 +17,7 @@ from builders.rounding import GRID, OF_QUOTIENT, margin
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import blocks, loss_blocks, sees_batch
+from rollout_corr.backends import blocks, loss_blocks
 from rollout_corr.specs.terms import Objective
 
 TENSORS = ("old", "rollout", "ref", "weights", "train_mask", "scale")
@@ -203,12 +203,10 @@ def with_entropy(seed, layout, lengths, dtype=torch.float64, names=("old",)):
 def run_as(way):
     """Run losses in "blocks", in "small blocks" of few tokens, or "whole", where no value may be read."""
     run = loss_blocks.run_whole if way == "whole" else loss_blocks.run_blocks
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(LOSSES, blocks=run))
-        if way == "whole":
-            stack.enter_context(mock.patch.object(sees_batch, "in_blocks", return_value=False))
-        elif way == "small blocks":
-            stack.enter_context(mock.patch.object(blocks, "BLOCK", 16))
+    with (
+        mock.patch.dict(LOSSES, blocks=run),
+        mock.patch.object(blocks, "BLOCK", 16 if "small" in way else blocks.BLOCK),
+    ):
         yield
 
 

@@ -179,7 +179,8 @@ def test_groups_of_neighbors_stay_on_their_rank():
 def test_no_read_and_no_sort_on_a_device(name):
     laid = LaidLoss(looked_at(name, 1), "padded_right", torch.float32)
     unread = mock.patch("rollout_corr.backends.sequence_groups.torch.aminmax", return_value=(0, 4))
-    with run_as("whole"), unread, Reads() as mode:
+    every = mock.patch("rollout_corr.backends.search.Search.left", lambda search, values: values)
+    with run_as("whole"), unread, every, Reads() as mode:
         laid(surrogate=LOOKING[name])
     assert not mode.reads
 
