@@ -21,7 +21,6 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
-from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from aot.ahead_of_time import TARGETS, interpreted, source_of
@@ -46,13 +45,8 @@ def compile_ptx(launch: Launch) -> tuple[str, int]:
         raise RuntimeError("TRITON_INTERPRET=1 makes the kernels interpreted functions, which cannot be compiled")
     options = launch.options(TARGET.warp_size, nvidia=True)
     known = launch.kernel.cache_key, key(launch), *options.items()
-    if known not in _compiled:
-        _compiled[known] = as_ptx(source_of(launch, TARGET), options)
-    return _compiled[known]
-
-
-def as_ptx(source: ASTSource, options: dict[str, Any]) -> tuple[str, int]:
-    """Compile a kernel as far as PTX; give the text and the bytes of shared memory."""
+    if known in _compiled:
+        return _compiled[known]
     gc.disable()  # to look for garbage among a compilation's objects is 6 % of its time
     try:
         with (
@@ -61,12 +55,13 @@ def as_ptx(source: ASTSource, options: dict[str, Any]) -> tuple[str, int]:
             mock.patch.object(triton.knobs.cache, "dir", str(CACHE)),
             mock.patch.object(triton.knobs.compilation, "store_binary_only", True),
         ):
-            made = triton.compile(source, target=TARGET, options=options)
+            made = triton.compile(source_of(launch, TARGET), target=TARGET, options=options)
     finally:
         gc.enable()
     scratch = [getattr(made.metadata, name, 0) for name in ("global_scratch_size", "profile_scratch_size")]
     assert not any(scratch), "scratch memory is not known"
-    return made.asm["cubin"].decode(), made.metadata.shared
+    _compiled[known] = made.asm["cubin"].decode(), made.metadata.shared
+    return _compiled[known]
 
 
 def _tree_of(function: JITFunction) -> ast.Module:
