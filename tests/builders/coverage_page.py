@@ -1,21 +1,25 @@
-"""docs/coverage.md: what verl, xtuner and SkyRL say of their corrections, and its row here.
+"""The tables of docs/coverage.md: `PYTHONPATH=tests python -m builders.coverage_page` writes them.
 
-`PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md`. What they list was taken from their own
-configuration, code and documentation at the commits named; `make test-peers` compares the lists with checkouts.
+What verl, xtuner and SkyRL list of their corrections was taken from their own configuration, code and documentation at
+the commits that the page names; `make test-peers` compares the lists with checkouts.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import rollout_corr as rc
-from rollout_corr.frameworks.shared import lookup
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
+BEGIN, END = (
+    "<!-- {}: made by `python -m builders.coverage_page`; a test compares them -->",
+    "<!-- end of what is made -->",
+)
 TOKENS = torch.zeros(2, 3), torch.zeros(2, 3)
 
 
@@ -24,7 +28,6 @@ class Framework(NamedTuple):
 
     Attributes:
         name: Its name, which is that of its reader and of its metrics.
-        at: The commit.
         options: The fields of its configuration of the correction.
         settings: Configurations that use all of them, each value that is a word too.
         metrics: The keys of its metrics, without their prefix.
@@ -33,7 +36,6 @@ class Framework(NamedTuple):
     """
 
     name: str
-    at: str
     options: tuple[str, ...]
     settings: tuple[Mapping[str, Any], ...]
     metrics: tuple[str, ...]
@@ -57,7 +59,6 @@ QUANTILE = (
 )
 VERL = Framework(
     "verl",
-    "verl 1dda039 (docs/algo/rollout_corr.md, verl/trainer/config/algorithm.py)",
     words(
         "rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs rollout_rs_threshold bypass_mode "
         "loss_type"
@@ -89,7 +90,6 @@ VERL = Framework(
 BOUNDS = {"rollout_is_threshold": (2.0, 0.5)}
 XTUNER = Framework(
     "xtuner",
-    "xtuner b934f46 (xtuner/v1/rl/rollout_is.py)",
     words("rollout_is_level rollout_is_mode rollout_is_threshold rollout_is_mask_threshold rollout_is_veto_threshold"),
     (
         {"rollout_is_level": "token", **BOUNDS},
@@ -115,7 +115,6 @@ XTUNER = Framework(
 DIFFERENCES = "rollout_train_logprobs_abs_diff_"
 SKYRL = Framework(
     "skyrl",
-    "SkyRL a956457 (docs/content/docs/algorithms/off_policy_correction.mdx, OffPolicyCorrectionConfig)",
     words(
         "tis_ratio_type token_tis_ratio_clip_high sequence_tis_ratio_clip_high sequence_mask_metric geo_mask_high "
         "geo_mask_low product_mask_high product_mask_low outlier_token_is_threshold_low "
@@ -146,92 +145,6 @@ SKYRL = Framework(
 )
 FRAMEWORKS = VERL, XTUNER, SKYRL
 
-SYSTEMS = {
-    "verl": (
-        ("three policies, PPO with a correction (`decoupled_*`)", "`verl.decoupled_*`: Spec and recipe of each"),
-        ("two policies, PPO-clip (`bypass_ppo_clip*`)", "`verl.bypass_ppo_clip*`"),
-        ("two policies, REINFORCE (`bypass_pg_*`)", "`verl.bypass_pg_*`"),
-        ("metrics alone (`disabled`)", "`verl.disabled`, or any Spec with `apply=False`"),
-        ("weights of tokens with rejection of tokens, or either alone", "any `Weight` with any `Criterion`s"),
-        ("the trainer's call, the loss in bypass mode, both as functions", "[drop-ins](dropins_in_depth.md)"),
-        (
-            "the engine has to return log-probs (`calculate_log_probs`)",
-            "`rollout-corr check` names a `false`, or none (before 0.9.0: off)",
-        ),
-    ),
-    "xtuner": (
-        ("levels token, sequence, geometric; modes truncate, mask, both", "`rc.spec(\"xtuner\", ...)`, all nine"),
-        ("the veto, and its levels of xtuner#2023", "criteria that drop the sequence"),
-        ("packed sequences by `num_tokens`", "`cu_seqlens`, without the padding between"),
-        ("merging over packs (`merge_rollout_is_metrics`)", "`Statistics` merge by + and max"),
-        ("staleness of its replay buffer", "`xtuner.staleness`"),
-    ),
-    "skyrl": (
-        ("TIS, sequence masks, outlier mask, token mask, in this order", "`skyrl.*`; `sums_over=\"kept\"`"),
-        ("all of its recommendations at once", "`skyrl.tldr`"),
-        ("correction of every `policy_loss_type`", "recipes `skyrl.*`, each with any correction"),
-        ("log-prob differences of a mini-batch", "the metrics of `rc.correct` on the log-probs of the mini-batch"),
-        ("router replay (R3)", "`rc.route_agreement` tells whether it works; the replay is the engine's"),
-    ),
-}  # fmt: skip
-
-CLAIMS = (
-    ("verl", "weights of tokens and products of sequences lie within exp(+-20)", "`Spec.clamp`; tests/definition"),
-    ("verl", "weights and rejection are independent: either works alone, and neither changes the other",
-     '`rejected="mask"`; conformance of 20 presets'),
-    ("verl", "normalization by the batch comes after truncation", '`normalize="batch"`; conformance'),
-    ("verl", "IcePop changes weights and not the mask", '`outside="zero"`; conformance'),
-    ("verl", "a mean weight beyond 0.5 to 2, an ESS below 0.3, a spread above 1, a KL above 0.1, chi2 above 1 is "
-     "unhealthy", "`out.warnings()`; tighter and measured limits: [metrics.md](metrics.md#what-warnings-reports)"),
-    ("verl", "sequence weights are unbiased and vary most, token weights are biased and vary less",
-     "[estimators.md](estimators.md), measured"),
-    ("verl", "three policies make training independent of the batch size",
-     "[estimators.md](estimators.md#what-depends-on-the-batch-size)"),
-    ("verl", "two policies save a forward pass", "true of any trainer that leaves `old_logp` out; not measured here"),
-    ("verl", "1 to 3 % of a step, 1 % of the model's memory", "seconds and MiB of a call, no share of a step: "
-     "[benchmarks.md](benchmarks.md)"),
-    ("verl", "a sequence counts in `rollout_rs_seq_masked_fraction` if any token is rejected",
-     "[which fraction counts what](metrics.md#native-metrics)"),
-    ("xtuner", "the computation saves memory", "peak memory of a call: [benchmarks.md](benchmarks.md)"),
-    ("xtuner", "a token far outside vetoes its sequence", '`Criterion("ratio", drop="sequence")`; conformance'),
-    ("SkyRL", "a geometric mask evaluates better than TIS in its run", "no GPU run here; the bias and the variance of "
-     "both: [estimators.md](estimators.md)"),
-    ("SkyRL", "both bounds of the token mask have to be set", "read so, and `rollout-corr check` names one alone"),
-    ("SkyRL", "masks apply in the order outlier, token, sequence", '`sums_over="kept"`; conformance of 31 rows'),
-)  # fmt: skip
-
-# Options of other frameworks that are no Spec.
-ELSEWHERE = (
-    ("verl#6800", "`rollout_rs: binary_kl` (KPop)", "read: `Criterion(\"binary_kl_symmetric\", eps=1e-6)`"),
-    ("verl#7196", "`debug_rollout_actor_probs`", "read without effect; a drop-in has its metrics"),
-    ("prime-rl#3555", "the ratio is 1 where the trainer's own version sampled the token",
-     "`rollout_logp=torch.where(fresh, new_logp.detach(), rollout_logp)`"),
-    ("SkyRL", "`loss_reduction: prompt_mean`", "refused by the reader: `Mean(\"sum\")` and "
-     "`Batch(scale=1 / (prompts * tokens of the prompt))`"),
-    ("SkyRL#1896", "REPO-R", "advantages are the caller's"),
-    ("AReaL", "`mask_stale_rollout_tokens`: masks stale tokens of sequences that end fresh, and leaves all others",
-     "`mask & ~(stale & fresh.any(1, keepdim=True))`; `Criterion(\"age\")` drops stale tokens of every sequence"),
-    ("miles#1344", "`off_policy_is_function`", "`rc.CISPO` with `rollout_logp` alone"),
-    ("miles", "a gate of the policy gradient, sigmoid(A * -logp / eta)", "`Batch(scale=gate)`, without its gradient"),
-    ("miles", "replay of the engine's kept sets", "`rc.KeptMass` where the mass of the set is known"),
-    ("slime#2305", "batches refilled after rejection", "`keep` says what went; sampling again is the trainer's"),
-)  # fmt: skip
-
-HEAD = """\
-# Coverage
-
-You use verl, xtuner or SkyRL, and want to know whether this package has every option and metric of their corrections.
-It has, except where a row says "none". [conformance.md](conformance.md) shows where the numbers agree,
-[presets.md](presets.md#where-the-numbers-differ-from-the-frameworks) where they differ.
-"""
-
-FOOT = """
-`PYTHONPATH=tests python -m builders.coverage_page > docs/coverage.md` makes this page from what the readers and
-`metrics(...)` return; `make test-peers` compares the lists with checkouts.
-
-**Next:** [integrations.md](integrations.md) to put it into a job, [migrate.md](migrate.md) to read your configuration.
-"""
-
 
 def emitted(framework: Framework) -> set[str]:
     """The keys that `metrics` returns under all the settings, without the prefix."""
@@ -244,54 +157,35 @@ def emitted(framework: Framework) -> set[str]:
     return found
 
 
-def presets_of(framework: Framework) -> list[str]:
-    """The names of its presets here."""
-    return [name for name in lookup.spec_names() if name.startswith(f"{framework.name}.")]
+def part(framework: Framework) -> str:
+    """The tables of a framework's options and metrics."""
+    lines = [BEGIN.format(framework.name), "", "| option | here |", "|---|---|"]
+    for settings in framework.settings:
+        said = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
+        lines.append(f"| {said} | `{replace(rc.spec(framework.name, settings), report=('native',))!r}` |")
+    lines += [f"| `{key}` | {framework.answers[key]} |" for key in framework.options if key in framework.answers]
+    names = ", ".join(f"`{key}`" for key in framework.metrics if key not in framework.answers)
+    prefix = f", behind `{framework.prefix}`" if framework.prefix else ""
+    lines += ["", f'Metrics with the same key in `metrics("{framework.name}")`{prefix}: {names}.', ""]
+    others: dict[str, list[str]] = {}
+    for key in framework.metrics:
+        if key in framework.answers:
+            others.setdefault(framework.answers[key], []).append(f"`{key}`")
+    if others:
+        lines += ["| other metrics | here |", "|---|---|"]
+        lines += [*(f"| {', '.join(keys)} | {answer} |" for answer, keys in others.items()), ""]
+    return "\n".join([*lines, END])
 
 
-def markdown() -> str:
-    """The page."""
-    lines = [HEAD]
+def main() -> None:
+    """Write the tables in place of those of the page."""
+    text = PAGE.read_text(encoding="utf-8")
     for framework in FRAMEWORKS:
-        lines += [
-            f"## {framework.at.partition(' (')[0]}",
-            "",
-            f"From {framework.at.partition(' (')[2].rstrip(')')}.",
-            "",
-        ]
-        lines += ["| part | here |", "|---|---|", *(f"| {one} | {here} |" for one, here in SYSTEMS[framework.name])]
-        lines += ["", "| option | here |", "|---|---|"]
-        for settings in framework.settings:
-            said = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
-            lines.append(f"| {said} | `{replace(rc.spec(framework.name, settings), report=('native',))!r}` |")
-        answers = [(key, framework.answers[key]) for key in framework.options if key in framework.answers]
-        lines += [f"| `{key}` | {answer} |" for key, answer in answers]
-        same = [key for key in framework.metrics if key not in framework.answers]
-        names = ", ".join(f"`{key}`" for key in same)
-        prefix = f", behind `{framework.prefix}`" if framework.prefix else ""
-        lines += ["", f'Metrics with the same key in `metrics("{framework.name}")`{prefix}: {names}.', ""]
-        others: dict[str, list[str]] = {}
-        for key in framework.metrics:
-            if key in framework.answers:
-                others.setdefault(framework.answers[key], []).append(f"`{key}`")
-        if others:
-            lines += ["| other metrics | here |", "|---|---|"]
-            lines += [*(f"| {', '.join(keys)} | {answer} |" for answer, keys in others.items()), ""]
-        lines += [f"[Presets](presets.md#{framework.name}): {len(presets_of(framework))}.", ""]
-    lines += ["## Claims", "", "What their documentation says of a correction, and where it is checked here.", ""]
-    lines += ["| who | claim | here |", "|---|---|---|"]
-    lines += [f"| {who} | {claim} | {here} |" for who, claim, here in CLAIMS]
-    lines += [
-        "",
-        "## Options of others",
-        "",
-        "Options of other frameworks, and of open pull requests, that no preset has.",
-        "",
-    ]
-    lines += ["| where | option | here |", "|---|---|---|"]
-    lines += [f"| {where} | {option} | {here} |" for where, option, here in ELSEWHERE]
-    return "\n".join(lines) + "\n" + FOOT
+        before, begin, rest = text.partition(BEGIN.format(framework.name))
+        assert begin, f"{PAGE}: no place for the tables of {framework.name}"
+        text = before + part(framework) + rest.partition(END)[2]
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    main()

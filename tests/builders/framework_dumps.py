@@ -1,6 +1,6 @@
-"""Dumps in the layouts of frameworks, restated.
+"""Dumps of any samples in the layouts of NeMo RL and miles, restated.
 
-`tests/diagnose/written` has files that the frameworks' own functions wrote, and a test compares the layouts with them.
+`tests/diagnose/written` has files that the frameworks' own functions wrote; a test compares these layouts with them.
 """
 
 from __future__ import annotations
@@ -107,17 +107,6 @@ def per_sample(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     }
 
 
-def slime(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    columns = per_sample(samples)
-    layout = {"rank": 0, "data_parallel_rank": 0, "sample_indices": columns.pop("sample_indices"), "partition": None}
-    rows = [
-        {"data_parallel_rank": 0, "sample_index": sample.index, **{name: x[i] for name, x in columns.items()}}
-        for i, sample in enumerate(samples)
-    ]
-    saved = {"format_version": 2, "rollout_id": step, "rank": 0, "samples": rows, "dp_shards": [layout]}
-    torch.save(saved, made(folder / "train_data") / f"{step}.pt")
-
-
 def ranks_of(samples: Sequence[Sample], parts: int) -> Iterator[tuple[int, int, dict[str, list[Any]]]]:
     """Give what two ranks of data parallelism hold, each with `parts` of context parallelism: rank, part, columns."""
     for data in range(2):
@@ -146,66 +135,8 @@ def part_of(values: Tensor, sample: Sample, part: int, parts: int) -> Tensor:
     return values if parts == 1 else torch.cat(held)
 
 
-def slime_by_rank(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    by_rank(folder, step, samples)
-
-
-def miles(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    by_rank(folder, step, samples, qkv_format="thd")
-
-
 def miles_in_parts(folder: Path, step: int, samples: Sequence[Sample]) -> None:
     by_rank(folder, step, samples, parts=2, qkv_format="thd")
-
-
-def miles_loss(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    """Write the log-probs of two passes: those of the loss are the new ones."""
-    rows = [
-        {
-            "index": i,
-            "total_length": sample.lengths[0],
-            "response_length": sample.lengths[1],
-            "train_log_probs": (sample.train - 0.0625).float(),
-            "old_log_probs": sample.train.float(),
-            "advantages": sample.advantages.float(),
-            "local_loss_mask": sample.mask.float(),
-            "rollout_log_probs": sample.rollout.float(),
-            "train_rollout_abs_diff": (sample.train - 0.0625 - sample.rollout).abs().float(),
-        }
-        for i, sample in enumerate(samples)
-    ]
-    loss = torch.zeros(sum(sample.lengths[1] for sample in samples))
-    saved = {"rank": 0, "call": step, "samples": rows, "ppo_kl": loss, "pg_loss": loss, "finite": {"ppo_kl": True}}
-    torch.save(saved, made(folder / "policy_loss_debug") / f"rank_0_call_{step}.pt")
-
-
-def prime_rl(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    folder = made(folder / "token_exports" / f"step_{step}")
-
-    def finite(values: Tensor) -> list[float | None]:
-        return [x if torch.tensor(x).isfinite() else None for x in values.float().tolist()]
-
-    with (folder / "rank_0.jsonl").open("w") as file:
-        for i, sample in enumerate(samples):
-            d = sample.behind_prompt(sample.train - sample.rollout)
-            record = {
-                "schema_version": 1,
-                "step": step,
-                "rank": 0,
-                "micro_step": 0,
-                "micro_sequence_idx": i,
-                "export_sequence_idx": i,
-                "env_name": "math",
-                "token_ids": sample.tokens.tolist(),
-                "position_ids": list(range(sample.lengths[0])),
-                "loss_mask": sample.behind_prompt(sample.mask).tolist(),
-                "advantages": finite(sample.behind_prompt(sample.advantages)),
-                "inference_logprobs": finite(sample.behind_prompt(sample.rollout)),
-                "trainer_logprobs": finite(sample.behind_prompt(sample.train)),
-                "log_importance_ratio": finite(d),
-                "rl_weights": [None] * sample.lengths[0],
-            }
-            file.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def made(folder: Path) -> Path:
@@ -214,15 +145,7 @@ def made(folder: Path) -> Path:
 
 
 Layout = Callable[[Path, int, Sequence[Sample]], None]
-LAYOUTS: dict[str, Layout] = {
-    "nemo": nemo,
-    "slime": slime,
-    "slime_by_rank": slime_by_rank,
-    "miles": miles,
-    "miles_in_parts": miles_in_parts,
-    "miles_loss": miles_loss,
-    "prime_rl": prime_rl,
-}
+LAYOUTS: dict[str, Layout] = {"nemo": nemo, "miles_in_parts": miles_in_parts}
 
 
 def write(layout: Layout, folder: Path, samples: Sequence[Sample]) -> Path:
