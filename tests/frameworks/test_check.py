@@ -153,10 +153,6 @@ trl py | top_p | what it keeps
   top = 0.9
 > args = GRPOConfig(use_vllm=True, top_p=top)
 
-trl sh | vllm_importance_sampling_mod | did you mean 'vllm_importance_sampling_mode'
-  accelerate launch grpo.py --use_vllm \
->   --vllm_importance_sampling_mod token_mask
-
 trl yaml | vllm_importance_sampling_mode | expected one of
   use_vllm: true
 > vllm_importance_sampling_mode: geometric_mask
@@ -192,10 +188,6 @@ nemo yaml | truncated_importance_sampling_ratio | warning: ... cuts the weights 
 
 slime sh | tis_clip | does nothing while use_tis
 > TIS=(--tis-clip 2.0)
-
-slime sh | tis_clp | did you mean 'tis_clip'
-  TIS=(--use-tis
->   --tis-clp 2.0)
 
 slime sh | use_rollout_logprobs | the ratio is then the correction itself
   ARGS=(--use-tis
@@ -385,12 +377,6 @@ trl json | temperature | likeliest token
 
 verl sh | rollout_is_batch_normalize | does nothing while rollout_is is off
 > run algorithm.rollout_correction.rollout_is_batch_normalize=true
-
-verl sh | rollout_is_threshold | does nothing while rollout_is is off
-> run algorithm.rollout_correction.rollout_is_threshold=1.5
-
-xtuner py | rollout_is_veto_threshold | does nothing while rollout_is_threshold
-> RolloutImportanceSampling(rollout_is_veto_threshold=(20, 0))
 
 axolotl yaml | trl.vllm_importance_sampling_cap | does nothing while vllm_importance_sampling_correction
   rl: grpo

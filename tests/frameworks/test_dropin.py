@@ -384,18 +384,6 @@ def test_what_is_covered_is_said(made):
     assert drop_in.install(fake.targets[:1]).not_covered == ("AsyncTrainer", "losses")
 
 
-def test_says_it_once(made, caplog):
-    fake, drop_in = made()
-    fake.load()
-    for _ in range(3):
-        drop_in.say(True, "weights")
-    drop_in.say(False, "nothing is set")
-    assert [record.getMessage() for record in caplog.records] == [
-        "rollout-corr in peer 1.0: correction active: yes, weights",
-        "rollout-corr in peer 1.0: correction active: no, nothing is set",
-    ]
-
-
 # --- every drop-in ---
 
 

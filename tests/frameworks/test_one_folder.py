@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import sys
-from importlib.util import resolve_name
-from pathlib import Path
 
 import pytest
 import torch
 
 import rollout_corr as rc
+from package.test_layers import imports, modules
 from rollout_corr import frameworks
 from rollout_corr.frameworks.shared import lookup, preset
 from rollout_corr.metrics import peers
 from rollout_corr.specs import choices, correction
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
 from rollout_corr.frameworks.shared.preset import PRESETS, presets
@@ -109,31 +105,11 @@ def test_its_metrics_need_its_name_in_two_lists(monkeypatch):
     assert out.metrics("toy") == {"toy/mean_weight": 1.0, "toy/rows": 3.0}
 
 
-def imported(path):
-    """The modules that a file imports."""
-    inside = path.relative_to(ROOT).parts[:-1]
-    package = ".".join(inside if inside[0] == "rollout_corr" else ("rollout_corr", *inside))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            source = resolve_name("." * node.level + (node.module or ""), package)
-            yield from (f"{source}.{name.name}" for name in node.names)
-
-
 def test_no_other_module_imports_a_framework():
-    names = set(lookup.frameworks())
-    found = {}
-    for path in [*(ROOT / "rollout_corr").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
-        parts = path.relative_to(ROOT).parts
-        if (
-            parts[:2] == ("rollout_corr", "frameworks") and Path(parts[2]).stem in {*names, "others"}
-        ) or "kernels" in parts[1:2]:
-            continue
-        of = {name.split(".")[2] for name in imported(path) if name.startswith("rollout_corr.frameworks.")} & names
-        if of:
-            found["/".join(parts)] = of
-    assert not found, found
+    own = {*lookup.frameworks(), "others"}
+    theirs = {module for module in modules() if module.startswith("frameworks.") and module.split(".")[1] in own}
+    found = {module: imports(module, strings=False) & theirs for module in {*modules()} - theirs}
+    assert len(theirs) > 20 and not {module: of for module, of in found.items() if of}
 
 
 def test_facade_shows_its_surface_alone():

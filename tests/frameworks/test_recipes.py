@@ -77,8 +77,6 @@ unsloth.grpo(importance_sampling_level="sequence", vllm_importance_sampling_corr
 swift.token_truncate(beta=0.3) |
     Recipe(rc.spec("swift.token_truncate"), Loss(PPO(0.2, 0.2), ROWS,
     KL("k3", 0.3, value_clamp=10.0, weight="weights")))
-swift.opsm(loss_type="bnpo") | Mean(over="kept")
-swift.fipo(beta=0.1, delta=3.0) | Recipe(None, Loss(PPO(0.2, 0.2, delta=3.0), kl=KL("k3", 0.1, value_clamp=10.0)))
 tunix.grpo(epsilon=0.1, epsilon_high=0.3, epsilon_c=1.5, beta=0.2, kl_loss_mode="low_var_kl",
     loss_agg_mode="sequence-mean-token-scale", max_tokens_to_generate=9) |
     Recipe(None, Loss(PPO(0.1, 0.3, 1.5), Mean("sequence_sum", length=9), KL("k3", 0.2)))
@@ -102,10 +100,7 @@ trinity.rec(clip_mode="gspo-one-side", weight="gspo_importance_sampling", kl_coe
 nemo.tis(token_level_loss=False, ratio_clip_c=4.0) |
     Recipe(rc.spec("nemo.tis"), Loss(PPO(0.2, 0.2, 4.0), Mean("sequence")))
 nemo.cispo(reference_policy_kl_penalty=0.5) | KL("k3", 0.5, gradient="k2", log_clamp=20.0, value_clamp=10.0)
-openrlhf.tis(loss_agg_mode="seq-mean-token-mean", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0) |
-    Recipe(rc.spec("openrlhf.tis"), Loss(PPO(0.1, 0.3, 4.0), Mean("sequence")))
 open_instruct.default(beta=0.05, kl_estimator=3) | KL("k1", 0.05, log_clamp=40.0, weight="ratio")
-slime.tis(eps_clip=0.1, eps_clip_high=0.3, eps_clip_c=4.0) | PPO(0.1, 0.3, 4.0)
 molt.geo(eps_clip_low_high=(0.1, 0.3), dual_clip=4.0) | PPO(0.1, 0.3, 4.0, clamp=30.0)
 prime_rl.dppo(adv_tau=0.5, kl_tau=0.1) |
     Recipe(rc.spec("prime_rl.dppo"), Loss(Reinforce(coef=0.5), regularizer=SquaredLogRatio(0.1, "all")))
