@@ -15,8 +15,7 @@ from .doctor.diagnosis import diagnose
 from .measure.measurement import measure
 from .read.dump import Dump, Paths, Source
 from .read.in_memory import InMemory
-from .results import Diagnosis, Report
-from .show import page_file
+from .results import Diagnosis, Report, where_to_write
 from .show.terminal import progress_of
 
 
@@ -125,7 +124,7 @@ def report(
     others = (compare,) if isinstance(compare, Diagnosis) else ()
     if page is not None:
         # Before minutes are spent on what it shows.
-        page_file.checked(page, [*sources, *(each.source for each in others)])
+        where_to_write(page, [*sources, *(each.source for each in others)])
     found = Report((*(_diagnosis(each, False, progress) for each in sources), *others))
     if page is not None:
         found.save(page)

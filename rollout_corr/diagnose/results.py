@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..whole_files import write_whole
 from .doctor.cause import SEVERITIES, Finding, Severity
 from .doctor.diagnosis import Diagnosed, is_healthy
 from .doctor.in_common import InCommon, in_common
 from .measure.bits import Difference
-from .show import page_file, plain_data, report_page, terminal
+from .read.dump import SUFFIXES, Dump, Source, suffix_of
+from .read.problems import DumpError
+from .show import plain_data, report_page, terminal
 from .show.html import element, framed, preformatted
 
 # Pixels of the frame in which a notebook shows a page; the page scrolls in it.
@@ -113,8 +117,11 @@ class Report:
         Raises:
             ValueError: It cannot be written there, or would replace a dump that was read.
         """
-        path = page_file.checked(page, [each.source for each in self.diagnoses])
-        page_file.write(path, self.html())
+        path = where_to_write(page, [each.source for each in self.diagnoses])
+        try:
+            write_whole(path, self.html())
+        except OSError as error:
+            raise DumpError(f"page {path}: cannot be written: {error.strerror or error}") from error
         return path
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,3 +137,21 @@ class Report:
         """Return the findings and the page to a notebook; one that is not trusted shows no frame."""
         found = [line for each in self.diagnoses for line in repr(each).splitlines()]
         return element("div", preformatted(found), framed(self.html(), "report", FRAME)).source
+
+
+def where_to_write(page: str | os.PathLike[str], sources: Sequence[Source]) -> Path:
+    """Return where a page goes.
+
+    Raises:
+        DumpError: There is a dump that is read.
+    """
+    path = Path(page)
+    for source in sources:
+        for file in source.files:
+            # Not by name: the page may be a symlink or a hard link to the dump.
+            if path.exists() and file.exists() and path.samefile(file):
+                raise DumpError(f"page {path}: this is the dump {file}, which the page would overwrite")
+        for folder in source.paths if isinstance(source, Dump) else ():
+            if suffix_of(path) in SUFFIXES and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
+                raise DumpError(f"page {path}: in {folder} this would be read as a dump; name it .html")
+    return path

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -124,63 +124,53 @@ def _coordinates(bits: Bits) -> Iterator[tuple[str, Group]]:
             yield of, bits.groups[name]
 
 
-def _behind(table: Tensor) -> Tensor:
-    """Add up the counts of each value and of all that follow."""
-    return table.flip(1).cumsum(1).flip(1)
-
-
 def _thresholds(of: str, table: Tensor) -> Iterator[Sets]:
     """Make the sets of all values from one on, except for the first, which has all."""
     first, *values = table[0].nonzero().squeeze(1).tolist() or [0]
     if values:
         lowest = [value + 1 for value in (first, *values[:-1])]
-        yield Sets(of, values, _behind(table)[:, values], math.log2(len(values)), lowest=lowest)
+        counts = table.flip(1).cumsum(1).flip(1)[:, values]
+        yield Sets(of, values, counts, math.log2(len(values)), lowest=lowest)
 
 
 def _first_tokens(bits: Bits) -> Iterator[Sets]:
-    table = bits.groups["position"].tokens.table[:, :1]
-    yield Sets("position", [0], table, 0.0)
+    yield Sets("position", [0], bits.groups["position"].tokens.table[:, :1], 0.0)
+
+
+def _modulo(of: str, table: Tensor, sizes: Sequence[int], extra: float) -> Iterator[Sets]:
+    """Make the sets of values with one remainder."""
+    for size in sizes:
+        sums = torch.nn.functional.pad(table, (0, -table.shape[1] % size)).view(len(table), -1, size).sum(1)
+        yield Sets(of, range(size), sums, extra + math.log2(len(sizes) * size), size)
 
 
 def _pages(bits: Bits) -> Iterator[Sets]:
     for of, group in _coordinates(bits):
-        table = group.tokens.table
-        for page in PAGES:
-            rest = -table.shape[1] % page
-            sums = torch.nn.functional.pad(table, (0, rest)).view(len(table), -1, page).sum(1)
-            yield Sets(of, range(page), sums, math.log2(len(PAGES) * page), page)
+        yield from _modulo(of, group.tokens.table, PAGES, 0.0)
+
+
+def _marked(bits: Bits, unit: Unit, name: str, of: str, cost: float, page: int | None = None) -> Iterator[Sets]:
+    """Make the set that is counted under the value 1, if anything is in it."""
+    group = bits.groups.get(name)
+    table = None if group is None else getattr(group, unit).table[:, 1:]
+    if table is not None and table.shape[1]:
+        yield Sets(of, [page or 1], table, cost, page)
 
 
 def _phases(bits: Bits) -> Iterator[Sets]:
     for page in PAGES:
-        table = bits.groups[f"phase/{page}"].tokens.table[:, 1:]
-        if table.shape[1]:
-            yield Sets("place in the row", [page], table, math.log2(len(PAGES)) + bits.affected * math.log2(page), page)
-
-
-def _set(bits: Bits, name: str, unit: Unit) -> Tensor:
-    group = bits.groups.get(name)
-    table = None if group is None else getattr(group, unit).table[:, 1:]
-    return torch.zeros(3 if unit == "tokens" else 4, 0, dtype=torch.int64) if table is None else table
+        cost = math.log2(len(PAGES)) + bits.affected * math.log2(page)
+        yield from _marked(bits, "tokens", f"phase/{page}", "place in the row", cost, page)
 
 
 def _prefix_hits(unit: Unit) -> Make:
     def made(bits: Bits) -> Iterator[Sets]:
-        table = _set(bits, "cached", unit)
-        if table.shape[1]:
-            yield Sets("cached_tokens", [1], table, 1.0)
+        yield from _marked(bits, unit, "cached", "cached_tokens", 1.0)
         for page in PREFIX_PAGES:
-            table = _set(bits, f"prefix/{page}", unit)
-            if table.shape[1]:
-                yield Sets("token_ids", [page], table, 1.0 + math.log2(len(PREFIX_PAGES)), page)
+            cost = 1.0 + math.log2(len(PREFIX_PAGES))
+            yield from _marked(bits, unit, f"prefix/{page}", "token_ids", cost, page)
 
     return made
-
-
-def _turn_starts(bits: Bits) -> Iterator[Sets]:
-    table = _set(bits, "turn_start", "tokens")
-    if table.shape[1]:
-        yield Sets("turn", [1], table, 0.0)
 
 
 def _turns(bits: Bits) -> Iterator[Sets]:
@@ -241,11 +231,7 @@ def _rows(bits: Bits) -> Iterator[Sets]:
     table = bits.groups["row"].sequences.table
     if len(bits.groups["file"].names) > 1:
         yield Sets("record", range(table.shape[1]), table, 1.0 + math.log2(table.shape[1]))
-    sizes = [size for size in (2, 4, 8, *PAGES) if 2 * size <= table.shape[1]]
-    for size in sizes:
-        rest = -table.shape[1] % size
-        sums = torch.nn.functional.pad(table, (0, rest)).view(len(table), -1, size).sum(1)
-        yield Sets("record", range(size), sums, 1.0 + math.log2(len(sizes) * size), size)
+    yield from _modulo("record", table, [size for size in (2, 4, 8, *PAGES) if 2 * size <= table.shape[1]], 1.0)
 
 
 def _batch_sizes(bits: Bits) -> Iterator[Sets]:
@@ -328,7 +314,7 @@ HYPOTHESES = (
         "tokens",
         "the first token of a later turn",
         "Text from outside ends before it: compare the ids of both sides there, and the engine's prefill.",
-        _turn_starts,
+        lambda bits: _marked(bits, "tokens", "turn_start", "turn", 0.0),
     ),
     Hypothesis(
         "turn",
