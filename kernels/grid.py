@@ -97,47 +97,28 @@ def search_steps(sequences: int, ways: int = WAYS.value) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The division of a batch into programs; equal only to itself. `SIZES` are arguments of kernels.
-
-    Attributes:
-        tokens, sequences: How many.
-        width: Of a row; 0 for a packed batch.
-        tiles: Tiles of a row; 0 for a packed batch.
-        tile_bits: A tile has 2^tile_bits tokens.
-        slots: Slots of `read`.
-        steps: Of the search for the first owner of a tile.
-        token_programs, sequence_programs: Programs that pass over tokens, and over sequences.
-        shares: Programs of `decide` that share the zeroing of what one of them decides about.
-        part: Programs over tokens whose results are added up together; see partials.py.
-        parts: How many such parts.
-        owner_count: Sequences, and what is of none before and behind those of a packed batch.
-        unit_count, unit_programs: Owners of slots, which with turns are these, and programs that pass over them.
-        TILING, SHAPE: Those of the cut.
-        cut: The shape with its tiling.
-        sequence_rows: Rows of the tables that programs over sequences fill.
-        contiguous: All tensors that are read with strides of their own are.
-    """
+    """The division of a batch into programs; equal only to itself. `SIZES` are arguments of kernels."""
 
     tokens: int
     sequences: int
-    width: int
-    tiles: int
-    tile_bits: int
-    slots: int
-    steps: int
-    token_programs: int
+    width: int  # of a row; 0 for a packed batch
+    tiles: int  # of a row; 0 for a packed batch
+    tile_bits: int  # a tile has 2^tile_bits tokens
+    slots: int  # of `read`
+    steps: int  # of the search for the first owner of a tile
+    token_programs: int  # those that pass over tokens, and over sequences
     sequence_programs: int
-    shares: int
-    part: int
+    shares: int  # programs of `decide` that share the zeroing of what one of them decides about
+    part: int  # programs over tokens whose results are added up together; see partials.py
     parts: int
-    owner_count: int
-    unit_count: int
+    owner_count: int  # sequences, and what is of none before and behind those of a packed batch
+    unit_count: int  # owners of slots, which with turns are these, and programs that pass over them
     unit_programs: int
     TILING: Tiling
     SHAPE: Shape
-    cut: Cut
-    sequence_rows: int
-    contiguous: bool
+    cut: Cut  # the shape with its tiling
+    sequence_rows: int  # of the tables that programs over sequences fill
+    contiguous: bool  # all tensors that are read with strides of their own are
 
 
 def tile_for(tokens: int, shape: Shape, double: bool) -> int:

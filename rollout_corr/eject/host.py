@@ -15,6 +15,21 @@ from .record import CannotEject
 ATOM = 9
 
 
+def _infix(sign: str, binds: int, swapped: bool = False) -> Callable[[Number, Any], Number]:
+    """An operator of numbers that writes itself; swapped, the number is its right side."""
+
+    def operate(number: Number, other: Any) -> Number:
+        left, right = (other, number) if swapped else (number, other)
+        return Number(f"{_text(left, binds)} {sign} {_text(right, binds + 1)}", binds, number.run)
+
+    return operate
+
+
+def _asks(sign: str) -> Callable[[Number, Any], bool]:
+    """A comparison of numbers that the run decides."""
+    return lambda number, other: number.run.decide(f"{_text(number, 1)} {sign} {_text(other, 1)}")
+
+
 class Number:
     """A number that is known by its text alone.
 
@@ -26,33 +41,18 @@ class Number:
     def __init__(self, text: str, binds: int, run: Run) -> None:
         self.text, self.binds, self.run = text, binds, run
 
-    def _infix(self, sign: str, binds: int, left: Any, right: Any) -> Number:
-        one, other = _text(left, binds), _text(right, binds + 1)
-        return Number(f"{one} {sign} {other}", binds, self.run)
-
     def __add__(self, other: Any) -> Number:
-        return self if other == 0.0 and isinstance(other, (int, bool)) else self._infix("+", 3, self, other)
-
-    def __radd__(self, other: Any) -> Number:
-        return self._infix("+", 3, other, self)
-
-    def __sub__(self, other: Any) -> Number:
-        return self._infix("-", 3, self, other)
-
-    def __rsub__(self, other: Any) -> Number:
-        return self._infix("-", 3, other, self)
+        return self if other == 0.0 and isinstance(other, (int, bool)) else _infix("+", 3)(self, other)
 
     def __mul__(self, other: Any) -> Number | float:
-        return 0 if other is False else self if other is True else self._infix("*", 4, self, other)
+        return 0 if other is False else self if other is True else _infix("*", 4)(self, other)
 
     def __rmul__(self, other: Any) -> Number:
-        return self if other == 1.0 else self._infix("*", 4, other, self)
+        return self if other == 1.0 else _infix("*", 4, swapped=True)(self, other)
 
-    def __truediv__(self, other: Any) -> Number:
-        return self._infix("/", 4, self, other)
-
-    def __rtruediv__(self, other: Any) -> Number:
-        return self._infix("/", 4, other, self)
+    __radd__ = _infix("+", 3, swapped=True)
+    __sub__, __rsub__ = _infix("-", 3), _infix("-", 3, swapped=True)
+    __truediv__, __rtruediv__ = _infix("/", 4), _infix("/", 4, swapped=True)
 
     def __neg__(self) -> Number:
         if self.text.startswith("-") and self.binds == 5:
@@ -65,17 +65,7 @@ class Number:
     def __bool__(self) -> bool:
         return self.run.decide(self.text)
 
-    def __gt__(self, other: Any) -> bool:
-        return self.run.decide(f"{_text(self, 1)} > {_text(other, 1)}")
-
-    def __lt__(self, other: Any) -> bool:
-        return self.run.decide(f"{_text(self, 1)} < {_text(other, 1)}")
-
-    def __le__(self, other: Any) -> bool:
-        return self.run.decide(f"{_text(self, 1)} <= {_text(other, 1)}")
-
-    def __ge__(self, other: Any) -> bool:
-        return self.run.decide(f"{_text(self, 1)} >= {_text(other, 1)}")
+    __gt__, __lt__, __ge__, __le__ = (_asks(sign) for sign in (">", "<", ">=", "<="))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Number) and self.text == other.text)

@@ -42,31 +42,19 @@ def always(_: Any) -> bool:
 
 
 class Aggregate(NamedTuple):
-    """A sum or an extremum in `Statistics`, or several that share temporaries.
-
-    Attributes:
-        sums: Names of the sums.
-        maxima: Names of the maxima. A minimum travels as the maximum of the negated value, under "-min_...".
-        at: Where they are taken.
-        when: Tells from a Spec if it needs them.
-        of_tokens: Formula over tokens. Of a row over sequences or turns it gives the same statistic for a label of
-            tokens; None: it has no meaning for a part of a sequence.
-        each: The value of each sequence or turn whose sum this is, [S] or [U], from `AllSequences`; where values are
-            read on the host, the sum itself.
-        of_all: Sums and maxima over all sequences or turns, from `AllSequences`.
-        column: The column of `AllSequences` whose sum this is; None: another value.
-        local: Counted by every rank of `Ranks.sequence`, although it is taken over sequences.
-    """
+    """A sum or an extremum in `Statistics`, or several that share temporaries."""
 
     sums: tuple[str, ...]
-    maxima: tuple[str, ...]
-    at: At
-    when: When = always
+    maxima: tuple[str, ...]  # a minimum travels as the maximum of the negated value, under "-min_..."
+    at: At  # where they are taken
+    when: When = always  # tells from a Spec if it needs them
+    # Of a row over sequences or turns the same statistic for a label of tokens; None: a part of one has none.
     of_tokens: OfTokens | None = None
+    # The value of each sequence or turn whose sum this is, from `AllSequences`; or where values are read, the sum.
     each: Callable[[Any], Number] | None = None
-    of_all: Callable[[Any], tuple[Number, ...]] | None = None
-    column: Column | None = None
-    local: bool = False
+    of_all: Callable[[Any], tuple[Number, ...]] | None = None  # over all sequences or turns, from `AllSequences`
+    column: Column | None = None  # of `AllSequences`, whose sum this is; None: another value
+    local: bool = False  # counted by every rank of `Ranks.sequence`, although it is taken over sequences
 
 
 def over_tokens(
@@ -110,23 +98,14 @@ EACH = Over("-", None)
 
 
 class Metric(NamedTuple):
-    """A metric, and its line in docs/metrics.md.
+    """A metric, and its line in docs/metrics.md."""
 
-    Attributes:
-        key: Its key in `metrics()`.
-        formula: Its definition in words.
-        unit: The unit of its value.
-        over: The units that it is taken over.
-        healthy: Its range in a healthy run.
-        value: Gives it from the statistics by name and the count of those units.
-    """
-
-    key: str
-    formula: str
-    unit: str
-    over: Over
-    healthy: str
-    value: Callable[[Values, float], float]
+    key: str  # its key in `metrics()`
+    formula: str  # its definition in words
+    unit: str  # of its value
+    over: Over  # the units that it is taken over
+    healthy: str  # its range in a healthy run
+    value: Callable[[Values, float], float]  # gives it from the statistics by name and the count of those units
 
     def read(self, values: Values) -> float:
         """The metric from merged statistics by name."""

@@ -63,41 +63,23 @@ class TokenValues(Protocol):
 
 
 class Statistic(NamedTuple):
-    """A quantity of a token that a criterion can test, alone or aggregated over a sequence.
+    """A quantity of a token that a criterion can test, alone or aggregated over a sequence."""
 
-    Args:
-        name: `Criterion.stat`.
-        words: The name in `Spec.explain`, with its article, and the formula where that is short.
-        formula: The value per token; with `log_space` its logarithm.
-        unit: The unit of bounds; "given" is the caller's own.
-        source: The input of the formula: "d" (a token clamp applies), "probabilities", the "versions" of the policies
-            that sampled, the "entropy" that the call brings, or the "caller"'s tensor.
-        signed: Bounds may be negative.
-        log_space: The formula gives the logarithm, which is what sequences aggregate; bounds are compared as logs.
-        one_limb: Sums are sums of D or of its magnitude: one integer on D's grid. Others take two.
-        has_eps: `Criterion.eps` matters.
-        compared: The quantity that a bound is compared with once `inverse` or `branches` has taken it back to D: at a
-            token, and with `inverse` for the maximum and minimum of a sequence too (in log space for everything).
-        inverse: For a statistic that grows with the quantity compared: its value there -> the quantity.
-        branches: For a statistic that falls and then grows with D: its value -> the two D that have it.
-        tex: The formula in docs/math.md.
-        estimates: The estimand of its mean over tokens of the rollout policy, in docs/math.md.
-    """
-
-    name: Stat
-    words: str
-    formula: Callable[[TokenValues], Tensor]
-    tex: str
-    estimates: str
+    name: Stat  # `Criterion.stat`
+    words: str  # in `Spec.explain`, with its article, and the formula where that is short
+    formula: Callable[[TokenValues], Tensor]  # the value per token; with `log_space` its logarithm
+    tex: str  # the formula in docs/math.md
+    estimates: str  # what its mean over tokens of the rollout policy estimates, in docs/math.md
     unit: Literal["ratio", "nats", "probability", "versions", "given"] = "nats"
-    source: Literal["d", "probabilities", "versions", "entropy", "caller"] = "d"
-    signed: bool = False
-    log_space: bool = False
-    one_limb: bool = False
-    has_eps: bool = False
+    source: Literal["d", "probabilities", "versions", "entropy", "caller"] = "d"  # what the formula reads
+    signed: bool = False  # bounds may be negative
+    log_space: bool = False  # the formula gives the logarithm, which sequences aggregate; bounds are compared as logs
+    one_limb: bool = False  # sums are of D or of its magnitude: one integer on D's grid; others take two
+    has_eps: bool = False  # `Criterion.eps` matters
+    # Once `inverse` or `branches` has taken a bound back to D: at a token, with `inverse` for extrema of sequences too.
     compared: Compared = "value"
-    inverse: Callable[[float], float] | None = None
-    branches: Callable[[float], tuple[float, float]] | None = None
+    inverse: Callable[[float], float] | None = None  # where it grows with what is compared: its value -> that
+    branches: Callable[[float], tuple[float, float]] | None = None  # it falls, then grows: its value -> both D
 
     def may_be_nan(self) -> bool:
         """True if the values are the caller's own, whose NaN fails a unit."""

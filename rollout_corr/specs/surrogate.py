@@ -159,35 +159,19 @@ class SeenBatch(Protocol):
 
 
 class Traits(NamedTuple):
-    """The properties of a surrogate that the code around its formulas needs.
+    """The properties of a surrogate that the code around its formulas needs."""
 
-    Attributes:
-        level: The log-ratio that its ratio is made of; a field named `level` takes precedence.
-        aggregate: The value of a sequence's log-ratios that a token reads where `level` is not "token".
-        formula: Name of the field that chooses between formulas, if any.
-        one_loss: All tokens of a sequence have one loss.
-        own_bounds: Names of the fields that bound a ratio which weights, with bounds of their own, could replace.
-        weights_in_bypass: The use of weights in bypass mode: "report", because the ratio itself corrects;
-            "replace_ratio", where the ratio is a constant that weights replace; "multiply", without a ratio.
-        sees: What it sees before the first token has a loss: the "batch" (`see_batch`), or the sequences of each of its
-            "groups", which a call has to name (`see_groups`); "token": nothing.
-        chooses_tokens: What it decides from the batch is a mask of tokens, which the kernels take.
-        reads_entropy: It reads the entropy of tokens, which a call has to bring.
-        sums: Names of the statistics that it reports of what it decided.
-        slope: `loss` gives `TokenLoss.slope`, and `factor` the weights. A class with a `loss` or `factor` of its own
-            that states no traits does not inherit it.
-    """
-
-    level: Level = "token"
-    aggregate: Aggregate = "mean"
-    formula: str | None = None
-    one_loss: bool = False
-    own_bounds: tuple[str, ...] = ()
-    weights_in_bypass: WeightUse = "report"
-    sees: Sees = "token"
-    chooses_tokens: bool = False
-    reads_entropy: bool = False
-    sums: tuple[str, ...] = ()
+    level: Level = "token"  # which its ratio is made of; a field named `level` takes precedence
+    aggregate: Aggregate = "mean"  # what a token reads of its sequence's log-ratios where `level` is not "token"
+    formula: str | None = None  # name of the field that chooses between formulas
+    one_loss: bool = False  # all tokens of a sequence have one loss
+    own_bounds: tuple[str, ...] = ()  # fields that bound a ratio which weights, with bounds of their own, could replace
+    weights_in_bypass: WeightUse = "report"  # "replace_ratio": a constant ratio; "multiply": there is none
+    sees: Sees = "token"  # before the first token has a loss: see `see_batch` and `see_groups`
+    chooses_tokens: bool = False  # it decides on a mask of tokens, which the kernels take
+    reads_entropy: bool = False  # of tokens, which a call has to bring
+    sums: tuple[str, ...] = ()  # names of the statistics that it reports of what it decided
+    # `loss` gives `TokenLoss.slope`, and `factor` the weights; not inherited by a class with another of these.
     slope: bool = False
 
 
