@@ -18,15 +18,11 @@ import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
 from aot.variant import Variant
 from aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
-from builders.batches import Laid, lay_out, one_thread, random_sequences, rounded, spoil
+from builders.batches import Laid, lay_out, one_thread, random_sequences, spoil
 from builders.kernel_cases import (
-    SEQUENCES,
-    TOKENS,
     as_declared,
     assert_like_reference,
-    batch,
     check,
-    fitted,
     shaped,
     unchecked,
 )
@@ -197,15 +193,6 @@ def run_wrong_offsets(name: str, seed: int = 0, kind: int | None = None, **setti
         with shaped(((0, shape),)), compiled(**settings) as session:
             for each in variant.launches(given):
                 session.run(each)
-
-
-def run_layout(layout: str, dtype: torch.dtype, seed: int = 0) -> None:
-    """A Spec over tokens and one over sequences in a layout and a dtype that no variant may have."""
-    shape = shape_of(VARIANTS["metrics_packed"])
-    sequences = rounded(batch(seed, lengths=(5, 1, 0, 513, 130, 1, 700)), dtype)
-    for spec in (TOKENS, SEQUENCES):
-        with one_thread(), shaped(((0, shape),)), compiled(seed=seed):
-            check(sequences, fitted(spec, sequences), layout, "cpu", dtype=dtype)
 
 
 def run_large(tokens: int = 400_000, sequences: int = 300, seed: int = 0, **settings) -> Session:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
-from builders.batches import LAYOUTS
 from ptx import cases, far, near_bounds
 from ptx.cases import CASES
 from ptx.chosen import READ, SLOW, is_run
@@ -41,13 +39,6 @@ def test_every_variant_in_other_orders(name, process):
         assert process.submit(outcome_of, cases.run_case, name, seed, off_by=APPROXIMATE).result() == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_and_dtype(layout, dtype, process):
-    assert process.submit(outcome_of, cases.run_layout, layout, dtype).result() == ""
-
-
 def test_programs_beyond_32_bits(process):
     assert process.submit(outcome_of, far.run_beyond_32_bits).result() == ""
 
@@ -60,11 +51,6 @@ def test_sequences_beyond_32_bits(weight, process):
 @pytest.mark.parametrize(("rows", "width", "step"), [(3, 600, 2**20 + 3), (1, 300, 2**24 + 1)], ids=["rows", "tokens"])
 def test_what_lies_far_apart(rows, width, step, process):
     assert process.submit(outcome_of, far.run_far_apart, rows, width, step).result() == ""
-
-
-@pytest.mark.slow
-def test_400_000_tokens(process):
-    assert process.submit(outcome_of, cases.run_large).result() == ""
 
 
 # Units in the last place that the ISA allows ex2.approx and lg2.approx.
