@@ -185,24 +185,6 @@ def test_no_read_and_no_sort_on_a_device(name):
     assert not mode.reads
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["clip cov", "kl cov", "bapo", "real"])
-def test_inside_a_compiled_function(name):
-    laid = LaidLoss(looked_at(name, 4), "padded_right", torch.float32)
-    groups = rc.Groups(laid.arguments["group_index"], count=5) if name == "real" else None
-    laid.new = torch.nan_to_num(laid.new.detach()).requires_grad_()
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def compiled(new, advantages, mask, old):
-        batch = rc.Batch(mask=mask, groups=groups)
-        return rc.policy_loss(new, advantages, batch, rc.Loss(LOOKING[name]), old_logp=old).value
-
-    value = compiled(laid.new, laid.laid.advantages, laid.laid.mask, laid.arguments["old_logp"])
-    wanted = laid(surrogate=LOOKING[name]).value
-    assert_near(value, wanted)
-    assert_near(*(torch.autograd.grad(x, laid.new)[0] for x in (value, wanted)))
-
-
 # --- draws ---
 
 
