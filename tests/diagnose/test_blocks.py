@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.dumps import packed, plain, records, write, write_jsonl
+from builders.dumps import packed, plain, records, write_jsonl
 from rollout_corr.diagnose.measure import evidence
 from rollout_corr.diagnose.measure.measurement import Measurement, measure
 from rollout_corr.diagnose.measure.profiles import Profile
@@ -43,14 +43,6 @@ def reported(path, **arguments):
     for finding in found["findings"]:
         del finding["evidence"]  # names records
     return {name: found[name] for name in ("metrics", "warnings", "findings", "profiles", "worst")}
-
-
-def test_numbers_do_not_depend_on_what_a_reader_returns_at_a_time(tmp_path, monkeypatch):
-    """Tensors are read a chunk at a time, records one by one."""
-    monkeypatch.setattr(chunks, "CHUNK_SLOTS", 700)
-    found = [reported(write(kind, tmp_path, run())) for kind in ("pt packed", "jsonl")]
-    assert json.dumps(found[0]) == json.dumps(found[1])
-    assert found[0]["worst"] and len(found[0]["profiles"]) > 4
 
 
 def test_numbers_do_not_depend_on_how_sequences_are_spread_over_files(tmp_path, monkeypatch):

@@ -245,10 +245,6 @@ def test_errors_of_report(tmp_path):
     torch.save(hot(), path)
     with pytest.raises(TypeError, match=r"compare: expected a path or what rc\.doctor returned, got Tensor"):
         rc.report(path, compare=X)
-    with pytest.raises(ValueError, match=r"page .*dump.pt: this is the dump .*which the page would overwrite"):
-        rc.report(path, page=path)
-    with pytest.raises(ValueError, match=r"page .*: cannot be written: No such file"):
-        rc.report(path).save(tmp_path / "no" / "page.html")
     torch.save({"train_logp": X}, path)
     with pytest.raises(ValueError, match=r"name one: .*field=\{'rollout_logp': NAME\}"):
         rc.report(path)

@@ -341,15 +341,6 @@ def moved(tmp_path):
     return str(tmp_path / "moved.pt")
 
 
-def test_a_sick_dump_fails(moved, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["doctor", moved]) == 1
-    text = capsys.readouterr().out
-    assert "1. error: the rollout log-probs are 1 token late [shifted]" in text
-    assert "in 40 of 40 sequences" in text and "-> Logits at t" in text
-    assert "exit 1: 1 error (--fail-if findings > 0)" in text and "healthy" not in text
-
-
 def test_a_gate_replaces_the_default(moved, healthy, capsys):
     assert main(["doctor", moved, "--fail-if", "tokens < 10"]) == 0
     assert main(["doctor", moved, "--fail-if", "tokens < 10", "--fail-if", "shifted == 1"]) == 1
