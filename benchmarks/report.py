@@ -145,13 +145,7 @@ NO_GPU_YET = (
 
 
 def page(results: Found | None, of_gpu: Found | None, counted: Found) -> str:
-    """Return docs/benchmarks.md.
-
-    Args:
-        results: Of the CPU, None before there are any.
-        of_gpu: A report of `benchmarks.gpu_report`, None before there is one.
-        counted: Of `benchmarks.costs`.
-    """
+    """Return docs/benchmarks.md."""
     gpu = NO_GPU_YET
     if of_gpu is not None:
         gpu = "\n".join(below(gpu_page.body(of_gpu)))
@@ -189,8 +183,7 @@ def load(path: Path = CPU_RESULTS) -> Found | None:
 
 def counted() -> Found:
     """Return the committed results of `benchmarks.costs`."""
-    found: Found = json.loads(COSTS.read_text(encoding="utf-8"))
-    return found
+    return json.loads(COSTS.read_text(encoding="utf-8"))
 
 
 def main() -> None:

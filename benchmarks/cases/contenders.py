@@ -197,16 +197,7 @@ def of_part(
     read: Callable[[Any], Mapping[str, float] | None] = dict,
     **about: Any,
 ) -> Contender:
-    """Return a contender for the part of a loss that the operation names: forward, backward, or both.
-
-    Args:
-        name: Its name.
-        batch: With `new`, which receives the gradient.
-        operation: The loss.
-        forward: Gives the value with its graph, and what `read` makes metrics of.
-        read: Gives metrics on the host.
-        **about: More fields of the contender.
-    """
+    """Return a contender for the part of a loss that the operation names: forward, backward, or both."""
 
     def gradient(value: Tensor, keep: bool = False) -> Tensor:
         return torch.autograd.grad(value, batch.new, retain_graph=keep)[0]

@@ -66,19 +66,7 @@ class WrongResult(Exception):
 
 
 def check(batch: Batch, operation: Operation, outcomes: Mapping[str, Outcome]) -> dict[str, str]:
-    """Compare every outcome with ours.
-
-    Args:
-        batch: The inputs.
-        operation: The call.
-        outcomes: Results by contender: ours, and at least one other to confirm it.
-
-    Returns:
-        {contender: what is wrong} of those that must not be timed.
-
-    Raises:
-        WrongResult: No other agrees with ours, or our own definition does not; then nothing may be timed.
-    """
+    """Compare every outcome with ours; return by contender what is wrong with those that must not be timed."""
     wrong: dict[str, str] = {}
     for name, other in outcomes.items():
         if name == OURS:

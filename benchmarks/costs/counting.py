@@ -55,12 +55,7 @@ READ_ON_THE_HOST = {Tensor.numpy, Tensor.tolist, Tensor.__array__}
 
 
 class Wait(NamedTuple):
-    """A place where the host waits for the device.
-
-    Attributes:
-        what: What it waits for: "item", "shape", "copy to the host" or "copy from the host".
-        place: File and line, relative to the root of the code.
-    """
+    """A place where the host waits for the device."""
 
     what: str
     place: str
@@ -119,12 +114,7 @@ class Memory:
 
 
 class Counting(TorchDispatchMode):
-    """Counts the operations that some code calls, in its forward and in its backward.
-
-    Args:
-        root: The folder of the code.
-        entries: Functions of it that are counted where other code calls them; empty: all.
-    """
+    """Counts the operations that code of a folder calls, forward and backward; `entries`: what others call of it."""
 
     def __init__(self, root: Path, entries: Collection[str] = ()) -> None:
         super().__init__()

@@ -49,9 +49,6 @@ def install(folder: Path = BUILT) -> ctypes.CDLL:
     """Make Triton launch on the driver that does nothing; CPU tensors stand for those of a GPU from here on.
 
     For a process of its own: Triton and this package keep what they have found out about a driver.
-
-    Returns:
-        The library, whose `count_launches` says how many launches have arrived.
     """
     found = library(folder)
     os.environ["TRITON_INTERPRET"] = "0"

@@ -23,14 +23,7 @@ ROOT = Path("/ejected")
 
 
 class File(NamedTuple):
-    """A file that is counted.
-
-    Attributes:
-        who: Its name in tables.
-        what: CORRECTION, LOSS or BOTH.
-        name: What is ejected.
-        framework: Whose function it defines.
-    """
+    """A file that is counted."""
 
     who: str
     what: str

@@ -92,8 +92,7 @@ def of_ours() -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.costs.host"]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def main() -> None:

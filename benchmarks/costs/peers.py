@@ -30,13 +30,7 @@ KINDS = {CORRECTION: ("preset",), LOSS: ("recipe", "drop-in"), BOTH: ("recipe",)
 
 
 class Asked(NamedTuple):
-    """The row of a framework that is counted.
-
-    Attributes:
-        row: Name of the row.
-        settings: Of the framework's side.
-        entries: The functions that are counted.
-    """
+    """The row of a framework that is counted."""
 
     row: str
     settings: Settings
@@ -44,14 +38,7 @@ class Asked(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A framework.
-
-    Attributes:
-        name: Its name in tables.
-        module: Its name in the conformance tests.
-        asked: By CORRECTION, LOSS or BOTH.
-        packed: It takes sequences one behind the other, or as a list; otherwise rows with padding.
-    """
+    """A framework."""
 
     name: str
     module: str
@@ -189,14 +176,7 @@ PEERS = (
 
 
 class Found(NamedTuple):
-    """A framework's code of one version, ready to run.
-
-    Attributes:
-        peer: The framework.
-        version: Of the code.
-        root: The folder of its code.
-        rows: By CORRECTION, LOSS or BOTH.
-    """
+    """A framework's code of one version, ready to run."""
 
     peer: Peer
     version: str

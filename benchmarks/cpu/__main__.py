@@ -48,14 +48,7 @@ def compare(batch: Batch, workload: Operation, outcomes: dict[str, Outcome]) -> 
 
 
 def one_case(batch: Batch, workload: Operation, calibrate: Calibration, budget: float) -> Found:
-    """Compare the results of one batch and workload, and measure memory and times.
-
-    Args:
-        batch: Padded or packed.
-        workload: The call.
-        calibrate: The calibration.
-        budget: Seconds to spend on the rounds.
-    """
+    """Compare the results of one batch and workload, and measure memory and times."""
     everybody = on_cpu(batch, workload)
     there = [who for who in everybody if who.whole is not None]
     compare(batch, workload, results_of(there))

@@ -37,17 +37,7 @@ Results = dict[str, Any]
 
 
 def run(where: Gpu, results: Results, options: argparse.Namespace, budget: Budget) -> None:
-    """Measure all that was asked for, and add it; an error becomes a problem in the results.
-
-    Args:
-        where: The device.
-        results: Has the lists that are filled.
-        options: The command line.
-        budget: Of the whole run.
-
-    Raises:
-        RuntimeError: The device no longer answers.
-    """
+    """Measure all that was asked for, and add it; an error becomes a problem in the results."""
     for part, into in PARTS.items():
         if part not in options.parts:
             continue

@@ -90,19 +90,7 @@ def measure(
     budget: Budget,
     everybody: Everybody = contenders,
 ) -> dict[str, Any]:
-    """Compare the results of all contenders for an operation, and measure their memory and times.
-
-    Args:
-        device: Where.
-        case: The batch.
-        operation: The call.
-        seconds: To spend on rounds.
-        budget: Of the whole run; a contender that compiles for long is left out when too little is left.
-        everybody: Makes the contenders.
-
-    Returns:
-        An entry of the result file; with "problem" in place of times where no result may be timed.
-    """
+    """Compare the results of all contenders for an operation, and measure their memory and times."""
     device.free()
     batch = make(case, "cuda")
     asked = everybody(batch, operation)

@@ -17,16 +17,7 @@ Column = Callable[[Found], str]
 
 
 class Promise(NamedTuple):
-    """A promise about a measurement of ours.
-
-    Args:
-        case: The case.
-        operation: The operation.
-        what: The promise in words.
-        kind: The value that is compared, see `value_of`.
-        least: The value has to be at least this, or None.
-        most: The value may be at most this, or None.
-    """
+    """A promise about a measurement of ours."""
 
     case: str
     operation: str

@@ -36,12 +36,7 @@ class Counts:
 
 
 def counts(events: Iterable[Mapping[str, Any]], most: int = 8) -> Counts | None:
-    """Count the call under LABEL, with nothing else on the device; None if the profiler saw no device.
-
-    Args:
-        events: `traceEvents` of an exported trace.
-        most: How many kernels to name.
-    """
+    """Count the call under LABEL, with nothing else on the device; None if the profiler saw no device."""
     complete = [event for event in events if event.get("ph") == "X"]
     marks = [e for e in complete if e["name"] == LABEL and e.get("cat") == "user_annotation"]
     if len(marks) != 1:

@@ -161,11 +161,7 @@ def tests_of(path: Path) -> Found:
 
 
 def head(said: str | None) -> Found:
-    """Return the head of a report.
-
-    Args:
-        said: The commit as the caller says, used for a copy without git, whose `dirty` is then None.
-    """
+    """Return the head of a report."""
     about = machine.head()
     if about["commit"] == "unknown" and said is not None:
         about |= {"commit": said, "dirty": None}

@@ -101,18 +101,7 @@ def _moments(
 def correct(
     train: Tensor, rollout: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, spec: Spec
 ) -> tuple[Tensor | None, Tensor | None, Metrics]:
-    """Compute weights, mask and metrics of one batch on its device.
-
-    Args:
-        train: [B, T] or [N], fp32 or below.
-        rollout: Shaped like `train`.
-        mask: Shaped like `train`, non-zero is valid; None when packed: all are.
-        cu_seqlens: [S + 1] int, or None when padded.
-        spec: Nothing, or a token weight with an upper bound and the mean ratio of sequences as the only criterion.
-
-    Returns:
-        fp32 weights or None; the mask, with 0 at rejected tokens (bool where none was given); metrics, each 0-d.
-    """
+    """Compute weights, mask and metrics of one batch on its device."""
     train, rollout = train.float(), rollout.float()
     layout = layout_of(mask, cu_seqlens, train.numel())
     lengths = layout.lengths()
@@ -232,19 +221,7 @@ def _inside(criterion: Criterion, mean_d: Tensor, some: Tensor, metrics: Metrics
 def policy_loss(
     new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, clip: tuple[float, float, float]
 ) -> tuple[Tensor, Metrics]:
-    """Compute PPO's loss with clipping on both sides, dual clip and weights, averaged over the tokens that train.
-
-    Args:
-        new: [B, T] or [N], requires grad.
-        old: Shaped like `new`.
-        advantages: Shaped like `new`.
-        mask: Shaped like `new`, non-zero trains.
-        weights: Shaped like `new`, constants.
-        clip: PPO's low, high and dual.
-
-    Returns:
-        The value with its graph, and native metrics of the loss, each 0-d.
-    """
+    """Compute PPO's loss with clipping on both sides, dual clip and weights, averaged over the tokens that train."""
     low, high, dual = clip
     valid = mask != 0
     n = valid.sum().clamp(min=1)

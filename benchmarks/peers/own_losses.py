@@ -72,8 +72,7 @@ def trl_function(text: str) -> Callable[..., Tensor]:
     whole.args.args = [ast.arg(name) for name in names]
     # TRL's own ignore NaN; there is none here.
     made = _run([whole], {"torch": torch, "nanmin": torch.min, "nanmax": torch.max})["_compute_loss"]
-    function: Callable[..., Tensor] = made
-    return function
+    return made
 
 
 @cache
@@ -89,17 +88,7 @@ def _of_trl() -> Callable[..., Tensor]:
 def skyrl_loss(
     new: Tensor, old: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, cap: float, clip: Clip
 ) -> Callable[[], tuple[Tensor, object]]:
-    """Return the call of `ppo_policy_loss` with dual clip, which makes truncated token weights itself.
-
-    Args:
-        new: [B, T], requires grad.
-        old: [B, T].
-        rollout: [B, T].
-        advantages: [B, T]. SkyRL divides them by the tokens that train once a mini-batch, so before the call.
-        mask: [B, T], non-zero trains.
-        cap: Upper bound of the weights.
-        clip: PPO's low, high and dual.
-    """
+    """Return the call of `ppo_policy_loss` with dual clip, which makes truncated token weights itself."""
     low, high, dual = clip
     correction = {"tis_ratio_type": "token", "token_tis_ratio_clip_high": cap, "sequence_mask_metric": None}
     bounds = [f"{kind}_is_threshold_{side}" for kind in ("outlier_token", "token_mask") for side in ("low", "high")]
@@ -118,17 +107,7 @@ def skyrl_loss(
 def trl_loss(
     new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, low: float, high: float
 ) -> Callable[[], tuple[Tensor, object]]:
-    """Return the call of TRL's loss of type "dapo", its default, with its metrics; entropies are zeros.
-
-    Args:
-        new: [B, T], requires grad.
-        old: [B, T].
-        advantages: [B, T].
-        mask: [B, T], non-zero trains.
-        weights: [B, T], the engine's ratio.
-        low: PPO's lower clip.
-        high: PPO's upper clip.
-    """
+    """Return the call of TRL's loss of type "dapo", its default, with its metrics; entropies are zeros."""
     accelerator = SimpleNamespace(
         num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, reduction: x
     )

@@ -27,17 +27,10 @@ from builders.fresh import fresh_processes
 
 @dataclass
 class Ended:
-    """How the work of a rank ended.
-
-    Attributes:
-        value: What it returned.
-        error: The type and the message of what it raised: "ValueError: mask: ..."; "" for nothing.
-        seconds: Its duration, without the start.
-        answered: False if the process ended or was ended before the work did.
-    """
+    """How the work of a rank ended."""
 
     value: object = None
-    error: str = ""
+    error: str = ""  # "ValueError: mask: ..."
     seconds: float = 0.0
     answered: bool = True
 
@@ -70,13 +63,7 @@ def _rank(work, rank, ranks, given, timeout, folder, answer):
 def run(work, ranks, *given, timeout=60.0, limit=90.0, awaited=None):
     """Call `work(rank, ranks, *given)` on every rank and list how it ended.
 
-    Args:
-        work: The function.
-        ranks: How many there are.
-        given: Further arguments.
-        timeout: Of the process group, in seconds.
-        limit: Seconds after which a rank that has not answered is killed.
-        awaited: The ranks whose answers are waited for; None for all.
+    A rank that has not answered after `limit` seconds is killed; `awaited`, None: all, are waited for.
     """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:

@@ -22,12 +22,7 @@ KERNELS = {
 
 
 class Driver:
-    """A driver whose launches are recorded.
-
-    Attributes:
-        compiled: Every kernel that was compiled: signature, constants, and what is promised of pointers.
-        launched: Of every launch the compiled kernel, the programs, the stream and the arguments.
-    """
+    """A driver whose launches are recorded."""
 
     def __init__(self, backend="cuda"):
         self.target, self.stream, self.device = TARGETS[backend], 7, 0

@@ -15,14 +15,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "patches"
 
 
 class Carried(NamedTuple):
-    """A file that `rollout-corr eject` wrote, in a patch.
-
-    Attributes:
-        path: Its path in the framework's tree.
-        name: What was ejected.
-        framework: For which framework.
-        backend: As for `eject`.
-    """
+    """A file that `rollout-corr eject` wrote, in a patch."""
 
     path: str
     name: str

@@ -23,13 +23,7 @@ BY = ("rank", "batch_size", "expert")
 
 
 class Dump:
-    """Columns of a dump of sequences in groups of four, some of whose first tokens are shared.
-
-    Args:
-        seed: Of everything drawn.
-        sequences: How many.
-        median: Of their lengths, which are lognormal.
-    """
+    """Columns of a dump of sequences in groups of four, some of whose first tokens are shared."""
 
     def __init__(self, seed: int, sequences: int, median: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -162,13 +156,7 @@ def steps(first: int) -> Plant:
 
 
 class Kind(NamedTuple):
-    """A kind of differences.
-
-    Attributes:
-        name: Its description.
-        plants: Its sizes, or places.
-        without: Columns that such a dump lacks.
-    """
+    """A kind of differences."""
 
     name: str
     plants: tuple[Plant, ...]

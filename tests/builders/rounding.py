@@ -51,15 +51,7 @@ def is_near(
 def assert_near(
     found: Tensor, wanted: Tensor, dtype: torch.dtype | None = None, terms: int = SUM, size: float | None = None
 ) -> None:
-    """Require tensors that are equal but for rounding.
-
-    Args:
-        found: A tensor.
-        wanted: What it should be, of the same dtype and device.
-        dtype: The one that computed; None: that of `found`.
-        terms: The operations.
-        size: Of the numbers that it was made of; None: the largest finite one of `wanted`.
-    """
+    """Require tensors equal but for the rounding of `terms` operations in `dtype` on numbers of `size`, or `wanted`."""
     dtype = found.dtype if dtype is None else dtype
     if size is None:
         sizes = wanted.detach().abs()

@@ -71,12 +71,7 @@ REASONS: tuple[tuple[str, Callable[[Row, Any], bool], str], ...] = (
 
 @dataclass
 class Mutants:
-    """What became of the mutants of a row.
-
-    Attributes:
-        noticed: How many made it differ where nothing is declared.
-        missed: The others, "path: change", with the reason, "" if there is none.
-    """
+    """What became of the mutants of a row."""
 
     row: str
     noticed: int = 0

@@ -26,14 +26,7 @@ def files_of(patch: Path) -> list[str]:
 
 
 def overlay(root: Path, package: str, patch: Path, into: Path) -> Path:
-    """Link a package's files into a folder, with copies of those that a patch changes.
-
-    Args:
-        root: The checkout, or the folder that an installed package lies in.
-        package: The package's folder in it.
-        patch: Its files are copied, so that they can be changed.
-        into: A folder that is made.
-    """
+    """Link a package's files into a folder, with copies of those that a patch changes."""
     shutil.copytree(root / package, into / package, copy_function=lambda source, to: Path(to).symlink_to(source))
     for path in files_of(patch):
         if (root / path).is_file():
@@ -70,11 +63,7 @@ def importable(root: Path, test: str, given: dict[str, Any]) -> Iterator[None]:
 
 
 def run(root: Path, test: Path, given: dict[str, Any]) -> int:
-    """Run every function of a test file with all of its parameters.
-
-    Returns:
-        How many calls that were.
-    """
+    """Run every function of a test file with all of its parameters."""
     text = test.read_text(encoding="utf-8")
     space: dict[str, Any] = {"__name__": "of_the_patch"}
     calls = 0

@@ -58,12 +58,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recorded results of one version of a framework.
-
-    Attributes:
-        source: The version, without its code.
-        rows: The cases of each row, by its key.
-    """
+    """Recorded results of one version of a framework."""
 
     source: Source
     rows: dict[str, list[Case]]
@@ -76,8 +71,7 @@ def frameworks() -> list[str]:
 
 def described(framework: str) -> dict[str, Any]:
     """Read what a recording says of itself."""
-    made: dict[str, Any] = json.loads((FOLDER / f"{framework}.json").read_text(encoding="utf-8"))
-    return made
+    return json.loads((FOLDER / f"{framework}.json").read_text(encoding="utf-8"))
 
 
 def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:

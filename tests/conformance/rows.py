@@ -214,16 +214,7 @@ class Tally:
         left: Sequence[str] = (),
         may_differ: bool = True,
     ) -> None:
-        """Compare one case with the framework's result, computed now or recorded.
-
-        Args:
-            row: The comparison.
-            given: The batch.
-            settings: The settings of the framework's result.
-            theirs: That result.
-            left: Settings that are left to this package's defaults.
-            may_differ: Whether a declared difference may explain a difference.
-        """
+        """Compare one case with the framework's result, computed now or recorded."""
         self.cases += 1
         found, ours = differences(row, given, settings, theirs, left)
         if not found:
@@ -277,18 +268,7 @@ def expected(row: Row, given: Batch, settings: dict[str, Any]) -> Result:
 def differences(
     row: Row, given: Batch, settings: dict[str, Any], theirs: Result, left: Sequence[str] = ()
 ) -> tuple[dict[str, str], Result]:
-    """Run this package's side of a case, and say which results differ from the framework's and how.
-
-    Args:
-        row: The comparison.
-        given: The batch.
-        settings: The settings of the framework's result.
-        theirs: That result.
-        left: Settings that are left to this package's defaults.
-
-    Returns:
-        A text for each result that differs, and this package's results.
-    """
+    """Run this package's side of a case, and say which results differ from the framework's and how."""
     found = _once(row, given, {name: value for name, value in settings.items() if name not in left})
     if row.kind == "preset":
         # A framework's function may return weights alone, or the mask.
@@ -413,15 +393,7 @@ def corrected(given: Batch, spec: rc.Spec) -> Result:
 
 
 def recipe(name: str, place: str, run: Callable[..., Tensor], settings: Settings = none, **more: Any) -> Row:
-    """Compare a recipe: the loss and its gradient.
-
-    Args:
-        name: "framework.recipe".
-        place: File and function of the framework.
-        run: Returns the framework's loss of a batch, whose `new` takes a gradient, and the settings.
-        settings: Draws settings of the recipe.
-        **more: Further attributes of the row.
-    """
+    """Compare a recipe: the loss and its gradient."""
     from rollout_corr.frameworks.shared.lookup import every_recipe
 
     needs = every_recipe()[name].needs
@@ -488,16 +460,7 @@ def spec_of(framework: str, place: str, run: Side, settings: Settings, which: st
 def report(
     name: str, place: str, spec: Callable[[dict[str, Any]], rc.Spec], run: Side, settings: Settings, **more: Any
 ) -> Row:
-    """Compare a framework's metrics under its own keys.
-
-    Args:
-        name: The name that `metrics` takes.
-        place: File and function of the framework.
-        spec: Makes the Spec of drawn settings.
-        run: Returns the framework's metrics of a batch and the settings.
-        settings: Draws the settings.
-        **more: Further attributes of the row.
-    """
+    """Compare a framework's metrics under its own keys."""
 
     def ours(given: Batch, drawn: dict[str, Any]) -> Result:
         batch = rc.Batch(mask=given.mask)

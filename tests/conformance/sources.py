@@ -112,27 +112,13 @@ class Source:
         return self.fact(f"{path} says {text}", lambda: text in (self.root / path).read_text(encoding="utf-8"))
 
     def cut(self, path: str, name: str, **given: Any) -> Any:
-        """Cut a function, a class, a constant or the function of "Class.method".
-
-        Args:
-            path: A file, relative to `root`.
-            name: What to cut.
-            **given: Objects for names that the framework imports, in place of a cut or a stub.
-        """
+        """Cut a function, class, constant or "Class.method"; `given` has objects for names that it imports."""
         if self.kind == RECORDED:
             return absent
         return Cutter(self.root, given).get(self.root / path, name)
 
     def instance(self, path: str, name: str, methods: tuple[str, ...], given: Any = None, **attributes: Any) -> Any:
-        """Make an object with some methods of a class, cut, and the attributes that they read.
-
-        Args:
-            path: A file, relative to `root`.
-            name: The class.
-            methods: Names of its methods.
-            given: As for `cut`, as a dict.
-            **attributes: Attributes by name.
-        """
+        """Make an object with some methods of a class, cut, and the attributes that they read."""
         if self.kind == RECORDED:
             return absent
         cutter = Cutter(self.root, given or {})
@@ -318,15 +304,7 @@ def _module_file(path: Path) -> Path | None:
 
 
 def found(framework: str, distribution: str | None, package: str, checkout: str, under: str = "") -> list[Source]:
-    """Find a framework's code: the installed distribution, PEERS/checkout, and PEERS/checkout-0.7.0 of other versions.
-
-    Args:
-        framework: Its name in `rollout_corr.frameworks`.
-        distribution: Its name on the package index, None if it has none.
-        package: The folder that tells that its code is there.
-        checkout: Its folder in the folder that the environment's PEERS names.
-        under: The folder of the checkout that holds `package`.
-    """
+    """Find a framework's code: the distribution, PEERS/checkout[/under], and PEERS/checkout-0.7.0 of other versions."""
     sources = []
     if distribution is not None:
         try:

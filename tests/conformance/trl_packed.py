@@ -42,11 +42,7 @@ def trainer(**attributes: Any) -> SimpleNamespace:
 
 
 def in_terms(given: Batch) -> tuple[dict[str, Tensor], Callable[..., Outputs]]:
-    """Lay a batch out as TRL 1.16.0 does: a list of loss terms, each of which names its position in the row.
-
-    Returns:
-        The inputs of `compute_loss`, and a model.
-    """
+    """Lay a batch out as TRL 1.16.0 does: a list of loss terms, each of which names its position in the row."""
     mask = given.mask
     count = int(mask.sum())
     where = torch.randperm(2 * count, generator=torch.Generator().manual_seed(given.seed))[:count]
@@ -76,11 +72,7 @@ def in_terms(given: Batch) -> tuple[dict[str, Tensor], Callable[..., Outputs]]:
 
 
 def in_a_row(given: Batch) -> tuple[dict[str, Tensor], Callable[..., Outputs]]:
-    """Lay a batch out as TRL did before: prompts of one token, then all that was generated, and padding behind.
-
-    Returns:
-        The inputs of `compute_loss`, and a model.
-    """
+    """Lay a batch out as TRL did before: prompts of one token, then all that was generated, and padding behind."""
 
     def row(x: Tensor, prompt: float) -> Tensor:
         x = torch.cat([x.new_full((len(x), 1), prompt), x], dim=1).flatten()

@@ -37,16 +37,7 @@ def staleness(name: str, place: str, run: Callable[..., Tensor], settings: Setti
 
 
 def interpolated(name: str, shown: str, place: str, run: Callable[..., Tensor], settings: Settings, **more: Any) -> Row:
-    """Compare a recipe whose old log-probs are `rc.proximal`'s with a framework's loss, which has its own.
-
-    Args:
-        name: The recipe.
-        shown: The name of the row.
-        place: File and function of the framework.
-        run: Takes a batch whose `new` has a gradient, versions, and the settings; returns the loss.
-        settings: Draws the recipe's settings.
-        **more: Further attributes of the row.
-    """
+    """Compare a recipe whose old log-probs are `rc.proximal`'s with a framework's loss, which has its own."""
 
     def ours(given: Batch, **drawn: Any) -> Tensor:
         old = rc.proximal(given.new, given.rollout, rc.Batch(versions=rc.Versions(versions_of(given), CURRENT)))

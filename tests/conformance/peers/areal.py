@@ -141,8 +141,7 @@ def rows(source: Source) -> Iterator[Row]:
             rejection_sampling=None if rejection is None else config_of(**rejection),
             **{"eps_clip": 0.2} | settings,
         )
-        result: Tensor = value
-        return result
+        return value
 
     of_clip = draw(eps_clip=(0.1, 0.2), eps_clip_higher=(None, 0.28), c_clip=(None, 3.0))
     of_token_mask = draw(lower=(None, 0.5, 0.9), upper=(1.05, 5.0))
@@ -241,12 +240,10 @@ def m2po(mask: Any, loss: Any) -> Iterator[Row]:
     def masked(given: Batch, m2_threshold: float) -> Tensor:
         # What lies at invalid tokens is zeroed before.
         clean = [x.where(given.mask, 0.0) for x in (given.rollout, given.old)]
-        found: Tensor = mask(*clean, given.mask, m2_threshold)
-        return found
+        return mask(*clean, given.mask, m2_threshold)
 
     def lose(given: Batch, m2_threshold: float, **clipped: Any) -> Tensor:
-        value: Tensor = loss(replace(given, mask=masked(given, m2_threshold)), **clipped)
-        return value
+        return loss(replace(given, mask=masked(given, m2_threshold)), **clipped)
 
     drawn = draw(m2_threshold=(0.0007, 0.011, 0.04))
     place = f"{ACTOR}: _apply_m2po_masking"
@@ -294,7 +291,7 @@ def m2po_and_rejection(mask: Any, weigh: Callable[..., Result]) -> Row:
 def drop_in(reject: Any, config_of: Any, drawn: list[Any]) -> Row:
     """Compare the drop-in's function with AReaL's, padded and packed."""
     module = ModuleType(dropin.MODULE)
-    module.RejectionSamplingResult = SimpleNamespace  # type: ignore[attr-defined]  # a module made here
+    module.RejectionSamplingResult = SimpleNamespace
 
     def side(function: Any, config: Any, given: Batch, packed: bool) -> Result:
         offsets = None
@@ -362,8 +359,7 @@ def readers(source: Source, cispo: bool) -> Iterator[Row]:
             "loss_mask": given.mask,
         }
         clean = {key: value.where(given.mask, 0.0) for key, value in data.items() if key != "loss_mask"}
-        result: Tensor = grpo(given.new, torch.zeros_like(given.new), data | clean, **made)
-        return result
+        return grpo(given.new, torch.zeros_like(given.new), data | clean, **made)
 
     def settings(rng: Random) -> dict[str, Any]:
         config: dict[str, Any] = {

@@ -35,8 +35,7 @@ def rows(source: Source) -> Iterator[Row]:
             "group_ids": pad(ids, (1, 0)),
         }
         new = pad(given.new.where(mask, 0.0), (0, 1))
-        found: Tensor = loss_fn(inputs, new, None, None, settings)["policy_loss"]
-        return found
+        return loss_fn(inputs, new, None, None, settings)["policy_loss"]
 
     levels = ("token", "sequence", "average", "geometric_average")
 

@@ -86,8 +86,7 @@ def rows(source: Source) -> Iterator[Row]:
             old_per_token_logps=given.old,
             completion_mask=given.mask.to(torch.int64),
         )
-        found: Tensor = made["is_ratio"]
-        return found
+        return made["is_ratio"]
 
     def weights(given: Batch, mode: str, cap: float = 3.0) -> Result:
         return {"weights": ratio(given, mode, cap).expand_as(given.old)}
@@ -105,8 +104,7 @@ def rows(source: Source) -> Iterator[Row]:
         inputs = inputs_of(given) | {"importance_sampling_ratio": ratio(given, settings[MODE], cap)}
         mask = given.mask.to(torch.int64)
         made = loss_of(self=trainer, inputs=inputs, per_token_logps=given.new, entropy_mask=None, mask=mask)
-        value: Tensor = made["loss"]
-        return value
+        return made["loss"]
 
     more: dict[str, Any] = {"declared": (*of_mode(), PROPAGATES, BF16, CLAMP), "kinds": PADDED}
     for mode in MODES:

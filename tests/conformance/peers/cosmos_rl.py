@@ -72,8 +72,7 @@ def rows(source: Source) -> Iterator[Row]:
             if use_decoupled_loss
             else None,
         )
-        result: Tensor = value
-        return result
+        return value
 
     def weights(given: Batch, behav_imp_weight_cap: float) -> Any:
         # The ratio new/old is 1 and the advantage -1, so that a token's loss is its weight.

@@ -62,8 +62,7 @@ def row(source: Source, name: str, mode: str, adaptive: bool) -> Row:
     def theirs(given: Batch, **drawn: Any) -> Tensor:
         plain = {"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None, "global_batch_info": {}}
         config = Config(**{**plain, **power, **drawn})
-        value: Tensor = cut(given.old, given.new, given.token_advantages, given.mask, config=config, ratio_mode=mode)[0]
-        return value
+        return cut(given.old, given.new, given.token_advantages, given.mask, config=config, ratio_mode=mode)[0]
 
     def gradient(run: Any) -> Side:
         return lambda given, drawn: {"gradient": of_loss(run)(given, drawn)["gradient"]}

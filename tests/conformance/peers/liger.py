@@ -85,5 +85,4 @@ def loss(function: Any, loss_type: str, given: Batch, **config: Any) -> Tensor:
         num_items_in_batch=given.mask.sum(),
         **{"max_completion_length": 256} | {name: config[name] for name in TAKEN if name in config},
     )
-    result: Tensor = value
-    return result
+    return value

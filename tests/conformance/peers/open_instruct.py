@@ -70,8 +70,7 @@ def rows(source: Source) -> Iterator[Row]:
             num_mini_batches=2,
             loss_denominator=float(given.mask.sum() if constant == "token" else constant),
         )
-        value: Tensor = found["loss"]
-        return value
+        return found["loss"]
 
     def weights(given: Batch, **config: Any) -> Result:
         old, rollout = masked(given.old, given.mask), masked(given.rollout, given.mask)

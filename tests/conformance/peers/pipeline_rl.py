@@ -73,8 +73,7 @@ def rows(source: Source) -> Iterator[Row]:
             max_step=1,
             seq_parallel_group=None,
         )
-        value: Tensor = found["policy_loss_total"]
-        return value
+        return found["policy_loss_total"]
 
     def ours(name: str, given: Batch, **drawn: Any) -> Tensor:
         made = rc.recipe(f"pipeline_rl.{name}", **drawn)

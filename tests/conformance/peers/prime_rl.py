@@ -92,8 +92,7 @@ def rows(source: Source) -> Iterator[Row]:
             scale,
             scale,
         )
-        result: Tensor = value
-        return result
+        return value
 
     def our_ref_kl(given: Batch) -> Tensor:
         towards = replace(given, advantages=(given.ref - given.new.detach()).where(given.mask, 0.0))

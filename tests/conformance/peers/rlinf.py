@@ -54,7 +54,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     def decoupled(given: Batch, threshold: float, **clips: Any) -> Tensor:
         wide = narrow(given)
-        value: Tensor = decoupled_loss(
+        return decoupled_loss(
             wide.new,
             wide.rollout,
             advantages=wide.token_advantages,
@@ -64,7 +64,6 @@ def rows(source: Source) -> Iterator[Row]:
             loss_agg_func=lambda values, mask, ratio: mean_of("token-mean")(values, mask),
             **clips,
         )[0]
-        return value
 
     def weights(given: Batch, threshold: float) -> Result:
         """Where a loss of 1 a token, whose mean is a sum divided by the kept tokens, has a gradient and which."""
@@ -117,7 +116,7 @@ def rows(source: Source) -> Iterator[Row]:
 
     def by_versions(given: Batch, versions: Tensor, threshold: float, **clips: Any) -> Tensor:
         wide = narrow(given)
-        value: Tensor = decoupled_loss(
+        return decoupled_loss(
             wide.new,
             wide.rollout,
             advantages=wide.token_advantages,
@@ -128,7 +127,6 @@ def rows(source: Source) -> Iterator[Row]:
             loss_agg_func=lambda values, mask, ratio: mean_of("token-mean")(values, mask),
             **clips,
         )[0]
-        return value
 
     named = "rlinf.decoupled", "rlinf.decoupled, old_logp by versions"
     yield interpolated(*named, shown, by_versions, both(THRESHOLD, CLIPS), **more)

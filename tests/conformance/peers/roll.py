@@ -135,8 +135,7 @@ def rows(source: Source) -> Iterator[Row]:
         )
         chosen = loss_func if actor is None else variants["loss_func"]
         chosen = agentic if settings.get("ratio_type") == "segment" else chosen
-        value: Tensor = chosen(worker, data, given.new)[0]
-        return value
+        return chosen(worker, data, given.new)[0]
 
     # ROLL multiplies by its mask, adds 1e-8 to what it divides by, and raises on bf16.
     kinds = tuple(kind for kind in KINDS if kind not in ("nan_behind_mask", "bf16"))

@@ -240,7 +240,7 @@ def rows(source: Source) -> Iterator[Row]:
         if whole.use_kl_loss:
             penalty = kl(given.new, given.ref, mask, whole.kl_estimator_type)
             value = value + whole.kl_loss_coef * masked_mean(penalty, mask, dim=-1).mean()
-        return value  # type: ignore[no-any-return]  # of functions that were cut
+        return value
 
     for name, drawn in PRESETS.items():
         means = MEANS[name]
@@ -336,8 +336,7 @@ def prompt_mean(scale: Any, function: Any) -> Row:
         bounds = [(first, first + size) for first in range(0, len(mask), size)]
         advantages = scale(given.token_advantages, mask, "prompt_mean", len(mask), None, bounds)
         whole = Settings(**config.LOSS | {"policy_loss_type": "regular", "off_policy_correction": settings_of({})})
-        value: Tensor = function(given.new, given.old, advantages, whole, mask, given.rollout)[0]
-        return value
+        return function(given.new, given.old, advantages, whole, mask, given.rollout)[0]
 
     def ours(given: Batch) -> Tensor:
         tokens = given.mask.view(-1, given.group_size * given.mask.shape[1]).sum(1).clamp(min=1)

@@ -128,8 +128,7 @@ def loss_of(source: Source, code: Code) -> Callable[..., Tensor]:
         else:
             more = {"num_rollouts": len(new), "apply_megatron_loss_scaling": True}
         loss, tokens, _ = ranks.run(lambda rank: function(args, batch, 1, logits=logits, **more))[0]
-        value: Tensor = loss / tokens
-        return value
+        return loss / tokens
 
     return eager(run)
 

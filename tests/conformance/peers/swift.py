@@ -132,8 +132,7 @@ class Trainer:
             entropy_mask=None,
             per_token_kl=kl["per_token_kl"],
         )
-        value: Tensor = made["loss"]
-        return value
+        return made["loss"]
 
 
 def settings_of_a_loss(rng: Random) -> dict[str, Any]:

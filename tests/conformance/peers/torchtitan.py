@@ -36,8 +36,7 @@ def rows(source: Source) -> Iterator[Row]:
             advantages=flat["token_advantages"],
             loss_mask=given.mask.flatten(),
         )
-        result: Tensor = value
-        return result
+        return value
 
     def symmetric(given: Batch, clip_eps: float) -> Tensor:
         return loss(given, clip_eps, clip_eps)

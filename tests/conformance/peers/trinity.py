@@ -31,10 +31,9 @@ def rows(source: Source) -> Iterator[Row]:
         def loss(given: Batch, kl_coef: float = 0.0, **settings: Any) -> Tensor:
             old, mask = given.rollout.where(given.mask, 0.0), given.mask
             new = given.new.where(mask, 0.0)
-            value: Tensor = cut(**settings, **fixed)(
+            return cut(**settings, **fixed)(
                 logprob=new, old_logprob=old, action_mask=mask, advantages=given.token_advantages
             )[0]
-            return value
 
         return loss
 

@@ -132,8 +132,7 @@ def settings_of(loss_type: str, levels: tuple[str, ...]) -> Callable[[Random], d
 
 def gamma_weights_of(source: Source) -> Callable[..., Tensor]:
     """Return VESPO's weights, without the gradient that TRL's decorator, which a cut leaves out, keeps from them."""
-    weights: Callable[..., Tensor] = torch.no_grad()(source.cut(TRAINER, "GRPOTrainer.get_gamma_weights"))
-    return weights
+    return torch.no_grad()(source.cut(TRAINER, "GRPOTrainer.get_gamma_weights"))
 
 
 # What a trainer is while it trains on one rank.
@@ -178,8 +177,7 @@ class Trainer:
             sampling_per_token_logps=given.rollout,
             mask=given.mask.to(torch.int64),
         )
-        ratio: Tensor = made["vllm_importance_sampling_ratio"]
-        return ratio
+        return made["vllm_importance_sampling_ratio"]
 
     def loss(self, given: Batch, loss_type: str, **config: Any) -> Tensor:
         """Return the loss of a configuration; settings that are not given are TRL's defaults."""
@@ -224,8 +222,7 @@ class Trainer:
             entropy_mask=None,
             mask=given.mask.to(torch.int64),
         )
-        value: Tensor = made["loss"]
-        return value
+        return made["loss"]
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -284,8 +281,7 @@ def _asynchronous(source: Source) -> Row:
             advantages=given.token_advantages[given.mask],
             completion_mask=torch.ones_like(given.new[given.mask]),
         )
-        value: Tensor = made["loss"]
-        return value
+        return made["loss"]
 
     drawn = draw(epsilon=(0.2, 0.05), epsilon_high=(None, 0.28))
     declared = (PROPAGATES, BF16, CLAMP)
@@ -307,8 +303,7 @@ def _geometric(source: Source) -> Row:
             entropy_mask=None,
             mask=given.mask.to(torch.int64),
         )
-        value: Tensor = made["loss"]
-        return value
+        return made["loss"]
 
     drawn = draw(epsilon=(0.4, 0.05), epsilon_high=(None, 0.1), beta=(0.0, 0.04))
     says = "the geometric mean of no ratios is 1, so it adds"
@@ -336,8 +331,7 @@ def _distillation(source: Source) -> Row:
             rollout_logprobs=given.rollout,
             valid_mask=given.mask,
         )
-        value: Tensor = found["loss"].sum() / given.mask.sum().clamp_min(1)
-        return value
+        return found["loss"].sum() / given.mask.sum().clamp_min(1)
 
     place, declared = f"{DISTILLS}: _compute_iw_opd_loss", (PROPAGATES, BF16)
     drawn = draw(gamma=(0.5, 1.0))

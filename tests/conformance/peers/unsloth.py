@@ -106,8 +106,7 @@ def rows(source: Source) -> Iterator[Row]:
         )
 
     def loss(given: Batch, **config: Any) -> Tensor:
-        value: Tensor = run(given, **config)[0]
-        return value
+        return run(given, **config)[0]
 
     def weights(given: Batch, mode: str, **clips: Any) -> dict[str, Tensor]:
         asked = {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode}

@@ -184,7 +184,7 @@ def of_presets(source: Source) -> Iterator[Row]:
                 whole = actor(global_batch_info=counts)
                 arguments = (given.old, given.new, given.token_advantages, mask, "token-mean", whole, weights)
                 value = vanilla(*arguments)[0]
-            return value  # type: ignore[no-any-return]  # of a function that was cut
+            return value
 
         return run
 
@@ -220,8 +220,7 @@ def of_correction(source: Source) -> Iterator[Row]:
         return {"mask": mask, "weights": weights_of(held)}
 
     def metrics(given: Batch, settings: dict[str, Any]) -> Result:
-        found: Result = theirs[MAIN](*precise(given), **settings)[2]
-        return found
+        return theirs[MAIN](*precise(given), **settings)[2]
 
     def replaced(given: Batch, settings: dict[str, Any]) -> Result:
         with patch.multiple(dropin, proto=proto, _say=lambda *given: None):
@@ -259,8 +258,7 @@ def of_correction(source: Source) -> Iterator[Row]:
 
     def debugged(function: Any, old: Tensor, rollout: Tensor, mask: Tensor) -> Result:
         held = {"old_log_probs": old, "rollout_log_probs": rollout, "response_mask": mask, "responses": mask}
-        found: Result = function(Proto.from_dict(held))
-        return found
+        return function(Proto.from_dict(held))
 
     more["declared"] = (*OF_CORRECTION, TINY)
     yield Row(
@@ -296,7 +294,7 @@ def of_losses(source: Source) -> Iterator[Row]:
             config = actor(policy_loss=Settings(dro_beta=dro_beta), **settings)
             mode = "seq-mean-token-mean" if name in ("gspo", "sapo") else "token-mean"
             arguments = (batch.old, batch.new, batch.token_advantages, batch.mask, mode, config)
-            return theirs[name](*arguments)[0]  # type: ignore[no-any-return]  # of a function that was cut
+            return theirs[name](*arguments)[0]
 
         return loss
 

@@ -172,8 +172,7 @@ def rows(source: Source) -> Iterator[Row]:
         functions["build"]([context])
         held["new"] = packed(given.new)
         nothing = torch.zeros(1, 1)
-        value: Tensor = functions["loss"](context, nothing, nothing, None, tensors)[0]
-        return value
+        return functions["loss"](context, nothing, nothing, None, tensors)[0]
 
     def penalized(given: Batch, settings: dict[str, Any], kl_loss_coef: float = 0.0, **clips: Any) -> Tensor:
         more = {"use_kl_loss": bool(kl_loss_coef), "kl_loss_coef": kl_loss_coef, "kl_loss_type": "low_var_kl"}
