@@ -2,7 +2,7 @@
 
 `PYTHONPATH=tests python -m ptx.counts` prints the whole of the table in docs/kernels.md.
 `PYTHONPATH=tests python -m ptx.counts --only metrics_packed loss_gspo --length 4096 400 --by-kernel` looks at variants
-by mean length and changes no file; with `--tokens 64000000 --programs 32` few programs of a large batch run.
+by mean length.
 """
 
 from __future__ import annotations
@@ -77,32 +77,26 @@ def filled(variant: Variant | LossVariant, tokens: int, sequences: int):
     return given
 
 
-def executed(
-    name: str, length: int, tokens: int, programs: int | None = None, checked: bool = False
-) -> list[tuple[Launch, Executed, float]]:
-    """Run a variant, all tokens valid; give its launches, what they executed, and how much more the whole launch would.
+def executed(name: str, length: int) -> list[tuple[Launch, Executed, float]]:
+    """Run some programs of a variant, all tokens valid, its sequences of a mean length.
 
-    Args:
-        name: Of the variant's case.
-        length: Tokens of a sequence on average.
-        tokens: Of the batch.
-        programs: How many of a launch run at most, spread evenly; None for all.
-        checked: Accesses are recorded, races are findings.
+    Returns:
+        Its launches, what they executed, and how much more the whole launch would.
     """
     variant = variant_of(name)
-    given = filled(variant, tokens, max(1, tokens // length))
+    given = filled(variant, TOKENS, max(1, TOKENS // length))
 
     def some(launch: Launch) -> np.ndarray:
-        count = min(launch.programs, programs or launch.programs)
+        count = min(launch.programs, PROGRAMS)
         return (np.arange(count) * launch.programs + launch.programs // 2) // count
 
-    with compiled(checked=checked, programs=some) as session:
+    with compiled(checked=False, programs=some) as session:
         for launch in variant.launches(given):
             session.run(launch)
     return [(launch, done, launch.programs / some(launch).size) for launch, done in session.executed]
 
 
-def row_of(found: list[tuple[Launch, Executed, float]], tokens: int) -> dict[str, float]:
+def row_of(found: list[tuple[Launch, Executed, float]]) -> dict[str, float]:
     """Count for each token what launches execute together."""
     counts: Counter[str] = Counter()
     for launch, done, times in found:
@@ -114,13 +108,8 @@ def row_of(found: list[tuple[Launch, Executed, float]], tokens: int) -> dict[str
         counts["read"] += done.bytes["global read"] * times
         counts["written"] += done.bytes["global write"] * times
         counts["sectors"] += (done.bytes["sectors read"] + done.bytes["sectors write"]) * times
-    scale = {"barrier": 1000 / tokens, "sectors": 1000 / tokens}
-    return {key: round(counts[key] * scale.get(key, 1 / tokens), 2) for key in COLUMNS}
-
-
-def counted(name: str, length: int) -> dict[str, float]:
-    """Count all launches of a variant together, at a mean length."""
-    return row_of(executed(name, length, TOKENS, PROGRAMS), TOKENS)
+    scale = {"barrier": 1000 / TOKENS, "sectors": 1000 / TOKENS}
+    return {key: round(counts[key] * scale.get(key, 1 / TOKENS), 2) for key in COLUMNS}
 
 
 def table(record: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -132,16 +121,15 @@ def table(record: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def look(names: list[str], lengths: list[int], tokens: int, programs: int | None, by_kernel: bool, checked: bool):
+def look(names: list[str], lengths: list[int], by_kernel: bool):
     """Give lines of variants, each at several mean lengths."""
     yield f"{'variant, mean length, kernel':54} programs {' '.join(f'{x:>12}' for x in COLUMNS)}"
     for name in names:
         for length in lengths or [variant_of(name).length]:
-            length = min(length, tokens)
-            found = executed(name, length, tokens, programs, checked)
+            found = executed(name, length)
             rows = [(launch.kernel.__name__, [(launch, done, times)]) for launch, done, times in found if by_kernel]
             for kernel, part in [*rows, ("all", found)]:
-                numbers = " ".join(f"{x:12.2f}" for x in row_of(part, tokens).values())
+                numbers = " ".join(f"{x:12.2f}" for x in row_of(part).values())
                 of = sum(launch.programs for launch, _, _ in part)
                 yield f"{f'{name}, {length:,}, {kernel}':54} {of:8} {numbers}"
 
@@ -151,19 +139,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ptx.counts", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="variants; of a loss loss_NAME")
     parser.add_argument("--length", nargs="+", type=int, default=[], metavar="TOKENS", help="mean lengths of sequences")
-    parser.add_argument("--tokens", type=int, default=1 << 17, help="of the batch")
-    parser.add_argument("--programs", type=int, help="run at most so many of each launch")
     parser.add_argument("--by-kernel", action="store_true", help="one line for each kernel too")
-    parser.add_argument("--checked", action="store_true", help="watch for races and memory that nobody wrote")
     asked = parser.parse_args()
     if asked.only:
-        for line in look(asked.only, asked.length, asked.tokens, asked.programs, asked.by_kernel, asked.checked):
+        for line in look(asked.only, asked.length, asked.by_kernel):
             sys.stdout.write(line + "\n")
         return
     record: dict[str, dict[str, dict[str, float]]] = {}
     for name in COUNTED:
         for length in LENGTHS:
-            record.setdefault(name, {})[str(length)] = counted(name, length)
+            record.setdefault(name, {})[str(length)] = row_of(executed(name, length))
             sys.stderr.write(f"{name} {length}\n")
     sys.stdout.write(table(record) + "\n")
 
