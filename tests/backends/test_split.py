@@ -127,31 +127,22 @@ def test_what_a_sequence_sends(name):
 
 
 @pytest.mark.usefixtures("quick_interpreter")
-@pytest.mark.parametrize("layout", ["packed"])
-def test_warmup_compiles_what_a_split_batch_launches(layout, alone, monkeypatch):
+def test_warmup_compiles_what_a_split_batch_launches(alone, monkeypatch):
     monkeypatch.setattr(grid, "SHAPES", ((32, Shape(64, 16, 2, 2)), (0, Shape(32, 16, 2, 2))))
     launched = []
     run = launches.Launch.run
     monkeypatch.setattr(launches.Launch, "run", lambda launch: (launched.append(key(launch)), run(launch)))
     spec = rc.Spec(rc.Weight.product(upper=2.0))
-    like = example(layout, ranks=rc.Ranks(sequence=alone))
+    like = example(ranks=rc.Ranks(sequence=alone))
     assert rc.warmup(*like, spec=spec, loss=rc.Loss(rc.GSPO())) == 4
     signed = rc.Spec(criteria=(rc.Criterion("k1", "sequence", "mean", upper=1.0, when="negative_advantage"),))
-    of_sequences = torch.zeros(2, 1) if layout == "packed" else torch.zeros(2)
-    assert rc.warmup(*like, spec=signed, advantages=of_sequences, aligned=True) == 2
+    assert rc.warmup(*like, spec=signed, advantages=torch.zeros(2, 1), aligned=True) == 2
     known, launched[:] = set(launched), []
-    shape, offsets = ((192,), torch.tensor([0, 80, 192], dtype=torch.int32)) if layout == "packed" else ((3, 64), None)
-    zeros, mask = torch.zeros(shape), torch.ones(shape, dtype=torch.bool)
-    rc.correct(
-        zeros,
-        zeros,
-        rc.Batch(mask=mask, cu_seqlens=offsets, ranks=rc.Ranks(sequence=alone)),
-        spec=spec,
-        backend="triton",
-    )
+    zeros, mask, offsets = torch.zeros(192), torch.ones(192, dtype=torch.bool), torch.tensor([0, 80, 192]).int()
+    batch = rc.Batch(mask=mask, cu_seqlens=offsets, ranks=rc.Ranks(sequence=alone))
+    rc.correct(zeros, zeros, batch, spec=spec, backend="triton")
     assert len(launched) == 4 and set(launched) <= known
-    advantages = torch.zeros(2, 1) if layout == "packed" else torch.zeros(3)
-    options = {"mask": mask, "cu_seqlens": offsets, "advantages": advantages, "backend": "triton"}
+    options = {"mask": mask, "cu_seqlens": offsets, "advantages": torch.zeros(2, 1), "backend": "triton"}
     launched.clear()
     rc.correct(zeros, zeros, **bundled(spec=signed, sequence_group=alone, **options))
     assert launched and set(launched) <= known
