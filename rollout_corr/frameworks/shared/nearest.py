@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from ...specs.correction import Criterion, Spec, Weight
@@ -88,33 +89,24 @@ def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
     short = _with_short_bounds(spec)
     own = [lookup.named(name) for name in lookup.spec_names() if name.startswith(f"{framework}.")]
     tests_k1 = any(criterion.stat == "k1" for each in own for criterion in each.criteria)
-    clamps = dict.fromkeys(
-        (
-            (None, None),
-            *(
-                (None if each.weight is None else each.weight.token_clamp, clamp)
-                for each in own
-                for clamp in [criterion.token_clamp for criterion in each.criteria] or [None]
-            ),
-        )
-    )
+    clamps: dict[tuple[float | None, float | None], None] = {(None, None): None}
+    for each in own:
+        of_weight = None if each.weight is None else each.weight.token_clamp
+        clamps |= dict.fromkeys((of_weight, clamp) for clamp in [c.token_clamp for c in each.criteria] or [None])
     manners = dict.fromkeys((each.nonfinite, each.clamp, each.rejected, each.sums_over) for each in own)
     for said in dict.fromkeys((spec.criteria, tuple(_as_outlier(each) for each in spec.criteria))):
         whole = all(each.over != "token" or each.drop == "sequence" for each in said)
-        for nonfinite, clamp, rejected, sums_over in manners:
-            for of_weight, of_criteria in clamps:
-                yield replace(
-                    spec,
-                    nonfinite=nonfinite,
-                    clamp=clamp,
-                    rejected=rejected if said else spec.rejected,
-                    sums_over=sums_over if said and whole else spec.sums_over,
-                    weight=None if short.weight is None else replace(short.weight, token_clamp=of_weight),
-                    criteria=tuple(
-                        replace(_with_short(_as_k1(each) if tests_k1 else each), token_clamp=of_criteria)
-                        for each in said
-                    ),
-                )
+        shortened = [_with_short(_as_k1(each) if tests_k1 else each) for each in said]
+        for (nonfinite, clamp, rejected, sums_over), (of_weight, of_criteria) in product(manners, clamps):
+            yield replace(
+                spec,
+                nonfinite=nonfinite,
+                clamp=clamp,
+                rejected=rejected if said else spec.rejected,
+                sums_over=sums_over if said and whole else spec.sums_over,
+                weight=None if short.weight is None else replace(short.weight, token_clamp=of_weight),
+                criteria=tuple(replace(each, token_clamp=of_criteria) for each in shortened),
+            )
 
 
 def _as_outlier(criterion: Criterion) -> Criterion:

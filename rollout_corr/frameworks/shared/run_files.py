@@ -280,12 +280,12 @@ def _python(text: str) -> Iterator[Found]:
     }
     words = (word for word in _words_in_strings(text) if word[1] not in documented)
     yield from command_settings(words, flags_only=True)
-    called: dict[str, int] = {}
-    for node in ast.walk(tree):
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Name) and re.search(EVALUATION, target.id) and isinstance(node, ast.Assign):
-            called |= {target.id: id(node.value)}
-    of_evaluation = {value: name for name, value in called.items()}
+    of_evaluation = {
+        id(node.value): node.targets[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if re.search(EVALUATION, node.targets[0].id)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             path = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

@@ -152,48 +152,34 @@ def _words(text: str, known: Mapping[str, str], line: int = 1) -> Iterator[tuple
             at = max(end, at + 1)
 
 
-def _word(text: str, at: int, known: Mapping[str, str]) -> tuple[str, int]:
-    """Read one word from a position, with its variables put in; return it and where it ends."""
+def _word(text: str, at: int, known: Mapping[str, str], quoted: bool = False) -> tuple[str, int]:
+    """Read one word from a position, or up to the next double quote, with its variables; return it and its end."""
     made: list[str] = []
-    while at < len(text) and text[at] not in " \t\r\n;&|<>()":
+    while at < len(text) and text[at] not in ('"' if quoted else " \t\r\n;&|<>()"):
         char = text[at]
-        if char == "'":
+        if char == "'" and not quoted:
             end = _find(text, "'", at + 1)
             made.append(text[at + 1 : end])
             at = end + 1
         elif char == '"':
-            inner, at = _in_quotes(text, at + 1, known)
+            inner, at = _word(text, at + 1, known, quoted=True)
             made.append(inner)
+            at += 1
         elif char == "\\":
-            if text[at + 1 : at + 2] == "\n":
+            if text[at + 1 : at + 2] == "\n" and not quoted:
                 break
             made.append(text[at + 1 : at + 2])
             at += 2
         elif char == "$":
             value, at = _expanded(text, at, known)
             made.append(value)
-        elif char == "`":
+        elif char == "`" and not quoted:
             at = _find(text, "`", at + 1) + 1
             made.append(HOLE)
         else:
             made.append(char)
             at += 1
     return "".join(made), at
-
-
-def _in_quotes(text: str, at: int, known: Mapping[str, str]) -> tuple[str, int]:
-    made: list[str] = []
-    while at < len(text) and text[at] != '"':
-        if text[at] == "\\":
-            made.append(text[at + 1 : at + 2])
-            at += 2
-        elif text[at] == "$":
-            value, at = _expanded(text, at, known)
-            made.append(value)
-        else:
-            made.append(text[at])
-            at += 1
-    return "".join(made), at + 1
 
 
 def _find(text: str, char: str, at: int) -> int:
@@ -227,7 +213,7 @@ def _expanded(text: str, at: int, known: Mapping[str, str]) -> tuple[str, int]:
             return HOLE, end + 1
         if name in known and known[name] is not HOLE:
             return known[name], end + 1
-        return (_in_quotes(default + '"', 0, known)[0].strip("\"'") if operator else HOLE), end + 1
+        return (_word(default, 0, known, quoted=True)[0].strip("\"'") if operator else HOLE), end + 1
     if found := re.compile(r"[A-Za-z_]\w*").match(text, at + 1):
         return known.get(found[0], HOLE), found.end()
     if following in ("", " ", "\n", '"'):
