@@ -25,20 +25,8 @@ SUMS = rc.Mean("sequence_sum", over="rows")
 READ = {
     "axolotl": """
 {} | made("dapo")
-{base_model: x, rl: grpo, trl: {vllm_importance_sampling_mode: sequence_mask, vllm_importance_sampling_cap: 4}} |
-    named("sequence_mask", cap=4.0)
-{trl: {loss_type: cispo, epsilon_high: 3.0, beta: null}} | made("cispo", epsilon_high=3.0)
-{use_vllm: false} | Spec()
-{trl: {off_policy_mask_threshold: 0.2}} | Spec(Weight.token(lower=1 / 3, upper=3.0), (off_policy(0.2),), "zero",
-    nonfinite="propagate")
 """,
     "cosmos_rl": """
-{} | made("grpo")
-{train: {train_policy: {type: grpo, use_decoupled_loss: true, behav_imp_weight_cap: 3}}} |
-    named("decoupled", behav_imp_weight_cap=3.0)
-{variant: gspo, epsilon_low: 0.1, loss_type: seq-mean-token-sum} |
-    made("gspo", epsilon_low=0.1, loss_type="seq-mean-token-sum")
-{aipo_rho: 4.0} | PPO(1.0, 3.0, delta=4.0)
 {epsilon_low: -1.0, epsilon_high: -1.0} | PPO(1.0, float("inf"), 3.0)
 {off_policy_masking_delta: 0.1} | Spec(None, (off_policy(0.1, of="new/old"),), "zero", nonfinite="propagate")
 """,
@@ -79,16 +67,11 @@ READ = {
     Recipe(Spec(Weight.product()), Loss(GSPO(0.1, 0.2, 3.0), Mean("sequence")))
 """,
     "open_instruct": """
-{} | named("default")
-{use_rho_correction: false} | Spec()
-{rho_clamp_upper_bound: 0.0, rho_clamp_lower_bound: 0.5} | Spec(Weight.token(lower=0.5, token_clamp=10.0))
-{rho_mask_lower_bound: 0.5, rho_mask_upper_bound: 2.0, num_mini_batches: 4, other: 1, beta: 0.0} | made("icepop")
 {rho_mask_sequence_level: true} | Spec(Weight.geometric(upper=2.0, token_clamp=10.0))
 {rho_mask_sequence_level: true, rho_mask_lower_bound: 0.5, rho_mask_upper_bound: 2.0} | named("seq")
 {rho_mask_tv_divergence: true, rho_mask_upper_bound: 2.0} | named("vaco")
 {} | KL("k3", 0.05, log_clamp=40.0)
 {loss_fn: cispo, kl_estimator: 3, clip_higher: 0.3} | made("cispo", beta=0.05, kl_estimator=3, clip_higher=0.3)
-{load_ref_policy: false} | made("default")
 {use_vllm_logprobs: true, use_rho_correction: false, beta: 0.0} |
     Recipe(None, Loss(PPO(0.2, 0.272, of="new/rollout")))
 """,
@@ -106,16 +89,8 @@ READ = {
 """,
     "prime_rl": """
 {} | made("ipo")
-{eps: 0.3} | named("ipo", eps=0.3)
-{ipo_threshold: 0.2} | named("ipo", eps=0.2)
-{ipo_threshold: 0.2} | made("ipo", eps=0.2, kl_tau=1e-3)
-{ipo_threshold: 0.2, kl_tau: 0.0} | made("ipo", eps=0.2)
-{type: ipo, kl_tau: 0.5, adv_tau: 0.5} | made("ipo", kl_tau=0.5, adv_tau=0.5)
-{dppo_mask_low: 0.1} | named("dppo", dppo_mask_low=0.1)
-{type: default, dppo_mask_high: 0.1, kl_tau: 0.0} | made("dppo", dppo_mask_high=0.1, kl_tau=0.0)
 {type: icepop, ratio_high: 4.0} | made("icepop", ratio_high=4.0)
 {trainer: {loss: {type: kpop, kpop_threshold: 0.2}, optim: {}}, orchestrator: {}} | made("kpop", kpop_threshold=0.2)
-{model: {}, loss: {eps: 0.3}} | made("ipo", eps=0.3)
 """,
     "rllm": """
 {} | Spec()
@@ -189,11 +164,6 @@ READ = {
 {vllm_importance_sampling_cap: 2.0} | named("sequence_mask", clip_max=2.0)
 """,
     "unsloth": """
-{vllm_importance_sampling_mode: geometric_mask, vllm_importance_sampling_clip_max: 1.5, loss_type: dapo} |
-    made("dapo", vllm_importance_sampling_correction=True, vllm_importance_sampling_mode="geometric_mask", clip_max=1.5)
-{loss_type: dapo} | PPO(0.2, 0.28)
-{loss_type: dapo, epsilon_high: 0.3} | PPO(0.2, 0.3)
-{vllm_importance_sampling_correction: false} | made("bnpo")
 """,
     "xtuner": """
 {} | Spec()

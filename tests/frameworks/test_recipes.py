@@ -100,10 +100,7 @@ trinity.rec(clip_mode="gspo-one-side", weight="gspo_importance_sampling", kl_coe
 nemo.tis(token_level_loss=False, ratio_clip_c=4.0) |
     Recipe(rc.spec("nemo.tis"), Loss(PPO(0.2, 0.2, 4.0), Mean("sequence")))
 nemo.cispo(reference_policy_kl_penalty=0.5) | KL("k3", 0.5, gradient="k2", log_clamp=20.0, value_clamp=10.0)
-open_instruct.default(beta=0.05, kl_estimator=3) | KL("k1", 0.05, log_clamp=40.0, weight="ratio")
 molt.geo(eps_clip_low_high=(0.1, 0.3), dual_clip=4.0) | PPO(0.1, 0.3, 4.0, clamp=30.0)
-prime_rl.dppo(adv_tau=0.5, kl_tau=0.1) |
-    Recipe(rc.spec("prime_rl.dppo"), Loss(Reinforce(coef=0.5), regularizer=SquaredLogRatio(0.1, "all")))
 megatron.tis(grpo_kl_beta=0.0, rl_importance_sampling_truncation_coef=8.0) |
     Recipe(rc.spec("megatron.tis", coef=8.0), Loss(PPO(0.01, 0.01)))
 """

@@ -63,18 +63,15 @@ class ConfigProblem:
         return f"{self.place}{': ' if self.place else ''}{self.severity}: {key}{self.message}{fix}"
 
 
+@dataclass
 class Run:
-    """The settings that matter, by their whole names, and the Spec that they make."""
+    """The settings that matter, by their whole names, and the Spec that the reader makes of them, if it makes one."""
 
-    def __init__(
-        self, settings: Settings, spec: Spec | None, compared: bool = False, refused: bool = False, whole: bool = True
-    ) -> None:
-        """Hold the settings that matter, and the Spec that the reader makes of them, if it makes one.
-
-        `compared`: both log-probs are there anyway. `refused`: the reader refused a setting, so the Spec is not all
-        that was meant.
-        """
-        self.settings, self.spec, self.compared, self.refused, self.whole = settings, spec, compared, refused, whole
+    settings: Settings
+    spec: Spec | None
+    compared: bool = False  # both log-probs are there anyway
+    refused: bool = False  # the reader refused a setting, so the Spec is not all that was meant
+    whole: bool = True  # a setting is given by its whole name
 
     def find(self, key: str) -> Setting | None:
         """Return a setting by its whole name."""
@@ -150,47 +147,31 @@ def given(run: Run, key: str, usual: Mapping[str, Any] = {}) -> bool:
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one framework's configurations.
+    """The checks of one framework's configurations."""
 
-    Attributes:
-        keys: The settings that the framework's reader is given, by their whole names.
-        context: Other settings that rules look at.
-        alike: Other settings of the framework, by their last or whole names, which are like these.
-        closed: Blocks in which every key is known; "" is the block that is given alone.
-        roots: Beginnings of names that are no part of them: `GRPOConfig.` in a Python file.
-        logprobs: The setting that has the engine return log-probs, and its default; "": it always does.
-        logprobs_on_since: The release in which that default became true; "": it never changed.
-        uses_logprobs: When the run needs them; by default, when it corrects.
-        mode: The setting of vLLM's `logprobs_mode`, and its default; "": there is none.
-        temperature: The setting of the sampling temperature.
-        trainer_temperature: The setting of the trainer's temperature, where it is a separate one.
-        top_p: The setting of top-p, where the engine's log-probs are over the kept set and the trainer's are not.
-        top_k: The setting of top-k, under the same condition.
-        min_p: The setting of min-p, under the same condition.
-        repetition_penalty: The setting of the repetition penalty, where the engine's log-probs are after it.
-        length: The most tokens of an answer.
-        bounds: The settings of the bounds: of "weight", of a criterion by its label, else of "criteria".
-        rules: What else goes wrong.
-    """
-
-    keys: tuple[str, ...] = ()
-    context: tuple[str, ...] = ()
-    alike: tuple[str, ...] = ()
-    closed: tuple[str, ...] = ()
-    roots: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # the settings that the framework's reader is given, by their whole names
+    context: tuple[str, ...] = ()  # other settings that rules look at
+    alike: tuple[str, ...] = ()  # other settings of the framework, by their last or whole names, which are like these
+    closed: tuple[str, ...] = ()  # blocks in which every key is known; "" is the block that is given alone
+    roots: tuple[str, ...] = ()  # beginnings of names that are no part of them: `GRPOConfig.` in a Python file
+    # The setting that has the engine return log-probs, and its default; "": it always does.
     logprobs: tuple[str, Any] = ("", True)
-    logprobs_on_since: str = ""
+    logprobs_on_since: str = ""  # the release in which that default became true; "": it never changed
+    # When the run needs them; by default, when it corrects.
     uses_logprobs: Callable[[Run], bool] = lambda run: run.corrects
+    # The setting of vLLM's `logprobs_mode`, and its default; "": there is none.
     mode: tuple[str, str] = ("", "processed_logprobs")
-    temperature: str = ""
-    trainer_temperature: str = ""
+    temperature: str = ""  # the setting of the sampling temperature
+    trainer_temperature: str = ""  # the setting of the trainer's temperature, where it is a separate one
+    # The setting of top-p, where the engine's log-probs are over the kept set and the trainer's are not.
     top_p: str = ""
-    top_k: str = ""
-    min_p: str = ""
-    repetition_penalty: str = ""
-    length: str = ""
+    top_k: str = ""  # the setting of top-k, under the same condition
+    min_p: str = ""  # the setting of min-p, under the same condition
+    repetition_penalty: str = ""  # the setting of the repetition penalty, where the engine's log-probs are after it
+    length: str = ""  # the most tokens of an answer
+    # The settings of the bounds: of "weight", of a criterion by its label, else of "criteria".
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...] = ()  # what else goes wrong
 
     @property
     def every(self) -> tuple[str, ...]:

@@ -10,47 +10,32 @@ from ...specs.correction import Spec
 
 
 class Within(NamedTuple):
-    """The parts from which a door writes the public function of a file.
-
-    Attributes:
-        call: The expression that runs the backend, given "train", "rollout", "mask" and, packed, "offsets": it has what
-            the door gives, and then numbers, where there are metrics.
-        metrics: The expression of the metrics.
-        extra: The names of further tensors that the Spec reads; of a loss those of all that it reads.
-        check: The lines that choose the backend and refuse what it cannot run.
-        fused: A call chooses between plain torch and Triton kernels.
-    """
+    """The parts from which a door writes the public function of a file."""
 
     spec: Spec
+    # The expression that runs the backend, given "train", "rollout", "mask" and, packed, "offsets": it has what the
+    # door gives, and then numbers, where there are metrics.
     call: str
-    metrics: str
-    extra: tuple[str, ...]
-    check: list[str]
-    fused: bool
+    metrics: str  # the expression of the metrics
+    extra: tuple[str, ...]  # the names of further tensors that the Spec reads; of a loss those of all that it reads
+    check: list[str]  # the lines that choose the backend and refuse what it cannot run
+    fused: bool  # a call chooses between plain torch and Triton kernels
 
 
 class Door(NamedTuple):
-    """A framework's function for a file, of packed or padded sequences.
-
-    Attributes:
-        names: What the framework calls train_logp, rollout_logp and mask.
-        metrics: The scheme of its metrics' names; None: native ones.
-        imports: Lines of imports besides torch's.
-        public: Writes the function.
-        tried: Calls it in the file's test on `batch`, a dict of tensors by the file's own names, as weights, mask,
-            verdicts of sequences or None, and metrics.
-        width: The longest line that its formatter allows.
-        gives: What its function reads of weights, mask and keep, in this order.
-    """
+    """A framework's function for a file, of packed or padded sequences."""
 
     layout: str
-    names: dict[str, str]
-    metrics: Scheme | None
-    imports: tuple[str, ...]
-    public: Callable[[Within], str]
+    names: dict[str, str]  # what the framework calls train_logp, rollout_logp and mask
+    metrics: Scheme | None  # the scheme of its metrics' names; None: native ones
+    imports: tuple[str, ...]  # lines of imports besides torch's
+    public: Callable[[Within], str]  # writes the function
     function: str
+    # Calls it in the file's test on `batch`, a dict of tensors by the file's own names, as weights, mask, verdicts of
+    # sequences or None, and metrics.
     tried: str
-    width: int = 100
+    width: int = 100  # the longest line that its formatter allows
+    # What its function reads of weights, mask and keep, in this order.
     gives: tuple[str, ...] = ("weights", "mask", "keep")
 
 

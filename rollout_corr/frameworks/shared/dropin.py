@@ -64,20 +64,16 @@ LOGGER = logging.getLogger("rollout_corr")
 
 
 class Target(NamedTuple):
-    """A function of the framework, by its module and its name there ("Class.method" for a method), and its replacement.
-
-    Attributes:
-        ours: Takes the framework's arguments: names, order, kinds and defaults are the same. The drop-in's switches are
-            keyword-only and have defaults.
-        takes_original: `ours` is a factory: it is given the framework's function and the switches, and returns the
-            replacement.
-        also: How many of the first parameters an older version takes; `ours` has defaults for the others.
-    """
+    """A function of the framework, by its module and name there ("Class.method" for a method), and its replacement."""
 
     module: str
     name: str
+    # Takes the framework's arguments: names, order, kinds and defaults are the same. The drop-in's switches are
+    # keyword-only and have defaults.
     ours: Function
+    # `ours` is a factory: it is given the framework's function and the switches, and returns the replacement.
     takes_original: bool = False
+    # How many of the first parameters an older version takes; `ours` has defaults for the others.
     also: int | None = None
 
     @property
@@ -87,30 +83,19 @@ class Target(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """State of the replacement, as `installed()` returns it.
+    """State of the replacement, as `installed()` returns it."""
 
-    Attributes:
-        active: Whether every function of the framework that has been imported so far is replaced, and one is.
-        why: The reason for `active`, in words.
-        version: The framework's version, of the module that is imported or would be; None where it is not known.
-        replaced: Every place that holds a function of ours, as "module.name".
-        waiting: Modules that have not been imported yet; their functions are replaced when they are.
-        switches: What `install` was given.
-        location: Folder of the framework's package; None where it is not known.
-        checked: Whether this version is one that was compared.
-        covered: The functions that this installation is about, by their full names.
-        not_covered: What else the framework corrects or trains with, in words; empty where nothing is installed.
-    """
-
-    active: bool
-    why: str
+    active: bool  # whether every function of the framework that has been imported so far is replaced, and one is
+    why: str  # the reason for `active`, in words
+    # The framework's version, of the module that is imported or would be; None where it is not known.
     version: str | None
-    replaced: tuple[str, ...]
-    waiting: tuple[str, ...]
-    switches: Mapping[str, object]
-    location: str | None
-    checked: bool
-    covered: tuple[str, ...]
+    replaced: tuple[str, ...]  # every place that holds a function of ours, as "module.name"
+    waiting: tuple[str, ...]  # modules that have not been imported yet; their functions are replaced when they are
+    switches: Mapping[str, object]  # what `install` was given
+    location: str | None  # folder of the framework's package; None where it is not known
+    checked: bool  # whether this version is one that was compared
+    covered: tuple[str, ...]  # the functions that this installation is about, by their full names
+    # What else the framework corrects or trains with, in words; empty where nothing is installed.
     not_covered: tuple[str, ...]
 
     def __repr__(self) -> str:

@@ -118,16 +118,13 @@ _finder = _Finder()
 
 
 class Origin(NamedTuple):
-    """A framework as this process has it.
+    """A framework as this process has it."""
 
-    Attributes:
-        version: Of the imported module, by its `__version__`; before its import that of the distribution which holds
-            it; None where neither says.
-        hidden: Version of an installed distribution of that name which does not hold the package; None without one.
-    """
-
+    # Of the imported module, by its `__version__`; before its import that of the distribution which holds it; None
+    # where neither says.
     version: str | None
     location: str | None
+    # Version of an installed distribution of that name which does not hold the package; None without one.
     hidden: str | None
 
 

@@ -28,19 +28,13 @@ LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A registered preset, which `make` builds from its settings, by position.
-
-    Attributes:
-        about: Its formula.
-        table: Its settings and their defaults: a number by default takes numbers, None those too.
-        matches: The version of the framework whose numbers it gives.
-    """
+    """A registered preset, which `make` builds from its settings, by position."""
 
     name: str
-    about: str
+    about: str  # its formula
     make: Callable[..., Spec]
-    table: Mapping[str, Any]
-    matches: str
+    table: Mapping[str, Any]  # its settings and their defaults: a number by default takes numbers, None those too
+    matches: str  # the version of the framework whose numbers it gives
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -181,24 +181,16 @@ def masked(spec: Spec | None, threshold: float) -> Spec:
 
 @dataclass(frozen=True)
 class Trainer:
-    """GRPOTrainer of a framework, under whose name its presets are registered.
-
-    Attributes:
-        levels: Levels of its weights.
-        known: The settings of its configuration, with its defaults.
-        named: Defaults of its recipes by name that are others.
-        dapo_high: `epsilon_high` of loss_type dapo, if not `epsilon`.
-        kl_clamp: The largest value of the KL.
-        losses: Its `loss_type`s.
-    """
+    """GRPOTrainer of a framework, under whose name its presets are registered."""
 
     framework: str
-    levels: tuple[str, ...] = ("token", "sequence")
+    levels: tuple[str, ...] = ("token", "sequence")  # levels of its weights
+    # The settings of its configuration, with its defaults.
     known: Mapping[str, Any] = field(default_factory=lambda: KNOWN)
-    named: Mapping[str, Any] = field(default_factory=dict)
-    dapo_high: float | None = None
-    kl_clamp: float | None = None
-    losses: tuple[str, ...] = tuple(MEANS)
+    named: Mapping[str, Any] = field(default_factory=dict)  # defaults of its recipes by name that are others
+    dapo_high: float | None = None  # `epsilon_high` of loss_type dapo, if not `epsilon`
+    kl_clamp: float | None = None  # the largest value of the KL
+    losses: tuple[str, ...] = tuple(MEANS)  # its `loss_type`s
 
     def register(
         self, needs: tuple[str, ...], defaults: Mapping[str, Mapping[str, Any]] = {}, notes: Mapping[str, str] = {}

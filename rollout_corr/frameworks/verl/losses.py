@@ -61,22 +61,15 @@ def _clipped(mode: str) -> Callable[[Any], Surrogate]:
 
 
 class Kind(NamedTuple):
-    """A row of the table of verl's losses.
-
-    Attributes:
-        clipped: Our metrics whose sum is its `pg_clipfrac`; None: it reports none of clipping.
-        dual: Our metric that is its `pg_clipfrac_lower`; None: 0.
-        mode: `loss_agg_mode` where none is given.
-        forced: Whether that mode is taken whatever is given.
-        reports_kl: Whether it reports `kl_old_new_k1`.
-    """
+    """A row of the table of verl's losses."""
 
     surrogate: Callable[[Any], Surrogate]
+    # Our metrics whose sum is its `pg_clipfrac`; None: it reports none of clipping.
     clipped: tuple[str, ...] | None = None
-    dual: str | None = None
-    mode: str = "token-mean"
-    forced: bool = False
-    reports_kl: bool = True
+    dual: str | None = None  # our metric that is its `pg_clipfrac_lower`; None: 0
+    mode: str = "token-mean"  # `loss_agg_mode` where none is given
+    forced: bool = False  # whether that mode is taken whatever is given
+    reports_kl: bool = True  # whether it reports `kl_old_new_k1`
 
 
 CLIPPED, DUAL, OF_ROWS = ("clip_low_fraction", "clip_high_fraction"), "clip_dual_fraction", "seq-mean-token-mean"
