@@ -24,7 +24,8 @@
 #   make docs         the documentation as a site, build/docs/index.html; a broken link is an error
 #   make bench        the benchmark: of the GPU where there is one, else of the CPU, next to verl
 #   make bench-costs  launches, waits, bytes and temporaries of a call, next to the frameworks in the folder PEERS
-#   make bench-tiny   the counts, which fail where one has grown, and the time of the host
+#   make bench-compare  store what a call costs and how long it takes; the next time compare, and fail where counts grow
+#   make bench-tiny   the benchmarks once, on sizes that show only that they work, and the counts
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files;
 #                     ARGS=--rehearse runs its steps on a CPU
 #   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
@@ -63,7 +64,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-tiny gpu-report release clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release clean
 
 demo: $(VENV)/installed-check
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -141,7 +142,14 @@ bench: $(PEERS_VENV)/installed-peers
 bench-costs: $(VENV)/installed-test
 	PEERS="$(PEERS)" $(VENV)/bin/python -m benchmarks.costs $(ARGS)
 
+# Counts decide: they are the same on every machine. Times of the smallest size are shown next to the last ones stored.
+bench-compare: $(VENV)/installed-test
+	$(VENV)/bin/python -m benchmarks.costs --check
+	$(VENV)/bin/pytest benchmarks -k 64x1024 --benchmark-autosave --benchmark-group-by=fullname \
+		$(if $(wildcard .benchmarks),--benchmark-compare) $(ARGS)
+
 bench-tiny: $(VENV)/installed-test
+	$(VENV)/bin/pytest benchmarks --benchmark-disable -k 64x1024 $(ARGS)
 	$(VENV)/bin/python -m benchmarks.costs.host
 	$(VENV)/bin/python -m benchmarks.costs --check
 
@@ -153,7 +161,7 @@ release: $(VENV)/installed-release
 	$(VENV)/bin/python .ci/release $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(ENGINE_VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(ENGINE_VENV) build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # A stamp per set of extras: the second call of a target installs nothing, and a changed requirement installs again.
 $(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/pip

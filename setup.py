@@ -14,8 +14,11 @@ VERSION_FILE = (HERE / "rollout_corr" / "_version.py").read_text(encoding="utf-8
 EXAMPLE = ["rich>=13", "numpy", "matplotlib>=3.8"]
 # What `rollout-corr check` reads .yaml files with.
 CHECK = ["pyyaml>=6"]
+# The pictures of examples, and the suites of `pytest benchmarks`.
+BENCH = ["matplotlib>=3.8", "pytest-benchmark>=4"]
 TEST = [
     *EXAMPLE,
+    *BENCH,
     *CHECK,
     "hypothesis>=6.100",
     # For tests/package/test_typing.py. This version of pyright brings its program along, the extra its Node.
@@ -57,6 +60,7 @@ setup(
     extras_require={
         "example": EXAMPLE,
         "check": CHECK,
+        "bench": BENCH,
         "docs": DOCS,
         "test": TEST,
         "dev": [*TEST, *LINT],
