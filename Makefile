@@ -29,6 +29,7 @@
 #   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files;
 #                     ARGS=--rehearse runs its steps on a CPU
 #   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
+#   make hub          the kernels in the layout of Hugging Face's Hub, loaded by its package and compared with ours
 #   make clean        delete environments, builds and caches
 #
 # PYTHON is the interpreter that environments are made with, VENV the environment, CONSTRAINTS the file with the
@@ -64,7 +65,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-check
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -160,8 +161,14 @@ gpu-report:
 release: $(VENV)/installed-release
 	$(VENV)/bin/python .ci/release $(ARGS)
 
+# In an environment without the checkout, whose folder kernels/ would hide the package `kernels`.
+hub: | $(VENV)-hub/bin/pip
+	$(VENV)-hub/bin/$(PIP) -c $(CONSTRAINTS) . kernels
+	$(VENV)-hub/bin/python .ci/hub
+	$(VENV)-hub/bin/python -P .ci/hub/parity.py
+
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(ENGINE_VENV) build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(ENGINE_VENV) $(VENV)-hub build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # A stamp per set of extras: the second call of a target installs nothing, and a changed requirement installs again.
 $(VENV)/installed-%: $(SOURCES) | $(VENV)/bin/pip
@@ -185,6 +192,6 @@ $(ENGINE_VENV)/installed-engine-trl: $(ENGINE_VENV)/installed-engine
 	@touch $@
 
 # pip and not python: where venv lacks ensurepip it fails after it has written python.
-$(VENV)/bin/pip $(PEERS_VENV)/bin/pip $(ENGINE_VENV)/bin/pip:
+$(VENV)/bin/pip $(PEERS_VENV)/bin/pip $(ENGINE_VENV)/bin/pip $(VENV)-hub/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "rollout-corr needs Python >= 3.10, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=...")'
 	$(PYTHON) -m venv $(@:/bin/pip=)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Operands = TypeVar("Operands", CorrectOperands, LossOperands)
 Results = TypeVar("Results")
 
-# The name of the package: a copy under another name has operators of its own.
+# The name of the package: a copy under another name, as on the Hub, has operators of its own.
 NAMESPACE = __name__.partition(".")[0]
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 OPERATORS = getattr(torch.ops, NAMESPACE)

@@ -14,11 +14,7 @@ import torch
 import rollout_corr as rc
 from benchmarks.cases.batches import both_layouts
 from benchmarks.costs import __main__ as costs
-<<<<<<< HEAD
-from benchmarks.costs import driver, ejected, ours, peers
-=======
-from benchmarks.costs import bounds, ejected, ours, peers
->>>>>>> a002d334 (Revert "Benchmarks: the chart of bounds goes, a model of the table above it; so do the CPU's cases under pytest-benchmark, which the gate ran without a clock")
+from benchmarks.costs import bounds, driver, ejected, ours, peers
 from benchmarks.costs.counting import Cost, Wait, cost_of
 from rollout_corr.backends import loss_operators, operators
 from rollout_corr.backends.loss_task import beyond_kernels
@@ -118,20 +114,19 @@ def test_every_framework_is_recorded_with_its_lines():
         assert all(".py:" in place for place in row["places"]), row["places"]
 
 
-<<<<<<< HEAD
 def test_without_a_compiler_the_host_is_not_timed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(driver.NoCompiler, match="expected a C compiler"):
         driver.library(tmp_path / "built")
-=======
+
+
 def test_the_chart_shows_the_counts_of_today():
     again = "draw it again: python -m benchmarks.costs.bounds"
     assert bounds.digest(RESULTS) in bounds.CHART.read_text(encoding="utf-8"), again
     row = {"launches": 2, "waits": 1, "read": 43_000_000, "written": 0}
     found = [bounds.bound(row | {"written": written}) for written in (0, 129_000_000)]
     assert found == pytest.approx([30e-6, 40e-6])
->>>>>>> a002d334 (Revert "Benchmarks: the chart of bounds goes, a model of the table above it; so do the CPU's cases under pytest-benchmark, which the gate ran without a clock")
 
 
 # --- ours ---

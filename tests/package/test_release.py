@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import runpy
+import sys
 import tarfile
 import types
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+import rollout_corr as rc
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,3 +74,23 @@ def test_a_wheel_holds_the_tracked_files_and_no_other(change, wrong, tool, tmp_p
     else:
         with pytest.raises(SystemExit, match=re.escape(wrong)):
             check.check(str(wheel))
+
+
+def test_the_card_of_the_hub_runs(monkeypatch):
+    """The names and arguments in the example of the card exist."""
+    card = (ROOT / ".ci" / "hub" / "CARD.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.+?)```", card, re.DOTALL)
+    monkeypatch.setitem(sys.modules, "kernels", types.SimpleNamespace(get_kernel=lambda *name, **options: rc))
+    given = {"train_logp": torch.zeros(3), "rollout_logp": torch.zeros(3), "offsets": torch.tensor([0, 3])}
+    exec(code, given)
+    assert given["out"].weights.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_the_hub_copies_imports_by_relative_names(tool):
+    """Under another name, an absolute import would load the installed package, or nothing."""
+    hub = tool("hub/__main__.py")
+    for source, inside in hub.files().items():
+        nodes = list(ast.walk(ast.parse(Path(source).read_text("utf-8"))))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        assert not [name for name in names if name.partition(".")[0] == "rollout_corr"], inside
