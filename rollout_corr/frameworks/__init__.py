@@ -15,11 +15,7 @@ from typing import Any
 def lazily(package: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package whose presets are read without importing torch and its drop-in.
 
-    `dir` of the package names what it finds.
-
-    Args:
-        package: Its full name.
-        **names: Public names, by the submodule that defines them.
+    The public names are given by the submodule that defines them; `dir` of the package names them.
     """
     homes = {name: f"{package}.{module}" for module, in_module in names.items() for name in in_module}
 

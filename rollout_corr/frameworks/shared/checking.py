@@ -114,7 +114,7 @@ class Run:
 class Rule:
     """One thing that goes wrong in a framework: the setting to blame, by its whole name, and when it is wrong.
 
-    The message says what is wrong, with {value} for what is given; the fix what to write instead.
+    The message says what is wrong, with {value} for what is given.
     """
 
     key: str

@@ -55,11 +55,7 @@ def has(framework: str, name: str) -> bool:
 
 @cached(maxsize=None)
 def part(framework: str) -> ModuleType:
-    """Import the module with a framework's presets, recipes and configuration: `config.py` of its folder, or its file.
-
-    Raises:
-        LookupError: There is no such framework.
-    """
+    """Import a framework's presets, recipes and configuration: `config.py` of its folder, or its file."""
     if framework in _modules():
         path = f"{package.__name__}.{framework}"
         return import_module(f"{path}.config" if has(framework, "config") else path)

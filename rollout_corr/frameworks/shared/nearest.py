@@ -35,9 +35,7 @@ def nearest(spec: Spec, framework: str) -> Said:
     Taken over from the framework's own presets are `nonfinite`, `clamp`, `token_clamp`, the kind of rejection, k1 in
     place of the ratio where it tests that, and `sums_over` where no token is rejected alone. A veto is tried as a
     criterion of tokens that rejects their sequence too. Bounds of ratios are rounded outward: nothing more is rejected.
-
-    Raises:
-        ValueError: The framework cannot say it; the first field that it cannot is named.
+    What the framework cannot say is a ValueError, which names the first such field.
     """
     refused: ValueError | None = None
     for variant in dict.fromkeys((_with_short_bounds(spec), *_in_its_manner(spec, framework))):
@@ -131,11 +129,7 @@ def _as_k1(criterion: Criterion) -> Criterion:
 
 
 def pasted(geometric: Criterion, veto: Criterion, framework: str) -> str:
-    """Return the lines to paste for two rejections, or for the first alone where a framework has no veto.
-
-    Raises:
-        ValueError: An unknown framework, or one whose configuration is not written.
-    """
+    """Return the lines to paste for two rejections, or for the first alone where a framework has no veto."""
     if not lookup.is_readable(framework, "write"):
         raise ValueError(f"framework: expected one of {lookup.readable('write')}, got {framework!r}")
     try:

@@ -23,11 +23,7 @@ UNWRITTEN = ("report", "label")
 
 
 def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a framework that read as a Spec: `Spec.to_config`.
-
-    Raises:
-        ValueError: No settings do; the fields that they cannot say are named. Or no such framework.
-    """
+    """Return the settings of a framework that read as a Spec: `Spec.to_config`; an error names fields without any."""
     if not lookup.is_readable(framework, "write"):
         raise ValueError(
             "to_config: expected a framework whose configuration can be written, one of "

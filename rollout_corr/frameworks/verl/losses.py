@@ -136,11 +136,7 @@ FUNCTIONS = {name: _function(name, kind) for name, kind in KINDS.items()} | {"re
 
 
 def reads(function: object, parameter: str) -> bool:
-    """Return whether a function of Python reads a parameter of its own, by its bytecode.
-
-    Raises:
-        RuntimeError: It is no function of Python.
-    """
+    """Return whether a function of Python reads a parameter of its own, by its bytecode; no other is accepted."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     if code is None:
         raise RuntimeError(f"{function!r} has no code that shows whether it obeys {parameter}")

@@ -218,9 +218,8 @@ def written_weight(weight: Weight) -> dict[str, object]:
 def written_criteria(given: Sequence[Criterion], k1_bounds: str = "verl") -> dict[str, object]:
     """Write criteria as `criteria` reads them, as far as it goes.
 
-    Raises:
-        ValueError: A test of the ratio itself, with the nearest that verl has: its bounds are reciprocal, because k1 is
-            the log of the inverse ratio.
+    A test of the ratio itself is refused with the nearest that verl has: its bounds are reciprocal, because k1 is the
+    log of the inverse ratio.
     """
     found: dict[str, str] = {}
     for number, criterion in enumerate(given):
