@@ -28,19 +28,22 @@ def described(fields: Mapping[str, Any]) -> str:
     return ", ".join(shown) + (f" and {len(said) - MOST_DESCRIBED} more" if len(said) > MOST_DESCRIBED else "")
 
 
-def _numbers(values: Any) -> Tensor | None:
+def _numbers(values: Any, most: int = LOOKED_AT) -> Tensor | None:
     """Return the first numbers of a column, or None if it has none."""
     if isinstance(values, Tensor):
-        x = values.reshape(-1)[:LOOKED_AT] if values.layout == torch.strided else None
-        return x if x is None or not x.is_complex() else None
+        if values.layout != torch.strided or values.is_complex():
+            return None
+        # Rows first: to flatten a tensor that is no view of its values would copy all of it.
+        rows = values[: max(1, most // max(1, math.prod(values.shape[1:])))] if values.dim() else values
+        return rows.reshape(-1)[:most]
     while isinstance(values, (list, tuple)) and values and isinstance(values[0], (list, tuple, Tensor)):
         values = values[0]
     if isinstance(values, Tensor):
-        return _numbers(values)
+        return _numbers(values, most)
     if not isinstance(values, (list, tuple)) or not values:
         return None
     try:
-        return torch.tensor([math.nan if one is None else one for one in values[:LOOKED_AT]])
+        return torch.tensor([math.nan if one is None else one for one in values[:most]])
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
@@ -81,18 +84,13 @@ def unused(fields: Mapping[str, Any], chosen: Mapping[str, str], shape: Sequence
         shape: That of the train log-probs.
         limit: Look at so many values of a column.
     """
-    found = {}
+    found, own = {}, _shape(torch.empty(*shape, device="meta"))
     for name, values in fields.items():
-        if name in chosen.values() or not isinstance(values, (torch.Tensor, list)) or name.endswith("/names"):
+        x = None if name in chosen.values() or name.endswith("/names") else _numbers(values, limit)
+        if x is None:
             continue
-        try:
-            x = values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            continue
-        what = " x ".join(map(str, x.shape))
-        some = x[: max(1, limit // max(1, math.prod(x.shape[1:])))].double()
-        if tuple(x.shape) == tuple(shape) and bool(((some == 0) | (some == 1)).all()) and bool((some == 0).any()):
+        found[name] = _shape(values)[1:-1]
+        if _shape(values) == own and _kind(values, x) == MASK and bool((x == 0).any()):
             maybe = "mask" not in chosen and "lengths" not in chosen
-            what += ", 0/1" + f": --field mask={name} if it is the mask" * maybe
-        found[name] = what
+            found[name] += ", 0/1" + f": --field mask={name} if it is the mask" * maybe
     return found
