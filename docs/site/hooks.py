@@ -28,6 +28,10 @@ FENCE = re.compile(r"(^\s*```.*?^\s*```$)", re.DOTALL | re.MULTILINE)
 # An entry of a page in docs/api/: the name of an object, a link to its source, its first line.
 ENTRY = re.compile(r"^- \[`(rollout_corr[\w.]*)`\]\(.*$", re.MULTILINE)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+# A function's name, after an operand or not, and before a bracket or not.
+FUNCTION = re.compile(
+    r"(</m(?:i|n|sub|sup)>|&#x(?:00029|02207);</mo>)?<m([io])>(log|exp|min|max)</m\2>(<mo (?:stretchy|minsize))?"
+)
 CELL = re.compile(r"<td((?: style=\"[^\"]*\")?)>(?=(.*?)</td>)", re.DOTALL)
 LANGUAGES = {".py": "python", ".json": "json", ".ipynb": "json"}
 
@@ -132,12 +136,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Typeset formulas as MathML, which needs no script, and mark cells of tables that hold a sentence."""
 
+    def spaced(match: re.Match[str]) -> str:
+        before, _, name, bracket = match.groups(default="")
+        left, right = ("0.17em" if there else "0" for there in (before, not bracket))
+        return f'{before}<mo lspace="{left}" rspace="{right}">{name}</mo>{bracket}'
+
     def typeset(match: re.Match[str]) -> str:
         made = convert(html.unescape(match[2]).strip(), display="block" if match[1] == "div" else "inline")
         # Browsers no longer read this attribute.
         made = made.replace('<mi mathvariant="double-struck">E</mi>', "<mi>&#x1D53C;</mi>")
-        # They set `log q` without a space, and `<` at the start of an index with one on each side.
-        made = re.sub(r"(?<=<mi>log</mi>)(?!<mo stretchy)", '<mspace width="0.17em"></mspace>', made)
+        # Browsers space these wrongly: `logq`, `min (r, 1)`, `| A |`, and `<` at the start of an index.
+        made = FUNCTION.sub(spaced, made).replace("<mo>&#x0007C;</mo>", '<mo lspace="0" rspace="0">&#x0007C;</mo>')
         return made.replace("<mrow><mo>&#x0003C;</mo>", '<mrow><mo lspace="0" rspace="0">&#x0003C;</mo>')
 
     def sized(match: re.Match[str]) -> str:
