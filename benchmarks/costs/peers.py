@@ -5,7 +5,6 @@ What an adapter of those tests computes is not counted, only what a framework's 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +13,6 @@ import torch
 
 from benchmarks.cases.batches import Batch
 from benchmarks.costs.counting import Cost, cost_of
-from benchmarks.machine import ROOT
-
-if str(ROOT / "tests") not in sys.path:
-    sys.path.append(str(ROOT / "tests"))
-
 from conformance import batches, campaign
 from conformance.rows import Row
 

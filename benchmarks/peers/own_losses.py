@@ -6,9 +6,8 @@ cut out of their files and run as they are.
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.sources import Source
+
 # The versions whose code was read.
 VERSIONS = {"trl": "1.16.0", "skyrl": "0.3.0"}
 
 TRAINER = "trl/trainer/grpo_trainer.py"
-SKYRL = "skyrl/backends/skyrl_train/utils"
-SKYRL_FILES = (f"{SKYRL}/torch_utils.py", f"{SKYRL}/off_policy_correction_utils.py", f"{SKYRL}/ppo_utils.py")
+SKYRL = "skyrl/backends/skyrl_train/utils/ppo_utils.py"
 
 Clip = tuple[float, float, float]
 
@@ -39,50 +39,29 @@ def missing(name: str) -> str:
     return ""
 
 
-def _text(name: str, path: str) -> str:
-    return Path(str(metadata.distribution(name).locate_file(path))).read_text()
+def _source(name: str) -> Source:
+    return Source(name, VERSIONS[name], Path(str(metadata.distribution(name).locate_file(""))), "installed")
 
 
-def _run(functions: Sequence[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
-    """Define functions, without what decorates them and says their types, and give their namespace."""
-    for function in functions:
-        assert isinstance(function, ast.FunctionDef)
-        function.decorator_list = []
-        function.returns = None
-        for argument in (*function.args.args, *function.args.kwonlyargs):
-            argument.annotation = None
-    module = ast.fix_missing_locations(ast.Module(list(functions), []))
-    exec(compile(module, "<cut>", "exec"), names)
-    return names
+def skyrl_function(source: Source) -> Callable[..., Any]:
+    """Cut SkyRL's PPO, without the registry that decorates it."""
+    return source.cut(SKYRL, "ppo_policy_loss", register_policy_loss=lambda name: lambda function: function)
 
 
-def skyrl_functions(texts: Sequence[str]) -> dict[str, Any]:
-    """Give all functions of SkyRL's files by name; only what one of them calls needs to work."""
-    found = [one for text in texts for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
-    return _run(found, {"torch": torch})
-
-
-def trl_function(text: str) -> Callable[..., Tensor]:
-    """Give the part of `GRPOTrainer._compute_loss` behind the model: from the advantages to loss and metrics."""
-    trainer = next(one for one in ast.parse(text).body if isinstance(one, ast.ClassDef) and one.name == "GRPOTrainer")
-    whole = next(one for one in trainer.body if isinstance(one, ast.FunctionDef) and one.name == "_compute_loss")
-    first = next(i for i, one in enumerate(whole.body) if ast.unparse(one).startswith("advantages = inputs"))
-    whole.body = whole.body[first:]
-    names = ("self", "inputs", "per_token_logps", "entropies", "mask", "entropy_mask", "aux_loss")
-    whole.args.args = [ast.arg(name) for name in names]
-    # TRL's own ignore NaN; there is none here.
-    made = _run([whole], {"torch": torch, "nanmin": torch.min, "nanmax": torch.max})["_compute_loss"]
-    return made
+def trl_function(source: Source) -> Callable[..., Any]:
+    """Cut the part of TRL's loss behind the model. Its own extrema ignore NaN; there is none here."""
+    whole = "GRPOTrainer._compute_loss"
+    return source.lines(TRAINER, whole, "advantages = inputs", "return loss", nanmin=torch.min, nanmax=torch.max)
 
 
 @cache
-def _of_skyrl() -> dict[str, Any]:
-    return skyrl_functions([_text("skyrl", path) for path in SKYRL_FILES])
+def _of_skyrl() -> Callable[..., Any]:
+    return skyrl_function(_source("skyrl"))
 
 
 @cache
-def _of_trl() -> Callable[..., Tensor]:
-    return trl_function(_text("trl", TRAINER))
+def _of_trl() -> Callable[..., Any]:
+    return trl_function(_source("trl"))
 
 
 def skyrl_loss(
@@ -100,7 +79,7 @@ def skyrl_loss(
         off_policy_correction=SimpleNamespace(**correction, **dict.fromkeys(bounds)),
     )
     trains = (mask != 0).float()
-    scaled, function = advantages / trains.sum(), _of_skyrl()["ppo_policy_loss"]
+    scaled, function = advantages / trains.sum(), _of_skyrl()
     return lambda: function(new, old, scaled, config, trains, rollout)
 
 
@@ -139,6 +118,8 @@ def trl_loss(
             _entropy_bonus_enabled=False,
             _metrics=metrics,
         )
-        return function(trainer, inputs, new, entropies, trains, None, None), metrics["train"]
+        none = {"entropy_mask": None, "aux_loss": None}
+        value = function(self=trainer, inputs=inputs, per_token_logps=new, entropies=entropies, mask=trains, **none)
+        return value, metrics["train"]
 
     return call

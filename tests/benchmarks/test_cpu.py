@@ -17,7 +17,6 @@ from benchmarks.costs import tables as costs
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import memory, turns
 from benchmarks.cpu import tables as cpu_tables
-from benchmarks.peers import own_losses
 from builders.batches import one_thread
 
 
@@ -186,22 +185,3 @@ def test_losses_of_both_layouts_agree():
         notes = {who.name: who.note for who in everybody if who.whole is None}
         assert layout == "padded" or {SKYRL_OWN, TRL_OWN} <= set(notes)
         assert all(note.startswith("absent: ") for note in notes.values())
-
-
-def test_functions_are_cut_out_of_their_files():
-    """Decorators, types and what needs other packages are left behind."""
-    first = (
-        "import elsewhere\n\n@elsewhere.name\ndef inner(x: elsewhere.Type) -> elsewhere.Type:\n    return torch.exp(x)"
-    )
-    second = "class Config(elsewhere.Base):\n    pass\n\ndef outer(x, *, y: Config = None):\n    return inner(x) + 1"
-    made = own_losses.skyrl_functions([first, second])
-    assert made["outer"](torch.zeros(1)).item() == 2.0
-    trainer = """
-class GRPOTrainer(elsewhere.Trainer):
-    def _compute_loss(self, model, inputs):
-        per_token_logps = model(inputs)
-        advantages = inputs["advantages"]
-        return (per_token_logps * advantages * mask).sum()
-"""
-    loss = own_losses.trl_function(trainer)(None, {"advantages": 2.0}, torch.ones(3), None, torch.ones(3), None, None)
-    assert loss.item() == 6.0
