@@ -276,10 +276,5 @@ def penalty_factor(
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         clamped, flows = limited(x, -clamp, clamp, PLAN), tl.abs(x) <= clamp
         factor, _, _ = exponential(clamped, PLAN)
-        if PLAN.weight_upper:
-            above = clamped > number(numbers, PLAN, "kl_weight/upper").to(x.dtype)
-            factor = tl.where(above, number(numbers, PLAN, "kl_weight_upper").to(x.dtype), factor)
-            flows = flows & (above == 0)
-        if PLAN.kl_weight == "ratio":
-            slope = tl.where(flows, factor, 0.0)
+        slope = tl.where(flows, factor, 0.0)
     return factor, slope

@@ -37,7 +37,6 @@ class LossPlan(Tables):
     value_clamp: bool
     kl_bound: bool
     kl_swapped: bool
-    weight_upper: bool
     regularizer: str | None  # its scope
     mean: str
     over: str | None  # what the mean counts, None where the caller has counted
@@ -136,7 +135,6 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         value_clamp=kl is not None and kl.value_clamp is not None,
         kl_bound=kl is not None and kl.bound is not None,
         kl_swapped=kl is not None and kl.swapped,
-        weight_upper=kl is not None and kl.weight_upper is not None,
         regularizer=None if regularizer is None else regularizer.scope,
         mean=objective.mean.of,
         over=objective.mean.over if counted else None,
@@ -199,9 +197,7 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
         cut(name, lower, upper)
     if kl is not None:
         numbers |= {"kl": kl.coef, "kl_log_clamp": kl.log_clamp, "kl_value_clamp": kl.value_clamp or 0.0}
-        numbers |= {"kl_weight_upper": kl.weight_upper or 0.0}
         numbers |= {} if kl.bound is None else {"kl_bound": kl.bound}
-        cut("kl_weight", None, kl.weight_upper)
     if objective.regularizer is not None:
         numbers |= {"regularizer": objective.regularizer.coef}
     return numbers

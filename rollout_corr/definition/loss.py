@@ -362,11 +362,7 @@ def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate)
         return 1.0
     if term.weight == "weights":
         return 1.0 if weights is None else weights
-    x = x.clamp(-surrogate.clamp, surrogate.clamp)
-    ratio = x.exp()
-    if term.weight_upper is not None:
-        ratio = torch.where(over(x, term.weight_upper), term.weight_upper, ratio)
-    return ratio if term.weight == "ratio" else ratio.detach()
+    return x.clamp(-surrogate.clamp, surrogate.clamp).exp()
 
 
 def statistics(

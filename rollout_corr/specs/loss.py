@@ -152,7 +152,6 @@ _OVER = {"original": "valid", "kept": "kept", "rows": "all"}
 _KINDS = {"k1": "k", "k2": "k^2 / 2", "k3": "e^-k - 1 + k", "abs": "|k|"}
 _FACTORS = {
     "ratio": "the ratio",
-    "stopped_ratio": "the ratio, without its gradient",
     "weights": "the weight of the token",
 }
 # By `Surrogate.of`, and by what weights are for in bypass mode.

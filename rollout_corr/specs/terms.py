@@ -11,7 +11,7 @@ from .surrogate import Surrogate
 from .validate import LARGEST_CLAMP, boolean, choice, number, positive, shown, wrong_type
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
-KLWeight = Literal["ratio", "stopped_ratio", "weights"]
+KLWeight = Literal["ratio", "weights"]
 Scope = Literal["kept", "all"]
 MeanOf = Literal["token", "sequence", "sequence_sum", "sum"]
 MeanOver = Literal["original", "kept", "rows"]
@@ -97,9 +97,8 @@ class KL(Checked):
             gradient is not the KL's; the gradient of k2 is.
         log_clamp: k is clamped to +-log_clamp in k3.
         value_clamp: k3 is at most this (frameworks take 10), or None. No gradient flows beyond.
-        weight: A further factor: None, "ratio" the differentiable r (unbiased for samples of base), "stopped_ratio" r
-            without its gradient, "weights" the factor of the surrogate.
-        weight_upper: Upper bound of that ratio, or None.
+        weight: A further factor: None, "ratio" the differentiable r (unbiased for samples of base), "weights" the
+            factor of the surrogate.
         scope: The tokens that it is summed over: "kept" those that train, "all" the valid ones, rejected ones too.
         bound: The value is clamped to +-bound, whatever its kind, or None. No gradient flows beyond.
         swapped: The two policies change places: k = ref_logp - new_logp.
@@ -115,7 +114,6 @@ class KL(Checked):
     log_clamp: float = 20.0
     value_clamp: float | None = None
     weight: KLWeight | None = None
-    weight_upper: float | None = None
     scope: Scope = "kept"
     bound: float | None = None
     swapped: bool = False
@@ -127,15 +125,11 @@ class KL(Checked):
         if self.gradient is not None:
             choice("KL.gradient", self.gradient, KL_KINDS)
         self._set(log_clamp=positive("KL.log_clamp", self.log_clamp, LARGEST_CLAMP))
-        for name in ("value_clamp", "weight_upper", "bound"):
+        for name in ("value_clamp", "bound"):
             if getattr(self, name) is not None:
                 self._set(**{name: positive(f"KL.{name}", getattr(self, name))})
         if self.weight is not None:
             choice("KL.weight", self.weight, KL_WEIGHTS)
-        if self.weight_upper is not None and self.weight not in ("ratio", "stopped_ratio"):
-            raise ValueError(
-                f"KL.weight_upper: expected None with weight={self.weight!r}, got {shown(self.weight_upper)}"
-            )
         choice("KL.scope", self.scope, SCOPES)
         boolean("KL.swapped", self.swapped)
         if self.mean is not None:

@@ -30,7 +30,7 @@ FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.flo
 BOOL, U8, I32, I64 = torch.bool, torch.uint8, torch.int32, torch.int64
 
 _MEAN = Mean("sequence")
-_K3 = KL("k3", 0.01, gradient="k2", value_clamp=10.0, weight="ratio", weight_upper=2.0)
+_K3 = KL("k3", 0.01, gradient="k2", value_clamp=10.0, weight="ratio")
 
 _DECLARED = (
     # What frameworks run most, in the layouts and dtypes in which it comes.
@@ -77,7 +77,7 @@ _DECLARED = (
     LossVariant("score_by_weights", Objective(Score(), mean=Mean("sum"), weights_are_the_ratio=True), trains=U8),
     LossVariant("dppo_tv", Objective(DPPO(upper=None)), weights=None, new=FP16, base=FP16),
     LossVariant("dppo_kl", Objective(DPPO("kl", 0.05, 0.05), KL("k1", 0.1, scope="all")), ref=BF16, packed=False),
-    LossVariant("sapo", Objective(SAPO(), KL("k2", 0.1, weight="stopped_ratio")), ref=FP32, length=SHORT),
+    LossVariant("sapo", Objective(SAPO(), KL("k2", 0.1)), ref=FP32, length=SHORT),
     LossVariant("gpg", Objective(GPG(), nonfinite="propagate"), trains=FP32, base=FP64),
     LossVariant("dro", Objective(DRO(0.5), mean=_MEAN), packed=False, mask=I32),
     # Those whose gradient depends on whole sequences.

@@ -56,7 +56,7 @@ RATIO, CLAMP = (("ratio", _same),), (("abs", _same),)
 KL_VALUE = (*CLAMP, ("k2", _same), ("k3", _same), ("k3_reverse", _same))
 # What has the value of a number, by the number's field.
 FIELDS: dict[str, tuple[tuple[str, Callable[[float], float]], ...]] = {
-    **dict.fromkeys(("lower", "upper", "dual", "delta", "weight_upper"), RATIO),
+    **dict.fromkeys(("lower", "upper", "dual", "delta"), RATIO),
     **dict.fromkeys(("low", "far_low"), BELOW),
     **dict.fromkeys(("high", "far_high"), ABOVE),
     **dict.fromkeys(("clamp", "token_clamp", "log_clamp"), CLAMP),

@@ -134,8 +134,8 @@ def test_denominators_of_the_caller(device):
 
 
 TERMS = {
-    "ppo": rc.KL("k1", 0.3, weight="ratio", weight_upper=1.1),
-    "gspo": rc.KL("k2", 0.3, gradient="k1", weight="stopped_ratio", scope="all"),
+    "ppo": rc.KL("k1", 0.3, weight="ratio"),
+    "gspo": rc.KL("k2", 0.3, gradient="k1", scope="all"),
     "gmpo": rc.KL("abs", 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
     "score": rc.KL("k1", 0.3, gradient="abs", scope="all"),
     "reinforce": rc.KL("k3", 0.3, gradient="k2", log_clamp=0.3, value_clamp=5.0, bound=5.0),

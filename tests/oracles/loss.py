@@ -165,11 +165,9 @@ def token_totals(objective, sequence, new, stopped, looked):
                 value = there + other - kl_value(term.gradient, term, stopped[t] - sequence.ref[t])
             if term.weight == "weights" and weights is not None:
                 value *= weights[t]
-            if term.weight in ("ratio", "stopped_ratio"):
-                at = new if term.weight == "ratio" else stopped
+            if term.weight == "ratio":
                 base = base_of(sequence, s, t)
-                r = exp(clip(at[t] - (stopped[t] if base is None else base), -s.clamp, s.clamp))
-                value *= r if term.weight_upper is None else min(r, term.weight_upper)
+                value *= exp(clip(new[t] - (stopped[t] if base is None else base), -s.clamp, s.clamp))
             totals[t] += term.coef * value
     term = objective.regularizer
     if term is not None:
