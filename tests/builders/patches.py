@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 from pathlib import Path
@@ -74,22 +73,13 @@ def remade(name: str) -> str:
     return with_file(patch_of(name).read_text(encoding="utf-8"), of.path, source)
 
 
-def main() -> int:
-    """Write the patches; the exit code of `--check` says whether one is old."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"some of {', '.join(CARRIED)}; default: all")
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    chosen = parser.parse_args()
-    old = 0
-    for name in chosen.names or CARRIED:
+def main() -> None:
+    """Write the patches, and say which were old."""
+    for name in CARRIED:
         text = remade(name)
-        same = text == patch_of(name).read_text(encoding="utf-8")
-        old += not same
-        if not chosen.check:
-            patch_of(name).write_text(text, encoding="utf-8")
-        say(f"{name}: {'as before' if same else 'old' if chosen.check else 'written anew'}")
-    return int(chosen.check and old > 0)
+        say(f"{name}: {'as before' if text == patch_of(name).read_text(encoding='utf-8') else 'written anew'}")
+        patch_of(name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

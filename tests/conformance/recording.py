@@ -119,11 +119,20 @@ def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
             )
         if own["rows"]:
             said.append(own)
-    text = json.dumps({"framework": framework, "sources": said}, indent=1, ensure_ascii=False)
-    (FOLDER / f"{framework}.json").write_text(text + "\n", encoding="utf-8")
+    (FOLDER / f"{framework}.json").write_text(written(framework, said), encoding="utf-8")
     coded = np.frombuffer(json.dumps(settings, ensure_ascii=False).encode(), np.uint8)
     bits = np.packbits(np.array(values.bits, bool))
     np.savez_compressed(FOLDER / f"{framework}.npz", cases=coded, numbers=np.array(values.numbers), bits=bits)
+
+
+def written(framework: str, said: list[dict[str, Any]]) -> str:
+    """Write what a recording says of itself, each row on a line of its own: a diff shows which changed."""
+    made = []
+    for own in said:
+        rows = ",\n".join(f"   {json.dumps(row, ensure_ascii=False)}" for row in own["rows"])
+        about = json.dumps({**own, "rows": []}, ensure_ascii=False)
+        made.append(f"  {about.removesuffix(']}')}\n{rows}\n  ]}}")
+    return "\n".join(['{"framework": "' + framework + '", "sources": [', ",\n".join(made), "]}", ""])
 
 
 def load(framework: str) -> Iterator[Recorded]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -36,6 +37,12 @@ def keep_results() -> None:
     """Compute this package's side of a case once for all versions of a framework, from here on in this process."""
     global _kept
     _kept = {}
+
+
+@cache
+def words_of(page: str) -> str:
+    """Read a page of docs/, on one line."""
+    return " ".join((DOCS / page).read_text(encoding="utf-8").split())
 
 
 Shown = Callable[[Any, Any, Batch], bool]
@@ -71,8 +78,7 @@ class Declared:
 
     def is_documented(self) -> bool:
         """Tell whether the page has the words."""
-        text = " ".join((DOCS / self.page).read_text(encoding="utf-8").split())
-        return " ".join(self.says.split()) in text
+        return " ".join(self.says.split()) in words_of(self.page)
 
 
 def among(*kinds: str) -> Callable[[Batch, dict[str, Any]], bool]:

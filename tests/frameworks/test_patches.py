@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from builders.patches import CARRIED, carried, main, patch_of, remade, with_file
+from builders.patches import CARRIED, carried, patch_of, remade, with_file
 from conformance import campaign
 from conformance import patched as on_patched
 from conformance.batches import batch
@@ -56,13 +56,6 @@ def test_a_file_is_replaced_and_nothing_else():
     assert with_file(other, path, carried(text, path)) == text
     with pytest.raises(ValueError, match=r"expected a patch that adds nothing\.py once, got one that does 0 times"):
         with_file(text, "nothing.py", "")
-
-
-def test_the_command_says_which_is_old(monkeypatch, capsys):
-    monkeypatch.setattr("builders.patches.remade", lambda name: patch_of(name).read_text() + (name == "trl") * "\n")
-    monkeypatch.setattr(sys, "argv", ["patches", "--check"])
-    assert main() == 1
-    assert capsys.readouterr().out.splitlines()[-2:] == ["skyrl: as before", "trl: old"]
 
 
 # verl's patch adds a setting to configuration files that releases lack.
