@@ -86,8 +86,8 @@ def test_layouts_and_mask_dtypes(layout):
     for mask_dtype, (seed, advantages) in zip(MASK_DTYPES, batches, strict=False):
         values = (1,) if mask_dtype is torch.bool else (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
         sequences, specs = batch_and_specs(seed, values, advantages)
-        for spec in specs[seed::2]:
-            check(sequences, spec, layout, mask_dtype=mask_dtype)
+        for number, spec in enumerate(specs[seed::2]):
+            check(sequences, spec, layout, mask_dtype=mask_dtype, whole=number % 2 == 1)
 
 
 def test_mask_of_none_means_all_valid_and_comes_back_as_bool():
