@@ -199,9 +199,7 @@ READ = {
 {_target_: verl.RolloutCorrectionConfig, rollout_is: token} | Spec(Weight.token(upper=2))
 {rollout_is: sequence, rollout_is_threshold: '5', rollout_is_batch_normalize: true} |
     Spec(Weight.product(upper=5, normalize="batch"))
-{rollout_is: token, rollout_is_threshold: 0.5_5.0} | Spec(Weight.token(lower=0.5, upper=5, outside="zero"))
 {rollout_is: token, rollout_is_threshold: [0.5, 2]} | Spec(Weight.token(lower=0.5, upper=2, outside="zero"))
-{rollout_rs: token_k1, rollout_rs_threshold: 2} | Spec(None, (k1("token_k1", 0.5, 2),))
 {rollout_rs: 'token_k1, seq_max_k2,seq_sum_k3', rollout_rs_threshold: '0.5_2.0, 2.5,0.1'} |
     Spec(None, (k1("token_k1", 0.5, 2), option("seq_max_k2", None, 2.5), option("seq_sum_k3", None, 0.1)))
 {rollout_rs: 'token_k2,seq_mean_k3,token_k2', rollout_rs_threshold: 0.01} |
@@ -234,9 +232,7 @@ READ = {
     Recipe(Spec(Weight.token(upper=2)), Loss(Score()))
 {policy_loss: {loss_mode: bypass_mode, rollout_correction: {loss_type: reinforce}}} | GPG()
 {loss_agg_mode: seq-mean-token-sum-norm, loss_scale_factor: 9} | replace(SUMS, length=9)
-{policy_loss: {loss_mode: gpg}} | GPG()
 {policy_loss: {loss_mode: cispo}, clip_ratio_low: 10, clip_ratio_high: 0.2} | Score(0.0, 1.2)
-{policy_loss: {loss_mode: dppo_kl}} | DPPO("kl", 0.2, 0.2, 3.0)
 {policy_loss: {loss_mode: dro, dro_beta: 0.2}} | DRO(0.2)
 {policy_loss: {loss_mode: clip_cov, clip_cov_ratio: 0.1, clip_cov_ub: 3}, clip_ratio_high: 0.3} |
     ClipCov(0.2, 0.3, share=0.1, upper=3.0)
