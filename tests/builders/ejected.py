@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 
 import rollout_corr as rc
-from rollout_corr.backends import blocks, choose, whole
+from rollout_corr.backends import run, whole
 from rollout_corr.backends.given import Versions
 from rollout_corr.eject import FRAMEWORKS as NAMES
 from rollout_corr.eject import Ejected, eject
@@ -170,14 +170,6 @@ def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     return mine.dtype == theirs.dtype and torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
-def whole_batches() -> None:
-    """Let the CPU run the definition on whole batches too, as devices do: blocks sum in another order."""
-    from rollout_corr.backends import run
-
-    assert choose.RUNNERS and run.CORRECTIONS["blocks"] is blocks.run_blocks
-    run.CORRECTIONS["blocks"] = whole.run_whole
-
-
 def alone(made: Ejected) -> tuple[int, int]:
     """Run the test of a file where nothing else can be imported: its lines of code, and those that did not run."""
     with tempfile.TemporaryDirectory() as folder:
@@ -197,60 +189,47 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def every_file(name: str) -> Iterator[tuple[str, Ejected]]:
-    """The files of a spec: packed, padded, and for its framework."""
-    for layout in ("packed", "padded"):
-        yield layout, eject(name, layout=layout)
+def files(name: str, kernels: bool) -> Iterator[tuple[str, Ejected]]:
+    """The files of a spec: packed, padded, and for its framework; of kernels the first."""
+    yield "packed", eject(name, backend="triton" if kernels else "torch")
     framework = name.partition(".")[0]
-    if framework in NAMES:
+    if not kernels:
+        yield "padded", eject(name, layout="padded")
+    if not kernels and framework in NAMES:
         yield framework, eject(name, framework)
 
 
-def kernels(names: list[str]) -> int:
-    """Print the table of files of kernels."""
-    from . import interpreter
-
-    os.environ["TRITON_INTERPRET"] = "1"
-    count = wrong = most = 0
-    say("| spec | lines | differs |\n| :-- | --: | :-- |")
-    with interpreter.quick():
-        for name in names:
-            try:
-                made = eject(name, backend="triton")
-                found, lines = differences(made), len(made.source.splitlines())
-                count, wrong, most = count + 1, wrong + bool(found), max(most, lines)
-                say(f"| `{name}` | {lines} | {'; '.join(found[:3])} |")
-            except ValueError as error:
-                say(f"| `{name}` | - | {error} |")
-    say(f"\n{count} files, {wrong} differ, at most {most} lines")
-    return int(wrong > 0)
-
-
-def main() -> int:
+def main(
+    every: Sequence[str] = rc.spec_names(),
+    files: Callable[[str, bool], Iterator[tuple[str, Ejected]]] = files,
+    differences: Callable[[Ejected], list[str]] = differences,
+) -> int:
     """Print the table; the exit code says whether anything differs."""
+    from builders import interpreter  # which imports Triton
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="specs; default: all")
+    parser.add_argument("names", nargs="*", help="presets or recipes; default: all")
     parser.add_argument("--kernels", action="store_true", help="files of Triton kernels")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.kernels:
-        return kernels(chosen.names or list(rc.spec_names()))
-    whole_batches()
+        os.environ["TRITON_INTERPRET"] = "1"
     wrong = count = most = 0
-    say("| spec | file | lines | of code | its test runs | differs |\n| :-- | :-- | --: | --: | --: | :-- |")
-    for name in chosen.names or rc.spec_names():
-        try:
-            for kind, made in every_file(name):
-                found, (lines, missed) = differences(made), alone(made)
-                count, wrong = count + 1, wrong + bool(found)
-                most = max(most, len(made.source.splitlines()))
-                covered = f"{100 * (lines - missed) / lines:.1f} %"
-                say(
-                    f"| `{name}` | {kind} | {len(made.source.splitlines())} | {lines} | {covered} | "
-                    f"{'; '.join(found[:3])} |"
-                )
-        except ValueError as error:
-            say(f"| `{name}` | - | - | - | - | {error} |")
+    say("| name | file | lines | of code | its test runs | differs |\n| :-- | :-- | --: | --: | --: | :-- |")
+    # Blocks sum in another order than devices do.
+    whole_batches = mock.patch.dict(run.CORRECTIONS, blocks=whole.run_whole)
+    with whole_batches, interpreter.quick() if chosen.kernels else contextlib.nullcontext():
+        for name in chosen.names or every:
+            try:
+                for kind, made in files(name, chosen.kernels):
+                    found, length, ran = differences(made), len(made.source.splitlines()), "- | -"
+                    if not chosen.kernels:
+                        lines, missed = alone(made)
+                        ran = f"{lines} | {100 * (lines - missed) / lines:.1f} %"
+                    count, wrong, most = count + 1, wrong + bool(found), max(most, length)
+                    say(f"| `{name}` | {kind} | {length} | {ran} | {'; '.join(found[:3])} |")
+            except ValueError as error:
+                say(f"| `{name}` | - | - | - | - | {error} |")
     say(f"\n{count} files, {wrong} differ, at most {most} lines")
     return int(wrong > 0)
 

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -18,7 +16,7 @@ import torch
 import rollout_corr as rc
 from builders import ejected, interpreter
 from rollout_corr.backends import loss_blocks, run, whole
-from rollout_corr.eject import CannotEject, Ejected, eject
+from rollout_corr.eject import Ejected, eject
 
 LOSSES = importlib.import_module("rollout_corr.api.policy_loss").LOSSES
 
@@ -94,34 +92,11 @@ def _differing(made: Ejected, names: dict[str, Any], number: int, given: dict[st
 RUNS: dict[str, Any] = {"torch": "torch", "triton": "triton", "both": "triton"}
 
 
-def main() -> int:
-    """Print the table; the exit code says whether anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="recipes; default: all")
-    parser.add_argument("--kernels", action="store_true", help="files of Triton kernels")
-    chosen = parser.parse_args()
-    backend, layouts = ("triton", ("packed",)) if chosen.kernels else ("torch", ("packed", "padded"))
-    if chosen.kernels:
-        os.environ["TRITON_INTERPRET"] = "1"
-    torch.set_num_threads(1)
-    wrong = count = most = 0
-    ejected.say("| recipe | file | lines | of code | its test runs | differs |\n| :-- | :-- | --: | --: | --: | :-- |")
-    for name in chosen.names or rc.recipe_names():
-        for layout in layouts:
-            try:
-                made = eject(name, layout=layout, loss=True, backend=backend)
-            except CannotEject as error:
-                ejected.say(f"| `{name}` | - | - | - | - | {error} |")
-                break
-            found, length, ran = differences(made), len(made.source.splitlines()), "- | -"
-            if not chosen.kernels:
-                lines, missed = ejected.alone(made)
-                ran = f"{lines} | {100 * (lines - missed) / lines:.1f} %"
-            count, wrong, most = count + 1, wrong + bool(found), max(most, length)
-            ejected.say(f"| `{name}` | {layout} | {length} | {ran} | {'; '.join(found[:3])} |")
-    ejected.say(f"\n{count} files, {wrong} differ, at most {most} lines")
-    return int(wrong > 0)
+def files(name: str, kernels: bool) -> Iterator[tuple[str, Ejected]]:
+    """The files of a recipe: packed and padded; of kernels the first."""
+    for layout in ("packed",) if kernels else ("packed", "padded"):
+        yield layout, eject(name, layout=layout, loss=True, backend="triton" if kernels else "torch")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(ejected.main(rc.recipe_names(), files, differences))
