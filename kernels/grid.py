@@ -148,13 +148,8 @@ def grid_for(
 ) -> Grid:  # fmt: skip
     """Divide a batch from its metadata.
 
-    Args:
-        sequences: How many.
-        width: Of the row that each of them is; None for a packed batch.
-        tensors: All per-token tensors that are read with strides of their own.
-        element: Bytes of the smallest log-prob.
-        double: float64 computes.
-        independent: What is written of a token depends on no sum. In float64 sums depend on how tokens are divided.
+    `tensors` are all per-token tensors that are read with strides of their own, `element` the bytes of the smallest
+    log-prob. What is written of an `independent` token depends on no sum: in float64 sums depend on the division.
     """
     first = tensors[0]
     tokens = first.numel()

@@ -17,19 +17,12 @@ QUANTITIES = ("length", LOG_LENGTH, "reward", "advantage")
 
 @dataclass(frozen=True)
 class Selected:
-    """A quantity of sequences, by what became of their tokens.
+    """A quantity of sequences, by what became of their tokens."""
 
-    Attributes:
-        name: "length", "reward", "advantage" or "log_length".
-        kept: Its mean over sequences, each weighted by the share of its tokens that trains; 0 where none does.
-        rejected: Its mean, weighted by the share that does not train; 0 where all tokens do.
-        errors: kept - rejected in standard errors of a rejection that does not look at the quantity.
-    """
-
-    name: str
-    kept: float
-    rejected: float
-    errors: float
+    name: str  # "length", "reward", "advantage" or "log_length"
+    kept: float  # its mean over sequences, weighted by the share of their tokens that trains; 0 where none does
+    rejected: float  # its mean, weighted by the share that does not train; 0 where all tokens do
+    errors: float  # kept - rejected in standard errors of a rejection that does not look at the quantity
 
 
 @dataclass(frozen=True, eq=False, repr=False)

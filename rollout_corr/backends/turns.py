@@ -110,7 +110,8 @@ def read_turns(read: Reader, batch: OpenBatch, given: object, validate: bool, sp
         nothing = isinstance(turns, (list, tuple)) and not turns
         dtypes = (*INTEGERS, torch.float32) if nothing else INTEGERS
         ids = checked_tensor("turns", read.in_one_row(read.layout.open("turns", turns)), dtypes, first, read.leader)
-        begins = _changes(ids.detach().reshape(-1))
+        ids = ids.detach().reshape(-1)
+        begins = torch.cat([ids.new_zeros(min(1, ids.shape[0]), dtype=torch.bool), ids[1:] != ids[:-1]])
     return _offsets_of(begins, batch, max_turns, reads)
 
 
@@ -170,11 +171,6 @@ def read_offsets_of_turns(turns: Tensor, batch: OpenBatch, validate: bool) -> Te
             "begins"
         )
     return given if turns.device.type == "cpu" else turns.detach()
-
-
-def _changes(ids: Tensor) -> Tensor:
-    """[N] bool: the id is another than that of the token before."""
-    return torch.cat([ids.new_zeros(min(1, ids.shape[0]), dtype=torch.bool), ids[1:] != ids[:-1]])
 
 
 def _begins_of_runs(batch: OpenBatch) -> Tensor:

@@ -73,23 +73,15 @@ def refuse(wanted: Wanted) -> None:
 
 
 class Traced(NamedTuple):
-    """The tensors of a loss by the names that the file has for them.
-
-    Attributes:
-        objective: Everything that is fixed about the loss.
-        base, ref: The log-probs that new_logp is compared with, and the reference policy's; None: there are none.
-        spec, train: The Spec of the correction and the trainer's log-probs in it; None: there is none.
-        factors: The loss is multiplied by the correction's "weights", or by "kept", 1 where its mask is not 0.
-        trains: The correction's mask says what trains.
-    """
+    """The tensors of a loss by the names that the file has for them; None: there is none."""
 
     objective: Objective
-    base: str | None
-    ref: str | None
-    spec: Spec | None
-    train: str | None
-    factors: str | None
-    trains: bool
+    base: str | None  # that new_logp is compared with
+    ref: str | None  # the reference policy's
+    spec: Spec | None  # of the correction
+    train: str | None  # the trainer's log-probs in the correction
+    factors: str | None  # the correction's "weights" multiply the loss, or "kept", 1 where its mask is not 0
+    trains: bool  # the correction's mask says what trains
 
 
 class _Captured:

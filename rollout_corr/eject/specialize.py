@@ -26,13 +26,10 @@ from .values import Dyn, Jit, UsesMissing, first_missing, leaves, name, rebuilt,
 
 
 class Specializer(Emitter):
-    """Specializes kernels of one plan.
+    """Specializes kernels of one plan; `kept` and `label` as of `Emitter`.
 
-    Args:
-        kept: Names of functions that stay functions.
-        given: Values by the names of functions that are not evaluated, such as loads of numbers that are known.
-        label: Names the leaves of a tuple that a variable holds; None: by their places.
-        clean: Leaves out what nothing reads, given the names of functions that store.
+    `given` has values by the names of functions that are not evaluated, such as loads of numbers that are known.
+    `clean` leaves out what nothing reads, given the names of functions that store.
     """
 
     def __init__(

@@ -200,12 +200,9 @@ def ages_of(ages: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the statistics of the means that weights were divided by, those of each sequence or of its group.
+    """Take the statistics of the means that weights were divided by, [S] float64, of each sequence or its group.
 
-    Args:
-        mean: [S] float64.
-        divides: [S] bool, where it was divided by.
-        counts: [S] bool, where the sequence has a weight in a mean.
+    `divides`: it was divided by it. `counts`: the sequence has a weight in a mean.
     """
     among = divides & counts
     return _numbers([among.sum(), (counts & ~divides).sum()], mean, among)

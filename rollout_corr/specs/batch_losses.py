@@ -391,8 +391,9 @@ class EntropyClip(Surrogate):
             name: torch.where(batch.trains, x, 0.0).sum(dtype=torch.float64)
             for name, x in zip(self.traits.sums, (low, high), strict=True)
         }
-        lower, upper = bounds_around_one(low, high)
-        return Decided((torch.where(batch.tokens.advantages < 0, lower, upper).log(),), (), sums)
+        # No ratio is below 0.
+        bound = torch.where(batch.tokens.advantages < 0, (1.0 - low).clamp(min=0.0), 1.0 + high)
+        return Decided((bound.log(),), (), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         x, advantages = tokens.clamped, tokens.advantages
@@ -412,11 +413,6 @@ class EntropyClip(Surrogate):
             f"{1.0 + self.strength:g} times as far from 1 at high entropy, the {side} at low, pivot {self.pivot:g}"
         )
         return text if self.dual is None else f"{text}; at most {self.dual:g} |A| where A < 0"
-
-
-def bounds_around_one(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The bounds at distances from 1; no ratio is below 0."""
-    return (1.0 - low).clamp(min=0.0), 1.0 + high
 
 
 @dataclass(frozen=True, repr=False)
