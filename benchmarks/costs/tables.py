@@ -99,9 +99,10 @@ def headline(results: Found) -> list[list[str]]:
 def sentence(results: Found) -> str:
     """Say in README what ours and verl's cost, in rows with padding."""
     costs = ["{}, {} and {}".format(*row[2:]) for row in headline(results)]
+    costs[0] = "{} launches, {} wait and {} bytes a token".format(*headline(results)[0][2:])
     form = (
-        "Launches, waits and bytes a token, counted without a GPU for padded GPU tensors at commit {}: correction {} "
-        "(verl {}, TRL {}), PPO and backward {} (verl {}, TRL {}). verl's counts apply to its bypass mode; its "
+        "Counted without a GPU for padded GPU tensors (commit {}): a correction with metrics takes {}; verl takes {}, "
+        "TRL {}. PPO with backward takes {}; verl {}, TRL {}. verl's counts are of its bypass mode; its "
         "decoupled mode corrects on the CPU."
     )
     return form.format(results["commit"][:12], *costs)

@@ -47,7 +47,7 @@ is finite; a sequence or turn is measured if it has a measured token. (With `non
 tokens are measured.) Empty sequences count in nothing. 0 of 0 is 0, and so is the minimum or maximum of nothing.
 Statistics of micro-batches and ranks are added up before a metric is computed.
 
-**Which fraction counts what:**
+## Which fraction counts what
 
 | fraction | counts | over |
 |---|---|---|
