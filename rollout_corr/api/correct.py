@@ -40,7 +40,7 @@ class Correction(HasStatistics, Generic[L_co, W_co]):
         weights: Importance weights in the layout of train_logp, fp32 (fp64 for fp64 log-probs), 0 at invalid tokens.
             None without a Spec. Also None, which the type does not tell, where the Spec has no weight and rejection
             edits only the mask, and in a dry run.
-        mask: Non-zero at tokens that train: dtype and shape of the mask given.
+        mask: Non-zero at trained tokens: dtype and shape of the mask given.
         keep: [S] bool, False where a criterion rejected the whole sequence.
         statistics: Mergeable statistics on the device.
         keep_turns: [U] bool, False for a turn with a valid token where a criterion rejected all of it, or its sequence;

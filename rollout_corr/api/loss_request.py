@@ -136,7 +136,7 @@ class ReadyWeights(NamedTuple):
     """Weights and training mask that the caller brings, in the shape of the batch, or None."""
 
     weights: Tensor | None = None
-    train_mask: Tensor | None = None  # non-zero at tokens that train
+    train_mask: Tensor | None = None  # non-zero at trained tokens
     joined: LogProbs | None = None  # the same in the caller's layout, where it is the mask given with zeros
 
 

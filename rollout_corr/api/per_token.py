@@ -40,7 +40,7 @@ def future_kl_weights(
     x = new_logp - old_logp, clamped to [lower, upper]. It is a constant, as all weights are.
 
     Args:
-        new_logp: Log-probs under the policy that trains, in any layout of `correct`.
+        new_logp: Log-probs under the policy being trained, in any layout of `correct`.
         old_logp: Log-probs under the proximal policy, same layout.
         batch: Mask and offsets; whatever else it holds is not read.
         mask: Short for `Batch(mask=...)`: non-zero at generated tokens; None: every token. Other tokens add nothing,
@@ -155,7 +155,7 @@ def proximal(new_logp: L, rollout_logp: LogProbs, batch: Batch, *, interpolation
     This is A-3PO's approximation, which takes the result as a constant; so does `policy_loss`. See docs/math.md.
 
     Args:
-        new_logp: Log-probs under the policy that trains, in any layout of `correct`. The result has their gradient,
+        new_logp: Log-probs under the policy being trained, in any layout of `correct`. The result has their gradient,
             alpha times; detach them where none is wanted.
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout.
         batch: A Batch with versions; of the rest only the offsets are read.

@@ -46,7 +46,7 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
 
     Attributes:
         value: 0-d, fp32 (fp64 where any log-prob is); the only one that has a gradient, to `new_logp`.
-        mask: Non-zero at tokens that train: dtype and shape of the mask given. With `correction=` of the same mask it
+        mask: Non-zero at trained tokens: dtype and shape of the mask given. With `correction=` of the same mask it
             is the correction's own tensor, where nothing was written to either of them since.
         weights: The correction's weights where a Spec was given, as in `Correction`, else None. The mode decides how
             they enter the loss.
@@ -149,7 +149,7 @@ def policy_loss(
     neither is given, and the ratio is 1 with a gradient. `Surrogate.of` overrules.
 
     Args:
-        new_logp: Log-probs under the policy that trains, fp32, bf16, fp16 or fp64, in any layout of `correct`. The
+        new_logp: Log-probs under the policy being trained, fp32, bf16, fp16 or fp64, in any layout of `correct`. The
             gradient goes to these alone, and to `Batch.entropy` where a bonus is asked for.
         advantages: Per token (same layout) or per sequence ([S] or [S, 1]).
         batch: Everything else about the tokens: the `Batch` that `correct` had. Its mask is non-zero at
@@ -349,7 +349,7 @@ class InnerCorrection(NamedTuple):
     """A correction made in the same call."""
 
     factors: Tensor | None  # of the surrogate's loss, in the shape of the batch
-    trains: Tensor | None  # non-zero at tokens that train, or None for all valid ones
+    trains: Tensor | None  # non-zero at trained tokens, or None for all valid ones
     result: Result
 
 

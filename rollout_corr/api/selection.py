@@ -20,7 +20,7 @@ class Selected:
     """A quantity of sequences, by what became of their tokens."""
 
     name: str  # "length", "reward", "advantage" or "log_length"
-    kept: float  # its mean over sequences, weighted by the share of their tokens that trains; 0 where none does
+    kept: float  # its mean over sequences, weighted by the share of their trained tokens; 0 where none does
     rejected: float  # its mean, weighted by the share that does not train; 0 where all tokens do
     errors: float  # kept - rejected in standard errors of a rejection that does not look at the quantity
 
@@ -80,7 +80,7 @@ def selection(
     trains. It does not wait for the device.
 
     Args:
-        kept: [S] bool, `Correction.keep`; or floating, the share of each sequence's tokens that trains, from 0 to 1.
+        kept: [S] bool, `Correction.keep`; or floating, the share of each sequence's trained tokens, from 0 to 1.
             Sequences whose share is not finite count in nothing.
         lengths: [S] numbers of valid tokens; sequences without one count in nothing.
         rewards: [S] floating, one per sequence; those that are not finite are left out.

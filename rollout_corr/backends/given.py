@@ -47,7 +47,7 @@ class Factors:
 
     Attributes:
         weights: Constants that multiply the surrogate's loss, per token; None: 1.
-        mask: Non-zero at tokens that train, per token; a token outside the batch's mask never trains. None: all train.
+        mask: Non-zero at trained tokens, per token; a token outside the batch's mask never trains. None: all train.
     """
 
     weights: LogProbs | None = None

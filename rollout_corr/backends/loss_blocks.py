@@ -185,7 +185,7 @@ class CpuTokensThatTrain(TokensThatTrain):
         return TokenLoss(bounds.add_(ratio), slope=(-advantages, ratio), **cut)
 
     def number(self, which: Tensor | None) -> Number:
-        """The tokens that train and are True, or 1 in floats of `clip`."""
+        """The trained tokens that are True, or 1 in floats of `clip`."""
         if which is None:
             return 0.0
         return super().number(which) if which.dtype == torch.bool else which.sum(dtype=torch.float64)

@@ -26,7 +26,7 @@ class LossTask:
     base: Tensor | None  # log-probs that new_logp is compared with; None: its own, detached
     weights: Tensor | None  # factors of the surrogate's loss
     ref: Tensor | None  # log-probs of the reference policy
-    trains: Tensor | None  # non-zero at tokens that train; None: all valid ones
+    trains: Tensor | None  # non-zero at trained tokens; None: all valid ones
     objective: Objective
     differentiable: bool = True  # compute the gradient too
     divisor: Tensor | None = None  # 0-d float64 count that the caller brings; None: the loss counts

@@ -19,7 +19,7 @@ class Versions(NamedTuple):
     Attributes:
         ids: The version of the policy that sampled each token (same layout as the log-probs) or sequence ([S] or
             [S, 1]), any integer dtype.
-        current: The version of the policy that trains.
+        current: The version of the policy being trained.
     """
 
     ids: LogProbs

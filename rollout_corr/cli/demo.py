@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
     )
     out.table("", Table(heads, rows(batch, bad)))
     out.line(
-        "kept: tokens that train. ESS: effective sample size, the share that is left when weights differ. A spec "
+        "kept: trained tokens. ESS: effective sample size, the share that is left when weights differ. A spec "
         "hides a bug at best, and one with bounds for other lengths rejects healthy answers: rc.suggest measures them."
     )
 

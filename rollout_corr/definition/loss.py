@@ -177,7 +177,7 @@ RATIOS = "ppo_d", "ppo_ratio", "ppo_ratio2", "ppo_k3"
 
 
 class TokensThatTrain:
-    """The tokens that train, 0 elsewhere, as a surrogate reads them: `LossTokens` of specs/surrogate.py."""
+    """The trained tokens, 0 elsewhere, as a surrogate reads them: `LossTokens` of specs/surrogate.py."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class TokensThatTrain:
         return select(self._counted, x)
 
     def chosen(self, x: Tensor) -> Tensor:
-        """Values of tokens that train, 0 elsewhere."""
+        """Values of trained tokens, 0 elsewhere."""
         return select(self._counted, x)
 
     def clip(self, least: float, most: float, furthest: float) -> TokenLoss | None:
@@ -245,7 +245,7 @@ class TokensThatTrain:
         return n.sum(), torch.count_nonzero(n)
 
     def number(self, which: Tensor | None) -> Number:
-        """The tokens that train and are True; None: no token is."""
+        """The trained tokens that are True; None: no token is."""
         if which is None:
             return self._n.new_zeros(())
         return torch.count_nonzero(which if self._counted is None else which & self._counted)
@@ -261,7 +261,7 @@ class TokensThatTrain:
         return dict(zip(RATIOS, [part.sum(dtype=torch.float64) for part in parts], strict=True))
 
     def extrema(self, used: Tensor) -> tuple[Number, Number]:
-        """(-minimum, maximum) of `clamped` over the tokens that train."""
+        """(-minimum, maximum) of `clamped` over the trained tokens."""
         return extrema(used, self._counted)
 
 
@@ -271,7 +271,7 @@ class Read(NamedTuple):
     known: Tensor | None  # bool per token: all that the loss needs of it is finite
     everywhere: Tensor | None  # bool per token: it is valid, and known or passed on
     counted: Tensor | None  # bool per token: it trains too
-    n: Tensor  # [S] int64, the tokens that train
+    n: Tensor  # [S] int64, the trained tokens
     new: Tensor  # those of `everywhere`, 0 elsewhere; so are x and weights
     x: Tensor
     weights: Tensor | None
@@ -376,7 +376,7 @@ def statistics(
     tokens: TokensThatTrain,
     used: Tensor,
 ) -> tuple[dict[str, Number], dict[str, Number]]:
-    """Sums and maxima over the tokens that train.
+    """Sums and maxima over the trained tokens.
 
     Args:
         given: The sequences.
@@ -384,7 +384,7 @@ def statistics(
         n: [S] int64, how many do.
         policy: The sum of the policy loss, 0-d.
         loss: The surrogate's loss per token.
-        tokens: The tokens that train.
+        tokens: The trained tokens.
         used: The log-ratio at the surrogate's own level, 0 where a token does not train.
     """
     low, high = tokens.extrema(used)

@@ -71,7 +71,7 @@ class SettingResult:
     """The result of a setting on a dump. Rejected tokens have weight 0; without a weight, kept tokens have weight 1.
 
     Attributes:
-        tokens_kept: Fraction of the valid tokens that train.
+        tokens_kept: Fraction of the valid trained tokens.
         sequences_kept: Fraction of the non-empty sequences with a token that trains.
         weight_mean: Mean weight of valid tokens, rejected ones included.
         ess: (sum w)^2 / (n sum w^2) of those weights.

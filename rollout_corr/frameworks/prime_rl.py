@@ -1,4 +1,4 @@
-"""prime-rl's `trainer.loss`, for `policy_loss`: masks of the ratio of the policy that trains to the one that sampled.
+"""prime-rl's `trainer.loss`, for `policy_loss`: masks of the ratio of the policy being trained to the one that sampled.
 
 Its loss is REINFORCE with a differentiable ratio. Rejected tokens are counted by its mean and, by `kl_tau`, anchored;
 only its IcePop has no `kl_tau`. On 2026-08-27 (#3418) DPPO, the default until then, was removed, IPO became the

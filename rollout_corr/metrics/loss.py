@@ -35,12 +35,12 @@ def with_kl_of(found: Tensor, beside: Tensor, objective: Objective) -> Tensor:
     return torch.cat((found[:place], beside[place : place + 1], found[place:]))
 
 
-TRAINED = Over("tokens that train", "loss_tokens")
+TRAINED = Over("trained tokens", "loss_tokens")
 VALID = Over("valid tokens, finite", "loss_valid_tokens")
 
 # fmt: off
 ALWAYS = [
-    Metric("tokens_trained", "tokens that train, without the non-finite ones", "tokens", EACH, "-",
+    Metric("tokens_trained", "trained tokens, without the non-finite ones", "tokens", EACH, "-",
            plain("loss_tokens")),
     Metric("sequences_trained", "sequences with a token that trains", "sequences", EACH, "-", plain("loss_sequences")),
     Metric("tokens_loss_nonfinite", "valid tokens with NaN or infinity in what the loss needs", "tokens", EACH, "0",

@@ -127,7 +127,7 @@ ALWAYS = [
     Metric("tokens_differing_fraction", "tokens_differing / tokens; 0 where engine and trainer agree bit by bit",
            "fraction", VALID, "-", mean("tokens_differing")),
     Metric("tokens_clamped", "measured tokens with |D| > clamp", "tokens", EACH, "near 0", plain("tokens_clamped")),
-    Metric("tokens_kept", "valid tokens that train after rejection", "tokens", EACH, "-", plain("tokens_kept")),
+    Metric("tokens_kept", "valid tokens left after rejection", "tokens", EACH, "-", plain("tokens_kept")),
     Metric("tokens_kept_fraction", "tokens_kept / tokens", "fraction", VALID, healthy("tokens_kept_fraction"),
            mean("tokens_kept")),
     Metric("sequences", "sequences with a valid token", "sequences", EACH, "-", plain("sequences")),

@@ -1,7 +1,7 @@
 """Surrogates that see the whole batch, or its groups, before the first token has a loss.
 
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage. Means and sums over the batch
-are over its tokens that train, on all ranks of `Ranks.batch`, and constants of the gradient. The covariance of a
+are over its trained tokens, on all ranks of `Ranks.batch`, and constants of the gradient. The covariance of a
 token is (A - mean A) (new_logp - mean new_logp): tokens where it is large are those that take entropy from the policy.
 Groups are those of `Batch.groups`.
 """
@@ -46,7 +46,7 @@ def _covariance(batch: SeenBatch) -> Tensor:
 
 
 def _as_many(batch: SeenBatch, share: float) -> Tensor:
-    """0-d float64: a share of the tokens that train, rounded down, at least one."""
+    """0-d float64: a share of the trained tokens, rounded down, at least one."""
     return (batch.count() * share).floor().clamp(min=1.0)
 
 
@@ -71,7 +71,7 @@ class ClipCov(PPO):
         high: As for PPO.
         dual: As for PPO.
         delta: As for PPO.
-        share: The number chosen is this share of the tokens that train, rounded down, at least 1, and fewer where fewer
+        share: The number chosen is this share of the trained tokens, rounded down, at least 1, and fewer where fewer
             may be chosen; above 0 and at most 1.
         lower: A token may be chosen where it is not clipped and its covariance is above this,
         upper: and below this.
@@ -127,7 +127,7 @@ class KLCov(Surrogate):
     Tokens that tie with the last one chosen are chosen too.
 
     Args:
-        share: The number chosen is this share of the tokens that train, rounded down, at least 1; above 0, at most 1.
+        share: The number chosen is this share of the trained tokens, rounded down, at least 1; above 0, at most 1.
         penalty: Factor of |x| at these.
     """
 
@@ -327,7 +327,7 @@ class EntropyClip(Surrogate):
         low: Distance of the lower bound from 1, where A < 0.
         high: Distance of the upper bound from 1, where A > 0.
         strength: How much wider the bounds are at h = 1: that many times.
-        pivot: The quantile that parts high from low entropies, from 0 to 1: of n tokens that train number
+        pivot: The quantile that parts high from low entropies, from 0 to 1: of n trained tokens number
             round(pivot (n - 1)), counted from 0, halves to even.
         widens: Below the pivot the lower side widens ("outward"), as the paper has it, or the "upper", as the code.
         dual: Where A < 0 the loss is at most -dual * A (dual clip), or None.

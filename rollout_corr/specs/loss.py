@@ -172,7 +172,7 @@ _WEIGHTS_OF: dict[str, str] = {
     "replace_ratio": "The weights of the correction take the place of the ratio.",
     "report": "The ratio corrects; the weights of the correction are only reported.",
 }
-_SCOPES = {"kept": "tokens that train", "all": "valid tokens, rejected ones too"}
+_SCOPES = {"kept": "trained tokens", "all": "valid tokens, rejected ones too"}
 
 
 def explain(loss: Loss, base: str | None = None, weighs: bool = True) -> str:

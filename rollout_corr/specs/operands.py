@@ -37,7 +37,7 @@ class CorrectOperands(NamedTuple):
     advantages: Tensor | None  # per token, or [S]
     per_sequence: bool  # advantages are [S]
     externals: list[Tensor]  # of criteria over external statistics
-    new: Tensor | None = None  # of the policy that trains, for criteria that compare it
+    new: Tensor | None = None  # of the policy being trained, for criteria that compare it
     log_mass: Tensor | None = None  # the log of the mass that truncated sampling kept
     mass_of_rollout: bool = False  # it is taken from the engine's log-probs, and not from the trainer's
     # [U + 1] int32 or int64, offsets among the tokens, row after row, where the Spec measures turns.
@@ -54,7 +54,7 @@ class LossOperands(NamedTuple):
     advantages: Tensor  # per token, or [S]
     per_sequence: bool  # advantages are [S]
     weights: Tensor | None  # factors of the loss
-    trains: Tensor | None  # non-zero at tokens that train
+    trains: Tensor | None  # non-zero at trained tokens
     mask: Tensor | None  # non-zero at valid tokens
     offsets: Tensor | None  # [S + 1] int32 or int64, of a packed batch
     divisor: Tensor | None  # 0-d float64, where the caller has counted

@@ -112,7 +112,7 @@ class PPO(Surrogate):
 
 @dataclass(frozen=True, repr=False)
 class GSPO(PPO):
-    """PPO's clip of the sequence's geometric ratio, exp(mean of x over the tokens that train), at each of its tokens.
+    """PPO's clip of the sequence's geometric ratio, exp(mean of x over the trained tokens), at each of its tokens.
 
     Args:
         low: As for PPO; GSPO's paper clips much tighter.

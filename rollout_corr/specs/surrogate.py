@@ -91,16 +91,16 @@ class LossTokens(Protocol):
         """KL of {p, 1 - p} from {q, 1 - q}, where d = log q - log p."""
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean of log-ratios over the unit's tokens that train, at each of its tokens; it has a gradient."""
+        """The mean of log-ratios over the unit's trained tokens, at each of its tokens; it has a gradient."""
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of log-ratios over the sequence's tokens that train, at each of its tokens, without a gradient."""
+        """The sum of log-ratios over the sequence's trained tokens, at each of its tokens, without a gradient."""
 
     def mean_advantage(self) -> Tensor:
-        """The mean of A over the unit's tokens that train, at each of its tokens."""
+        """The mean of A over the unit's trained tokens, at each of its tokens."""
 
     def trained(self, x: Tensor) -> Tensor:
-        """Values of tokens that train, 0 elsewhere."""
+        """Values of trained tokens, 0 elsewhere."""
 
     def clip(self, least: float, most: float, furthest: float) -> TokenLoss | None:
         """PPO's bounded ratio as a backend has it by other operations, with equal bits; None: by the formula."""
@@ -111,7 +111,7 @@ class SeenGroups(Protocol):
 
     trains: Tensor  # [S] bool: a token of it does
     scores: Tensor  # [S]: its `Surrogate.log_ratio`, clamped to +-clamp; 0 where no token trains
-    advantages: Tensor  # [S]: the mean of A over its tokens that train; 0 of none
+    advantages: Tensor  # [S]: the mean of A over its trained tokens; 0 of none
 
     def log_sums(self, x: Tensor, kind: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
         """Add up e^x, [S] float64, over the sequences of each group that train, by kind, from 0 to kinds - 1.
@@ -131,7 +131,7 @@ class SeenBatch(Protocol):
     entropy: Tensor | None  # of each token, for a surrogate that reads it
 
     def count(self) -> Tensor:
-        """0-d float64: the tokens that train."""
+        """0-d float64: the trained tokens."""
 
     def count_of(self, which: Tensor) -> Tensor:
         """0-d float64: the tokens that are True."""
@@ -140,10 +140,10 @@ class SeenBatch(Protocol):
         """0-d: the value at a place, 1 for the first, in the ascending order of those that are True in `among`."""
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean over the tokens that train, 0-d in the dtype of x; 0 of none."""
+        """The mean over the trained tokens, 0-d in the dtype of x; 0 of none."""
 
     def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
-        """Add up [K, ...] values of tokens that train, each saturated at +-2^37, by place, int64 from 0 to places - 1.
+        """Add up [K, ...] values of trained tokens, each saturated at +-2^37, by place, int64 from 0 to places - 1.
 
         Returns [K, places] float64, over the tokens of this rank and over those of all ranks.
         """

@@ -281,7 +281,7 @@ _DECLARED = (
 
 VARIANTS = {variant.name: variant for variant in _DECLARED}
 
-# Criteria that compare the policy that trains, which `correct` refuses and a loss brings along.
+# Criteria that compare the policy being trained, which `correct` refuses and a loss brings along.
 _OF_NEW = (
     *_tokens("ratio", of="new/old"),
     *_tokens("tv", of="new/rollout", when="outward", drop="sequence"),

@@ -51,7 +51,7 @@ Statistics of micro-batches and ranks are added up before a metric is computed.
 
 | fraction | counts | over |
 |---|---|---|
-| `tokens_kept_fraction` | tokens that train | valid tokens |
+| `tokens_kept_fraction` | trained tokens | valid tokens |
 | `sequences_kept_fraction` | sequences not rejected whole, even if they lost every token one by one \
 (`sequences_without_survivors`) | sequences with a token |
 | verl's `rollout_is_ratio_fraction_high`, `_low`, token weights \

@@ -34,7 +34,7 @@ class Batch:
 
     Attributes:
         kind: One of KINDS.
-        new: [B, T] log-probs of the policy that trains; old, rollout, ref: those of the others.
+        new: [B, T] log-probs of the policy being trained; old, rollout, ref: those of the others.
         advantages: [B], one a sequence.
         mask: [B, T] bool.
         group_size: Consecutive rows of one prompt; divides B.

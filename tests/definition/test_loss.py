@@ -362,7 +362,7 @@ def test_advantages_of_when_are_those_of_the_loss():
 
 @pytest.mark.parametrize("name", rc.spec_names())
 def test_every_preset_runs_in_the_loss(name):
-    """Those that need the policy that trains run here alone."""
+    """Those that need the policy being trained run here alone."""
     spec = rc.spec(name)
     generator = torch.Generator().manual_seed(0)
     new, old, rollout = (-torch.rand(3, 6, generator=generator) for _ in range(3))

@@ -270,7 +270,7 @@ def test_settings_are_those_that_a_framework_can_say(framework):
     left_out = {}
     tried = [Setting("no correction", rc.Spec()), *named_settings(True)[0], *grid()[::3]]
     found = settings_in(framework, tried, left_out)
-    assert found or framework == "prime_rl"  # each of its losses rejects by the policy that trains
+    assert found or framework == "prime_rl"  # each of its losses rejects by the policy being trained
     assert len({repr(setting.config) for setting in found}) == len(found)
     for setting in found:
         read = rc.spec(framework, setting.config)

@@ -31,7 +31,7 @@ class Token:
 
 
 def tokens_of(surrogate, sequences: list[Sequence]) -> list[Token]:
-    """All tokens that train."""
+    """All trained tokens."""
     found = []
     for s, q in enumerate(sequences):
         order = valid(q)

@@ -8,7 +8,7 @@ import math
 def bonus(entropy, mask, trains, coef, scope, mean, total=None):
     """The term of the loss and its slope at each token's entropy; all arguments are lists of rows, or numbers.
 
-    `total` divides in place of what the mean counts; `trains` is True at tokens that train.
+    `total` divides in place of what the mean counts; `trains` is True at trained tokens.
     """
     valid = [[m != 0 for m in row] for row in mask]
     kept = [[a and b for a, b in zip(*rows, strict=True)] for rows in zip(valid, trains, strict=True)]

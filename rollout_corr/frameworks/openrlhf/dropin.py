@@ -29,7 +29,7 @@ DROP_IN = DropIn(
     "openrlhf",
     checked=("0.11.2",),
     not_covered={"the KL in the loss (algo.kl.use_loss) and the entropy bonus": None},
-    brings=("advantages", "log-probs of the policy that trains"),
+    brings=("advantages", "log-probs of the policy being trained"),
 )
 installed, uninstall = DROP_IN.installed, DROP_IN.uninstall
 

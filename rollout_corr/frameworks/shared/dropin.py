@@ -510,7 +510,7 @@ class DropIn:
 # What a Spec may need besides log-probs and mask, and whether it does.
 NEEDS: dict[str, Callable[[Spec], bool]] = {
     "advantages": lambda spec: any(criterion.when != "any" for criterion in spec.criteria),
-    "log-probs of the policy that trains": lambda spec: any(c.of != "train/rollout" for c in spec.criteria),
+    "log-probs of the policy being trained": lambda spec: any(c.of != "train/rollout" for c in spec.criteria),
     "external tensors": lambda spec: any(criterion.stat == "external" for criterion in spec.criteria),
     "turns": lambda spec: spec.measures_turns,
     "groups": lambda spec: spec.needs_groups,

@@ -168,7 +168,7 @@ def off_policy(
     drop: Drop = "unit",
     label: str = "off_policy",
 ) -> Criterion:
-    """Reject a sequence with A < 0 whose mean of -D, of the policy that trains, exceeds delta (OPSM)."""
+    """Reject a sequence with A < 0 whose mean of -D, of the policy being trained, exceeds delta (OPSM)."""
     return Criterion(
         "k1",
         over="sequence",

@@ -1,7 +1,7 @@
 """Drop-in for TRL's AsyncGRPOTrainer: the policy loss of its packed rows.
 
 The trainer has no log-probs of the policy that sampled: its samples are some weight updates old. So its one ratio, of
-the policy that trains to the engine, is PPO's ratio and the correction at once, and there is no second weight to
+the policy being trained to the engine, is PPO's ratio and the correction at once, and there is no second weight to
 multiply by. Here the ratio is bounded, a token without a finite log-prob is left out, and a Spec rejects tokens or
 completions. TRL's `compute_loss` still runs and logs TRL's metrics; the loss that trains is ours.
 """
@@ -30,7 +30,7 @@ DROP_IN = DropIn(
     "trl",
     ("1.16.0",),
     not_covered={"AsyncGRPOTrainer, which this TRL does not have": MODULE},
-    brings=("advantages", "log-probs of the policy that trains"),
+    brings=("advantages", "log-probs of the policy being trained"),
 )
 
 
@@ -51,11 +51,11 @@ def packed_policy_loss(
     """Compute -min(r A, clip(r) A) of a packed row, with r = exp(log_probs - old_log_probs); all tensors are [N].
 
     Args:
-        log_probs: Of the policy that trains.
+        log_probs: Of the policy being trained.
         old_log_probs: Of the engine; a token where either is NaN or infinite is left out.
         advantages: Of the tokens.
         segment_id: Which completion a token belongs to; it never falls.
-        mask: Non-zero at tokens that train; None: all of them.
+        mask: Non-zero at trained tokens; None: all of them.
         tokens: Divisor of the sum: a number or a 0-d tensor.
         clips: How far r may lie below and above 1.
         spec: Its criteria reject tokens and completions by r; they stay in `tokens`.

@@ -44,7 +44,7 @@ def install(
 
     Args:
         spec: A correction of its own. In GRPOTrainer it stands in place of `vllm_importance_sampling_mode`
-            with its bounds; what it rejects gets the ratio 0. AsyncGRPOTrainer has one ratio, of the policy that trains
+            with its bounds; what it rejects gets the ratio 0. AsyncGRPOTrainer has one ratio, of the trained policy
             to the engine, and multiplies by that already: there the criteria reject by it. No denominator changes.
             Its metrics are logged too, under "rollout_corr/".
         delta: In AsyncGRPOTrainer the ratio is at most this, also where the advantage is negative and TRL has no bound.

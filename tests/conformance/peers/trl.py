@@ -263,7 +263,7 @@ def rows(source: Source) -> Iterator[Row]:
 
 
 def _asynchronous(source: Source) -> Row:
-    """Compare the loss of AsyncGRPOTrainer, whose rows are packed: only tokens that train, one after another."""
+    """Compare the loss of AsyncGRPOTrainer, whose rows are packed: only trained tokens, one after another."""
     body = source.lines(ASYNC, "AsyncGRPOTrainer.compute_loss", "log_ratio = ", "loss = loss / self.current_gradient")
 
     def loss(given: Batch, epsilon: float, epsilon_high: float | None) -> Tensor:
