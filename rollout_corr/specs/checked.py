@@ -197,13 +197,13 @@ _MEANT_IN_CALLS = {name: f"batch=rc.Batch({name}=...)" for name in OF_BATCH} | {
 def known_keywords(call: Callable[P, R]) -> Callable[P, R]:
     """Make a function refuse an unknown keyword; the error lists the known ones and names the most likely one."""
     known = tuple(inspect.signature(call).parameters)
-    has_all = frozenset(known).issuperset
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not has_all(kwargs):
-            name = next(name for name in kwargs if name not in known)
-            raise _unknown(call.__name__, name, known, _MEANT_IN_CALLS)
+        # A loop, because torch 2.11's compiler cannot follow a bound method of a set.
+        for name in kwargs:
+            if name not in known:
+                raise _unknown(call.__name__, name, known, _MEANT_IN_CALLS)
         return call(*args, **kwargs)
 
     return called
