@@ -150,6 +150,7 @@ def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Fil
         return made.replace("<mrow><mo>&#x0003C;</mo>", '<mrow><mo lspace="0" rspace="0">&#x0003C;</mo>')
 
     def sized(match: re.Match[str]) -> str:
-        return f'<td class="words"{match[1]}>' if len(re.sub("<.*?>", "", match[2])) > 40 else match[0]
+        length = len(re.sub("<.*?>", "", match[2]))
+        return f'<td class="{"words long" if length > 160 else "words"}"{match[1]}>' if length > 40 else match[0]
 
     return CELL.sub(sized, FORMULA.sub(typeset, html_text))
