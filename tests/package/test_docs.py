@@ -18,6 +18,7 @@ from builders.healthy import same_lengths
 from builders.pages import DOCS, EXAMPLES, PAGES, ROOT, blocks
 from rollout_corr.cli.main import main
 from rollout_corr.frameworks.shared import lookup
+from rollout_corr.metrics.limits import FILLED, FILLED_TIMES, FILLED_TOKENS
 from rollout_corr.specs import choices, surrogate, terms
 from rollout_corr.testing import example_batch
 
@@ -130,9 +131,11 @@ def test_settings_to_paste_keep_healthy_data():
 
 
 def test_metrics_page_is_fresh():
-    wanted = "PYTHONPATH=tests python -m builders.metrics_page > docs/metrics.md"
+    wanted = "PYTHONPATH=tests python -m builders.metrics_page"
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
-    assert page == metrics_page.markdown(), wanted
+    assert page == metrics_page.page(page), wanted
+    placeholders = f"at least {FILLED_TOKENS} tokens, {100 * FILLED:g} % of all and {FILLED_TIMES:g} times"
+    assert placeholders in " ".join(page.split())
     for row in metrics_page.rows():  # those without a row of their own have the key of one that stands for them
         key = re.sub(r"^(sequence|sequence_mean|turn)_(?=weight_(?!divisor))", "", row.key)
         key = re.sub(r"_p[\d.]+$", "_pQ", re.sub("^(middle|last)_turn", "first_turn", key))
