@@ -51,6 +51,7 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 def compiles(where: Gpu) -> str:
     """Under torch.compile(fullgraph=True) the bits are those of a call."""
+    loss_of_step = rc.Loss(SURROGATE)  # outside: torch 2.11's compiler cannot take the Mean that it has by default
 
     def step(
         new: Tensor, old: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, offsets: Tensor
@@ -59,7 +60,7 @@ def compiles(where: Gpu) -> str:
         loss = rc.policy_loss(
             new,
             advantages,
-            loss=rc.Loss(SURROGATE),
+            loss=loss_of_step,
             mask=mask,
             cu_seqlens=offsets,
             old_logp=old,

@@ -287,7 +287,12 @@ class Rows(NamedTuple):
     def of(cls, rows: list[Aggregate]) -> Rows:
         """Sort rows."""
         columns = [(row.sums[0], row.column) for row in rows if row.column is not None]
-        several = [(row.of_all or row.of_tokens, row.sums, row.maxima) for row in rows if row.each is None]
+        # No `or`, because torch 2.11's compiler asks no function for its truth.
+        several = [
+            (row.of_tokens if row.of_all is None else row.of_all, row.sums, row.maxima)
+            for row in rows
+            if row.each is None
+        ]
         return cls(
             tuple((row.sums[0], row.each) for row in rows if row.each is not None and row.column is None),
             tuple(name for name, _ in columns),
