@@ -108,7 +108,7 @@ LEFT_OUT = Declared(
 EMPTY = Declared("no token: NaN there", "losses.md", "a batch without a token (verl", among("all_masked"))
 # The mean of what verl has clamped to +-20.
 FAR_KL = Declared(
-    "ppo_kl beyond +-20", "integrations.md", "`ppo_kl` has log-ratios as they are", CLAMP.when, ("actor/ppo_kl",)
+    "ppo_kl beyond +-20", "integrations.md", "Its `ppo_kl` does not clamp log-ratios", CLAMP.when, ("actor/ppo_kl",)
 )
 OF_LOSSES = (BF16, LEFT_OUT, EMPTY, FAR_KL)
 # gspo, and losses of verl that have no clamp.
