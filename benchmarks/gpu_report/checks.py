@@ -51,7 +51,6 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 def compiles(where: Gpu) -> str:
     """Under torch.compile(fullgraph=True) the bits are those of a call."""
-    loss_of_step = rc.Loss(SURROGATE)  # outside: torch 2.11's compiler cannot take the Mean that it has by default
 
     def step(
         new: Tensor, old: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, offsets: Tensor
@@ -60,7 +59,7 @@ def compiles(where: Gpu) -> str:
         loss = rc.policy_loss(
             new,
             advantages,
-            loss=loss_of_step,
+            loss=rc.Loss(SURROGATE),
             mask=mask,
             cu_seqlens=offsets,
             old_logp=old,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from .checked import Checked, keywords_meant
@@ -200,6 +200,7 @@ class Objective(Checked):
     surrogate: Surrogate
     kl: KL | None = None
     regularizer: SquaredLogRatio | None = None
-    mean: Mean = TOKEN_MEAN
+    # By a factory, because torch 2.11's compiler takes no default that is an object.
+    mean: Mean = field(default_factory=lambda: TOKEN_MEAN)
     weights_are_the_ratio: bool = False
     nonfinite: str = "reject"
