@@ -98,11 +98,9 @@ def headline(results: Found) -> list[list[str]]:
 
 def sentence(results: Found) -> str:
     """Say in README what ours and verl's cost, in rows with padding."""
-    costs = ["{}, {} and {}".format(*row[2:]) for row in headline(results)]
-    costs[0] = "{} launches, {} wait and {} bytes a token".format(*headline(results)[0][2:])
+    costs = ["{} / {} / {}".format(*row[2:]) for row in headline(results)]
     form = (
-        "Counted without a GPU for padded GPU tensors (commit {}): a correction with metrics takes {}; verl takes {}, "
-        "TRL {}. PPO with backward takes {}; verl {}, TRL {}. verl's counts are of its bypass mode; its "
-        "decoupled mode corrects on the CPU."
+        "Launches / waits / bytes a token, counted without a GPU for padded GPU tensors (commit {}): correction and "
+        "metrics {}, verl {}, TRL {} without metrics; PPO and backward {}, verl {}, TRL {}. verl in bypass mode."
     )
     return form.format(results["commit"][:12], *costs)

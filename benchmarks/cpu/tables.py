@@ -224,10 +224,7 @@ def readme(page: str, results: Found | None, counted: str) -> str:
                 lines.append([f"{size(case)}, {case['layout']}, {case['workload']}", *taken])
         about: dict[str, Any] = results["machine"]
         where = f"{about['cpu']}, torch {about['torch']}, {results['date']}, commit {results['commit'][:12]}."
-        faults = (
-            "At 2048 x 8192 page faults account for much of the time of verl and of torch by hand "
-            "([benchmarks](docs/benchmarks.md))."
-        )
-        about_them = textwrap.fill(f"Times: {where} {faults} {counted}", 139, break_on_hyphens=False)
+        faults = "At 2048 x 8192 verl and torch by hand spend much of it on page faults ([more](docs/benchmarks.md))."
+        about_them = textwrap.fill(f"Times: {where} {faults} {counted}", 160, break_on_hyphens=False)
         made = "\n".join([*markdown_rows(lines), "", about_them])
     return "\n".join([before + BEGIN, made, END + after])

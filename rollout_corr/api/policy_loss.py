@@ -45,7 +45,8 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
     """The result of `policy_loss`; its type names the layout and the weights, as `Correction` does.
 
     Attributes:
-        value: 0-d, fp32 (fp64 where any log-prob is); the only one that has a gradient, to `new_logp`.
+        value: 0-d, fp32 (fp64 where any log-prob is); the only one with a gradient: to `new_logp`, and by an entropy
+            bonus to `Batch.entropy`.
         mask: Non-zero at trained tokens: dtype and shape of the mask given. With `correction=` of the same mask it
             is the correction's own tensor, where nothing was written to either of them since.
         weights: The correction's weights where a Spec was given, as in `Correction`, else None. The mode decides how

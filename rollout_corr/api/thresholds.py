@@ -111,7 +111,7 @@ def threshold_statistics(
 
     A round counts every micro-batch, adds up and calls `thresholds()`. After three rounds for tokens and `KeepESS`, and
     six for turns and sequences, `Thresholds.complete` is True and `correct(..., spec=thresholds)` applies them.
-    See docs/batches.md. The tensors and the batch as for `correct`.
+    See docs/turns_groups_labels.md. The tensors and the batch as for `correct`.
 
     Args:
         train_logp: Log-probs under the trainer's policy, in any layout of `correct`.

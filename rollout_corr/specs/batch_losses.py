@@ -63,7 +63,7 @@ class ClipCov(PPO):
     """PPO's clip, and 0 at a few tokens of large covariance, which a random draw chooses (Clip-Cov).
 
     The draw is a function of `seed`, of the sequence and of the token's place among the valid tokens of its sequence,
-    so a call repeats to the bit, whatever the padding. A sequence is known by `policy_loss(sequence_ids=...)`, and
+    so a call repeats to the bit, whatever the padding. A sequence is known by `Batch.sequence_ids`, and
     without by its place in the call. Give every step another seed, or other ids.
 
     Args:
@@ -161,9 +161,9 @@ class BAPO(Surrogate):
     """PPO's clip whose bounds rise step by step until positive advantages carry a share of the loss (BAPO).
 
     A > 0 contributes the sum of A min(r, upper bound), A < 0 the sum of |A| max(r, lower bound).
-    From `lower` and `upper` on one bound rises to its end in steps, then the other, and both stop where the positive
-    contribution is at least `share` of both together, or at the end. A higher lower bound never raises that share; it
-    takes the gradient of tokens whose ratio is already far below 1.
+    From `lower` and `upper` on, first one bound rises step by step to its maximum, then the other. The search stops
+    when positive contributions make up at least `share` of the total, or when both are at their maximum. A higher
+    lower bound never raises that share; it removes the gradient of tokens whose ratio is already far below 1.
 
     Args:
         share: Share of the positive contributions, above 0 and at most 1.

@@ -253,7 +253,7 @@ def _block(given: dict[str, Any]) -> Spec:
     given = known_in(given, KNOWN)
     low, high = "token_mask_is_threshold_low", "token_mask_is_threshold_high"
     if (given.get(low) is None) != (given.get(high) is None):
-        message = f"skyrl: {low} and {high} work only together; with one of them SkyRL masks no token, and so does this"
+        message = f"skyrl: {low} and {high} work only together; with one alone SkyRL masks no token, nor does this"
         warn_once(("skyrl", low), message)
     return spec(**given)
 
