@@ -312,7 +312,7 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
 
 @cause(
     "warning",
-    "the mismatch grows along the sequence",
+    "the mismatch grows with the position in the sequence",
     "Look at what depends on the position: rope scaling and its base, a sliding window, a quantized KV cache, "
     "context-parallel ranks that count positions from 0. Penalties of the sampler (presence, frequency, repetition) "
     "look like this too, because tokens repeat more and more: sample without them, or return log-probs before them.",
@@ -383,7 +383,7 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "ratios do not average to 1, as they do over tokens that the rollout policy sampled",
+    "the mean ratio is not 1, although it must be for tokens that were sampled from the rollout policy",
     "Possible causes: raw log-probs under a sampling temperature, a constant that one side adds, log-probs of other "
     "weights than those that sampled; or the trainer has already been trained on these very tokens.",
     hides=("different_policies", "long_products"),
