@@ -137,7 +137,7 @@ def route_agreement(
         raise ValueError(f"train_routes: expected [tokens, layers, experts] or [B, T, layers, experts], got {shape}")
     for name, x in routes.items():
         if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-            raise ValueError(f"{name}: expected the numbers of experts as integers, got {str(x.dtype)[6:]}")
+            raise ValueError(f"{name}: expected integer expert indices, got {str(x.dtype)[6:]}")
         if x.shape != train_routes.shape:
             raise ValueError(f"{name}: expected shape {shape} (of train_routes), got {list(x.shape)}")
     for name, x in given.items():

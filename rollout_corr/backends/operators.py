@@ -90,7 +90,7 @@ def why_not(device: torch.device) -> str | None:
         return None
     if device.type == "cpu" and interprets():
         return None
-    also = "; on the CPU they run in Triton's interpreter alone, for tests" if device.type == "cpu" else ""
+    also = "; on a CPU they run only in Triton's interpreter, for tests" if device.type == "cpu" else ""
     return f"the kernels run on {' and '.join(DEVICES)} tensors{also}"
 
 

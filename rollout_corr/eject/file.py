@@ -242,7 +242,7 @@ def checked(source: str, again: str | None) -> tuple[bool, list[str]]:
     version = next((line for line in lines if line.startswith(WRITTEN)), None)
     place = next((i for i, line in enumerate(lines) if line.startswith(DIGEST)), None)
     if version is None or place is None:
-        return False, ["no file that rollout-corr eject wrote: its first lines are missing"]
+        return False, ["not written by rollout-corr eject: its header lines are missing"]
     edited = digest("\n".join(lines[place + 1 :])) != lines[place].removeprefix(DIGEST).strip()
     said = [version.removeprefix("# "), "edited since" if edited else "not edited since"]
     if again is None:

@@ -161,8 +161,8 @@ class Extra(NamedTuple):
         for one in self.labels:
             if outside := values[count_outside(one)]:
                 found.append(
-                    f"{outside:.0f} {one.units} have an id of {one.name!r} that names no label: ids are 0 to "
-                    f"{len(one.values) - 1}; their metrics are in none of its labels"
+                    f"{outside:.0f} {one.units} have an id of {one.name!r} without a label (ids are 0 to "
+                    f"{len(one.values) - 1}) and count under no label"
                 )
         newer = values["tokens_newer"] if self.ages else 0.0
         if not newer:

@@ -92,7 +92,7 @@ LIMITS = (
     Limit("chi2_train_rollout", "above", 1.0, 3.0,
           "the variance of the token ratios: above 1 weights keep less than half of the batch, above 3 less "
           "than a quarter",
-          "weights keep little of the batch"),
+          "importance weights leave a small effective sample size"),
     Limit("logratio_abs_max", "above", 5.0, 10.0,
           "the largest difference of a token: beyond 10 nats one side calls impossible what the other expects",
           "look for single broken tokens, and for placeholders (0, -1, -9999) at tokens that the mask should leave "
@@ -109,8 +109,8 @@ LIMITS = (
           "lower the upper bound, or take token or geometric weights in place of products"),
     Limit("tokens_nonfinite", "above", 0.0, 0.0, "valid tokens with NaN or infinity", "look for broken logits, and for "
           "tokens for which the engine returned no log-prob"),
-    Limit("tokens_outside", "above", 0.0, 0.0, "valid tokens that belong to no sequence", "pass offsets, which add "
-          "lengths up, as cu_seqlens: [0, 10, 20] and not [10, 10]"),
+    Limit("tokens_outside", "above", 0.0, 0.0, "valid tokens that belong to no sequence", "cu_seqlens holds "
+          "cumulative offsets, not lengths: [0, 10, 20], not [10, 10]"),
     Limit("logratio_abs_mean", "above", 0.11, 0.25, "the mean difference of a token: noise of k3 0.01 "
           "has 0.11, of k3 0.05 0.25", "as for `kl_rollout_train_k3`"),
     Limit("sequence_chi2_train_rollout", "above", 10.0, 30.0, "the variance of product ratios",

@@ -86,8 +86,8 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
         mean, perplexity = -metrics[f"sequence_{side}_log_ppl_mean"], metrics[f"sequence_{side}_ppl_mean"]
         if mean > 1e-3:
             found.append(
-                f"{side}_logp: log-probs lie at or below 0, and these average to {mean:+.3g} over sequences: negative "
-                "log-likelihoods, probabilities or a mask in their place? Pass log-probabilities of the sampled tokens"
+                f"{side}_logp: log-probs are at most 0, but these average {mean:+.3g} per sequence. Did you pass "
+                "negative log-likelihoods, probabilities or a mask? Pass the log-probs of the sampled tokens"
             )
             continue
         for filler in FILLERS:
@@ -109,8 +109,8 @@ def _padding(metrics: Mapping[str, float]) -> list[str]:
         return []
     return [
         f"{padded:.0f} of {rows:.0f} rows begin or end with tokens that are exactly 0 on both sides, and no mask was "
-        "given: is this padding? Pass mask=; else padding counts as agreement, and every metric looks healthier than "
-        "it is"
+        "given. Is this padding? Then pass mask=; otherwise padding counts as agreement and makes every metric look "
+        "healthier than it is"
     ]
 
 
@@ -138,9 +138,9 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
             else "a shift or a constant"
         )
         found.append(
-            f"{_mild(rated)}ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g} and would be 1 if the tokens "
-            f"were sampled from the rollout log-probs: {cause}, a temperature that one side lacks, other weights than "
-            "those that sampled, or an update on these tokens before train_logp was computed"
+            f"{_mild(rated)}ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g}, but it is 1 if the tokens "
+            f"were sampled from the rollout policy; likely causes: {cause}, a temperature applied on one side only, "
+            "weights other than those that sampled, or an update on these tokens before train_logp was computed"
         )
     return found
 
@@ -157,8 +157,8 @@ def _cause(metrics: Mapping[str, float], values: Mapping[str, float]) -> str | N
     fresh = "all tokens are of the current version, so it is not staleness; " if "age" in values else ""
     if related is not None and related < UNRELATED:
         return (
-            f"{fresh}the two probabilities hardly correlate ({related:.2f}): log-probs that are shifted by a token, "
-            "gathered at the wrong place or of other weights"
+            f"{fresh}the two probabilities hardly correlate ({related:.2f}): look for log-probs shifted by a token, "
+            "gathered at the wrong index, or computed with other weights"
         )
     if related is not None and related > RELATED:
         old = "" if fresh else ", or old weights"
@@ -208,7 +208,7 @@ def _kept(metrics: Mapping[str, float], spec: Spec, differ: bool) -> list[str]:
         return []
     hint = "first find out why the two policies differ; wider bounds train on what is broken" if differ else limit.hint
     if not metrics["tokens_kept"]:
-        return [f"everything is rejected, 0.0 % of the tokens train: {hint}"]
+        return [f"every token is rejected, so nothing trains: {hint}"]
     return [
         f"{_mild(state)}only {100 * share:.1f} % of the tokens and "
         f"{100 * metrics['sequences_kept_fraction']:.1f} % of the sequences are kept: {hint}"

@@ -124,7 +124,7 @@ def bounds(
 
 
 def _of_log(bound: float) -> str:
-    return f"; bounds of a ratio are ratios: of the log {bound!r} pass {math.exp(bound):.6g}"
+    return f"; the bounds of a ratio are ratios, not logs: for a log-ratio of {bound!r} pass {math.exp(bound):.6g}"
 
 
 def _bound(name: str, value: object) -> float:

@@ -77,8 +77,12 @@ ITSELF["more"] = ITSELF
 
 # Names of files, what is in them, and what is said.
 REFUSED = {
-    "no line": ("x.jsonl", b"\n", ": no sequence in it"),
-    "no row": ("x.pt", pickled({"train_logp": torch.zeros(0, 4), "rollout_logp": torch.zeros(0, 4)}), "no sequence in"),
+    "no line": ("x.jsonl", b"\n", ": contains no sequences"),
+    "no row": (
+        "x.pt",
+        pickled({"train_logp": torch.zeros(0, 4), "rollout_logp": torch.zeros(0, 4)}),
+        "contains no sequences",
+    ),
     "a tensor": ("x.pt", pickled(X), ": expected a dict of tensors or a list of records, got Tensor"),
     "numbers": ("x.pt", pickled([3]), ", record 0: expected a mapping, got int"),
     "text": ("x.pt", b"hello", ": not a complete .pt file: it is no zip archive"),

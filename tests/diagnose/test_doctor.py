@@ -228,7 +228,7 @@ def test_an_entropy_shows_what_log_probs_cannot(tmp_path):
     for found in (rc.doctor(*logps, batch), rc.doctor(tmp_path / "x.jsonl")):
         assert [one.name for one in found.findings] == ["raw_log_probs"] and "entropy" in found.source.fields
     unseen = rc.doctor(*logps, cu_seqlens=batch.cu_seqlens)
-    assert unseen.healthy and "pass entropy, or processed log-probs" in " ".join(str(unseen).split())
+    assert unseen.healthy and "add `entropy`, or let the engine return" in " ".join(str(unseen).split())
 
 
 def test_two_engines_are_told_from_one():

@@ -546,7 +546,7 @@ def test_other_forms_say_the_same(tmp_path):
 
 ALIASES = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} [{'*' + a}{f',*{a}' * 60}]\n" for a, b in ("ab", "bc", "cd", "de"))
 WRONG = {
-    "run.ini": ("", "expected a file of a configuration, one of .yaml"),
+    "run.ini": ("", "expected a configuration file, one of .yaml"),
     "list.yaml": ("- a", "expected keys and values"),
     "tab.yaml": ("a: [", "run|tab.yaml: while parsing"),
     "run.json": ("{", "Expecting property name"),

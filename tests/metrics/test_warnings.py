@@ -100,7 +100,7 @@ NAMED = {
     "negative log-likelihoods of one side": (("rollout_logp", "negative log-likelihoods"),),
     "probabilities": (("train_logp", "probabilities"), ("rollout_logp", "probabilities")),
     "probabilities of one side": (("rollout_logp", "probabilities"),),
-    "mask in place of rollout": (("rollout_logp", "a mask in their place"),),
+    "mask in place of rollout": (("rollout_logp", "or a mask"),),
     "rollout is 0": (("rollout_logp", "0 at every token", "placeholder"),),
     "rollout is -1": (("rollout_logp", "-1 at every token", "placeholder"),),
     "both are 0": (("train_logp", "with the trainer"), ("rollout_logp", "ask the engine")),
@@ -108,9 +108,9 @@ NAMED = {
     "identical": (("identical", "same tensor"),),
     "all masked": (("no valid token", "mask is 0"),),
     "NaN": (("NaN", "no log-prob"),),
-    "everything rejected": (("everything is rejected", "bounds"),),
+    "everything rejected": (("every token is rejected", "bounds"),),
     "one weight for all": (("effective sample size",),),
-    "offsets that are lengths": (("cu_seqlens", "offsets, which add lengths up"),),
+    "offsets that are lengths": (("cu_seqlens", "cumulative offsets"),),
     "temperature": (("kl_rollout_train_k3", "temperature"),),
     "top-p": (("ratio_mean", "top-p"),),
 }
@@ -269,7 +269,7 @@ def test_units_whose_id_names_no_label_are_named():
     x = -torch.rand(4, 30)
     labels = {"environment": rc.Labels(torch.tensor([0, 1, 2, -1]), ("math", "code"))}
     (said,) = rc.correct(x, x - 1e-3 * torch.rand(4, 30), rc.Batch(labels=labels)).warnings()
-    assert said.startswith("2 sequences have an id of 'environment' that names no label: ids are 0 to 1")
+    assert said.startswith("2 sequences have an id of 'environment' without a label (ids are 0 to 1)")
 
 
 def test_merged_statistics_speak_once():

@@ -126,7 +126,7 @@ class Source(ABC):
         if sequences == 0:
             if self.problems.shown:
                 raise self.problems.shown[0].error() from self.problems.cause
-            raise DumpError(f"{self.where}: no sequence in it")
+            raise DumpError(f"{self.where}: contains no sequences")
 
     def _read(self, i: int, count: int, part: Part) -> Iterator[Chunk]:
         """Open part i of all and read it."""

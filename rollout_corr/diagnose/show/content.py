@@ -36,8 +36,8 @@ ABOUT_D = f"D is {MEANING_D}."
 HEALTHY = "no known sign of a bug, and the policies agree"
 # Without entropies.
 UNSEEN = (
-    "Not visible here: log-probs before temperature or top-p agree on both sides, whatever sampled; pass entropy, or "
-    "processed log-probs, to see it"
+    "Cannot be seen here: if both sides report log-probs from before temperature or top-p, they agree even if the "
+    "tokens were sampled from another distribution; add `entropy`, or let the engine return processed log-probs"
 )
 
 # Columns without a role that are named.

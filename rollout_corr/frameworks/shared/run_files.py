@@ -78,7 +78,7 @@ def _flat(block: Mapping[Any, Any], outer: str = "") -> Iterator[tuple[str, Any]
 def _of_file(path: Path, within: tuple[Path, ...]) -> Settings:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UnreadableRun(f"{path}: expected a file of a configuration, one of {', '.join(SUFFIXES)}")
+        raise UnreadableRun(f"{path}: expected a configuration file, one of {', '.join(SUFFIXES)}")
     try:
         if path.stat().st_size > LARGEST:
             raise NoConfiguration(f"{path}: expected a configuration, got a file of more than {LARGEST >> 20} MiB")

@@ -73,7 +73,7 @@ def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = 
 
 
 def _leave_out(key: object, known: list[str]) -> None:
-    message = f"unknown key {key!r} is left out: a key of a newer release?{nearest(key, known, 0.75)}"
+    message = f"unknown key {key!r} is ignored; it may belong to a newer release{nearest(key, known, 0.75)}"
     warn_once(("unknown", str(key), *known), message)
 
 

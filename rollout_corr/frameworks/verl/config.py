@@ -271,8 +271,8 @@ def read(config: object, *, k1_bounds: str = "verl") -> Spec:
         threshold = given.get("rollout_is_threshold", 2.0)
         if threshold is None:
             raise ValueError(
-                "rollout_is_threshold: expected a threshold for rollout_is, got null, with which verl drops the "
-                "weights silently; write rollout_is: null for no weights"
+                "rollout_is_threshold: expected a threshold for rollout_is, got null, for which verl silently "
+                "drops the weights; if you want no weights, write rollout_is: null"
             )
         weight = verl_options.weight(given["rollout_is"], threshold, normalize)
     return made(weight, (*_rejection(given, k1_bounds), *_veto(given)))
