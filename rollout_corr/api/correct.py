@@ -38,8 +38,8 @@ class Correction(HasStatistics, Generic[L_co, W_co]):
 
     Attributes:
         weights: Importance weights in the layout of train_logp, fp32 (fp64 for fp64 log-probs), 0 at invalid tokens.
-            None without a Spec. Also None, which the type does not tell, where the Spec has no weight and rejection
-            edits only the mask, and in a dry run.
+            None without a Spec, in a dry run, or if the Spec has no weight and rejection edits only the mask (the type
+            does not tell the last two).
         mask: Non-zero at trained tokens: dtype and shape of the mask given.
         keep: [S] bool, False where a criterion rejected the whole sequence.
         statistics: Mergeable statistics on the device.

@@ -63,8 +63,8 @@ def dump(
     touches no disk, and raises nothing once its arguments are checked.
 
     What the future has answered for is in the file, whatever becomes of the process: whole, once, and handed to the
-    kernel, so a kill cannot take it back; a power cut can. A call that fails leaves nothing of it in the file, or its
-    error says how much. Threads and, where the file system has locks, processes may write to one path.
+    kernel, so a kill cannot take it back; a power cut can. A failed call leaves nothing in the file, or its error
+    says how much of it remains. Threads and, where the file system has locks, processes may write to one path.
 
     At most four calls wait for the disk on one path, and calls on eight paths; a further one writes nothing. A process
     that ends waits ten seconds for its disk and then says in a RuntimeWarning what was not written. A forked process

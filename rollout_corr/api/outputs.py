@@ -21,7 +21,7 @@ ALIGNED = 16
 class Outputs:
     """Tensors that `correct` writes to, every element of them, and hands back.
 
-    Every call overwrites them, so a result that is to outlive the next call is cloned, or has tensors of its own.
+    Every call overwrites them, so clone a result that has to outlive the next call, or give it tensors of its own.
 
     Attributes:
         weights: Shaped like train_logp, contiguous, in the dtype of `Correction.weights`; None: a new tensor.

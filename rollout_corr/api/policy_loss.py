@@ -163,7 +163,7 @@ def policy_loss(
         rollout_logp: Log-probs under the engine that sampled the tokens, same layout. Next to `old_logp` only a `spec`
             and surrogates of new/rollout read them: without these nothing is corrected, as `warnings()` says.
         ref_logp: Log-probs under the reference policy, same layout; needed by `Loss.kl`.
-        correction: What `correct` gave: its weights multiply the surrogate, and its mask says what trains. Or
+        correction: What `correct` returned: its weights multiply the surrogate, and its mask says what trains. Or
             `Factors`, weights and a mask from elsewhere.
         spec: In its place, correct in the same call, from old/rollout, or from new/rollout in bypass mode. Criteria
             with of="new/rollout" and of="new/old" work here. `Thresholds` as for `correct`: of old_logp, in bypass mode

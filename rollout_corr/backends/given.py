@@ -32,8 +32,8 @@ class Labels:
     Attributes:
         ids: [S] or [S, 1] of sequences, [U] or [U, 1] of turns, or one for each token in the layout of the log-probs.
             None under the name "age" alone, whose ids are the ages of `versions`.
-        names: The name of each label, in the order of the ids; or how many labels there are. A last name of ages that
-            ends in "+", such as "4+", is of all older tokens too.
+        names: The name of each label, in the order of the ids; or how many labels there are. For ages, a last name that
+            ends in "+", such as "4+", covers all older tokens.
     """
 
     ids: LogProbs | None = None
@@ -68,7 +68,7 @@ Turns = LogProbs | Literal["runs"] | TurnIds
 )  # fmt: skip
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Batch:
-    """Everything about the tokens of a batch but their log-probs. Every call takes one and reads it once.
+    """Everything about the tokens of a batch except their log-probs. Every call takes one and reads it once.
 
     A loop makes one and passes it to `correct`, `policy_loss` and `dump`. It holds the tensors as they are, and keeps
     what a call has read of offsets, turns and groups. A tensor that is written to afterwards is read again. Torch does
@@ -76,7 +76,7 @@ class Batch:
 
     Args:
         mask: Non-zero is valid: same layout as the log-probs, any bool, integer or floating dtype. None: every token is
-            valid. A value at an invalid token is never read into a result.
+            valid. Values at invalid tokens never affect a result.
         cu_seqlens: [S + 1] int32 or int64 offsets of packed sequences, on the CPU or on the device. Tokens outside
             every interval belong to no sequence: weight 0, mask 0.
         turns: The turns of each sequence, for weights and criteria over turns and for their metrics: [U + 1] int32 or
@@ -88,7 +88,7 @@ class Batch:
             log-probs, as the heads that give log-probs return it: for metrics, criteria with stat="entropy", the
             entropy bonus of a loss (whose gradient goes there) and EntropyClip. Each call with it reports its metrics.
         labels: `Labels` by name, {"environment": rc.Labels(ids, ["math", "code"])}, by which
-            `out.metrics(by="environment")` tells apart. An id that names no label is counted, and no error. "age"
+            `out.metrics(by="environment")` tells apart. An id without a label is counted, and is not an error. "age"
             without ids makes labels of the ages of `versions`.
         external: Per-token statistics by name, same layout; needed by criteria with stat="external".
         kept_mass: The mass that truncated sampling (top-k, top-p, min-p) kept, as `KeptMass`. None: sampling was not

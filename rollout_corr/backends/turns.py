@@ -26,8 +26,8 @@ class TurnIds:
 
     Attributes:
         ids: An integer for each token, in the layout of the log-probs, or "runs".
-        at_most: The largest number of turns. A device needs it: without it their number is read there, which waits.
-            Turns that are not there are empty; where there are more, the last one has the rest.
+        at_most: The largest number of turns. Pass it on a device: otherwise counting the turns costs a host sync.
+            Surplus turns are empty; if there are more turns than this, the last one takes the rest.
     """
 
     ids: LogProbs | Literal["runs"]

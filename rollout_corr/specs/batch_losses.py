@@ -60,7 +60,7 @@ def _of_chosen(covariance: Tensor, chosen: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, repr=False)
 class ClipCov(PPO):
-    """PPO's clip, and 0 at a few tokens of large covariance, which a random draw chooses (Clip-Cov).
+    """PPO's clip, with the loss set to 0 at a few randomly drawn tokens of large covariance (Clip-Cov).
 
     The draw is a function of `seed`, of the sequence and of the token's place among the valid tokens of its sequence,
     so a call repeats to the bit, whatever the padding. A sequence is known by `Batch.sequence_ids`, and

@@ -39,8 +39,8 @@ class Criterion(Bounded):
             the same sign) need `advantages`. A turn or sequence is selected by its mean advantage over valid tokens;
             for "outward" by holding an outward token. With drop="token" it is tested if it holds a selected token.
         drop: A failure rejects the "unit" that was tested, all tokens of its "sequence", or only those tokens of the
-            unit that `when` selects ("token"); of a prefix the "unit" is its last token, and "rest" is that and every
-            later token of the sequence.
+            unit that `when` selects ("token"); for a prefix, the "unit" is its last token, and "rest" is that token and
+            all later ones.
         of: The two policies compared. "new/rollout" and "new/old" exist only inside `policy_loss`.
         label: The prefix of this criterion's metrics; by default made from the other fields.
         name: The key of the tensor in `Batch.external`. Only with stat="external".

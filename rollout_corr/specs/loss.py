@@ -22,7 +22,7 @@ from .validate import shown, wrong_type
 )  # fmt: skip
 @dataclass(frozen=True, repr=False)
 class Loss(Checked):
-    """Everything of a policy loss that is no tensor: frozen, hashable, checked when it is made, plain data.
+    """Everything about a policy loss that is not a tensor: frozen, hashable, checked when it is made, plain data.
 
     Args:
         surrogate: PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; or ClipCov,

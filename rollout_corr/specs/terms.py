@@ -93,8 +93,8 @@ class KL(Checked):
     Args:
         kind: Its value: "k1" k, "abs" |k|, "k2" k^2 / 2, "k3" e^-k - 1 + k. k is saturated at +-1024.
         coef: Factor of the term.
-        gradient: The kind whose gradient it has, if not its own (straight-through). The mean of k3 is the KL, but its
-            gradient is not the KL's; the gradient of k2 is.
+        gradient: The kind whose gradient it has, if not its own (straight-through). The expectation of k3 is the KL,
+            but its expected gradient is not the KL's; that of k2 is.
         log_clamp: k is clamped to +-log_clamp in k3.
         value_clamp: k3 is at most this (frameworks take 10), or None. No gradient flows beyond.
         weight: A further factor: None, "ratio" the differentiable r (unbiased for samples of base), "weights" the

@@ -63,8 +63,8 @@ class Weight(Bounded):
             the sequence's group, of `Batch.groups`: self-normalized importance sampling. "sequence" divides by the mean
             over the sequence's valid tokens, for weights of tokens, prefixes or turns. None does not.
         token_clamp: Every D is clamped to +-token_clamp before anything else; None: it is not.
-        growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): they grow in log
-            space as a random walk spreads. Only with over="prefix".
+        growth: "sqrt" raises both bounds of the t-th token of a sequence to the power of sqrt(t): in log space they
+            widen like a random walk. Only with over="prefix".
         within: Where a prefix begins: the "sequence", or each "turn" of one. Only with over="prefix".
         decay: What is handed back is the weight times decay^age, with age = current - version of the token, of
             `Batch.versions`, and 0 < decay <= 1. Metrics are of weights before it. None: there is none.

@@ -125,7 +125,7 @@ def spec(name: str, /, *config: object, **arguments: Any) -> Spec:
             0.9.1 does not.
 
     Returns:
-        The Spec. The loss that it feeds (verl's `bypass_mode` and `loss_type`) is no part of it; `rc.recipe` has it.
+        The Spec. The loss that it feeds (verl's `bypass_mode` and `loss_type`) is not part of it; `rc.recipe` has it.
 
     Raises:
         ValueError: An unknown name, framework or key (with the closest ones), or a wrong value, named.
