@@ -47,7 +47,7 @@ def tried(wheel: Path, python: str, torch: str, scratch: Path) -> dict | str:
     subprocess.run([python, "-m", "venv", venv], check=True)
     empty.mkdir()
     inside = venv / "bin" / "python"
-    wanted = [f"{wheel}[demo]", "torch" if torch == "newest" else f"torch=={torch}", *ALSO]
+    wanted = [str(wheel), "torch" if torch == "newest" else f"torch=={torch}", *ALSO]
     install = [inside, "-m", "pip", "install", "--quiet", "--no-cache-dir", *wanted]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     if done.returncode:

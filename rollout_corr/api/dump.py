@@ -71,8 +71,8 @@ def dump(
     has nothing of what waits in its parent, which writes it.
 
     Args:
-        path: "x.jsonl", to which every call appends one line a sequence; or a folder, in which every call writes a
-            .pt file of its own, named after the step.
+        path: "x.jsonl", to which every call appends one line per sequence; or a folder, in which every call writes
+            a .pt file of its own, named after the step. Missing folders are made.
         train_logp: As for `correct`: packed, padded, jagged or a list.
         rollout_logp: The same layout.
         batch: Everything else about the tokens, as `Batch`: mask, offsets, turns, versions, kept mass, entropy, labels

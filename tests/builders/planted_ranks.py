@@ -1,4 +1,4 @@
-"""What differs on one rank, and ranks that stay away, as they run on one rank; and whether an error names them."""
+"""Calls that differ on one rank or that one rank leaves out, each run on its ranks; whether an error names the rank."""
 
 from __future__ import annotations
 

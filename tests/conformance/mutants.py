@@ -71,7 +71,7 @@ REASONS: tuple[tuple[str, Callable[[Row, Any], bool], str], ...] = (
 
 @dataclass
 class Mutants:
-    """What became of the mutants of a row."""
+    """Outcome of a row's mutants: the number noticed, and the reason or "" for each one missed."""
 
     row: str
     noticed: int = 0

@@ -23,7 +23,7 @@ Part = TypeVar("Part", Weight, Criterion)
 
 
 class Said(NamedTuple):
-    """What a framework can say of a Spec: the Spec that its settings mean, and these, as `Spec.to_config` has them."""
+    """A framework's settings nearest to a Spec, as `Spec.to_config` returns them, and the Spec that they mean."""
 
     spec: Spec
     config: dict[str, Any]
