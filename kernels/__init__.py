@@ -1,6 +1,6 @@
 """The Triton kernels, installed as `rollout_corr.kernels`. One folder for each operation; the files here are shared."""
 
-# A copy of the package may have more around its name.
+# A copy on the Hub has the backend and the commit around the name of the package.
 if "rollout_corr" not in __name__.rpartition(".")[0]:
     raise ImportError(
         f"this folder is rollout_corr.kernels and was imported as {__name__!r}. The top-level name `kernels` is "

@@ -43,9 +43,12 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
 class PartsOfTurns:
     """Turns that lie on several ranks: one without a token here may belong to either of two sequences.
 
-    `owners`, [2, U] int64, is to be added up over the ranks: the sequence of each turn, of those ranks that have a
-    token of it, and how many they are. The kernels read `within`, [S + 1], which turns a sequence has, and where
-    advantages are `per_sequence` those of turns.
+    Attributes:
+        owners: [2, U] int64, to be added up over the ranks: the sequence of each turn, of those ranks that have a token
+            of it, and how many they are.
+        within: [S + 1] int64, from which the kernels read the turns of a sequence.
+        advantages: [U], of a sequence at its first turn; None unless there is one per sequence.
+        per_sequence: [S], these advantages.
     """
 
     owners: Tensor
