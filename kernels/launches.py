@@ -324,28 +324,35 @@ def compiled_beside(threads: int) -> Iterator[Sequence[Future[Any]]]:
             _THREAD.only_compiles = False
 
 
+# Held while a launcher is replaced. Two threads that replaced one at a time would each put back what they found, the
+# second of them the recorder of the first.
+_RECORDING = threading.Lock()
+
+
 @contextmanager
 def recorded(compiled: Any) -> Iterator[list[tuple[Callable[..., object], tuple[Any, ...]]]]:
     """Record how Triton calls the launcher of a compiled kernel in this thread: the launcher, and its arguments.
 
-    Nothing promises that call. Where Triton has its launchers elsewhere nothing is recorded.
+    Nothing promises that call. Where Triton has its launchers elsewhere nothing is recorded. One thread records at a
+    time, since the launcher of a compiled kernel is replaced for all of them.
     """
     calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-    if not hasattr(compiled, "_run") or compiled.run is not compiled._run:
-        yield calls
-        return
-    thread, launcher = threading.get_ident(), compiled.run
+    with _RECORDING:
+        if not hasattr(compiled, "_run") or compiled.run is not compiled._run:
+            yield calls
+            return
+        thread, launcher = threading.get_ident(), compiled.run
 
-    def record(*arguments: Any, **named: Any) -> None:
-        if threading.get_ident() == thread and not named:
-            calls.append((launcher, arguments))
-        launcher(*arguments, **named)
+        def record(*arguments: Any, **named: Any) -> None:
+            if threading.get_ident() == thread and not named:
+                calls.append((launcher, arguments))
+            launcher(*arguments, **named)
 
-    compiled._run = record
-    try:
-        yield calls
-    finally:
-        compiled._run = launcher
+        compiled._run = record
+        try:
+            yield calls
+        finally:
+            compiled._run = launcher
 
 
 def is_same_call(call: tuple[Any, ...], mine: tuple[Any, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -235,6 +236,47 @@ def test_what_other_threads_launch_is_launched():
                 list(pool.map(lambda _: launch.run(), range(40)))
         assert len(driver.launched) == before + 40
         assert {id(kept) for kept, *_ in driver.launched} == {id(driver.launched[0][0])}
+
+
+class Crossing(Driver):
+    """A driver whose first launch ends while the second runs, if that does not wait for the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.first_is_over = (threading.Event(), threading.Event()), threading.Event()
+
+    def load(self, kernel, options):
+        super().load(kernel, options)
+        run, waits = kernel._run, iter((self.began[1], self.first_is_over))
+
+        def crossed(*arguments):
+            run(*arguments)
+            other = next(waits, None)
+            if other is not None:
+                self.began[len(self.launched) - 1].set()
+                other.wait(0.5)
+
+        kernel._run = crossed
+        return kernel
+
+
+def test_two_threads_that_first_launch_a_kernel_leave_its_launcher():
+    """Neither puts back the recorder of the other, which would keep the arguments of every launch from then on."""
+    with dispatched(driver=Crossing()) as driver:
+        variant = next(iter(SMALL.values()))
+        one, other = (variant.launches(variant.given(256, 2, CPU))[0] for _ in range(2))
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(one.run)
+            assert driver.began[0].wait(60)
+            second = pool.submit(other.run)
+            first.result()
+            driver.first_is_over.set()
+            second.result()
+        ((kernel, *_), *_) = driver.launched
+        (kept,) = one.site.compiled.values()
+        assert kernel.run.__name__ == kept.launcher.__name__ == "crossed"
+        one.run()
+        assert len(driver.launched) == 3 and len(driver.compiled) == 1
 
 
 def test_a_forked_child_has_what_its_parent_kept():
