@@ -85,8 +85,8 @@ class Attempt:
         state = self.drop_in.installed()
         ours = self.note is not None and self.refused is None
         waiting = {f"{self.fake.name}.{part}" for part in PARTS if part not in self.imported}
-        if state.active != (ours and bool(self.imported)) or (not ours and state.replaced):
-            raise Wrong(f"after {after}: active is {state.active}, {state.replaced} are ours: {state.why}")
+        if state.in_place != (ours and bool(self.imported)) or (not ours and state.replaced):
+            raise Wrong(f"after {after}: in_place is {state.in_place}, {state.replaced} are ours: {state.why}")
         if self.refused is not None and self.fake.misfits[self.refused] not in state.why:
             raise Wrong(f"after {after}: why does not name what did not fit: {state.why}")
         if self.note is not None and set(state.waiting) != waiting:

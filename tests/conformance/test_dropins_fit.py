@@ -49,7 +49,7 @@ def install_on(source, drop_in, switches, monkeypatch):
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
         status = drop_in.install(**switches)
-        assert status.active and set(status.covered) == set(status.replaced) == set(functions), status.why
+        assert status.in_place and set(status.covered) == set(status.replaced) == set(functions), status.why
     finally:
         drop_in.uninstall()
         for target in targets:

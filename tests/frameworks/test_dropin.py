@@ -48,7 +48,7 @@ def test_replaces_everywhere(made, tmp_path, caplog):
     helper, _, trainer = fake.load()
     theirs = [dict(vars(x)) for x in (helper, trainer, trainer.Base, trainer.Trainer)]
     status = drop_in.install(fake.targets)
-    assert status.active and status.version == "1.0" and status.checked and status.waiting == ()
+    assert status.in_place and status.version == "1.0" and status.checked and status.waiting == ()
     (tmp_path / "peer/worker.py").write_text("from peer.helper import correct\n")
     (worker,) = fake.load("worker")
     assert worker.correct(7, 3.0) == helper.correct(7, bound=3.0) == ("ours", 7, 3.0) and all_are(fake, "ours")
@@ -73,13 +73,13 @@ def test_waits_for_the_import(made):
     """Nothing is imported for the sake of being replaced; what is imported later is replaced before anyone sees it."""
     fake, drop_in = made()
     status = drop_in.install(fake.targets, note="mine")
-    assert "peer" not in sys.modules and not status.active
+    assert "peer" not in sys.modules and not status.in_place
     assert status.waiting == ("peer.helper", "peer.losses", "peer.trainer")
     assert status.why.endswith("waiting for the import of peer.helper, peer.losses, peer.trainer")
     for module in fake.load():
         assert type(module.__loader__).__module__ != imports.__name__
         assert module.__spec__.loader is module.__loader__
-    assert all_are(fake, "mine") and drop_in.installed().active and drop_in.installed().waiting == ()
+    assert all_are(fake, "mine") and drop_in.installed().in_place and drop_in.installed().waiting == ()
 
 
 def test_uninstalled_before_the_import(made):
@@ -106,7 +106,7 @@ def test_installed_again(made):
     helper, *_ = fake.load()
     drop_in.install(fake.targets)
     first = helper.correct
-    assert drop_in.install(fake.targets).active and helper.correct is first
+    assert drop_in.install(fake.targets).in_place and helper.correct is first
     assert drop_in.install(fake.targets, note="again").switches == {"note": "again"} and all_are(fake, "again")
     drop_in.uninstall()
     drop_in.uninstall()
@@ -131,12 +131,12 @@ def test_somebody_else_replaced_it(made):
     helper, *_ = fake.load()
     drop_in.install(fake.targets)
     helper.correct = other = lambda x, bound=2.0: ("other", x)
-    assert not drop_in.installed().active and "other code has replaced" in drop_in.installed().why
+    assert not drop_in.installed().in_place and "other code has replaced" in drop_in.installed().why
     said = refusal(lambda: drop_in.install(fake.targets))
     assert said.startswith("peer.helper.correct was replaced or reloaded by other code since the last install()")
     drop_in.uninstall()
     assert helper.correct is other
-    assert drop_in.install(fake.targets).active and helper.correct(7)[0] == "ours"
+    assert drop_in.install(fake.targets).in_place and helper.correct(7)[0] == "ours"
 
 
 def test_reloaded(made):
@@ -145,7 +145,7 @@ def test_reloaded(made):
     drop_in.install(fake.targets)
     helper, *_ = fake.load()
     importlib.reload(helper)
-    assert all_are(fake, "ours") and drop_in.installed().active
+    assert all_are(fake, "ours") and drop_in.installed().in_place
     drop_in.uninstall()
     assert all_are(fake, "theirs")
 
@@ -163,7 +163,7 @@ def test_odd_imports(made, tmp_path):
         fake.load("helper")
     (tmp_path / "peer/mended").touch()
     fake.load()
-    assert all_are(fake, "ours") and drop_in.installed().active
+    assert all_are(fake, "ours") and drop_in.installed().in_place
     assert sys.modules["peer.circle"].correct(7)[0] == "ours" and "__file__" not in vars(sys.modules["peer.losses"])
 
 
@@ -198,7 +198,7 @@ def test_imported_by_threads_at_once(made):
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert failed == [] and drop_in.installed().active and all_are(fake, "ours")
+    assert failed == [] and drop_in.installed().in_place and all_are(fake, "ours")
 
 
 # --- what is refused ---
@@ -209,7 +209,7 @@ def test_what_fits(kind, made):
     fake, drop_in = made(losses=kind)
     drop_in.install(fake.targets)
     _, losses, _ = fake.load()
-    assert drop_in.installed().active and all_are(fake, "ours")
+    assert drop_in.installed().in_place and all_are(fake, "ours")
     drop_in.uninstall()
     assert all_are(fake, "theirs") and ("correct" in vars(losses)) == (kind != "looked up when asked")
 
@@ -228,7 +228,7 @@ def test_what_does_not_fit(part, kind, first, made, caplog):
     if first == "install":
         drop_in.install(fake.targets)
         kept = functools.partial(helper.correct, 7)
-        assert drop_in.installed().active and kept()[0] == "ours"
+        assert drop_in.installed().in_place and kept()[0] == "ours"
         said = refusal(lambda: fake.load(part))
         assert refusal(lambda: fake.load(part)) == said and words in caplog.text
         assert kept()[0] == "theirs" and f"peer.{part}" not in sys.modules
@@ -239,7 +239,7 @@ def test_what_does_not_fit(part, kind, first, made, caplog):
     assert said.startswith(f"peer.{name} of peer 1.0 ") and words in said
     assert said.endswith("Nothing of peer is replaced by this: rollout_corr.frameworks.peer serves peer 1.0")
     state = drop_in.installed()
-    assert not state.active and state.replaced == () and words in state.why
+    assert not state.in_place and state.replaced == () and words in state.why
     assert set(fake.answers().values()) == {"theirs"}
 
 
@@ -254,7 +254,7 @@ def test_a_module_that_fits_after_it_did_not(made, tmp_path):
     importlib.invalidate_caches()
     fake.load("losses")
     fake.misfits.clear()
-    assert drop_in.installed().active and all_are(fake, "ours")
+    assert drop_in.installed().in_place and all_are(fake, "ours")
 
 
 def test_a_refused_installation_leaves_the_one_before(made):
@@ -263,7 +263,7 @@ def test_a_refused_installation_leaves_the_one_before(made):
     drop_in.install(fake.targets[:1], note="first")
     refusal(lambda: drop_in.install(fake.targets))
     state = drop_in.installed()
-    assert state.active and "the last install() changed nothing: peer.losses.correct" in state.why
+    assert state.in_place and "the last install() changed nothing: peer.losses.correct" in state.why
     assert fake.answers()["by name"] == "first"
 
 
@@ -279,7 +279,7 @@ def test_a_class_that_refuses_assignments(made):
     trainer.Trainer = Refusing("Trainer", (trainer.Base,), {"step": lambda self, x: ("theirs", x)})
     said = refusal(lambda: drop_in.install(fake.targets))
     assert "peer.trainer.Trainer.step of peer 1.0 could not be replaced (TypeError: this class is immutable)" in said
-    assert all_are(fake, "theirs") and not drop_in.installed().active and said in drop_in.installed().why
+    assert all_are(fake, "theirs") and not drop_in.installed().in_place and said in drop_in.installed().why
 
 
 def test_half_imported_modules(made, tmp_path):
@@ -303,7 +303,7 @@ def test_half_imported_modules(made, tmp_path):
         goes_on.set()
         importing.join(20)
         del sys.modules["peer_calls"]
-    assert not drop_in.installed().active and expected in drop_in.installed().why
+    assert not drop_in.installed().in_place and expected in drop_in.installed().why
     spec = importlib.util.find_spec("peer.trainer")
     spec.loader = importlib.util.LazyLoader(spec.loader)
     sys.modules["peer.trainer"] = importlib.util.module_from_spec(spec)
@@ -320,7 +320,7 @@ def test_what_is_missing(made, tmp_path):
     said = refusal(lambda: drop_in.install((*fake.targets, Target("peer.losses.more", "f", ours))))
     assert f"peer at {tmp_path / 'peer'} has no module peer.losses. " in said and "peer" not in sys.modules
     assert said.endswith("rollout_corr.frameworks.peer serves peer 1.0, 1.1, not 0.9")
-    assert not drop_in.installed().active and said in drop_in.installed().why
+    assert not drop_in.installed().in_place and said in drop_in.installed().why
 
 
 # --- what is said ---
@@ -469,7 +469,7 @@ def test_every_drop_in_replaces_and_restores(framework, switches, count, monkeyp
             setattr(holder, name, staticmethod(space[name]) if static else space[name])
             theirs[target.path] = holder, name, space[name]
         status = module.install(**switches)
-        assert status.active and set(theirs) == set(status.replaced) and len(theirs) == count
+        assert status.in_place and set(theirs) == set(status.replaced) and len(theirs) == count
         for holder, name, original in theirs.values():
             assert getattr(holder, name).__wrapped__ is original
         # All but what chooses the functions themselves is handed to each of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from concurrent.futures import wait
 from importlib import import_module
@@ -118,6 +119,7 @@ def watched(monkeypatch):
     def watch(name, dumps=None, speaks=True):
         dropin = drop_in_of(name)
         monkeypatch.setattr(dropin.DROP_IN, "_said", set())
+        monkeypatch.setattr(dropin.DROP_IN, "_told", set())
         monkeypatch.setattr(dropin.DROP_IN, "speaker", Speaker(lambda: "it 1.0") if speaks else None)
         monkeypatch.setattr(dropin.DROP_IN, "dumps", dumps)
         return dropin
@@ -216,15 +218,30 @@ def test_a_spec_stands_in_place_of_the_configuration(name, watched):
         assert torch.equal(weights, torch.where(out.mask != 0, out.weights, 0.0))
     elif name != "openrlhf":
         assert torch.equal(weights, out.weights) and torch.equal(mask != 0, out.mask != 0)
-    if name in ("verl", "skyrl", "xtuner"):
-        native = out.metrics(prefix="rollout_corr/")
-        assert {key: metrics[key] for key in native} == native and len(metrics) > len(native) + 3
     if name == "areal":
         assert metrics["filtered"] == pytest.approx(1.0 - out.metrics()["tokens_kept_fraction"])
     if name == "openrlhf":
         of_all = out.metrics()
         assert metrics["vllm_kl"] == pytest.approx(of_all["kl_rollout_train_k1"])
         assert metrics["is_filter_ratio"] == pytest.approx(1.0 - of_all["tokens_kept_fraction"])
+
+
+@pytest.mark.parametrize("name", ["verl", "skyrl", "xtuner"])
+def test_which_of_our_metrics_are_logged(name, watched):
+    """The ten of the dashboard, the default, or all; the framework's own keys and numbers are the same either way."""
+    out = rc.correct(TRAIN, ROLLOUT, mask=MASK, spec=SPEC)
+    theirs = []
+    for names, switches in (
+        ("dashboard", {}),
+        ("dashboard", {"metrics": "dashboard"}),
+        ("native", {"metrics": "native"}),
+    ):
+        metrics = CALLS[name](watched(name), TRAIN, spec=SPEC, **switches)[2]
+        ours = out.metrics(names, prefix="rollout_corr/")
+        assert {key: metrics.pop(key) for key in ours} == ours
+        theirs.append(metrics)
+    assert theirs[0] == theirs[1] == theirs[2] and len(theirs[0]) >= 5
+    assert not [key for key in theirs[0] if key.removeprefix("rollout_corr/") in out.metrics()]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -237,6 +254,8 @@ def test_the_backend_is_handed_on(name, watched):
 def test_a_spec_that_needs_more_than_the_framework_has_is_refused(name):
     switches = inspect.signature(drop_in_of(name).install).parameters
     assert {"spec", "backend", "warnings", "dump", "every"} <= switches.keys()
+    if name not in ("areal", "openrlhf"):  # which log none of ours
+        assert switches["metrics"].default == "dashboard"
     install = drop_in_of(name).install
     with pytest.raises(ValueError, match=f"^spec: expected one that needs no turns, which {name} does not hand"):
         install(spec=rc.Spec(turns=True))
@@ -294,16 +313,87 @@ def test_the_state_is_short():
     switches = {"spec": SPEC, "backend": "torch", "note": "x" * 200}
     missing = "the losses", "the samples"
     why = f"{'framework 1.0 uses ' * 9}; later"
-    state = Installed(True, why, "1.0", many, many, switches, None, True, many, missing)
-    assert len(repr(state)) <= 400 and repr(state).endswith(f"not covered  the losses\n{' ' * 13}the samples")
+    last = "your Spec is not used: vllm_importance_sampling_correction is off"
+    state = Installed(True, why, False, last, "1.0", many, many, switches, None, True, many, missing)
+    assert len(repr(state)) <= 500 and repr(state).endswith(f"not covered  the losses\n{' ' * 13}the samples")
     assert "module_0.function and 39 more, replaced when imported" in repr(state) and state.waiting == many
-    short = repr(state._replace(why="framework 1.0 uses ours; later", waiting=(), switches={}, not_covered=()))
-    assert short.splitlines() == [
-        "active       yes: framework 1.0 uses ours",
+    short = state._replace(why="framework 1.0 uses ours; later", waiting=(), switches={}, not_covered=())
+    assert repr(short).splitlines() == [
+        "replaced     yes: framework 1.0 uses ours",
+        "active       no, at the last call: your Spec is not used: vllm_importance_sampling_correction is",
+        "             off",
         "waiting      -",
         "switches     -",
         "not covered  -",
     ]
+
+
+# --- whether batches are corrected ---
+
+
+def said_of_batches(caplog):
+    """The level and the words of every line that says whether the correction is active."""
+    found = [(record.levelname, record.getMessage().partition("correction active: ")[2]) for record in caplog.records]
+    return [(level, words) for level, words in found if words]
+
+
+def test_every_install_says_anew_what_becomes_of_batches(made, caplog):
+    """Once for each answer, also if a second installation is the same as the first."""
+    _, drop_in = made()
+    for spec in (None, SPEC, SPEC):
+        drop_in.install((), spec=spec)
+        for _ in range(2):
+            drop_in.say_skipped("its switch is off")
+    unused = "no, your Spec is not used: its switch is off"
+    assert said_of_batches(caplog) == [("WARNING", words) for words in ("no, its switch is off", unused, unused)]
+
+
+def test_the_state_tells_replaced_from_active(made):
+    """Functions that are in place may correct nothing; before the first call, and after `uninstall`, nobody knows."""
+    fake, drop_in = made()
+    fake.load()
+    state = drop_in.install(fake.targets)
+    assert (state.in_place, state.active, state.last) == (True, None, "")
+    assert "\nactive       no call in this process yet\n" in repr(state)
+    drop_in.say(False, "its switch is off")
+    state = drop_in.installed()
+    assert (state.in_place, state.active, state.last) == (True, False, "its switch is off")
+    assert repr(state).startswith("replaced     yes: peer 1.0 uses the functions of rollout-corr in 6 places\n")
+    assert "\nactive       no, at the last call: its switch is off\n" in repr(state)
+    drop_in.say(True, "everything")
+    assert drop_in.installed().active and "active       yes, at the last call: everything" in repr(drop_in.installed())
+    drop_in.uninstall()
+    assert drop_in.installed().active is None
+
+
+def test_a_spec_that_changes_nothing_is_not_called_active(made, caplog):
+    _, drop_in = made()
+    for spec in (rc.Spec(), SPEC, rc.Spec(weight=rc.Weight.token(), apply=False)):
+        drop_in.say_spec(spec)
+    measures, corrects, dry = (words for _, words in said_of_batches(caplog))
+    assert measures == "no, Spec() measures only" and corrects == f"yes, {SPEC!r}"
+    assert dry == "no, dry run of Spec(weight=Weight.token(), apply=False)"
+
+
+@pytest.mark.parametrize(
+    ("logger_takes", "handler_takes", "level"),
+    [("INFO", "INFO", "INFO"), ("INFO", "ERROR", "WARNING"), ("WARNING", "INFO", "WARNING")],
+)
+def test_good_news_has_the_level_info_where_that_is_shown(logger_takes, handler_takes, level, made, monkeypatch):
+    """That nothing is corrected is a warning everywhere."""
+    _, drop_in = made()
+    logger, seen = logging.getLogger("rollout_corr"), []
+    for name, value in (
+        ("level", logging.getLevelName(logger_takes)),
+        ("handlers", [logging.NullHandler(handler_takes)]),
+        ("filters", [lambda record: seen.append(record.levelname) or True]),
+        ("propagate", False),
+    ):
+        monkeypatch.setattr(logger, name, value)
+    monkeypatch.setattr(logger, "_cache", {})
+    drop_in.say(True, "all of it")
+    drop_in.say(False, "off")
+    assert seen == [level, "WARNING"]
 
 
 # --- dumps ---

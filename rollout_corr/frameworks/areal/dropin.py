@@ -73,7 +73,7 @@ def apply_rejection_sampling(
         DROP_IN.say(True, f"{config.metric} at the level {level}, {action}, bounds [{config.lower}, {config.upper}]")
     else:
         spec = own
-        DROP_IN.say(own.acts, repr(own))
+        DROP_IN.say_spec(own)
     tensors, backend = (proximal_logprobs, old_logprobs), switches.get("backend", "auto")
     out = correct(*tensors, mask=loss_mask, cu_seqlens=cu_seqlens, spec=spec, backend=backend)
     pending = out.statistics.metrics_async()

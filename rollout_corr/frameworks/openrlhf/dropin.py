@@ -81,7 +81,10 @@ def replaced(
                 global_batch_size,
             )
         found = _correction(self) if spec is None else spec
-        DROP_IN.say(found.acts, f"{found!r}" if found.acts else "is_correction_level is off")
+        if found is spec:
+            DROP_IN.say_spec(spec)
+        else:
+            DROP_IN.say(found.acts, f"{found!r}" if found.acts else "is_correction_level is off")
         clip = self.clip_eps_low, (self.clip_eps_low, self.clip_eps_high), self.dual_clip
         sequences = self.policy_loss_type == "gspo"
         # Its GSPO takes the ratio to the engine in place of a weight.

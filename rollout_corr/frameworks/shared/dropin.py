@@ -7,10 +7,11 @@ import inspect
 import logging
 import os
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, get_args
 
 from torch import Tensor
 
@@ -40,7 +41,14 @@ if TYPE_CHECKING:
 DumpPath = str | os.PathLike[str] | None
 Function = Callable[..., Any]
 Arguments = ParamSpec("Arguments")
+# The metrics of ours that a framework's log gets with a Spec.
+Logged = Literal["dashboard", "native"]
+LOGGED: tuple[Logged, ...] = get_args(Logged)
 
+# What the docstring of an `install` says that has this switch.
+OF_METRICS = """
+    metrics: Which of our metrics are logged with `spec`: the ten of the "dashboard", or all, "native". The framework's
+        own metrics are logged in either case."""
 # What the docstring of every framework's `install` says, behind its switches.
 OF_INSTALL = """
     backend: "auto" takes the Triton kernels for tensors on a GPU and plain torch elsewhere; or "torch" or "triton".
@@ -85,8 +93,11 @@ class Target(NamedTuple):
 class Installed(NamedTuple):
     """State of the replacement, as `installed()` returns it."""
 
-    active: bool  # whether every function of the framework that has been imported so far is replaced, and one is
-    why: str  # the reason for `active`, in words
+    in_place: bool  # whether every function of the framework that has been imported so far is replaced, and one is
+    why: str  # the reason for `in_place`, in words
+    # Whether the last call of one of them corrected its batch; None: this process has seen no call since `install`.
+    active: bool | None
+    last: str  # how that batch was corrected, or why it was not; empty without a call
     # The framework's version, of the module that is imported or would be; None where it is not known.
     version: str | None
     replaced: tuple[str, ...]  # every place that holds a function of ours, as "module.name"
@@ -100,16 +111,25 @@ class Installed(NamedTuple):
 
     def __repr__(self) -> str:
         """A table of a few lines, with all that is not covered; the other fields have the whole names."""
+        at_last = "no call in this process yet"
+        if self.active is not None:
+            at_last = f"{'yes' if self.active else 'no'}, at the last call: {self.last}"
         more = f" and {len(self.waiting) - 1} more" if len(self.waiting) > 1 else ""
         later = f"{self.waiting[0]}{more}, replaced when imported" if self.waiting else "-"
         given = ", ".join(f"{name}={value!r}" for name, value in self.switches.items())
         rows = [
-            ("active", f"{'yes' if self.active else 'no'}: {self.why.partition(';')[0]}"),
+            ("replaced", f"{'yes' if self.in_place else 'no'}: {self.why.partition(';')[0]}"),
+            ("active", at_last),
             ("waiting", later),
             ("switches", given or "-"),
             *zip(("not covered", *[""] * len(self.not_covered)), self.not_covered or ("-",), strict=False),
         ]
-        return "\n".join(f"{name:12} {words if len(words) <= 85 else words[:82] + '...'}" for name, words in rows)
+        return "\n".join(
+            f"{name:12} {line}"
+            for head, words in rows
+            # The reason why nothing is corrected is worth two lines.
+            for name, line in zip((head, ""), textwrap.wrap(words, 85, max_lines=1 + (head == "active")), strict=False)
+        )
 
 
 @dataclass(eq=False)
@@ -177,7 +197,7 @@ class DropIn:
         brings: tuple[str, ...] = (),
     ):
         self.framework, self.checked = framework, checked
-        self.choices: Mapping[str, tuple[str, ...]] = {"backend": BACKENDS, **(switches or {})}
+        self.choices: Mapping[str, tuple[str, ...]] = {"backend": BACKENDS, "metrics": LOGGED, **(switches or {})}
         self.not_covered, self.advice, self.brings = not_covered or {}, advice, brings
         self.targets: tuple[Target, ...] = ()
         self.speaker: Speaker | None = Speaker(self._called)
@@ -188,6 +208,10 @@ class DropIn:
         self._misfit: tuple[str, str] | None = None
         self._last_refusal: str | None = None
         self._said: set[tuple[object, ...]] = set()
+        # What was said of batches since the last `install`, and what holds for the last batch.
+        self._told: set[tuple[bool, str]] = set()
+        self._last: tuple[bool, str] | None = None
+        self._compared = False
 
     # --- installing ---
 
@@ -195,7 +219,8 @@ class DropIn:
         """Add to the docstring of the framework's `install`, which ends with its switches, what holds for all."""
         own = inspect.getdoc(install) or ""
         arguments = "" if "Args:" in own else "\n\nArgs:"
-        install.__doc__ = own + arguments + OF_INSTALL.format(framework=self.framework)
+        metrics = OF_METRICS if "metrics" in inspect.signature(install).parameters else ""
+        install.__doc__ = own + arguments + metrics + OF_INSTALL.format(framework=self.framework)
         return install
 
     def install(
@@ -238,6 +263,7 @@ class DropIn:
         if self.speaker is not None:
             self.speaker.finish()
         self.speaker, self.dumps = speaker, dumps
+        self._told, self._last, self._compared = set(), None, False
 
     def _install(self, targets: tuple[Target, ...], switches: dict[str, object]) -> None:
         # An import that begins from here on is seen by `_imported`, which waits for the lock.
@@ -401,9 +427,12 @@ class DropIn:
             known = {} if self._switches is None else self.not_covered
             missing = tuple(words for words, module in known.items() if module not in covered)
             lost, origin = self._lost(), origin_of(self.framework)
+            active, last = self._last or (None, "")
             return Installed(
-                active=bool(replaced) and not lost,
+                in_place=bool(replaced) and not lost,
                 why=self._why(replaced, waiting, lost, missing),
+                active=active,
+                last=last,
                 version=origin.version,
                 replaced=tuple(replaced),
                 waiting=tuple(waiting),
@@ -498,13 +527,36 @@ class DropIn:
                 LOGGER.warning("rollout-corr in %s: unknown setting %r has no effect%s", self._called(), key, hint)
 
     def say(self, active: bool, why: str) -> None:
-        """Log once, at the first call, whether the framework's batches are corrected."""
-        if (active, why) in self._said:
+        """Note whether a batch is corrected; each answer is logged once after every `install`."""
+        self._last, self._compared = (active, why), False
+        if self._last in self._told:
             return
-        self._said.add((active, why))
-        # A warning either way: below that nothing is shown in a process that has not set up logging, and a correction
-        # that silently does not happen is what people lose weeks to.
-        LOGGER.warning("rollout-corr in %s: correction active: %s, %s", self._called(), "yes" if active else "no", why)
+        self._told.add(self._last)
+        # A correction that silently does not happen is what people lose weeks to.
+        level = level_of_news() if active else logging.WARNING
+        LOGGER.log(
+            level, "rollout-corr in %s: correction active: %s, %s", self._called(), "yes" if active else "no", why
+        )
+
+    def say_spec(self, spec: Spec) -> None:
+        """Note that a batch is corrected by the Spec of `install`, or that this Spec changes nothing."""
+        if not spec.acts:
+            self.say(False, f"{spec!r} measures only")
+        else:
+            self.say(spec.apply, repr(spec) if spec.apply else f"dry run of {spec!r}")
+
+    def say_skipped(self, why: str) -> None:
+        """Note that the framework does not correct a batch, whatever Spec `install` was given."""
+        self.say(False, why if self.switches.get("spec") is None else f"your Spec is not used: {why}")
+
+    def compared(self, why: str) -> None:
+        """Note a call that comes once a step, next to the correction: two in a row are a step without one.
+
+        `why` says what is then missing. Without a Spec nobody has asked for a correction.
+        """
+        if self._compared and self.switches.get("spec") is not None:
+            self.say_skipped(why)
+        self._compared = True
 
 
 # What a Spec may need besides log-probs and mask, and whether it does.
@@ -517,6 +569,19 @@ NEEDS: dict[str, Callable[[Spec], bool]] = {
     "entropy": lambda spec: spec.reads_entropy,
     "versions": lambda spec: spec.reads_versions,
 }
+
+
+def level_of_news() -> int:
+    """Return the level at which it is logged that all is well: INFO where a handler takes that.
+
+    Elsewhere it is WARNING, which is shown in a process that has not set up logging.
+    """
+    logger: logging.Logger | None = LOGGER if LOGGER.isEnabledFor(logging.INFO) else None
+    while logger is not None:
+        if any(handler.level <= logging.INFO for handler in logger.handlers):
+            return logging.INFO
+        logger = logger.parent if logger.propagate else None
+    return logging.WARNING
 
 
 def require_tensor(name: str, x: object, how: str) -> None:

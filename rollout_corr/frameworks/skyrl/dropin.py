@@ -18,7 +18,7 @@ from ...backends.choose import BackendName
 from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite
 from ...specs.correction import Spec
-from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
+from ..shared.dropin import DropIn, DumpPath, Installed, Logged, Target, require_tensor
 from ..shared.settings import cached_spec, defaults_of, reporting, setting_of
 from . import config
 from . import metrics as report
@@ -46,6 +46,7 @@ def install(
     spec: Spec | None = None,
     padding: str = "skyrl",
     nonfinite: str = "reject",
+    metrics: Logged = "dashboard",
     backend: BackendName = "auto",
     warnings: bool = True,
     dump: DumpPath = None,
@@ -62,7 +63,7 @@ def install(
             "propagate" lets it become NaN.
     """
     switches = {"padding": padding, "nonfinite": nonfinite}
-    return DROP_IN.install(TARGETS, dump, every, warnings, spec=spec, backend=backend, **switches)
+    return DROP_IN.install(TARGETS, dump, every, warnings, spec=spec, metrics=metrics, backend=backend, **switches)
 
 
 # --- SkyRL's functions ---
@@ -87,7 +88,7 @@ def compute_off_policy_correction(
         _say(spec, values)
     else:
         spec = reporting(own, "skyrl")
-        DROP_IN.say(own.acts, repr(own))
+        DROP_IN.say_spec(own)
     if spec.weight is None and not spec.criteria and own is None:
         return None, {}, loss_mask
     backend = switches.get("backend", "auto")
@@ -103,7 +104,9 @@ def compute_off_policy_correction(
             weights = torch.where(largest == 0.0, min(1.0, spec.weight.high or 1.0), largest)
         weights = weights.to(old_log_probs.dtype)
     mask = out.mask.to(torch.promote_types(loss_mask.dtype, torch.float32)) if spec.criteria else out.mask
-    return weights, metrics if own is None else pending.result(prefix="rollout_corr/") | metrics, mask
+    if own is not None:
+        metrics = pending.result(switches.get("metrics", "dashboard"), prefix="rollout_corr/") | metrics
+    return weights, metrics, mask
 
 
 def apply_off_policy_correction(
@@ -116,7 +119,7 @@ def apply_off_policy_correction(
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The loss of each token times its weight, the mask and the metrics; all as they are without `rollout_logprobs`."""
     if rollout_logprobs is None:
-        DROP_IN.say(False, f"the batch has no rollout_logprobs: {HOW}")
+        DROP_IN.say_skipped(f"the batch has no rollout_logprobs: {HOW}")
         return loss, loss_mask, {}
     weights, metrics, mask = compute_off_policy_correction(
         old_log_probs, rollout_logprobs, loss_mask, off_policy_correction, **switches

@@ -21,7 +21,7 @@ from ...metrics.statistics import Statistics
 from ...specs.correction import Spec
 from ...specs.loss import Loss
 from ...specs.surrogates import PPO
-from ..shared.dropin import DropIn, Target
+from ..shared.dropin import DropIn, Logged, Target
 
 MODULE = "trl.experimental.async_grpo.async_grpo_trainer"
 
@@ -80,15 +80,19 @@ def packed_policy_loss(
     return out
 
 
-def log_spec(trainer: Any, logged: Any, statistics: Statistics) -> None:
+def log_spec(trainer: Any, logged: Any, statistics: Statistics, metrics: Logged) -> None:
     """Add the metrics of a Spec, of all processes, to those that a trainer logs."""
     whole = statistics.all_reduce() if trainer.accelerator.num_processes > 1 else statistics
-    for name, value in whole.metrics(prefix="rollout_corr/").items():
+    for name, value in whole.metrics(metrics, prefix="rollout_corr/").items():
         logged[name].append(value)
 
 
 def replaced(
-    original: Callable[..., Any], spec: Spec | None = None, delta: float | None = None, backend: BackendName = "auto"
+    original: Callable[..., Any],
+    spec: Spec | None = None,
+    delta: float | None = None,
+    metrics: Logged = "dashboard",
+    backend: BackendName = "auto",
 ) -> Callable[..., Any]:
     """Make the replacement of `AsyncGRPOTrainer.compute_loss`."""
 
@@ -111,7 +115,7 @@ def replaced(
         given: dict[str, Any] = {"tokens": tokens, "clips": clips, "spec": spec, "delta": delta, "backend": backend}
         out = packed_policy_loss(**_row(inputs, outputs), **given)
         if spec is not None:
-            log_spec(self, self._metrics["train"], out.statistics)
+            log_spec(self, self._metrics["train"], out.statistics, metrics)
         loss = out.value / self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs["aux_loss"] / self.current_gradient_accumulation_steps

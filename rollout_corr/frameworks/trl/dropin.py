@@ -17,7 +17,7 @@ from ...api.correct import Correction, correct
 from ...backends.choose import BackendName
 from ...specs.correction import Spec
 from ...specs.validate import number
-from ..shared.dropin import DumpPath, Installed, Target
+from ..shared.dropin import DumpPath, Installed, Logged, Target
 from ..shared.imports import lacks
 from ..shared.preset import PRESETS
 from ..shared.settings import cached_spec
@@ -35,6 +35,7 @@ def install(
     *,
     spec: Spec | None = None,
     delta: float | None = None,
+    metrics: Logged = "dashboard",
     backend: BackendName = "auto",
     warnings: bool = True,
     dump: DumpPath = None,
@@ -52,7 +53,7 @@ def install(
     if delta is not None and number("delta", delta) < 1.0:
         raise ValueError(f"delta: expected None or a bound of at least 1, got {delta!r}")
     targets = TARGETS if lacks(asynchronous.MODULE) else (*TARGETS, *asynchronous.TARGETS)
-    return DROP_IN.install(targets, dump, every, warnings, spec=spec, delta=delta, backend=backend)
+    return DROP_IN.install(targets, dump, every, warnings, spec=spec, delta=delta, metrics=metrics, backend=backend)
 
 
 # --- the replacements ---
@@ -129,18 +130,25 @@ def get_off_policy_mask(
 
 
 def _replaced(
-    original: Callable[..., Any], spec: Spec | None = None, backend: BackendName = "auto", **switches: object
+    original: Callable[..., Any],
+    spec: Spec | None = None,
+    metrics: Logged = "dashboard",
+    backend: BackendName = "auto",
+    **switches: object,
 ) -> Callable[..., Any]:
     def generate_and_score_completions(self: Any, inputs: Any) -> Any:
         output = original(self, inputs)
         if "importance_sampling_ratio" not in output:
-            why = "vllm_importance_sampling_correction is off" if self.use_vllm else "use_vllm is off"
-            DROP_IN.say(False, why)
+            off = "vllm_importance_sampling_correction" if self.use_vllm else "use_vllm"
+            DROP_IN.say_skipped(f"{off} is off")
             return output
         mode = self.vllm_importance_sampling_mode
         clip_max, clip_min = self.vllm_importance_sampling_clip_max, self.vllm_importance_sampling_clip_min
         described = f"vllm_importance_sampling_mode {mode!r}, clip_max {clip_max!r}, clip_min {clip_min!r}"
-        DROP_IN.say(True, described if spec is None else f"{spec!r}")
+        if spec is None:
+            DROP_IN.say(True, described)
+        else:
+            DROP_IN.say_spec(spec)
         mask = output["completion_mask"]
         if "tool_mask" in output:
             mask = mask * output["tool_mask"]
@@ -149,7 +157,9 @@ def _replaced(
         ratio, found = _ratio(*logps, mask, settings, spec, backend, advantages)
         output["importance_sampling_ratio"] = ratio
         pending = found.metrics_async()
-        _log(self, ratio, mask, found if spec is not None else None)
+        _log(self, ratio, mask)
+        if spec is not None:
+            asynchronous.log_spec(self, _logged(self), found.statistics, metrics)
         # The metrics above were waited for, so the statistics have arrived.
         DROP_IN.seen(pending, *logps, mask, token_ids=output.get("completion_ids"))
         return output
@@ -157,17 +167,18 @@ def _replaced(
     return generate_and_score_completions
 
 
-def _log(trainer: Any, ratio: Tensor, mask: Tensor, found: Correction | None) -> None:
-    """Log the ratio in use under TRL's keys, over those of TRL's own ratio, and the metrics of a Spec."""
-    logged = trainer._metrics["train" if trainer.model.training else "eval"]
+def _logged(trainer: Any) -> Any:
+    return trainer._metrics["train" if trainer.model.training else "eval"]
+
+
+def _log(trainer: Any, ratio: Tensor, mask: Tensor) -> None:
+    """Log the ratio in use under TRL's keys, over those of TRL's own ratio."""
     chosen = ratio.flatten() if ratio.shape != mask.shape else ratio[mask != 0]
     some = chosen if chosen.numel() else chosen.new_zeros(1)
     gathered = trainer.accelerator.gather(torch.stack([some.min(), some.mean(), some.max()])).view(-1, 3)
     ends = gathered[:, 0].min(), gathered[:, 1].mean(), gathered[:, 2].max()
     for name, value in zip(("min", "mean", "max"), torch.stack(ends).tolist(), strict=True):
-        logged[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value]
-    if found is not None:
-        asynchronous.log_spec(trainer, logged, found.statistics)
+        _logged(trainer)[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value]
 
 
 TARGETS = (

@@ -18,11 +18,10 @@ from ...backends.given import Batch, Ranks
 from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite, Scheme
 from ...specs.correction import Criterion, Spec
-from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
+from ..shared.dropin import DropIn, DumpPath, Installed, Logged, Target, require_tensor
 from ..shared.settings import cached_spec, defaults_of, reporting
+from . import measures, options
 from . import metrics as report
-from . import options
-from .measures import calculate_debug_metrics
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 # What `rc.spec("verl...")` reports too.
@@ -60,6 +59,7 @@ def install(
     empty_rows: str = "verl",
     empty_batch: str = "zeros",
     nonfinite: str = "reject",
+    metrics: Logged = "dashboard",
     backend: BackendName = "auto",
     warnings: bool = True,
     dump: DumpPath = None,
@@ -90,7 +90,7 @@ def install(
 
         targets = (*targets, *verl_losses.TARGETS)
     switches = {"k1_bounds": k1_bounds, "empty_rows": empty_rows, "empty_batch": empty_batch, "nonfinite": nonfinite}
-    return DROP_IN.install(targets, dump, every, warnings, spec=spec, backend=backend, **switches)
+    return DROP_IN.install(targets, dump, every, warnings, spec=spec, metrics=metrics, backend=backend, **switches)
 
 
 # --- verl's functions ---
@@ -123,7 +123,7 @@ def compute_rollout_correction_and_rejection_mask(
         spec = _spec_of(*_of(switches), *settings)
         _say(spec, rollout_is, rollout_is_threshold, rollout_rs, rollout_rs_threshold)
     else:
-        DROP_IN.say(spec.acts, repr(spec))
+        DROP_IN.say_spec(spec)
         spec = reporting(spec, "verl")
     weights, mask, metrics = _corrected(old_log_prob, rollout_log_prob, response_mask, spec, switches, token_ids)
     return proto(weights), mask, metrics
@@ -176,6 +176,12 @@ def compute_rollout_corr_metrics_from_logprobs(
     """Return perplexities and divergences under verl's prefix."""
     found = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask, **switches)
     return {f"{report.PREFIX}{key}": value for key, value in found.items()}
+
+
+def calculate_debug_metrics(data: Any, **switches: Any) -> dict[str, float]:
+    """Compare the two probabilities of a DataProto's sampled tokens; `measures` has the metrics."""
+    DROP_IN.compared("verl did not call its correction in the last step: is algorithm.rollout_correction missing?")
+    return measures.calculate_debug_metrics(data)
 
 
 # A configuration that lacks a setting is read as this; it also says how the corrected batch is used.
@@ -299,7 +305,8 @@ def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -
         raise ValueError("response_mask must contain at least one valid token (1).")
     if switches.get("empty_rows") == "skip":
         values["verl/rows"] = values["sequences_measured"]
-    native = {} if switches.get("spec") is None else pending.result(prefix=report.PREFIX)
+    names = switches.get("metrics", "dashboard")
+    native = {} if switches.get("spec") is None else pending.result(names, prefix=report.PREFIX)
     return native | report.metrics(values, spec)
 
 

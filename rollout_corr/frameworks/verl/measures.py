@@ -15,7 +15,7 @@ KEYS = (
 )
 
 
-def calculate_debug_metrics(data: Any, **switches: Any) -> dict[str, float]:
+def calculate_debug_metrics(data: Any) -> dict[str, float]:
     """Compare the two probabilities of the sampled tokens: maximum, mean and spread of the difference, and correlation.
 
     `data` is a DataProto with "old_log_probs" and "rollout_log_probs" [B, T], "responses" [B, R], and as a mask

@@ -20,7 +20,7 @@ from ...metrics.statistics import PendingMetrics, Statistics
 from ...specs import validate
 from ...specs.choices import NONFINITE, Nonfinite
 from ...specs.correction import Spec
-from ..shared.dropin import DropIn, DumpPath, Installed, Target, require_tensor
+from ..shared.dropin import DropIn, DumpPath, Installed, Logged, Target, require_tensor
 from ..shared.settings import cached_spec, defaults_of, reporting
 from . import config
 from . import metrics as report
@@ -66,6 +66,7 @@ def install(
     empty_rows: str = "xtuner",
     nonfinite: str = "reject",
     merge: str = "xtuner",
+    metrics: Logged = "dashboard",
     backend: BackendName = "auto",
     warnings: bool = True,
     dump: DumpPath = None,
@@ -89,7 +90,7 @@ def install(
     merging = merge_rollout_is_metrics if merge == "xtuner" else pool_rollout_is_metrics
     targets = (*TARGETS, Target(MODULE, "merge_rollout_is_metrics", merging))
     switches = {"mismatch_over": mismatch_over, "empty_rows": empty_rows, "nonfinite": nonfinite}
-    return DROP_IN.install(targets, dump, every, warnings, spec=spec, backend=backend, **switches)
+    return DROP_IN.install(targets, dump, every, warnings, spec=spec, metrics=metrics, backend=backend, **switches)
 
 
 # --- xtuner's functions ---
@@ -120,7 +121,7 @@ def compute_rollout_importance_weights_and_metrics(
         spec, reported = _specs(settings, switches.get("nonfinite", "reject"))
     else:
         spec = reported = reporting(own, "xtuner")
-        DROP_IN.say(own.acts, repr(own))
+        DROP_IN.say_spec(own)
     require_tensor("rollout_log_prob", rollout_log_prob, "set return_logprob=True in the SampleParams of the rollout")
     if old_log_prob.dim() != 2 or old_log_prob.shape[0] != 1:
         raise ValueError(f"old_log_prob: expected shape [1, S], packed, got {[*old_log_prob.shape]}")
@@ -244,7 +245,7 @@ def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -
         values["xtuner/rows"] = values["sequences_measured"]
     found: dict[str, Any] = report.metrics(values, spec)
     if switches.get("spec") is not None:
-        found = pending.result(prefix="rollout_corr/") | found
+        found = pending.result(switches.get("metrics", "dashboard"), prefix="rollout_corr/") | found
     if switches.get("mismatch_over") == "sequence":
         native = pending.result()
         found |= {f"{report.PREFIX}mismatch_{key}": native[name] for key, name in OF_SEQUENCES.items()}

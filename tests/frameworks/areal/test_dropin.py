@@ -115,7 +115,7 @@ def test_errors(name):
 
 
 def test_says_what_it_does(caplog, monkeypatch):
-    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
     for _ in range(2):
         dropin.apply_rejection_sampling(*batch(), None, configuration(upper=1.1))
     (said,) = (words for words in caplog.messages if "correction active" in words)

@@ -64,7 +64,7 @@ def batch(seed=0):
 
 def test_its_settings(loss):
     """tests/conformance compares the value and the gradient with OpenRLHF's; its metrics stay its own."""
-    assert dropin.install().active
+    assert dropin.install().in_place
     given = batch()
     value, *metrics = loss(**SETTINGS).forward(*given)
     assert metrics == ["clip_ratio", "ppo_kl", "vllm_kl"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_a_spec_with_a_product_keeps_its_zeros():
 
 def test_says_what_it_does(caplog, monkeypatch):
     """One bound of the token mask without the other, and a batch without log-probs, are SkyRL's silent no."""
-    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
     old, rollout, mask = batch()
     for _ in range(2):
         dropin.compute_off_policy_correction(old, rollout, mask, configuration(tis_ratio_type="token"))
@@ -140,3 +141,17 @@ def test_says_what_it_does(caplog, monkeypatch):
     assert "active: no, off_policy_correction switches nothing on" in off
     assert "active: no, token_mask_is_threshold_low works only together with the other bound" in half
     assert "active: no, the batch has no rollout_logprobs" in missing
+
+
+def test_a_spec_needs_the_log_probs_of_the_engine(caplog, monkeypatch):
+    """A batch without them is not corrected by a Spec either, which is said."""
+    monkeypatch.setitem(sys.modules, "skyrl", ModuleType("skyrl"))
+    old, _, mask = batch()
+    try:
+        dropin.install(spec=rc.spec("skyrl.tldr"))
+        dropin.apply_off_policy_correction(mask, old, None, mask, configuration())
+        assert dropin.installed().active is False
+    finally:
+        dropin.uninstall()
+    (said,) = (said for said in caplog.messages if "correction active" in said)
+    assert "active: no, your Spec is not used: the batch has no rollout_logprobs: set generator.sampling_params" in said

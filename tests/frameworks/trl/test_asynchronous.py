@@ -72,7 +72,7 @@ def by_hand(given, kept, delta=math.inf):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["mild", "holes", "empty_rows"])
 def test_loss(cls, kind, layout):
-    assert dropin.install().active
+    assert dropin.install().in_place
     given = batch(kind, 2)
     loss, slope, made = step(cls, given, layout)
     assert loss == near(by_hand(given, given.mask))
@@ -93,8 +93,9 @@ def test_a_spec_rejects_by_the_ratio_that_trains(cls, layout):
         loss, slope, made = step(cls, given, layout)
         assert loss == near(by_hand(given, kept))
         assert not slope[~torch.tensor(kept)].any()
-        shares = made._metrics["train"]["rollout_corr/tokens_kept"]
-        assert shares == [int((given.mask & torch.tensor(kept)).sum())]
+        (share,) = made._metrics["train"]["rollout_corr/tokens_kept_fraction"]
+        assert share == int((given.mask & torch.tensor(kept)).sum()) / int(given.mask.sum())
+        assert "rollout_corr/tokens_kept" not in made._metrics["train"]
         rejected += sum(not row[0] for row in kept)
     assert rejected > 3
 
@@ -157,7 +158,7 @@ def test_a_trl_without_it_is_not_covered(tmp_path, monkeypatch):
 def test_errors(cls):
     with pytest.raises(ValueError, match="delta: expected"):
         dropin.install(delta=0.5)
-    assert not dropin.installed().active
+    assert not dropin.installed().in_place
     given = batch("mild", 2)
     spec = rc.Spec(criteria=(replace(GEOMETRIC, of="new/old"),))
     dropin.install(spec=spec)

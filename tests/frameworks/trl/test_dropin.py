@@ -101,7 +101,7 @@ def test_install(trainer):
         "completion_mask": mask,
         "tool_mask": tool_mask,
     }
-    assert dropin.install().active
+    assert dropin.install().in_place
     found = trainer._generate_and_score_completions(output)
     expected = dropin.importance_sampling_ratio(old, sampling, mask * tool_mask, "token_mask", 1.2, 0.8)
     assert torch.equal(found["importance_sampling_ratio"], expected) and output["importance_sampling_ratio"] is None
@@ -126,8 +126,14 @@ def test_logs_the_ratio_in_use(trainer, caplog):
     given = {"old_per_token_logps": old, "sampling_per_token_logps": sampling, "completion_mask": mask}
     given["importance_sampling_ratio"] = None
     key = "sampling/importance_sampling_ratio/"
-    for training, spec in ((True, None), (False, None), (True, rc.Spec(weight=rc.Weight.token(upper=1.1)))):
-        dropin.install(spec=spec)
+    own = rc.Spec(weight=rc.Weight.token(upper=1.1))
+    for training, spec, names in (
+        (True, None, "dashboard"),
+        (False, None, "native"),
+        (True, own, "dashboard"),
+        (True, own, "native"),
+    ):
+        dropin.install(spec=spec, metrics=names)
         trainer.model = SimpleNamespace(training=training)
         logged = trainer._metrics["train" if training else "eval"]
         logged.clear()
@@ -141,7 +147,8 @@ def test_logs_the_ratio_in_use(trainer, caplog):
             assert not ours
         else:
             out = rc.correct(old, sampling, mask=mask, spec=spec)
-            assert ours == {name: [value] for name, value in out.metrics(prefix="rollout_corr/").items()}
+            expected = out.metrics(names, prefix="rollout_corr/")
+            assert ours == {name: [value] for name, value in expected.items()}
     assert "kl_rollout_train_k3 is" in caplog.text and "install(warnings=False)" in caplog.text
 
 
@@ -164,9 +171,22 @@ def test_a_spec_may_read_advantages(trainer, tmp_path):
     assert torch.equal(torch.load(files[0])["token_ids"], ids)
 
 
-def test_says_what_it_does(trainer, caplog, monkeypatch):
+def test_a_spec_that_trl_s_switch_keeps_from_running(trainer, caplog):
+    """A second run in the same process says it too, and the state tells functions in place from a correction."""
+    old, sampling, mask = batch()
+    given = {"old_per_token_logps": old, "sampling_per_token_logps": sampling, "completion_mask": mask}
+    for spec in (None, rc.spec("trl.default")):
+        dropin.install(spec=spec)
+        assert trainer._generate_and_score_completions(given) == given
+    plain, unused = (said.partition("active: ")[2] for said in caplog.messages if "correction active" in said)
+    assert plain == "no, vllm_importance_sampling_correction is off"
+    assert unused == "no, your Spec is not used: vllm_importance_sampling_correction is off"
+    state = dropin.installed()
+    assert state.in_place and state.active is False and state.last == unused.removeprefix("no, ")
+
+
+def test_says_what_it_does(trainer, caplog):
     """No engine, and an engine whose correction is off, are logged."""
-    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
     old, sampling, mask = batch()
     dropin.install()
     given = {"old_per_token_logps": old, "sampling_per_token_logps": sampling, "completion_mask": mask}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -208,7 +210,7 @@ def test_errors(options, kind, message):
 
 def test_says_what_it_does(caplog, monkeypatch):
     """Once each: that it corrects and how, that it does not and why; a threshold of None is verl's silent no."""
-    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
     for _ in range(2):
         correct(*batch(), **EVERYTHING)
         correct(*batch())
@@ -217,3 +219,26 @@ def test_says_what_it_does(caplog, monkeypatch):
     assert "active: yes, rollout_is 'token' with threshold 1.2 and rollout_rs 'token_k1,seq_mean_k3'" in yes
     assert "active: no, metrics only: neither rollout_is nor rollout_rs is set" in off
     assert "active: no, metrics only: rollout_is is 'token', but rollout_is_threshold is None" in silent
+
+
+@pytest.mark.parametrize("spec", [None, rc.spec("verl.decoupled_token_is")])
+def test_a_spec_needs_a_verl_that_calls_its_correction(spec, caplog, monkeypatch):
+    """Without algorithm.rollout_correction verl still compares the log-probs once a step, by which it is seen."""
+    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
+    old, rollout, mask = batch()
+    tensors = {"old_log_probs": old, "rollout_log_probs": rollout, "responses": mask, "response_mask": mask}
+    try:
+        dropin.install(spec=spec)
+        for _ in range(2):
+            dropin.calculate_debug_metrics(fake_verl.DataProto(batch=tensors))
+            correct(*batch(), spec=spec)
+        assert dropin.installed().active is (spec is not None)
+        caplog.clear()
+        for _ in range(2):
+            dropin.calculate_debug_metrics(fake_verl.DataProto(batch=tensors))
+        assert dropin.installed().active is False
+    finally:
+        dropin.uninstall()
+    said = [words.partition("active: ")[2] for words in caplog.messages if "correction active" in words]
+    expected = "no, your Spec is not used: verl did not call its correction in the last step: is algorithm."
+    assert [words.startswith(expected) for words in said] == [True] * (spec is not None)

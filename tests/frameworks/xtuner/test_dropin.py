@@ -205,7 +205,7 @@ def test_pools(two_ranks):
 
 def test_install(theirs):
     given, made = pack(), theirs.RolloutImportanceSampling(**SHIPPED)
-    assert dropin.install().active
+    assert dropin.install().in_place
     before = dict(vars(made))
     found = made.compute_rollout_importance_weights_and_metrics(
         old_log_prob=given[0], rollout_log_prob=given[1], num_tokens=given[2], response_mask=given[3]
@@ -234,7 +234,7 @@ def test_vetoes_of_the_pull_request(level):
 
 
 def test_says_what_it_does(caplog, monkeypatch):
-    monkeypatch.setattr(dropin.DROP_IN, "_said", set())
+    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
     for _ in range(2):
         run(pack(), **SHIPPED)
         run(pack(), rollout_is_veto_threshold=(20.0, 0.0))
