@@ -1,0 +1,75 @@
+"""Run calls otherwise than by default. Whatever names something private of the package is in this file.
+
+It has to work with older checkouts: where a name changes, keep the old one next to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+
+
+def number_of(key: str, which: int = 0) -> int:
+    """A number of a case, and others that are independent of it: the same in every process."""
+    return zlib.crc32(f"{which} {key}".encode())
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """A batch of thirty tokens takes four times as long where threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def in_blocks(key: str) -> Iterator[None]:
+    """On the CPU backend; small batches every other time in blocks of 16 slots."""
+    from rollout_corr.backends import blocks
+
+    small = number_of(key, 1) % 2 and not key.startswith("size/")
+    with mock.patch.object(blocks, "BLOCK", 16 if small else blocks.BLOCK):
+        yield
+
+
+@contextlib.contextmanager
+def as_whole(key: str) -> Iterator[None]:
+    """On the whole batch at once, by the plain definition, as other devices do without Triton."""
+    del key
+    from rollout_corr.api.policy_loss import LOSSES
+    from rollout_corr.backends.run import CORRECTIONS
+
+    with mock.patch.dict(CORRECTIONS, blocks=CORRECTIONS["whole"]), mock.patch.dict(LOSSES, blocks=LOSSES["whole"]):
+        yield
+
+
+@contextlib.contextmanager
+def in_tiles(key: str) -> Iterator[None]:
+    """By the kernels, most of the time in tiles so small that a short sequence has several."""
+    from rollout_corr.kernels import grid
+
+    shapes = (
+        ((0, grid.Shape(tile=16, lanes=2, sequences=2, chunk=2, parts=1)),),
+        ((0, grid.Shape(tile=16, lanes=4, sequences=8, chunk=1)),),
+        ((0, grid.Shape(tile=8, lanes=1, sequences=4, chunk=2, parts=8)),),
+        grid.SHAPES,
+    )
+    chosen = shapes[number_of(key, 1) % len(shapes)]
+    with mock.patch.object(grid, "SHAPES", chosen), mock.patch.object(grid, "LEAST_PART", 3):
+        grid.divided.cache_clear()
+        yield
+    grid.divided.cache_clear()
+
+
+def quick_interpreter(interprets: bool) -> contextlib.AbstractContextManager[None]:
+    """Keep what Triton's interpreter computes again and again."""
+    from builders import interpreter
+
+    return interpreter.quick() if interprets else contextlib.nullcontext()
