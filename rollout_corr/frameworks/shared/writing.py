@@ -7,7 +7,7 @@ numbers, strings, lists and mappings. It need not know what it leaves out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -40,14 +40,50 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
         made: dict[str, Any] = module.write(spec, **options)
     except (TypeError, ValueError) as error:
         raise same_kind(error, f"to_config({framework!r}): {error}") from error
-    try:
-        read: Spec = module.read(made, **options)
-    except (TypeError, ValueError) as error:
-        raise ValueError(_cannot(framework, [f"{made} is refused: {error}"])) from error
-    unsaid = differences(spec, read)
+
+    def unsaid_of(tried: Spec) -> list[str] | None:
+        """What the framework does not say of a Spec, or None where it refuses the settings that are written for it."""
+        try:
+            return differences(tried, module.read(module.write(tried, **options), **options))
+        except (TypeError, ValueError):
+            return None
+
+    unsaid = unsaid_of(spec)
+    if unsaid is None:
+        unsaid = _refused_parts(spec, unsaid_of)
     if unsaid:
         raise ValueError(_cannot(framework, unsaid))
     return made
+
+
+def _refused_parts(spec: Spec, unsaid_of: Callable[[Spec], list[str] | None]) -> list[str]:
+    """Say for which parts of a Spec a framework has no settings, where it refuses what is written for all of them.
+
+    What it refuses are settings that nobody wrote by hand: a message about them would say nothing of the Spec.
+    """
+    parts = {} if spec.weight is None else {"weight": replace(spec, criteria=())}
+    parts |= {f"criteria[{i}]": replace(spec, weight=None, criteria=(c,)) for i, c in enumerate(spec.criteria)}
+    without = {
+        path: replace(
+            spec,
+            weight=None if path == "weight" else spec.weight,
+            criteria=tuple(c for i, c in enumerate(spec.criteria) if path != f"criteria[{i}]"),
+        )
+        for path in parts
+    }
+    # What goes when one part goes is of that part.
+    guilty = [path for path in parts if unsaid_of(without[path]) is not None] or list(parts)
+    said = {path: f"{path}={expression(alone.weight or alone.criteria[0])}" for path, alone in parts.items()}
+    found = []
+    for path in guilty:
+        reasons = unsaid_of(parts[path])
+        place = "weight" if path == "weight" else "criteria[0]"
+        if reasons is None:
+            found.append(f"{said[path]} has no setting")
+        else:
+            found += [path + reason.removeprefix(place) for reason in reasons if reason.startswith(place)]
+    together = " and ".join(said[path] for path in (guilty if len(guilty) > 1 else parts))
+    return found or [f"{together} have no settings together"]
 
 
 def _cannot(framework: str, reasons: Iterable[str]) -> str:
@@ -62,10 +98,9 @@ def differences(spec: Spec, read: Spec) -> list[str]:
     """
     found = []
     mine, theirs = _plain(spec), _plain(read)
-    if mine.weight is None or theirs.weight is None:
-        if mine.weight != theirs.weight:
-            found.append(_unsaid("weight", mine.weight, theirs.weight))
-    else:
+    if _kind(mine.weight) != _kind(theirs.weight):
+        found.append(_unsaid("weight", mine.weight, theirs.weight))
+    elif mine.weight is not None and theirs.weight is not None:
         found += _of_fields("weight.", mine.weight, theirs.weight)
     left = list(theirs.criteria)
     for number, criterion in enumerate(mine.criteria):
@@ -83,6 +118,11 @@ def differences(spec: Spec, read: Spec) -> list[str]:
             ours, its = getattr(mine, field.name), getattr(theirs, field.name)
             found += [] if ours == its else [_unsaid(field.name, ours, its)]
     return found
+
+
+def _kind(weight: Weight | None) -> object:
+    """The ratio that a weight is of; the fields of another ratio's say nothing of it."""
+    return weight and (weight.over, weight.reduce, weight.within)
 
 
 def _unsaid(path: str, ours: object, its: object) -> str:
