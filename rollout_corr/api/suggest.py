@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -118,8 +121,10 @@ class Suggestion:
         return Spec(criteria=(self.geometric, self.veto))
 
     def __repr__(self) -> str:
-        """Return the sentences, one a line."""
-        return "\n".join(self.sentences)
+        """Return the sentences, each on lines of its own, folded at the width of the terminal."""
+        width = shutil.get_terminal_size().columns
+        fold = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(map(fold, self.sentences))
 
 
 @dataclass(frozen=True)

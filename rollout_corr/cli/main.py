@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from rollout_corr.frameworks.shared.lookup import every_preset, named, recipe, r
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
+
+    from rollout_corr.diagnose.show.terminal import Terminal
 
 # Takes the arguments after the command's name, and returns the exit code.
 Run = Callable[[list[str]], int]
@@ -138,7 +141,8 @@ def explain(arguments: list[str]) -> int:
     """Print what a framework's spec or recipe does."""
     parser = parser_of("explain", "Explain in words what a framework's spec or recipe does.")
     parser.add_argument("name", help="a name such as verl.decoupled_token_is; `rollout-corr specs` lists them")
-    parser.add_argument("setting", nargs="*", help="an argument of rc.spec or rc.recipe, such as upper=3.0")
+    # Without a default argparse calls it required, next to the name.
+    parser.add_argument("setting", nargs="*", default=[], help="an argument of rc.spec or rc.recipe, such as upper=3.0")
     chosen = parser.parse_args(arguments)
     settings = dict(_setting(given) for given in chosen.setting)
     try:
@@ -150,9 +154,17 @@ def explain(arguments: list[str]) -> int:
             said = [named(chosen.name, **settings).explain()]
     except (TypeError, ValueError) as error:
         raise DumpError(str(error)) from error
+    out = _terminal()
     for line in "\n".join(said).splitlines():
-        print_line(line)
+        out.line(line)
     return GOOD
+
+
+def _terminal() -> Terminal:
+    """Return what prints folded lines; `--help` and the other commands do without its imports."""
+    from rollout_corr.diagnose.show.terminal import Terminal
+
+    return Terminal()
 
 
 def _setting(given: str) -> tuple[str, object]:
@@ -176,7 +188,12 @@ def specs(arguments: list[str]) -> int:
     if not found:
         raise DumpError(f"no spec has {' and '.join(map(repr, words))} in its name or description")
     width = max(len(name) for name, _ in found)
-    # A line each, for grep.
-    for name, about in found:
-        print_line(f"{name:<{width}}  {about}".rstrip())
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        from rollout_corr.diagnose.show.content import Table
+
+        _terminal().table("", Table(("spec", "what it does"), found, text=2))
+    else:
+        # A line each, for grep.
+        for name, about in found:
+            print_line(f"{name:<{width}}  {about}".rstrip())
     return GOOD

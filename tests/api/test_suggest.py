@@ -171,13 +171,15 @@ def test_a_veto_goes_down_where_tails_are_long_and_stops():
         assert found.veto.lower == lower
         assert found.rejected["veto"] == rejected
         said = f"veto: no token's ratio below {lower:g}. 0.0001 would reject {100 * many / 64:.1f} %"
-        assert said in repr(found)
+        assert said in " ".join(repr(found).split())
 
 
 def test_products_of_long_sequences_have_no_bound():
     tensors, offsets = given(healthy(0, 8, 30_000, 5e-3))
     found = of(tensors, **offsets)
-    assert found.product is None and "product: none. It would have to accept products from 1/" in repr(found)
+    assert found.product is None and "product: none. It would have to accept products from 1/" in " ".join(
+        repr(found).split()
+    )
     assert found.geometric.upper < 1.02
 
 
@@ -212,3 +214,15 @@ def test_truncated_sampling_is_taken_out_of_d():
     plain = of(tensors, **offsets)
     assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
     assert rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets).geometric.upper > 1.1
+
+
+def test_it_prints_at_the_width_of_the_terminal(monkeypatch):
+    """Sentence by sentence, each folded; `sentences` has them whole."""
+    tensors, offsets = given(healthy(0, 48, 500, 3e-3))
+    found = of(tensors, **offsets)
+    monkeypatch.setenv("COLUMNS", "70")
+    lines = repr(found).splitlines()
+    assert max(map(len, lines)) <= 70 and len(lines) > len(found.sentences)
+    assert " ".join(lines) == " ".join(found.sentences)
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert repr(found).splitlines() == [*found.sentences]

@@ -34,7 +34,29 @@ def test_wrong_arguments_exit_with_2(arguments, capsys):
     assert caught.value.code == 2 and "usage: rollout-corr" in capsys.readouterr().err
 
 
-def test_specs_and_explain(capsys):
+def test_explain_needs_a_name_alone(capsys):
+    """Settings have defaults, so the error does not ask for them."""
+    with pytest.raises(SystemExit):
+        main(["explain"])
+    assert capsys.readouterr().err.endswith("error: the following arguments are required: name\n")
+
+
+@pytest.mark.parametrize("arguments", [["explain", "verl.decoupled_geo_rs_token_tis"], ["specs", "verl", "geo"]])
+def test_lines_are_folded_at_the_width_of_the_terminal(arguments, capsys, monkeypatch):
+    """No word is lost or cut; what follows on the next line is indented as the text before it."""
+    printed = {}
+    for width in (80, 1000):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(arguments) == 0
+        printed[width] = capsys.readouterr().out
+    folded, whole = printed[80].splitlines(), printed[1000].splitlines()
+    assert len(folded) > len(whole) > 2 and max(map(len, folded)) <= 80 < max(map(len, whole))
+    assert printed[80].replace("-", "").split() == printed[1000].replace("-", "").split()
+    assert sum(line.startswith("   ") for line in folded) == len(folded) - len(whole)
+
+
+def test_specs_and_explain(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
     assert main(["specs"]) == 0
     names = capsys.readouterr().out.split()
     assert "verl.decoupled_token_is" in names
@@ -53,8 +75,9 @@ def test_specs_and_explain(capsys):
     assert out.out == "" and "verl.decoupled_token_is" in out.err
 
 
-def test_specs_are_searched_by_name_and_description(capsys):
-    """Every spec has a line of its own, with what it does."""
+def test_specs_are_searched_by_name_and_description(capsys, monkeypatch):
+    """Every spec has a line of its own, with what it does, where no terminal has a width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["specs"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert [name for name, _ in lines] == rc.spec_names()
