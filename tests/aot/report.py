@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
+from aot.file_variants import FILE_VARIANTS
 from aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from aot.machine_code import MachineCode, read_machine_code
 from aot.variant import LossVariant, Variant
@@ -35,6 +36,7 @@ EVERY: dict[str, Variant | LossVariant] = {
     **SPLIT_VARIANTS,
     **TURN_VARIANTS,
     **LOSS_VARIANTS,
+    **FILE_VARIANTS,
 }
 SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
 

@@ -15,8 +15,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
 import rollout_corr as rc
+from aot.file_variants import FILE_VARIANTS, launches_of
 from aot.loss_variants import LOSS_VARIANTS
-from aot.variant import Variant
+from aot.variant import LONGEST, Variant
 from aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from builders.batches import Laid, lay_out, one_thread, random_sequences, spoil
 from builders.kernel_cases import (
@@ -26,12 +27,14 @@ from builders.kernel_cases import (
     shaped,
     unchecked,
 )
+from builders.kernel_file import LENGTHS, batch_of, differing
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from builders.rounding import assert_near
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.machine import FoundWrong
 from ptx.session import Session, compile_ptx, compiled
+from rollout_corr.eject import kernel
 from rollout_corr.kernels.correct import launch
 from rollout_corr.kernels.grid import Shape, cut_for
 from rollout_corr.kernels.launches import Launch
@@ -83,7 +86,7 @@ def run_split(name: str, seed: int = 0, **settings) -> Session:
     return session
 
 
-def batch_of(variant: Variant, number: int, spoiled: bool = True) -> tuple[Laid, dict[str, torch.Tensor]]:
+def laid_batch_of(variant: Variant, number: int, spoiled: bool = True) -> tuple[Laid, dict[str, torch.Tensor]]:
     """A random batch in the layout of a variant, and its turns if it has any, as `Laid.correct` takes them."""
     sequences = random_sequences(number, lengths_for(shape_of(variant)), scale=0.1, advantages=variant.advantages)
     laid = laid_out(variant, spoil(sequences, number) if spoiled else sequences)
@@ -106,7 +109,7 @@ def run_both(
 def run_turns(name: str, seed: int = 0, **settings) -> Session:
     """A variant with turns, against plain torch."""
     variant = TURN_VARIANTS[name]
-    laid, given = batch_of(variant, list(TURN_VARIANTS).index(name))
+    laid, given = laid_batch_of(variant, list(TURN_VARIANTS).index(name))
     session, out, reference = run_both(variant, laid, seed, settings, **given)
     assert {True, False} == set(reference.keep_turns.tolist())
     assert_like_reference(out, reference, name)
@@ -139,6 +142,23 @@ def run_loss_of_turns(seed: int = 0, **settings) -> None:
         found, slope = loss_of(laid, "triton", **given)
     assert_near(found.value, wanted.value, torch.float32)
     assert_near(slope, wanted_slope, torch.float32)
+
+
+def run_file(name: str, seed: int = 0, **settings) -> Session:
+    """A variant of the file to copy, against its own reference. A long sequence has helpers that zero its tokens."""
+    variant = FILE_VARIANTS[name]
+    lengths = (3, 0, 5, 140_000, 9) if variant.length == LONGEST else LENGTHS
+    kinds = {"dtype": variant.train, "mask": variant.mask, "offsets": variant.offsets}
+    given = batch_of(lengths, packed=variant.packed, bad=variant.mask is not None, **kinds)
+    given = (*(None if x is None else variant.place(x) for x in given[:3]), given.cu_seqlens)
+    with compiled(seed=seed, **settings) as session:
+        launches, out = launches_of(*given, variant.settings)
+        for each in launches:
+            session.run(each)
+    reference = kernel.correct_reference(*given, variant.settings)
+    assert differing(out, reference) == []
+    assert variant.mask is None or 0 < reference.keep.sum() < reference.keep.numel()
+    return session
 
 
 def run_uncontracted(name: str, seed: int = 0) -> None:
@@ -176,14 +196,16 @@ def wrong_offsets(tokens: int) -> list[list[int]]:
 def run_wrong_offsets(name: str, seed: int = 0, kind: int | None = None, **settings) -> None:
     """A packed variant with offsets that are garbage, of one kind or of all: in bounds, whatever they say.
 
-    A token may have several owners then, in one program or several, which write it in any order.
+    A token may have several owners then, in one program or several, which write it in any order. The file to copy reads
+    slots that nothing has filled.
     """
     variant = variant_of(name)
     if not variant.packed:
         return
     shape = shape_of(variant)
     tokens = 8 * shape.tile + shape.tile // 3
-    settings = {"seed": seed, "allowed": ("race of programs", "race in a program")} | settings
+    unfilled = ("unwritten",) * (name in FILE_VARIANTS)
+    settings = {"seed": seed, "allowed": ("race of programs", "race in a program", *unfilled)} | settings
     kinds = wrong_offsets(tokens)
     for offsets in kinds if kind is None else [kinds[kind % len(kinds)]]:
         given = filled(variant, tokens, len(offsets) - 1)
@@ -226,6 +248,7 @@ CASES = {
     **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
+    **{name: partial(run_file, name) for name in FILE_VARIANTS},
     "loss_of_turns": run_loss_of_turns,
     "many_sequences": run_many_sequences,
 }

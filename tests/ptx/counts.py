@@ -14,6 +14,7 @@ from collections import Counter
 import numpy as np
 import torch
 
+from aot.file_variants import FILE_VARIANTS, PACKAGE_VARIANTS
 from aot.loss_variants import LOSS_VARIANTS
 from aot.variant import LossVariant, Variant
 from aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
@@ -48,7 +49,8 @@ def variant_of(name: str) -> Variant | LossVariant:
     """Look a variant up by the name of its case."""
     if name.startswith("loss_"):
         return LOSS_VARIANTS[name.removeprefix("loss_")]
-    return (VARIANTS | SPLIT_VARIANTS | OF_NEW_VARIANTS | TURN_VARIANTS)[name]
+    file = FILE_VARIANTS | PACKAGE_VARIANTS
+    return (VARIANTS | SPLIT_VARIANTS | OF_NEW_VARIANTS | TURN_VARIANTS | file)[name]
 
 
 def _offsets(tokens: int, sequences: int) -> torch.Tensor:

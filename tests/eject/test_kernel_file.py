@@ -1,0 +1,216 @@
+"""rollout_corr/eject/kernel.py: its kernels, in Triton's interpreter, against its own reference and the package."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from builders.kernel_cases import INTERPRETED, shuffled
+from builders.kernel_file import ALL, LENGTHS, ZERO, Given, asked_of_the_package, batch_of, differing
+from rollout_corr.eject import kernel
+from rollout_corr.eject.kernel import Settings
+
+pytestmark = [*INTERPRETED, pytest.mark.usefixtures("quick_interpreter")]
+
+SHORT = (7, 1, 0, 140, 3)
+
+
+def check(given: Given, settings: Settings) -> kernel.Correction:
+    """Ask kernels, reference and package the same; they must answer alike, and leave the batch as it was."""
+    before = [None if x is None else x.clone() for x in given]
+    with shuffled(1):
+        found = kernel.correct(*given, settings)
+    reference, wanted = kernel.correct_reference(*given, settings), asked_of_the_package(given, settings)
+    assert differing(reference, wanted) == []
+    assert differing(found, wanted) == []
+    for x, was in zip(given, before, strict=True):
+        assert x is was is None or torch.equal(x, was) or x.isnan().any()
+    return found
+
+
+@pytest.mark.parametrize("settings", [ALL, ZERO, Settings(), Settings(0.9, None, veto_upper=2.0)])
+def test_packed(settings):
+    found = check(batch_of(), settings)
+    assert 0 < found.keep.sum() < len(LENGTHS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", [torch.uint8, torch.int64, torch.float32, None])
+def test_dtypes(dtype, mask):
+    """Masks of 2 and of 0.3: kept tokens keep their value."""
+    packed = mask in (torch.uint8, None)
+    given = batch_of(SHORT, dtype=dtype, mask=mask, packed=packed, offsets=torch.int64, bad=mask is not None)
+    found = check(given, replace(ALL, geometric_lower=0.9, geometric_upper=1.2))
+    assert mask is None or found.mask.unique().equal(given.mask.unique())
+
+
+def strided(x):
+    """The same rows, in the middle of wider ones, so that none starts at 16 bytes."""
+    wide = torch.empty(x.shape[0], x.shape[1] + 5, dtype=x.dtype)
+    wide[:, 3:-2] = x
+    return wide[:, 3:-2]
+
+
+@pytest.mark.parametrize("apart", ["none", "train", "mask", "neighbors"])
+def test_rows(apart):
+    train, rollout, mask, _ = batch_of((150, 3, 0, 31, 150), packed=False, mask=torch.int64)
+    if apart == "train":
+        train, rollout = strided(train), strided(strided(rollout))
+    if apart == "mask":
+        mask = strided(mask)
+    if apart == "neighbors":
+        train = train.T.contiguous().T
+    check(Given(train, rollout, mask, None), ALL)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "outside"),
+    [((), 0), ((), 9), ((0,), 0), ((0, 0), 3), ((1,), 0), ((1,), 2), ((512,), 0), ((511, 1, 1), 1)],
+)
+@pytest.mark.parametrize("row", [False, True])
+def test_few_tokens(lengths, outside, row):
+    """None at all, or only ones of no sequence; [1, N] is [N]."""
+    given = batch_of(lengths, outside=outside)
+    found = check(Given(*(x[None] for x in given[:3]), given.cu_seqlens) if row else given, ALL)
+    assert all(math.isfinite(x) for x in found.metrics().values())
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (3, 0), (2, 1)])
+def test_rows_of_nothing(shape):
+    check(Given(torch.zeros(shape), torch.zeros(shape), torch.ones(shape, dtype=torch.bool), None), ALL)
+
+
+def test_starts_off_16_bytes():
+    given = batch_of(SHORT)
+    check(Given(*(torch.cat([x[:1], x])[1:] for x in given[:3]), given.cu_seqlens), ALL)
+
+
+def test_more_sequences_than_a_round_of_the_search_sees():
+    check(batch_of((0, 1, 2, 0, 0, 1) * 20), ALL)
+
+
+def test_a_sequence_alone_has_the_bits_of_one_in_a_batch():
+    given = batch_of()
+    found = kernel.correct(*given, ALL)
+    edges = given.cu_seqlens.tolist()
+    for s in (4, 7, 9):
+        own = slice(edges[s], edges[s + 1])
+        alone = kernel.correct(*(x[own] for x in given[:3]), torch.tensor([0, edges[s + 1] - edges[s]]), ALL)
+        assert alone.weights.equal(found.weights[own]) and alone.mask.equal(found.mask[own])
+        assert alone.keep.item() == found.keep[s]
+
+
+def around(bound: float, many: int) -> Given:
+    """Sequences of a token each, whose D are so many neighbors in fp32, the log of a bound in their middle."""
+    middle = torch.tensor(math.log(bound)).view(torch.int32)
+    d = (middle + torch.arange(many, dtype=torch.int32) - many // 2).view(torch.float32)
+    return Given(d, torch.zeros(many), None, torch.arange(many + 1))
+
+
+@pytest.mark.parametrize("bound", [0.8, 1.001, 1.3])
+def test_bounds_are_inclusive_and_compare_logs(bound):
+    """To the last bit of D, which exp does not tell apart, and of the units in which means are summed."""
+    for settings in (
+        Settings(bound, None, outside="zero"),
+        Settings(None, bound, outside="zero"),
+        Settings(veto_lower=bound),
+        Settings(veto_upper=bound),
+        Settings(geometric_lower=bound),
+        Settings(geometric_upper=bound),
+    ):
+        found = check(around(bound, 64), settings)
+        assert 0 < (found.keep & (found.weights > 0)).sum() < 64
+
+
+@pytest.mark.parametrize("offsets", [[0, 90, 40, 120, 41, 160], [160, 50, 20, 0], [-5, 10, -160, 80, 167, 480]])
+def test_wrong_offsets_still_give_an_answer(offsets):
+    """A wrong one; compiled code is watched for accesses out of bounds in tests/ptx."""
+    given = batch_of((160,), outside=0)
+    found = kernel.correct(*given[:3], torch.tensor(offsets), ALL)
+    assert set(found.keep.view(torch.uint8).tolist()) <= {0, 1}
+
+
+def test_refuses():
+    x = torch.zeros(2, 3)
+    cu = torch.tensor([0, 3])
+    for given, message in (
+        ((x, x[:1]), "rollout_logp: expected the shape of train_logp, (2, 3), got (1, 3)"),
+        ((x, x, x[0]), "mask: expected the shape of train_logp, (2, 3), got (3,)"),
+        ((x, x.double()), "rollout_logp: expected float32, bfloat16 or float16, got torch.float64"),
+        ((x[0], x[0]), "train_logp: expected [B, T], or [N] or [1, N] with cu_seqlens, got (3,)"),
+        ((x, x, None, cu), "train_logp: expected [B, T], or [N] or [1, N] with cu_seqlens, got (2, 3)"),
+        ((x[0], x[0], None, cu.float()), "cu_seqlens: expected [S + 1] int32 or int64, got 1-d torch.float32"),
+    ):
+        for call in (kernel.correct, kernel.correct_reference):
+            with pytest.raises(ValueError, match="expected") as error:
+                call(*given)
+            assert str(error.value) == message
+
+
+# --- the file ---
+
+FILE = Path(kernel.__file__)
+
+
+def loaded(text: str, folder: Path):
+    """Import a text as a module that is named and placed like a copy of the file."""
+    copy = folder / "copied_kernel.py"
+    copy.write_text(text)
+    spec = importlib.util.spec_from_file_location(copy.stem, copy)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[copy.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_copy_needs_torch_and_triton_alone():
+    imports = [x for x in ast.walk(ast.parse(FILE.read_text())) if isinstance(x, ast.Import | ast.ImportFrom)]
+    names = {x.module if isinstance(x, ast.ImportFrom) else x.names[0].name for x in imports}
+    assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch", "triton"}
+
+
+def test_the_package_imports_no_triton_for_it():
+    say = "import sys, rollout_corr, rollout_corr.eject; print('triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# Ten faults and more: what stands in the file, and what takes its place.
+FAULTS = {
+    "a mask that multiplies": ("tl.where(m_finite, b_d, 0.0)", "b_d * m_finite.to(tl.float32)"),
+    "no clamp before exp": ("b_exp = tl.exp(b_x)", "b_exp = tl.exp(b_d)"),
+    "tokens of no sequence count": ("b_mask = load(p_m, m_in, whole)", "b_mask = load(p_m, o_t < size, whole)"),
+    "a token of the next sequence": ("(o_t >= start) & (o_t < end)", "(o_t >= start) & (o_t <= end)"),
+    "a sequence that goes on ends with its tile": ("- first, BT + 1)\n\n", "- first, BT)\n\n"),
+    "sums go on to the next sequence": (
+        "put_slot(p_slots + (s + i_t), slots, b_units, b_counts)\n            b_units",
+        "b_none",
+    ),
+    "the last slot is left out": ("o_slot <= b_last", "o_slot < b_last"),
+    "a mean over all valid tokens": ("b_n = b_valid - b_bad", "b_n = b_valid"),
+    "D is truncated": ("tl.where(b_d < 0.0, -0.5, 0.5)", "0.0"),
+    "one rejected sequence is zeroed": ("i = tl.min(tl.where(o_i > i, b_rejected, BS), 0)", "i = i * 0 + BS"),
+    "a sequence is zeroed from its block on": ("(o_t >= begin) & (o_t < end)", "o_t < end"),
+    "weights of non-finite sequences stay": ("if bad > 0", "if bad < 0"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_noticed(fault, tmp_path):
+    before, after = FAULTS[fault]
+    text, wrong = FILE.read_text(), []
+    assert text.count(before) == 1
+    faulty = loaded(text.replace(before, after), tmp_path)
+    for given, settings in ((batch_of(), ALL), (around(1.001, 64), Settings(geometric_lower=1.001))):
+        with shuffled(1):
+            found = faulty.correct(*given, settings)
+        wrong += differing(found, kernel.correct_reference(*given, settings))
+    assert wrong
