@@ -128,11 +128,14 @@ def recorded(part: str, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 def calls_of(part: str, each: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Draw one case in so many, and make its call in the way of a part."""
     from . import cases, runners
-    from .calls import digest_of, exact
+    from .calls import answer, digest_of, exact
 
     ways = {"blocks": runners.in_blocks, "whole": runners.as_whole, "interpreter": runners.in_tiles}
     backend = "triton" if part == "interpreter" else "torch"
-    some = [*cases.every(), *([] if part == "interpreter" else cases.large())]
+    some = list(cases.every())
+    some += [] if part == "interpreter" else cases.large()
+    # Parts of sequences run in one way, whatever the backend's.
+    some += [] if part == "whole" else cases.on_ranks()
     # By the key, so that a new preset does not move the choice.
     chosen = [(key, draw) for key, draw in some if runners.number_of(key) % each == 0]
     warnings.simplefilter("ignore")
@@ -141,7 +144,7 @@ def calls_of(part: str, each: int) -> Iterator[tuple[str, dict[str, Any]]]:
             call = draw()
             given = call.digest()
             with ways[part](key):
-                found = call.run(backend)
+                found = answer(call, backend)
             digest = digest_of([repr(sorted(exact(found).items(), key=str))])
             yield f"{part}/{key}", {"call": given, "exact": digest, **found}
 

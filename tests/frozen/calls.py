@@ -16,6 +16,7 @@ from torch import Tensor
 import rollout_corr as rc
 
 from .generator import Drawn, needs_of, random_batch
+from .runners import on_ranks
 
 # By name what a call answered: text, or the numbers of a vector by their names.
 Record = dict[str, Any]
@@ -37,6 +38,7 @@ class Call:
         correction: What a loss without a Spec is given in its place: "nothing", "factors", "mask" or "correction".
         given: Further fields of the Batch, which a loss alone reads.
         into: Weights and mask are written to tensors of the caller.
+        ranks: The groups of ranks that the call is spread over, where it is.
     """
 
     drawn: Drawn
@@ -46,6 +48,7 @@ class Call:
     correction: str = "nothing"
     given: dict[str, Any] = field(default_factory=dict)
     into: bool = False
+    ranks: rc.Ranks | None = None
 
     def digest(self) -> str:
         """Tell calls apart: a digest of everything that this one is given."""
@@ -55,14 +58,11 @@ class Call:
         return digest_of(parts)
 
     def run(self, backend: str) -> Record:
-        """Make the call; of one that is refused, record the argument that the error names."""
-        try:
-            return self._correct(backend) if self.loss is None else self._policy_loss(backend, self.loss)
-        except (TypeError, ValueError) as error:
-            return {"refused": f"{type(error).__name__} {str(error).partition(':')[0]:.60}"}
+        """Make the call."""
+        return self._correct(backend) if self.loss is None else self._policy_loss(backend, self.loss)
 
     def _batch(self, **more: Any) -> rc.Batch:
-        return rc.Batch(**(self.drawn.batch | more))
+        return rc.Batch(**(self.drawn.batch | more), **({} if self.ranks is None else {"ranks": self.ranks}))
 
     def _correct(self, backend: str) -> Record:
         assert self.spec is not None
@@ -109,6 +109,43 @@ class Call:
         slopes = torch.autograd.grad(out.value, rows, allow_unused=True) if rows else ()
         record = {"value": shown(out.value.detach()), "gradient": shown(list(slopes)), "weights": shown(out.weights)}
         return record | _of_both(out) | _numbers(out, self.spec, self.drawn.batch)
+
+
+def answer(call: Call | CallOfRanks, backend: str) -> Record:
+    """Make a call; of one that is refused, record the argument that the error names."""
+    try:
+        return call.run(backend)
+    except (TypeError, ValueError) as error:
+        return {"refused": f"{type(error).__name__} {str(error).partition(':')[0]:.60}"}
+
+
+@dataclass
+class CallOfRanks:
+    """A call that several ranks make together, each with its part of the tokens.
+
+    `group` names the field of `rc.Ranks`: "sequence", whose tokens lie on all of them, or "batch".
+    """
+
+    calls: list[Call]
+    group: str
+
+    def digest(self) -> str:
+        """Tell calls apart by what every rank is given."""
+        return digest_of([self.group, *(call.digest() for call in self.calls)])
+
+    def run(self, backend: str) -> Record:
+        """Make the call of every rank at once."""
+
+        def of_rank(rank: int, member: Any) -> Record:
+            call = self.calls[rank]
+            call.ranks = rc.Ranks(**{self.group: member})
+            return call.run(backend)
+
+        found = on_ranks(len(self.calls), of_rank)
+        return {f"{name}{OF_RANK}{rank}": x for rank, record in enumerate(found) for name, x in record.items()}
+
+
+OF_RANK = " of rank "
 
 
 def _of_both(out: Any) -> Record:
@@ -193,9 +230,14 @@ def is_count(name: str) -> bool:
 
 def exact(record: Record) -> Record:
     """Masks, decisions and counts of a record, without what an exponential is in."""
-    found = {name: x for name, x in record.items() if name in ("refused", "mask", "keep", "keep_turns")}
-    counts = {name: x for name, x in record.get("statistics", {}).items() if is_count(name)}
-    return found | ({"counts": counts} if counts else {})
+    found: Record = {}
+    for name, x in record.items():
+        quantity = name.partition(OF_RANK)[0]
+        if quantity in ("refused", "mask", "keep", "keep_turns"):
+            found[name] = x
+        elif quantity == "statistics":
+            found[name.replace("statistics", "counts")] = {key: count for key, count in x.items() if is_count(key)}
+    return found
 
 
 # --- drawing ---

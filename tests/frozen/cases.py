@@ -1,4 +1,4 @@
-"""Every case by its key: presets, recipes, declared variants, random Specs and Losses, large batches."""
+"""Every case by its key: presets, recipes, declared variants, random Specs and Losses, large batches, several ranks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 import rollout_corr as rc
 
-from .calls import Call, correct_call, loss_call
-from .generator import SURROGATES, Layout, random_loss, random_spec
+from .calls import Call, CallOfRanks, correct_call, loss_call
+from .generator import SURROGATES, Layout, random_loss, random_spec, random_tokens
 
-Draw = Callable[[], Call]
+Draw = Callable[[], Call | CallOfRanks]
 
-# Random Specs, and Losses of each surrogate.
-SPECS, LOSSES = 400, 20
+# Random Specs, Losses of each surrogate, calls of several ranks.
+SPECS, LOSSES, OF_RANKS = 400, 20, 120
 
 
 def every() -> Iterator[tuple[str, Draw]]:
-    """All cases but those of large batches: keys, and what draws their calls."""
+    """All cases but those of large batches and of several ranks: keys, and what draws their calls."""
     for name in rc.spec_names():
         for i in range(2):
             yield f"preset/{name}/{i}", partial(_preset, name, i)
@@ -156,3 +156,41 @@ def _loss_of_size(name: str, kind: str, i: int) -> Call:
     spec = rc.spec("verl.decoupled_token_is") if i % 2 else None
     layout = LARGE_LAYOUTS[(i + 1) % 5]
     return loss_call(rng, random_loss(rng, name), spec, kind=kind, layout=layout)
+
+
+# --- several ranks ---
+
+
+def on_ranks() -> Iterator[tuple[str, Draw]]:
+    """Calls that two or three ranks make together, each with its tokens of every sequence or with its sequences."""
+    for i in range(OF_RANKS):
+        yield f"ranks/{i}", partial(_of_ranks, i)
+
+
+def _of_ranks(i: int) -> CallOfRanks:
+    rng = random.Random(f"ranks {i}")
+    tokens, count, group = random_tokens(rng), rng.choice((2, 3)), ("sequence", "batch")[i % 2]
+    if group == "batch":
+        parts = [tokens.sequences(range(rank, len(tokens.lengths), count)) for rank in range(count)]
+    else:
+        owners = [_owners(rng, n, count) for n in tokens.lengths]
+        parts = [tokens.held(owners, rank) for rank in range(count)]
+    spec = random_spec(rng, ("token", "sequence", "turn"), rules=group == "batch", of_loss=i % 3 == 2)
+    loss = random_loss(rng, rng.choice(tuple(SURROGATES) if group == "batch" else ("PPO", "GSPO", "Score", "GMPO")))
+    calls = []
+    for part in parts:
+        own = random.Random(f"rank {i}")
+        if i % 3 == 2:
+            calls.append(loss_call(own, loss, spec, part=part, extras=0.0))
+        else:
+            calls.append(correct_call(own, spec, part=part, extras=0.0))
+    return CallOfRanks(calls, group)
+
+
+def _owners(rng: random.Random, length: int, count: int) -> list[int]:
+    """In stretches, one after the other or there and back, or the whole sequence on one rank."""
+    way, stretches = rng.choice(("contiguous", "zigzag", "whole")), {"contiguous": count, "zigzag": 2 * count}
+    if way == "whole":
+        return [rng.randrange(count)] * length
+    places = [t * stretches[way] // length for t in range(length)]
+    return [min(place, 2 * count - 1 - place) if way == "zigzag" else place for place in places]

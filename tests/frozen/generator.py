@@ -65,6 +65,33 @@ class Tokens:
         ends = [0, *itertools.accumulate(self.lengths)]
         return [list(column[a:b]) for a, b in itertools.pairwise(ends)]
 
+    def held(self, owners: list[list[int]], rank: int) -> Tokens:
+        """The tokens that a rank holds, by the owner of each token of each sequence."""
+        flat = [owner == rank for row in owners for owner in row]
+        of_turns = []
+        for row, turns in zip(owners, self.turns, strict=True):
+            ends = [0, *itertools.accumulate(turns)]
+            of_turns.append([row[a:b].count(rank) for a, b in itertools.pairwise(ends)])
+        return Tokens(
+            [row.count(rank) for row in owners],
+            list(itertools.compress(self.valid, flat)),
+            {name: list(itertools.compress(column, flat)) for name, column in self.columns.items()},
+            self.of_sequences,
+            of_turns,
+        )
+
+    def sequences(self, which: Sequence[int]) -> Tokens:
+        """Some of the sequences."""
+        columns = {name: self.rows(column) for name, column in self.columns.items()}
+        valid = self.rows(self.valid)
+        return Tokens(
+            [self.lengths[s] for s in which],
+            [x for s in which for x in valid[s]],
+            {name: [x for s in which for x in rows[s]] for name, rows in columns.items()},
+            {name: [column[s] for s in which] for name, column in self.of_sequences.items()},
+            [self.turns[s] for s in which],
+        )
+
 
 def bell(rng: random.Random, scale: float) -> float:
     """A number around 0, at most three times the scale away."""
@@ -339,6 +366,7 @@ def random_batch(
     mask: tuple[torch.dtype | None, float] | None = None,
     per_sequence: bool | None = None,
     extras: float = 0.12,
+    part: Tokens | None = None,
 ) -> Drawn:
     """A batch with what a call needs, and some of what it does not.
 
@@ -351,11 +379,15 @@ def random_batch(
         mask: Its dtype and the value of a valid token.
         per_sequence: Advantages are [S].
         extras: The probability of each part that the call does not need.
+        part: The tokens, which one of several ranks holds. They come with a mask, and what could be of tokens or of
+            sequences is of tokens. Equal draws for every rank make calls that go together.
     """
     layout = random_layout(rng) if layout is None else layout
     dtypes = rng.choice(DTYPES) if dtypes is None else dtypes
     mask_dtype, value = rng.choice(MASKS) if mask is None else mask
-    tokens = random_tokens(rng, kind, all_valid=mask_dtype is None)
+    if part is not None:
+        mask_dtype, per_sequence = mask_dtype or torch.bool, False
+    tokens = part or random_tokens(rng, kind, all_valid=mask_dtype is None)
     laid = LaidOut(tokens, layout, rng)
     # Without a mask padding counts as tokens, and zeros are what it looks like.
     drawn = Drawn({}, {}, laid, dtypes, 0.0 if layout.padded and mask_dtype is None else None)
@@ -381,20 +413,20 @@ def random_batch(
         return wanted or rng.random() < extras
 
     if has(wants.turns):
-        batch["turns"] = _turns(rng, laid, batch)
+        batch["turns"] = _turns(rng, laid, batch) if part is None else laid.turn_offsets()
     if has(wants.entropy):
         batch["entropy"] = drawn.column("entropy", dtypes[0])
     if has(bool(wants.external)):
         batch["external"] = {name: drawn.column(name) for name in ("surprise", "entropy")}
     if has(wants.versions):
         ids = of_sequences("versions", torch.int64)
-        if rng.random() < 0.7 or count == sum(tokens.lengths):
+        if part is not None or rng.random() < 0.7 or count == sum(tokens.lengths):
             ids = laid.tensor(tokens.columns["versions"], torch.int64, -1.0)
         batch["versions"] = rc.Versions(ids, CURRENT_VERSION)
     if has(wants.groups):
-        sized = count and count % 2 == 0 and rng.random() < 0.3
+        sized = part is None and count % 2 == 0 and rng.random() < 0.3
         index = of_sequences("groups", rng.choice((torch.int32, torch.int64)))
-        batch["groups"] = rc.Groups(size=2) if sized else rc.Groups(index=index, count=max(count, GROUPS))
+        batch["groups"] = rc.Groups(size=2) if sized else rc.Groups(index=index, count=GROUPS)
     if has(False):
         batch["kept_mass"] = rc.KeptMass(drawn.column("log_mass"), of=rng.choice(("rollout", "train")))
     if has(False):
@@ -484,7 +516,7 @@ def random_criterion(rng: random.Random, units: Sequence[str], rules: bool, of_l
     if stat == "age":
         lower, upper = rng.choice((-2.0, 0.5, 1.0)), rng.choice((1.0, 3.0, 3.5))
     sides = rng.choice(("upper", "upper", "both", "lower"))
-    if rules and over != "prefix" and rng.random() < 0.2:
+    if rules and over != "prefix" and rng.random() < 0.35:
         lower, upper = _rules(rng, rng.choice(("batch", "group")), rc.MeanBelow(middle, "batch"))
     reduces = None if over == "token" else rng.choice(("sum", "mean", "mean", "max", "min"))
     policies = ("train/rollout", "new/rollout", "new/old") if of_loss else ("train/rollout",)
@@ -517,7 +549,7 @@ def random_weight(rng: random.Random, units: Sequence[str] = UNITS, rules: bool 
     over = rng.choice(units)
     lower, upper = rng.choice(((None, None), (None, 2.0), (0.512345, 1.987654), (None, 1.123456), (0.901234, None)))
     outside, growth = rng.choice(("clamp", "clamp", "zero")), rng.choice((None, "sqrt")) if over == "prefix" else None
-    if rules and growth is None and rng.random() < 0.15:
+    if rules and growth is None and rng.random() < 0.25:
         lower, upper = _rules(rng, "batch")
         if outside == "clamp" and rng.random() < 0.4:
             lower, upper = None, rc.KeepESS(0.8)

@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import struct
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,13 +121,21 @@ def _flat(text: str) -> tuple[str, str, torch.Tensor | None]:
 
 
 def report(found: list[Difference], most: int) -> Iterator[str]:
-    """Lines: how often each quantity differs and by how much, then the first differences one by one."""
-    names = [difference.quantity.partition("[")[0] for difference in found]
-    for name, count in Counter(names).most_common():
-        apart = [x.apart for x, own in zip(found, names, strict=True) if own == name and x.apart is not None]
+    """Lines: how often each kind of quantity differs and by how much, then the first differences one by one."""
+    kinds: dict[str, list[Difference]] = {}
+    for difference in found:
+        kinds.setdefault(_kind(difference.quantity), []).append(difference)
+    for kind, own in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        cases = len({difference.case for difference in own})
+        apart = [difference.apart for difference in own if difference.apart is not None]
         far = f", at most {max(apart):.2g} relative" if apart else ""
-        yield f"{count:6} times {name}{far}"
+        yield f"{kind}: {len(own)} differences in {cases} cases{far}"
     for difference in found[:most]:
         yield f"{difference.case}: {difference.quantity}: {difference.old} -> {difference.new}"
     if len(found) > most:
         yield f"... and {len(found) - most} more: --most {len(found)}"
+
+
+def _kind(quantity: str) -> str:
+    """Name the part of a record, without the place in a tensor or the name of a number, and without the rank."""
+    return next((name for name in ("statistics", "metrics") if quantity.startswith(name)), quantity.partition("[")[0])

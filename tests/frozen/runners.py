@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -73,3 +74,10 @@ def quick_interpreter(interprets: bool) -> contextlib.AbstractContextManager[Non
     from builders import interpreter
 
     return interpreter.quick() if interprets else contextlib.nullcontext()
+
+
+def on_ranks(count: int, of_rank: Callable[[int, Any], Any]) -> list[Any]:
+    """Call a function of each rank and its member of a process group, which this process plays."""
+    from builders.threaded_ranks import Rank, Ranks
+
+    return Ranks(count).run(lambda rank: of_rank(rank, Rank(rank=rank, ranks=count)))
