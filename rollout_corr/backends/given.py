@@ -133,6 +133,18 @@ class Batch:
     _read: dict[str, _Read] | None = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        _check_tensors("mask", self.mask)
+        _check_tensors("cu_seqlens", self.cu_seqlens, alone=True)
+        if not isinstance(self.turns, (str, TurnIds)):
+            _check_tensors("turns", self.turns)
+        _check_tensors("entropy", self.entropy)
+        _check_tensors("sequence_ids", self.sequence_ids, alone=True)
+        _check_tensors("scale", self.scale)
+        if self.external is not None:
+            if not isinstance(self.external, Mapping):
+                raise TypeError(f"external: expected a mapping of names to tensors, got {type(self.external).__name__}")
+            for name, x in self.external.items():
+                _check_tensors(f"external[{name!r}]", x)
         if self.kept_mass is not None and not isinstance(self.kept_mass, KeptMass):
             raise _no_record("kept_mass", self.kept_mass, 'rc.KeptMass(log_mass, of="rollout")')
         if self.versions is not None and not isinstance(self.versions, Versions):
@@ -245,6 +257,20 @@ def _copied(value: Any) -> Any:
     if x is None or x.device.type != "cpu":
         return value
     return value._replace(numbers=x.clone()) if isinstance(value, SequenceGroups) else x.clone()
+
+
+def _check_tensors(name: str, given: object, alone: bool = False) -> None:
+    """Refuse what is no tensor, nor a list of tensors unless it stands `alone`; None is left out."""
+    if given is None or isinstance(given, Tensor):
+        return
+    got = type(given).__name__
+    if isinstance(given, (list, tuple)):
+        others = [x for x in given if not isinstance(x, Tensor)]
+        if not others and not alone:
+            return
+        if others:
+            got = f"{got} of {type(others[0]).__name__}; write torch.tensor(...)"
+    raise TypeError(f"{name}: expected a tensor{'' if alone else ' or a list of tensors'}, got {got}")
 
 
 def _no_record(name: str, given: object, write: str) -> TypeError:

@@ -43,6 +43,36 @@ def both_calls(batch):
     return out, loss
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"mask": [[1, 1, 1], [1, 0, 0]]},
+            "mask: expected a tensor or a list of tensors, got list of list; write torch.",
+        ),
+        ({"mask": [MASK, None]}, "mask: expected a tensor or a list of tensors, got list of NoneType; write torch."),
+        ({"cu_seqlens": [0, 5, 12]}, "cu_seqlens: expected a tensor, got list of int; write torch.tensor(...)"),
+        ({"cu_seqlens": [OFFSETS]}, "cu_seqlens: expected a tensor, got list"),
+        ({"turns": (0, 2)}, "turns: expected a tensor or a list of tensors, got tuple of int; write torch.tensor(...)"),
+        ({"entropy": 1.0}, "entropy: expected a tensor or a list of tensors, got float"),
+        ({"scale": MASK.numpy()}, "scale: expected a tensor or a list of tensors, got ndarray"),
+        ({"sequence_ids": [0, 1]}, "sequence_ids: expected a tensor, got list of int; write torch.tensor(...)"),
+        ({"external": MASK}, "external: expected a mapping of names to tensors, got Tensor"),
+        ({"external": {"a": [1.0]}}, "external['a']: expected a tensor or a list of tensors, got list of float; write"),
+    ],
+)
+def test_a_batch_is_refused_when_it_is_made(given, said):
+    """Not at the first call, in another file, and not by its text, which asks tensors for their dtype."""
+    with pytest.raises(TypeError) as caught:
+        rc.Batch(**given)
+    assert str(caught.value).startswith(said)
+
+
+def test_lists_of_tensors_are_values():
+    batch = rc.Batch(mask=[MASK, MASK[:3]], entropy=(TRAIN, TRAIN[:3]), turns="runs")
+    assert repr(batch) == "Batch(mask=list of 2 bool, turns='runs', entropy=list of 2 float32)"
+
+
 def test_two_calls_and_a_dump_read_a_batch_once(tmp_path):
     batch = full_batch()
     with (
@@ -256,7 +286,7 @@ def test_a_loss_is_plain_data(loss):
     again = pickle.loads(pickle.dumps(loss))
     assert again == loss
     assert hash(again) == hash(loss)
-    assert eval(repr(loss), vars(rc)) == loss
+    assert eval(repr(loss), {name: getattr(rc, name) for name in rc.__all__}) == loss
     assert "_hash" not in loss.__getstate__()
 
 

@@ -269,7 +269,7 @@ BESIDE = [
     (lambda: correct(rc.Batch(cu_seqlens=OFFSETS), spec=OF_ENTROPY), V, "entropy: expected the entropy of each token"),
     (lambda: rc.correct(X, X, rc.Batch(entropy=X[0])), V, "entropy: expected shape [2, 3] (of train_logp)"),
     (lambda: rc.correct(X, X, rc.Batch(entropy=X.long())), V, "entropy: expected a dtype among"),
-    (lambda: rc.correct(X, X, rc.Batch(entropy=1.0)), T, "entropy: expected a tensor, got float"),
+    (lambda: rc.correct(X, X, rc.Batch(entropy=1.0)), T, "entropy: expected a tensor or a list of tensors, got float"),
     (lambda: rc.policy_loss(X, X, **bundled_loss(entropy_bonus=rc.EntropyBonus(1))), V, "entropy: expected a value, b"),
     (lambda: massed(z(2, 5)), V, "log_mass: expected shape [2, 3] (of train_logp), got"),
     (lambda: massed(IDS, call=rc.suggest), V, "log_mass: expected a dtype among"),

@@ -134,7 +134,7 @@ OF_TURNS = [
     (lambda _: turned(torch.zeros(6)), V, "turns: expected a dtype among "),
     (lambda _: turned(torch.zeros(2, 3).long()), V, "turns: expected shape [6] (of train_logp), got [2, 3]"),
     (lambda _: turned("run"), V, "turns: expected offsets, ids or 'runs', got 'run'"),
-    (lambda _: turned([1, 2]), T, "turns: expected a tensor, got list"),
+    (lambda _: turned([1, 2]), T, "turns: expected a tensor or a list of tensors, got list of int"),
     (lambda _: turned(OFFSETS, max_turns=4), V, "turns.ids: expected ids or 'runs', got offsets [3]; pass them as tur"),
     (lambda _: turned("runs", max_turns=0), V, "turns.at_most: expected an integer above 0, got 0"),
     (lambda _: turned(torch.arange(6) + 7, max_turns=5), V, "turns.at_most: expected at least the 6 turns of the batc"),
