@@ -20,6 +20,12 @@ def described(fields: Mapping[str, Any]) -> str:
     """List columns with their shapes and what they look like; what may be log-probs or the mask comes first."""
     each = [(name, _numbers(values)) for name, values in fields.items()]
     said = [(name, "" if x is None else _shape(fields[name]), _kind(fields[name], x)) for name, x in each]
+    # A mask has the shape of log-probs: a step, which is one number in all of a file, is none.
+    like = [shape for _, shape, kind in said if kind == LOG_PROBS]
+    said = [
+        (name, shape, _flags(x) if kind == MASK and like and shape not in like and x is not None else kind)
+        for (name, x), (_, shape, kind) in zip(each, said, strict=True)
+    ]
     said.sort(key=lambda one: (one[2] != LOG_PROBS, one[2] != MASK, not one[1]))
     shown = []
     for name, shape, kind in said[:MOST_DESCRIBED]:
@@ -73,6 +79,12 @@ def _kind(values: Any, x: Tensor | None) -> str:
     if low == 0 and bool((finite.diff() >= 0).all()):
         return "0 and rising, offsets?"
     return f"{low:.0f} to {high:.0f}, ids or lengths?"
+
+
+def _flags(x: Tensor) -> str:
+    """Say which of 0 and 1 the values of a column are."""
+    held = x[x.isfinite()].unique()
+    return "0/1" if held.numel() > 1 else f"{int(held)} throughout this file"
 
 
 def unused(fields: Mapping[str, Any], chosen: Mapping[str, str], shape: Sequence[int], limit: int) -> dict[str, str]:
