@@ -74,11 +74,12 @@ _INTERPRETS: list[bool] = registered([])
 def interprets() -> bool:
     """Return whether Triton runs in its interpreter (TRITON_INTERPRET=1 before the first kernel was imported)."""
     if not _INTERPRETS:
-        from triton.runtime.interpreter import InterpretedFunction
+        # Not by the class of what is interpreted, whose module needs NumPy.
+        from triton.runtime.jit import JITFunction
 
         from ..kernels.correct.read import read_kernel
 
-        _INTERPRETS.append(isinstance(read_kernel, InterpretedFunction))
+        _INTERPRETS.append(not isinstance(read_kernel, JITFunction))
     return _INTERPRETS[0]
 
 
@@ -88,9 +89,18 @@ def why_not(device: torch.device) -> str | None:
         return MISSING_TRITON
     if device.type in DEVICES:
         return None
-    if device.type == "cpu" and interprets():
-        return None
-    also = "; on a CPU they run only in Triton's interpreter, for tests" if device.type == "cpu" else ""
+    try:
+        if device.type == "cpu" and interprets():
+            return None
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        return "TRITON_INTERPRET is set, and Triton's interpreter needs NumPy, which is not installed"
+    also = (
+        "; on a CPU they run only in Triton's interpreter (TRITON_INTERPRET=1), for tests"
+        if device.type == "cpu"
+        else ""
+    )
     return f"the kernels run on {' and '.join(DEVICES)} tensors{also}"
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -52,6 +56,31 @@ def test_backend_for_says_which_and_why(monkeypatch: pytest.MonkeyPatch) -> None
     assert refused is not None and (name, runner) == ("torch", "whole") and reason.startswith(refused)
     name, runner, reason = rc.backend_for(on_gpu, surrogate=rc.REAL())
     assert (name, runner) == ("torch", "whole") and reason.startswith("REAL() looks at groups of sequences")
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import torch
+import rollout_corr as rc
+logp = -torch.ones(2, 3)
+rc.correct(logp, logp, backend="triton")
+"""
+
+
+@pytest.mark.parametrize(
+    ("interprets", "why"),
+    [
+        ("0", "the kernels run on cuda tensors; on a CPU they run only in Triton's interpreter (TRITON_INTERPRET=1)"),
+        ("1", "TRITON_INTERPRET is set, and Triton's interpreter needs NumPy, which is not installed"),
+    ],
+)
+def test_the_kernels_on_a_cpu_without_numpy(interprets: str, why: str) -> None:
+    """As after a plain installation, which brings no NumPy."""
+    environment = os.environ | {"TRITON_INTERPRET": interprets}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY], env=environment, capture_output=True, text=True)
+    expected = f"ValueError: backend: expected 'auto' or 'torch' for cpu tensors, got 'triton': {why}"
+    assert done.stderr.splitlines()[-1].startswith(expected)
 
 
 def test_the_environment_stands_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
