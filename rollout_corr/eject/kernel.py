@@ -98,7 +98,7 @@ def sequence_at(
 
 
 @triton.jit
-def near(x: tl.tensor, most: tl.constexpr) -> tl.tensor:
+def in_tile(x: tl.tensor, most: tl.constexpr) -> tl.tensor:
     """Clamp a distance from the first token of a tile to [0, most]."""
     return tl.minimum(tl.maximum(x, 0), most).to(tl.int32)
 
@@ -171,13 +171,13 @@ def read_kernel(
     i_t = tl.program_id(0).to(tl.int64)
     first = i_t * BT
     # From here on tokens are numbered from the first of the tile. Sequences have those from low to high.
-    low = near(edge(p_cu, i_t * 0, tokens, sequences, width) - first, BT)
-    high = near(edge(p_cu, i_t * 0 + sequences, tokens, sequences, width) - first, BT)
-    size = near(tokens - first, BT)
+    low = in_tile(edge(p_cu, i_t * 0, tokens, sequences, width) - first, BT)
+    high = in_tile(edge(p_cu, i_t * 0 + sequences, tokens, sequences, width) - first, BT)
+    size = in_tile(tokens - first, BT)
     # The sequence that the walk along the tile has come to. One that goes on behind the tile ends at BT + 1.
     s = sequence_at(p_cu, first, tokens, sequences, width)
     start = size * 0
-    end = near(edge(p_cu, s + 1, tokens, sequences, width) - first, BT + 1)
+    end = in_tile(edge(p_cu, s + 1, tokens, sequences, width) - first, BT + 1)
 
     b_units, b_counts = tl.zeros((BR,), tl.int64), tl.zeros((BR,), tl.int32)
     b_none = tl.zeros((BR,), tl.float32)
@@ -223,8 +223,8 @@ def read_kernel(
         store(p_mask_out + first + o_t, b_mask, o_t < size, whole)
 
         # What decides. A thread has at most 64 tokens of a tile, so three counts of it fit into an int32.
-        b_near = tl.minimum(tl.maximum(b_d, -MOST), MOST)
-        b_unit = (b_near * UNITS + tl.where(b_d < 0.0, -0.5, 0.5)).to(tl.int64)
+        b_sat = tl.minimum(tl.maximum(b_d, -MOST), MOST)
+        b_unit = (b_sat * UNITS + tl.where(b_d < 0.0, -0.5, 0.5)).to(tl.int64)
         b_count = tl.where(m_finite, 1, tl.where(m_valid, (1 << 10) + 1, 0))
         if VETO_LOWER is not None:
             b_count += tl.where(m_finite & (b_d < log_of(VETO_LOWER, True, 24)), 1 << 20, 0)
@@ -239,7 +239,7 @@ def read_kernel(
             b_units, b_counts = tl.zeros((BR,), tl.int64), tl.zeros((BR,), tl.int32)
             s += 1
             start = end
-            end = tl.maximum(near(edge(p_cu, s + 1, tokens, sequences, width) - first, BT + 1), start)
+            end = tl.maximum(in_tile(edge(p_cu, s + 1, tokens, sequences, width) - first, BT + 1), start)
         b_units += tl.sum(tl.where(o_t >= start, b_unit, 0), 1)
         b_counts += tl.sum(tl.where(o_t >= start, b_count, 0), 1)
 
@@ -249,7 +249,7 @@ def read_kernel(
         b_k3 = tl.where(tl.abs(b_x) <= 0.5, b_k3, b_exp - 1.0 - b_x)
         b_ratio = b_x + b_k3
         b_sums = (
-            b_sums[0] + tl.sum(tl.abs(b_near), 1),
+            b_sums[0] + tl.sum(tl.abs(b_sat), 1),
             b_sums[1] + tl.sum(b_k3, 1),
             b_sums[2] + tl.sum(b_ratio, 1),
             b_sums[3] + tl.sum(b_ratio * b_ratio, 1),
@@ -479,7 +479,8 @@ def correct_reference(
     if cu_seqlens is None:
         sequences, owner = train_logp.shape[0], place // max(1, train_logp.shape[1])
     else:
-        sequences, owner = len(cu_seqlens) - 1, torch.searchsorted(cu_seqlens.to(d.device), place, right=True) - 1
+        sequences, edges = len(cu_seqlens) - 1, cu_seqlens.to(d.device).contiguous()
+        owner = torch.searchsorted(edges, place, right=True) - 1
         owner = torch.where((owner < 0) | (owner >= sequences), sequences, owner)  # S: tokens that no sequence has
     given = torch.ones_like(d, dtype=torch.bool) if mask is None else mask.flatten()
     valid = (owner < sequences) & (rows_of(given) != 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -115,8 +114,8 @@ def around(bound: float, many: int) -> Given:
     return Given(d, torch.zeros(many), None, torch.arange(many + 1))
 
 
-@pytest.mark.parametrize("bound", [0.8, 1.001, 1.3])
-def test_bounds_are_inclusive_and_compare_logs(bound):
+@pytest.mark.parametrize(("bound", "many"), [(0.8, 4), (1.001, 64), (1.3, 4)])
+def test_bounds_are_inclusive_and_compare_logs(bound, many):
     """To the last bit of D, which exp does not tell apart, and of the units in which means are summed."""
     for settings in (
         Settings(bound, None, outside="zero"),
@@ -126,8 +125,8 @@ def test_bounds_are_inclusive_and_compare_logs(bound):
         Settings(geometric_lower=bound),
         Settings(geometric_upper=bound),
     ):
-        found = check(around(bound, 64), settings)
-        assert 0 < (found.keep & (found.weights > 0)).sum() < 64
+        found = check(around(bound, many), settings)
+        assert 0 < (found.keep & (found.weights > 0)).sum() < many
 
 
 @pytest.mark.parametrize("offsets", [[0, 90, 40, 120, 41, 160], [160, 50, 20, 0], [-5, 10, -160, 80, 167, 480]])
@@ -136,6 +135,13 @@ def test_wrong_offsets_still_give_an_answer(offsets):
     given = batch_of((160,), outside=0)
     found = kernel.correct(*given[:3], torch.tensor(offsets), ALL)
     assert set(found.keep.view(torch.uint8).tolist()) <= {0, 1}
+
+
+def test_inputs_may_require_grad_and_offsets_lie_apart():
+    given = batch_of(SHORT)
+    cu = given.cu_seqlens.repeat_interleave(2)[::2]
+    found = check(Given(given.train.requires_grad_(), given.rollout, given.mask, cu), ALL)
+    assert not found.weights.requires_grad
 
 
 def test_refuses():
@@ -175,12 +181,6 @@ def test_a_copy_needs_torch_and_triton_alone():
     imports = [x for x in ast.walk(ast.parse(FILE.read_text())) if isinstance(x, ast.Import | ast.ImportFrom)]
     names = {x.module if isinstance(x, ast.ImportFrom) else x.names[0].name for x in imports}
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch", "triton"}
-
-
-def test_the_package_imports_no_triton_for_it():
-    say = "import sys, rollout_corr, rollout_corr.eject; print('triton' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 # Ten faults and more: what stands in the file, and what takes its place.

@@ -108,6 +108,7 @@ for name in {DRIVER_QUERIES}:
     if found is not None and hasattr(found, function):
         setattr(found, function, refuse(name))
 import rollout_corr as rc
+import rollout_corr.eject
 import rollout_corr.kernels
 {CORRECT}
 assert not torch.cuda.is_initialized()

@@ -146,8 +146,14 @@ def run_loss_of_turns(seed: int = 0, **settings) -> None:
 
 def run_file(name: str, seed: int = 0, **settings) -> Session:
     """A variant of the file to copy, against its own reference. A long sequence has helpers that zero its tokens."""
+    return run_file_of(
+        (0, 200_000, 9) if FILE_VARIANTS[name].length == LONGEST else LENGTHS, name, seed, **settings
+    )
+
+
+def run_file_of(lengths: tuple[int, ...], name: str = "file_packed", seed: int = 0, **settings) -> Session:
+    """Such a variant, with sequences of these lengths."""
     variant = FILE_VARIANTS[name]
-    lengths = (3, 0, 5, 140_000, 9) if variant.length == LONGEST else LENGTHS
     kinds = {"dtype": variant.train, "mask": variant.mask, "offsets": variant.offsets}
     given = batch_of(lengths, packed=variant.packed, bad=variant.mask is not None, **kinds)
     given = (*(None if x is None else variant.place(x) for x in given[:3]), given.cu_seqlens)

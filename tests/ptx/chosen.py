@@ -16,7 +16,7 @@ SLOW = (
     "loss_gmpo_padded", "loss_gspo_token", "loss_ppo_bf16",
     "metrics_short", "product_geometric_padded", "tokens_of_exp", "verl.decoupled_seq_is_rs", "kept_set",
     "turns_measured", "loss_ppo_padded", "loss_ppo_on_policy", "loss_ppo_value", "loss_gspo", "loss_ppo_kept_set",
-    "xtuner.agentic",
+    "xtuner.agentic", "file_metrics", "file_short",
 )  # fmt: skip
 # Losses of single tokens that differ from others in their formula: of these Triton's front end alone reads the source.
 READ = (

@@ -6,10 +6,13 @@ import numpy as np
 import torch
 
 import rollout_corr as rc
+from aot.file_variants import launches_of
 from builders.batches import one_thread
 from builders.kernel_cases import assert_like_reference, unchecked
+from builders.kernel_file import ALL, Given, batch_of
 from builders.rounding import assert_near
 from ptx.session import Launch, compiled
+from rollout_corr.eject import kernel
 from rollout_corr.kernels.correct import launch
 from rollout_corr.specs.operands import CorrectOperands
 
@@ -112,3 +115,29 @@ def run_far_apart(rows: int, width: int, step: int, seed: int = 0) -> None:
     with one_thread(), unchecked(), compiled(seed=seed):
         out = rc.correct(wide, rollout, mask=wide_mask, spec=spec, backend="triton")
     assert_like_reference(out, wanted)
+
+
+def run_file_beyond_32_bits(seed: int = 0) -> None:
+    """The file to copy: sequences at the end of more than 2^31 tokens, one of which its helpers zero."""
+    small = batch_of((3_000, 700, 2_000, 5_000, 9), seed, outside=0)
+    last = small.train.numel()
+
+    def behind(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.empty(FAR, dtype=x.dtype)
+        wide[-last:] = x
+        return wide
+
+    given = Given(*map(behind, small[:3]), small.cu_seqlens.long() + (FAR - last))
+
+    def programs(launch: Launch) -> np.ndarray:
+        every = np.arange(launch.programs)
+        return every[-8:] if launch.kernel.__name__ == "read_kernel" else every
+
+    with one_thread(), compiled(seed=seed, programs=programs) as session:
+        launches, found = launches_of(*given, ALL)
+        for each in launches:
+            session.run(each)
+    wanted = kernel.correct_reference(*small, ALL)
+    assert launches[1].arguments["shares"] > 1 and 0 < wanted.keep.sum() < 5
+    assert found.keep.equal(wanted.keep) and found.mask[-last:].equal(wanted.mask)
+    assert_near(found.weights[-last:], wanted.weights, torch.float32, size=0.0)

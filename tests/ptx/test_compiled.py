@@ -48,6 +48,18 @@ def test_sequences_beyond_32_bits(weight, process):
     assert process.submit(outcome_of, far.run_sequences_beyond_32_bits, weight).result() == ""
 
 
+def test_the_file_beyond_32_bits(process):
+    assert process.submit(outcome_of, far.run_file_beyond_32_bits).result() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lengths", [(3, 1_000_000, 0), (7, 0, 12, 5, 31) * 20_000], ids=["a million tokens", "100,000"]
+)
+def test_the_file_on_large_batches(lengths, process):
+    assert process.submit(outcome_of, cases.run_file_of, lengths).result() == ""
+
+
 @pytest.mark.parametrize(("rows", "width", "step"), [(3, 600, 2**20 + 3), (1, 300, 2**24 + 1)], ids=["rows", "tokens"])
 def test_what_lies_far_apart(rows, width, step, process):
     assert process.submit(outcome_of, far.run_far_apart, rows, width, step).result() == ""
