@@ -146,9 +146,7 @@ def run_loss_of_turns(seed: int = 0, **settings) -> None:
 
 def run_file(name: str, seed: int = 0, **settings) -> Session:
     """A variant of the file to copy, against its own reference. A long sequence has helpers that zero its tokens."""
-    return run_file_of(
-        (0, 200_000, 9) if FILE_VARIANTS[name].length == LONGEST else LENGTHS, name, seed, **settings
-    )
+    return run_file_of((0, 200_000, 9) if FILE_VARIANTS[name].length == LONGEST else LENGTHS, name, seed, **settings)
 
 
 def run_file_of(lengths: tuple[int, ...], name: str = "file_packed", seed: int = 0, **settings) -> Session:
