@@ -8,9 +8,9 @@ from rollout_corr.cli.main import FOUND, GOOD, parser_of
 from rollout_corr.cli.streams import print_json, print_line
 from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.read.problems import DumpError
-from rollout_corr.frameworks.shared.checking import ConfigProblem, check_config, framework_of, settings_of_each
+from rollout_corr.frameworks.shared.checking import ConfigProblem, mistakes_in, recognized, settings_of_each
 from rollout_corr.frameworks.shared.lookup import readable
-from rollout_corr.frameworks.shared.run_files import SUFFIXES, NoConfiguration, UnreadableRun
+from rollout_corr.frameworks.shared.run_files import SUFFIXES, NoConfiguration, UnreadableRun, settings_in
 
 
 def check(arguments: list[str]) -> int:
@@ -40,11 +40,12 @@ def check(arguments: list[str]) -> int:
         if len(chosen.config) == 1 and folder.is_dir():
             found, checked = _each(folder, chosen.framework)
         else:
-            framework = chosen.framework or framework_of(chosen.config)
+            settings = settings_in(chosen.config)
+            counts = settings_of_each(settings)
+            framework = chosen.framework or recognized(counts)
             if framework is None:
                 raise UnreadableRun(f"{chosen.config[0]}: no setting of a framework, or of several; give --framework")
-            found, checked = check_config(framework, chosen.config), f"{' '.join(chosen.config)} ({framework})"
-            counts = settings_of_each(chosen.config)
+            found, checked = mistakes_in(framework, settings), f"{' '.join(chosen.config)} ({framework})"
             if not found and not counts.get(framework, 1):
                 alike = max(counts, key=lambda name: counts[name])
                 looks = f"; it looks like one of {alike}" if counts[alike] else ""
@@ -66,8 +67,9 @@ def _each(folder: Path, framework: str | None) -> tuple[list[ConfigProblem], str
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix.lower() in SUFFIXES:
             try:
-                name = framework or framework_of(path)
-                found += [] if name is None else check_config(name, path)
+                settings = settings_in(path)
+                name = framework or recognized(settings_of_each(settings))
+                found += [] if name is None else mistakes_in(name, settings)
             except NoConfiguration:
                 continue
             except UnreadableRun as error:

@@ -14,6 +14,7 @@ Choice = TypeVar("Choice", bound=str)
 LARGEST_CLAMP = 40.0
 
 LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
+SMALLEST_FLOAT32 = 2.0**-149
 
 
 def shown(value: object) -> str:
@@ -116,7 +117,8 @@ def bounds(
     if clamps and low == math.inf:
         raise ValueError(f"{owner}.lower: expected a finite number, got {low!r}")
     for side, bound in (("lower", low), ("upper", high)):
-        if clamps and beyond_float32(bound):
+        # A ratio is clamped to a bound in float32, where a smaller one would be 0.
+        if clamps and (beyond_float32(bound) or 0.0 < abs(bound or 0.0) < SMALLEST_FLOAT32):
             raise ValueError(f"{owner}.{side}: expected a number that float32 holds, got {bound!r}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
 
@@ -165,3 +166,24 @@ def test_lines_before_the_end_of_a_cut_gzip_file_are_read(tmp_path):
     read = len(sequences_of(dump))
     assert 1000 < read <= 2000 and dump.problems.count == 1
     assert f"record {read}: the compressed data are cut off or damaged from here on" in str(dump.problems.shown[0])
+
+
+def test_a_hundred_million_blank_lines(tmp_path):
+    """100 kB that stand for 100 MB; in a folder the file after it is read."""
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n" * 100_000_000, 6))
+    assert "the compressed data stand for more than 200 times themselves from here on" in refusal(path)
+    write_jsonl(tmp_path / "y.jsonl", [ROW])
+    assert len(sequences_of(Dump(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_blank_lines_are_counted(suffix, tmp_path):
+    """Blocks of blank lines, with a record and a broken one between them, whose numbers are those of their lines."""
+    path = tmp_path / f"x{suffix}"
+    blank = b" \t\n\r\n" * 100_000
+    data = blank + GOOD.encode() + b"\n" + blank + b"{\n" + blank + GOOD.encode()
+    path.write_bytes(gzip.compress(data) if suffix == ".jsonl.gz" else data)
+    dump = Dump(path)
+    assert [number for number, _ in sequences_of(dump)] == [200_000, 600_002]
+    assert [problem.record for problem in dump.problems.shown] == [400_001]

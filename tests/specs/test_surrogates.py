@@ -86,6 +86,8 @@ def test_facts(name):
         (lambda: rc.Score(lower=math.inf), "Score.lower: expected a finite number, got inf"),
         (lambda: rc.Weight.token(lower=math.inf), "Weight.lower: expected a finite number, got inf"),
         (lambda: rc.Weight.token(upper=1e39), r"Weight.upper: expected a number that float32 holds, got 1e\+39"),
+        (lambda: rc.Weight.token(upper=5e-324), "Weight.upper: expected a number that float32 holds, got 5e-324"),
+        (lambda: rc.Weight.token(lower=1e-45 / 2), "Weight.lower: expected a number that float32 holds, got 5e-46"),
     ],
 )
 def test_infinite_factors_are_refused(make, words):

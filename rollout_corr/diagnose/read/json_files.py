@@ -18,6 +18,9 @@ from .record_files import Numbered, flat_or_problem
 MOST_LINE, MOST_MEMORY = 128 << 20, 512 << 20
 # Bytes of a longer line that are read at a time to find its end.
 BLOCK = 1 << 20
+# How many times as large as itself a compressed file may become, once it is beyond so many bytes. Logs of log-probs
+# are compressed to a third or a tenth, and equal ones to a thousandth.
+MOST_TIMES, MOST_FREE = 200, 16 << 20
 # Bytes that Python takes at most for a number or half a string, and for a list or mapping.
 ITEM, CONTAINER = 40, 240
 
@@ -26,7 +29,8 @@ def json_lines(path: Path) -> Iterator[Numbered]:
     """Read the records of a .jsonl file, or one that is compressed (.gz); their numbers count lines, from 0.
 
     Raises:
-        DumpError: The compressed data end too early or are damaged; the lines before are read.
+        DumpError: The compressed data end too early, are damaged, or stand for far more than themselves; the lines
+            before are read.
     """
     size = max(1, path.stat().st_size)
     number = 0
@@ -40,12 +44,26 @@ def json_lines(path: Path) -> Iterator[Numbered]:
                     yield number, f"line {number + 1} has more than {MOST_LINE >> 20} MiB", raw.tell() / size
                 elif line.strip():
                     yield number, _parsed(line, number), raw.tell() / size
+                else:
+                    number += _blank_lines(file)
                 number += 1
+                if path.suffix == ".gz" and file.tell() > max(MOST_FREE, MOST_TIMES * raw.tell()):
+                    what = f"the compressed data stand for more than {MOST_TIMES} times themselves from here on"
+                    raise Problem(str(path), number, None, what).error()
         except (EOFError, OSError, zlib.error) as error:
             if path.suffix != ".gz":
                 raise
             what = f"the compressed data are cut off or damaged from here on ({error})"
             raise Problem(str(path), number, None, what).error() from error
+
+
+def _blank_lines(file: Any) -> int:
+    """Skip the blank lines that a file has in memory already; return how many there are."""
+    ahead = file.peek(1)
+    blank = ahead[: len(ahead) - len(ahead.lstrip())]
+    end = blank.rfind(b"\n") + 1
+    file.read(end)
+    return blank.count(b"\n")
 
 
 def _parsed(line: bytes, number: int) -> dict[str, Any] | str:

@@ -102,7 +102,10 @@ class Run:
     def number(self, key: str, default: float = math.nan) -> float:
         """Return a setting that is a number; NaN, with which nothing compares, where it is none."""
         value = self.get(key, default)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+        try:
+            return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+        except OverflowError:  # an integer that no float holds
+            return math.nan
 
     @property
     def corrects(self) -> bool:
@@ -206,7 +209,9 @@ def check_config(framework: str, config: object) -> list[ConfigProblem]:
         ValueError: An unknown framework, or a file that cannot be read.
         TypeError: A configuration without fields.
     """
-    return _check(framework, config)
+    if not lookup.is_readable(framework):
+        raise ValueError(f"check_config: framework: expected one of {lookup.readable()}, got {framework!r}")
+    return mistakes_in(framework, settings_in(config))
 
 
 def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
@@ -215,28 +220,28 @@ def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
     A framework that is None is recognized by the settings; one without a reader has no rules.
     """
     try:
-        framework = framework_of(file) if framework is None else framework
+        settings = settings_in(file)
+        framework = recognized(settings_of_each(settings)) if framework is None else framework
         known = framework is not None and lookup.is_readable(framework)
-        return _check(framework, file, compared=True) if framework is not None and known else []
+        return mistakes_in(framework, settings, compared=True) if framework is not None and known else []
     except UnreadableRun as error:
         return [ConfigProblem("", str(error), severity="warning")]
 
 
-def framework_of(config: object) -> str | None:
-    """Recognize the framework of a configuration: the one most of whose settings are there; None: of none, or several.
+def recognized(counts: Mapping[str, int]) -> str | None:
+    """Recognize the framework most of whose settings are there; None: of none, or several.
 
     Flags that slime and miles share are slime's, and those of axolotl that stand without a block are TRL's.
     """
-    counts = settings_of_each(config)
     most = max(counts.values())
     alike = [name for name, count in counts.items() if most and count == most]
     shared: dict[tuple[str, ...], str | None] = {("miles", "slime"): "slime", ("axolotl", "trl"): "trl"}
     return shared.get(tuple(sorted(alike)), alike[0] if len(alike) == 1 else None)
 
 
-def settings_of_each(config: object) -> dict[str, int]:
+def settings_of_each(settings: Settings) -> dict[str, int]:
     """Count the settings that matter to each framework that has a table."""
-    settings, counts = settings_in(config), {}
+    counts = {}
     for name in lookup.readable():
         checks = checks_of(name)
         if checks.keys:
@@ -244,11 +249,10 @@ def settings_of_each(config: object) -> dict[str, int]:
     return counts
 
 
-def _check(framework: str, config: object, compared: bool = False) -> list[ConfigProblem]:
-    if not lookup.is_readable(framework):
-        raise ValueError(f"check_config: framework: expected one of {lookup.readable()}, got {framework!r}")
+def mistakes_in(framework: str, settings: Settings, compared: bool = False) -> list[ConfigProblem]:
+    """Name the mistakes in settings that were read; `compared`: both log-probs are there whatever is corrected."""
     checks = checks_of(framework)
-    every = _in_roots(settings_in(config), checks)
+    every = _in_roots(settings, checks)
     settings = _that_matter(every, checks)
     of_reader = {key: setting for key, setting in settings.items() if key in checks.keys or not checks.keys}
     spec, problems = _read(framework, of_reader) if of_reader else (None, [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 
@@ -23,6 +23,10 @@ class Unknown:
 UNKNOWN = Unknown()
 # Stands for an unknown part of a word while it is read.
 HOLE = "\0"
+# Characters that the variables of a script may stand for, in all places together.
+MOST_TEXT = 1 << 20
+# Lists inside of one another in one value.
+MOST_LISTS = 8
 
 OVERRIDE = re.compile(r"(?:\+{0,2})([A-Za-z_]\w*(?:\.[\w@/-]+)+)=(.*)", re.DOTALL)
 ANY_OVERRIDE = re.compile(r"(?:\+{0,2})([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -34,28 +38,29 @@ Found = tuple[str, Any, int]
 
 
 def parsed(text: str, mode: Literal["exec", "eval"] = "exec") -> Any:
-    """Parse Python, without its warnings of style."""
+    """Parse Python, without its warnings."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)
+        warnings.simplefilter("ignore")
         return ast.parse(text, mode=mode)
 
 
-def scalar(text: str) -> Any:
-    """Read a value as Hydra and argparse do: 0.5_2 is the number 0.52."""
+def scalar(text: str, within: int = 0) -> Any:
+    """Read a value as Hydra and argparse do: 0.5_2 is the number 0.52; `within` counts the lists around it."""
     stripped = text.strip()
     if HOLE in text:
         return UNKNOWN
     if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "'\"":
         return stripped[1:-1]
-    if stripped.startswith("[") and stripped.endswith("]"):
+    if stripped.startswith("[") and stripped.endswith("]") and within < MOST_LISTS:
         inner = stripped[1:-1].strip()
-        return [scalar(part) for part in inner.split(",")] if inner else []
+        return [scalar(part, within + 1) for part in inner.split(",")] if inner else []
     word = stripped.lower()
     if word in ("null", "none", "~"):
         return None
     if word in ("true", "false"):
         return word == "true"
-    for kind in (int, float):
+    # A longer integer is one that no float holds.
+    for kind in (int, float) if len(stripped) < 300 else (float,):
         try:
             return kind(stripped) if NUMBER.match(stripped) else stripped
         except ValueError:
@@ -92,15 +97,45 @@ def command_settings(words: Iterable[str | tuple[str, int]], flags_only: bool = 
 
 def script_settings(text: str) -> Iterator[Found]:
     """Yield what `command_settings` finds in a shell script."""
-    return command_settings(_words(text, _variables(text)))
+    script = Script(text)
+    return command_settings(_words(script, _variables(script), 0, len(text), 1))
 
 
-def _variables(text: str) -> dict[str, str]:
-    """Return the variables that have one value in the whole script."""
-    known: dict[str, str] = {}
-    seen: dict[str, set[str]] = {}
-    for found in ASSIGNED.finditer(text):
-        word, _ = _word(text, found.end(), known)
+class Script:
+    """The text of a script, and where each bracket in it is closed; what is never closed is not in `closing`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.closing: dict[int, int] = {}
+        begun: dict[str, list[int]] = {"(": [], "{": []}
+        for found in re.finditer(r"[(){}]", text):
+            if found[0] in begun:
+                begun[found[0]].append(found.start())
+            elif opened := begun["(" if found[0] == ")" else "{"]:
+                self.closing[opened.pop()] = found.start()
+
+
+class Variables(dict[str, str]):
+    """The variables with one value in the whole script, and HOLE for the others; what they stand for is counted."""
+
+    left = MOST_TEXT
+
+    def put_in(self, name: str) -> str:
+        """Return what a variable stands for."""
+        value = self.get(name, HOLE)
+        self.left -= len(value)
+        if self.left < 0:
+            raise ValueError(f"its variables stand for more than {MOST_TEXT >> 20} MiB of text")
+        return value
+
+
+def _variables(script: Script) -> Variables:
+    known, seen, end = Variables(), dict[str, set[str]](), 0
+    for found in ASSIGNED.finditer(script.text):
+        word = HOLE
+        # What stands inside of a value, such as the commands of $(...), is not read again.
+        if found.end() >= end:
+            word, end = _word(script, known, found.end(), len(script.text))
         values = seen.setdefault(found[1], set())
         values.add(word)
         known[found[1]] = word if len(values) == 1 else HOLE
@@ -110,59 +145,74 @@ def _variables(text: str) -> dict[str, str]:
 # An array, or all arguments: flags with their values, and no value of the flag before.
 ARRAY = re.compile(r'"?\$(\{\w+\[[@*]\]\}|[@*])"?(?=[\s;&|)]|$)')
 HERE = re.compile(r"""<<-?[ \t]*(["']?)([A-Za-z_]\w*)\1""")
+# Documents that are read inside of one another.
+MOST_DOCUMENTS = 4
 
 
-def _words(text: str, known: Mapping[str, str], line: int = 1) -> Iterator[tuple[str, int]]:
-    at, delimiters = 0, list[str]()
-    while at < len(text):
+def _words(
+    script: Script, known: Variables, at: int, stop: int, line: int, within: int = 0
+) -> Iterator[tuple[str, int]]:
+    """Yield the words between two positions, with their lines."""
+    text, delimiters = script.text, list[str]()
+    while at < stop:
         char = text[at]
         if char == "\\" and text[at + 1 : at + 2] == "\n":
             at, line = at + 2, line + 1
         elif char == "\n":
             yield "\n", line
             at, line = at + 1, line + 1
-            while delimiters:
+            for delimiter in delimiters:
                 # A document is read alone (it may be a job's script), so that its quotes end with it.
-                closing = re.compile(rf"^\t*{delimiters.pop(0)}[ \t\r]*$", re.MULTILINE).search(text, at)
-                if closing is not None:
-                    yield from _words(text[at : closing.start()], known, line)
-                    line += text.count("\n", at, closing.end())
-                    at = closing.end()
+                closing, after = _document(text, at, stop, delimiter)
+                if within < MOST_DOCUMENTS:
+                    yield from _words(script, known, at, closing, line, within + 1)
+                line += text.count("\n", at, after)
+                at = after
+            delimiters.clear()
         elif text.startswith("<<<", at):
             at += 3
-        elif found := HERE.match(text, at):
+        elif found := HERE.match(text, at, stop):
             delimiters.append(found[2])
             at = found.end()
         elif char in " \t\r":
             at += 1
-        elif found := ARRAY.match(text, at):
+        elif found := ARRAY.match(text, at, stop):
             yield "\n", line
             at = found.end()
         elif char == "#":
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
+            at = _find(text, "\n", at, stop)
         elif char in "();&|<>{}":
             if char in ")};&|":
                 yield char, line
             at += 1
         else:
-            word, end = _word(text, at, known)
+            word, end = _word(script, known, at, stop)
             yield word, line
             line += text.count("\n", at, end)
             at = max(end, at + 1)
 
 
-def _word(text: str, at: int, known: Mapping[str, str], quoted: bool = False) -> tuple[str, int]:
+def _document(text: str, at: int, stop: int, delimiter: str) -> tuple[int, int]:
+    """Return where a document ends, and where the line that closes it does; unclosed it goes to the end."""
+    while at < stop:
+        end = _find(text, "\n", at, stop)
+        if text[at:end].lstrip("\t").rstrip(" \t\r") == delimiter:
+            return at, end
+        at = end + 1
+    return stop, stop
+
+
+def _word(script: Script, known: Variables, at: int, stop: int, quoted: bool = False) -> tuple[str, int]:
     """Read one word from a position, or up to the next double quote, with its variables; return it and its end."""
-    made: list[str] = []
-    while at < len(text) and text[at] not in ('"' if quoted else " \t\r\n;&|<>()"):
+    text, made = script.text, list[str]()
+    while at < stop and text[at] not in ('"' if quoted else " \t\r\n;&|<>()"):
         char = text[at]
         if char == "'" and not quoted:
-            end = _find(text, "'", at + 1)
+            end = _find(text, "'", at + 1, stop)
             made.append(text[at + 1 : end])
             at = end + 1
         elif char == '"':
-            inner, at = _word(text, at + 1, known, quoted=True)
+            inner, at = _word(script, known, at + 1, stop, quoted=True)
             made.append(inner)
             at += 1
         elif char == "\\":
@@ -171,60 +221,51 @@ def _word(text: str, at: int, known: Mapping[str, str], quoted: bool = False) ->
             made.append(text[at + 1 : at + 2])
             at += 2
         elif char == "$":
-            value, at = _expanded(text, at, known)
+            value, at = _expanded(script, known, at, stop)
             made.append(value)
         elif char == "`" and not quoted:
-            at = _find(text, "`", at + 1) + 1
+            at = _find(text, "`", at + 1, stop) + 1
             made.append(HOLE)
         else:
             made.append(char)
             at += 1
-    return "".join(made), at
+    return "".join(made), min(at, stop)
 
 
-def _find(text: str, char: str, at: int) -> int:
-    end = text.find(char, at)
-    return len(text) if end < 0 else end
+def _find(text: str, char: str, at: int, stop: int) -> int:
+    end = text.find(char, at, stop)
+    return stop if end < 0 else end
 
 
-def _closed(text: str, at: int) -> int:
-    """Return where the bracket at a position is closed."""
-    pairs = {"(": ")", "{": "}"}
-    close, depth = pairs[text[at]], 0
-    for end in range(at, len(text)):
-        depth += (text[end] == text[at]) - (text[end] == close)
-        if depth == 0:
-            return end
-    return len(text)
-
-
-def _expanded(text: str, at: int, known: Mapping[str, str]) -> tuple[str, int]:
+def _expanded(script: Script, known: Variables, at: int, stop: int) -> tuple[str, int]:
     """Put in the value of the `$...` at a position."""
+    text = script.text
     following = text[at + 1 : at + 2]
+    # Of $( and ${, where they are closed.
+    end = min(script.closing.get(at + 1, stop), stop)
     if text.startswith("$((", at):
-        end = _closed(text, at + 1)
         return _computed(text[at + 3 : end - 1], known), end + 1
     if following == "(":
-        return HOLE, _closed(text, at + 1) + 1
+        return HOLE, end + 1
     if following == "{":
-        end = _closed(text, at + 1)
-        name, operator, default = _split(text[at + 2 : end])
-        if operator not in ("", ":-", "-", ":=", "="):
+        found = NAMED.match(text, at + 2, end)
+        if found is None or not (found[2] or found.end() == end) or found[2] not in DEFAULTS:
             return HOLE, end + 1
-        if name in known and known[name] is not HOLE:
-            return known[name], end + 1
-        return (_word(default, 0, known, quoted=True)[0].strip("\"'") if operator else HOLE), end + 1
-    if found := re.compile(r"[A-Za-z_]\w*").match(text, at + 1):
-        return known.get(found[0], HOLE), found.end()
+        if known.get(found[1], HOLE) != HOLE:
+            return known.put_in(found[1]), end + 1
+        default = _word(script, known, found.end(), end, quoted=True)[0].strip("\"'")
+        return default if found[2] else HOLE, end + 1
+    if found := NAME.match(text, at + 1, stop):
+        return known.put_in(found[0]), found.end()
     if following in ("", " ", "\n", '"'):
         return "$", at + 1
     return HOLE, at + 2
 
 
-def _split(inner: str) -> tuple[str, str, str]:
-    found = re.fullmatch(r"(\w*)(:?[-=+?]|)(.*)", inner, re.DOTALL)
-    return (found[1], found[2], found[3]) if found and (found[2] or not found[3]) else ("", "?", "")
-
+NAME = re.compile(r"[A-Za-z_]\w*")
+# In ${...}: a name, and the beginning of what is done with it.
+NAMED = re.compile(r"(\w*)(:?[-=+?]|)")
+DEFAULTS = ("", ":-", "-", ":=", "=")
 
 ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
@@ -232,12 +273,15 @@ ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
 }
+LONGEST_SUM = 200
 
 
-def _computed(text: str, known: Mapping[str, str]) -> str:
+def _computed(text: str, known: Variables) -> str:
     """Compute `$((1024 * 8))`, also with variables."""
-    put_in = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: known.get(name[1], HOLE), text).replace("/", "//")
-    if HOLE in put_in or len(put_in) > 200:
+    if len(text) > LONGEST_SUM:
+        return HOLE
+    put_in = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: known.put_in(name[1]), text).replace("/", "//")
+    if HOLE in put_in or len(put_in) > LONGEST_SUM:
         return HOLE
 
     def value(node: ast.expr) -> int:
@@ -249,5 +293,5 @@ def _computed(text: str, known: Mapping[str, str]) -> str:
 
     try:
         return str(value(parsed(put_in.strip(), "eval").body))
-    except (ValueError, SyntaxError, ZeroDivisionError):
+    except (ValueError, SyntaxError, ZeroDivisionError, MemoryError, RecursionError):
         return HOLE
