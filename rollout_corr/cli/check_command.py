@@ -35,21 +35,24 @@ def check(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the mistakes as JSON, and nothing else")
     chosen = parser.parse_args(arguments)
-    folder = Path(chosen.config[0])
+    folder, nothing = Path(chosen.config[0]), "nothing wrong that is known"
     try:
         if len(chosen.config) == 1 and folder.is_dir():
             found, checked = _each(folder, chosen.framework)
         else:
             settings = settings_in(chosen.config)
             counts = settings_of_each(settings)
-            framework = chosen.framework or recognized(counts)
+            framework = chosen.framework or recognized(counts, chosen.config)
             if framework is None:
-                raise UnreadableRun(f"{chosen.config[0]}: no setting of a framework, or of several; give --framework")
+                what = "no setting that matters to a correction, or those of several frameworks; give --framework"
+                raise UnreadableRun(f"{chosen.config[0]}: {what}")
             found, checked = mistakes_in(framework, settings), f"{' '.join(chosen.config)} ({framework})"
             if not found and not counts.get(framework, 1):
                 alike = max(counts, key=lambda name: counts[name])
-                looks = f"; it looks like one of {alike}" if counts[alike] else ""
-                raise UnreadableRun(f"{chosen.config[0]}: no setting of {framework} is in it{looks}")
+                if counts[alike]:
+                    what = f"no setting of {framework} is in it; it looks like one of {alike}"
+                    raise UnreadableRun(f"{chosen.config[0]}: {what}")
+                nothing = "nothing that matters to a correction is set"
     except UnreadableRun as error:
         raise DumpError(str(error)) from error
     if chosen.json:
@@ -57,7 +60,7 @@ def check(arguments: list[str]) -> int:
     else:
         for problem in found:
             print_line(str(problem))
-        print_line(f"{checked}: {counted(len(found), 'mistake') if found else 'nothing wrong that is known'}")
+        print_line(f"{checked}: {counted(len(found), 'mistake') if found else nothing}")
     return FOUND if any(problem.severity == "error" for problem in found) else GOOD
 
 
@@ -68,7 +71,7 @@ def _each(folder: Path, framework: str | None) -> tuple[list[ConfigProblem], str
         if path.is_file() and path.suffix.lower() in SUFFIXES:
             try:
                 settings = settings_in(path)
-                name = framework or recognized(settings_of_each(settings))
+                name = framework or recognized(settings_of_each(settings), path)
                 found += [] if name is None else mistakes_in(name, settings)
             except NoConfiguration:
                 continue

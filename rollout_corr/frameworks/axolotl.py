@@ -93,6 +93,7 @@ CORRECTION, MODE, CAP = (f"{PLACE}vllm_importance_sampling_{name}" for name in (
 USUAL = {MODE: OWN["vllm_importance_sampling_mode"], CAP: OWN[OLD_CAP]}
 CHECKS = Checks(
     keys=(CORRECTION, MODE, CAP, f"{PLACE}use_vllm", f"{PLACE}off_policy_mask_threshold"),
+    launchers=r"\baxolotl\s+train\b",
     temperature=f"{PLACE}temperature",
     top_p=f"{PLACE}top_p",
     top_k=f"{PLACE}top_k",

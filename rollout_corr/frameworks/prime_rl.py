@@ -146,6 +146,7 @@ SAMPLING = "orchestrator.train.sampling."
 CHECKS = Checks(
     keys=tuple(f"trainer.loss.{name}" for name in KNOWN if name != "type"),
     alike=("import_path",),
+    launchers=r"(?m)^\[\[?orchestrator\b|^orchestrator\.",
     uses_logprobs=lambda run: True,
     mode=("inference.vllm.logprobs_mode", "processed_logprobs"),
     temperature=f"{SAMPLING}temperature",

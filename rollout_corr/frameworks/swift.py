@@ -226,6 +226,7 @@ def recipe(config: object) -> Recipe:
 CHECKS = Checks(
     keys=(IS_MODE, IS_THRESHOLD, "off_policy_sequence_mask_delta", "loss_type"),
     alike=("loss_type",),
+    launchers=r"\b(swift|megatron)\s+(rlhf|rollout)\b|\bswift[./]cli[./]",
     temperature="temperature",
     top_p="top_p",
     top_k="top_k",

@@ -118,10 +118,25 @@ verl sh | rollout.top_k | what it keeps
   run algorithm.rollout_correction.rollout_is=token \
 >   actor_rollout_ref.rollout.top_k=50
 
-verl yaml | actor.tis_imp_ratio_cap | setting of verl up to 0.6.0 ... migrate.md says which
+verl yaml | actor.tis_imp_ratio_cap | 0.6.0 ... write algorithm.rollout_correction: {rollout_is: "token", rollout_is
   actor_rollout_ref:
     actor:
 >     tis_imp_ratio_cap: 2.0
+
+verl yaml | algorithm.rollout_is_level | {rollout_is: "token", rollout_is_threshold: 2.0}; for its veto, rc.Criterion(
+  algorithm:
+    rollout_is: true
+    rollout_is_threshold: 2.0
+>   rollout_is_level: token
+    rollout_is_mode: truncate
+
+verl yaml | algorithm.rollout_is | up to 0.6.0 ... {rollout_is: "token", rollout_is_threshold: 3.0}
+  algorithm:
+>   rollout_is: true
+    rollout_is_threshold: 3.0
+
+verl sh | algorithm.rollout_is | nothing reads it ... algorithm.rollout_correction.rollout_is
+> run algorithm.rollout_is=token
 
 verl yaml | rollout_rs | expected one of
   rollout_rs_threshold: 2.0
@@ -246,7 +261,7 @@ areal yaml | actor.rejection_sampling.upper | does nothing while use_decoupled_l
       metric: ratio
 >     upper: 5.0
 
-areal yaml | actor.behave_imp_weight_cap | expected rejection_sampling ... migrate.md says how
+areal yaml | actor.behave_imp_weight_cap | write rejection_sampling: {level: token, action: mask, metric: ratio,
   actor:
 >   behave_imp_weight_cap: 5.0
 
@@ -299,6 +314,16 @@ xtuner py | rollout_is_mode | does nothing while rollout_is_threshold
 skyrl sh | sampling_params.temperature | before the temperature of 0.6 ... logprobs_mode=processed_logprobs
   run trainer.algorithm.off_policy_correction.tis_ratio_type=token \
 >   generator.sampling_params.temperature=0.6
+
+skyrl sh | sampling_params.logprobs | gets no log-probs ... logprobs=1
+  run trainer.algorithm.policy_loss_type=dppo \
+>   generator.sampling_params.logprobs=null
+
+skyrl yaml | sampling_params.logprobs | warning: ... SkyRL sets 1 ... logprobs=1
+  trainer: {algorithm: {off_policy_correction: {tis_ratio_type: token}}}
+  generator:
+    sampling_params:
+>     logprobs: null
 
 trl json | repetition_penalty | penalty of 1.1
   {"use_vllm": true,
@@ -583,7 +608,7 @@ def test_the_command(tmp_path, capsys):
     assert main(["check", str(file), "--framework", "verl"]) == 0
     assert capsys.readouterr().out.startswith(f"{file}:2: warning: algorithm.rollout_correction.rollout_is_threshold: ")
     assert main(["check", str(file)]) == main(["check", str(tmp_path)]) == 0
-    assert "no setting of a framework" in (main(["check", "a.b=1"]) and capsys.readouterr().err)
+    assert "no setting that matters to a correction" in (main(["check", "a.b=1"]) and capsys.readouterr().err)
     assert main(["check", "--framework", "slime", "--json", "--", "--tis-clip", "2.0"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)
     assert problem["key"] == "tis_clip" and problem["severity"] == "error" and problem["fix"]
@@ -638,6 +663,7 @@ def test_another_framework_than_that_of_the_configuration(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text("actor_rollout_ref: {rollout: {temperature: 1.0}}\n")
     assert main(["check", str(path), "--framework", "verl"]) == 0
+    capsys.readouterr()
     assert main(["check", str(path), "--framework", "slime"]) == 2
     assert "no setting of slime is in it; it looks like one of verl" in capsys.readouterr().err
 
@@ -657,3 +683,39 @@ def test_causes_are_those_of_the_doctor():
 
 
 R, C = "actor_rollout_ref.rollout.", "algorithm.rollout_correction.rollout_is"
+
+
+LAUNCHED = {
+    "swift": "swift rlhf --rlhf_type grpo --use_vllm true --top_p 0.9 --temperature 0.9",
+    "swift, of Megatron": "NPROC_PER_NODE=8 megatron rlhf \\\n  --use_vllm true --top_p 0.9",
+    "swift, with the module": "python -m swift.cli.rlhf --use_vllm true --top_p 0.9",
+    "trl": "# like swift rlhf\ntrl grpo --use_vllm true --top_p 0.9",
+    "verl": "python3 -m verl.trainer.main_ppo trainer.algorithm.use_tis=false actor_rollout_ref.rollout.top_p=0.9",
+    "skyrl": "uv run -m skyrl.train.entrypoints.main_base generator.sampling_params.temperature=1.0",
+    "axolotl": "axolotl train a.yaml --trl.temperature 0.9",
+    "areal": "python -m areal.infra.launcher.ray run.py gconfig.temperature=1.0",
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_launcher_says_whose_script_it_is(name, tmp_path, capsys):
+    """ms-swift has TRL's flags and corrects nothing by default, where TRL does: its script is no mistake."""
+    file = tmp_path / "run.sh"
+    file.write_text(LAUNCHED[name])
+    framework = name.partition(",")[0]
+    assert main(["check", str(file)]) == (framework == "trl")
+    assert f" ({framework})" in capsys.readouterr().out
+    words = LAUNCHED[name].replace("\\\n", "").split()
+    if framework == "swift":
+        assert recognized(settings_of_each(settings_in(["a=1", *words])), ["a=1", *words]) == "swift"
+
+
+def test_a_configuration_that_sets_nothing_that_matters(tmp_path, capsys):
+    """69 of prime-rl's 70 files: its loss and its sampling are the defaults."""
+    pytest.importorskip("tomllib")
+    file = tmp_path / "rl.toml"
+    file.write_text('max_steps = 100\n[model]\nname = "m"\n[orchestrator]\nbatch_size = 512\n')
+    said = f"{file} (prime_rl): nothing that matters to a correction is set\n"
+    assert main(["check", str(file)]) == 0 and capsys.readouterr().out == said
+    assert main(["check", str(file), "--framework", "prime_rl"]) == 0 and capsys.readouterr().out == said
+    assert main(["check", str(file), "--framework", "verl"]) == 0

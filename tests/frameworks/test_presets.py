@@ -61,6 +61,11 @@ rc.spec("verl.qqqqqqqq") | unknown name 'verl.qqqqqqqq'; verl has verl.bypass_pg
 rc.recipe("trl.token") | unknown name 'trl.token'; 'trl.token_mask' is a spec, a correction without a loss
 rc.spec("qqqqqqqq") | unknown name 'qqqqqqqq'; rc.spec_names()
 rc.spec("verl.gspo") | ; it is a recipe, a whole loss: rc.recipe('verl.gspo')
+rc.spec("geo_mis") | unknown name 'geo_mis', which verl had once; write verl.decoupled_geo_rs, which has no veto
+rc.spec("verl.ppo_is_bypass") | unknown name 'verl.ppo_is_bypass', which verl had once; write verl.bypass_ppo_clip
+rc.recipe("pure_is") | unknown name 'pure_is', which verl had once; write verl.bypass_pg_is
+rc.spec("seq_mis") | which verl had once; write verl.decoupled_seq_is_rs, which has a lower bound too
+rc.spec("token_tis") | which verl had once; write verl.decoupled_token_is
 rc.spec(3) | TypeError spec: expected a name ...got int 3
 rc.recipe("verl.gsop") | unknown name 'verl.gsop', did you mean 'verl.gspo'
 rc.recipe("tinker.qqqqqqqq") | unknown name 'tinker.qqqqqqqq'; tinker has tinker.cispo, tinker.importance

@@ -251,7 +251,7 @@ SPEC_REFUSED = {
 {action: clamp, metric: kl_k3} | action: expected 'mask' with metric 'kl_k3', as AReaL does
 {action: clamp, level: sequence, agg: sum} | agg: expected 'mean' with action 'clamp'
 {agg: min} | agg: expected one of
-{behave_imp_weight_cap: 5.0, eps_clip: 0.1} | behave_imp_weight_cap: expected rejection_sampling
+{behave_imp_weight_cap: 5.0, eps_clip: 0.1} | behave_imp_weight_cap: a setting of AReaL before rejection_sampling; write
 """,
     "rllm": """
 {tis_mode: geometric} | tis_mode: expected null or one of ['token', 'sequence'], got 'geometric'
@@ -311,7 +311,7 @@ SPEC_REFUSED = {
 {loss_type: ppo} | loss_type: expected one of ['ppo_clip', 'reinforce'], got 'ppo'
 {use_policy_gradient: 'no'} | TypeError use_policy_gradient: expected true or false, got str 'no'
 {algorithm: {gamma: 1.0}, actor_rollout_ref: {actor: {tis_imp_ratio_cap: 8, lr: 1}}} | tis_imp_ratio_cap: a setting of
-{rollout_is: true, rollout_is_level: token} | rollout_is_level: a setting of verl up to 0.6.0, expected those of
+{rollout_is: true, rollout_is_level: token} | rollout_is_level: a setting of verl up to 0.6.0; write algorithm.rollout_c
 {algorithm: grpo} | TypeError algorithm: expected a mapping or a config object, got str 'grpo'
 """,
     "unsloth": "{vllm_importance_sampling_mode: geometric} | vllm_importance_sampling_mode: expected one of",

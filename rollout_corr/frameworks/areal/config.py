@@ -228,12 +228,23 @@ def _settings(config: object) -> dict[str, Any]:
     found = settings_of(config, ACTOR, blocks=[("actor",)], whole=OF_ACTOR)
     for name in OLD:
         if found[name] is not None:
-            raise ValueError(
-                f"{name}: expected rejection_sampling, which AReaL has in its place; docs/migrate.md says how"
-            )
+            raise ValueError(f"{name}: a setting of AReaL before rejection_sampling; {_instead(found)}")
     if found["rejection_sampling"] is not None and boolean("use_sapo_loss", found["use_sapo_loss"]):
         warn_once(("areal", "use_sapo_loss"), "areal: use_sapo_loss does not read rejection_sampling; leave that out")
     return found
+
+
+def _instead(given: dict[str, Any]) -> str:
+    """Say what to write in place of a cap, which masked tokens above it unless a mode said otherwise."""
+    mode = given["behave_imp_weight_mode"] or "token_mask"
+    level, _, does = str(mode).partition("_")
+    cap = given["behave_imp_weight_cap"] or given["behav_imp_weight_cap"]
+    if mode == "disabled" or cap is None:
+        return "leave it out: it is off"
+    one_of("behave_imp_weight_mode", mode, [f"{level}_{does}" for level in LEVELS for does in ("mask", "truncate")])
+    action = {"mask": "mask", "truncate": "clamp"}[does]
+    upper = number("behave_imp_weight_cap", cap)
+    return f"write rejection_sampling: {{level: {level}, action: {action}, metric: ratio, upper: {upper!r}}}"
 
 
 def _correction(given: dict[str, Any]) -> Spec | None:

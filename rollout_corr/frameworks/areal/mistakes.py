@@ -13,6 +13,7 @@ CHECKS = Checks(
     keys=(*(f"actor.{name}" for name in ACTOR), *(f"{REJECTS}.{name}" for name in OF_SPEC)),
     alike=("sapo_tau",),
     closed=(REJECTS,),
+    launchers=r"\bareal\.(infra\.)?launcher\.",
     temperature="gconfig.temperature",
     trainer_temperature="actor.temperature",
     length="gconfig.max_new_tokens",

@@ -20,11 +20,11 @@ from ...metrics.limits import BY_KEY
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .names import FrameworkName
-from .run_files import UNKNOWN, Setting, Settings, UnreadableRun, nested, settings_in
+from .run_files import SCRIPTS, UNKNOWN, Setting, Settings, UnreadableRun, nested, paths_and_words, settings_in, text_of
 from .settings import NoEquivalent, heard, misspelt
 
-# Settings that a reader refuses one after the other.
-MOST_REFUSED = 8
+# Settings that a reader refuses one after the other, and characters of what it says.
+MOST_REFUSED, MOST = 8, 4000
 
 Severity = Literal["error", "warning"]
 
@@ -124,6 +124,7 @@ class Rule:
     wrong: Callable[[Run], bool]
     message: str
     fix: str
+    severity: Severity = "error"
 
 
 def without(
@@ -153,9 +154,11 @@ class Checks:
     """The checks of one framework's configurations."""
 
     keys: tuple[str, ...] = ()  # the settings that the framework's reader is given, by their whole names
+    older: tuple[str, ...] = ()  # old places of settings, by whole names: the reader says what to write instead
     context: tuple[str, ...] = ()  # other settings that rules look at
     alike: tuple[str, ...] = ()  # other settings of the framework, by their last or whole names, which are like these
     closed: tuple[str, ...] = ()  # blocks in which every key is known; "" is the block that is given alone
+    launchers: str = ""  # a pattern of what only this framework's scripts and TOML have: commands, modules, tables
     roots: tuple[str, ...] = ()  # beginnings of names that are no part of them: `GRPOConfig.` in a Python file
     # The setting that has the engine return log-probs, and its default; "": it always does.
     logprobs: tuple[str, Any] = ("", True)
@@ -180,7 +183,7 @@ class Checks:
     def every(self) -> tuple[str, ...]:
         """All settings that matter."""
         sampling = (self.logprobs[0], self.mode[0], self.temperature, self.trainer_temperature)
-        named = (*self.keys, *self.context, *sampling, self.top_p, self.top_k, self.min_p)
+        named = (*self.keys, *self.older, *self.context, *sampling, self.top_p, self.top_k, self.min_p)
         named += (self.repetition_penalty, self.length)
         return tuple(dict.fromkeys(key for key in named if key))
 
@@ -221,22 +224,37 @@ def mistakes_beside(framework: str | None, file: Path) -> list[ConfigProblem]:
     """
     try:
         settings = settings_in(file)
-        framework = recognized(settings_of_each(settings)) if framework is None else framework
+        framework = recognized(settings_of_each(settings), file) if framework is None else framework
         known = framework is not None and lookup.is_readable(framework)
         return mistakes_in(framework, settings, compared=True) if framework is not None and known else []
     except UnreadableRun as error:
         return [ConfigProblem("", str(error), severity="warning")]
 
 
-def recognized(counts: Mapping[str, int]) -> str | None:
-    """Recognize the framework most of whose settings are there; None: of none, or several.
+def recognized(counts: Mapping[str, int], config: object = None) -> str | None:
+    """Recognize the framework of a configuration: by what launches it, or else as the one with most settings there.
 
-    Flags that slime and miles share are slime's, and those of axolotl that stand without a block are TRL's.
+    None: it is of none, or of several. Flags that slime and miles share are slime's, and those of axolotl that stand
+    without a block are TRL's.
     """
+    if launched := launched_by(config):
+        return launched
     most = max(counts.values())
     alike = [name for name, count in counts.items() if most and count == most]
     shared: dict[tuple[str, ...], str | None] = {("miles", "slime"): "slime", ("axolotl", "trl"): "trl"}
     return shared.get(tuple(sorted(alike)), alike[0] if len(alike) == 1 else None)
+
+
+def launched_by(config: object) -> str | None:
+    """Find the framework whose launcher a script, a command line or TOML names; None: that of none, or of several."""
+    paths, words = paths_and_words(config if isinstance(config, (list, tuple)) else [])
+    paths += [Path(config)] if isinstance(config, (str, Path)) else []
+    named = [path for path in paths if path.suffix.lower() in (*SCRIPTS, ".toml")]
+    texts = [re.sub(r"^[ \t]*#.*", "", text_of(path), flags=re.MULTILINE) for path in named]
+    patterns = {name: checks_of(name).launchers for name in lookup.readable()}
+    text = "\n".join([*texts, " ".join(words)])
+    found = [name for name, pattern in patterns.items() if pattern and re.search(pattern, text)]
+    return found[0] if len(found) == 1 else None
 
 
 def settings_of_each(settings: Settings) -> dict[str, int]:
@@ -254,7 +272,8 @@ def mistakes_in(framework: str, settings: Settings, compared: bool = False) -> l
     checks = checks_of(framework)
     every = _in_roots(settings, checks)
     settings = _that_matter(every, checks)
-    of_reader = {key: setting for key, setting in settings.items() if key in checks.keys or not checks.keys}
+    read = {*checks.keys, *checks.older}
+    of_reader = {key: setting for key, setting in settings.items() if key in read or not read}
     spec, problems = _read(framework, of_reader) if of_reader else (None, [])
     refused = any(problem.severity == "error" for problem in problems)
     run = Run(settings, spec, compared, refused, whole=any(key in every for key in settings))
@@ -326,7 +345,11 @@ def _read(framework: str, settings: Settings) -> tuple[Spec | None, list[ConfigP
 
 def _of_text(text: str, settings: Settings, severity: Severity) -> ConfigProblem:
     """Find the setting that a message names first."""
-    words = {word: text.find(word) for word in re.findall(r"[\w.]+", text)}
+    # Of a text that repeats a value of any length, what is shown.
+    text = text[:MOST]
+    words: dict[str, int] = {}
+    for found in re.finditer(r"[\w.]+", text):
+        words.setdefault(found[0], found.start())
     named = [(words[last], key) for key in settings if (last := key.rpartition(".")[2]) in words]
     key = min(named)[1] if named else ""
     message = re.sub(rf"^{re.escape(key.rpartition('.')[2])}(=[^:]*)?: ", "", text) if key else text
@@ -506,4 +529,4 @@ def _rules(run: Run, rules: tuple[Rule, ...]) -> Iterator[ConfigProblem]:
         if rule.wrong(run):
             found = run.find(rule.key)
             value = None if found is None else found.value
-            yield _problem(found, rule.key, rule.message.format(value=value), rule.fix)
+            yield _problem(found, rule.key, rule.message.format(value=value), rule.fix, severity=rule.severity)

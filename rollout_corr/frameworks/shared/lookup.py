@@ -22,7 +22,7 @@ from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.validate import shown
 from .names import FrameworkName, RecipeName, SpecName
-from .preset import PRESETS, RECIPES, Preset, RecipeEntry, same_kind
+from .preset import PRESETS, RECIPES, RENAMED, Preset, RecipeEntry, same_kind
 from .preset import Recipe as Recipe
 from .settings import in_its_words
 
@@ -193,6 +193,10 @@ def _entry(call: str, registry: Mapping[str, Entry], name: str) -> Entry:
     known = [*_every(registry)]
     if name in frameworks():
         raise ValueError(_alone(call, name, known))
+    last = name.rpartition(".")[2]
+    for owner, renamed in RENAMED.items():
+        if last in renamed and name in (last, f"{owner}.{last}"):
+            raise ValueError(f"{call}: unknown name {name!r}, which {owner} had once; write {renamed[last]}")
     of_other = [*_every(RECIPES if call == "spec" else PRESETS)]
     is_a = {"spec": "recipe, a whole loss: rc.recipe", "recipe": "spec, a correction without a loss: rc.spec"}[call]
     near = difflib.get_close_matches(framework, frameworks(), n=1, cutoff=0.75) if "." in name else []

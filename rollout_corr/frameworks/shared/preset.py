@@ -63,6 +63,8 @@ class Preset:
 
 # Filled when the module of a framework is imported; `lookup` imports the one that a name asks for.
 PRESETS: dict[str, Preset] = {}
+# By framework: names that it had once, and what to write instead.
+RENAMED: dict[str, Mapping[str, str]] = {}
 
 
 class _SpecAndLoss(NamedTuple):

@@ -39,7 +39,8 @@ class Setting(NamedTuple):
 # Settings by their keys with dots, in the order of the file.
 Settings = dict[str, Setting]
 
-SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".bash", ".slurm", ".txt")
+SCRIPTS = (".sh", ".bash", ".slurm", ".txt")
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", *SCRIPTS)
 # Characters of a file together with those that its `defaults` name; a larger one is a dump or a mistake. Python needs
 # up to 230 MiB for the syntax tree of so many.
 LARGEST = 1 << 18

@@ -12,6 +12,7 @@ ALGORITHM, SAMPLING = "trainer.algorithm.", "generator.sampling_params."
 BLOCK = f"{ALGORITHM}off_policy_correction."
 METRIC, TYPE, LOSS = f"{BLOCK}sequence_mask_metric", f"{BLOCK}tis_ratio_type", f"{ALGORITHM}policy_loss_type"
 FIELDS = {BLOCK + key: default for key, default in defaults_of(spec).items()}
+LOGPROBS = f"{SAMPLING}logprobs"
 # The bounds that belong to one choice of METRIC or TYPE, by the beginning of their names.
 CHOICES = {
     "geo_mask": (METRIC, "geometric"),
@@ -36,9 +37,15 @@ def _of_choice(prefix: str, setting: str, value: str) -> tuple[Rule, ...]:
     return (*of_other, *without(setting, *keys, usual=FIELDS))
 
 
+def _corrects(run: Run) -> bool:
+    return run.on(f"{ALGORITHM}use_tis", False) or any(given(run, key, FIELDS) for key in FIELDS)
+
+
 CHECKS = Checks(
     keys=(*FIELDS, *(ALGORITHM + key for key in AROUND[1:]), LOSS),
     closed=(BLOCK[:-1],),
+    launchers=r"\bskyrl(\.train|_train)\.",
+    context=(LOGPROBS,),
     # SkyRL leaves vLLM's default (vime#64).
     mode=("generator.inference_engine.engine_init_kwargs.logprobs_mode", "raw_logprobs"),
     temperature=f"{SAMPLING}temperature",
@@ -54,6 +61,19 @@ CHECKS = Checks(
     rules=(
         *(rule for prefix, (setting, value) in CHOICES.items() for rule in _of_choice(prefix, setting, value)),
         *without(f"{ALGORITHM}use_tis", f"{ALGORITHM}tis_imp_ratio_cap", usual={f"{ALGORITHM}tis_imp_ratio_cap": -1.0}),
+        Rule(
+            LOGPROBS,
+            lambda run: run.off(LOGPROBS, 1) and run.is_(LOSS, "rollout_is", "dppo") and not _corrects(run),
+            "the loss gets no log-probs of the engine: rollout_is refuses that, dppo compares old policies in silence",
+            "write logprobs=1",
+        ),
+        Rule(
+            LOGPROBS,
+            lambda run: run.off(LOGPROBS, 1) and _corrects(run),
+            "the correction needs log-probs of the engine, so SkyRL sets 1 in its place and warns",
+            "write logprobs=1",
+            "warning",
+        ),
         Rule(
             TYPE,
             lambda run: run.on(TYPE) and run.is_(LOSS, "rollout_is", "dppo"),

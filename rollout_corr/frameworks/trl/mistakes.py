@@ -10,6 +10,7 @@ CORRECTION, CLIP_MIN, MODE = f"{NAME}_correction", f"{NAME}_clip_min", f"{NAME}_
 
 CHECKS = Checks(
     keys=tuple(key for key in KNOWN if key.startswith(NAME) or key in ("use_vllm", "off_policy_mask_threshold")),
+    launchers=r"\btrl\s+(grpo|rloo)\b",
     roots=("GRPOConfig.", "RLOOConfig.", "AsyncGRPOConfig."),
     temperature="temperature",
     top_p="top_p",

@@ -8,6 +8,7 @@ The configuration is `algorithm.rollout_correction`, since verl 0.6.1; settings 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, 
 from ...specs.terms import KL, Mean
 from ...specs.validate import number, one_of, positive
 from ..shared import lookup
-from ..shared.preset import Row, presets, registered
+from ..shared.preset import RENAMED, Row, presets, registered
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -125,6 +126,22 @@ def _row(name: str, weight: Part | None, rejection: Part | None) -> Row:
 
 
 presets("verl", "verl 0.9.1")(**{name: _row(name, *parts) for name, parts in PARTS.items()})
+# Names of verl up to 0.7.0; the veto of some is gone since.
+RENAMED["verl"] = {
+    "token_is": "verl.decoupled_token_is",
+    "token_tis": "verl.decoupled_token_is",
+    "seq_is": "verl.decoupled_seq_is",
+    "seq_is_rs": "verl.decoupled_seq_is_rs",
+    "seq_mis": "verl.decoupled_seq_is_rs, which has a lower bound too",
+    "geo_rs": "verl.decoupled_geo_rs, which has no veto",
+    "geo_mis": "verl.decoupled_geo_rs, which has no veto",
+    "geo_rs_seq_tis": "verl.decoupled_geo_rs_seq_tis, which has no veto",
+    "ppo_is_bypass": "verl.bypass_ppo_clip",
+    "pure_is": "verl.bypass_pg_is",
+    "pg_is": "verl.bypass_pg_is",
+    "pg_rs": "verl.bypass_pg_geo_rs, which has no veto",
+    "bypass_pg_rs": "verl.bypass_pg_geo_rs, which has no veto",
+}
 
 # --- the settings of the loss ---
 
@@ -289,12 +306,47 @@ def _block(given: dict[str, Any]) -> dict[str, Any]:
         given = {**beside, **inner(given, "rollout_correction")}
     # Configurations of later versions still hold a cap that is off.
     capped = {**actor, **given}
-    old = [key for key in CAPS if capped.get(key) not in (None, -1)] + [key for key in FLAT if key in given]
+    for key in CAPS:
+        if capped.get(key) not in (None, -1):
+            cap = {"rollout_is": "token", "rollout_is_threshold": verl_options.number(key, capped[key])}
+            raise ValueError(f"{key}: a setting of verl up to 0.6.0; write {_as_block(cap)}")
+    old = [key for key in FLAT if key in given] + ["rollout_is"] * isinstance(given.get("rollout_is"), bool)
     if old:
-        raise ValueError(
-            f"{old[0]}: a setting of verl up to 0.6.0, expected those of rollout_correction; docs/migrate.md says which"
-        )
+        raise ValueError(f"{old[0]}: a setting of verl up to 0.6.0; {_instead(given)}")
     return {key: given[key] for key in given if key not in CAPS}
+
+
+def _as_block(settings: Mapping[str, Any]) -> str:
+    """Write a block of settings in one line of YAML."""
+    return f"{PLACE}: {{{', '.join(f'{key}: {json.dumps(value)}' for key, value in settings.items())}}}"
+
+
+def _instead(given: Mapping[str, Any]) -> str:
+    """Say what to write in place of the settings of 0.6.0, in which one ratio weighed and rejected."""
+    level, mode = given.get("rollout_is_level", "token"), given.get("rollout_is_mode", "truncate")
+    option = verl_options.OLD_RS_LEVELS[one_of("rollout_is_level", level, verl_options.OLD_RS_LEVELS)]
+    one_of("rollout_is_mode", mode, ("truncate", "mask", "clip"))
+    if not boolean("rollout_is", given.get("rollout_is")) or given.get("rollout_is_threshold") is None:
+        return f"write {_as_block({'rollout_is': None})}: it only measured, without rollout_is and its threshold"
+    upper = verl_options.number("rollout_is_threshold", given["rollout_is_threshold"])
+    least = given.get("rollout_is_threshold_lower")
+    lower = 1.0 / upper if least is None else verl_options.number("rollout_is_threshold_lower", least)
+    bounds = verl_options.text(lower, upper)
+    if level == "geometric":
+        outside = {"truncate": f"upper={upper!r}", "clip": f"lower={lower:g}, upper={upper!r}, outside='zero'"}
+        also = {"rollout_rs": option, "rollout_rs_threshold": verl_options.text(1.0 / upper, 1.0 / lower)}
+        block = f" and {_as_block(also)}" if mode == "mask" else ""
+        line = f"write rc.Weight.geometric({outside.get(mode, '')}), which verl has no more{block}"
+    else:
+        new: dict[str, Any] = {"rollout_is": level, "rollout_is_threshold": bounds if mode == "clip" else upper}
+        if mode == "mask":
+            # verl compares -log r with the logarithms of these.
+            new |= {"rollout_rs": option, "rollout_rs_threshold": verl_options.text(1.0 / upper, 1.0 / lower)}
+        line = f"write {_as_block(new)}"
+    veto = given.get("rollout_is_veto_threshold", 1e-4)
+    if veto is None:
+        return line
+    return f'{line}; for its veto, rc.Criterion("ratio", lower={veto!r}, drop="sequence", label="veto")'
 
 
 _old = partial(warn_old, "verl")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..shared.checking import Checks, Rule, Run, without
 from .config import CAPS, FLAT, KNOWN
 
@@ -10,8 +12,22 @@ BLOCK = "algorithm.rollout_correction."
 LOSS_MODE = f"{ACTOR}policy_loss.loss_mode"
 
 
+# Where 0.6.0 had them.
+MOVED = {f"algorithm.{key}": f"{BLOCK}{key}" for key in ("rollout_is", "rollout_is_threshold")}
+
+
 def _bypasses(run: Run) -> bool:
     return run.is_(f"{BLOCK}bypass_mode", True)
+
+
+def _misplaced(key: str) -> Callable[[Run], bool]:
+    """Tell whether a setting of today stands where that of 0.6.0 stood."""
+
+    def wrong(run: Run) -> bool:
+        of_old = isinstance(run.get("algorithm.rollout_is"), bool) or any(run.find(f"algorithm.{key}") for key in FLAT)
+        return run.has(key) and not of_old
+
+    return wrong
 
 
 CHECKS = Checks(
@@ -21,8 +37,10 @@ CHECKS = Checks(
         *(f"algorithm.{key}" for key in FLAT),
         LOSS_MODE,
     ),
+    older=tuple(MOVED),
     alike=("loss_mode", "use_policy_gradient", "loss_type"),
     closed=(BLOCK[:-1],),
+    launchers=r"\bverl\.(trainer|experimental)\.",
     logprobs=(f"{ROLLOUT}calculate_log_probs", True),
     logprobs_on_since="0.9.0",
     uses_logprobs=lambda run: run.corrects or _bypasses(run),
@@ -33,6 +51,7 @@ CHECKS = Checks(
     length="data.max_response_length",
     bounds={"weight": (f"{BLOCK}rollout_is_threshold",), "criteria": (f"{BLOCK}rollout_rs_threshold",)},
     rules=(
+        *(Rule(key, _misplaced(key), "nothing reads it in this place", f"write {new}") for key, new in MOVED.items()),
         *without(
             f"{BLOCK}rollout_is",
             f"{BLOCK}rollout_is_threshold",
