@@ -113,6 +113,8 @@ def rows(source: Source) -> Iterator[Row]:
             sample_mask=made["sample_mask"],
             global_valid_seqs=given.mask.any(1).sum(),
             global_valid_toks=given.mask.sum(),
+            # NeMo#3751, whose objective is in loss/clipped_pg.py, asks before.
+            need_importance_weights=True,
         )
         return {"weights": found["importance_weights_to_use"].expand_as(given.old)}
 
