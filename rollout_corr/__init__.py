@@ -4,6 +4,7 @@ Importing needs torch alone: no GPU, no Triton, no driver query. What a correcti
 when it is first used: `policy_loss`, its surrogates, specs and recipes by name, `dump`, `doctor`, `suggest`, `warmup`.
 """
 
+import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -152,11 +153,23 @@ _IMPORTED_WHEN_USED = {
 _MODULES = {name: module for module, names in _IMPORTED_WHEN_USED.items() for name in names.split()}
 
 
+# Names of other libraries, and of commits before the release, for a Spec by a framework's name.
+_MEANT = {
+    **dict.fromkeys(("preset", "get_preset", "from_preset"), "rc.spec(name)"),
+    **dict.fromkeys(("presets", "list_presets", "preset_names"), "rc.spec_names(), and rc.spec(name)"),
+    **dict.fromkeys(("from_config", "spec_from_config"), "rc.spec(framework, config)"),
+    "recipe_from_config": "rc.recipe(framework, config)",
+}
+
+
 if not TYPE_CHECKING:  # a checker shall refuse every other name
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            hint = f"; write {_MEANT[name]}" if name in _MEANT else ""
+            # With these two Python names the nearest attribute below the traceback.
+            whose = {"name": name, "obj": sys.modules[__name__]}
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", **whose)
         found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
         globals()[name] = found
         return found

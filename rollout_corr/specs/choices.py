@@ -31,6 +31,12 @@ NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
 STATS: tuple[Stat, ...] = get_args(Stat)
 UNITS: tuple[Unit, ...] = get_args(Unit)
 STRETCHES: tuple[Stretch, ...] = get_args(Stretch)
+# What other words for a unit mean, as an error says it.
+STRETCHES_MEANT = {
+    **dict.fromkeys(("seq", "sequences", "sample", "response", "trajectory", "row"), "'sequence'"),
+    "turns": "'turn'",
+}
+UNITS_MEANT = STRETCHES_MEANT | dict.fromkeys(("tok", "tokens"), "'token'")
 REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
 PREFIX_REDUCTIONS: tuple[WeightReduce, ...] = get_args(WeightReduce)
 # Of the ratios of a turn or a sequence: their product and their geometric mean.

@@ -6,7 +6,22 @@ from dataclasses import dataclass
 
 from .bounds_of_batch import Bounded, OfBatch
 from .checked import keywords_meant
-from .choices import DROP, POLICIES, REDUCTIONS, STRETCHES, UNITS, WHEN, Drop, Growth, Of, Reduce, Stretch, Unit, When
+from .choices import (
+    DROP,
+    POLICIES,
+    REDUCTIONS,
+    STRETCHES,
+    UNITS,
+    UNITS_MEANT,
+    WHEN,
+    Drop,
+    Growth,
+    Of,
+    Reduce,
+    Stretch,
+    Unit,
+    When,
+)
 from .statistics import STATISTICS, Stat, Statistic
 from .validate import bounds, choice, positive, shown
 from .weight import check_growth
@@ -15,6 +30,14 @@ from .weight import check_growth
 AGE = ""
 # Likewise of entropies, a name that no `Criterion` takes.
 ENTROPY = "\0"
+
+# Words of papers for the ratio of a sequence, wherever they stand.
+PRODUCT, GEOMETRIC = (f"stat='ratio', over='sequence', reduce='{reduce}'" for reduce in ("sum", "mean"))
+MEANT = {"product": PRODUCT, "geometric": GEOMETRIC}
+STATS_MEANT = MEANT | {
+    **dict.fromkeys(("kl", "KL"), "'k1', which is -D, or 'k3', which is never negative"),
+    **dict.fromkeys(("logratio", "log_ratio"), "'k1', which is -D, or 'ratio' with bounds of the ratio"),
+}
 
 
 @keywords_meant(threshold="upper= (and lower=)", level="over=", max="upper=", min="lower=")
@@ -67,19 +90,22 @@ class Criterion(Bounded):
     within: Stretch = "sequence"
 
     def __post_init__(self) -> None:
-        choice("Criterion.stat", self.stat, tuple(STATISTICS))
-        choice("Criterion.over", self.over, UNITS)
+        choice("Criterion.stat", self.stat, tuple(STATISTICS), STATS_MEANT)
+        choice("Criterion.over", self.over, UNITS, UNITS_MEANT | MEANT)
         choice("Criterion.when", self.when, WHEN)
         choice("Criterion.drop", self.drop, DROP)
         choice("Criterion.of", self.of, POLICIES)
         if self.over == "token" and self.reduce is not None:
-            raise ValueError(f"Criterion.reduce: expected None with over='token', got {shown(self.reduce)}")
+            raise ValueError(
+                f"Criterion.reduce: expected None with over='token', got {shown(self.reduce)}; for a value of all the "
+                "tokens of a sequence write over='sequence'"
+            )
         if self.over != "token":
             if self.reduce is None:
                 raise ValueError(
                     f"Criterion.reduce: expected one of {list(REDUCTIONS)} with over={self.over!r}, got None"
                 )
-            choice("Criterion.reduce", self.reduce, REDUCTIONS)
+            choice("Criterion.reduce", self.reduce, REDUCTIONS, MEANT)
         if self.drop == "rest" and self.over != "prefix":
             raise ValueError(
                 "Criterion.drop: 'rest' needs over='prefix'; for all from the first token beyond a bound write "

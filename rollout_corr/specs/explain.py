@@ -66,6 +66,8 @@ def steps_of_weight(weight: Weight, clamp: float, sums_over: str, nonfinite: str
                 if x is not None
             ]
             steps.append(f"A weight {' and one '.join(moved)}.")
+        if (weight.high is not None and weight.high < 1.0) or (weight.low is not None and weight.low > 1.0):
+            steps[-1] += " So does a weight of 1, where the two policies agree: bounds are of the ratio."
         if weight.growth is not None:
             steps[-1] += " For the t-th token the bounds are raised to the power of sqrt(t)."
     if weight.normalize == "batch":

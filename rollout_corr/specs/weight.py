@@ -14,7 +14,9 @@ from .choices import (
     PREFIX_REDUCTIONS,
     STRETCH_REDUCTIONS,
     STRETCHES,
+    STRETCHES_MEANT,
     UNITS,
+    UNITS_MEANT,
     Growth,
     Normalize,
     Outside,
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 # A batch whose mean weight is not above this is not normalized: the division would inflate the remaining weights.
 SMALLEST_MEAN = 1e-8
 # Words for a ratio that are no unit.
-MEANT = {"product": "Weight.product(...)", "geometric": "Weight.geometric(...)"}
+MEANT = {**UNITS_MEANT, "product": "Weight.product(...)", "geometric": "Weight.geometric(...)"}
+REDUCTIONS_MEANT = {"product": "'sum': ratios are multiplied as their logs are added", "geometric": "'mean'"}
 
 KEYWORDS = {
     **dict.fromkeys(("threshold", "clip", "clip_max", "max"), "upper="),
@@ -131,13 +134,13 @@ class Weight(Bounded):
                 f"over={self.over!r}, got None"
             )
         elif self.over == "prefix":
-            choice("Weight.reduce", self.reduce, PREFIX_REDUCTIONS)
+            choice("Weight.reduce", self.reduce, PREFIX_REDUCTIONS, REDUCTIONS_MEANT)
         elif self.reduce == "min":
             raise ValueError(
                 f"Weight.reduce: expected one of {list(STRETCH_REDUCTIONS)} unless over='prefix', got 'min'"
             )
         else:
-            choice("Weight.reduce", self.reduce, STRETCH_REDUCTIONS)
+            choice("Weight.reduce", self.reduce, STRETCH_REDUCTIONS, REDUCTIONS_MEANT)
 
     @classmethod
     @keywords_of_short_form(**KEYWORDS)
@@ -168,7 +171,7 @@ class Weight(Bounded):
         decay: float | None = None,
     ) -> Self:
         """Weigh a sequence, or a turn, by the product of its ratios, exp(sum of D): `Weight("sequence", "sum")`."""
-        choice("Weight.over", over, STRETCHES)
+        choice("Weight.over", over, STRETCHES, STRETCHES_MEANT)
         return cls(over, "sum", lower, upper, outside, normalize, token_clamp, decay=decay)
 
     @classmethod
@@ -185,7 +188,7 @@ class Weight(Bounded):
         decay: float | None = None,
     ) -> Self:
         """Weigh a sequence, or a turn, by the geometric mean of its ratios: `Weight("sequence", "mean")`."""
-        choice("Weight.over", over, STRETCHES)
+        choice("Weight.over", over, STRETCHES, STRETCHES_MEANT)
         return cls(over, "mean", lower, upper, outside, normalize, token_clamp, decay=decay)
 
     def _defaults(self) -> dict[str, object]:

@@ -71,6 +71,15 @@ def run_fresh(code: str, folder: Path) -> str:
     return done.stdout
 
 
+def test_a_name_that_does_not_exist_is_answered() -> None:
+    """By the call that takes its place, or by Python itself, which names the nearest for an error with these fields."""
+    with pytest.raises(AttributeError, match=r"no attribute 'preset'; write rc\.spec\(name\)$"):
+        getattr(rc, "preset")  # noqa: B009 - a checker refuses the attribute
+    with pytest.raises(AttributeError, match=r"no attribute 'corect'$") as caught:
+        getattr(rc, "corect")  # noqa: B009
+    assert (caught.value.name, caught.value.obj) == ("corect", rc)
+
+
 # The most modules of ours that a fresh process may hold after `import rollout_corr`, and after a correction.
 MOST_MODULES = 60
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from rollout_corr.specs.bounds_of_batch import KeepESS
 from rollout_corr.specs.choices import DROP, POLICIES, PREFIX_REDUCTIONS, REDUCTIONS, REPORTS, STATS, STRETCHES, WHEN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
@@ -192,6 +193,23 @@ def test_dict_takes_bounds_as_a_pair():
     assert Spec.from_dict({"weight": None}) == Spec()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "moves"),
+    [
+        ({"upper": 0.5}, True),
+        ({"lower": 1.5}, True),
+        ({"lower": 0.2, "upper": 0.8, "outside": "zero"}, True),
+        ({"upper": 1.0}, False),
+        ({"lower": 1.0, "upper": 2.0}, False),
+        ({"upper": KeepESS(0.5)}, False),
+    ],
+)
+def test_explain_says_where_a_bound_moves_a_weight_of_one(bounds, moves):
+    """Whoever writes 0.2 as the width of a clip has bounded the ratio by it."""
+    said = Spec(weight=Weight.token(**bounds)).explain()
+    assert ("So does a weight of 1, where the two policies agree: bounds are of the ratio." in said) is moves
+
+
 def test_explain_tells_any_two_specs_apart():
     base = {"weight": Weight.token(upper=2), "criteria": (criterion(),)}
     changes = [{}, {"weight": None}, {"criteria": ()}, {"clamp": 10}, {"apply": False}, {"detail": "full"}]
@@ -311,6 +329,22 @@ WRONG_VALUES = {
     "write Weight.product(...)",
     'Weight("geometric")': "Weight.over: expected one of ['token', 'turn', 'sequence', 'prefix'], got 'geometric'; "
     "write Weight.geometric(...)",
+    'Weight("seq", "sum")': "Weight.over: expected one of ['token', 'turn', 'sequence', 'prefix'], got 'seq'; write "
+    "'sequence'",
+    'Weight.product("sample")': "Weight.over: expected one of ['turn', 'sequence'], got 'sample'; write 'sequence'",
+    'Weight("sequence", "geometric")': "Weight.reduce: expected one of ['sum', 'mean'], got 'geometric'; write 'mean'",
+    'Weight("prefix", "product")': "Weight.reduce: expected one of ['sum', 'mean', 'min'], got 'product'; write 'sum'",
+    'Criterion("ratio", over="seq", reduce="mean", upper=2)': "Criterion.over: expected one of ['token', 'turn', "
+    "'sequence', 'prefix'], got 'seq'; write 'sequence'",
+    'Criterion("ratio", over="geometric", upper=2)': "Criterion.over: expected one of ['token', 'turn', 'sequence', "
+    "'prefix'], got 'geometric'; write stat='ratio', over='sequence', reduce='mean'",
+    'Criterion("ratio", over="sequence", reduce="geometric", upper=2)': "Criterion.reduce: expected one of ['sum', "
+    "'mean', 'max', 'min'], got 'geometric'; write stat='ratio', over='sequence', reduce='mean'",
+    'Criterion("product", upper=2)': f"Criterion.stat: expected one of {list(STATS)}, got 'product'; write "
+    "stat='ratio', over='sequence', reduce='sum'",
+    'Criterion("kl", upper=2)': f"Criterion.stat: expected one of {list(STATS)}, got 'kl'; write 'k1', which is -D, or",
+    'Criterion("k1", reduce="mean", upper=2)': "Criterion.reduce: expected None with over='token', got 'mean'; for a "
+    "value of all the tokens of a sequence write over='sequence'",
     'Weight("token", "sum")': "Weight.reduce: expected None with over='token', got 'sum'",
     'Weight("token", 2.0)': "Weight.reduce: expected None with over='token', got 2.0; write bounds as ",
     'Weight("turn")': "Weight.reduce: expected 'sum', the product of the ratios, or 'mean', their geometric mean, with "
