@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import machine, tables
 from benchmarks.cases.batches import Batch, both_layouts
-from benchmarks.costs import ejected, host, ours, peers
+from benchmarks.costs import host, ours, peers
 from benchmarks.costs.counting import Cost
 from benchmarks.costs.tables import all_tables
 
@@ -47,13 +47,11 @@ def row_of(who: str, version: str, what: str, shape: tuple[int, int], layout: st
 
 
 def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
-    """Count our calls, in both layouts, and the files that are ejected."""
+    """Count our calls, in both layouts."""
     for layout, batch in both.items():
         for who, count in ((ours.KERNELS, ours.on_kernels), (ours.PLAIN, ours.on_plain_torch)):
             for what, cost in count(batch).items():
                 yield row_of(who, "", what, shape, layout, batch.tokens, cost)
-    for file, layout, cost in ejected.counted(both):
-        yield row_of(file.who, "", file.what, shape, layout, both[layout].tokens, cost)
 
 
 def rows_of_compiled(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
@@ -100,9 +98,6 @@ def on_the_host(found: list[peers.Found]) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     both = both_layouts(*host.SHAPE)
     times = {ours.KERNELS: host.of_ours()}
-    for file in ejected.FILES:
-        call = ejected.call_of(file, "padded", both["padded"])
-        times.setdefault(file.who, {})[file.what] = host.least_of(call)
     for one in found:
         batch = both["packed" if one.peer.packed else "padded"]
         times[one.peer.name] = {what: host.of_framework(one, what, batch) for what in one.rows}

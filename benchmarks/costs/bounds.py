@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.costs.tables import EJECTED
 from benchmarks.tables import Found
 
 # Assumed, not measured: what a launch and a wait take the host, and what an H200 copies in a second.
@@ -29,7 +28,7 @@ def lines(results: Found) -> dict[str, list[tuple[int, float]]]:
     """Return tokens and microseconds of everybody whose correction is counted, in the order of the largest size."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in results["rows"]:
-        if row["what"] == WHAT and not row["who"].startswith(f"{EJECTED} for"):
+        if row["what"] == WHAT:
             who = f"{row['who']}, packed" if row["layout"] == "packed" else row["who"]
             found.setdefault(who, []).append((row["tokens"], round(1e6 * bound(row), 1)))
     return dict(sorted(found.items(), key=lambda one: -one[1][-1][1]))

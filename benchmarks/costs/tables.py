@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from benchmarks.tables import Found, Table, number
 
-OURS, EJECTED = "rollout-corr, kernels", "rollout-corr, ejected"
+OURS = "rollout-corr, kernels"
 # The tables show the counts of this size; launches and waits of every size where sizes differ.
 SHAPE = [256, 2048]
 HEADS = {
@@ -57,16 +57,15 @@ def over_ours(host: Found, who: str, what: str) -> str:
 
 
 def better(results: Found) -> Table:
-    """Say who takes less than our kernels, and than our ejected file of the same layout."""
+    """Say who takes less than our kernels, in the same layout."""
     lines = []
     for what, head in HEADS.items():
         rows = [row for row in results["rows"] if row["what"] == what and row["shape"] == SHAPE]
-        for ours in (OURS, EJECTED):
-            mine = {row["layout"]: amounts(results, row) for row in rows if row["who"] == ours}
-            theirs = [(row["who"], amounts(results, row), mine[row["layout"]]) for row in rows if row["version"]]
-            less = [[who for who, one, other in theirs if one[name] < other[name]] for name in AMOUNTS]
-            lines.append([head, ours, *(", ".join(who) or "-" for who in less)])
-    return Table("Frameworks that take less", ["call", "than our", *AMOUNTS], lines, 2 + len(AMOUNTS))
+        mine = {row["layout"]: amounts(results, row) for row in rows if row["who"] == OURS}
+        theirs = [(row["who"], amounts(results, row), mine[row["layout"]]) for row in rows if row["version"]]
+        less = [[who for who, one, other in theirs if one[name] < other[name]] for name in AMOUNTS]
+        lines.append([head, *(", ".join(who) or "-" for who in less)])
+    return Table("Frameworks that take less than our kernels", ["call", *AMOUNTS], lines, 1 + len(AMOUNTS))
 
 
 def amounts(results: Found, row: Found) -> dict[str, float]:

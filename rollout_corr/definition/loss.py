@@ -362,9 +362,7 @@ def kl_factor(term: KL, x: Tensor, weights: Tensor | None, surrogate: Surrogate)
         return 1.0
     if term.weight == "weights":
         return 1.0 if weights is None else weights
-    # Ejected files have the name.
-    ratio = x.clamp(-surrogate.clamp, surrogate.clamp).exp()
-    return ratio
+    return x.clamp(-surrogate.clamp, surrogate.clamp).exp()
 
 
 def statistics(

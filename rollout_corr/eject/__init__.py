@@ -1,156 +1,168 @@
-"""Writing one file that does what a Spec says, with torch alone: for those who copy code rather than install it."""
+"""Files to copy, for those who do not want a dependency: a correction, a loss, kernels; written by hand.
+
+`eject` prints one of them with the settings of a name filled in, without the branches that these never take.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any, NamedTuple, cast
+import ast
+import difflib
+import hashlib
+import textwrap
+from functools import partial
+from importlib.resources import files
+from typing import Any, cast
 
-from ..frameworks.shared.doors import Door
-from ..frameworks.shared.lookup import named, recipe, recipe_names, spec_names
+from .._version import __version__
+from ..frameworks.shared.lookup import recipe, recipe_names, spec, spec_names
 from ..frameworks.shared.preset import RECIPES
-from ..frameworks.shared.settings import reporting
 from ..specs.correction import Spec
-from . import plain_loss
-from .file import Request, arguments_of, checked, written
-from .loss import Wanted, program_of_loss
-from .plain import DOORS
-from .program import Program, program_of
-from .record import CannotEject
+from . import wanted
+from .markers import cut, written
+from .wanted import CannotEject as CannotEject
 
-__all__ = ["BACKENDS", "FRAMEWORKS", "CannotEject", "Ejected", "check", "eject"]
+__all__ = ["FRAMEWORKS", "CannotEject", "check", "eject"]
 
-BACKENDS = ("torch", "triton", "both")
-FRAMEWORKS = ("plain", "skyrl", "trl", "verl")
-PACKAGE = __name__.partition(".")[0]
+# A framework's function in calls.py.
+FRAMEWORKS = {
+    "verl": "compute_rollout_correction_and_rejection_mask",
+    "trl": "vllm_importance_sampling_ratio",
+    "skyrl": "compute_off_policy_correction",
+    "slime": "custom_tis",
+    "nemo": "actor_importance_weights",
+}
+# The settings by which a framework's function knows that it is asked for something else: how their names begin.
+CONFIGURED = {
+    "verl": ("rollout_",),
+    "trl": ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_"),
+    "skyrl": ("",),
+}
 
-
-def door_of(framework: str, layout: str) -> Door:
-    """How a framework calls the file."""
-    if framework == "plain":
-        return DOORS[layout]
-    door: Door = import_module(f"{PACKAGE}.frameworks.{framework}.eject").DOOR
-    return door
-
-
-class Ejected(NamedTuple):
-    """A file that stands alone: its text, what was asked for, and the parts that it was written from."""
-
-    source: str
-    request: Request
-    program: Program
-
-    def test(self, module: str) -> str:
-        """Write the test of the file, which imports it as `module`."""
-        if self.request.loss is not None:
-            from .loss_proof import test_of_loss
-
-            return test_of_loss(self.request, self.program, module)
-        from .proof import test_of
-
-        return test_of(self.request, self.program, module)
+COMMAND, DIGEST = "# rollout-corr eject ", "# sha256 of what follows: "
 
 
-def eject(
-    what: str | Spec,
-    framework: str = "plain",
-    layout: str = "packed",
-    metrics: str = "dashboard",
-    loss: bool = False,
-    backend: str = "torch",
-) -> Ejected:
-    """Write one file that corrects as a Spec says, with torch alone, or torch and Triton.
+def eject(name: str, *, loss: bool = False, kernel: bool = False, framework: str | None = None,
+          metrics: bool = False) -> str:  # fmt: skip
+    """Write a file that stands alone.
 
     Args:
-        what: The name of a preset or a recipe, or a Spec. A name of both is the preset, unless `loss` asks for more.
-        framework: Whose function the file defines: "plain", `correct` with tensors alone; or a framework's.
-        layout: For "plain": "packed", [N] with cu_seqlens, or "padded", [B, T].
-        metrics: For "plain": "dashboard", "all" or "none". A framework has its own.
-        loss: Write the policy loss of a recipe, with its correction, rather than a correction alone.
-        backend: "torch", plain torch; "triton", the Triton kernels of the Spec; or "both": each call chooses.
+        name: A spec or a recipe.
+        loss: The policy loss of a recipe, which takes weights and mask of its correction; else a correction.
+        kernel: The correction in Triton.
+        framework: Add the function that a framework calls, with its metrics: a key of FRAMEWORKS.
+        metrics: The correction measures ten metrics. The kernel always does.
 
     Raises:
-        CannotEject: No single file can do it; the message says why.
+        CannotEject: No file says that; the error names it.
+        ValueError: An unknown name, or flags that exclude each other.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {backend!r}")
-    if isinstance(what, str) and what in recipe_names() and (loss or what not in spec_names()):
-        return _loss(what, framework, layout, metrics, backend)
+    flags = {"--loss": loss, "--kernel": kernel, "--for": framework is not None, "--metrics": metrics}
+    given = [flag for flag, is_given in flags.items() if is_given]
+    if given[1:] and given != ["--for", "--metrics"]:
+        raise ValueError(f"expected one of --loss, --kernel, --for and --metrics, got {' '.join(given)}")
+    if framework is not None and framework not in FRAMEWORKS:
+        raise ValueError(f"--for: expected one of {list(FRAMEWORKS)}, got {framework!r}")
+    told, arguments = [], name
+    if not loss:
+        told = _in_words(_spec(name))
     if loss:
-        raise ValueError(f"loss: expected the name of a recipe with loss=True, got {what!r}")
-    spec = named(what) if isinstance(what, str) else what
-    if not isinstance(spec, Spec):
-        raise TypeError(f"what: expected the name of a preset, or a Spec, got {type(what).__name__}")
-    _check(framework, layout, metrics, FRAMEWORKS)
-    if framework != "plain":
-        spec.to_config(framework)  # its settings have to say all of the Spec
-    door = door_of(framework, layout)
-    if door.metrics is not None:
-        spec = reporting(spec, door.metrics)
-    wanted = door.metrics or (metrics if framework == "plain" else "none")
-    program = program_of(spec, door.layout, wanted, door.names, door.gives)
-    fused: list[str] = []
-    if backend != "torch":
-        from .fused import completed
-        from .fused import fused as fused_of
-
-        found = completed(spec, program.numbers)
-        if found != program.numbers:
-            program = program_of(spec, door.layout, wanted, door.names, door.gives, found)
-        fused = fused_of(spec, door, program.numbers, program.gives, eager=backend == "both")
-    arguments = None
-    if isinstance(what, str):
-        arguments = f"{what} --for {framework}"
-        if framework == "plain":
-            arguments += f" --layout {layout} --metrics {metrics}"
-        arguments += f" --backend {backend}" if backend != "torch" else ""
-    request = Request(str(what) if arguments else "a Spec", spec, door, arguments, backend=backend)
-    return Ejected(written(request, program, fused), request, program)
+        body, told = _loss(name)
+        arguments += " --loss"
+    elif kernel:
+        values = wanted.of_kernel(_spec(name))
+        body = cut(_source("kernel"), values)
+        arguments += " --kernel"
+    else:
+        source, values = _source("correction"), wanted.of_correction(_spec(name))
+        if framework is not None:
+            source = _with_call(source, framework, _spec(name))
+            arguments += f" --for {framework}"
+        elif metrics:
+            arguments += " --metrics"
+        body = cut(source, values | {"metrics": metrics or framework is not None})
+    compile(body, f"<rollout-corr eject {arguments}>", "exec")
+    head = [f"# Written by rollout-corr {__version__}, Apache License 2.0:", COMMAND + arguments, *told]
+    return "\n".join([*head, DIGEST + _digest(body), body])
 
 
-def _check(framework: str, layout: str, metrics: str, frameworks: tuple[str, ...]) -> None:
-    for name, value, known in (("framework", framework, frameworks), ("layout", layout, tuple(DOORS)),
-                               ("metrics", metrics, ("dashboard", "all", "none"))):  # fmt: skip
-        if value not in known:
-            raise ValueError(f"{name}: expected one of {list(known)}, got {value!r}")
+def _spec(name: str) -> Spec:
+    """The Spec of a preset, or of a recipe that has one."""
+    if name in recipe_names() and name not in spec_names():
+        found = recipe(cast("Any", name)).spec
+        if found is None:
+            raise ValueError(f"{name}: expected a name with a correction, got a recipe of a loss alone; add --loss")
+        return found
+    return spec(cast("Any", name))
 
 
-def _loss(name: str, framework: str, layout: str, metrics: str, backend: str) -> Ejected:
-    """Write the policy loss of a recipe."""
-    _check(framework, layout, metrics, ("plain",))
-    spec, loss = recipe(cast("Any", name))
-    wanted = Wanted(spec, loss, RECIPES[name].needs)
-    door = plain_loss.door_of(layout, spec)
-    program, traced = program_of_loss(wanted, layout, metrics)
-    fused: list[str] = []
-    if backend != "torch":
-        from .fused_loss import completed, fused_loss
+def _in_words(spec: Spec) -> list[str]:
+    """The Spec in words, as comments."""
+    steps = [step.partition(": a mean over it")[0] for step in spec.explain().splitlines() if ". Metrics: " not in step]
+    wrap = partial(textwrap.wrap, width=118, initial_indent="# ", subsequent_indent="#    ")
+    return [line for step in steps for line in wrap(step)]
 
-        if more := completed(traced, program.numbers):
-            program, traced = program_of_loss(wanted, layout, metrics, more)
-        fused = fused_loss(traced, program, door, eager=backend == "both")
-    arguments = f"{name} --loss --for {framework} --layout {layout} --metrics {metrics}"
-    arguments += f" --backend {backend}" if backend != "torch" else ""
-    request = Request(name, spec or Spec(), door, arguments, wanted, backend)
-    return Ejected(written(request, program, fused), request, program)
+
+def _loss(name: str) -> tuple[str, list[str]]:
+    """The loss of a recipe, and what its arguments are."""
+    made = recipe(cast("Any", name))
+    entry = RECIPES[name]
+    body = cut(_source("loss"), wanted.of_loss(made.spec, made.loss, entry, made.batch))
+    base = wanted.base_of(made.loss, entry.needs)
+    told = [f"# base_logp is {base or 'None'}."]
+    if made.spec is not None:
+        wanted.of_correction(made.spec)
+        train = "new_logp" if base == "rollout_logp" else "old_logp"
+        what = "weights and mask are" if wanted.use_of_weights(made.loss, entry.needs) != "report" else "mask is"
+        told.append(f"# For weights= and train_mask=, correct {train} and rollout_logp: rollout-corr eject {name}.")
+        if what == "mask is":
+            told[-1] = f"# For train_mask=, correct {train} and rollout_logp: rollout-corr eject {name}. No weights."
+    return body, told
+
+
+def _with_call(source: str, framework: str, spec: Spec) -> str:
+    """A correction with a framework's function behind it."""
+    calls = _source("calls")
+    needed = {"CONFIG", "_check_config", "_of_rows", FRAMEWORKS[framework]}
+    parts = []
+    config: dict[str, Any] = {}
+    if framework in CONFIGURED:
+        config = {
+            key: value for key, value in spec.to_config(framework).items() if key.startswith(CONFIGURED[framework])
+        }
+    for node in ast.parse(calls).body:
+        if isinstance(node, ast.FunctionDef) and node.name in needed:
+            parts.append(ast.get_source_segment(calls, node) or "")
+        elif isinstance(node, ast.AnnAssign) and config:
+            lines = [f'    "{key}": {written(value)},\n' for key, value in config.items()]
+            parts.append(f"# The framework's own settings that this file is for.\nCONFIG = {{\n{''.join(lines)}}}")
+    source = source.replace("from typing import NamedTuple", "from typing import Any, NamedTuple")
+    return source + "".join(f"\n\n{part}\n" for part in parts)
+
+
+def _source(name: str) -> str:
+    return (files(__package__) / f"{name}.py").read_text(encoding="utf-8")
+
+
+def _digest(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
 def check(source: str) -> tuple[bool, list[str]]:
-    """Say from which version a file comes, whether it was edited, and what would be written today.
-
-    Returns whether it is what would be written today, and the lines that say so.
-    """
-    arguments = arguments_of(source)
-    return checked(source, None if arguments is None else _again(arguments.split()))
-
-
-def _again(arguments: list[str]) -> str:
-    what, *flags = arguments
-    loss = "--loss" in flags
-    flags = [flag for flag in flags if flag != "--loss"]
-    if len(flags) % 2:
-        raise ValueError(
-            f"source: expected a command with a value for each flag in its head, got {' '.join(arguments)!r}"
-        )
-    given = dict(zip(flags[::2], flags[1::2], strict=True))
-    options = (given.get("--for", "plain"), given.get("--layout", "packed"), given.get("--metrics", "dashboard"))
-    return eject(what, *options, loss, given.get("--backend", "torch")).source
+    """Compare a file with what its command writes today: whether it is that, and lines that say so."""
+    lines = source.splitlines()
+    command = next((line for line in lines if line.startswith(COMMAND)), None)
+    digest = next((i for i, line in enumerate(lines) if line.startswith(DIGEST)), None)
+    if command is None or digest is None:
+        return False, ["not written by rollout-corr eject: its header is missing"]
+    name, *flags = command.removeprefix(COMMAND).split()
+    framework = flags[flags.index("--for") + 1] if "--for" in flags[:-1] else None
+    again = eject(name, loss="--loss" in flags, kernel="--kernel" in flags, framework=framework,
+                  metrics="--metrics" in flags).splitlines()  # fmt: skip
+    edited = _digest("\n".join(lines[digest + 1 :]) + "\n") != lines[digest].removeprefix(DIGEST)
+    said = [*(line.removeprefix("# ") for line in lines[:2]), "edited since" if edited else "not edited since"]
+    start = next(i for i, line in enumerate(again) if line.startswith(DIGEST)) + 1
+    changes = list(difflib.unified_diff(lines[digest + 1 :], again[start:], "this file", f"rollout-corr {__version__}",
+                                        n=1, lineterm=""))  # fmt: skip
+    if not changes:
+        return True, [*said, f"rollout-corr {__version__} writes the same file"]
+    return False, [*said, f"rollout-corr {__version__} writes another file:", *changes]

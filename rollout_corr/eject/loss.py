@@ -1,254 +1,236 @@
-"""A recipe as a program: correction and loss in one function, whose gradient autograd of the definition gives."""
+"""A policy loss for reinforcement learning of language models, in plain torch.
+
+x = new_logp - base_logp is the log-ratio of a token, r = exp(x), A the advantage. The loss of a token is a surrogate of
+r and A, times a weight that comes from outside, plus a penalty for leaving a reference policy; then all become one
+number. What does not count is replaced before anything is computed from it, so no NaN and no gradient comes from there.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Any, NamedTuple
-from unittest import mock
+from dataclasses import dataclass
 
 import torch
-
-from ..api.policy_loss import policy_loss
-from ..backends import loss_blocks, run, whole
-from ..backends.given import Batch
-from ..definition import loss as definition
-from ..metrics import loss as loss_metrics
-from ..metrics import native, rows, schema
-from ..specs.correction import Spec
-from ..specs.loss import Loss
-from ..specs.terms import Objective
-from ..specs.thresholds import float32_at_least, float32_at_most, log_of
-from .host import written
-from .program import (
-    COLUMNS,
-    KEPT,
-    OWN,
-    ROWS,
-    SEQUENCES,
-    TOKENS,
-    Program,
-    assembled,
-    bounds_of,
-    external_inputs,
-    names_of_statistics,
-    refuse_details,
-)
-from .record import CannotEject, Node, Recorder
-
-# Formulas of surrogates, whose local variables give names too.
-SPECS = f"{__name__.partition('.')[0]}.specs"
+from torch import Tensor
+from torch.nn.functional import pad
 
 
-class Wanted(NamedTuple):
-    """A loss to write."""
+@dataclass(frozen=True)
+class Settings:
+    """Which loss."""
 
-    spec: Spec | None  # the correction; None: there is none
-    loss: Loss
-    needs: tuple[str, ...]  # besides new_logp: "old_logp", "rollout_logp", "ref_logp"
-
-
-def compared_by(wanted: Wanted) -> tuple[str, str]:
-    """The names of the log-probs that a correction in a loss compares."""
-    return "old_logp" if "old_logp" in wanted.needs else "new_logp", "rollout_logp"
-
-
-def refuse(wanted: Wanted) -> None:
-    """Refuse what one function cannot do without reading values, or is no part of a recipe."""
-    loss, spec = wanted.loss, wanted.spec
-    if spec is not None:
-        refuse_details(spec)
-    if loss.surrogate.sees_batch:
-        raise CannotEject(
-            f"loss: expected a surrogate of tokens, got {loss.surrogate!r}, which looks at the whole batch"
-        )
-    if loss.entropy_bonus is not None:
-        raise CannotEject(f"loss: expected no entropy bonus, got {loss.entropy_bonus!r}; add it to the loss yourself")
-    if loss.kl is not None and loss.kl.mean is not None:
-        raise CannotEject(f"loss: expected a KL with the mean of the loss, got {loss.kl!r}")
-    if loss.surrogate.mean_unit == "turn" or (spec is not None and spec.measures_turns):
-        raise CannotEject("loss: expected no turns")
-    if spec is not None and (external_inputs(spec) or spec.asks_batch or spec.reads_versions):
-        raise CannotEject("spec: expected log-probs and advantages alone, got more that its criteria or weights read")
+    surrogate: str = "ppo"  # or "gspo", "score" (CISPO, truncated policy gradient), "reinforce", "sapo", "gradient"
+    low: float = 0.2  # PPO, GSPO: r is clipped to 1 - low
+    high: float = 0.2  # and 1 + high
+    dual: float | None = None  # where A < 0 the loss is at most -dual * A
+    delta: float | None = None  # r is at most delta before anything else
+    through: str = "sequence"  # GSPO: the gradient goes through the mean of the "sequence", or the "token" alone
+    lower: float | None = None  # score: bounds of the constant r; None: open
+    upper: float | None = None
+    outside: str = "clamp"  # score: r beyond a bound becomes the bound, or "zero"
+    positive: float = 1.0  # SAPO: the temperature where A > 0
+    negative: float = 1.05  # and elsewhere
+    clamp: float = 20.0  # x is clamped to +-clamp before exp
+    weights: str = "multiply"  # weights multiply the loss, or "replace" the ratio of score
+    kl: str | None = None  # a penalty of k = new_logp - ref_logp: "k1" k, "k2" k^2 / 2, "k3" e^-k - 1 + k, "abs" |k|
+    kl_coef: float = 0.0
+    kl_clamp: float = 20.0  # k3: k is clamped to +-kl_clamp
+    kl_most: float | None = None  # k3 is at most this
+    kl_gradient: str | None = None  # "k2": the gradient is that of k2, whose mean is the gradient of the mean of k3
+    kl_factor: str | None = None  # multiplied by the differentiable "ratio", or by the "weights"
+    mean: str = "token"  # over tokens; over sequences of their means, "sequence", or sums, "sequence_sum"; or the "sum"
+    over: str = "original"  # counted are all valid tokens, or those "kept" in training; of sequences also empty "rows"
+    length: float | None = None  # a sum over a sequence is divided by this too
+    nonfinite: str = "reject"  # NaN or infinity leaves its token out; "neutral": there x = 0; "propagate"
 
 
-class Traced(NamedTuple):
-    """The tensors of a loss by the names that the file has for them; None: there is none."""
+class Sequences:
+    """Which tokens of a batch, laid out in one dimension, belong together."""
 
-    objective: Objective
-    base: str | None  # that new_logp is compared with
-    ref: str | None  # the reference policy's
-    spec: Spec | None  # of the correction
-    train: str | None  # the trainer's log-probs in the correction
-    factors: str | None  # the correction's "weights" multiply the loss, or "kept", 1 where its mask is not 0
-    trains: bool  # the correction's mask says what trains
+    def __init__(self, like: Tensor, cu_seqlens: Tensor | None) -> None:
+        n, device = like.numel(), like.device
+        if cu_seqlens is None:
+            self.offsets = torch.arange(like.shape[0] + 1, device=device) * like.shape[1]
+        else:
+            # Wrong offsets give wrong numbers, but no access out of bounds.
+            self.offsets = cu_seqlens.to(device).long().clamp(0, n).cummax(0).values
+        self.count = self.offsets.numel() - 1
+        # Sequence s is place s + 1; 0 and S + 1 are the tokens before and behind all of them.
+        self.place = torch.searchsorted(self.offsets, torch.arange(n, device=device), right=True)
+        self.inside = (self.place > 0) & (self.place <= self.count)
 
+    def sum(self, x: Tensor) -> Tensor:
+        """[N] to [S]: the float64 sum of each sequence, in a fixed order."""
+        return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True, initial=0.0)
 
-class _Captured:
-    """The parts of a loss before it is divided."""
-
-    def __init__(self) -> None:
-        self.total = self.divisor = self.statistics = self.of_correction = torch.zeros(0)
-        self.task: Any = None
-        self.batch: Any = None
-        self.spec: Spec | None = None
-        self.weights: Any = None
-        self.named: dict[str, Any] = {}
-
-    def read(self, plain: Any) -> Any:
-        """Remember the tokens of the loss."""
-
-        def call(*given: Any) -> Any:
-            found = plain(*given)
-            self.named |= {
-                "trains": found.counted, "usable": found.everywhere, "all_finite": found.known, "n_trained": found.n,
-                "new_log_ratio": found.tokens.clamped, "new_d": found.x, "advantage": found.tokens.advantages,
-                "factor": found.tokens.weights, "new": found.new,
-            }  # fmt: skip
-            return found
-
-        return call
-
-    def statistics_of(self, plain: Any) -> Any:
-        """Remember the loss of the surrogate."""
-
-        def call(*given: Any) -> Any:
-            loss = given[4]
-            self.named |= {"surrogate": loss.value, "cut_low": loss.low, "cut_high": loss.high, "cut_dual": loss.dual}
-            return plain(*given)
-
-        return call
-
-    def result(self, plain: Any) -> Any:
-        """Remember what `loss_blocks._result` divides."""
-
-        def call(found: Any, task: Any) -> Any:
-            result = plain(found, task)
-            self.total, self.divisor, self.statistics = found[0], result.divisor, result.statistics
-            self.task = task
-            return result
-
-        return call
-
-    def corrected(self, plain: Any) -> Any:
-        """Remember the statistics of the correction."""
-
-        def call(*given: Any) -> Any:
-            result = plain(*given)
-            self.of_correction, self.weights = result.statistics.vector, result.weights
-            self.batch, self.spec = given[1], given[2]
-            return result
-
-        return call
-
-    def traced(self, recorder: Recorder) -> Traced:
-        """Name the tensors."""
-
-        def name_of(x: torch.Tensor | None) -> str | None:
-            if x is None:
-                return None
-            node = recorder.node_of(x)
-            while node.op != "input":
-                node = next(node.inputs())
-            return str(node.args[0])
-
-        task, spec = self.task, self.spec
-        factors = None if task.weights is None else "weights" if task.weights is self.weights else "kept"
-        train = None if spec is None else name_of(self.batch.train)
-        given = name_of(task.base), name_of(task.ref), spec, train, factors
-        return Traced(task.objective, *given, task.trains is not None)
+    def spread(self, x: Tensor) -> Tensor:
+        """[S] to [N]: the value of a sequence at each of its tokens."""
+        return pad(x, (1, 1))[self.place]
 
 
-def program_of_loss(
-    wanted: Wanted, layout: str, metrics_wanted: str, more: Collection[str] = ()
-) -> tuple[Program, Traced]:
-    """Trace the definition of a loss, and of the correction in it; also give what its tensors' names are to it."""
-    refuse(wanted)
-    spec, loss = wanted.spec, wanted.loss
-    recorder, captured = Recorder(KEPT, (*OWN, SPECS)), _Captured()
-    inputs = _example(wanted, layout)
-    for name, x in inputs.items():
-        recorder.input(name, x)
-    inputs["new_logp"].requires_grad_()
-    batch = Batch(mask=inputs["mask"], cu_seqlens=inputs.get("cu_seqlens"))
-    whole_batch = dict.fromkeys(run.CORRECTIONS, whole.run_whole)
-    with (
-        mock.patch.object(torch.compiler, "is_compiling", return_value=True),
-        mock.patch.dict(run.CORRECTIONS, whole_batch),
-        mock.patch.object(loss_blocks, "_result", captured.result(loss_blocks._result)),
-        mock.patch.object(definition, "read", captured.read(definition.read)),
-        mock.patch.object(definition, "statistics", captured.statistics_of(definition.statistics)),
-        mock.patch.object(run, "_finished", captured.corrected(run._finished)),
-        recorder,
-    ):
-        logps: dict[str, Any] = {name: inputs[name] for name in wanted.needs} | {"spec": spec}
-        out = policy_loss(inputs["new_logp"], inputs["advantages"], batch, loss, backend="torch", **logps)
-    for name, x in captured.named.items():
-        if id(x) in recorder.known:
-            recorder.node_of(x).names.insert(0, name)
-    if not captured.total.requires_grad:
-        raise CannotEject("loss: expected one with a gradient")
-    objective = captured.task.objective
-    of_sums: list[str] = [*loss_metrics.sum_names(objective)]
-    statistics: dict[str, Node] = {}
-    called: dict[str, str] = {}
-    if spec is not None:
-        called = names_of_statistics(spec)
-        sums, maxima = schema.layout(spec)
-        statistics |= zip((*sums, *maxima), recorder.node_of(captured.of_correction).args[0], strict=True)
-        of_sums += sums
-    names = (*loss_metrics.sum_names(objective), *loss_metrics.max_names())
-    statistics |= zip(names, recorder.node_of(captured.statistics).args[0], strict=True)
-    called |= {name: name.replace("-min_", "negated_min_") for name in names}
-    for name, node in statistics.items():
-        node.names.insert(0, called[name])
-    some = [] if spec is None else list(native.metrics_of(spec))
-    of_loss = loss_metrics.metrics_of(objective)
-    if metrics_wanted == "dashboard":
-        some = list(native.on_dashboard(some))
-        keys = loss_metrics.dashboard_of(objective).keys
-        of_loss = [row for row in of_loss if row.key in keys]
-    every = [] if metrics_wanted == "none" else [*some, *of_loss]
-    texts = {name: f"v.{text}" for name, text in called.items()}
-    metrics = written(lambda v: {row.key: row.read(v) for row in every}, texts, [rows, native, loss_metrics])
-    metrics.used |= set(more)
-    named = {"total": captured.total, "divisor": captured.divisor}
-    order: tuple[str, ...] = ("total", "divisor")
-    if spec is not None:
-        order += ("weights", "mask", "keep")
-        # Where nothing is rejected, the mask is the caller's own.
-        given = {"weights": out.weights, "mask": None if out.mask is inputs["mask"] else out.mask, "keep": out.keep}
-        named |= {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-    bounds = ({} if spec is None else bounds_of(spec)) | bounds_of_loss(loss)
-    order += ("numbers",)
-    program = assembled(
-        recorder, layout, tuple(inputs), metrics, called, named, order, statistics, of_sums, bounds, False,
-        compared_by(wanted),
-    )  # fmt: skip
-    return program, captured.traced(recorder)
+def policy_loss(
+    new_logp: Tensor,
+    base_logp: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    weights: Tensor | None = None,
+    train_mask: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    total: Tensor | float | None = None,
+    settings: Settings = Settings(),
+) -> Tensor:
+    """The loss of a batch, 0-d float32 (float64 of float64), differentiable in new_logp.
+
+    Args:
+        new_logp: By the policy that trains: [B, T], or packed [N] or [1, N]; any float dtype.
+        base_logp: By the policy that it is compared with, of the same shape; None: new_logp itself, without a gradient.
+        advantages: Of the same shape, or one a sequence, [S] or [S, 1].
+        mask: Non-zero at generated tokens, of the same shape and any dtype; None: all are.
+        cu_seqlens: [S + 1] int32 or int64, where packed sequences begin and end. None: each row of [B, T] is one.
+        weights: Factors of the loss, of the same shape; None: 1.
+        train_mask: Non-zero at tokens that train, where a correction has left some out; None: all of the mask.
+        ref_logp: By the reference policy, of the same shape, for the KL.
+        total: What the sum is divided by in place of the tokens or sequences of this batch, counted over a whole step.
+        settings: Which loss.
+    """
+    sequences = Sequences(new_logp, cu_seqlens)
+    logps = [logp for logp in (new_logp, base_logp, ref_logp) if logp is not None]
+    dtype = torch.float64 if any(logp.dtype == torch.float64 for logp in logps) else torch.float32
+
+    def flat(x: Tensor) -> Tensor:
+        if x.shape != new_logp.shape:
+            raise ValueError(f"expected shape {list(new_logp.shape)}, that of new_logp, got {list(x.shape)}")
+        return x.reshape(-1).to(dtype)
+
+    if advantages.shape == new_logp.shape:
+        advantages = flat(advantages.detach())
+    else:
+        advantages = sequences.spread(advantages.detach().reshape(sequences.count).to(dtype))
+    new = flat(new_logp)
+    base = new.detach() if base_logp is None else flat(base_logp.detach())
+    valid = sequences.inside
+    if mask is not None:
+        valid = valid & (mask.detach().reshape(-1) != 0)
+
+    # Which tokens train. Those with NaN or infinity in what they need do not.
+    if settings.nonfinite == "neutral":
+        base = torch.where((new - base).isfinite(), base, new).detach()
+    trains = valid
+    if train_mask is not None:
+        trains = trains & (train_mask.detach().reshape(-1) != 0)
+    if weights is not None:
+        weights = flat(weights.detach())
+    if settings.kl is not None:
+        if ref_logp is None:
+            raise ValueError("ref_logp: expected log-probs for the KL, got None")
+        ref = flat(ref_logp.detach())
+    if settings.nonfinite != "propagate":
+        trains = trains & (new - base).isfinite() & advantages.isfinite()
+        if weights is not None:
+            trains = trains & weights.isfinite()
+        if settings.kl is not None:
+            trains = trains & (new - ref).isfinite()
+    new, base, advantages = (torch.where(trains, x, 0.0) for x in (new, base, advantages))
+
+    # A log-prob of -1e4 says no more than one of -1024, and would drown the other tokens of a sum.
+    x = (new - base).clamp(-1024.0, 1024.0)
+    loss = _surrogate(new, x, advantages, trains, sequences, weights is not None, settings)
+    if weights is not None:
+        weights = torch.where(trains, weights, 0.0)
+        loss = loss * weights
+    if settings.kl is not None:
+        penalty = settings.kl_coef * _kl((new - torch.where(trains, ref, 0.0)).clamp(-1024.0, 1024.0), settings)
+        if settings.kl_factor == "ratio":
+            penalty = penalty * x.clamp(-settings.clamp, settings.clamp).exp()
+        if settings.kl_factor == "weights" and weights is not None:
+            penalty = penalty * weights
+        loss = loss + penalty
+    return _mean(torch.where(trains, loss, 0.0), valid, trains, sequences, total, settings).to(dtype)
 
 
-def bounds_of_loss(loss: Loss) -> dict[str, float]:
-    """The numbers of a loss, by the names of constants."""
-    found = {"NEW_RATIO_CLAMP": loss.surrogate.clamp}
-    for name, x in loss.surrogate.numbers.items():
-        found[name.upper()] = x
-        if 0.0 < x < math.inf:
-            found[f"LOG_{name.upper()}_UP"] = float32_at_least(log_of(x))
-            found[f"LOG_{name.upper()}_DOWN"] = float32_at_most(log_of(x))
-    if loss.kl is not None:
-        found["KL_COEF"] = loss.kl.coef
-    return found
+def _surrogate(
+    new: Tensor, x: Tensor, advantages: Tensor, trains: Tensor, sequences: Sequences, weighted: bool, settings: Settings
+) -> Tensor:
+    """The loss of each token before weights."""
+    if settings.surrogate == "gradient":
+        return -advantages * new
+    if settings.surrogate == "gspo":
+        mean = sequences.sum(x) / sequences.sum(trains).clamp(min=1)
+        mean = sequences.spread(mean).to(x.dtype)
+        if settings.through == "token":
+            mean = mean.detach() + (x - x.detach())
+        x = mean
+    x = x.clamp(-settings.clamp, settings.clamp)
+    ratio = x.exp()
+    if settings.surrogate == "score":
+        x, ratio = x.detach(), ratio.detach()
+        if settings.weights == "replace" and weighted:
+            ratio = torch.ones_like(ratio)
+        if settings.lower is not None or settings.upper is not None:
+            if settings.outside == "zero":
+                inside = (x >= _log(settings.lower, -math.inf)) & (x <= _log(settings.upper, math.inf))
+                ratio = torch.where(inside, ratio, 0.0)
+            else:
+                ratio = ratio.clamp(settings.lower, settings.upper)
+        return -ratio * advantages * new
+    if settings.surrogate == "reinforce":
+        return -ratio * advantages
+    if settings.surrogate == "sapo":
+        tau = torch.where(advantages > 0, settings.positive, torch.full_like(x, settings.negative))
+        return -4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * advantages
+    clipped = ratio.clamp(1.0 - settings.low, 1.0 + settings.high)
+    if settings.delta is not None:
+        ratio = ratio.clamp(max=settings.delta)
+    loss = -torch.minimum(ratio * advantages, clipped * advantages)
+    if settings.dual is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -settings.dual * advantages), loss)
+    return loss
 
 
-def _example(wanted: Wanted, layout: str) -> dict[str, torch.Tensor]:
-    shape = (TOKENS,) if layout == "packed" else (ROWS, COLUMNS)
-    random = torch.Generator().manual_seed(0)
-    inputs = {"new_logp": -torch.rand(shape, generator=random), "advantages": torch.randn(shape, generator=random)}
-    inputs["mask"] = torch.rand(shape, generator=random) > 0.25
-    if layout == "packed":
-        ends = torch.randint(0, TOKENS, (SEQUENCES - 1,), generator=random).sort().values
-        inputs["cu_seqlens"] = torch.cat([torch.tensor([0]), ends, torch.tensor([TOKENS])])
-    for name in wanted.needs:
-        inputs[name] = -torch.rand(shape, generator=random)
-    return inputs
+def _log(bound: float | None, otherwise: float) -> float:
+    """The bound of a log-ratio from the bound of a ratio; None is open."""
+    if bound is None:
+        return otherwise
+    return math.log(bound) if bound > 0.0 else -math.inf
+
+
+def _kl(k: Tensor, settings: Settings) -> Tensor:
+    """The penalty of each token."""
+    value = k
+    if settings.kl == "k2":
+        value = 0.5 * k * k
+    if settings.kl == "k3":
+        limited = k.clamp(-settings.kl_clamp, settings.kl_clamp)
+        value = (-limited).expm1() + limited
+        if settings.kl_most is not None:
+            value = value.clamp(max=settings.kl_most)
+    if settings.kl == "abs":
+        value = k.abs()
+    if settings.kl_gradient == "k2":
+        straight = 0.5 * k * k
+        value = value.detach() + (straight - straight.detach())
+    return value
+
+
+def _mean(
+    loss: Tensor, valid: Tensor, trains: Tensor, sequences: Sequences, total: Tensor | float | None, settings: Settings
+) -> Tensor:
+    """One number from the losses of tokens, float64; 0 where there is nothing to count."""
+    counted = valid
+    if settings.over == "kept":
+        counted = trains
+    if settings.mean == "sequence":
+        loss = loss / sequences.spread(sequences.sum(counted)).clamp(min=1).to(loss.dtype)
+    value = loss.sum(dtype=torch.float64)
+    if settings.length is not None:
+        value = value / settings.length
+    if settings.mean == "sum":
+        return value
+    if total is not None:
+        return value / total
+    if settings.over == "rows":
+        return value / max(sequences.count, 1)
+    if settings.mean == "token":
+        return value / counted.sum().clamp(min=1)
+    return value / (sequences.sum(counted) > 0).sum().clamp(min=1)

@@ -14,7 +14,7 @@ import torch
 import rollout_corr as rc
 from benchmarks.cases.batches import both_layouts
 from benchmarks.costs import __main__ as costs
-from benchmarks.costs import bounds, driver, ejected, ours, peers
+from benchmarks.costs import bounds, driver, ours, peers
 from benchmarks.costs.counting import Cost, Wait, cost_of
 from rollout_corr.backends import loss_operators, operators
 from rollout_corr.backends.loss_task import beyond_kernels
@@ -155,8 +155,6 @@ def now(smallest):
         ):
             shape = costs.SHAPES[0]
             found += [costs.row_of(who, "", what, shape, layout, batch.tokens, cost) for what, cost in made.items()]
-    for file, layout, cost in ejected.counted(smallest):
-        found.append(costs.row_of(file.who, "", file.what, shape, layout, smallest[layout].tokens, cost))
     return found
 
 
@@ -165,11 +163,8 @@ def test_ours_costs_no_more_than_before(smallest):
     found = now(smallest)
     assert costs.grown(found, RESULTS["rows"]) == []
     for row in found:
-        if row["who"] == "rollout-corr, ejected for TRL":  # its function returns no metrics
-            assert row["places"] == []
-        else:
-            (place,) = row["places"]
-            assert re.fullmatch(r"copy to the host, (metrics/statistics|file)\.py:\d+ \(1\)", place), row
+        (place,) = row["places"]
+        assert re.fullmatch(r"copy to the host, metrics/statistics\.py:\d+ \(1\)", place), row
 
 
 def planted(what, operation):

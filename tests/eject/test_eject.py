@@ -1,223 +1,377 @@
-"""Files that stand alone: bit by bit what the package computes, written anew when the definition changes."""
+"""What `rollout-corr eject` prints: what is left of a file, its header, frameworks' functions, refusals, --check."""
 
-import re
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
 import sys
 import types
-from unittest import mock
+from textwrap import dedent
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders import ejected
-from rollout_corr.backends import run, whole
+from builders.files_to_copy import loaded
 from rollout_corr.cli.main import main
-from rollout_corr.definition import tokens
-from rollout_corr.eject import CannotEject, check, eject
-from rollout_corr.eject.host import written
-from rollout_corr.eject.program import TOLD_ROUNDED
+from rollout_corr.eject import FRAMEWORKS, CannotEject, calls, check, eject
+from rollout_corr.eject.markers import cut
 
-FILES = [
+# --- what is left ---
+
+SOURCE = '''
+import math
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Settings:
+    """Two options."""
+
+    kind: str = "a"  # or "b" or "c"
+    upper: float | None = None
+    scale: float = 1.0
+
+def run(x, settings):
+    if settings.kind == "a":
+        # The first.
+        y = x
+    elif settings.kind == "b" and x is not None:
+        y = _log(
+            x
+        )
+    else:
+        y = -x
+    if settings.upper is not None:
+        return min(y, settings.upper)
+    return settings.scale * y
+
+def _log(x):
+    return math.log(x)
+'''
+
+
+def left(**values):
+    """The lines of `run`, and the names that the file defines and imports."""
+    text = cut(SOURCE, values)
+    run = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "run")
+    names = [getattr(node, "name", None) or node.names[0].name for node in ast.parse(text).body]
+    return ast.unparse(run).splitlines()[1:], names
+
+
+def test_a_branch_that_is_always_taken_stays_without_its_test():
+    lines, names = left(kind="a")
+    assert lines == ["    y = x", "    return settings.scale * y"]
+    assert names == ["dataclass", "Settings", "run"]
+    assert "        # The first.\n" not in cut(SOURCE, {"kind": "a"}) and "    # The first.\n" in cut(
+        SOURCE, {"kind": "a"}
+    )
+
+
+def test_a_branch_that_is_never_taken_goes():
+    assert left(kind="c")[0] == ["    y = -x", "    return settings.scale * y"]
+
+
+def test_a_test_of_something_else_too_stays():
+    lines, names = left(kind="b")
+    assert lines[:4] == [
+        "    if settings.kind == 'b' and x is not None:",
+        "        y = _log(x)",
+        "    else:",
+        "        y = -x",
+    ]
+    assert names == ["math", "dataclass", "Settings", "run", "_log"]
+
+
+def test_what_follows_a_return_goes():
+    assert left(kind="a", upper=2.0)[0] == ["    y = x", "    return min(y, settings.upper)"]
+
+
+def test_settings_have_the_values_that_are_read_as_defaults():
+    text = cut(SOURCE, {"kind": "a", "upper": 2.0})
+    assert "    upper: float | None = 2.0\n" in text and "kind" not in text and "scale" not in text
+    assert loaded(text).run(5.0, loaded(text).Settings()) == 2.0
+
+
+CRITERIA = '''
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Criterion:
+    """A test."""
+
+    stat: str
+    over: str = "token"
+    drop: str = "unit"
+
+@dataclass(frozen=True)
+class Settings:
+    """Tests."""
+
+    criteria: tuple[Criterion, ...] = ()
+
+def run(settings):
+    found = []
+    for criterion in settings.criteria:
+        if criterion.over == "token":
+            if criterion.drop == "sequence":
+                found.append("veto")
+            else:
+                found.append("token")
+    for criterion in settings.criteria:
+        if criterion.over == "sequence":
+            found.append(criterion.stat)
+    return found
+'''
+
+
+@pytest.mark.parametrize(("criteria", "gone", "stays"), [
+    ((), ["for criterion", "criteria", "Criterion"], []),
+    (({"stat": "k1"},), ["veto", "stat", "if "], ["for criterion", "token"]),
+    (({"stat": "k1"}, {"stat": "k2", "over": "sequence", "drop": "sequence"}), ["veto", ".drop"],
+     ["stat", "if criterion.over"]),
+    (({"stat": "k1", "over": "sequence"},), ["veto", "over", "if "], ["stat"]),
+], ids=["none", "token", "both", "sequence"])  # fmt: skip
+def test_tests_of_criteria_are_decided_for_all_of_them(criteria, gone, stays):
+    """Within a branch, for those that reach it: no token criterion drops its sequence."""
+    text = cut(CRITERIA, {"criteria": criteria})
+    assert all(word not in text for word in gone) and all(word in text for word in stays)
+    file, whole = loaded(text), loaded(CRITERIA)
+    every = whole.Settings(tuple(whole.Criterion(**one) for one in criteria))
+    assert file.run(file.Settings()) == whole.run(every)
+
+
+TRITON = '''
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Settings:
+    """Bounds."""
+
+    upper: float | None = None
+    lower: float | None = None
+
+def kernel(
+    x,
+    UPPER: tl.constexpr,
+    LOWER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if UPPER is not None:
+        x = min(x, UPPER)
+    if LOWER is not None:
+        x = max(x, LOWER)
+    return x
+
+def run(x, settings):
+    return kernel[(1,)](
+        x,
+        UPPER=settings.upper,
+        LOWER=settings.lower,
+        BLOCK=4,
+    )
+'''
+
+
+def test_a_parameter_that_nothing_reads_goes_with_its_argument():
+    text = cut(TRITON, {"lower": 1.0})
+    assert "UPPER" not in text and "upper" not in text
+    assert "    LOWER: tl.constexpr,\n    BLOCK: tl.constexpr,\n" in text and "LOWER=settings.lower,\n" in text
+    assert "    x = max(x, LOWER)\n    return x\n" in text
+
+
+# --- the files ---
+
+KINDS = [
     ("trl.token_truncate", {}),
+    ("skyrl.tldr", {"metrics": True}),
+    ("trl.dapo", {"loss": True}),
     ("verl.decoupled_geo_rs_token_tis", {"framework": "verl"}),
-    ("verl.decoupled_seq_is_rs", {"layout": "padded", "metrics": "all"}),
-    ("skyrl.tldr", {"framework": "skyrl"}),
-    ("skyrl.sequence_tis", {"framework": "skyrl"}),
-    ("trl.sequence_mask", {"framework": "trl"}),
-    ("slime.mis", {"layout": "padded"}),
-    ("roll.segment", {"layout": "padded"}),
-    ("areal.m2po", {}),
-    ("verl.staleness", {}),
-    ("open_instruct.vaco", {"metrics": "none"}),
+    ("slime.mis_geo", {"framework": "slime"}),
 ]
 
 
-@pytest.fixture(autouse=True)
-def whole_batches(monkeypatch):
-    """The package runs the definition on whole batches here, as it does on devices: blocks sum in another order."""
-    monkeypatch.setitem(run.CORRECTIONS, "blocks", whole.run_whole)
+@pytest.mark.parametrize(("name", "flags"), KINDS, ids=[name for name, _ in KINDS])
+def test_a_file_imports_torch_alone_and_has_no_line_to_spare(name, flags):
+    text = eject(name, **flags)
+    lines = text.splitlines()
+    assert lines[0].startswith("# Written by rollout-corr ") and lines[1].startswith(f"# rollout-corr eject {name}")
+    assert len(lines) < 300 and max(map(len, lines)) <= 120
+    imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    roots = {(getattr(node, "module", None) or node.names[0].name).partition(".")[0] for node in imported}
+    assert roots <= {"__future__", "dataclasses", "math", "torch", "typing", "verl"}
+    ran = subprocess.run([sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F401,F811,E9", "-"],
+                         input=text, capture_output=True, text=True, check=False)  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
 
 
-@pytest.mark.parametrize(("name", "options"), FILES, ids=lambda x: x if isinstance(x, str) else "-".join(x.values()))
-def test_equals_the_package_bit_by_bit(name, options):
-    made = eject(name, **options)
-    assert ejected.differences(made) == []
-    lines = made.source.splitlines()
-    assert len(lines) <= (530 if options.get("metrics") == "all" else 400)
-    assert max(map(len, lines)) <= 120
+def test_a_file_says_what_it_does_in_words():
+    text = eject("trl.sequence_mask")
+    assert "# 4. Criterion 'sequence_sum_ratio': for each sequence, the product of the ratio e^D over its valid" in text
 
 
-def test_its_own_test_runs_with_torch_alone_and_reaches_every_line():
-    every, missed = ejected.alone(eject("verl.decoupled_geo_rs_token_tis", "verl"))
-    assert missed <= 0.05 * every
+def test_a_loss_says_what_its_arguments_are():
+    base, rest = eject("trl.dapo", loss=True).splitlines()[2:4]
+    assert base == "# base_logp is old_logp."
+    assert rest == "# For weights= and train_mask=, correct old_logp and rollout_logp: rollout-corr eject trl.dapo."
+    name = "verl.bypass_ppo_clip_geo_rs"
+    base, rest = eject(name, loss=True).splitlines()[2:4]
+    assert base == "# base_logp is rollout_logp."
+    assert rest == f"# For train_mask=, correct new_logp and rollout_logp: rollout-corr eject {name}. No weights."
 
 
-def test_a_change_of_the_definition_changes_the_file(monkeypatch):
-    before = eject("trl.token_truncate").source
-    monkeypatch.setattr(tokens, "LARGEST_D", 512.0)
-    after = eject("trl.token_truncate").source
-    changed = [line for line in after.splitlines() if line not in before.splitlines()]
-    assert [line for line in changed if not line.startswith("# sha256")] == ["LARGEST_D = 2.0**9"]
-
-
-def test_a_file_computes_what_its_function_gives():
-    of_trl = eject("trl.token_truncate", "trl").source
-    assert "keep" not in of_trl
-    assert "numbers" not in of_trl
-    bare = eject("trl.token_truncate", metrics="none").source
-    assert "weights, kept_mask, keep = _eager(" in bare
-
-
-def test_the_note_on_rounded_bounds_stands_above_the_first():
-    source = eject("skyrl.tldr", "skyrl").source
-    above, _, below = source.partition(TOLD_ROUNDED)
-    assert below.split()[0] == "LOG_WEIGHT_UPPER_F32"
-    assert "\nWEIGHT_UPPER = " in above
-
-
-def test_a_bound_of_one_gives_its_name_to_nothing_else():
-    spec = rc.Spec(weight=rc.Weight.token(upper=1.0), criteria=(rc.Criterion("ratio", upper=1.0),))
-    source = eject(spec, layout="padded").source
-    assert "torch.where(measured, d, 0.0)" in source
-    assert "d <= LOG_TOKEN_RATIO_UPPER" in source
-    assert not re.search(r"where\(.*, [A-Z_]+( - 1.0)?\)", source)
-    of_loss = eject("verl.decoupled_token_is", loss=True).source
-    assert re.search(r"divisor = torch.where\(.* == 0, 1\.0, ", of_loss)
-
-
-@pytest.mark.parametrize("formula", [
-    lambda v: {"some": 0.0 if v["a"] or v["b"] else 1.0},
-    lambda v: {"some": (1.0 if v["b"] else 2.0) if v["a"] else 3.0},
-    lambda v: {"some": 0.0 if v["a"] and (v["b"] or v["c"]) else 1.0 if v["b"] else 2.0},
+@pytest.mark.parametrize(("name", "flags", "said"), [
+    ("roll.segment", {}, "Weight.over='turn'; Criterion.over='turn' of 'turn_mean_ratio'"),
+    ("ctpo.cumprod", {}, "Weight.over='prefix'"),
+    ("slime.mis", {}, "Weight.normalize='batch'"),
+    ("areal.m2po", {}, "bounds of 'm2po' that the batch decides"),
+    ("minirl.mask", {}, "Criterion.when='outward' of 'clip'; Criterion.of='new/old' of 'clip'"),
+    ("nemo.mult_err", {}, "Criterion.stat='ratio_error' of 'sequence_mean_ratio_error'"),
+    ("dppo.tv", {"loss": True}, "the surrogate DPPO"),
+    ("skyrl.grpo", {"loss": True}, "a KL of rejected tokens too; a KL with a mean of its own"),
+    ("swift.real", {"loss": True}, "the surrogate REAL; turns or groups of the Batch"),
+    ("nemo.mult_err", {"loss": True}, "Criterion.stat='ratio_error'"),
+    ("trl.default", {"kernel": True}, r"nonfinite='neutral' \(with --kernel\); level='product' \(with --kernel\)"),
 ])  # fmt: skip
-def test_a_metric_of_two_questions_is_refused(formula):
-    with pytest.raises(CannotEject, match=r"some depends on several of|asks .* only if not"):
-        written(formula, {name: f"v.{name}" for name in "abc"}, [])
-
-
-def test_the_file_refuses_what_it_was_not_written_for():
-    made = eject("verl.decoupled_geo_rs_token_tis", "verl")
-    module = types.ModuleType("ejected")
-    with mock.patch.dict(sys.modules, ejected.FRAMEWORKS):
-        exec(compile(made.source, "ejected", "exec"), module.__dict__)
-    x = torch.zeros(2, 3)
-    correct = module.compute_rollout_correction_and_rejection_mask
+def test_what_no_file_says_is_refused_by_name(name, flags, said):
     with pytest.raises(
-        ValueError, match=r"written for .*'rollout_is_threshold': 2.0.*got .*'rollout_is_threshold': 3.0"
+        CannotEject, match=f"no file to copy says .*{said}.*Install the package: pip install rollout-corr"
     ):
-        correct(x, x, x, **{**module.SETTINGS, "rollout_is_threshold": 3.0})
-    with pytest.raises(ValueError, match=r"response_mask: expected shape \[2, 3\], got \[2, 2\]"):
-        correct(x, x, x[:, 1:], **module.SETTINGS)
+        eject(name, **flags)
 
 
-def test_tokens_outside_of_sequences_without_a_mask():
-    made, names = eject(rc.Spec(weight=rc.Weight.token(upper=2.0)), metrics="all"), {}
-    exec(made.source, names)
-    train, offsets = -torch.rand(1, 9), torch.tensor([2, 4, 7])
-    _, mask, _, metrics = names["correct"](train, train, None, offsets)
-    out = rc.correct(train, train, cu_seqlens=offsets, spec=made.request.spec)
-    assert torch.equal(mask, out.mask)
-    assert metrics["tokens_outside"] == out.metrics()["tokens_outside"] == 4
+@pytest.mark.parametrize(("name", "flags", "said"), [
+    ("nope.x", {}, "unknown name 'nope.x'"),
+    ('trl.dapo"""', {}, "unknown name"),
+    ("areal.ppo", {}, "areal.ppo: expected a name with a correction, got a recipe of a loss alone; add --loss"),
+    ("trl.dapo", {"loss": True, "metrics": True}, "expected one of --loss, .* and --metrics, got --loss --metrics"),
+    ("trl.dapo", {"framework": "nope"}, "--for: expected one of .*, got 'nope'"),
+    ("skyrl.outlier_mask", {"framework": "trl"}, "trl"),
+])  # fmt: skip
+def test_what_eject_refuses(name, flags, said):
+    with pytest.raises(ValueError, match=said):
+        eject(name, **flags)
 
 
-@pytest.mark.parametrize(
-    ("what", "options", "message"),
-    [
-        ("dppo.tv", {}, "criterion 'dppo' compares new/rollout, which exists only inside of a policy loss"),
-        ("trl.token_truncate", {"framework": "nobody"}, "framework: expected one of .*'plain'.*, got 'nobody'"),
-        ("trl.token_truncate", {"layout": "rows"}, "layout: expected one of .*, got 'rows'"),
-        ("trl.token_truncate", {"metrics": "many"}, "metrics: expected one of .*, got 'many'"),
-        ("trl.token_truncat", {}, "unknown name 'trl.token_truncat'"),
-        (rc.Spec(weight=rc.Weight.token(upper=2.0, normalize="batch")), {"framework": "verl"}, "normalize"),
-        ("verl.staleness", {"framework": "verl"}, 'Criterion."age".* has no setting'),
-        ("skyrl.token_tis", {"framework": "trl"}, 'nonfinite="reject" has no setting'),
-        (rc.Spec(), {"framework": "trl"}, "spec: expected a weight"),
-        (rc.Spec(detail="full"), {}, "spec: expected detail='basic', got 'full'"),
-    ],
-)
-def test_errors(what, options, message):
-    with pytest.raises(ValueError, match=message):
-        eject(what, **options)
-    assert issubclass(CannotEject, ValueError)
+# --- frameworks' functions ---
+
+OLD = torch.tensor([[-1.0, -1.0, -1.0], [-1.0, -2.0, 9.0]])
+ROLLOUT = torch.tensor([[-1.1, -1.2, -0.9], [-3.0, -2.1, 9.0]])
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
+# exp(D), at most 2.
+TOKENS = torch.tensor([[0.1, 0.2, -0.1], [2.0, 0.1, 0.0]]).exp().clamp(max=2.0) * MASK
 
 
-def test_without_a_mask_tokens_outside_of_sequences_do_not_train():
-    module = types.ModuleType("ejected")
-    exec(eject("trl.token_truncate").source, module.__dict__)
-    logp, offsets = torch.zeros(1, 8), torch.tensor([1, 3, 5])
-    expected = rc.correct(logp, logp, cu_seqlens=offsets, spec=rc.spec("trl.token_truncate")).mask
-    assert module.correct(logp, logp, None, offsets)[1].tolist() == expected.tolist()
+def function(name, framework):
+    file = loaded(eject(name, framework=framework))
+    return getattr(file, FRAMEWORKS[framework]), file
 
 
-def test_check_tells_version_edit_and_change(monkeypatch):
-    source = eject("trl.token_truncate", layout="padded").source
-    assert check(source) == (True, [
-        f"Written by rollout-corr {rc.__version__}, Apache License 2.0.", "not edited since",
-        f"rollout-corr {rc.__version__} writes the same file",
-    ])  # fmt: skip
-    assert check(source.replace("\n    ", "\n  "))[1][1] == "not edited since"
-    same, said = check(source.replace("CLAMP = 20.0", "CLAMP = 10.0"))
-    assert not same
-    assert said[1] == "edited since"
-    assert "-CLAMP = 10.0" in said
-    assert "+CLAMP = 20.0" in said
-    monkeypatch.setattr(tokens, "LARGEST_D", 512.0)
-    same, said = check(source)
-    assert not same
-    assert said[1] == "not edited since"
-    assert "+LARGEST_D = 2.0**9" in said
-    assert check("import torch\n")[0] is False
-    assert check(eject(rc.Spec()).source)[1][-1] == "its Spec has no name, so it cannot be written again"
+def test_verls_function(monkeypatch):
+    protocol = types.ModuleType("verl.protocol")
+    protocol.DataProto = type("DataProto", (), {"from_dict": staticmethod(lambda tensors: tensors)})
+    monkeypatch.setitem(sys.modules, "verl", types.ModuleType("verl"))
+    monkeypatch.setitem(sys.modules, "verl.protocol", protocol)
+    call, _ = function("verl.decoupled_token_is", "verl")
+    proto, mask, metrics = call(OLD, ROLLOUT, MASK, rollout_is="token", rollout_is_threshold=2.0)
+    assert torch.allclose(proto["rollout_is_weights"], TOKENS) and torch.equal(mask, MASK)
+    assert len(metrics) == 10 and metrics["rollout_corr/logratio_abs_max"] == 2.0
+    with pytest.raises(ValueError, match=r"this file was written for .*'rollout_is_threshold': 2\.0.*got .*3\.0"):
+        call(OLD, ROLLOUT, MASK, rollout_is="token", rollout_is_threshold=3.0)
 
 
-def test_command(capsys, tmp_path):
-    test = tmp_path / "test_fused.py"
-    assert main(["eject", "trl.token_truncate", "--layout", "padded", "--test", str(test)]) == 0
-    source = capsys.readouterr().out
-    assert re.search(r"^def correct\($", source, re.MULTILINE)
-    assert "from fused import correct" in test.read_text()
-    file = tmp_path / "fused.py"
-    file.write_text(source)
-    assert main(["eject", "--check", str(file)]) == 0
-    file.write_text(source.replace("20.0", "10.0"))
-    assert main(["eject", "--check", str(file)]) == 1
-    capsys.readouterr()
-    assert main(["eject", "dppo.tv"]) == 2
-    assert "only inside of a policy loss" in capsys.readouterr().err
+def test_skyrls_function():
+    call, file = function("skyrl.sequence_tis", "skyrl")
+    config = types.SimpleNamespace(**file.CONFIG)
+    ratio, metrics, mask = call(OLD, ROLLOUT, MASK, config)
+    # e^0.2, and e^2.1 is cut at 5.
+    assert ratio.tolist() == [pytest.approx([1.2214028]), [5.0]] and torch.equal(mask, MASK.float())
+    assert len(metrics) == 10 and metrics["off_policy_correction/tokens_nonfinite"] == 0.0
+    ratio, _, _ = call(OLD, ROLLOUT, MASK * 0, config)
+    assert ratio.tolist() == [[1.0], [1.0]]
+    with pytest.raises(ValueError, match="this file was written for"):
+        call(OLD, ROLLOUT, MASK, types.SimpleNamespace(tis_ratio_type="token"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "expected a spec's name, or --check FILE"),
-        (["trl.token_truncate", "--for", "trl", "--layout", "padded"], "--layout: expected none with --for trl"),
-        (["--check", "file.py", "--for", "plain"], "--for: expected none with --check FILE"),
-        (["--check", "file.py", "--test", "test_file.py"], "--test: expected none with --check FILE"),
-        (["verl.ppo", "--test", "loss.py"], "--test: expected a file test_NAME.py .* got 'loss.py'"),
-        (["verl.ppo", "--test", "test_my-loss.py"], "--test: expected a file test_NAME.py .* got 'test_my-loss.py'"),
-    ],
-)
-def test_arguments_that_do_not_fit(arguments, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_trls_function():
+    call, _ = function("trl.sequence_mask", "trl")
+    ratio, metrics = call(OLD, ROLLOUT, MASK, "sequence_mask", 3.0, None)
+    # e^2.1 is above 3.
+    assert ratio.tolist() == [pytest.approx([1.2214028]), [0.0]]
+    assert len(metrics) == 10 and metrics["sampling/sequences_kept_fraction"] == 0.5
+    with pytest.raises(ValueError, match="this file was written for"):
+        call(OLD, ROLLOUT, MASK, "token_mask", 3.0, None)
+
+
+def test_slimes_function():
+    call, _ = function("slime.tis", "slime")
+    samples = [OLD[0], OLD[1, :2]], [ROLLOUT[0], ROLLOUT[1, :2]], [MASK[0], MASK[1, :2]]
+    loss = torch.ones(5, requires_grad=True)
+    given = dict(zip(("train_log_probs", "rollout_log_probs", "loss_masks"), samples, strict=True))
+    value, masks, metrics = call(None, pg_loss=loss, **given, total_lengths=[5, 4], response_lengths=[3, 2])
+    assert torch.allclose(value, torch.cat([TOKENS[0], TOKENS[1, :2]])) and value.requires_grad
+    assert [mask.tolist() for mask in masks] == [[1, 1, 1], [1, 1]]
+    assert len(metrics) == 10 and metrics["tis/logratio_abs_max"].tolist() == [2.0] * 5
+
+
+def test_nemos_function():
+    call, _ = function("nemo.tis", "nemo")
+    weights, mask, metrics = call(OLD, ROLLOUT, MASK.float(), torch.tensor([1.0, 0.0]))
+    assert torch.allclose(weights, TOKENS * torch.tensor([[1.0], [0.0]]))
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 0]] and len(metrics) == 10
+
+
+# What each framework calls: the names of the parameters at the versions of docs/conformance.md.
+SIGNATURES = {
+    "verl": ["old_log_prob", "rollout_log_prob", "response_mask", "rollout_is", "rollout_is_threshold",
+             "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold"],
+    "skyrl": ["old_log_probs", "rollout_logprobs", "loss_mask", "off_policy_correction"],
+    "slime": ["args", "pg_loss", "train_log_probs", "rollout_log_probs", "loss_masks", "kwargs"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", SIGNATURES)
+def test_frameworks_functions_have_their_parameters(framework):
+    assert list(inspect.signature(getattr(calls, FRAMEWORKS[framework])).parameters) == SIGNATURES[framework]
+
+
+# --- the command ---
+
+
+def test_the_command_prints_a_file_and_checks_it(tmp_path, capsys):
+    path = tmp_path / "correction.py"
+    assert main(["eject", "slime.tis"]) == 0
+    path.write_text(capsys.readouterr().out)
+    assert main(["eject", "--check", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "rollout-corr eject slime.tis", "not edited since", f"rollout-corr {rc.__version__} writes the same file",
+    ]  # fmt: skip
+    path.write_text(path.read_text().replace("upper: float | None = 2.0", "upper: float | None = 3.0"))
+    assert main(["eject", "--check", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "edited since" in said and "-    upper: float | None = 3.0" in said and "+    upper: float | None = 2.0" in said
+    )
+
+
+@pytest.mark.parametrize("flags", [{"loss": True}, {"metrics": True}, {"framework": "trl"}])
+def test_check_repeats_every_command(flags):
+    name = "trl.sequence_mask" if "framework" in flags else "trl.dapo"
+    assert check(eject(name, **flags))[0]
+
+
+def test_check_refuses_what_eject_did_not_write():
+    assert check("x = 1\n") == (False, ["not written by rollout-corr eject: its header is missing"])
+
+
+def test_the_command_names_what_it_cannot_do(capsys):
+    assert main(["eject", "roll.segment"]) == 2
+    assert "no file to copy says Weight.over='turn'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["eject", *arguments])
-    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+        main(["eject"])
+    assert "expected the name of a spec or a recipe, or --check FILE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\xff\xfe\x00", "'utf-8' codec can't decode"),
-        (b"#     rollout-corr eject trl.token_truncate --for", "expected a command with a value for each flag"),
-        (b"#     rollout-corr eject trl.renamed --for plain", "spec: unknown name 'trl.renamed'"),
-    ],
-)
-def test_check_names_the_file_that_it_cannot_check(content, message, capsys, tmp_path):
-    file = tmp_path / "file.py"
-    file.write_bytes(content)
-    assert main(["eject", "--check", str(file)]) == 2
-    assert re.search(f"file.py: .*{message}", capsys.readouterr().err)
-
-
-def test_a_license_may_stand_above_the_head():
-    assert "writes the same file" in check("#\n" * 13 + eject("trl.token_truncate").source)[1][-1]
+def test_the_files_say_nothing_of_the_package():
+    text = dedent(eject("skyrl.tldr", metrics=True)).split('"""', 1)[1]
+    assert "rollout_corr" not in text

@@ -1,0 +1,223 @@
+"""`python -m builders.files_to_copy`: the files that `rollout-corr eject` prints against the package.
+
+Every preset and recipe that a file can say, on 200 random batches each. Prints what differs; exits with 1 if anything
+does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import types
+import zlib
+from collections.abc import Iterator
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rollout_corr as rc
+from rollout_corr.definition.offsets import OffsetsError
+from rollout_corr.eject import CannotEject, eject, wanted
+from rollout_corr.frameworks.shared.preset import RECIPES
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Batch(NamedTuple):
+    """Inputs of a correction, and a source of more of them."""
+
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor | None
+    cu_seqlens: Tensor | None
+    random: Random
+    draw: torch.Generator
+
+    @property
+    def count(self) -> int:
+        """The number of sequences."""
+        return self.train.shape[0] if self.cu_seqlens is None else len(self.cu_seqlens) - 1
+
+    @property
+    def valid(self) -> Tensor:
+        """Bool per token."""
+        return torch.ones_like(self.train, dtype=torch.bool) if self.mask is None else self.mask != 0
+
+    @property
+    def finite(self) -> bool:
+        """True if nothing at a valid token is NaN or infinite."""
+        return bool((self.train.isfinite() & self.rollout.isfinite())[self.valid].all())
+
+
+def batch(seed: int) -> Batch:
+    """Packed, [1, N] or padded; empty sequences and rows, tokens of none; masks, dtypes and strides of all kinds."""
+    random, draw = Random(seed), torch.Generator().manual_seed(seed)
+    cu_seqlens, shape = None, (random.choice((0, 1, 4, 9)), random.choice((0, 1, 6, 40)))
+    if random.random() < 0.6:
+        n, s = random.choice((0, 7, 60, 400)), random.choice((0, 1, 2, 5, 20))
+        cu_seqlens = torch.randint(0, n + 1, (s + 1,), generator=draw).sort().values
+        if random.random() < 0.7:
+            cu_seqlens[0], cu_seqlens[-1] = 0, n if s else 0
+        cu_seqlens = cu_seqlens.to(random.choice((torch.int32, torch.int64)))
+        shape = (1, n) if random.random() < 0.3 else (n,)
+    train = -random.choice((1.0, 5.0)) * torch.rand(shape, generator=draw)
+    d = random.choice((1e-4, 0.01, 0.3, 2.0)) * torch.randn(shape, generator=draw) + random.choice((0.0, 0.0, -3.0))
+    kind = random.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64))
+    train, rollout = train.to(kind), (train - d).to(random.choice((kind, torch.float32)))
+    mask = torch.rand(shape, generator=draw) >= random.choice((0.0, 0.3, 0.95))
+    behind, before = random.random() < 0.5, random.random() < 0.4
+    for x in (train, rollout):
+        if behind:
+            x[(torch.rand(shape, generator=draw) < 0.3) & ~mask] = random.choice((NAN, -INF, -1e4))
+        if before:
+            x[torch.rand(shape, generator=draw) < 0.02] = random.choice((NAN, INF, -INF))
+    if train.dim() == 2 and random.random() < 0.3:
+        train, mask = train.t().contiguous().t(), torch.cat([mask, mask], 1)[:, : shape[1]]
+    of_mask = random.choice((None, torch.bool, torch.int64, torch.uint8, torch.float32, torch.bfloat16))
+    if of_mask is not None:
+        valid = {torch.uint8: 2, torch.float32: 0.3, torch.bfloat16: 0.3}.get(of_mask, 1)
+        mask = (mask * valid).to(of_mask)
+    return Batch(train, rollout, mask if of_mask or behind else None, cu_seqlens, random, draw)
+
+
+def loaded(source: str) -> Any:
+    """The module of a file."""
+    module = types.ModuleType(f"copied_{zlib.crc32(source.encode())}")
+    sys.modules[module.__name__] = module  # dataclasses look there
+    exec(compile(source, module.__name__, "exec"), vars(module))
+    return module
+
+
+def correction_differs(file: Any, spec: rc.Spec, given: Batch, metrics: bool = True) -> Iterator[str]:
+    """What differs between a file, with metrics, and the package: masks and verdicts at all, weights beyond 1e-6."""
+    train, rollout, mask, cu_seqlens, *_ = given
+    try:
+        out = rc.correct(train, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec)
+    except OffsetsError:
+        return  # [0] with one token looks like lengths
+    got = file.correct(train, rollout, mask, cu_seqlens)
+    yield from weights_differ(got.weights, out.weights)
+    for name, mine, theirs in (("mask", got.mask, out.mask), ("keep", got.keep, out.keep)):
+        if mine.dtype != theirs.dtype or not torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0)):
+            yield name
+    if metrics:
+        # In float64 the package's sums of weights do not cancel.
+        d = train.detach().to(torch.promote_types(torch.float32, train.dtype)) - rollout
+        batch = rc.Batch(mask=mask, cu_seqlens=cu_seqlens)
+        expected = rc.correct(d.double(), torch.zeros_like(d, dtype=torch.float64), batch, spec=spec).metrics(
+            "dashboard"
+        )
+        if math.isfinite(expected["logratio_abs_max"]):
+            expected["logratio_abs_max"] = min(expected["logratio_abs_max"], 1024.0)
+        if got.metrics.keys() != expected.keys():
+            yield f"keys {sorted(got.metrics.keys() ^ expected.keys())}"
+        for key in got.metrics.keys() & expected.keys():
+            mine, theirs = got.metrics[key], expected[key]
+            if not (math.isclose(mine, theirs, rel_tol=1e-6, abs_tol=1e-12) or (mine != mine and theirs != theirs)):
+                yield f"{key}: {mine!r}, not {theirs!r}"
+
+
+def weights_differ(mine: Tensor | None, theirs: Tensor | None) -> Iterator[str]:
+    if mine is None or theirs is None:
+        if mine is not theirs:
+            yield "one has weights"
+    elif (mine.dtype, mine.shape, mine.requires_grad) != (theirs.dtype, theirs.shape, False):
+        yield "dtype, shape or history of weights"
+    elif not torch.allclose(mine, theirs, rtol=1e-6, atol=0.0, equal_nan=True):
+        yield f"weights, by {(mine - theirs).abs().max():g}"
+
+
+def loss_differs(file: Any, correct: Any, name: str, given: Batch) -> Iterator[str]:
+    """What differs between the file of a recipe's loss, which takes what that of its correction gives, and the package.
+
+    The value and its gradient, beyond 2e-5 of the largest, or the rounding of the dtype that the gradient is in.
+    """
+    spec, loss, needs = *rc.recipe(name), RECIPES[name].needs
+    new, rollout, mask, cu_seqlens, random, draw = given
+    logps = {
+        of: rollout if of == "rollout_logp" else (rollout + 0.2 * torch.randn(new.shape, generator=draw)).to(rollout)
+        for of in needs
+    }
+    advantages = torch.randn(new.shape if random.random() < 0.5 else (given.count,), generator=draw)
+    if random.random() < 0.1 and advantages.numel():
+        advantages.view(-1)[0] = INF
+    mine, theirs = (new.detach().clone().requires_grad_() for _ in range(2))
+    try:
+        out = rc.policy_loss(theirs, advantages, rc.Batch(mask=mask, cu_seqlens=cu_seqlens), loss, spec=spec, **logps)
+    except OffsetsError:
+        return
+    factors: dict[str, Tensor | None] = {}
+    if correct is not None:
+        corrected = correct(logps.get("old_logp", mine), logps["rollout_logp"], mask, cu_seqlens)
+        factors["train_mask"] = corrected.mask
+        if wanted.use_of_weights(loss, needs) != "report":
+            factors["weights"] = corrected.weights
+    base = wanted.base_of(loss, needs)
+    value = file.policy_loss(mine, base and logps[base], advantages, mask, cu_seqlens, ref_logp=logps.get("ref_logp"),
+                             **factors)  # fmt: skip
+    for of in (value, out.value):
+        (1.7 * of).backward()
+    if value.dtype != out.value.dtype:
+        yield "dtype"
+    if not torch.isclose(value, out.value, rtol=2e-5, atol=2e-6, equal_nan=True):
+        yield f"value {value.item()!r}, not {out.value.item()!r}"
+    passed_on = spec is not None and spec.nonfinite == "propagate"
+    if passed_on and not (given.finite and all(x[given.valid].isfinite().all() for x in logps.values())):
+        return  # what NaN and infinity become in a gradient is nobody's promise
+    assert mine.grad is not None and theirs.grad is not None
+    largest = theirs.grad.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if new.numel() else 0.0
+    near = max(2e-5, torch.finfo(new.dtype).eps if new.dtype in (torch.bfloat16, torch.float16) else 0.0) * largest
+    if not torch.allclose(mine.grad.double(), theirs.grad.double(), rtol=0.0, atol=near, equal_nan=True):
+        yield f"gradient, by {(mine.grad - theirs.grad).abs().max():g} of {largest:g}"
+
+
+def differences(name: str, loss: bool, batches: int) -> Iterator[str]:
+    """What differs on so many batches.
+
+    Raises:
+        CannotEject: No file says it.
+    """
+    file = loaded(eject(name, loss=loss, metrics=not loss))
+    spec = rc.recipe(name).spec if loss else rc.spec(name)
+    correct = loaded(eject(name)).correct if loss and spec is not None else None
+    for seed in range(batches):
+        given = batch(zlib.crc32(name.encode()) + seed)
+        found = loss_differs(file, correct, name, given) if loss else correction_differs(file, spec, given)
+        yield from (f"batch {seed}: {what}" for what in found)
+
+
+def every() -> Iterator[tuple[str, bool]]:
+    """Name and kind of all that could be asked for: presets, and losses of recipes."""
+    yield from ((name, False) for name in rc.spec_names())
+    yield from ((name, True) for name in rc.recipe_names())
+
+
+def main() -> int:
+    """Compare, and print what differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="presets and recipes; default: all")
+    parser.add_argument("--batches", type=int, default=200)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    compared = wrong = 0
+    for name, loss in every():
+        if chosen.names and name not in chosen.names:
+            continue
+        label = f"{name} --loss" if loss else name
+        try:
+            found = list(differences(name, loss, chosen.batches))
+        except CannotEject as refused:
+            sys.stdout.write(f"{label}: {refused}\n")
+            continue
+        compared, wrong = compared + 1, wrong + bool(found)
+        for what in found[:3]:
+            sys.stdout.write(f"{label}: {what}\n")
+    sys.stdout.write(f"{compared} files on {chosen.batches} batches each, {wrong} differ\n")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

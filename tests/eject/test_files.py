@@ -1,0 +1,246 @@
+"""The files that `rollout-corr eject` prints against the package, on five batches each; the nightly run takes 200."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+import rollout_corr as rc
+import rollout_corr.eject as room
+from builders.files_to_copy import batch, correction_differs, differences, every, loaded
+from rollout_corr.eject import CannotEject, correction, loss, wanted
+from rollout_corr.eject.markers import cut
+from rollout_corr.frameworks.shared.preset import RECIPES
+
+PAGE = Path(__file__).parents[2] / "docs" / "eject.md"
+
+# --- every name ---
+
+
+def asked(name, of_loss):
+    """What a file is made from: names with the same settings have the same file."""
+    if not of_loss:
+        return repr(wanted.of_correction(rc.spec(name)))
+    made, entry = rc.recipe(name), RECIPES[name]
+    correction = made.spec and wanted.of_correction(made.spec)
+    return repr((wanted.of_loss(made.spec, made.loss, entry, made.batch), correction, entry.needs))
+
+
+def distinct():
+    """A name for each of the files, by framework, and how many presets and recipes they are."""
+    names, seen, counts = defaultdict(list), set(), {False: 0, True: 0}
+    for name, of_loss in every():
+        try:
+            settings = asked(name, of_loss)
+        except CannotEject:
+            continue
+        counts[of_loss] += 1
+        if settings not in seen:
+            seen.add(settings)
+            names[name.partition(".")[0]].append((name, of_loss))
+    return names, counts
+
+
+NAMES, COUNTS = distinct()
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_files_are_the_package_on_random_batches(framework):
+    """Masks and verdicts are equal, weights to 1e-6, value and gradient of a loss to 2e-5 of the largest."""
+    for name, of_loss in NAMES[framework]:
+        assert list(differences(name, of_loss, 5)) == [], (name, of_loss)
+
+
+def test_the_page_names_what_no_file_says():
+    rows = PAGE.read_text(encoding="utf-8").partition("## What no file says")[2].splitlines()
+    table = [row.split("|")[2:4] for row in rows if row.startswith("| ") and "`" in row.rpartition("|")[0]]
+    named = [set(re.findall(r"`([a-z_]+\.\w+)`", cell)) for cell in map("".join, zip(*table, strict=True))]
+    named[1] |= {
+        name for presets, losses in table if "the same" in losses for name in re.findall(r"`([^`]+)`", presets)
+    }
+    for of_loss in (False, True):
+        said = {name for name, kind in every() if kind == of_loss and not is_said(name, of_loss)}
+        assert named[of_loss] == said
+
+
+def is_said(name, of_loss):
+    try:
+        return bool(asked(name, of_loss))
+    except CannotEject:
+        return False
+
+
+def test_how_much_the_files_say():
+    assert COUNTS == {False: 73, True: 157}
+    assert (len(rc.spec_names()), len(rc.recipe_names())) == (101, 202)
+
+
+# --- inputs that files have got wrong before ---
+
+LEFT_OUT = torch.tensor([0.0, -1.0, float("nan"), -2.0])
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([True, True, False, True]), torch.tensor([1, 1, 0, 1]),
+                                  torch.tensor([2, 2, 0, 2], dtype=torch.uint8), torch.tensor([0.3, 0.3, 0, 0.3])],
+                         ids=lambda mask: str(mask.dtype))  # fmt: skip
+def test_a_mask_says_where_and_not_how_much(mask):
+    new = LEFT_OUT.clone().requires_grad_()
+    value = loss.policy_loss(new, LEFT_OUT - 0.1, torch.ones(4), mask, torch.tensor([0, 4]), train_mask=mask)
+    value.backward()
+    # exp(0.1) at three tokens.
+    assert value.item() == pytest.approx(-1.1051709)
+    assert new.grad.tolist() == pytest.approx([-1.1051709 / 3, -1.1051709 / 3, 0, -1.1051709 / 3])
+    settings = correction.Settings(rejected="both")
+    out = correction.correct(LEFT_OUT, LEFT_OUT - 0.1, mask, torch.tensor([0, 4]), settings)
+    assert out.weights.tolist() == pytest.approx([1.1051709, 1.1051709, 0, 1.1051709])
+    assert out.mask.dtype == mask.dtype and torch.equal(out.mask, mask)
+
+
+def test_tokens_without_a_sequence():
+    """`cu_seqlens` is [0], so that four tokens belong to nothing, whatever they hold."""
+    new = torch.tensor([float("nan"), -float("inf"), 0.0, -1.0], requires_grad=True)
+    nowhere = torch.tensor([0])
+    value = loss.policy_loss(new, LEFT_OUT, torch.ones(4), None, nowhere)
+    value.backward()
+    assert value.item() == 0.0 and new.grad.tolist() == [0.0] * 4
+    mask = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    out = correction.correct(new, LEFT_OUT, mask, nowhere)
+    assert out.weights.tolist() == [0.0] * 4 and out.mask.tolist() == [0.0] * 4 and out.keep.shape == (0,)
+    unedited = correction.Settings(nonfinite="neutral", metrics=True)
+    out = correction.correct(new, LEFT_OUT, mask, nowhere, unedited)
+    assert out.mask.tolist() == mask.tolist() and not any(out.metrics.values())
+
+
+@pytest.mark.parametrize("shift", [-4.0, -8.0, -12.0, -14.0])
+def test_the_sample_size_of_tiny_weights(shift):
+    """Each of 1,000 ratios is near e^shift: sums around 1 would cancel."""
+    noise = 0.3 * torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
+    d = noise + shift
+    out = correction.correct(d, torch.zeros_like(d), settings=correction.Settings(metrics=True))
+    weights = d.double().exp()
+    assert out.metrics["weight_ess"] == pytest.approx((weights.sum() ** 2 / (1000 * (weights**2).sum())).item())
+    assert 0.85 < out.metrics["weight_ess"] < 0.95
+
+
+def test_a_weight_that_is_no_number_stays_out_of_its_sequence():
+    """Two tokens share a ratio; the third of their sequence does not train, and its weight is NaN."""
+    new, mask = torch.zeros(1, 3, requires_grad=True), torch.tensor([[1, 1, 0]])
+    weights = torch.tensor([[1.0, 1.0, float("nan")]])
+    settings = loss.Settings(surrogate="gspo")
+    loss.policy_loss(new, torch.zeros(1, 3), torch.ones(1), mask, weights=weights, settings=settings).backward()
+    assert new.grad.tolist() == [[-0.5, -0.5, 0.0]]
+
+
+def test_no_result_has_a_history():
+    logp = torch.zeros(1, 3, requires_grad=True)
+    out = correction.correct(logp, logp, torch.ones(1, 3, requires_grad=True))
+    assert not out.weights.requires_grad and not out.mask.requires_grad
+
+
+def test_autocast_changes_nothing():
+    given = batch(3)
+    settings = correction.Settings(level="product", criteria=(correction.Criterion("k3", "sequence", "mean", upper=1),))
+    plain = correction.correct(given.train, given.rollout, given.mask, given.cu_seqlens, settings)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = correction.correct(given.train, given.rollout, given.mask, given.cu_seqlens, settings)
+    assert torch.equal(out.weights, plain.weights) and torch.equal(out.mask, plain.mask)
+
+
+ONES = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"rollout_logp": torch.zeros(2, 4)}, r"rollout_logp: expected shape \[2, 3\], that of train_logp, got \[2, 4\]"),
+    ({"mask": torch.ones(3)}, r"mask: expected shape \[2, 3\], that of train_logp, got \[3\]"),
+    ({"rollout_logp": torch.zeros(2, 3, dtype=torch.long)}, "rollout_logp: expected floats, got torch.int64"),
+    ({"cu_seqlens": torch.tensor([0, 6])}, r"train_logp: expected \[N\] or \[1, N\] with cu_seqlens, got \[2, 3\]"),
+], ids=["shape", "mask", "integers", "rows"])  # fmt: skip
+def test_what_a_correction_refuses(given, said):
+    with pytest.raises(ValueError, match=said):
+        correction.correct(**{"train_logp": ONES, "rollout_logp": ONES} | given)
+
+
+@pytest.mark.parametrize(("logp", "cu_seqlens", "said"), [
+    (torch.zeros(3), None, r"expected \[B, T\] without cu_seqlens, got \[3\]"),
+    (torch.zeros(2, 3, 4), None, r"expected \[B, T\] without cu_seqlens, got \[2, 3, 4\]"),
+    (torch.zeros(3), torch.tensor([0.0, 3.0]), r"expected \[S \+ 1\] int32 or int64, got torch.float32 \[2\]"),
+    (torch.zeros(3), [0, 3], r"expected \[S \+ 1\] int32 or int64, got list"),
+], ids=["1-D", "3-D", "float offsets", "list"])  # fmt: skip
+def test_what_a_correction_refuses_of_offsets(logp, cu_seqlens, said):
+    with pytest.raises(ValueError, match=said):
+        correction.correct(logp, logp, None, cu_seqlens)
+
+
+# --- torch.compile ---
+
+STRICT = correction.Settings(
+    level="product", rejected="both", sums_over="kept",
+    criteria=(correction.Criterion("ratio", "sequence", "mean", 0.9, 1.1), correction.Criterion("k3", upper=0.1)),
+)  # fmt: skip
+PENALIZED = loss.Settings(surrogate="gspo", mean="sequence", kl="k3", kl_coef=0.1, kl_gradient="k2")
+STOPPED = loss.Settings(surrogate="score", upper=2.0, mean="sequence_sum", length=5.0)
+
+
+@pytest.mark.parametrize("settings", [correction.Settings(), STRICT], ids=["token", "strict"])
+def test_a_correction_is_one_graph(settings):
+    train, rollout = torch.arange(6.0) / 10, torch.zeros(6)
+    given = train, rollout, torch.tensor([1, 1, 0, 1, 1, 1]), torch.tensor([0, 3, 3, 5]), settings
+    compiled = torch.compile(correction.correct, fullgraph=True, backend="aot_eager")(*given)
+    plain = correction.correct(*given)
+    assert all(torch.equal(one, other) for one, other in zip(compiled[:3], plain[:3], strict=True))
+
+
+@pytest.mark.parametrize("settings", [loss.Settings(dual=3.0), PENALIZED, STOPPED], ids=["ppo", "gspo", "score"])
+def test_a_loss_is_one_graph_forward_and_backward(settings):
+    ref = torch.zeros(6) if settings.kl else None
+    found = []
+    for call in (torch.compile(loss.policy_loss, fullgraph=True, backend="aot_eager"), loss.policy_loss):
+        new = (torch.arange(6.0) / 10).requires_grad_()
+        value = call(new, torch.zeros(6), torch.tensor([1.0, -1.0, 2.0]), None, torch.tensor([0, 3, 3, 5]), None, None,
+                     ref, None, settings)  # fmt: skip
+        value.backward()
+        found.append((value.item(), new.grad.tolist()))
+    assert found[0] == found[1] and any(found[0][1])
+
+
+# --- planted faults ---
+
+# What is wrong; the file, its text and the faulty one; a name whose file has it.
+FAULTS = {
+    "the mask's value counts": ("correction", "(mask.reshape(-1) != 0)", "(mask.reshape(-1) == 1)", "trl.token_mask"),
+    "NaN rejects nothing": ("correction", "keep = keep & all_finite", "keep = keep", "slime.tis"),
+    "bounds are open": ("correction", "(x >= (-math.inf if", "(x > (-math.inf if", None),
+    "a mean is a sum": ("correction", "value = value / n.clamp(min=1)", "value = value", "nemo.seq_mask_tis"),
+    "no clamp": ("correction", "d = d.clamp(-settings.clamp, settings.clamp)\n    ratio", "ratio", "nemo.gspo_is"),
+    "sums are over all": ("correction", "measured & passed & sequences.spread(keep)", "measured", "skyrl.tldr"),
+    "a veto takes its token": ("correction", "keep = keep & (sequences.reduce(fails) == 0)", "passed = passed & ~fails",
+                               "xtuner.agentic"),
+    "offsets are off by one": ("correction", "device=device), right=True)", "device=device))", "trl.default"),
+    "no minimum": ("loss", "torch.minimum(ratio * advantages, clipped * advantages)", "clipped * advantages",
+                   "areal.ppo"),
+    "an infinite advantage trains": ("loss", " & advantages.isfinite()", "", "areal.ppo"),
+    "kept tokens divide": ("loss", "    counted = valid\n", "    counted = trains\n", "skyrl.token_mask"),
+    "empty sequences divide": ("loss", "(sequences.sum(counted) > 0).sum()", "torch.tensor(sequences.count)",
+                               "nemo.gspo_is"),
+    "the slope is k3's": ("loss", "value.detach() + (straight - straight.detach())", "value", "nemo.grpo"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(fault, monkeypatch):
+    place, right, wrong, name = FAULTS[fault]
+    sources = {each: room._source(each) for each in ("correction", "loss")}
+    assert sources[place].count(right) == 1
+    sources[place] = sources[place].replace(right, wrong)
+    monkeypatch.setattr(room, "_source", sources.__getitem__)
+    if name is None:  # a D that lies on its bound
+        file = loaded(cut(sources[place], {"criteria": ({"stat": "k1", "lower": -0.5},), "metrics": False}))
+        given = batch(0)._replace(train=torch.full((1, 4), 0.5), rollout=torch.zeros(1, 4), mask=None, cu_seqlens=None)
+        spec = rc.Spec(rc.Weight.token(upper=2.0), (rc.Criterion("k1", lower=-0.5),))
+        assert list(correction_differs(file, spec, given, metrics=False))
+    else:
+        assert any(differences(name, place == "loss", 60))
