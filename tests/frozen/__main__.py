@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
     writing = commands.add_parser("write", help="record a checkout")
     writing.add_argument("file", type=Path, help="a name that ends in .gz is compressed")
     writing.add_argument("--quick", action="store_true", help="some of the cases: about a minute")
+    writing.add_argument("--only", metavar="TEXT", default="", help="cases whose key contains it, such as loss/GMPO")
     writing.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="default: all, each in a process")
     writing.add_argument("--checkout", type=Path, default=HERE, help="whose package and kernels; default: this one")
     comparing = commands.add_parser("compare", help="compare two records")
@@ -60,20 +61,20 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--checkout: expected a folder with rollout_corr in it, got {checkout}")
     parts = tuple(given.part)
     if len(parts) == 1:
-        write_part(given.file, parts[0], given.quick, checkout)
+        write_part(given.file, parts[0], given.quick, given.only, checkout)
     else:
-        write_parts(given.file, parts, given.quick, checkout)
+        write_parts(given.file, parts, given.quick, given.only, checkout)
     return 0
 
 
-def write_parts(path: Path, parts: tuple[str, ...], quick: bool, checkout: Path) -> None:
+def write_parts(path: Path, parts: tuple[str, ...], quick: bool, only: str, checkout: Path) -> None:
     """Record each part in a process of its own: Triton decides at its import whether kernels are interpreted."""
     head: dict[str, Any] = {}
     cases: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
             own = Path(folder) / part
-            options = ["--quick"] * quick
+            options = [*["--quick"] * quick, f"--only={only}"]
             command = [sys.executable, "-m", "frozen", "write", str(own), "--part", part, "--checkout", str(checkout)]
             subprocess.run([*command, *options], check=True)
             of_part, more = record.read(own)
@@ -82,7 +83,7 @@ def write_parts(path: Path, parts: tuple[str, ...], quick: bool, checkout: Path)
     record.write(path, head, cases.items())
 
 
-def write_part(path: Path, part: str, quick: bool, checkout: Path) -> None:
+def write_part(path: Path, part: str, quick: bool, only: str, checkout: Path) -> None:
     """Record one part in this process."""
     os.environ["TRITON_INTERPRET"] = "1" if part == "interpreter" else "0"
     sys.path[:0] = [str(checkout), str(checkout / "tests")]
@@ -91,11 +92,12 @@ def write_part(path: Path, part: str, quick: bool, checkout: Path) -> None:
     if not Path(rollout_corr.__file__).is_relative_to(checkout):
         raise SystemExit(f"rollout_corr: expected the one of {checkout}, got {rollout_corr.__file__}")
     begun = time.process_time()
-    number = record.write(path, head_of(part, quick, checkout), recorded(part, quick))
+    head = head_of(checkout) | {"parts": [part], "complete": not quick and not only}
+    number = record.write(path, head, recorded(part, quick, only))
     sys.stderr.write(f"{part}: {number} cases, {time.process_time() - begun:.0f} s of CPU\n")
 
 
-def head_of(part: str, quick: bool, checkout: Path) -> dict[str, Any]:
+def head_of(checkout: Path) -> dict[str, Any]:
     """The commit and the machine: floats of others differ."""
     import torch
     import triton
@@ -103,7 +105,7 @@ def head_of(part: str, quick: bool, checkout: Path) -> dict[str, Any]:
     asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     made_on = f"{_processor()}, torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    return {"commit": commit, "machine": f"{made_on}, Triton {triton.__version__}", "quick": quick, "parts": [part]}
+    return {"commit": commit, "machine": f"{made_on}, Triton {triton.__version__}"}
 
 
 def _processor() -> str:
@@ -114,18 +116,18 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def recorded(part: str, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a part."""
+def recorded(part: str, quick: bool, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a part: of all its cases, of some, or of those whose key contains a text."""
     if part in ("registers", "counts"):
         from . import compiled
 
-        for name, found in getattr(compiled, part)(quick):
+        for name, found in getattr(compiled, part)(quick, only):
             yield f"{part}/{name}", found
-        return
-    yield from calls_of(part, EACH[part][quick])
+    else:
+        yield from calls_of(part, EACH[part][quick], only)
 
 
-def calls_of(part: str, each: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def calls_of(part: str, each: int, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Draw one case in so many, and make its call in the way of a part."""
     from . import cases, runners
     from .calls import answer, digest_of, exact
@@ -136,11 +138,12 @@ def calls_of(part: str, each: int) -> Iterator[tuple[str, dict[str, Any]]]:
     some += [] if part == "interpreter" else cases.large()
     # Parts of sequences run in one way, whatever the backend's.
     some += [] if part == "whole" else cases.on_ranks()
-    # By the key, so that a new preset does not move the choice.
-    chosen = [(key, draw) for key, draw in some if runners.number_of(key) % each == 0]
     warnings.simplefilter("ignore")
     with runners.one_thread(), runners.quick_interpreter(part == "interpreter"):
-        for key, draw in chosen:
+        for key, draw in some:
+            # By the key, so that a new preset does not move the choice.
+            if runners.number_of(key) % each or only not in key:
+                continue
             call = draw()
             given = call.digest()
             with ways[part](key):
@@ -167,11 +170,9 @@ def compare(old: Path, new: Path, most: int) -> int:
         if only_exact:
             one, two = ({name: x for name, x in each.items() if name in ("call", "exact")} for each in (one, two))
         found += record.differences(key, one, two)
-    shared = set(head["parts"]) & set(other["parts"])
-    missing = [
-        key for key in {**before, **after} if key.partition("/")[0] in shared and (key in before) != (key in after)
-    ]
-    missing = missing if head["quick"] == other["quick"] else []
+    shared = set(head["parts"]) & set(other["parts"]) if head["complete"] and other["complete"] else set()
+    apart = [key for key in {**before, **after} if (key in before) != (key in after)]
+    missing = [key for key in apart if key.partition("/")[0] in shared]
     for line in record.report(found, most):
         print(line)
     for key in missing[:most]:

@@ -14,14 +14,14 @@ TARGET = "sm_90"
 FEW = ("token_bf16", "loss_ppo_packed")
 
 
-def registers(few: bool) -> Iterator[tuple[str, Record]]:
+def registers(few: bool, only: str = "") -> Iterator[tuple[str, Record]]:
     """Compile every variant for one target: what the compiler says of its kernels."""
     from aot.report import EVERY, compile_one
 
     from_loss = {f"loss_{name}": name for name in EVERY if hasattr(EVERY[name], "objective")}
     names = from_loss | {name: name for name in EVERY if name not in from_loss.values()}
     for case, name in names.items():
-        if not few or case in FEW:
+        if only in case and (not few or case in FEW):
             rows = compile_one(name, TARGET)
             yield (
                 case,
@@ -29,7 +29,7 @@ def registers(few: bool) -> Iterator[tuple[str, Record]]:
             )
 
 
-def counts(few: bool) -> Iterator[tuple[str, Record]]:
+def counts(few: bool, only: str = "") -> Iterator[tuple[str, Record]]:
     """Run every variant in the interpreter of PTX, at its own mean length, and count for each token."""
     from aot.loss_variants import LOSS_VARIANTS
     from aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
@@ -37,7 +37,7 @@ def counts(few: bool) -> Iterator[tuple[str, Record]]:
 
     names = [*VARIANTS, *OF_NEW_VARIANTS, *SPLIT_VARIANTS, *TURN_VARIANTS, *(f"loss_{name}" for name in LOSS_VARIANTS)]
     for name in names:
-        if not few or name in FEW:
+        if only in name and (not few or name in FEW):
             found = executed(name, variant_of(name).length)
             rows = {f"{i} {each[0].kernel.__name__}": row_of([each]) for i, each in enumerate(found)}
             yield name, {**rows, "all": row_of(found)}

@@ -135,7 +135,7 @@ def recorded(**changed):
     ],
 )  # fmt: skip
 def test_a_difference_is_told(name, value, said, tmp_path, capsys):
-    head = {"commit": "x", "machine": "m", "quick": False, "parts": ["c"]}
+    head = {"commit": "x", "machine": "m", "complete": True, "parts": ["c"]}
     for file, one in (("old", recorded()), ("new.gz", recorded(**{name: value}))):
         record.write(tmp_path / file, head, [("c", one)])
     assert program.main(["compare", str(tmp_path / "old"), str(tmp_path / "old")]) == 0
@@ -144,10 +144,10 @@ def test_a_difference_is_told(name, value, said, tmp_path, capsys):
 
 
 def test_another_machine_compares_what_is_exact_and_a_missing_case_is_told(tmp_path, capsys):
-    head = {"commit": "x", "machine": "m", "quick": False, "parts": ["c"]}
+    head = {"commit": "x", "machine": "m", "complete": True, "parts": ["c"]}
     record.write(tmp_path / "old", head, [("c/1", recorded()), ("c/2", recorded())])
     record.write(tmp_path / "new", head | {"machine": "n"}, [("c/1", recorded(weights=None))])
-    record.write(tmp_path / "quick", head | {"quick": True}, [("c/1", recorded())])
+    record.write(tmp_path / "quick", head | {"complete": False}, [("c/1", recorded())])
     assert program.main(["compare", str(tmp_path / "old"), str(tmp_path / "new")]) == 1
     assert "c/2: only in the old record" in capsys.readouterr().out
     assert program.main(["compare", str(tmp_path / "quick"), str(tmp_path / "old")]) == 0
