@@ -4,7 +4,6 @@ Importing needs torch alone: no GPU, no Triton, no driver query. What a correcti
 when it is first used: `policy_loss`, its surrogates, specs and recipes by name, `dump`, `doctor`, `suggest`, `warmup`.
 """
 
-import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -167,9 +166,7 @@ if not TYPE_CHECKING:  # a checker shall refuse every other name
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             hint = f"; write {_MEANT[name]}" if name in _MEANT else ""
-            # With these two Python names the nearest attribute below the traceback.
-            whose = {"name": name, "obj": sys.modules[__name__]}
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", **whose)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
         globals()[name] = found
         return found
