@@ -17,7 +17,7 @@ from benchmarks import machine, tables
 from benchmarks.cases.batches import Batch, both_layouts
 from benchmarks.costs import host, ours, peers
 from benchmarks.costs.counting import Cost
-from benchmarks.costs.tables import all_tables
+from benchmarks.costs.tables import BY_HAND, all_tables
 
 RESULTS = machine.RESULTS / "costs.json"
 # 34 thousand tokens, 0.3 and 2.3 million. The smallest tells whether ours became dearer.
@@ -55,7 +55,7 @@ def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row
 
 
 def rows_of_compiled(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
-    """Count what inductor makes of our correction on plain torch, whose metrics wait as ever."""
+    """Count what inductor makes of our correction on plain torch, whose metrics wait as ever, and of code by hand."""
     from benchmarks.costs import compiled  # inductor takes seconds to import, and --check and the tests need none of it
 
     for layout, batch in both.items():
@@ -63,6 +63,11 @@ def rows_of_compiled(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator
         cost.waits = ours.on_plain_torch(batch)[peers.CORRECTION].waits
         row = row_of(ours.COMPILED, "", peers.CORRECTION, shape, layout, batch.tokens, cost)
         yield row | {"temporaries": None}
+    padded = both["padded"]
+    for what, count in ((peers.CORRECTION, compiled.corrections_by_hand), (peers.LOSS, compiled.losses_by_hand)):
+        for metrics, cost in count(padded).items():
+            row = row_of(f"{BY_HAND}, {metrics}", "", what, shape, "padded", padded.tokens, cost)
+            yield row | {"temporaries": None}
 
 
 def rows_of_peers(shape: tuple[int, int], both: dict[str, Batch], found: list[peers.Found]) -> Iterator[Row]:
@@ -71,7 +76,8 @@ def rows_of_peers(shape: tuple[int, int], both: dict[str, Batch], found: list[pe
         layout = "packed" if one.peer.packed else "padded"
         batch = peers.batch_of(both[layout], one.peer.packed)
         for what in one.rows:
-            yield row_of(one.peer.name, one.version, what, shape, layout, int(batch.mask.sum()), one.cost(what, batch))
+            row = row_of(one.peer.name, one.version, what, shape, layout, int(batch.mask.sum()), one.cost(what, batch))
+            yield row if one.peer.compiles is None else row | {"temporaries": None}
 
 
 def measure(shapes: tuple[tuple[int, int], ...], found: list[peers.Found], compiles: bool = True) -> dict[str, Any]:
@@ -99,6 +105,8 @@ def on_the_host(found: list[peers.Found]) -> dict[str, dict[str, float]]:
     both = both_layouts(*host.SHAPE)
     times = {ours.KERNELS: host.of_ours()}
     for one in found:
+        if one.peer.compiles is not None:
+            continue
         batch = both["packed" if one.peer.packed else "padded"]
         times[one.peer.name] = {what: host.of_framework(one, what, batch) for what in one.rows}
     return {who: {what: float(f"{us:.3g}") for what, us in of.items()} for who, of in times.items()}

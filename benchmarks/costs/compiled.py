@@ -1,20 +1,25 @@
-"""Kernels and bytes of torch.compile of the definition for an H100, counted without one.
+"""Kernels and bytes of what torch.compile makes for an H100, counted without one.
 
 inductor lowers, fuses and schedules a graph and then writes Triton. It is followed up to the schedule, which asks a
-device only for its properties. The graph is traced on tensors without memory, since this torch may know no CUDA.
+device only for its properties. Our definition is traced on tensors without memory; what others write is compiled for
+tensors of the CPU, and its graphs, of the forward and of the backward pass, are scheduled as if for a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.device_interface import CudaInterface
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -22,13 +27,15 @@ from torch._inductor.ir import MultiOutput
 from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._triton import has_triton
 
 import rollout_corr as rc
 from benchmarks.cases.batches import Batch
-from benchmarks.cases.operations import TOKEN_SPEC
-from benchmarks.costs.counting import Cost
+from benchmarks.cases.operations import SURROGATE, TOKEN_SPEC
+from benchmarks.costs.counting import Cost, cost_of
+from benchmarks.peers import by_hand
 
 CUDA = torch.device("cuda:0")
 H100 = SimpleNamespace(
@@ -51,8 +58,13 @@ def correction(given: Batch) -> Cost:
 
 
 def scheduled(call: Callable[..., Any], tensors: list[Tensor]) -> Cost:
-    """Count what inductor schedules for a call: of a kernel every buffer that it reads or writes once."""
+    """Count what inductor schedules for a call on tensors without memory."""
     traced = make_fx(torch.func.functionalize(call), decomposition_table=select_decomp_table())(*tensors)
+    return schedule(traced, tensors)
+
+
+def schedule(traced: GraphModule, tensors: Iterable[Tensor]) -> Cost:
+    """Count what inductor schedules for a graph: of a kernel every buffer that it reads or writes once."""
     for node in traced.graph.nodes:
         if node.kwargs.get("device") is not None:
             node.kwargs = {**node.kwargs, "device": CUDA}
@@ -67,7 +79,8 @@ def scheduled(call: Callable[..., Any], tensors: list[Tensor]) -> Cost:
             (CudaInterface, "is_available", True),
         ):
             stack.enter_context(mock.patch.object(target, name, lambda *_, value=value: value))
-        # It keeps what it is told here.
+        # It keeps what it was told before, and what it is told here.
+        has_triton.cache_clear()
         stack.callback(has_triton.cache_clear)
         stack.enter_context(fake)
         there = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA) for x in tensors]
@@ -84,3 +97,72 @@ def scheduled(call: Callable[..., Any], tensors: list[Tensor]) -> Cost:
     # What takes a result out of several launches nothing, and has its bytes.
     kernels = [node for node in nodes if not isinstance(node.node, MultiOutput)]
     return Cost(len(kernels), [], moved - written, written)
+
+
+# --- by hand, and of frameworks ---
+
+
+class Backend:
+    """A backend of torch.compile that keeps the graphs it is given and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs: list[GraphModule] = []
+        self.compile = aot_autograd(
+            fw_compiler=self._keep, bw_compiler=self._keep, inference_compiler=self._keep,
+            partition_fn=min_cut_rematerialization_partition, decompositions=select_decomp_table(),
+        )  # fmt: skip
+
+    def __call__(self, graph: GraphModule, inputs: list[Tensor]) -> Any:
+        """Compile a graph of the forward pass, and that of the backward pass when it is needed."""
+        return self.compile(graph, inputs)
+
+    def _keep(self, graph: GraphModule, _: object) -> Any:
+        self.graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile a function whole, for each size anew."""
+        torch._dynamo.reset()
+        return torch.compile(function, backend=self, fullgraph=True, dynamic=False)
+
+    def cost(self) -> Cost:
+        """Count what inductor schedules for all graphs, and forget them."""
+        cost = Cost()
+        for graph in self.graphs:
+            places = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+            one = schedule(graph, places)
+            cost.launches += one.launches
+            cost.read += one.read
+            cost.written += one.written
+        self.graphs.clear()
+        return cost
+
+
+def corrections_by_hand(given: Batch) -> dict[str, Cost]:
+    """Count corrections written by hand, by the metrics that they have; these are copied to the host once."""
+    tensors = given.old, given.rollout, None if given.mask is None else given.mask.bool(), given.cu_seqlens, TOKEN_SPEC
+    calls = {"our metrics": by_hand.correct, "ten metrics": by_hand.correct_in_short}
+    return {name: _by_hand(call, *tensors) for name, call in calls.items()}
+
+
+def losses_by_hand(given: Batch) -> dict[str, Cost]:
+    """Count PPO losses written by hand, with their backward."""
+    assert given.new is not None and given.mask is not None and given.advantages is not None
+    clip = SURROGATE.low, SURROGATE.high, SURROGATE.dual
+    tensors = given.new, given.old, given.advantages, given.mask.bool(), torch.ones_like(given.old), clip
+    calls = {"our metrics": by_hand.policy_loss, "three metrics": by_hand.policy_loss_in_short}
+    return {name: _by_hand(call, *tensors) for name, call in calls.items()}
+
+
+def _by_hand(function: Callable[..., Any], *arguments: Any) -> Cost:
+    def computed(*arguments: Any) -> Any:
+        *results, metrics = function(*arguments)
+        return *results, by_hand.together(metrics)
+
+    backend = Backend()
+    first = backend.of(computed)(*arguments)[0]
+    if first.requires_grad:
+        first.backward()
+    cost = backend.cost()
+    cost.waits = cost_of(lambda: by_hand.on_host(function(*arguments)[-1]), Path(by_hand.__file__).parent).waits
+    return cost

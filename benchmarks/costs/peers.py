@@ -5,9 +5,13 @@ What an adapter of those tests computes is not counted, only what a framework's 
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -15,6 +19,7 @@ from benchmarks.cases.batches import Batch
 from benchmarks.costs.counting import Cost, cost_of
 from conformance import batches, campaign
 from conformance.rows import Row
+from conformance.sources import Source
 
 Settings = dict[str, Any]
 
@@ -32,12 +37,13 @@ class Asked(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A framework."""
+    """A framework; `compiles` is the function of its loss, by module and name, that it gives to torch.compile."""
 
     name: str
     module: str
     asked: dict[str, Asked]
     packed: bool = False
+    compiles: tuple[str, str] | None = None
 
 
 # Settings near each other's: a ratio clipped at 0.2 on both sides and at 3, weights and ratios between 0.5 and 2.
@@ -165,7 +171,13 @@ PEERS = (
             BOTH: Asked("roll.default", ROLL_BOUNDS | ROLL, (ROLL_CORRECTION, "loss_func")),
         },
     ),
-    Peer("Liger Kernel", "liger", {LOSS: Asked("trl.dapo", TRL_ALONE, ("ppo_loss_fn",))}),
+    Peer(
+        "Liger Kernel",
+        "liger",
+        {LOSS: Asked("trl.dapo", TRL_ALONE, ("ppo_loss_fn",))},
+        # What it compiles by default calls nothing else.
+        compiles=("liger_kernel.chunked_loss.grpo_loss", "LigerFusedLinearGRPOFunction.ppo_loss_fn"),
+    ),
 )
 
 
@@ -182,19 +194,36 @@ class Found(NamedTuple):
         return self.rows[what].theirs(given, dict(self.peer.asked[what].settings))
 
     def cost(self, what: str, given: batches.Batch) -> Cost:
-        """Count what the framework's functions do."""
+        """Count what the framework's functions do, or what inductor makes of the one that it compiles."""
+        if self.peer.compiles is not None:
+            return self._compiled_cost(what, given, *self.peer.compiles)
         return cost_of(lambda: self.call(what, given), self.root, self.peer.asked[what].entries)
+
+    def _compiled_cost(self, what: str, given: batches.Batch, module: str, name: str) -> Cost:
+        """Count the graphs of a function that is imported as it is: the globals of a cut are not Python's."""
+        from benchmarks.costs import compiled
+
+        backend = compiled.Backend()
+        with mock.patch.object(sys, "path", [str(self.root), *sys.path]):
+            function = backend.of(attrgetter(name)(importlib.import_module(module)))
+        with mock.patch.object(Source, "cut", return_value=function):
+            (source,) = [one for one in campaign.sources_of(self.peer.module) if one.root == self.root]
+            row = row_of(source, self.peer, what)
+        row.theirs(given, dict(self.peer.asked[what].settings))
+        return backend.cost()
+
+
+def row_of(source: Source, peer: Peer, what: str) -> Row:
+    """Find the row of a framework that is counted."""
+    every, asked = campaign.rows_of(source), peer.asked[what]
+    return next(row for row in every if row.kind in KINDS[what] and row.name == asked.row)
 
 
 def found() -> Iterator[Found]:
     """Find the frameworks that are installed or lie in the folder that PEERS names."""
     for peer in PEERS:
         for source in campaign.sources_of(peer.module)[:1]:
-            every = campaign.rows_of(source)
-            rows = {
-                what: next(row for row in every if row.kind in KINDS[what] and row.name == asked.row)
-                for what, asked in peer.asked.items()
-            }
+            rows = {what: row_of(source, peer, what) for what in peer.asked}
             yield Found(peer, source.version, source.root, rows)
 
 

@@ -2,7 +2,8 @@
 
 Computes the two workloads of the CPU benchmark with our native metrics, for finite log-probs, and PPO's policy loss.
 Each quantity is computed once, masked with `where`, and all metrics reach the host in one copy. It promises nothing
-about the order of summation, non-finite tokens or merging. Also an introduction to `rollout_corr.correct`.
+about the order of summation, non-finite tokens or merging. Also an introduction to `rollout_corr.correct`. The same in
+short have the metrics that a loop without a library logs.
 """
 
 from __future__ import annotations
@@ -74,10 +75,14 @@ def layout_of(mask: Tensor | None, cu_seqlens: Tensor | None, size: int) -> Padd
     return Padded(mask != 0)
 
 
+def together(metrics: Metrics) -> Tensor:
+    """Put all metrics into one tensor, in their order."""
+    return torch.stack([value.double() for value in metrics.values()])
+
+
 def on_host(metrics: Metrics) -> dict[str, float]:
     """Copy all metrics to the host at once."""
-    values = torch.stack([value.double() for value in metrics.values()]).tolist()
-    return dict(zip(metrics, values, strict=True))
+    return dict(zip(metrics, together(metrics).tolist(), strict=True))
 
 
 def _std(mean: Tensor, mean_square: Tensor) -> Tensor:
@@ -254,4 +259,55 @@ def policy_loss(
             "surrogate_ratio_min": torch.where(valid, ratio, math.inf).amin(),
             "surrogate_ratio_max": torch.where(valid, ratio, -math.inf).amax(),
         }
+    return value, metrics
+
+
+# --- in short ---
+
+
+def correct_in_short(
+    train: Tensor, rollout: Tensor, mask: Tensor, _: None, spec: Spec
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Weights, mask and ten metrics of padded rows, by a truncated token weight and the geometric mean."""
+    assert spec.weight is not None and spec.weight.upper is not None
+    upper, (criterion,) = spec.weight.upper, spec.criteria
+    assert criterion.lower is not None and criterion.upper is not None
+    n, counts = mask.sum(), mask.sum(1)
+    d = torch.where(mask, train - rollout, 0.0)
+    ratio = d.exp()
+    weights = torch.where(mask, ratio.clamp(max=upper), 0.0)
+    mean = d.sum(1) / counts.clamp(min=1)
+    keep = (mean >= math.log(criterion.lower)) & (mean <= math.log(criterion.upper))
+    metrics = {
+        "tokens": n,
+        "logratio_mean": d.sum() / n,
+        "logratio_abs_mean": d.abs().sum() / n,
+        "logratio_abs_max": d.abs().amax(),
+        "kl_rollout_train_k3": (ratio - 1.0 - d).sum() / n,
+        "ratio_mean": torch.where(mask, ratio, 0.0).sum() / n,
+        "chi2_train_rollout": torch.where(mask, ratio * ratio - 1.0, 0.0).sum() / n,
+        "weight_mean": weights.sum() / n,
+        "weight_above_upper_fraction": (ratio > upper).sum() / n,
+        "tokens_kept_fraction": torch.where(keep, counts, 0).sum() / n,
+    }
+    return weights, mask & keep[:, None], metrics
+
+
+def policy_loss_in_short(
+    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, clip: tuple[float, float, float]
+) -> tuple[Tensor, Metrics]:
+    """PPO's loss as above, with three metrics."""
+    low, high, dual = clip
+    n = mask.sum()
+    d = new - old
+    ratio = d.exp()
+    first, second = -ratio * advantages, -ratio.clamp(1.0 - low, 1.0 + high) * advantages
+    clipped = torch.maximum(first, second)
+    terms = torch.where(advantages < 0, torch.minimum(-dual * advantages, clipped), clipped) * weights
+    value = torch.where(mask, terms, 0.0).sum() / n
+    metrics = {
+        "clip_high_fraction": (mask & (ratio > 1.0 + high) & (advantages > 0)).sum() / n,
+        "kl_old_new_k1": -torch.where(mask, d.detach(), 0.0).sum() / n,
+        "surrogate_ratio_mean": torch.where(mask, ratio.detach(), 0.0).sum() / n,
+    }
     return value, metrics

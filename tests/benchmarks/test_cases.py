@@ -13,6 +13,7 @@ from benchmarks.cases import contenders as everybody
 from benchmarks.cases.batches import CASES, Case, both_layouts, lengths_of, make
 from benchmarks.cases.contender import BY_HAND, EAGER, OURS, VERL, VERL_METRICS, Outcome
 from benchmarks.cases.operations import BOTH, METRICS, TOKEN, WORKLOADS, bytes_per_slot
+from benchmarks.peers import by_hand
 
 
 def tiny(name):
@@ -92,6 +93,20 @@ def test_by_hand_agrees_on_the_cpu():
     for batch in both_layouts(24, 300).values():
         for workload in WORKLOADS:
             assert gate.check(batch, workload, outcomes(batch, workload)) == {}
+
+
+def test_by_hand_in_short_is_the_same_with_fewer_metrics():
+    batch = both_layouts(24, 300)["padded"]
+    mask, clip = batch.mask.bool(), (0.2, 0.2, 3.0)
+    *wanted, metrics = by_hand.correct(batch.old, batch.rollout, mask, None, TOKEN.spec)
+    *found, few = by_hand.correct_in_short(batch.old, batch.rollout, mask, None, TOKEN.spec)
+    torch.testing.assert_close(found[0], wanted[0])
+    assert found[1].equal(wanted[1].bool())
+    assert by_hand.on_host(few) == pytest.approx({name: float(metrics[name]) for name in few}, rel=1e-4)
+    given = batch.new, batch.old, batch.advantages, mask, wanted[0], clip
+    (value, metrics), (short, few) = by_hand.policy_loss(*given), by_hand.policy_loss_in_short(*given)
+    torch.testing.assert_close(short, value)
+    assert by_hand.on_host(few) == pytest.approx({name: float(metrics[name]) for name in few}, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.peers

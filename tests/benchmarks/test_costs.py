@@ -218,6 +218,18 @@ def test_what_inductor_makes_of_two_results():
     assert scheduled(lambda x: (x.exp().sort()[0] * 2.0,), [x]).launches == 3
 
 
+@pytest.mark.slow
+def test_what_inductor_makes_of_forward_and_backward():
+    """One kernel each: the sum reads x and y, and its gradient in x reads y and the scalar from above."""
+    from benchmarks.costs.compiled import Backend
+
+    backend = Backend()
+    x, y = torch.ones(2, 1000)
+    backend.of(lambda x, y: (x * y).sum())(x.requires_grad_(), y).backward()
+    assert backend.cost() == Cost(2, [], 8000 + 4004, 4 + 4000)
+    assert x.grad.equal(y) and backend.cost() == Cost()
+
+
 # --- ours on the kernels, by name ---
 
 # A correction takes so many launches at most, and a loss with its backward.
