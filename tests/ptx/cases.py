@@ -161,6 +161,11 @@ def run_file_of(lengths: tuple[int, ...], name: str = "file_packed", seed: int =
             session.run(each)
     reference = kernel.correct_reference(*given, variant.settings)
     assert differing(out, reference) == []
+    if variant.wide_bytes:
+        read = session.executed[0][1].kernel
+        assert sum(x.opcode.startswith("ld.global.v4") for x in read.code) >= 2, (
+            "log-probs are loaded 4 bytes at a time"
+        )
     assert variant.mask is None or 0 < reference.keep.sum() < reference.keep.numel()
     return session
 
