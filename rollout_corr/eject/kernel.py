@@ -302,11 +302,13 @@ def decide_kernel(
     b_n = b_valid - b_bad
     b_mean = b_units.to(tl.float64) * (1 / UNITS) / tl.maximum(b_n, 1).to(tl.float64)
     m_keep = (b_bad == 0) & (b_vetoed == 0)
-    # As blocks of fp64: a number would be rounded to fp32 before it is compared.
     if GEOMETRIC_LOWER is not None:
-        m_keep &= (b_mean >= tl.full((BS,), log_of(GEOMETRIC_LOWER, True, 53), tl.float64)) | (b_n == 0)
+        # A block of fp64, because a number would become one of fp32; so below.
+        b_low = tl.full((BS,), log_of(GEOMETRIC_LOWER, True, 53), tl.float64)
+        m_keep &= (b_mean >= b_low) | (b_n == 0)
     if GEOMETRIC_UPPER is not None:
-        m_keep &= (b_mean <= tl.full((BS,), log_of(GEOMETRIC_UPPER, False, 53), tl.float64)) | (b_n == 0)
+        b_high = tl.full((BS,), log_of(GEOMETRIC_UPPER, False, 53), tl.float64)
+        m_keep &= (b_mean <= b_high) | (b_n == 0)
     if i_share == 0:
         tl.store(p_keep + o_s, m_keep.to(tl.uint8), mask=o_s < sequences)
         m_filled = b_valid > 0
@@ -459,12 +461,6 @@ def correct(
 # --- reference ---
 
 
-def between(log_ratio: Tensor, lower: float | None, upper: float | None) -> Tensor:
-    """Compare logs of ratios with bounds of ratios."""
-    low, high = math.log(lower) if lower else -math.inf, math.inf if upper is None else math.log(upper)
-    return (log_ratio.double() >= low) & (log_ratio.double() <= high)
-
-
 def correct_reference(
     train_logp: Tensor,
     rollout_logp: Tensor,
@@ -490,9 +486,15 @@ def correct_reference(
     x = d.clamp(-settings.clamp, settings.clamp)
     weights = x.exp()
     if settings.outside == "clamp":
-        weights = weights.clamp(settings.lower or 0.0, settings.upper)
+        if settings.lower is not None:
+            weights = weights.clamp(min=settings.lower)
+        if settings.upper is not None:
+            weights = weights.clamp(max=settings.upper)
     if settings.outside == "zero":
-        weights = torch.where(between(x, settings.lower, settings.upper), weights, 0.0)
+        if settings.lower is not None:
+            weights = torch.where(x >= log_of(settings.lower, True, 24), weights, 0.0)
+        if settings.upper is not None:
+            weights = torch.where(x <= log_of(settings.upper, False, 24), weights, 0.0)
     weights = torch.where(finite, weights, 0.0)
 
     def total(per_token: Tensor) -> Tensor:
@@ -501,10 +503,16 @@ def correct_reference(
     near = d.clamp(-MOST.value, MOST.value)
     n, n_valid = total(finite), total(valid)
     mean = total(near * UNITS.value + 0.5 * near.sign()).double() / UNITS.value / n.clamp(min=1)
-    vetoed = total(finite & ~between(d, settings.veto_lower, settings.veto_upper))
     clean = n == n_valid
-    keep = clean & (vetoed == 0)
-    keep &= between(mean, settings.geometric_lower, settings.geometric_upper) | (n == 0)
+    keep = clean.clone()
+    if settings.veto_lower is not None:
+        keep &= total(finite & (d < log_of(settings.veto_lower, True, 24))) == 0
+    if settings.veto_upper is not None:
+        keep &= total(finite & (d > log_of(settings.veto_upper, False, 24))) == 0
+    if settings.geometric_lower is not None:
+        keep &= (mean >= log_of(settings.geometric_lower, True, 53)) | (n == 0)
+    if settings.geometric_upper is not None:
+        keep &= (mean <= log_of(settings.geometric_upper, False, 53)) | (n == 0)
 
     def at_tokens(per_sequence: Tensor) -> Tensor:
         return torch.cat([per_sequence, per_sequence.new_zeros(1)])[owner]

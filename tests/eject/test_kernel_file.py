@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import rollout_corr as rc
 from builders.kernel_cases import INTERPRETED, shuffled
 from builders.kernel_file import ALL, LENGTHS, ZERO, Given, asked_of_the_package, batch_of, differing
-from rollout_corr.eject import kernel
+from rollout_corr.eject import eject, kernel
 from rollout_corr.eject.kernel import Settings
 
 pytestmark = [*INTERPRETED, pytest.mark.usefixtures("quick_interpreter")]
@@ -181,6 +182,17 @@ def test_a_copy_needs_torch_and_triton_alone():
     imports = [x for x in ast.walk(ast.parse(FILE.read_text())) if isinstance(x, ast.Import | ast.ImportFrom)]
     names = {x.module if isinstance(x, ast.ImportFrom) else x.names[0].name for x in imports}
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch", "triton"}
+
+
+@pytest.mark.parametrize("name", ["verl.decoupled_token_is", "verl.decoupled_token_icepop", "slime.mis_geo"])
+def test_what_eject_prints(name, tmp_path):
+    """Without the branches of other settings, with those of a preset."""
+    written, given, spec = loaded(eject(name, kernel=True), tmp_path), batch_of(SHORT), rc.spec(name)
+    with shuffled(1):
+        found = written.correct(*given)
+    wanted = rc.correct(given.train, given.rollout, mask=given.mask, cu_seqlens=given.cu_seqlens, spec=spec)
+    assert differing(found, wanted) == differing(written.correct_reference(*given), wanted) == []
+    assert len(written.Settings.__dataclass_fields__) < len(Settings.__dataclass_fields__)
 
 
 # Ten faults and more: what stands in the file, and what takes its place.
