@@ -16,6 +16,7 @@
 #   make example-engine  GRPO with vLLM in the loop; results and picture in build/engine_rl
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
+#   make files        the files of `rollout-corr eject` against the package, 200 random batches each: half an hour
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)
 #   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
@@ -65,7 +66,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel files attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-check
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -110,6 +111,9 @@ test-browser: $(VENV)/installed-test
 
 test-wheel: $(VENV)/installed-dev
 	VENV="$(VENV)" bash .ci/test_wheel
+
+files: $(VENV)/installed-test
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m builders.files_to_copy $(ARGS)
 
 attack: $(VENV)/installed-test
 	PYTHONPATH=tests $(VENV)/bin/python -m attack $(ARGS)

@@ -174,8 +174,8 @@ def loss_differs(file: Any, correct: Any, name: str, given: Batch) -> Iterator[s
         yield f"gradient, by {(mine.grad - theirs.grad).abs().max():g} of {largest:g}"
 
 
-def differences(name: str, loss: bool, batches: int) -> Iterator[str]:
-    """What differs on so many batches.
+def differences(name: str, loss: bool, batches: int, first: int = 0) -> Iterator[str]:
+    """What differs on so many batches, from that of a seed on.
 
     Raises:
         CannotEject: No file says it.
@@ -183,7 +183,7 @@ def differences(name: str, loss: bool, batches: int) -> Iterator[str]:
     file = loaded(eject(name, loss=loss, metrics=not loss))
     spec = rc.recipe(name).spec if loss else rc.spec(name)
     correct = loaded(eject(name)).correct if loss and spec is not None else None
-    for seed in range(batches):
+    for seed in range(first, first + batches):
         given = batch(zlib.crc32(name.encode()) + seed)
         found = loss_differs(file, correct, name, given) if loss else correction_differs(file, spec, given)
         yield from (f"batch {seed}: {what}" for what in found)
@@ -200,6 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="presets and recipes; default: all")
     parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="the first batch's")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     compared = wrong = 0
@@ -208,7 +209,7 @@ def main() -> int:
             continue
         label = f"{name} --loss" if loss else name
         try:
-            found = list(differences(name, loss, chosen.batches))
+            found = list(differences(name, loss, chosen.batches, chosen.seed))
         except CannotEject as refused:
             sys.stdout.write(f"{label}: {refused}\n")
             continue
